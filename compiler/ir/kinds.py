@@ -1,0 +1,60 @@
+"""What fusion needs to know of an operator: its kind, on one lattice.
+
+The table is also the list of operators that lowering knows; what is absent is expanded by `decompose` or handed to TVM's
+importer. A kind bounds what may be fused: an operator joins a group as a follower when it is at most BROADCAST, and anchors
+one when it is at least INJECTIVE.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import onnx_ir as ir
+
+
+class Kind(IntEnum):
+    """From most to least fusable."""
+
+    ELEMENTWISE = 0  # output[i] depends on input[i] alone
+    BROADCAST = 1  # the same with NumPy broadcasting between inputs
+    INJECTIVE = 2  # output[i] reads one element of an input at a computed place
+    VIEW = 3  # the same bytes under another shape: no kernel at all
+    REDUCTION = 4  # output[i] reads a row or a window
+    OUTPUT_FUSABLE = 5  # a matrix product or convolution, whose tile store takes an epilogue
+    OPAQUE = 6  # nothing is known
+
+
+_OPERATORS: dict[Kind, str] = {
+    Kind.ELEMENTWISE: """
+        Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish
+        IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt
+        Swish Tan Tanh ThresholdedRelu""",
+    Kind.BROADCAST: """
+        Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Clip Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min
+        Mod Mul Or PRelu Pow Sub Sum Where Xor""",
+    Kind.INJECTIVE: """
+        Concat DepthToSpace Expand Gather GatherElements GatherND Pad Slice SpaceToDepth Split Tile Transpose Trilu""",
+    Kind.VIEW: "Flatten Identity Reshape Squeeze Unsqueeze",
+    Kind.REDUCTION: """
+        ArgMax ArgMin AveragePool GlobalAveragePool GlobalMaxPool GroupNormalization InstanceNormalization LayerNormalization
+        LogSoftmax LpPool MaxPool RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
+        ReduceProd ReduceSum ReduceSumSquare Softmax""",
+    Kind.OUTPUT_FUSABLE: "Conv ConvTranspose Gemm MatMul",
+    Kind.OPAQUE: "GRU",
+}
+KIND_OF_OPERATOR: dict[str, Kind] = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
+
+
+def is_known(node: ir.Node) -> bool:
+    """Whether lowering has its own way of computing this operator."""
+    return node.domain in ("", "ai.onnx") and node.op_type in KIND_OF_OPERATOR
+
+
+def kind_of(node: ir.Node) -> Kind:
+    """The kind of a node; OPAQUE where nothing is known of it."""
+    return KIND_OF_OPERATOR[node.op_type] if is_known(node) else Kind.OPAQUE
+
+
+def is_pointwise(node: ir.Node) -> bool:
+    """Whether a group may take this node as a follower of its anchor."""
+    return kind_of(node) <= Kind.BROADCAST

@@ -1,0 +1,191 @@
+"""The Plan: one order of execution with every byte placed, the only thing the runtime reads.
+
+A Plan is data. It is printed and parsed by `plan_text`, checked by `plan_checker`, written by the scheduler and by the plan
+passes, and turned into one native program by lowering. Lifetimes are half-open intervals of step indices: a buffer written
+first by step 3 and read last by step 5 lives in [3, 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
+import numpy as np
+
+FORMAT_VERSION = 1
+ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Static type of a dense row-major tensor. `dtype` is a NumPy or ml_dtypes name such as "float32" or "bfloat16"."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * np.dtype(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+class Role(StrEnum):
+    """Who owns the bytes of a buffer, and for how long."""
+
+    INPUT = "input"  # the caller's memory, read-only during a call
+    OUTPUT = "output"  # the caller's memory, written during a call
+    CONSTANT = "constant"  # shared by all contexts, never written
+    ACTIVATION = "activation"  # in the context's arena, written by a step
+    WORKSPACE = "workspace"  # in the arena, private to one step
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A memory of one device. `size_bytes` is what the plan uses of it, `capacity_bytes` the hard bound (None: unbounded)."""
+
+    name: str
+    size_bytes: int = 0
+    capacity_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Contiguous bytes. `offset` is None until plan-memory has placed it; INPUT and OUTPUT buffers never have one."""
+
+    name: str
+    role: Role
+    size_bytes: int
+    space: str
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A model input or output: its name for the user, its type, and the buffer that holds it."""
+
+    name: str
+    type: TensorType
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Bytes [offset, offset + size_bytes) of a buffer: what a step reads or writes."""
+
+    buffer: str
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A native function of the program. `arguments` counts its pointers: reads, then writes, then scratch.
+
+    `template` names the kernel template that made it; `flops` and `bytes_moved` are its two floors, for reports.
+    """
+
+    symbol: str
+    template: str
+    arguments: int
+    flops: int = 0
+    bytes_moved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run a kernel. `inplace` pairs (write index, read index) may share their address: the kernel reads before it writes."""
+
+    kernel: str
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
+    scratch: tuple[Region, ...] = ()
+    inplace: tuple[tuple[int, int], ...] = ()
+    stream: int = 0
+    label: str = ""  # the group this launch computes, for people
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy a region to another of the same size, maybe in another space, asynchronously on `stream`."""
+
+    source: Region
+    destination: Region
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Mark the point that `stream` has reached, as `event`."""
+
+    event: int
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Hold `stream` until `event` has been reached."""
+
+    event: int
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """An operator that the host computes (`function` names it), with everything before it on `stream` complete."""
+
+    function: str
+    reads: tuple[Region, ...]
+    writes: tuple[Region, ...]
+    stream: int = 0
+
+
+Step = Launch | Copy | Record | Wait | Host
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole program. Names are unique within their kind; steps refer to them by name."""
+
+    target: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    spaces: tuple[Space, ...]
+    buffers: tuple[Buffer, ...]
+    kernels: tuple[Kernel, ...]
+    steps: tuple[Step, ...]
+    version: int = FORMAT_VERSION
+
+    def space(self, name: str) -> Space:
+        return next(space for space in self.spaces if space.name == name)
+
+
+def step_reads(step: Step) -> tuple[Region, ...]:
+    """Regions that a step reads. Scratch is written before it is read, so it counts as a write."""
+    match step:
+        case Launch() | Host():
+            return step.reads
+        case Copy():
+            return (step.source,)
+        case _:
+            return ()
+
+
+def step_writes(step: Step) -> tuple[Region, ...]:
+    """Regions that a step writes, its scratch included."""
+    match step:
+        case Launch():
+            return step.writes + step.scratch
+        case Host():
+            return step.writes
+        case Copy():
+            return (step.destination,)
+        case _:
+            return ()
