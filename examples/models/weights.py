@@ -11,6 +11,8 @@ from math import prod, sqrt
 import torch
 from torch import nn
 
+_BIASED = nn.Conv2d | nn.ConvTranspose2d | nn.Linear | nn.BatchNorm2d | nn.LayerNorm
+
 
 def initialize(module: nn.Module, gain: float) -> None:
     """Draw every parameter of the layers below `module`. `gain` is sqrt(2) where ReLU follows the layers, else 1."""
@@ -28,10 +30,7 @@ def initialize(module: nn.Module, gain: float) -> None:
                     _normal(weight, 0.1 if weight.ndim == 1 else 1 / sqrt(weight.shape[-1]))
             case nn.BatchNorm2d() | nn.LayerNorm():
                 nn.init.uniform_(layer.weight, 0.5, 1.5)
-        if (
-            isinstance(layer, nn.Conv2d | nn.ConvTranspose2d | nn.Linear | nn.BatchNorm2d | nn.LayerNorm)
-            and layer.bias is not None
-        ):
+        if isinstance(layer, _BIASED) and layer.bias is not None:
             _normal(layer.bias, 0.1)
 
 
