@@ -1,0 +1,134 @@
+"""Programs on the CPU: one native function on TVM's thread pool, arenas in anonymous memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+from . import native
+from .device import Arena
+from .errors import ArenaMemoryError, CompileError, ProgramFileError
+from .program_file import Program
+from .target import Target
+
+MAIN = "prefuse_main"  # takes int64 addresses: arena, constants, inputs, outputs
+_INT = 1  # tag of an integer argument
+_HUGE_PAGE_BYTES = 2 << 20
+_SHARE_ALL_CORES = -3  # TVM's affinity mode that pins no thread to a core of its own
+
+
+class CpuArena:
+    """Anonymous memory, page-aligned, zero until written; the system provides a page when it is first touched."""
+
+    def __init__(self, size_bytes: int) -> None:
+        try:
+            self._memory = mmap.mmap(-1, max(size_bytes, 1))
+        except (OSError, OverflowError, ValueError) as error:
+            what = f"no memory for {size_bytes} bytes of activations"
+            raise ArenaMemoryError("arena", what, "free memory, use fewer contexts at once or a smaller batch") from error
+        if size_bytes >= _HUGE_PAGE_BYTES:
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+
+class CpuInvocation:
+    """The argument block of one caller."""
+
+    def __init__(self, executable: CpuExecutable, arena: Arena, arguments: int) -> None:
+        self._executable = executable
+        self._arena = arena
+        self._block = (ctypes.c_int64 * (2 * arguments))(*(_INT, 0) * arguments)  # TVMFFIAny[arguments]
+        self._block[1], self._block[3] = arena.address, executable.constants_address
+        self._threads = executable.threads
+        self._result = native.Any()
+        self._call = native.tvm_ffi().TVMFFIFunctionCall
+        self._arguments = (executable.main.handle, ctypes.addressof(self._block), arguments, ctypes.addressof(self._result))
+
+    def __call__(self, *addresses: int) -> None:
+        if _pool.threads != self._threads:
+            _configure_pool(self._threads)
+        self._block[5::2] = addresses
+        if self._call(*self._arguments):
+            raise native.NativeError(native.last_error())
+
+
+class CpuExecutable:
+    """A program's library, loaded, and the address of its constants."""
+
+    def __init__(self, program: Program) -> None:
+        self._constants = program.constants  # keeps the mapping alive
+        self.constants_address = program.constants.ctypes.data
+        self.threads = Target.parse(program.plan.target).threads
+        self._arguments = 2 + len(program.plan.inputs) + len(program.plan.outputs)
+        self._library = _load_library(program.library)
+        try:
+            self.main = native.library_function(self._library, MAIN)
+        except native.NativeError as error:
+            raise ProgramFileError("library.so", str(error), "compile the model again") from error
+
+    def bind(self, arena: Arena) -> CpuInvocation:
+        return CpuInvocation(self, arena, self._arguments)
+
+
+class CpuDevice:
+    """The machine's CPU."""
+
+    def load(self, program: Program) -> CpuExecutable:
+        return CpuExecutable(program)
+
+    def allocate(self, size_bytes: int) -> CpuArena:
+        return CpuArena(size_bytes)
+
+
+def _load_library(content: bytes) -> native.Object:
+    """Load native code through a file that is gone when this returns."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="prefuse-") as folder:
+            path = Path(folder, "library.so")
+            path.write_bytes(content)
+            return native.load_library(path)
+    except OSError as error:
+        raise ProgramFileError(
+            tempfile.gettempdir(), f"cannot hold a library: {error}", "set TMPDIR to a writable folder"
+        ) from error
+    except native.NativeError as error:
+        fix = f"compile the model again; if {tempfile.gettempdir()} is mounted noexec, set TMPDIR to another folder"
+        raise ProgramFileError("library.so", f"cannot be loaded ({error})", fix) from error
+
+
+class _Pool(threading.local):
+    """TVM keeps one thread pool for each calling thread. 0: not configured yet; -1: lost in a fork."""
+
+    threads = 0
+
+
+_pool = _Pool()
+
+
+def _configure_pool(threads: int) -> None:
+    """Make the calling thread's pool use `threads` threads, on any core this process may use.
+
+    TVM by itself takes half of the cores, pins its workers, and narrows the affinity of the calling thread too.
+    """
+    if _pool.threads < 0:
+        what = "this process was forked after its parent ran a program in this thread, and worker threads do not survive a fork"
+        raise CompileError("call", what, "start processes with 'spawn', or call from a new thread")
+    cores = sorted(os.sched_getaffinity(0))
+    # SetMaxConcurrency(int): how many threads this thread's pool will have when its first use creates it
+    native.tvm_runtime()._ZN3tvm7runtime9threading17SetMaxConcurrencyEi(max(threads, len(cores)))
+    names = native.global_function("ffi.Array")(*map(str, cores))
+    assert isinstance(names, native.Object)
+    native.global_function("runtime.config_threadpool")(_SHARE_ALL_CORES, threads, names)
+    _pool.threads = threads
+
+
+def _forget_pool() -> None:
+    if _pool.threads:
+        _pool.threads = -1
+
+
+os.register_at_fork(after_in_child=_forget_pool)

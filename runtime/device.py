@@ -1,0 +1,45 @@
+"""What the executor asks of a device. `cpu_device` is the first; accelerators follow the same protocol."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .program_file import Program
+
+
+class Arena(Protocol):
+    """Device memory of one context; freed when the last reference goes."""
+
+    @property
+    def address(self) -> int: ...
+
+
+class Invocation(Protocol):
+    """A program bound to one arena. Calls run to completion; one caller at a time."""
+
+    def __call__(self, *addresses: int) -> None:
+        """Run with the addresses of the inputs, then of the outputs, in the order of the Plan's ports."""
+
+
+class Executable(Protocol):
+    """Native code loaded on a device; holds the program's constants."""
+
+    def bind(self, arena: Arena) -> Invocation: ...
+
+
+class Device(Protocol):
+    """A place that runs programs."""
+
+    def load(self, program: Program) -> Executable:
+        """Make a program's native code callable.
+
+        Raises:
+            ProgramFileError: the code cannot be loaded here.
+        """
+
+    def allocate(self, size_bytes: int) -> Arena:
+        """Memory for one context, aligned to `plan.ALIGNMENT`.
+
+        Raises:
+            ArenaMemoryError: there is not so much memory.
+        """

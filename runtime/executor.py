@@ -1,0 +1,264 @@
+"""A compiled model that can be called: NumPy arrays or torch tensors in, the same kind out, without a copy where they are contiguous."""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from .cpu_device import CpuDevice
+from .device import Arena, Device, Executable, Invocation
+from .errors import InputError, ProgramFileError
+from .plan import Plan, Port, Role
+from .program_file import Program, read_program, save_program
+from .report import render_report
+
+if TYPE_CHECKING:
+    import torch
+
+_address_of = ctypes.addressof
+_as_char = ctypes.c_char.from_buffer
+
+
+class CompiledModel:
+    """A program, ready to run. Threads may call it at the same time; they share its weights and nothing else.
+
+    Inputs are given in the order of `inputs` or by name, as NumPy arrays or CPU torch tensors of exactly the compiled shape and
+    element type; an array that is not contiguous is copied. The result is one array, or a tuple of them in the order of `outputs`:
+    torch tensors if any input is one, else NumPy arrays.
+    """
+
+    def __init__(self, program: Program, device: Device | None = None) -> None:
+        """Load the program's native code.
+
+        Raises:
+            ProgramFileError: it cannot be loaded on this device.
+        """
+        self._program = program
+        self._device: Final = device or CpuDevice()
+        self._executable: Final = self._device.load(program)
+        self._signature: Final = _Signature(program.plan)
+        self._arena_bytes: Final = arena_bytes(program.plan)
+        self._idle: Final[deque[Context]] = deque()
+
+    def __call__(self, *inputs: object, **named: object) -> object:
+        """Run the model.
+
+        Raises:
+            InputError: the inputs are not those of the model.
+            ArenaMemoryError: there is no memory for the activations.
+        """
+        try:
+            context = self._idle.pop()
+        except IndexError:
+            context = self.context()
+        try:
+            return context(*inputs, **named)
+        finally:
+            self._idle.append(context)
+
+    def context(self) -> Context:
+        """A caller of its own, with an arena that no other call uses. Its memory is taken at its first call."""
+        return Context(self._device, self._executable, self._signature, self._arena_bytes)
+
+    @property
+    def plan(self) -> Plan:
+        """Every kernel, buffer and step of the program."""
+        return self._program.plan
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Names and types of the inputs, in order."""
+        return self.plan.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """Names and types of the outputs, in order."""
+        return self.plan.outputs
+
+    def report(self) -> str:
+        """What was fused, which kernels run, how much memory they take, and where the slow paths are."""
+        return render_report(self._program)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program to a `.prefuse` file, whole or not at all.
+
+        Raises:
+            ProgramFileError: the file cannot be written.
+        """
+        save_program(path, self._program)
+
+
+class Context:
+    """One caller of a compiled model: an arena, kept from call to call. It may not be called from two threads at once."""
+
+    def __init__(self, device: Device, executable: Executable, signature: _Signature, size_bytes: int) -> None:
+        self._device = device
+        self._executable = executable
+        self._signature = signature
+        self._size_bytes = size_bytes
+        self._invocation: Invocation | None = None
+
+    def __call__(self, *inputs: object, **named: object) -> object:
+        """Run the model, as `CompiledModel` does."""
+        signature = self._signature
+        if named or len(inputs) != signature.arity:
+            inputs = signature.in_order(inputs, named)
+        invocation = self._invocation or self._bind()
+        addresses: list[int] = []
+        kept: list[object] = []  # copies, alive until the program has run
+        is_torch = False
+        for expected, value in zip(signature.inputs, inputs, strict=True):
+            if type(value) is np.ndarray:
+                addresses.append(expected.array_address(value, kept))
+            elif (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
+                addresses.append(expected.tensor_address(value, kept))
+                is_torch = True
+            else:
+                addresses.append(expected.array_address(expected.as_array(value), kept))
+        results = [
+            expected.new_tensor(addresses) if is_torch else expected.new_array(addresses) for expected in signature.outputs
+        ]
+        invocation(*addresses)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _bind(self) -> Invocation:
+        arena: Arena = self._device.allocate(self._size_bytes)
+        self._invocation = self._executable.bind(arena)
+        return self._invocation
+
+
+class _Signature:
+    """The ports of a program, prepared for calls."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.inputs = tuple(_Tensor(port, "input") for port in plan.inputs)
+        self.outputs = tuple(_Tensor(port, "output") for port in plan.outputs)
+        self.arity = len(self.inputs)
+
+    def in_order(self, inputs: Sequence[object], named: Mapping[str, object]) -> tuple[object, ...]:
+        """Positional and named inputs in the order of the model."""
+        names = [tensor.name for tensor in self.inputs]
+        if len(inputs) > len(names):
+            raise InputError("inputs", f"{len(inputs)} given, the model takes {len(names)}", f"give {', '.join(names) or 'none'}")
+        by_name = dict(zip(names, inputs, strict=False))
+        for name, value in named.items():
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                fix = f"did you mean {near[0]!r}?" if near else f"the inputs are {', '.join(names) or 'none'}"
+                raise InputError(f"input {name!r}", "the model has no such input", fix)
+            if name in by_name:
+                raise InputError(f"input {name!r}", "given twice, by position and by name", "give it once")
+            by_name[name] = value
+        if missing := [name for name in names if name not in by_name]:
+            raise InputError("inputs", f"{', '.join(missing)} not given", f"the inputs are {', '.join(names)}")
+        return tuple(by_name[name] for name in names)
+
+
+class _Tensor:
+    """One input or output of a call: checks what comes in, makes what goes out, and says where their bytes are."""
+
+    def __init__(self, port: Port, kind: str) -> None:
+        self.name = port.name
+        self._kind = kind
+        self._dtype = np.dtype(port.type.dtype)
+        self._shape = port.type.shape
+        self._is_exportable = self._dtype.kind in "biufc" and port.type.elements > 0  # through the buffer protocol
+        self._torch_dtype: torch.dtype | None = None
+
+    def array_address(self, array: np.ndarray, kept: list[object]) -> int:
+        """Address of an input's elements; of a copy, put into `kept`, where they are not in order."""
+        if array.dtype != self._dtype or array.shape != self._shape:
+            raise self._mismatch(array.dtype.name, array.shape)
+        if array.flags.carray and self._is_exportable:
+            return _address_of(_as_char(array))
+        array = np.require(array, requirements=["C", "A"])
+        kept.append(array)
+        return int(array.ctypes.data)
+
+    def tensor_address(self, tensor: torch.Tensor, kept: list[object]) -> int:
+        """As `array_address`, for a torch tensor."""
+        if tensor.dtype is not self._torch_type() or tensor.shape != self._shape:
+            raise self._mismatch(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        if not tensor.is_cpu or tensor.layout is not sys.modules["torch"].strided:
+            found = f"a {tensor.layout} tensor on {tensor.device}"
+            raise InputError(
+                f"input {self.name!r}", f"{found}, the program runs on dense tensors on the CPU", "call .cpu() on it"
+            )
+        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+            tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+            kept.append(tensor)
+        return int(tensor.data_ptr())
+
+    def new_array(self, addresses: list[int]) -> np.ndarray:
+        """A new array for an output; its address is added to `addresses`."""
+        array = np.empty(self._shape, self._dtype)
+        addresses.append(_address_of(_as_char(array)) if self._is_exportable else array.ctypes.data)
+        return array
+
+    def new_tensor(self, addresses: list[int]) -> torch.Tensor:
+        """As `new_array`, for torch."""
+        tensor: torch.Tensor = sys.modules["torch"].empty(self._shape, dtype=self._torch_type())
+        addresses.append(tensor.data_ptr())
+        return tensor
+
+    def as_array(self, value: object) -> np.ndarray:
+        """An input that is neither exactly an array nor a tensor: subclasses of arrays and NumPy's scalars are taken."""
+        if isinstance(value, np.ndarray | np.generic):
+            return np.asarray(value)
+        what = f"a {type(value).__name__} is neither a NumPy array nor a torch tensor"
+        raise InputError(f"input {self.name!r}", what, f"give {self._describe(self._dtype.name, self._shape)}")
+
+    def _torch_type(self) -> torch.dtype:
+        if self._torch_dtype is None:
+            found = getattr(sys.modules["torch"], self._dtype.name, None)
+            if found is None:
+                raise InputError(f"{self._kind} {self.name!r}", f"torch has no {self._dtype.name}", "call with NumPy arrays")
+            self._torch_dtype = found
+        return self._torch_dtype
+
+    def _mismatch(self, dtype: str, shape: tuple[int, ...]) -> InputError:
+        found, wanted = self._describe(dtype, shape), self._describe(self._dtype.name, self._shape)
+        if len(shape) != len(self._shape):
+            fix = f"give {len(self._shape)} dimensions, not {len(shape)}"
+        elif shape != self._shape:
+            fix = "compile the model for this shape"
+        else:
+            fix = f"convert it to {self._dtype.name}"
+        return InputError(f"input {self.name!r}", f"{found} given, the model takes {wanted}", fix)
+
+    @staticmethod
+    def _describe(dtype: str, shape: tuple[int, ...]) -> str:
+        return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def arena_bytes(plan: Plan) -> int:
+    """Bytes of the one space that holds a context's activations and workspaces.
+
+    Raises:
+        ProgramFileError: they are in several spaces, which a device with one memory has not.
+    """
+    names = {buffer.space for buffer in plan.buffers if buffer.role in (Role.ACTIVATION, Role.WORKSPACE)}
+    if len(names) > 1:
+        raise ProgramFileError(
+            "plan", f"activations in {len(names)} memories: {', '.join(sorted(names))}", "compile for this device"
+        )
+    return sum(plan.space(name).size_bytes for name in names)
+
+
+def load(path: str | os.PathLike[str], *, verify: bool = False) -> CompiledModel:
+    """Load a `.prefuse` file. It holds native code that runs with your rights: load only files that you trust.
+
+    Args:
+        verify: also check the hash of the weights, which reads them all.
+
+    Raises:
+        ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
+    """
+    return CompiledModel(read_program(path, verify=verify))

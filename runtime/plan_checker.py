@@ -1,0 +1,365 @@
+"""Whether a Plan is right, decided from the Plan alone: it shares no code with what plans, and trusts none of it.
+
+Order means happens-before: steps of one stream run in order, and a `Wait` runs after the `Record` of its event. Every step gets a
+vector clock: how many steps of each stream are complete when it starts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from .plan import ALIGNMENT, Buffer, Copy, Launch, Plan, Record, Region, Role, Step, Wait, step_reads, step_writes
+
+_CALLER_ROLES = (Role.INPUT, Role.OUTPUT)
+_ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong in a plan, and where."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+def check_plan(plan: Plan) -> tuple[Fault, ...]:
+    """Everything that is wrong with a plan whose memory is planned; empty for a sound one.
+
+    Names and sizes come first; where those are wrong, order and sharing are not looked at.
+    """
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    faults = [*_check_names(plan), *_check_buffers(plan), *_check_ports(plan, buffers), *_check_steps(plan, buffers)]
+    if faults:
+        return tuple(faults)
+    order = _Order(plan.steps)
+    uses = _uses(plan.steps)
+    return (
+        *_check_overlap_in_steps(plan.steps, buffers),
+        *_check_coverage(plan, buffers, uses, order),
+        *_check_races(uses, order),
+        *_check_sharing(plan, buffers, uses, order),
+    )
+
+
+# Names, sizes, roles
+
+
+def _check_names(plan: Plan) -> Iterator[Fault]:
+    kinds: Mapping[str, Iterable[str]] = {
+        "space": (space.name for space in plan.spaces),
+        "buffer": (buffer.name for buffer in plan.buffers),
+        "kernel": (kernel.symbol for kernel in plan.kernels),
+        "input": (port.name for port in plan.inputs),
+        "output": (port.name for port in plan.outputs),
+        "port of buffer": (port.buffer for port in plan.inputs + plan.outputs),
+    }
+    for kind, names in kinds.items():
+        yield from (Fault(f"{kind} {name}", f"{count} have this name") for name, count in Counter(names).items() if count > 1)
+
+
+def _check_buffers(plan: Plan) -> Iterator[Fault]:
+    spaces = {space.name: space for space in plan.spaces}
+    roles: dict[str, set[Role]] = defaultdict(set)
+    for buffer in plan.buffers:
+        where = f"buffer {buffer.name}"
+        space = spaces.get(buffer.space)
+        if space is None:
+            yield Fault(where, f"its space {buffer.space} does not exist")
+        if buffer.size_bytes < 0:
+            yield Fault(where, f"its size is {buffer.size_bytes} bytes")
+        if buffer.role in _CALLER_ROLES:
+            if buffer.offset is not None:
+                yield Fault(where, f"{buffer.role} belongs to the caller and has an offset")
+            continue
+        roles[buffer.space].add(buffer.role)
+        if buffer.offset is None:
+            yield Fault(where, "it has no offset")
+        elif buffer.offset < 0 or buffer.offset % ALIGNMENT:
+            yield Fault(where, f"its offset {buffer.offset} is not a multiple of {ALIGNMENT}")
+        elif space and buffer.offset + buffer.size_bytes > space.size_bytes:
+            yield Fault(where, f"it ends at {buffer.offset + buffer.size_bytes}; space {space.name} has {space.size_bytes} bytes")
+    for space in plan.spaces:
+        if space.capacity_bytes is not None and space.size_bytes > space.capacity_bytes:
+            yield Fault(f"space {space.name}", f"{space.size_bytes} bytes are more than its capacity {space.capacity_bytes}")
+        if Role.CONSTANT in roles[space.name] and len(roles[space.name]) > 1:
+            yield Fault(f"space {space.name}", "it holds constants, which all contexts share, and buffers of one context")
+
+
+def _check_ports(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
+    held = {port.buffer for port in plan.inputs + plan.outputs}
+    for role, ports in ((Role.INPUT, plan.inputs), (Role.OUTPUT, plan.outputs)):
+        for port in ports:
+            where, buffer = f"{role} {port.name}", buffers.get(port.buffer)
+            if buffer is None or buffer.role is not role:
+                yield Fault(where, f"its buffer {port.buffer} is no {role} buffer")
+            elif port.type.size_bytes != buffer.size_bytes:
+                yield Fault(where, f"{port.type} has {port.type.size_bytes} bytes, its buffer {buffer.size_bytes}")
+    for buffer in plan.buffers:
+        if buffer.role in _CALLER_ROLES and buffer.name not in held:
+            yield Fault(f"buffer {buffer.name}", f"no {buffer.role} of the program is in it")
+
+
+def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
+    kernels = {kernel.symbol: kernel for kernel in plan.kernels}
+    recorded: set[int] = set()
+    for index, step in enumerate(plan.steps):
+        where = f"step {index}"
+        for region in step_reads(step) + step_writes(step):
+            yield from _check_region(where, region, buffers)
+        for region in step_writes(step):
+            if region.buffer in buffers and buffers[region.buffer].role in (Role.CONSTANT, Role.INPUT):
+                yield Fault(where, f"it writes {region.buffer}, which is {buffers[region.buffer].role}")
+        match step:
+            case Launch():
+                arguments = len(step.reads) + len(step.writes) + len(step.scratch)
+                if step.kernel not in kernels:
+                    yield Fault(where, f"its kernel {step.kernel} does not exist")
+                elif kernels[step.kernel].arguments != arguments:
+                    yield Fault(where, f"kernel {step.kernel} takes {kernels[step.kernel].arguments} arguments, not {arguments}")
+                yield from _check_inplace(where, step)
+            case Copy():
+                if step.source.size_bytes != step.destination.size_bytes:
+                    yield Fault(where, f"it copies {step.source.size_bytes} bytes to {step.destination.size_bytes}")
+            case Record():
+                if step.event in recorded:
+                    yield Fault(where, f"event {step.event} is recorded a second time")
+                recorded.add(step.event)
+            case Wait():
+                if step.event not in recorded:
+                    yield Fault(where, f"it waits for event {step.event}, which no earlier step records")
+    yield from _check_workspaces(plan, buffers)
+
+
+def _check_region(where: str, region: Region, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
+    buffer = buffers.get(region.buffer)
+    if buffer is None:
+        yield Fault(where, f"buffer {region.buffer} does not exist")
+    elif region.offset < 0 or region.size_bytes < 0 or region.offset + region.size_bytes > buffer.size_bytes:
+        extent = f"[{region.offset}, {region.offset + region.size_bytes})"
+        yield Fault(where, f"bytes {extent} are not inside {region.buffer}, which has {buffer.size_bytes}")
+
+
+def _check_inplace(where: str, step: Launch) -> Iterator[Fault]:
+    for write, read in step.inplace:
+        if not (0 <= write < len(step.writes) and 0 <= read < len(step.reads)):
+            yield Fault(where, f"in-place pair {write}={read} names no write and read of it")
+
+
+def _check_workspaces(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
+    owner: dict[str, int] = {}
+    for index, step in enumerate(plan.steps):
+        scratch = {region.buffer for region in step.scratch} if isinstance(step, Launch) else set()
+        for name in dict.fromkeys(region.buffer for region in step_reads(step) + step_writes(step)):
+            is_workspace = name in buffers and buffers[name].role is Role.WORKSPACE
+            if is_workspace != (name in scratch):
+                yield Fault(
+                    f"step {index}",
+                    f"{name} is {'' if is_workspace else 'no '}workspace, used as {'data' if is_workspace else 'scratch'}",
+                )
+            elif is_workspace and owner.setdefault(name, index) != index:
+                yield Fault(f"step {index}", f"workspace {name} belongs to step {owner[name]}")
+
+
+# Order
+
+
+class _Order:
+    """Happens-before between steps. `before[i]` counts, for each stream, the steps complete when step i starts."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        streams = {stream: number for number, stream in enumerate(dict.fromkeys(step.stream for step in steps))}
+        self.streams = len(streams)
+        self.stream = [streams[step.stream] for step in steps]
+        self.position: list[int] = []  # of each step in its stream
+        self.before: list[tuple[int, ...]] = []
+        clocks = [[0] * self.streams for _ in streams]
+        events: dict[int, list[int]] = {}
+        for step, number in zip(steps, self.stream, strict=True):
+            clock = clocks[number]
+            self.before.append(tuple(clock))
+            self.position.append(clock[number])
+            clock[number] += 1
+            if isinstance(step, Record):
+                events[step.event] = clock.copy()
+            elif isinstance(step, Wait):
+                clocks[number] = [max(own, other) for own, other in zip(clock, events[step.event], strict=True)]
+
+    def is_before(self, first: int, second: int) -> bool:
+        return self.position[first] < self.before[second][self.stream[first]]
+
+    def are_ordered(self, first: int, second: int) -> bool:
+        return self.is_before(first, second) or self.is_before(second, first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    step: int
+    region: Region
+    is_write: bool
+
+
+def _uses(steps: Sequence[Step]) -> dict[str, list[_Use]]:
+    """Uses of each buffer, in the order of the steps."""
+    uses: dict[str, list[_Use]] = defaultdict(list)
+    for index, step in enumerate(steps):
+        for regions, is_write in ((step_reads(step), False), (step_writes(step), True)):
+            for region in regions:
+                uses[region.buffer].append(_Use(index, region, is_write))
+    return uses
+
+
+def _meet(first: Region, second: Region) -> bool:
+    """Whether two regions of one buffer share a byte."""
+    start = max(first.offset, second.offset)
+    return start < min(first.offset + first.size_bytes, second.offset + second.size_bytes)
+
+
+def _check_coverage(
+    plan: Plan, buffers: Mapping[str, Buffer], uses: Mapping[str, Sequence[_Use]], order: _Order
+) -> Iterator[Fault]:
+    """Every byte read was written by a step before, and every output is written."""
+    for name, found in uses.items():
+        if buffers[name].role not in (Role.ACTIVATION, Role.OUTPUT):
+            continue
+        writes = [use for use in found if use.is_write]
+        for use in found:
+            if not use.is_write:
+                missing = _first_missing(use.region, (write.region for write in writes if order.is_before(write.step, use.step)))
+                if missing is not None:
+                    yield Fault(
+                        f"step {use.step}", f"it reads byte {missing} of {name}, which no step before it in order has written"
+                    )
+    for port in plan.outputs:
+        written = (use.region for use in uses.get(port.buffer, ()) if use.is_write)
+        missing = _first_missing(Region(port.buffer, 0, buffers[port.buffer].size_bytes), written)
+        if missing is not None:
+            yield Fault(f"output {port.name}", f"byte {missing} is never written")
+
+
+def _first_missing(region: Region, written: Iterable[Region]) -> int | None:
+    """The first byte of a region outside all the written ones."""
+    position, end = region.offset, region.offset + region.size_bytes
+    for piece in sorted(written, key=lambda piece: piece.offset):
+        if position >= end or piece.offset > position:
+            break
+        position = max(position, piece.offset + piece.size_bytes)
+    return position if position < end else None
+
+
+def _check_races(uses: Mapping[str, Sequence[_Use]], order: _Order) -> Iterator[Fault]:
+    """A write and another use of the same bytes of a buffer are ordered."""
+    if order.streams == 1:
+        return
+    for name, found in uses.items():
+        for first, second in combinations(found, 2):
+            if (first.is_write or second.is_write) and first.step != second.step and _meet(first.region, second.region):
+                if not order.are_ordered(first.step, second.step):
+                    yield Fault(f"step {second.step}", f"its use of {name} is not ordered with that of step {first.step}")
+
+
+# Sharing of bytes
+
+
+def _place(region: Region, buffers: Mapping[str, Buffer]) -> Region:
+    """The region in its space; a caller's buffer is a space of its own."""
+    buffer = buffers[region.buffer]
+    if buffer.offset is None:
+        return Region(f"buffer {buffer.name}", region.offset, region.size_bytes)
+    return Region(f"space {buffer.space}", buffer.offset + region.offset, region.size_bytes)
+
+
+def _check_overlap_in_steps(steps: Sequence[Step], buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
+    """What a step writes shares no byte with anything else it uses, except in an in-place pair at the same address."""
+    for index, step in enumerate(steps):
+        reads = [_place(region, buffers) for region in step_reads(step)]
+        writes = [_place(region, buffers) for region in step_writes(step)]
+        pairs = step.inplace if isinstance(step, Launch) else ()
+        for number, write in enumerate(writes):
+            for other in writes[:number]:
+                if other.buffer == write.buffer and _meet(other, write):
+                    yield Fault(f"step {index}", f"two of its writes share bytes of {write.buffer}")
+            for place, read in enumerate(reads):
+                if read.buffer == write.buffer and _meet(read, write) and not (read == write and (number, place) in pairs):
+                    yield Fault(f"step {index}", f"write {number} and read {place} share bytes of {write.buffer}")
+
+
+def _check_sharing(
+    plan: Plan, buffers: Mapping[str, Buffer], uses: Mapping[str, Sequence[_Use]], order: _Order
+) -> Iterator[Fault]:
+    """Where two buffers share bytes, every use of one is before every use of the other, but for in-place pairs."""
+    for space in plan.spaces:
+        placed = [
+            buffer for buffer in plan.buffers if buffer.space == space.name and buffer.offset is not None and buffer.size_bytes
+        ]
+        constants = [buffer for buffer in placed if buffer.role is Role.CONSTANT]
+        yield from _check_apart(constants)
+        live = sorted(
+            (buffer for buffer in placed if buffer.role in _ARENA_ROLES and buffer.name in uses),
+            key=lambda buffer: buffer.offset or 0,
+        )
+        for first, second in _unordered_overlaps(live, uses, order):
+            if not _follows_in_place(plan.steps, uses, order, buffers, first, second) and not _follows_in_place(
+                plan.steps, uses, order, buffers, second, first
+            ):
+                yield Fault(f"space {space.name}", f"{first} and {second} share bytes while both are in use")
+
+
+def _check_apart(constants: Sequence[Buffer]) -> Iterator[Fault]:
+    ordered = sorted(constants, key=lambda buffer: buffer.offset or 0)
+    for first, second in zip(ordered, ordered[1:], strict=False):
+        if (first.offset or 0) + first.size_bytes > (second.offset or 0):
+            yield Fault(f"space {first.space}", f"constants {first.name} and {second.name} share bytes")
+
+
+def _unordered_overlaps(
+    buffers: Sequence[Buffer], uses: Mapping[str, Sequence[_Use]], order: _Order
+) -> Iterator[tuple[str, str]]:
+    """Pairs of buffers, sorted by offset, that share bytes and are not used strictly one after the other."""
+    offsets = np.array([buffer.offset for buffer in buffers], np.int64)
+    last = np.full((len(buffers), order.streams), -1, np.int64)  # position of the last use in each stream
+    earliest = np.empty((len(buffers), order.streams), np.int64)  # steps complete before any use
+    for row, buffer in enumerate(buffers):
+        steps = [use.step for use in uses[buffer.name]]
+        for step in steps:
+            last[row, order.stream[step]] = max(last[row, order.stream[step]], order.position[step])
+        earliest[row] = np.min([order.before[step] for step in steps], axis=0)
+    ends = np.searchsorted(offsets, [(buffer.offset or 0) + buffer.size_bytes for buffer in buffers])
+    for row, end in enumerate(ends):
+        others = slice(row + 1, int(end))
+        is_after = (last[row] < earliest[others]).all(axis=1)
+        is_before = (last[others] < earliest[row]).all(axis=1)
+        for other in np.flatnonzero(~(is_after | is_before)):
+            yield buffers[row].name, buffers[row + 1 + int(other)].name
+
+
+def _follows_in_place(
+    steps: Sequence[Step],
+    uses: Mapping[str, Sequence[_Use]],
+    order: _Order,
+    buffers: Mapping[str, Buffer],
+    first: str,
+    second: str,
+) -> bool:
+    """Whether every use of `first` is before every use of `second`, but for one step that turns one into the other in place."""
+    return all(
+        order.is_before(earlier.step, later.step)
+        or (earlier.step == later.step and _is_in_place(steps[earlier.step], earlier, later, buffers))
+        for earlier in uses[first]
+        for later in uses[second]
+    )
+
+
+def _is_in_place(step: Step, read: _Use, write: _Use, buffers: Mapping[str, Buffer]) -> bool:
+    return (
+        isinstance(step, Launch)
+        and any(step.writes[w] == write.region and step.reads[r] == read.region for w, r in step.inplace)
+        and _place(read.region, buffers) == _place(write.region, buffers)
+    )

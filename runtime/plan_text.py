@@ -1,0 +1,322 @@
+"""The text form of a Plan, one line a thing: written to program files, read by people, compared by tests.
+
+`parse_plan(print_plan(plan)) == plan` for every plan. A name that is not plain ASCII stands in JSON quotes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import numpy as np
+
+from .errors import ProgramFileError
+from .plan import (
+    FORMAT_VERSION,
+    Buffer,
+    Copy,
+    Host,
+    Kernel,
+    Launch,
+    Plan,
+    Port,
+    Record,
+    Region,
+    Role,
+    Space,
+    Step,
+    TensorType,
+    Wait,
+)
+
+_BARE = re.compile(r"[A-Za-z0-9_.$/][A-Za-z0-9_.$/-]*")
+_TOKEN = re.compile(r'\s*(?:("(?:[^"\\]|\\.)*")|([A-Za-z0-9_.$/][A-Za-z0-9_.$/-]*)|(->|[()\[\],:=]))')
+_LARGEST = 2**63 - 1  # sizes and offsets are passed to native code as int64
+
+_T = TypeVar("_T")
+
+
+def print_plan(plan: Plan) -> str:
+    """The plan as text that `parse_plan` reads back to an equal plan."""
+    return "\n".join(_lines(plan)) + "\n"
+
+
+def parse_plan(text: str) -> Plan:
+    """The plan that `print_plan` wrote.
+
+    Raises:
+        ProgramFileError: the text is no plan, naming the line, or a plan of another format version.
+    """
+    return _Parser().parse(text)
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    yield f"plan {plan.version} {_name(plan.target)}"
+    for space in plan.spaces:
+        capacity = "" if space.capacity_bytes is None else f" capacity {space.capacity_bytes}"
+        yield f"space {_name(space.name)} size {space.size_bytes}{capacity}"
+    for buffer in plan.buffers:
+        place = "" if buffer.offset is None else f" at {buffer.offset}"
+        yield f"buffer {_name(buffer.name)} {buffer.role} size {buffer.size_bytes} in {_name(buffer.space)}{place}"
+    for keyword, ports in (("input", plan.inputs), ("output", plan.outputs)):
+        yield from (f"{keyword} {_name(port.name)} {port.type} in {_name(port.buffer)}" for port in ports)
+    for kernel in plan.kernels:
+        yield (
+            f"kernel {_name(kernel.symbol)} template {_name(kernel.template)} arguments {kernel.arguments}"
+            f" flops {kernel.flops} bytes {kernel.bytes_moved}"
+        )
+    yield from map(_step, plan.steps)
+
+
+def _step(step: Step) -> str:
+    match step:
+        case Launch():
+            scratch = f" scratch {_regions(step.scratch)}" if step.scratch else ""
+            inplace = f" inplace ({', '.join(f'{write}={read}' for write, read in step.inplace)})" if step.inplace else ""
+            label = f" label {_name(step.label)}" if step.label else ""
+            text = f"launch {_name(step.kernel)} {_regions(step.reads)} -> {_regions(step.writes)}{scratch}{inplace}{label}"
+        case Host():
+            text = f"host {_name(step.function)} {_regions(step.reads)} -> {_regions(step.writes)}"
+        case Copy():
+            text = f"copy {_region(step.source)} -> {_region(step.destination)}"
+        case Record():
+            text = f"record {step.event}"
+        case Wait():
+            text = f"wait {step.event}"
+    return text + (f" stream {step.stream}" if step.stream else "")
+
+
+def _name(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
+
+
+def _region(region: Region) -> str:
+    return f"{_name(region.buffer)}[{region.offset}:{region.offset + region.size_bytes}]"
+
+
+def _regions(regions: Iterable[Region]) -> str:
+    return f"({', '.join(map(_region, regions))})"
+
+
+class _SyntaxError(Exception):
+    """What is wrong in one line; the parser adds the line's number."""
+
+
+class _Line:
+    """The tokens of one line, taken from the left. A token is (text, is a name)."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens: list[tuple[str, bool]] = []
+        self._next = 0
+        position, end = 0, len(text.rstrip())
+        while position < end:
+            found = _TOKEN.match(text, position)
+            if found is None:
+                raise _SyntaxError(f"cannot read {text[position : position + 20]!r}")
+            quoted, bare, mark = found.groups()
+            self._tokens.append((_unquote(quoted) if quoted else bare or mark, mark is None))
+            position = found.end()
+
+    def at(self, expected: str) -> bool:
+        """Take the next token if it is `expected`."""
+        if self._next < len(self._tokens) and self._tokens[self._next][0] == expected:
+            self._next += 1
+            return True
+        return False
+
+    def take(self, expected: str) -> None:
+        if not self.at(expected):
+            found = self._tokens[self._next][0] if self._next < len(self._tokens) else "the end of the line"
+            raise _SyntaxError(f"expected {expected!r}, found {found!r}")
+
+    def name(self) -> str:
+        if self._next >= len(self._tokens) or not self._tokens[self._next][1]:
+            raise _SyntaxError("expected a name")
+        self._next += 1
+        return self._tokens[self._next - 1][0]
+
+    def number(self) -> int:
+        text = self.name()
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= _LARGEST):
+            raise _SyntaxError(f"expected a number below 2**63, found {text[:20]!r}")
+        return int(text)
+
+    def items(self, left: str, item: Callable[[], _T], right: str) -> tuple[_T, ...]:
+        """Items between brackets, separated by commas."""
+        self.take(left)
+        found: list[_T] = []
+        while not self.at(right):
+            if found:
+                self.take(",")
+            found.append(item())
+        return tuple(found)
+
+    def region(self) -> Region:
+        buffer = self.name()
+        self.take("[")
+        start = self.number()
+        self.take(":")
+        end = self.number()
+        self.take("]")
+        if end < start:
+            raise _SyntaxError(f"region of {buffer!r} ends at {end}, before its start {start}")
+        return Region(buffer, start, end - start)
+
+    def regions(self) -> tuple[Region, ...]:
+        return self.items("(", self.region, ")")
+
+    def pair(self) -> tuple[int, int]:
+        first = self.number()
+        self.take("=")
+        return first, self.number()
+
+    def tensor_type(self) -> TensorType:
+        dtype = self.name()
+        if not _is_dtype(dtype):
+            raise _SyntaxError(f"unknown element type {dtype!r}")
+        return TensorType(self.items("[", self.number, "]"), dtype)
+
+    def end(self) -> None:
+        if self._next < len(self._tokens):
+            raise _SyntaxError(f"unexpected {self._tokens[self._next][0]!r}")
+
+
+class _Parser:
+    """Collects the parts of a plan line by line."""
+
+    def __init__(self) -> None:
+        self._header: tuple[int, str] | None = None
+        self._spaces: list[Space] = []
+        self._buffers: list[Buffer] = []
+        self._ports: dict[str, list[Port]] = {"input": [], "output": []}
+        self._kernels: list[Kernel] = []
+        self._steps: list[Step] = []
+
+    def parse(self, text: str) -> Plan:
+        for number, content in enumerate(text.split("\n"), 1):
+            try:
+                if content.strip():
+                    self._line(_Line(content))
+            except _SyntaxError as error:
+                raise ProgramFileError(
+                    f"plan line {number}", str(error), "the plan is corrupt; compile the model again"
+                ) from error
+        if self._header is None:
+            raise ProgramFileError("plan", "it is empty", "compile the model again")
+        version, target = self._header
+        return Plan(
+            target=target,
+            inputs=tuple(self._ports["input"]),
+            outputs=tuple(self._ports["output"]),
+            spaces=tuple(self._spaces),
+            buffers=tuple(self._buffers),
+            kernels=tuple(self._kernels),
+            steps=tuple(self._steps),
+            version=version,
+        )
+
+    def _line(self, line: _Line) -> None:
+        keyword = line.name()
+        if (self._header is None) != (keyword == "plan"):
+            raise _SyntaxError("expected the header 'plan', once, first")
+        match keyword:
+            case "plan":
+                self._header = (line.number(), line.name())
+                if self._header[0] != FORMAT_VERSION:
+                    raise _SyntaxError(f"this prefuse reads plans of version {FORMAT_VERSION}, not {self._header[0]}")
+            case "space":
+                self._spaces.append(_parse_space(line))
+            case "buffer":
+                self._buffers.append(_parse_buffer(line))
+            case "input" | "output":
+                self._ports[keyword].append(_parse_port(line))
+            case "kernel":
+                self._kernels.append(_parse_kernel(line))
+            case _:
+                self._steps.append(_parse_step(keyword, line))
+        line.end()
+
+
+def _parse_space(line: _Line) -> Space:
+    name = line.name()
+    line.take("size")
+    return Space(name, line.number(), line.number() if line.at("capacity") else None)
+
+
+def _parse_buffer(line: _Line) -> Buffer:
+    name, role = line.name(), line.name()
+    if role not in tuple(Role):
+        raise _SyntaxError(f"unknown role {role!r}")
+    line.take("size")
+    size_bytes = line.number()
+    line.take("in")
+    return Buffer(name, Role(role), size_bytes, line.name(), line.number() if line.at("at") else None)
+
+
+def _parse_port(line: _Line) -> Port:
+    name, type_ = line.name(), line.tensor_type()
+    line.take("in")
+    return Port(name, type_, line.name())
+
+
+def _parse_kernel(line: _Line) -> Kernel:
+    symbol = line.name()
+    line.take("template")
+    template = line.name()
+    line.take("arguments")
+    arguments = line.number()
+    line.take("flops")
+    flops = line.number()
+    line.take("bytes")
+    return Kernel(symbol, template, arguments, flops, line.number())
+
+
+def _parse_step(keyword: str, line: _Line) -> Step:
+    match keyword:
+        case "launch":
+            return _parse_launch(line)
+        case "host":
+            function, reads = line.name(), line.regions()
+            line.take("->")
+            return Host(function, reads, line.regions(), _parse_stream(line))
+        case "copy":
+            source = line.region()
+            line.take("->")
+            return Copy(source, line.region(), _parse_stream(line))
+        case "record":
+            return Record(line.number(), _parse_stream(line))
+        case "wait":
+            return Wait(line.number(), _parse_stream(line))
+    raise _SyntaxError(f"unknown keyword {keyword!r}")
+
+
+def _parse_launch(line: _Line) -> Launch:
+    kernel, reads = line.name(), line.regions()
+    line.take("->")
+    writes = line.regions()
+    scratch = line.regions() if line.at("scratch") else ()
+    inplace = line.items("(", line.pair, ")") if line.at("inplace") else ()
+    label = line.name() if line.at("label") else ""
+    return Launch(kernel, reads, writes, scratch, inplace, _parse_stream(line), label)
+
+
+def _parse_stream(line: _Line) -> int:
+    return line.number() if line.at("stream") else 0
+
+
+def _unquote(text: str) -> str:
+    try:
+        return str(json.loads(text))
+    except ValueError as error:
+        raise _SyntaxError(f"malformed name {text[:40]}") from error
+
+
+def _is_dtype(name: str) -> bool:
+    """Whether `name` is the canonical name of a numeric NumPy or ml_dtypes type."""
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, ValueError, SyntaxError):
+        return False
+    return dtype.name == name and (dtype.kind in "biufc" or dtype.type.__module__ == "ml_dtypes")
