@@ -1,0 +1,55 @@
+"""Constants of a graph: reading them without a copy, and adding new ones under unused names."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from .names import fresh_name
+
+_CONSTANT_DTYPES = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+
+
+def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
+    """The tensor of a value that is an initializer (not also an input, which a caller may override) or a Constant's output."""
+    if value.is_initializer():
+        return None if value.is_graph_input() else value.const_value
+    producer = value.producer()
+    if producer is None or producer.op_type != "Constant" or producer.domain != "":
+        return None
+    attribute = next(iter(producer.attributes.values()))
+    if attribute.is_ref():
+        return None
+    if attribute.name == "value":
+        return attribute.as_tensor()
+    if attribute.name in _CONSTANT_DTYPES:
+        return ir.Tensor(np.array(attribute.value, _CONSTANT_DTYPES[attribute.name]), name=value.name)
+    return None
+
+
+def constant_array(value: ir.Value | None) -> np.ndarray | None:
+    """The array of a constant value, memory-mapped or shared with the model where possible; None if it is not constant.
+
+    The array may be read-only; do not write to it.
+    """
+    tensor = None if value is None else constant_tensor(value)
+    return None if tensor is None or tensor.dtype == ir.DataType.STRING else tensor.numpy()
+
+
+def scalar_constant(value: ir.Value | None) -> float | int | bool | None:
+    """The one element of a constant value, of whatever rank, as a Python number; None if it is no such thing."""
+    tensor = None if value is None else constant_tensor(value)
+    if tensor is None or tensor.size != 1 or tensor.dtype == ir.DataType.STRING:
+        return None
+    element = tensor.numpy().reshape(()).item()
+    return element if isinstance(element, (bool, int)) else float(element)
+
+
+def add_constant(owner: ir.Model | ir.Graph, array: np.ndarray, name_hint: str) -> ir.Value:
+    """Add `array` as an initializer named after `name_hint`, with its facts, and return its value. The array is not copied."""
+    graph = owner.graph if isinstance(owner, ir.Model) else owner
+    name = fresh_name(owner, name_hint)
+    tensor = ir.Tensor(np.asarray(array), name=name)
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+    graph.register_initializer(value)
+    return value

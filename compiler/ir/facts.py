@@ -1,0 +1,276 @@
+"""What is known of a value or a node: types, shapes and the torch source line.
+
+Facts are the `type` and `shape` of each `onnx_ir.Value`. They are computed node by node with ONNX's own inference functions, so
+that a pass re-infers only what it has made, and the whole model costs one linear walk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+
+import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.shape_inference import InferenceError, infer_node_outputs
+
+from ...runtime.errors import InvalidModelError
+from ...runtime.plan import TensorType
+from .constants import constant_tensor
+from .scopes import read_values, subgraphs_of
+
+SOURCE_KEY = "prefuse.source"  # metadata of a node made from others: their sources
+_STACK_KEY = "pkg.torch.onnx.stack_trace"
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_MAX_KNOWN_ELEMENTS = 64  # constants up to this size are shown to inference: shapes, axes, pads, scales
+
+
+def dtype_name(dtype: ir.DataType) -> str:
+    """NumPy or ml_dtypes name of an ONNX element type: FLOAT is "float32", BFLOAT16 is "bfloat16".
+
+    Raises:
+        InvalidModelError: the type has no dense form (strings, undefined).
+    """
+    if dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
+        raise InvalidModelError(dtype.name.lower(), "has no dense element type", "remove it from the model")
+    return dtype.numpy().name
+
+
+def data_type(name: str) -> ir.DataType:
+    """The ONNX element type of a NumPy or ml_dtypes name; the inverse of `dtype_name`."""
+    return ir.DataType.from_numpy(np.dtype(name))
+
+
+def has_static_type(value: ir.Value) -> bool:
+    """Whether the element type and every dimension of `value` are known numbers."""
+    return value.dtype is not None and value.shape is not None and all(isinstance(dim, int) for dim in value.shape)
+
+
+def tensor_type(value: ir.Value) -> TensorType:
+    """The static type of `value`.
+
+    Raises:
+        InvalidModelError: its element type or a dimension is unknown or symbolic.
+    """
+    if not has_static_type(value):
+        producer = value.producer()
+        where = source_of(producer) if producer is not None else f"input {value.name}"
+        shape = "unknown" if value.shape is None else str(value.shape)
+        dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
+        raise InvalidModelError(
+            where, f"value {value.name} has element type {dtype} and shape {shape}", "give concrete shapes to the model's inputs"
+        )
+    assert value.dtype is not None and value.shape is not None
+    return TensorType(tuple(int(dim) for dim in value.shape if isinstance(dim, int)), dtype_name(value.dtype))
+
+
+def source_of(node: ir.Node) -> str:
+    """Where a node comes from: the innermost frame of the user's code as "file:line", else the node's name, else its operator."""
+    metadata = node.metadata_props
+    if SOURCE_KEY in metadata:
+        return metadata[SOURCE_KEY]
+    if frames := _FRAME.findall(metadata.get(_STACK_KEY, "")):
+        users = [frame for frame in frames if "-packages/torch/" not in frame[0]]
+        return ":".join((users or frames)[-1])
+    return node.name or node.op_type
+
+
+def infer_facts(model: ir.Model) -> None:
+    """Give every value that ONNX can infer its element type and shape, in one forward walk.
+
+    Facts that follow from the inputs replace recorded ones; a recorded dimension stays where inference finds none.
+
+    Raises:
+        InvalidModelError: a node's inputs do not fit its operator.
+    """
+    inference = _Inference(model)
+    for value in model.graph.initializers.values():
+        _set_constant_facts(value)
+    for node in model.graph:
+        inference.visit(node)
+
+
+def infer_node(node: ir.Node, model: ir.Model) -> None:
+    """Give the outputs of one node their facts, from those of its inputs.
+
+    For a call of a model-local function the values of its body get theirs too. A body called with several types keeps those
+    of the call inferred last: call this before reading a body that may be shared so.
+
+    Raises:
+        InvalidModelError: the node's inputs do not fit its operator.
+    """
+    _Inference(model).visit(node)
+
+
+def infer_types(node: ir.Node, model: ir.Model, opsets: Mapping[str, int] | None = None) -> list[ir.TypeAndShape | None]:
+    """What inference says of each output of a node of an ONNX operator, without recording it; None where it says nothing.
+
+    `opsets` are those of the function that the node is in; None: the model's.
+
+    Raises:
+        InvalidModelError: the node's inputs do not fit its operator.
+    """
+    return _Inference(model, opsets).infer(node)
+
+
+class _Inference:
+    """One walk: the opsets in force, and what the parameters of the function being walked stand for."""
+
+    def __init__(self, model: ir.Model, opsets: Mapping[str, int] | None = None) -> None:
+        self._model = model
+        self._opsets = model.graph.opset_imports if opsets is None else opsets
+        self._arguments: dict[ir.Value, ir.Value | None] = {}
+        self._attributes: Mapping[str, ir.Attr] | None = None  # of the call whose body is walked
+        self._calls: list[ir.OperatorIdentifier] = []
+
+    def visit(self, node: ir.Node) -> None:
+        function = self._model.functions.get(node.op_identifier())
+        if function is not None:
+            self._visit_call(node, function)
+            return
+        for graph in subgraphs_of(node):
+            self._visit_subgraph(graph)
+        for output, fact in zip(node.outputs, self.infer(node), strict=True):
+            _record(output, fact)
+
+    def infer(self, node: ir.Node) -> list[ir.TypeAndShape | None]:
+        """Inferred facts of each output of a node that calls no function of the model."""
+        nothing: list[ir.TypeAndShape | None] = [None] * len(node.outputs)
+        if node.op_type == "Constant" and node.domain == "" and (tensor := constant_tensor(node.outputs[0])) is not None:
+            return [ir.TypeAndShape(ir.TensorType(tensor.dtype), ir.Shape(tensor.shape))]
+        schema = schema_of(node, self._opsets)
+        reads = read_values(node)
+        if schema is None or any(value.type is None for value in reads):
+            return nothing
+        try:
+            types = {str(value.name): _type_proto(value) for value in reads}
+            imports = [onnx.helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
+            found = infer_node_outputs(schema, self._proto(node), types, self._known_data(node), None, imports)
+        except InferenceError as error:
+            message = (
+                str(error).strip().splitlines()[-1].removeprefix("[ShapeInferenceError] ").removeprefix("[TypeInferenceError] ")
+            )
+            shapes = ", ".join(f"{value.name}: {_describe(value)}" for value in reads)
+            raise InvalidModelError(
+                source_of(node), f"{node.op_type} does not fit its inputs ({shapes}): {message}", "correct the model"
+            ) from error
+        return [_fact(found.get(str(output.name))) for output in node.outputs]
+
+    def _visit_call(self, node: ir.Node, function: ir.Function) -> None:
+        identifier = function.identifier()
+        if identifier in self._calls:
+            raise InvalidModelError(source_of(node), f"function {function.domain}.{function.name} calls itself", "unroll it")
+        saved = self._opsets, self._attributes
+        for parameter, argument in zip(function.inputs, (*node.inputs, *[None] * len(function.inputs)), strict=False):
+            self._arguments[parameter] = argument
+            if argument is not None:
+                parameter.type = argument.type
+                parameter.shape = None if argument.shape is None else ir.Shape(argument.shape)
+        attributes = {**function.attributes, **node.attributes}
+        self._opsets, self._attributes = function.opset_imports, {k: self._resolved(v) for k, v in attributes.items()}
+        self._calls.append(identifier)
+        for child in function:
+            for output in child.outputs:  # those of another call's types must not survive
+                output.shape = None
+            self.visit(child)
+        self._calls.pop()
+        self._opsets, self._attributes = saved
+        for output, result in zip(node.outputs, function.outputs, strict=False):
+            _record(output, None if result.type is None else ir.TypeAndShape(result.type, result.shape))
+
+    def _visit_subgraph(self, graph: ir.Graph) -> None:
+        for value in graph.initializers.values():
+            _set_constant_facts(value)
+        for child in graph:
+            self.visit(child)
+
+    def _known_data(self, node: ir.Node) -> dict[str, onnx.TensorProto]:
+        """Small constants among the inputs of a node, by the name they have there."""
+        known = {}
+        for value in node.inputs:
+            source = value
+            while source is not None and source in self._arguments:
+                source = self._arguments[source]
+            tensor = None if source is None else constant_tensor(source)
+            if value is not None and tensor is not None and tensor.size <= _MAX_KNOWN_ELEMENTS:
+                known[str(value.name)] = ir.serde.serialize_tensor(tensor)
+        return known
+
+    def _resolved(self, attribute: ir.Attr) -> ir.Attr:
+        """The attribute of the caller that a reference attribute stands for, else the attribute itself."""
+        if not attribute.is_ref() or self._attributes is None:
+            return attribute
+        actual = self._attributes.get(str(attribute.ref_attr_name))
+        return attribute if actual is None else ir.Attr(attribute.name, actual.type, actual.value)
+
+    def _proto(self, node: ir.Node) -> onnx.NodeProto:
+        proto = ir.serde.serialize_node(node)
+        if any(attribute.is_ref() for attribute in node.attributes.values()):
+            del proto.attribute[:]
+            resolved = [self._resolved(attribute) for attribute in node.attributes.values()]
+            proto.attribute.extend(
+                ir.serde.serialize_attribute(one) for one in resolved if not one.is_ref() and one.value is not None
+            )
+        return proto
+
+
+def schema_of(node: ir.Node, opsets: Mapping[str, int]) -> onnx.defs.OpSchema | None:
+    """The ONNX schema of a node's operator at the version imported; None for an operator that ONNX does not know."""
+    version = opsets.get(node.domain, opsets.get("ai.onnx") if node.domain == "" else None)
+    return None if version is None else _schema(node.op_type, version, node.domain)
+
+
+@cache
+def _schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _set_constant_facts(value: ir.Value) -> None:
+    tensor = value.const_value
+    if tensor is not None:
+        value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
+
+
+def _record(value: ir.Value, fact: ir.TypeAndShape | None) -> None:
+    """Store an inferred fact; a dimension that inference could not find keeps what was recorded for it."""
+    if fact is None or fact.type is None:
+        return
+    value.type = fact.type
+    if fact.shape is None:
+        return
+    old = value.shape
+    if old is not None and len(old) == len(fact.shape):
+        known = [new if _is_known(new) else before for new, before in zip(fact.shape, old, strict=True)]
+        value.shape = ir.Shape(known)
+    else:
+        value.shape = ir.Shape(fact.shape)
+
+
+def _is_known(dim: int | ir.SymbolicDim) -> bool:
+    return isinstance(dim, int) or dim.value is not None
+
+
+def _type_proto(value: ir.Value) -> onnx.TypeProto:
+    proto = onnx.TypeProto()
+    if value.type is not None:
+        ir.serde.serialize_type_into(proto, value.type)
+    if value.shape is not None:
+        ir.serde.serialize_shape_into(proto, value.shape)
+    return proto
+
+
+def _fact(proto: onnx.TypeProto | None) -> ir.TypeAndShape | None:
+    if proto is None or proto.WhichOneof("value") is None:
+        return None
+    found = ir.serde.deserialize_type_proto_for_type(proto)
+    return None if found is None else ir.TypeAndShape(found, ir.serde.deserialize_type_proto_for_shape(proto))
+
+
+def _describe(value: ir.Value) -> str:
+    dtype = "?" if value.dtype is None else value.dtype.name.lower()
+    return dtype + ("[?]" if value.shape is None else "[" + ",".join(str(dim) for dim in value.shape) + "]")

@@ -1,0 +1,304 @@
+"""Fused groups: nodes outlined into a function of our domain, whose ONNX body stays their meaning.
+
+A group is a node `prefuse.<name>` whose function body holds the nodes it replaced, so that any ONNX runtime can still execute
+the model, and inlining is exact. Calls share equal bodies, so the original names and metadata are kept with the call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import onnx_ir as ir
+
+from ...runtime.errors import InvalidModelError
+from .cloning import ValueMap, clone_node, copy_value
+from .constants import add_constant, constant_tensor
+from .facts import SOURCE_KEY, source_of
+from .names import fresh_name, release_name
+from .rewriter import graph_of, remove_nodes, replace_node
+from .scopes import read_values, subgraphs_of
+from .structure import body_structure
+
+DOMAIN = "prefuse"
+_DOMAIN_VERSION = 1
+_NODES_KEY = "prefuse.nodes"  # metadata of a call: the _Origin of each node of its body, as JSON
+_BODIES = "prefuse.bodies"  # key of a model's `meta`: the _Bodies of its functions
+_MIN_IR_VERSION = 8  # the first that has functions
+
+
+class _Origin(TypedDict):
+    """What a call remembers of one node of its body."""
+
+    name: str
+    outputs: list[str]
+    metadata: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Bodies:
+    """The functions of our domain by structure, and the last number appended to each of their names."""
+
+    by_structure: dict[object, ir.OperatorIdentifier]
+    last_suffix: dict[str, int]
+
+
+def is_fused(node: ir.Node) -> bool:
+    """Whether a node is a call of a fused group."""
+    return node.domain == DOMAIN
+
+
+def body_of(model: ir.Model, node: ir.Node) -> ir.Function:
+    """The function that a fused node calls. Calls share it only if their types are equal, so its values have facts."""
+    return model.functions[node.op_identifier()]
+
+
+def fused_names(node: ir.Node) -> tuple[str, ...]:
+    """The original names of the nodes of a fused group, in the order of its body; inner constants are left out."""
+    return tuple(origin["name"] for origin in _origins(node) if origin["name"])
+
+
+def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> ir.Node:
+    """Outline `nodes` into a function `prefuse.<name>` and return the call that stands for them.
+
+    `nodes` are of one graph, in topological order, without subgraphs and convex: no path between two of them leaves the group.
+    Values that are read outside become the call's outputs and keep their names. One-element constants go into the body;
+    everything else from outside is an input, in order of first use. A body equal to an existing one in structure, attributes
+    and types is shared; a different one of the same name gets the suffix _2, _3, ... Linear in the group where one value
+    escapes, else in the graph.
+    """
+    members = set(nodes)
+    assert nodes and not any(True for node in nodes for _ in subgraphs_of(node)), f"{name}: cannot outline {nodes}"
+    outside = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v.producer() not in members)
+    constants = [value for value in outside if (tensor := constant_tensor(value)) is not None and tensor.size == 1]
+    inputs = [value for value in outside if value not in set(constants)]
+    escaping = [value for node in nodes for value in node.outputs if _is_read_outside(value, members)]
+    assert escaping, f"{name}: nothing reads the group"
+    body = _outline(constants, inputs, nodes, escaping)
+    identifier = _register(model, body, name)
+    call = ir.Node(DOMAIN, identifier[1], inputs, outputs=[copy_value(value) for value in escaping], name=nodes[-1].name)
+    call.metadata_props[SOURCE_KEY] = ", ".join(dict.fromkeys(source_of(node) for node in nodes))
+    call.metadata_props[_NODES_KEY] = json.dumps(_origins_of(constants, nodes))
+    _substitute(model, nodes, members, call, escaping)
+    _drop_unused(model, constants)
+    model.graph.opset_imports.setdefault(DOMAIN, _DOMAIN_VERSION)
+    model.ir_version = max(model.ir_version, _MIN_IR_VERSION)
+    return call
+
+
+def inline_function(model: ir.Model, node: ir.Node) -> tuple[ir.Node, ...]:
+    """Put copies of a function's body in the place of its call, and return them; the function itself stays in the model.
+
+    For a fused group this undoes `fuse_into_function`: names and metadata come back.
+
+    Raises:
+        InvalidModelError: the function wants an opset version other than the model's.
+    """
+    function = model.functions[node.op_identifier()]
+    _import_opsets(model, function)
+    origins = _origins(node)
+    if len(origins) != len(function):  # a pass has changed the body since
+        origins = [_Origin(name="", outputs=[], metadata={}) for _ in function]
+    for key in (_NODES_KEY, SOURCE_KEY):
+        node.metadata_props.pop(key, None)
+    arguments = (*node.inputs, *[None] * (len(function.inputs) - len(node.inputs)))
+    values: ValueMap = dict(zip(function.inputs, arguments, strict=True))
+    attributes = {**function.attributes, **node.attributes}
+    made: list[ir.Node] = []
+    for child, origin in zip(function, origins, strict=True):
+        if is_fused(node) and child.op_type == "Constant":
+            values[child.outputs[0]] = _restore_constant(model, child, origin)
+        else:
+            made.append(_restore_node(model, child, origin, values, attributes))
+    results = [values[value] for value in function.outputs][: len(node.outputs)]
+    for old, new in zip(node.outputs, results, strict=True):
+        if new is not None and new.producer() in made and new.name is None:
+            new.name = old.name
+    for one in made:
+        for output in one.outputs:
+            output.name = output.name or fresh_name(model, one.op_type.lower())
+    replace_node(model, node, made, results)
+    return tuple(made)
+
+
+def inline_all(model: ir.Model) -> bool:
+    """Inline every call of a model-local function, nested ones and those in subgraphs too, and drop the functions.
+
+    Raises:
+        InvalidModelError: a function wants an opset version other than the model's.
+    """
+    changed = _inline_calls(model, model.graph)
+    domains = {function.domain for function in model.functions.values()}
+    changed = changed or bool(model.functions)
+    model.functions.clear()
+    for domain in domains:
+        model.graph.opset_imports.pop(domain, None)
+    return changed
+
+
+def _inline_calls(model: ir.Model, graph: ir.Graph) -> bool:
+    changed = False
+    pending = list(reversed(graph))
+    while pending:
+        node = pending.pop()
+        if node.op_identifier() in model.functions:
+            pending.extend(reversed(inline_function(model, node)))
+            changed = True
+        else:
+            for subgraph in subgraphs_of(node):
+                changed |= _inline_calls(model, subgraph)
+    return changed
+
+
+# ----------------------------------------------------------------------------------------------------------- outlining
+
+
+def _is_read_outside(value: ir.Value, members: set[ir.Node]) -> bool:
+    return value.is_graph_output() or any(user not in members for user, _ in value.uses())
+
+
+def _outline(
+    constants: Sequence[ir.Value], inputs: Sequence[ir.Value], nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]
+) -> ir.Graph:
+    """The body of a group: constants first, then copies of the nodes in order."""
+    values: ValueMap = {value: copy_value(value) for value in (*inputs, *constants)}
+    parameters = [copy for value in inputs if (copy := values[value]) is not None]
+    body: list[ir.Node] = []
+    for value in constants:
+        tensor, output = constant_tensor(value), values[value]
+        assert tensor is not None and output is not None
+        body.append(ir.Node("", "Constant", (), [ir.AttrTensor("value", ir.Tensor(tensor.numpy()))], outputs=[output], name=""))
+    body += [clone_node(node, values) for node in nodes]
+    return ir.Graph(parameters, [copy for value in outputs if (copy := values[value]) is not None], nodes=body)
+
+
+def _register(model: ir.Model, body: ir.Graph, name: str) -> ir.OperatorIdentifier:
+    """The identifier of a function with this body: an existing one, or a new one called `name` or `name_<n>`."""
+    bodies: _Bodies | None = model.meta.get(_BODIES)
+    if bodies is None:
+        ours = [function for function in model.functions.values() if function.domain == DOMAIN]
+        bodies = model.meta[_BODIES] = _Bodies({body_structure(one.graph): one.identifier() for one in ours}, {})
+    structure = body_structure(body)
+    known = bodies.by_structure.get(structure)
+    if known in model.functions and body_structure(model.functions[known].graph) == structure:
+        return known
+    identifier, count = (DOMAIN, name, ""), bodies.last_suffix.get(name, 1)
+    while identifier in model.functions:
+        count += 1
+        identifier = (DOMAIN, f"{name}_{count}", "")
+    bodies.last_suffix[name] = count
+    bodies.by_structure[structure] = identifier
+    imports = model.graph.opset_imports
+    body.opset_imports.update({domain: imports[domain] for domain in {"", *(node.domain for node in body)} if domain in imports})
+    model.functions[identifier] = ir.Function(DOMAIN, identifier[1], graph=body, attributes=())
+    return identifier
+
+
+def _origins_of(constants: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> list[_Origin]:
+    inner = [_Origin(name="", outputs=[str(value.name)], metadata={}) for value in constants]
+    return inner + [
+        _Origin(name=node.name or "", outputs=[str(value.name) for value in node.outputs], metadata=dict(node.metadata_props))
+        for node in nodes
+    ]
+
+
+def _origins(call: ir.Node) -> list[_Origin]:
+    origins: list[_Origin] = json.loads(call.metadata_props.get(_NODES_KEY, "[]"))
+    return origins
+
+
+def _substitute(
+    model: ir.Model, nodes: Sequence[ir.Node], members: set[ir.Node], call: ir.Node, escaping: Sequence[ir.Value]
+) -> None:
+    """Put `call` where the last of `nodes` stands, give it their readers, and remove them."""
+    graph = graph_of(nodes[-1])
+    delayed = _readers_between(graph, members) if len(escaping) > 1 else []
+    graph.insert_after(nodes[-1], call)
+    if delayed:
+        graph.remove(delayed)
+        graph.insert_after(call, delayed)
+    for old, new in zip(escaping, call.outputs, strict=True):
+        for user, index in tuple(old.uses()):
+            if user not in members:
+                user.replace_input_with(index, new)
+        if old.is_graph_output():
+            for index, output in enumerate(graph.outputs):
+                if output is old:
+                    graph.outputs[index] = new
+    for node in nodes:
+        for value in node.outputs:
+            if value not in escaping:
+                release_name(model, str(value.name))
+    remove_nodes(nodes)
+
+
+def _readers_between(graph: ir.Graph, members: set[ir.Node]) -> list[ir.Node]:
+    """Nodes standing before the last member that depend on a member: a call in the last one's place must precede them."""
+    missing, between = len(members), []
+    reached = set(members)
+    for node in graph:
+        if node in members:
+            missing -= 1
+            if not missing:
+                break
+        elif any(value.producer() in reached for value in read_values(node)):
+            reached.add(node)
+            between.append(node)
+    return between
+
+
+def _drop_unused(model: ir.Model, constants: Sequence[ir.Value]) -> None:
+    """Remove what produced constants that only the group read."""
+    for value in constants:
+        if value.uses() or value.is_graph_output() or value.is_graph_input():
+            continue
+        producer = value.producer()
+        if producer is not None:
+            remove_nodes([producer])
+        elif value.graph is not None:
+            value.graph.initializers.pop(str(value.name))
+        release_name(model, str(value.name))
+
+
+# ------------------------------------------------------------------------------------------------------------ inlining
+
+
+def _import_opsets(model: ir.Model, function: ir.Function) -> None:
+    """Import what the body needs."""
+    for domain, version in function.opset_imports.items():
+        have = model.graph.opset_imports.setdefault(domain, version)
+        if have != version:
+            raise InvalidModelError(
+                f"function {function.domain}.{function.name}",
+                f"it imports opset {version} of domain {domain!r} and the model opset {have}",
+                "convert the model to one opset with onnx.version_converter",
+            )
+
+
+def _restore_constant(model: ir.Model, node: ir.Node, origin: _Origin) -> ir.Value:
+    """The initializer for a constant of a fused body: the original one where it is still there, else a new one."""
+    tensor = constant_tensor(node.outputs[0])
+    assert tensor is not None
+    name = origin["outputs"][0] if origin["outputs"] else "constant"
+    present = model.graph.initializers.get(name)
+    same = None if present is None or present.is_graph_input() else present.const_value
+    if present is not None and same is not None and (same.dtype, same.shape) == (tensor.dtype, tensor.shape):
+        if same.tobytes() == tensor.tobytes():
+            return present
+    return add_constant(model, tensor.numpy(), name)
+
+
+def _restore_node(
+    model: ir.Model, child: ir.Node, origin: _Origin, values: ValueMap, attributes: Mapping[str, ir.Attr]
+) -> ir.Node:
+    """A copy of a body node under its original names, or new ones."""
+    results = {value for value in graph_of(child).outputs}
+    node = clone_node(child, values, attributes)
+    node.name = origin["name"] or child.name
+    node.metadata_props.update(origin["metadata"] or child.metadata_props)
+    names = origin["outputs"] or [str(value.name) for value in child.outputs]
+    for inner, output, name in zip(child.outputs, node.outputs, names, strict=True):
+        output.name = None if inner in results else fresh_name(model, name)
+    return node

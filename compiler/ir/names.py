@@ -1,0 +1,53 @@
+"""Names for new values: unique in the whole graph, and derived from what they replace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from .scopes import subgraphs_of
+
+_TAKEN = "prefuse.taken_names"  # key of a graph's `meta`: names ever used in it
+
+
+def fresh_name(owner: ir.Model | ir.Graph, hint: str) -> str:
+    """A value name that `owner` has never used: `hint` itself, or `hint_1`, `hint_2`, ...
+
+    ONNX shares one scope of names between a graph and its subgraphs. Give the model where there is one: a subgraph alone does
+    not see the names around it. Constant time after the first call on a graph.
+    """
+    graph = owner.graph if isinstance(owner, ir.Model) else owner
+    taken = _taken_names(graph)
+    name, count = hint, taken.get(hint, 0)
+    while name in taken or name in graph.initializers:
+        count += 1
+        name = f"{hint}_{count}"
+    if hint in taken:
+        taken[hint] = count
+    taken[name] = 0
+    return name
+
+
+def release_name(owner: ir.Model | ir.Graph, name: str) -> None:
+    """Let `fresh_name` give out a name again whose value has left the graph."""
+    _taken_names(owner.graph if isinstance(owner, ir.Model) else owner).pop(name, None)
+
+
+def _taken_names(graph: ir.Graph) -> dict[str, int]:
+    """Names that have been used in a graph, each with the last number appended to it."""
+    taken: dict[str, int] | None = graph.meta.get(_TAKEN)
+    if taken is None:
+        taken = graph.meta[_TAKEN] = dict.fromkeys(_value_names(graph), 0)
+    return taken
+
+
+def _value_names(graph: ir.Graph) -> Iterator[str]:
+    """Names of all values of a graph and its subgraphs."""
+    for value in (*graph.inputs, *graph.initializers.values()):
+        yield str(value.name)
+    for node in graph:
+        yield from (str(value.name) for value in node.inputs if value is not None)  # those of outer scopes among them
+        yield from (str(output.name) for output in node.outputs)
+        for subgraph in subgraphs_of(node):
+            yield from _value_names(subgraph)

@@ -1,0 +1,147 @@
+"""Rewriting a graph: replacing and removing nodes safely, and rules that say why they did not match."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import onnx_ir as ir
+
+from .facts import SOURCE_KEY, infer_node, source_of
+from .names import fresh_name
+
+if TYPE_CHECKING:
+    from ..pipeline import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a rewrite was refused, and the nodes to blame."""
+
+    reason: str
+    nodes: tuple[ir.Node, ...] = ()
+
+
+class Match(Protocol):
+    """What a rule found: an immutable value that can rewrite it."""
+
+    def rewrite(self, model: ir.Model) -> Sequence[ir.Node]:
+        """Rewrite the graph and return the nodes made."""
+
+
+class Rule(Protocol):
+    """A local rewrite. `match` finds and judges, and changes and stores nothing."""
+
+    @property
+    def name(self) -> str: ...
+
+    def match(self, node: ir.Node) -> Match | Rejection | None:
+        """What to rewrite at `node`; a Rejection where it is nearly so; None where the rule has nothing to do with it."""
+
+
+def replace_node(
+    owner: ir.Model | ir.Graph, node: ir.Node, new_nodes: Sequence[ir.Node], new_outputs: Sequence[ir.Value | None]
+) -> None:
+    """Put `new_nodes` in the place of `node`, and `new_outputs` in the place of its outputs (None: that output is unused).
+
+    True afterwards: graph outputs keep their names, under an Identity where the new value cannot take the name (it is an input,
+    an initializer or already an output). New values have unique names and, if `owner` is the model, facts: inferred, else
+    those of what they replace. New nodes carry the old node's torch source. `node` is out of the graph and uses nothing.
+    """
+    graph = graph_of(node)
+    assert len(new_outputs) == len(node.outputs), f"{len(node.outputs)} outputs replaced by {len(new_outputs)}"
+    for new in new_nodes:
+        copy_source((node,), new)
+        for output in new.outputs:
+            if output.name is None:
+                output.name = fresh_name(owner, node.outputs[0].name or node.op_type.lower())
+    graph.insert_before(node, new_nodes)
+    if isinstance(owner, ir.Model):
+        for new in new_nodes:
+            infer_node(new, owner)
+    for old_value, new_value in zip(node.outputs, new_outputs, strict=True):
+        if new_value is not None:
+            _replace_value(old_value, new_value)
+    graph.remove(node, safe=True)
+
+
+def remove_nodes(nodes: Iterable[ir.Node]) -> None:
+    """Take nodes out of their graphs. Nothing outside `nodes` may read their outputs, nor a graph return them."""
+    by_graph: dict[ir.Graph, list[ir.Node]] = {}
+    for node in nodes:
+        by_graph.setdefault(graph_of(node), []).append(node)
+    for graph, members in by_graph.items():
+        graph.remove(members, safe=True)
+
+
+def copy_source(origins: Sequence[ir.Node], node: ir.Node) -> None:
+    """Give `node` the metadata of what it was made from: all of it for one origin, the joined sources for several."""
+    if len(origins) == 1:
+        for key, value in origins[0].metadata_props.items():
+            node.metadata_props.setdefault(key, value)
+    else:
+        node.metadata_props[SOURCE_KEY] = ", ".join(dict.fromkeys(source_of(origin) for origin in origins))
+
+
+def apply_rules(model: ir.Model, rules: Sequence[Rule], context: Context) -> bool:
+    """Apply rules until none matches, first rule first at each node, from the inputs on; return whether any did.
+
+    A rewrite makes its new nodes and their readers be looked at again, so that the cost is linear in nodes and rewrites.
+    """
+    queue = deque(model.graph)
+    queued = set(queue)
+    changed = False
+    while queue:
+        node = queue.popleft()
+        queued.discard(node)
+        for rule in rules:
+            if node.graph is None:
+                break
+            match = rule.match(node)
+            if match is None:
+                continue
+            if isinstance(match, Rejection):
+                context.reject(rule.name, match)
+                continue
+            made = match.rewrite(model)
+            changed = True
+            again = [*made, *(reader for new in made for output in new.outputs for reader, _ in output.uses())]
+            queue.extend(other for other in again if other not in queued)
+            queued.update(again)
+    return changed
+
+
+def graph_of(node: ir.Node) -> ir.Graph:
+    """The graph a node is in, that of a function for a node of its body."""
+    owner = node.graph
+    assert owner is not None, f"{node.name} is in no graph"
+    return owner.graph if isinstance(owner, ir.Function) else owner
+
+
+def _replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Make every reader of `old`, graph outputs included, read `new`."""
+    if old is new:
+        return
+    if new.type is None:
+        new.type = old.type
+    if new.shape is None and old.shape is not None:
+        new.shape = ir.Shape(old.shape)
+    if old.is_graph_output():
+        new = _output_value(old, new)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def _output_value(old: ir.Value, new: ir.Value) -> ir.Value:
+    """A value with the contents of `new` that may be a graph output named as `old` is: `new` renamed, or an Identity of it."""
+    producer, consumer = new.producer(), old.producer()
+    assert consumer is not None
+    if producer is None or producer.graph is not consumer.graph or new.is_graph_output():
+        identity = ir.node("Identity", [new], version=consumer.version)
+        copy_source((consumer,), identity)
+        graph_of(consumer).insert_before(consumer, identity)
+        copy, copy.type, copy.shape = identity.outputs[0], new.type, None if new.shape is None else ir.Shape(new.shape)
+        new = copy
+    new.name = old.name
+    return new

@@ -1,0 +1,48 @@
+"""Structural equality of graphs: what they compute and on what types, whatever their values are called."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import onnx_ir as ir
+
+
+def body_structure(graph: ir.Graph) -> Hashable:
+    """A key that is equal for graphs with the same nodes, attributes, wiring and parameter types. No subgraphs, no weights."""
+    number: dict[ir.Value | None, int] = {None: -1}
+    for value in graph.inputs:
+        number[value] = len(number)
+    nodes = []
+    for node in graph:
+        inputs = tuple(number[value] for value in node.inputs)
+        for value in node.outputs:
+            number[value] = len(number)
+        nodes.append((*node.op_identifier(), inputs, len(node.outputs), attributes_key(node)))
+    parameters = tuple((value.dtype, None if value.shape is None else str(value.shape)) for value in graph.inputs)
+    return parameters, tuple(nodes), tuple(number[value] for value in graph.outputs)
+
+
+def attributes_key(node: ir.Node) -> Hashable:
+    """A key that is equal for nodes whose attributes are equal, bit by bit; subgraphs are equal to themselves only."""
+    return tuple(
+        sorted((one.name, one.type.value, one.ref_attr_name or "", _attribute_key(one)) for one in node.attributes.values())
+    )
+
+
+def tensor_key(tensor: ir.TensorProtocol) -> Hashable:
+    """A key that is equal for tensors of the same type and bytes."""
+    return tensor.dtype.value, str(tensor.shape), tensor.tobytes()
+
+
+def _attribute_key(attribute: ir.Attr) -> Hashable:
+    if attribute.is_ref():
+        return ""
+    match attribute.type:
+        case ir.AttributeType.TENSOR:
+            return tensor_key(attribute.as_tensor())
+        case ir.AttributeType.TENSORS:
+            return tuple(tensor_key(tensor) for tensor in attribute.as_tensors())
+        case ir.AttributeType.GRAPH | ir.AttributeType.GRAPHS:
+            return id(attribute.value)
+        case _:
+            return repr(attribute.value)
