@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -132,7 +133,7 @@ def parse_pipeline(text: str, table: PassTable) -> tuple[AnyPass, ...]:
             raise OptionError("pipeline", f"cannot read {text[position:]!r}", "write name{option=value,...} separated by commas")
         passes.append(_build(match[1], match[2] or "", table))
         position, more = match.end(), match[3] == ","
-    for first, second in zip(passes, passes[1:], strict=False):
+    for first, second in pairwise(passes):
         if isinstance(first, PlanPass) and isinstance(second, Pass):
             raise OptionError("pipeline", f"graph pass {second.name} follows plan pass {first.name}", "put graph passes first")
     return tuple(passes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
@@ -25,6 +26,14 @@ SOURCE_KEY = "prefuse.source"  # metadata of a node made from others: their sour
 _STACK_KEY = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MAX_KNOWN_ELEMENTS = 64  # constants up to this size are shown to inference: shapes, axes, pads, scales
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What inference finds of a value; `shape` is None where even the rank is unknown."""
+
+    type: ir.TypeProtocol
+    shape: ir.Shape | None
 
 
 def dtype_name(dtype: ir.DataType) -> str:
@@ -62,8 +71,8 @@ def tensor_type(value: ir.Value) -> TensorType:
         raise InvalidModelError(
             where, f"value {value.name} has element type {dtype} and shape {shape}", "give concrete shapes to the model's inputs"
         )
-    assert value.dtype is not None and value.shape is not None
-    return TensorType(tuple(int(dim) for dim in value.shape if isinstance(dim, int)), dtype_name(value.dtype))
+    assert value.dtype is not None
+    return TensorType(tuple(dim for dim in value.shape or () if isinstance(dim, int)), dtype_name(value.dtype))
 
 
 def source_of(node: ir.Node) -> str:
@@ -104,7 +113,7 @@ def infer_node(node: ir.Node, model: ir.Model) -> None:
     _Inference(model).visit(node)
 
 
-def infer_types(node: ir.Node, model: ir.Model, opsets: Mapping[str, int] | None = None) -> list[ir.TypeAndShape | None]:
+def infer_types(node: ir.Node, model: ir.Model, opsets: Mapping[str, int] | None = None) -> list[Fact | None]:
     """What inference says of each output of a node of an ONNX operator, without recording it; None where it says nothing.
 
     `opsets` are those of the function that the node is in; None: the model's.
@@ -135,11 +144,11 @@ class _Inference:
         for output, fact in zip(node.outputs, self.infer(node), strict=True):
             _record(output, fact)
 
-    def infer(self, node: ir.Node) -> list[ir.TypeAndShape | None]:
+    def infer(self, node: ir.Node) -> list[Fact | None]:
         """Inferred facts of each output of a node that calls no function of the model."""
-        nothing: list[ir.TypeAndShape | None] = [None] * len(node.outputs)
+        nothing: list[Fact | None] = [None] * len(node.outputs)
         if node.op_type == "Constant" and node.domain == "" and (tensor := constant_tensor(node.outputs[0])) is not None:
-            return [ir.TypeAndShape(ir.TensorType(tensor.dtype), ir.Shape(tensor.shape))]
+            return [Fact(ir.TensorType(tensor.dtype), ir.Shape(tensor.shape))]
         schema = schema_of(node, self._opsets)
         reads = read_values(node)
         if schema is None or any(value.type is None for value in reads):
@@ -167,7 +176,7 @@ class _Inference:
             self._arguments[parameter] = argument
             if argument is not None:
                 parameter.type = argument.type
-                parameter.shape = None if argument.shape is None else ir.Shape(argument.shape)
+                parameter.shape = None if argument.shape is None else argument.shape.copy()
         attributes = {**function.attributes, **node.attributes}
         self._opsets, self._attributes = function.opset_imports, {k: self._resolved(v) for k, v in attributes.items()}
         self._calls.append(identifier)
@@ -178,7 +187,7 @@ class _Inference:
         self._calls.pop()
         self._opsets, self._attributes = saved
         for output, result in zip(node.outputs, function.outputs, strict=False):
-            _record(output, None if result.type is None else ir.TypeAndShape(result.type, result.shape))
+            _record(output, None if result.type is None else Fact(result.type, result.shape))
 
     def _visit_subgraph(self, graph: ir.Graph) -> None:
         for value in graph.initializers.values():
@@ -236,23 +245,17 @@ def _set_constant_facts(value: ir.Value) -> None:
         value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
 
 
-def _record(value: ir.Value, fact: ir.TypeAndShape | None) -> None:
+def _record(value: ir.Value, fact: Fact | None) -> None:
     """Store an inferred fact; a dimension that inference could not find keeps what was recorded for it."""
-    if fact is None or fact.type is None:
+    if fact is None:
         return
     value.type = fact.type
     if fact.shape is None:
         return
-    old = value.shape
-    if old is not None and len(old) == len(fact.shape):
-        known = [new if _is_known(new) else before for new, before in zip(fact.shape, old, strict=True)]
-        value.shape = ir.Shape(known)
-    else:
-        value.shape = ir.Shape(fact.shape)
-
-
-def _is_known(dim: int | ir.SymbolicDim) -> bool:
-    return isinstance(dim, int) or dim.value is not None
+    old, new = value.shape, fact.shape.copy()
+    if old is not None and len(old) == len(new):
+        new = ir.Shape(before if after == ir.SymbolicDim(None) else after for before, after in zip(old, new, strict=True))
+    value.shape = new
 
 
 def _type_proto(value: ir.Value) -> onnx.TypeProto:
@@ -264,11 +267,11 @@ def _type_proto(value: ir.Value) -> onnx.TypeProto:
     return proto
 
 
-def _fact(proto: onnx.TypeProto | None) -> ir.TypeAndShape | None:
+def _fact(proto: onnx.TypeProto | None) -> Fact | None:
     if proto is None or proto.WhichOneof("value") is None:
         return None
     found = ir.serde.deserialize_type_proto_for_type(proto)
-    return None if found is None else ir.TypeAndShape(found, ir.serde.deserialize_type_proto_for_shape(proto))
+    return None if found is None else Fact(found, ir.serde.deserialize_type_proto_for_shape(proto))
 
 
 def _describe(value: ir.Value) -> str:

@@ -20,7 +20,7 @@ from .facts import SOURCE_KEY, source_of
 from .names import fresh_name, release_name
 from .rewriter import graph_of, remove_nodes, replace_node
 from .scopes import read_values, subgraphs_of
-from .structure import body_structure
+from .structure import body_structure, tensor_key
 
 DOMAIN = "prefuse"
 _DOMAIN_VERSION = 1
@@ -70,7 +70,7 @@ def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> 
     escapes, else in the graph.
     """
     members = set(nodes)
-    assert nodes and not any(True for node in nodes for _ in subgraphs_of(node)), f"{name}: cannot outline {nodes}"
+    assert not any(True for node in nodes for _ in subgraphs_of(node)), f"{name}: a group cannot hold subgraphs"
     outside = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v.producer() not in members)
     constants = [value for value in outside if (tensor := constant_tensor(value)) is not None and tensor.size == 1]
     inputs = [value for value in outside if value not in set(constants)]
@@ -114,7 +114,7 @@ def inline_function(model: ir.Model, node: ir.Node) -> tuple[ir.Node, ...]:
             made.append(_restore_node(model, child, origin, values, attributes))
     results = [values[value] for value in function.outputs][: len(node.outputs)]
     for old, new in zip(node.outputs, results, strict=True):
-        if new is not None and new.producer() in made and new.name is None:
+        if new is not None and new.name is None:
             new.name = old.name
     for one in made:
         for output in one.outputs:
@@ -168,8 +168,9 @@ def _outline(
     body: list[ir.Node] = []
     for value in constants:
         tensor, output = constant_tensor(value), values[value]
-        assert tensor is not None and output is not None
-        body.append(ir.Node("", "Constant", (), [ir.AttrTensor("value", ir.Tensor(tensor.numpy()))], outputs=[output], name=""))
+        if tensor is not None and output is not None:
+            attribute = ir.AttrTensor("value", ir.Tensor(tensor.numpy()))
+            body.append(ir.Node("", "Constant", (), [attribute], outputs=[output], name=""))
     body += [clone_node(node, values) for node in nodes]
     return ir.Graph(parameters, [copy for value in outputs if (copy := values[value]) is not None], nodes=body)
 
@@ -283,10 +284,9 @@ def _restore_constant(model: ir.Model, node: ir.Node, origin: _Origin) -> ir.Val
     assert tensor is not None
     name = origin["outputs"][0] if origin["outputs"] else "constant"
     present = model.graph.initializers.get(name)
-    same = None if present is None or present.is_graph_input() else present.const_value
-    if present is not None and same is not None and (same.dtype, same.shape) == (tensor.dtype, tensor.shape):
-        if same.tobytes() == tensor.tobytes():
-            return present
+    same = None if present is None else constant_tensor(present)
+    if present is not None and same is not None and same.size == 1 and tensor_key(same) == tensor_key(tensor):
+        return present
     return add_constant(model, tensor.numpy(), name)
 
 
@@ -294,7 +294,7 @@ def _restore_node(
     model: ir.Model, child: ir.Node, origin: _Origin, values: ValueMap, attributes: Mapping[str, ir.Attr]
 ) -> ir.Node:
     """A copy of a body node under its original names, or new ones."""
-    results = {value for value in graph_of(child).outputs}
+    results = set(graph_of(child).outputs)
     node = clone_node(child, values, attributes)
     node.name = origin["name"] or child.name
     node.metadata_props.update(origin["metadata"] or child.metadata_props)

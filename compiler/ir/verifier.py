@@ -12,6 +12,8 @@ from .facts import infer_types, schema_of
 from .functions import is_fused
 from .scopes import subgraphs_of
 
+_ATTRIBUTE_TYPES = {kind: getattr(onnx.defs.OpSchema.AttrType, kind.name, None) for kind in ir.AttributeType}
+
 
 class VerificationError(AssertionError):
     """A graph that breaks a rule: a bug of whatever made it. The message names the node or value and the rule."""
@@ -151,8 +153,8 @@ def _verify_attributes(node: ir.Node, schema: onnx.defs.OpSchema, where: str) ->
         known = schema.attributes.get(name)
         if known is None:
             raise VerificationError(f"{where}: {node.op_type} has no attribute {name}")
-        legal = attribute.type.value == known.type.value
-        _require(legal, f"{where}: attribute {name} is of type {attribute.type.name}, legal is {known.type.name}")
+        legal = known.type == _ATTRIBUTE_TYPES[attribute.type]
+        _require(legal, f"{where}: attribute {name} is of type {attribute.type.name}, legal is {known.type}")
     for name, known in schema.attributes.items():
         _require(not known.required or name in node.attributes, f"{where}: required attribute {name} is absent")
 
