@@ -1,0 +1,1 @@
+"""The local rewrites of `canonicalize`, by what they do."""

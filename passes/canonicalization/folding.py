@@ -1,0 +1,147 @@
+"""Folding: nodes whose inputs are all constant become constants, computed by `onnx.reference`."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from ...compiler.ir.constants import constant_array
+from ...compiler.ir.facts import has_static_type
+from ...compiler.ir.kinds import Kind, kind_of
+from ...compiler.ir.rewriter import Rejection
+from ...compiler.ir.scopes import subgraphs_of
+from .scope import Replacement, Rule, Scope, is_read, static_shape
+
+RANDOM_OPERATORS = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+# Operators whose result is bounded by their inputs although its shape depends on their values.
+_BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
+# Operators that NumPy computes at the speed of memory, so that weights of any size may go through them.
+_FAST = frozenset({"Add", "Cast", "Div", "Mul", "Neg", "Sqrt", "Sub"})
+# `onnx.reference` computes these by their newest meaning; before opset 13 they flattened their input to a matrix.
+_MISREAD_BEFORE_13 = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
+
+
+def lift_constant(node: ir.Node, scope: Scope) -> Replacement | None:
+    """Constant nodes become initializers. Strings and sparse tensors stay as they are."""
+    array = constant_array(node.outputs[0])
+    return None if array is None else _as_constant(node, [array], scope)
+
+
+def fold_shape(node: ir.Node, scope: Scope) -> Replacement | None:
+    """Shape and Size of a value whose dimensions are known numbers."""
+    value = node.inputs[0]
+    if value is None or value.shape is None:
+        return None
+    if node.op_type == "Size":
+        dims = static_shape(value)
+        return None if dims is None else _as_constant(node, [np.array(int(np.prod(dims, dtype=np.int64)), np.int64)], scope)
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(value.shape))
+    chosen = value.shape.dims[slice(start, end)]
+    return _as_constant(node, [np.array(chosen, np.int64)], scope) if all(isinstance(dim, int) for dim in chosen) else None
+
+
+def fold_gathered_dimension(node: ir.Node, scope: Scope) -> Replacement | None:
+    """Gather of known dimensions out of a Shape whose other dimensions may be symbolic."""
+    shape = node.inputs[0].producer() if node.inputs[0] is not None else None
+    indices = constant_array(node.inputs[1])
+    if shape is None or shape.op_type != "Shape" or indices is None or "start" in shape.attributes or "end" in shape.attributes:
+        return None
+    value = shape.inputs[0]
+    if value is None or value.shape is None or not all(-len(value.shape) <= index < len(value.shape) for index in indices.flat):
+        return None
+    dims = [value.shape.dims[index] for index in indices.flat]
+    if not all(isinstance(dim, int) for dim in dims):
+        return None
+    return _as_constant(node, [np.array(dims, np.int64).reshape(indices.shape)], scope)
+
+
+def fold(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
+    """Compute a deterministic node of constant inputs, unless the result would bloat the model.
+
+    Identity is no computation: where one is left, it gives a constant the name of a graph output.
+
+    A result larger than all its inputs is kept only up to the fold limit; on inputs above it, only copying and plain arithmetic
+    run at all.
+    """
+    if node.op_type == "Identity" or not is_deterministic(node, scope.opset) or any(True for _ in subgraphs_of(node)):
+        return None
+    arrays = {str(value.name): constant_array(value) for value in node.inputs if value is not None}
+    known = {name: array for name, array in arrays.items() if array is not None}
+    if not arrays or len(known) != len(arrays):
+        return None
+    if not all(output.name == "" or _is_bounded(node, output) for output in node.outputs):
+        return None
+    input_bytes = sum(array.nbytes for array in known.values())
+    output_bytes = sum(_size_bytes(output) for output in node.outputs)
+    growth = output_bytes - input_bytes
+    is_fast = kind_of(node) in (Kind.INJECTIVE, Kind.VIEW) or node.op_type in _FAST
+    if (growth > 0 and output_bytes > min(scope.fold_limit_bytes, scope.budget_bytes)) or (
+        not is_fast and input_bytes + output_bytes > scope.fold_limit_bytes
+    ):
+        return Rejection(f"{node.op_type} not folded: {output_bytes} bytes from {input_bytes}", (node,))
+    results = _evaluate(node, known, scope)
+    if isinstance(results, Rejection):
+        return results
+    scope.budget_bytes -= max(0, growth)
+    return _as_constant(node, results, scope)
+
+
+def is_deterministic(node: ir.Node, opset: int) -> bool:
+    """Whether a node is known to compute the same outputs from the same inputs, as `onnx.reference` does."""
+    if node.domain != "" or node.op_type in RANDOM_OPERATORS:
+        return False
+    if node.op_type == "Dropout" and opset >= 12 and len(node.inputs) > 2:
+        training = constant_array(node.inputs[2])
+        return node.inputs[2] is None or (training is not None and not training.any())
+    return True
+
+
+def _is_bounded(node: ir.Node, output: ir.Value) -> bool:
+    return has_static_type(output) or node.op_type in _BOUNDED
+
+
+def _size_bytes(output: ir.Value) -> int:
+    dims = static_shape(output)
+    if output.name == "" or dims is None or output.dtype is None or output.dtype == ir.DataType.STRING:
+        return 0
+    return int(np.prod(dims, dtype=np.int64)) * int(np.ceil(output.dtype.itemsize))
+
+
+def _evaluate(node: ir.Node, inputs: dict[str, np.ndarray], scope: Scope) -> list[np.ndarray] | Rejection:
+    """Run one node; a Rejection where the reference cannot, or contradicts what inference says of the result."""
+    if scope.opset < 13 and node.op_type in _MISREAD_BEFORE_13:
+        return Rejection(f"{node.op_type} not folded: its meaning before opset 13 has no reference", (node,))
+    names = [str(output.name) for output in node.outputs if output.name != ""]
+    imports = [onnx.helper.make_opsetid("", scope.opset)]
+    function = onnx.helper.make_function("prefuse", "folded", list(inputs), names, [ir.serde.serialize_node(node)], imports)
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(function).run(None, inputs, attributes={})
+    except Exception as error:  # the reference raises whatever NumPy does where it lacks a type or an index is out of range
+        return Rejection(f"{node.op_type} not folded: {type(error).__name__}: {error}", (node,))
+    arrays = [np.asarray(result) for result in results]
+    for array, output in zip(arrays, (output for output in node.outputs if output.name != ""), strict=True):
+        expected = static_shape(output)
+        if output.dtype is None or array.dtype != output.dtype.numpy() or (expected is not None and array.shape != expected):
+            return Rejection(f"{node.op_type} not folded: the reference made {array.dtype.name}{list(array.shape)}", (node,))
+    return arrays
+
+
+def _as_constant(node: ir.Node, arrays: list[np.ndarray], scope: Scope) -> Replacement:
+    """The node's outputs as initializers."""
+    found = iter(arrays)
+    pairs = [(output, None if output.name == "" else next(found)) for output in node.outputs]
+    values = [scope.constant(array, output.name) if array is not None and is_read(output) else None for output, array in pairs]
+    return Replacement((), tuple(values), are_constants=True)
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "Constant": (lift_constant,),
+    "Gather": (fold_gathered_dimension,),
+    "Shape": (fold_shape,),
+    "Size": (fold_shape,),
+}
