@@ -1,0 +1,90 @@
+"""TIR to native code: TVM's passes in an order of our own, LLVM, and the system's linker.
+
+TVM's default pipeline is not used: on kernels that are already loop nests its scheduling passes do nothing useful, and some of
+them are exponential in nested Let expressions.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from ...runtime.errors import CompileError
+from ...runtime.target import Target
+
+_LLVM: dict[str, dict[str, Any]] = {
+    "avx2": {"mcpu": "x86-64-v3"},
+    "avx512": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit"]},
+}
+
+
+def llvm_target(target: Target) -> Any:
+    """TVM's description of the target's CPU: a level that many machines share, so that programs can move between them."""
+    description = {"kind": "llvm", "num-cores": target.threads, **_LLVM[target.level]}
+    return tvm.target.Target(description, host=description)
+
+
+def compile_module(module: Any, target: Target) -> Any:
+    """Compile an IRModule whose public functions become the library's symbols; a tvm runtime module with its object code."""
+    passes = tirx.transform
+    native = llvm_target(target)
+    pipeline = [
+        passes.BindTarget(native),
+        passes.FlattenBuffer(),
+        passes.BF16ComputeLegalize(),
+        passes.NarrowDataType(32),
+        passes.VectorizeLoop(True),
+        passes.UnrollLoop(),
+        passes.StmtSimplify(),
+        passes.RemoveNoOp(),
+        passes.CommonSubexprElim(),
+        passes.FP8ComputeLegalize(),
+        passes.VerifyMemory(),
+        passes.AnnotateEntryFunc(),
+        passes.SplitHostDevice(),
+        passes.MakePackedAPI(),
+        passes.FP8StorageLegalize(),
+        passes.BF16StorageLegalize(),
+        passes.LowerTVMBuiltin(),
+        passes.LowerIntrin(),
+    ]
+    lowered = tvm.ir.transform.Sequential(pipeline)(module)
+    return tvm.get_global_func("target.build.llvm")(lowered, native)
+
+
+def link_library(module: Any) -> bytes:
+    """A shared library with the module's code.
+
+    Raises:
+        CompileError: the machine has no linker, or it failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="prefuse-") as folder:
+        source, library = Path(folder, "program.o"), Path(folder, "program.so")
+        module.write_to_file(str(source), "o")
+        command = [*_linker(), "-shared", "-o", str(library), str(source)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise CompileError(
+                f"linker {command[0]}", result.stderr.strip() or f"exit {result.returncode}", "see the message above"
+            )
+        return library.read_bytes()
+
+
+def _linker() -> list[str]:
+    """The first linker at hand: binutils, LLVM, a C compiler, or the one inside the ziglang package."""
+    for name in ("ld", "ld.lld", "cc", "gcc", "clang"):
+        if path := shutil.which(name):
+            return [path]
+    if find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "ld.lld"]
+    raise CompileError(
+        "linker", "this machine has none of ld, ld.lld, cc, gcc, clang", "pip install ziglang, or apt-get install binutils"
+    )

@@ -1,0 +1,217 @@
+"""A small writer of TIR loop nests: what a template says, statement by statement, with no schedule in between.
+
+All buffers are flat; a template computes its own offsets, so one pointer may be seen under any layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.ir import PointerType, PrimType
+
+from ..runtime.plan import ALIGNMENT
+
+Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
+Buffer: TypeAlias = Any
+Index: TypeAlias = tuple[Expr, ...]
+
+PARALLEL_MIN_WORK = 40_000  # scalar operations below which one parallel region (about 2.4 us) costs more than it saves
+
+
+class KernelBuilder:
+    """Collects the statements of one kernel: a private function of raw pointers, reads then writes then one workspace."""
+
+    def __init__(self, lanes_bytes: int, threads: int) -> None:
+        self.vector_bytes = lanes_bytes
+        self.threads = threads
+        self.workspace_bytes = 0
+        self._blocks: list[list[Any]] = [[]]
+        self._parameters: dict[str, tuple[Any, Any]] = {}
+        self._workspace = _pointer("workspace", "uint8")
+        self._views: list[tuple[Any, Any, int]] = []
+        self._lane: tuple[Any, int, list[Any]] | None = None  # of the vectorised loop around: variable, lanes, its allocations
+
+    def lanes(self, dtype: str) -> int:
+        return self.vector_bytes // max(np.dtype(dtype).itemsize, 1)
+
+    # Parameters -------------------------------------------------------------------------------------------------------
+
+    def parameter(self, name: str, elements: int, dtype: str) -> Buffer:
+        """The flat buffer behind a pointer parameter; asked for twice, the same one."""
+        if name not in self._parameters:
+            pointer = _pointer(f"p{len(self._parameters)}", dtype)
+            buffer = tirx.decl_buffer((max(elements, 1),), dtype, name=f"b{len(self._parameters)}", layout=None)
+            self._parameters[name] = (pointer, buffer)
+        return self._parameters[name][1]
+
+    def order_parameters(self, names: Sequence[str]) -> None:
+        """Settle the calling order."""
+        self._parameters = {name: self._parameters[name] for name in names}
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return tuple(self._parameters)
+
+    def workspace(self, elements: int, dtype: str) -> Buffer:
+        """Scratch bytes of the arena, private to the kernel and cache-line aligned; the planner places them."""
+        buffer = tirx.decl_buffer((max(elements, 1),), dtype, name=f"w{len(self._views)}", layout=None)
+        self._views.append((buffer, dtype, self.workspace_bytes))
+        self.workspace_bytes += -(-elements * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
+        return buffer
+
+    # Statements -------------------------------------------------------------------------------------------------------
+
+    def emit(self, statement: Any) -> None:
+        self._blocks[-1].append(statement)
+
+    @contextmanager
+    def loop(self, extent: Expr, kind: str = "serial", name: str = "i") -> Iterator[Expr]:
+        """A loop from 0; one of extent 1 leaves no trace. Kinds: serial, unrolled, vectorized, parallel."""
+        if isinstance(extent, int) and extent == 1:
+            yield tirx.const(0, "int32")
+            return
+        variable = tirx.Var(name, "int32")
+        self._blocks.append([])
+        outer = self._lane
+        if kind == "vectorized":
+            self._lane = (variable, extent, [])
+        yield variable
+        body = self._close()
+        if kind == "vectorized":
+            for statement in self._lane[2]:
+                self.emit(statement)
+        self._lane = outer
+        self.emit(tirx.For(variable, tirx.const(0, "int32"), _int(extent), tirx.ForKind[kind.upper()], body))
+
+    @contextmanager
+    def when(self, condition: Expr) -> Iterator[None]:
+        """Statements that run only where a scalar condition holds."""
+        self._blocks.append([])
+        yield
+        self.emit(tirx.IfThenElse(condition, self._close(), None))
+
+    def threads_for(self, work: int) -> int:
+        """Threads that pay for themselves on this many scalar operations."""
+        return self.threads if work >= PARALLEL_MIN_WORK else 1
+
+    @contextmanager
+    def chunks(self, extent: int, work: int) -> Iterator[Expr]:
+        """A loop over [0, extent), its iterations dealt to the threads in contiguous, nearly equal runs."""
+        threads = min(self.threads_for(work), max(extent, 1))
+        with self.loop(threads, "parallel", "thread") as thread:
+            begin, end = share(thread, threads, extent)
+            with self.loop(end - begin if threads > 1 else extent, name="chunk") as i:
+                yield self.bind(begin + i)
+
+    def vector_loop(self, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:
+        """`body(i)` for i in [0, extent): whole vectors first, what is left one by one."""
+        whole = extent // lanes
+        if whole:
+            with self.loop(whole, name="v") as block, self.loop(lanes, "vectorized", "lane") as lane:
+                body(block * lanes + lane)
+        if extent - whole * lanes:
+            with self.loop(extent - whole * lanes, name="tail") as i:
+                body(i + whole * lanes)
+
+    def dynamic_vector_loop(self, begin: Expr, end: Expr, lanes: int, body: Callable[[Expr], None]) -> None:
+        """The same between bounds known only as expressions."""
+        count = self.bind(tirx.max(end - begin, 0))
+        whole = self.bind(tirx.floordiv(count, lanes))
+        with self.loop(whole, name="v") as block, self.loop(lanes, "vectorized", "lane") as lane:
+            body(begin + block * lanes + lane)
+        with self.loop(count - whole * lanes, name="tail") as i:
+            body(begin + whole * lanes + i)
+
+    def store(self, buffer: Buffer, offset: Expr, value: Expr) -> None:
+        self.emit(tirx.BufferStore(buffer, value, [_int(offset)]))
+
+    def bind(self, value: Expr, name: str = "t") -> Expr:
+        """Name a loop bound or an offset outside of vectorised loops."""
+        if isinstance(value, int | tirx.Var | tirx.IntImm):
+            return value
+        variable = tirx.Var(name, value.ty)
+        self.emit(tirx.Bind(variable, value))
+        return variable
+
+    def name(self, value: Expr) -> Expr:
+        """Name an element's intermediate result so that it is computed once, inside a vectorised loop too.
+
+        A register-sized local array, not a TIR binding: the simplifier would inline a binding, and the code would grow
+        exponentially. LLVM turns the array into a register.
+        """
+        if isinstance(value, tirx.Var | tirx.FloatImm | tirx.IntImm):
+            return value
+        lane, lanes, allocations = self._lane or (tirx.const(0, "int32"), 1, self._blocks[-1])
+        buffer = tirx.decl_buffer((lanes,), str(value.ty), name="t", scope="local", layout=None)
+        allocations.append(tirx.AllocBuffer(buffer, {"disable_lower_builtin": tirx.const(True, "bool")}))
+        self.emit(tirx.BufferStore(buffer, value, [lane]))
+        return buffer[lane]
+
+    def local(self, elements: int, dtype: str, name: str = "acc") -> Buffer:
+        """A small array on the stack; of constant indices only, it becomes registers."""
+        buffer = tirx.decl_buffer((elements,), dtype, name=name, scope="local", layout=None)
+        self.emit(tirx.AllocBuffer(buffer, {"disable_lower_builtin": tirx.const(True, "bool")}))
+        return buffer
+
+    # The end ----------------------------------------------------------------------------------------------------------
+
+    def function(self) -> Any:
+        """The finished PrimFunc. It returns int32 0, as a private function with a parallel region must."""
+        head: list[Any] = [tirx.DeclBuffer(buffer, data=pointer) for pointer, buffer in self._parameters.values()]
+        for buffer, dtype, offset in self._views:
+            byte = tirx.decl_buffer((max(self.workspace_bytes, 1),), "uint8", name="bytes", layout=None)
+            head.append(tirx.DeclBuffer(byte, data=self._workspace))
+            pointer = _pointer("view", dtype)
+            head.append(tirx.Bind(pointer, tirx.reinterpret(pointer.ty, tirx.address_of(byte[offset]))))
+            head.append(tirx.DeclBuffer(buffer, data=pointer))
+        body: Any = tirx.SeqStmt([*head, *self._blocks[0], tirx.Return(tirx.const(0, "int32"))])
+        for key, value in (("device_id", 0), ("device_type", 1)):  # a private function is told its device by nobody else
+            body = tirx.AttrStmt(tvm.ir.StringImm("default"), key, tirx.const(value, "int32"), body)
+        pointers = [pointer for pointer, _ in self._parameters.values()]
+        if self.workspace_bytes:
+            pointers.append(self._workspace)
+        function = tirx.PrimFunc(pointers, body, ret_type=PrimType("int32"))
+        return function.with_attr("tirx.noalias", True).with_attr("s_tir", True)
+
+    def _close(self) -> Any:
+        body = self._blocks.pop()
+        if not body:
+            return tirx.Evaluate(tirx.const(0, "int32"))
+        return body[0] if len(body) == 1 else tirx.SeqStmt(body)
+
+
+def share(thread: Expr, threads: int, extent: int) -> tuple[Expr, Expr]:
+    """The half-open run of [0, extent) that belongs to one of `threads`."""
+    if threads == 1:
+        return 0, extent
+    return tirx.floordiv(thread * extent, threads), tirx.floordiv((thread + 1) * extent, threads)
+
+
+def row_major(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """Flat offset of an index."""
+    offset: Expr = 0
+    for i, extent in zip(index, shape, strict=True):
+        offset = offset * extent + i if extent != 1 else offset
+    return offset
+
+
+def unravel(offset: Expr, shape: Sequence[int]) -> Index:
+    """Index of a flat offset."""
+    index: list[Expr] = []
+    for extent in reversed(shape[1:]):
+        index.append(tirx.floormod(offset, extent) if extent != 1 else 0)
+        offset = tirx.floordiv(offset, extent) if extent != 1 else offset
+    return (offset, *reversed(index)) if shape else ()
+
+
+def _pointer(name: str, dtype: str) -> Any:
+    return tirx.Var(name, PointerType(PrimType(dtype)))
+
+
+def _int(value: Expr) -> Expr:
+    return tirx.const(value, "int32") if isinstance(value, int) else value

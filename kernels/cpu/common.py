@@ -1,0 +1,124 @@
+"""What the CPU templates share: the vector width, the loop over a tensor's elements, and the finished kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..builder import Expr, Index, KernelBuilder, unravel
+from ..group import Group
+from ..pointwise import POINTWISE
+from ..template import BuiltKernel, Operand, Pack
+
+_BLOCK_VECTORS = 64  # vectors of one block of a flat loop: large enough to hide the loop, small enough to deal out evenly
+_COSTLY = frozenset(
+    [
+        "Acos",
+        "Acosh",
+        "Asin",
+        "Asinh",
+        "Atan",
+        "Atanh",
+        "Cos",
+        "Cosh",
+        "Erf",
+        "Exp",
+        "Gelu",
+        "Log",
+        "Mish",
+        "Pow",
+        "Sigmoid",
+        "Sin",
+        "Softplus",
+        "Swish",
+        "Tan",
+        "Tanh",
+    ]
+)
+
+
+def new_builder(target: Target) -> KernelBuilder:
+    return KernelBuilder(target.vector_lanes * 4, target.threads)
+
+
+def pointwise_cost(group: Group) -> int:
+    """Scalar operations per element of the group's pointwise operators, a transcendental one counting for twelve."""
+    return sum(12 if op.op_type in _COSTLY else 1 for op in group.ops if op.op_type in POINTWISE)
+
+
+def map_elements(builder: KernelBuilder, shape: tuple[int, ...], lanes: int, work: int, element: Callable[[Index], None]) -> None:
+    """Call `element` once for each index of `shape`, vectorised along the last dimension and dealt to the threads.
+
+    `work` is the estimated number of scalar operations of the whole.
+    """
+    if prod(shape) == 0:
+        return
+    *outer, inner = shape or (1,)
+    rows = prod(outer)
+    if rows > 1:
+        with builder.chunks(rows, work) as row:
+            index = unravel(row, outer)
+            builder.vector_loop(inner, lanes, lambda i: element((*index, i)))
+        return
+    leading = (0,) * len(outer)
+    block = lanes * _BLOCK_VECTORS
+    whole = inner // block
+    if whole:
+        with builder.chunks(whole, work) as b:
+            builder.vector_loop(block, lanes, lambda i: element((*leading, b * block + i)))
+    if inner - whole * block:
+        builder.vector_loop(inner - whole * block, lanes, lambda i: element((*leading, whole * block + i)))
+
+
+def narrowest_lanes(builder: KernelBuilder, group: Group) -> int:
+    """Lanes of a loop that stores all outputs of the group: as the widest of them allows."""
+    return min(builder.lanes(group.types[name].dtype) for name in group.outputs)
+
+
+def finish(
+    template: str,
+    builder: KernelBuilder,
+    group: Group,
+    *,
+    flops: int,
+    packs: dict[str, Pack] | None = None,
+    inplace: tuple[str, ...] = (),
+) -> BuiltKernel:
+    """The kernel with its parameters in calling order: operands in order of first use, then the group's outputs.
+
+    `inplace` names operands whose memory the first output may take: the kernel reads each element before it writes it.
+    """
+    for name in group.outputs:  # an output that is never stored (it has no elements) is still a parameter
+        builder.parameter(name, group.types[name].elements, group.types[name].dtype)
+    operands = [name for name in builder.parameter_names if name not in group.outputs]
+    builder.order_parameters((*operands, *group.outputs))
+    return BuiltKernel(
+        template,
+        builder.function(),
+        tuple(Operand(name, (packs or {}).get(name)) for name in operands),
+        builder.workspace_bytes,
+        tuple((0, operands.index(name)) for name in inplace if name in operands),
+        flops,
+    )
+
+
+def same_place_operands(group: Group) -> tuple[str, ...]:
+    """Inputs that a pointwise group reads only at the very element it writes, so that the output may take their memory."""
+    if len(group.outputs) != 1:
+        return ()
+    out = group.types[group.outputs[0]]
+    size = out.size_bytes // max(out.elements, 1)
+    return tuple(
+        name
+        for name in group.inputs
+        if name not in group.constants
+        and group.types[name].shape == out.shape
+        and group.types[name].size_bytes // max(group.types[name].elements, 1) == size
+    )
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else tirx.min(a, b)

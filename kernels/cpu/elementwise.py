@@ -1,0 +1,64 @@
+"""Groups without an anchor: any DAG of pointwise operators in one trip over memory."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ...runtime.plan import TensorType
+from ...runtime.target import Target
+from ..builder import Index, row_major
+from ..group import Group
+from ..pointwise import POINTWISE
+from ..template import BuiltKernel, Refusal
+from ..values import GroupValues, pointwise_obstacle
+from .common import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost, same_place_operands
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes pointwise operators only, all of whose outputs have one shape."""
+    if any(op.op_type not in POINTWISE for op in group.ops):
+        return Refusal("has an operator that is not pointwise")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    if len({group.types[name].shape for name in group.outputs}) != 1:
+        return Refusal("outputs differ in shape")
+    merged = merge_dimensions(group)
+    shape = merged.types[merged.outputs[0]].shape
+    builder = new_builder(target)
+
+    def element(index: Index) -> None:
+        values = GroupValues(merged, builder)
+        results = [values.read(name, index) for name in merged.outputs]
+        for name, result in zip(merged.outputs, results, strict=True):
+            kind = merged.types[name]
+            builder.store(builder.parameter(name, kind.elements, kind.dtype), row_major(index, shape), result)
+
+    work = prod(shape) * pointwise_cost(group)
+    map_elements(builder, shape, narrowest_lanes(builder, merged), work, element)
+    return finish("elementwise", builder, merged, flops=work, inplace=same_place_operands(group))
+
+
+def merge_dimensions(group: Group) -> Group:
+    """The same group over fewer, longer dimensions, all values of one rank (at least 1).
+
+    Neighbouring dimensions merge when each value spans all of them or none, so that most groups become one flat loop.
+    """
+    shape = group.types[group.outputs[0]].shape or (1,)
+    padded = {name: (1,) * (len(shape) - len(kind.shape)) + kind.shape for name, kind in group.types.items()}
+    runs: list[list[int]] = []
+    for axis, extent in enumerate(shape):
+        if (extent == 1 and runs) or (
+            runs and all(_spans_all_or_none(dims, [*runs[-1], axis], shape) for dims in padded.values())
+        ):
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    types = {
+        name: TensorType(tuple(prod(dims[axis] for axis in run) for run in runs), group.types[name].dtype)
+        for name, dims in padded.items()
+    }
+    return Group(group.ops, group.inputs, group.outputs, types, group.constants, group.literals)
+
+
+def _spans_all_or_none(dims: tuple[int, ...], run: list[int], shape: tuple[int, ...]) -> bool:
+    return len({dims[axis] != 1 for axis in run if shape[axis] != 1}) <= 1

@@ -1,0 +1,142 @@
+"""Transcendental functions of float32 as plain arithmetic, so that a vectorised loop stays vectorised.
+
+LLVM would otherwise call libm once a lane. Sources: Cephes (S. Moshier) for exp, log and tanh; N. Juffa's minimax fit for erf.
+Errors against float64, measured by tests/kernels/test_math.py over the whole range: exp, log, erf and tanh 2 ulp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import wraps
+
+from tvm import tirx
+
+from .builder import Expr
+
+_INF = float("inf")
+Name = Callable[[Expr], Expr]  # names an intermediate, so that it is computed once
+Steps = Generator[Expr, Expr, Expr]
+
+
+def stepwise(function: Callable[[Expr], Steps]) -> Callable[[Name, Expr], Expr]:
+    """Turn a generator into a function of `name` and x: what it yields is named and sent back.
+
+    Without names an argument used six times is six copies of its whole tree, and nesting makes that exponential. (TIR's own
+    Let does not help: TVM's simplifier inlines it.)
+    """
+
+    @wraps(function)
+    def expression(name: Name, x: Expr) -> Expr:
+        steps = function(name(x))
+        try:
+            step = next(steps)
+            while True:
+                # A step that is a function of its own comes as a pair (function, argument).
+                step = steps.send(name(step[0](name, step[1]) if isinstance(step, tuple) else step))
+        except StopIteration as end:
+            return end.value
+
+    return expression
+
+
+def f32(value: float) -> Expr:
+    return tirx.const(value, "float32")
+
+
+def polynomial(x: Expr, *coefficients: float) -> Expr:
+    """Horner's rule, highest power first."""
+    result = f32(coefficients[0])
+    for coefficient in coefficients[1:]:
+        result = result * x + f32(coefficient)
+    return result
+
+
+@stepwise
+def exp(x: Expr) -> Steps:
+    """e**x: x = n ln2 + r with |r| <= ln2 / 2. The power of two is applied in halves, so that denormal results survive."""
+    bounded = yield tirx.max(tirx.min(x, f32(88.8)), f32(-104.0))
+    n = yield tirx.floor(bounded * f32(1.44269504088896341) + f32(0.5))
+    r = yield bounded - n * f32(0.693359375) + n * f32(2.12194440e-4)
+    p = polynomial(r, 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+    exponent = yield tirx.Cast("int32", n)
+    half = yield exponent >> tirx.const(1, "int32")
+    value = (p * r * r + r + f32(1.0)) * _power_of_two(half) * _power_of_two(exponent - half)
+    return tirx.Select(tirx.isnan(x), x, tirx.Select(x > f32(88.72284), f32(_INF), value))
+
+
+@stepwise
+def expm1(x: Expr) -> Steps:
+    """e**x - 1; below 0.5 by its Taylor series of degree 8, without cancellation."""
+    small = x * polynomial(x, 1 / 40320, 1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0)
+    grown = yield exp, x
+    return tirx.Select(tirx.abs(x) < f32(0.5), small, grown - f32(1.0))
+
+
+@stepwise
+def log(x: Expr) -> Steps:
+    """Natural logarithm: x = 2**e m with m in [sqrt(1/2), sqrt(2))."""
+    tiny = yield x < f32(1.17549435e-38)
+    bits = yield tirx.reinterpret("int32", tirx.Select(tiny, x * f32(8388608.0), x))
+    exponent = ((bits >> tirx.const(23, "int32")) & tirx.const(255, "int32")) - tirx.const(126, "int32")
+    mantissa = yield tirx.reinterpret("float32", (bits & tirx.const(0x007FFFFF, "int32")) | tirx.const(0x3F000000, "int32"))
+    low = yield mantissa < f32(0.707106781186547524)
+    whole = tirx.Cast("float32", exponent - tirx.Select(low, tirx.const(1, "int32"), tirx.const(0, "int32")))
+    e = yield whole - tirx.Select(tiny, f32(23.0), f32(0.0))
+    m = yield tirx.Select(low, mantissa + mantissa, mantissa) - f32(1.0)
+    z = yield m * m
+    p = polynomial(
+        m, 7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+        2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+    )  # fmt: skip
+    value = m + (p * m * z - e * f32(2.12194440e-4) - f32(0.5) * z) + e * f32(0.693359375)
+    value = tirx.Select(x == f32(0.0), f32(-_INF), tirx.Select(x == f32(_INF), x, value))
+    return tirx.Select(tirx.Or(x < f32(0.0), tirx.isnan(x)), f32(float("nan")), value)
+
+
+@stepwise
+def tanh(x: Expr) -> Steps:
+    """A polynomial below 0.625, 1 - 2 / (e**2|x| + 1) above."""
+    size = yield tirx.abs(x)
+    z = yield x * x
+    small = polynomial(z, -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1) * z * x + x
+    grown = yield exp, size + size
+    large = yield f32(1.0) - f32(2.0) / (grown + f32(1.0))
+    value = tirx.Select(size < f32(0.625), small, tirx.Select(x < f32(0.0), -large, large))
+    return tirx.Select(tirx.isnan(x), x, value)
+
+
+@stepwise
+def sigmoid(x: Expr) -> Steps:
+    shrunk = yield exp, -x
+    return f32(1.0) / (f32(1.0) + shrunk)
+
+
+@stepwise
+def softplus(x: Expr) -> Steps:
+    """log(1 + e**x) as max(x, 0) + log1p(e**-|x|); log1p(u) is u log(w) / (w - 1) with w = 1 + u (Kahan)."""
+    u = yield exp, -tirx.abs(x)
+    w = yield f32(1.0) + u
+    none = yield w == f32(1.0)
+    logarithm = yield log, w
+    log1p = tirx.Select(none, u, logarithm * u / tirx.Select(none, f32(1.0), w - f32(1.0)))
+    return tirx.max(x, f32(0.0)) + log1p
+
+
+@stepwise
+def erf(x: Expr) -> Steps:
+    """A polynomial below 0.93, 1 - e**q(|x|) above; beyond 4 it is 1 in float32."""
+    t = yield tirx.min(tirx.abs(x), f32(4.0))
+    s = yield t * t
+    r = f32(-1.72853470e-5) * t + f32(3.83197126e-4)
+    r = r * s + (f32(-3.88396438e-3) * t + f32(2.42546219e-2))
+    r = ((r * t + f32(-1.06777877e-1)) * t + f32(-6.34846687e-1)) * t + f32(-1.28717512e-1)
+    shrunk = yield exp, r * t - t
+    large = yield f32(1.0) - shrunk
+    small = polynomial(s, -5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1) * x + x
+    value = tirx.Select(t > f32(0.927734375), tirx.Select(x < f32(0.0), -large, large), small)
+    return tirx.Select(tirx.isnan(x), x, value)
+
+
+def _power_of_two(n: Expr) -> Expr:
+    """2**n for an int32 n in [-126, 127]."""
+    return tirx.reinterpret("float32", (n + tirx.const(127, "int32")) << tirx.const(23, "int32"))

@@ -1,0 +1,272 @@
+"""Scalar meaning of every pointwise operator: from the inputs' elements to the output's element.
+
+Floats narrower than float32 are computed in float32 and rounded once, at the operator's output, as ONNX specifies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+from tvm import tirx
+
+from . import math
+from .builder import Expr
+from .group import Op
+
+Inputs = list[Expr]  # None for an absent optional input, which only Clip has
+Scalar = Callable[["Element", Inputs], Expr]
+
+_NARROW_FLOATS = ("float16", "bfloat16")
+_FLOATS = ("float32", "float64", *_NARROW_FLOATS)
+
+
+@dataclass(frozen=True)
+class Element:
+    """The operator being expressed, the type it computes in, and how to name an intermediate so that it is computed once."""
+
+    op: Op
+    dtype: str
+    name: math.Name
+
+    def const(self, value: float) -> Expr:
+        return tirx.const(value, self.dtype)
+
+
+def apply(op: Op, inputs: list[Expr | None], input_dtypes: list[str], output_dtype: str, name: math.Name) -> Expr:
+    """The element of `op` whose inputs' elements are given; None stands for an absent optional input."""
+    dtype = input_dtypes[0] if op.op_type != "Where" else input_dtypes[1]
+    element = Element(op, "float32" if dtype in _NARROW_FLOATS else dtype, name)
+    operands = [
+        None if x is None else name(_cast(x, "float32", kind) if kind in _NARROW_FLOATS else x)
+        for x, kind in zip(inputs, input_dtypes, strict=True)
+    ]
+    result = POINTWISE[op.op_type](element, operands)
+    return _cast(result, output_dtype, str(result.ty))
+
+
+def supports(op: Op, input_dtypes: list[str], output_dtype: str) -> str:
+    """Empty if `apply` can express the operator on these types, else the reason why not."""
+    if op.op_type not in POINTWISE:
+        return f"{op.op_type} has no scalar form"
+    for dtype in (*input_dtypes, output_dtype):
+        if dtype not in _FLOATS and dtype != "bool" and np.dtype(dtype).kind not in "iu":
+            return f"no arithmetic on {dtype}"
+        if "int4" in dtype or "int2" in dtype:
+            return f"no arithmetic on packed {dtype}"
+    return ""
+
+
+def _cast(value: Expr, dtype: str, source: str) -> Expr:
+    if source == dtype:
+        return value
+    if dtype == "bool":
+        return value != tirx.const(0, source)
+    if (
+        source in _FLOATS and dtype not in _FLOATS and dtype.startswith("uint")
+    ):  # negative floats wrap, as in C on x86 and in NumPy
+        return tirx.Cast(dtype, tirx.Cast("int64", value))
+    return tirx.Cast(dtype, value)
+
+
+def _binary(function: Callable[[Expr, Expr], Expr]) -> Scalar:
+    return lambda e, x: function(x[0], x[1])
+
+
+def _variadic(function: Callable[[Expr, Expr], Expr]) -> Scalar:
+    return lambda e, x: reduce(function, x)
+
+
+def _float(fast: Callable[[math.Name, Expr], Expr], exact: Callable[[Expr], Expr]) -> Scalar:
+    """A transcendental function: our own in float32, libm's in float64."""
+    return lambda e, x: fast(e.name, x[0]) if e.dtype == "float32" else exact(x[0])
+
+
+def _max(a: Expr, b: Expr) -> Expr:
+    """Maximum that hands on NaN from either side."""
+    return tirx.Select(tirx.Or(a > b, a != a), a, b) if str(a.ty).startswith("float") else tirx.max(a, b)
+
+
+def _min(a: Expr, b: Expr) -> Expr:
+    return tirx.Select(tirx.Or(a < b, a != a), a, b) if str(a.ty).startswith("float") else tirx.min(a, b)
+
+
+def _nonzero(e: Element, x: Expr) -> Expr:
+    """An integer divisor that cannot trap; the quotient by zero is undefined, a crash is not."""
+    return tirx.Select(x == e.const(0), e.const(1), x)
+
+
+def _divide(e: Element, x: Inputs) -> Expr:
+    return x[0] / x[1] if e.dtype in _FLOATS else tirx.truncdiv(x[0], _nonzero(e, x[1]))
+
+
+def _mod(e: Element, x: Inputs) -> Expr:
+    if e.op.attribute("fmod", 0):
+        return tirx.fmod(x[0], x[1]) if e.dtype in _FLOATS else tirx.truncmod(x[0], _nonzero(e, x[1]))
+    return tirx.floormod(x[0], _nonzero(e, x[1]))
+
+
+def _pow(e: Element, x: Inputs) -> Expr:
+    base, exponent = x
+    if isinstance(exponent, tirx.FloatImm | tirx.IntImm):  # squares and cubes are what norms and GELU are spelled with
+        value = float(exponent.value)
+        if value in (2.0, 3.0):
+            return base * base * base if value == 3.0 else base * base
+        if value == 0.5 and e.dtype in _FLOATS:
+            return tirx.sqrt(base)
+        if value == 1.0:
+            return base
+    if e.dtype in _FLOATS:
+        return tirx.pow(base, tirx.Cast(e.dtype, exponent))
+    return tirx.Cast(e.dtype, tirx.nearbyint(tirx.pow(tirx.Cast("float64", base), tirx.Cast("float64", exponent))))
+
+
+def _clip(e: Element, x: Inputs) -> Expr:
+    low = e.op.attribute("min") if len(x) < 2 else x[1]
+    high = e.op.attribute("max") if len(x) < 3 else x[2]
+    value = x[0]
+    if low is not None:
+        value = _max(value, e.const(low) if isinstance(low, float) else low)
+    if high is not None:
+        value = _min(value, e.const(high) if isinstance(high, float) else high)
+    return value
+
+
+def _gelu(e: Element, x: Inputs) -> Expr:
+    v = x[0]
+    if e.op.attribute("approximate", "none") == "tanh":
+        inner = e.const(0.7978845608028654) * (v + e.const(0.044715) * v * v * v)
+        return e.const(0.5) * v * (e.const(1) + _TANH(e, [e.name(inner)]))
+    return e.const(0.5) * v * (e.const(1) + _ERF(e, [e.name(v * e.const(0.7071067811865476))]))
+
+
+def _hard_sigmoid(e: Element, x: Expr, alpha: float, beta: float) -> Expr:
+    return _max(e.const(0), _min(e.const(1), e.const(alpha) * x + e.const(beta)))
+
+
+def _elu(e: Element, x: Expr, alpha: float) -> Expr:
+    grown = math.expm1(e.name, x) if e.dtype == "float32" else tirx.exp(x) - e.const(1)
+    return tirx.Select(x < e.const(0), e.const(alpha) * grown, x)
+
+
+def _celu(e: Element, x: Inputs) -> Expr:
+    alpha = e.op.attribute("alpha", 1.0)
+    return tirx.Select(x[0] < e.const(0), _elu(e, e.name(x[0] / e.const(alpha)), alpha), x[0])
+
+
+def _shrink(e: Element, x: Inputs) -> Expr:
+    bias, bound = e.op.attribute("bias", 0.0), e.op.attribute("lambd", 0.5)
+    middle = tirx.Select(x[0] > e.const(bound), x[0] - e.const(bias), e.const(0))
+    return tirx.Select(x[0] < e.const(-bound), x[0] + e.const(bias), middle)
+
+
+def _sign(e: Element, x: Inputs) -> Expr:
+    zero = e.const(0)
+    return tirx.Select(x[0] > zero, e.const(1), tirx.Select(x[0] < zero, e.const(-1 if e.dtype[0] != "u" else 0), x[0]))
+
+
+def _is_inf(e: Element, x: Inputs) -> Expr:
+    up, down = x[0] == e.const(float("inf")), x[0] == e.const(float("-inf"))
+    if not e.op.attribute("detect_negative", 1):
+        return up if e.op.attribute("detect_positive", 1) else tirx.const(False, "bool")
+    return tirx.Or(up, down) if e.op.attribute("detect_positive", 1) else down
+
+
+def _bit_shift(e: Element, x: Inputs) -> Expr:
+    """Shifts by the width or more give 0; C leaves them undefined."""
+    bits = np.dtype(e.dtype).itemsize * 8
+    amount = tirx.min(x[1], e.const(bits - 1))
+    shifted = x[0] << amount if e.op.attribute("direction") == "LEFT" else x[0] >> amount
+    return tirx.Select(x[1] >= e.const(bits), e.const(0), shifted)
+
+
+def _integer_safe_abs(e: Element, x: Inputs) -> Expr:
+    return x[0] if e.dtype.startswith("uint") else tirx.abs(x[0])
+
+
+_TANH = _float(math.tanh, tirx.tanh)
+_ERF = _float(math.erf, tirx.erf)
+_SIGMOID = _float(math.sigmoid, lambda x: tirx.const(1, "float64") / (tirx.const(1, "float64") + tirx.exp(-x)))
+
+
+def _softplus64(x: Expr) -> Expr:
+    return tirx.max(x, tirx.const(0, "float64")) + tirx.log1p(tirx.exp(-tirx.abs(x)))
+
+
+_SOFTPLUS = _float(math.softplus, _softplus64)
+
+POINTWISE: dict[str, Scalar] = {
+    "Abs": _integer_safe_abs,
+    "Acos": lambda e, x: tirx.acos(x[0]),
+    "Acosh": lambda e, x: tirx.acosh(x[0]),
+    "Add": _binary(lambda a, b: a + b),
+    "And": _binary(tirx.And),
+    "Asin": lambda e, x: tirx.asin(x[0]),
+    "Asinh": lambda e, x: tirx.asinh(x[0]),
+    "Atan": lambda e, x: tirx.atan(x[0]),
+    "Atanh": lambda e, x: tirx.atanh(x[0]),
+    "BitShift": _bit_shift,
+    "BitwiseAnd": _binary(lambda a, b: a & b),
+    "BitwiseNot": lambda e, x: ~x[0],
+    "BitwiseOr": _binary(lambda a, b: a | b),
+    "BitwiseXor": _binary(lambda a, b: a ^ b),
+    "Cast": lambda e, x: x[0],
+    "Ceil": lambda e, x: tirx.ceil(x[0]),
+    "Celu": _celu,
+    "Clip": _clip,
+    "Cos": lambda e, x: tirx.cos(x[0]),
+    "Cosh": lambda e, x: tirx.cosh(x[0]),
+    "Div": _divide,
+    "Elu": lambda e, x: _elu(e, x[0], e.op.attribute("alpha", 1.0)),
+    "Equal": _binary(lambda a, b: a == b),
+    "Erf": _ERF,
+    "Exp": _float(math.exp, tirx.exp),
+    "Floor": lambda e, x: tirx.floor(x[0]),
+    "Gelu": _gelu,
+    "Greater": _binary(lambda a, b: a > b),
+    "GreaterOrEqual": _binary(lambda a, b: a >= b),
+    "HardSigmoid": lambda e, x: _hard_sigmoid(e, x[0], e.op.attribute("alpha", 0.2), e.op.attribute("beta", 0.5)),
+    "HardSwish": lambda e, x: x[0] * _hard_sigmoid(e, x[0], 1 / 6, 0.5),
+    "Identity": lambda e, x: x[0],
+    "IsInf": _is_inf,
+    "IsNaN": lambda e, x: x[0] != x[0],
+    "LeakyRelu": lambda e, x: tirx.Select(x[0] < e.const(0), x[0] * e.const(e.op.attribute("alpha", 0.01)), x[0]),
+    "Less": _binary(lambda a, b: a < b),
+    "LessOrEqual": _binary(lambda a, b: a <= b),
+    "Log": _float(math.log, tirx.log),
+    "Max": _variadic(_max),
+    "Mean": lambda e, x: reduce(lambda a, b: a + b, x) / e.const(len(x)),
+    "Min": _variadic(_min),
+    "Mish": lambda e, x: x[0] * _TANH(e, [e.name(_SOFTPLUS(e, x))]),
+    "Mod": _mod,
+    "Mul": _binary(lambda a, b: a * b),
+    "Neg": lambda e, x: -x[0],
+    "Not": lambda e, x: tirx.Not(x[0]),
+    "Or": _binary(tirx.Or),
+    "PRelu": lambda e, x: tirx.Select(x[0] < e.const(0), x[0] * x[1], x[0]),
+    "Pow": _pow,
+    "Reciprocal": lambda e, x: e.const(1) / x[0],
+    "Relu": lambda e, x: _max(x[0], e.const(0)),
+    "Round": lambda e, x: tirx.nearbyint(x[0]),
+    "Selu": lambda e, x: (
+        e.const(e.op.attribute("gamma", 1.0507009873554805)) * _elu(e, x[0], e.op.attribute("alpha", 1.6732632423543772))
+    ),
+    "Shrink": _shrink,
+    "Sigmoid": _SIGMOID,
+    "Sign": _sign,
+    "Sin": lambda e, x: tirx.sin(x[0]),
+    "Sinh": lambda e, x: tirx.sinh(x[0]),
+    "Softplus": _SOFTPLUS,
+    "Softsign": lambda e, x: x[0] / (e.const(1) + tirx.abs(x[0])),
+    "Sqrt": lambda e, x: tirx.sqrt(x[0]),
+    "Sub": _binary(lambda a, b: a - b),
+    "Sum": _variadic(lambda a, b: a + b),
+    "Swish": lambda e, x: x[0] * _SIGMOID(e, [e.name(e.const(e.op.attribute("alpha", 1.0)) * x[0])]),
+    "Tan": lambda e, x: tirx.tan(x[0]),
+    "Tanh": _TANH,
+    "ThresholdedRelu": lambda e, x: tirx.Select(x[0] > e.const(e.op.attribute("alpha", 1.0)), x[0], e.const(0)),
+    "Where": lambda e, x: tirx.Select(x[0], x[1], x[2]),
+    "Xor": _binary(lambda a, b: tirx.Not(a == b)),
+}

@@ -1,0 +1,67 @@
+"""The contract between a kernel template and those who choose and call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..runtime.plan import TensorType
+from ..runtime.target import Target
+from .group import Group
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a template does not take a group."""
+
+    reason: str
+
+
+class Pack(Protocol):
+    """Rearranges a constant operand, at compile time, into the layout that a kernel loads.
+
+    A frozen dataclass, so that equal packs of one constant are stored once.
+    """
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        """The packed copy, C-contiguous."""
+        ...
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        """Type of the result, known without the data."""
+        ...
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input of the group that the kernel reads, packed first if `pack` is given."""
+
+    name: str
+    pack: Pack | None = None
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A kernel and how to call it: pointers of `operands`, then of the group's outputs, then the workspace if it has bytes.
+
+    `inplace` pairs (output index, operand index) may share one address. `refused` says why earlier templates were passed over.
+    """
+
+    template: str
+    function: Any  # tirx.PrimFunc
+    operands: tuple[Operand, ...]
+    workspace_bytes: int = 0
+    inplace: tuple[tuple[int, int], ...] = ()
+    flops: int = 0
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Template:
+    """One way to compute a kind of group. `build` returns a Refusal where the group does not fit."""
+
+    name: str
+    build: Callable[[Group, Target], BuiltKernel | Refusal]

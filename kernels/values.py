@@ -1,0 +1,89 @@
+"""Elements of a group's values as expressions: how a template reads its operands and runs the pointwise chain around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from tvm import tirx
+
+from . import pointwise
+from .builder import Expr, Index, KernelBuilder, row_major
+from .group import Group, Op
+
+Reader = Callable[[Index], Expr]
+
+
+class GroupValues:
+    """Reads elements of a group's values at one place of the loop nest.
+
+    `given` says how to read the values that the template computes itself: its anchor's output. What else is asked for is an
+    input, a literal, or the pointwise operator that produces it, evaluated at the (broadcast) index. Values with several
+    readers are bound to a name, once per `GroupValues`, so make a new one in each loop body.
+    """
+
+    def __init__(self, group: Group, builder: KernelBuilder, given: dict[str, Reader] | None = None) -> None:
+        self.group = group
+        self.builder = builder
+        self.given = given or {}
+        self._bound: dict[tuple[str, str], Expr] = {}
+
+    def read(self, name: str, index: Index) -> Expr:
+        """The element of `name` at `index`, which has the rank of the value."""
+        if name in self.given:
+            return self.given[name](index)
+        if (literal := self.group.literal(name)) is not None and literal.size == 1:
+            return tirx.const(literal.item(), self.group.types[name].dtype)
+        producer = self.group.producers.get(name)
+        if producer is None:
+            return self.load(name, row_major(index, self.group.types[name].shape))
+        if self.group.reader_counts[name] == 1:
+            return self._apply(producer, index)
+        key = (name, str(index))
+        if key not in self._bound:
+            self._bound[key] = self.builder.name(self._apply(producer, index))
+        return self._bound[key]
+
+    def load(self, name: str, offset: Expr) -> Expr:
+        """The element of an input at a flat offset."""
+        kind = self.group.types[name]
+        buffer = self.builder.parameter(name, kind.elements, kind.dtype)
+        return buffer[tirx.const(offset, "int32") if isinstance(offset, int) else offset]
+
+    def _apply(self, op: Op, index: Index) -> Expr:
+        types = self.group.types
+        names = op.inputs
+        dtypes = [types[name].dtype if name else "" for name in names]
+        shape = types[op.outputs[0]].shape
+        inputs = [self.read(name, broadcast_index(index, shape, types[name].shape)) if name else None for name in names]
+        return pointwise.apply(op, inputs, dtypes, types[op.outputs[0]].dtype, self.builder.name)
+
+
+def broadcast_index(index: Index, shape: tuple[int, ...], source: tuple[int, ...]) -> Index:
+    """Where an element of `shape` reads from a value of shape `source`, by NumPy's broadcasting rule."""
+    tail = index[len(index) - len(source) :]
+    return tuple(0 if extent == 1 else i for i, extent in zip(tail, source, strict=True))
+
+
+def split_anchor(group: Group) -> tuple[Op | None, tuple[Op, ...]]:
+    """The one operator of a group that is not pointwise, if there is one, and the pointwise ones."""
+    anchors = [op for op in group.ops if op.op_type not in pointwise.POINTWISE]
+    followers = tuple(op for op in group.ops if op.op_type in pointwise.POINTWISE)
+    assert len(anchors) <= 1, f"a group has one anchor, this has {[op.op_type for op in anchors]}"
+    return (anchors[0] if anchors else None), followers
+
+
+def pointwise_obstacle(group: Group) -> str:
+    """Why some pointwise operator of the group cannot be expressed; empty if all can."""
+    for op in group.ops:
+        if op.op_type in pointwise.POINTWISE:
+            dtypes = [group.types[name].dtype for name in op.inputs if name]
+            if reason := pointwise.supports(op, dtypes, group.types[op.outputs[0]].dtype):
+                return reason
+    return ""
+
+
+def literal_ints(group: Group, name: str) -> tuple[int, ...] | None:
+    """A small constant as Python integers."""
+    value = group.literal(name)
+    return None if value is None else tuple(int(v) for v in np.ravel(value))
