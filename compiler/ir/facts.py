@@ -148,7 +148,7 @@ class _Inference:
         """Inferred facts of each output of a node that calls no function of the model."""
         nothing: list[Fact | None] = [None] * len(node.outputs)
         if node.op_type == "Constant" and node.domain == "" and (tensor := constant_tensor(node.outputs[0])) is not None:
-            return [Fact(ir.TensorType(tensor.dtype), ir.Shape(tensor.shape))]
+            return [Fact(ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy()))]
         schema = schema_of(node, self._opsets)
         reads = read_values(node)
         if schema is None or any(value.type is None for value in reads):
@@ -242,7 +242,7 @@ def _schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | Non
 def _set_constant_facts(value: ir.Value) -> None:
     tensor = value.const_value
     if tensor is not None:
-        value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
+        value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
 
 
 def _record(value: ir.Value, fact: Fact | None) -> None:

@@ -113,12 +113,6 @@ def inline_function(model: ir.Model, node: ir.Node) -> tuple[ir.Node, ...]:
         else:
             made.append(_restore_node(model, child, origin, values, attributes))
     results = [values[value] for value in function.outputs][: len(node.outputs)]
-    for old, new in zip(node.outputs, results, strict=True):
-        if new is not None and new.name is None:
-            new.name = old.name
-    for one in made:
-        for output in one.outputs:
-            output.name = output.name or fresh_name(model, one.op_type.lower())
     replace_node(model, node, made, results)
     return tuple(made)
 

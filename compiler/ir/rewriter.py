@@ -47,11 +47,14 @@ def replace_node(
     """Put `new_nodes` in the place of `node`, and `new_outputs` in the place of its outputs (None: that output is unused).
 
     True afterwards: graph outputs keep their names, under an Identity where the new value cannot take the name (it is an input,
-    an initializer or already an output). New values have unique names and, if `owner` is the model, facts: inferred, else
-    those of what they replace. New nodes carry the old node's torch source. `node` is out of the graph and uses nothing.
+    an initializer or already an output). New values without a name get that of the value they replace, or one derived from
+    it, and, if `owner` is the model, facts: inferred, else those of what they replace. New nodes carry the old node's torch source. `node` is out of the graph and uses nothing.
     """
     graph = graph_of(node)
     assert len(new_outputs) == len(node.outputs), f"{len(node.outputs)} outputs replaced by {len(new_outputs)}"
+    for old_value, new_value in zip(node.outputs, new_outputs, strict=True):
+        if new_value is not None and new_value.name is None:
+            new_value.name = old_value.name
     for new in new_nodes:
         copy_source((node,), new)
         for output in new.outputs:
