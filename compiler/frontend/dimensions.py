@@ -1,0 +1,76 @@
+"""Concrete shapes for symbolic ones: a model with named dimensions becomes one with numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from ...runtime.errors import InputError
+from ..ir.facts import infer_facts
+
+
+def is_dynamic(model: ir.Model) -> bool:
+    """Whether an input of the model has a dimension that is not a number."""
+    return any(value.shape is None or not value.shape.is_static() for value in model.graph.inputs)
+
+
+def bind_dimensions(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
+    """A copy of `model` (weights shared) whose inputs have the given shapes; inputs left out must be static already.
+
+    Every symbol that an input names is replaced wherever it stands, and the facts of all values are inferred anew.
+
+    Raises:
+        InputError: a shape does not fit its input, or two inputs give one symbol two values.
+        InvalidModelError: a node does not take inputs of these shapes.
+    """
+    bindings = dimension_bindings(model, shapes)
+    bound = model.clone()
+    for node in bound.graph.all_nodes():
+        for value in node.outputs:
+            if value.shape is not None:
+                value.shape = _forget_unknown(value.shape.evaluate(bindings))
+    for value in bound.graph.inputs:
+        if value.name in shapes:
+            value.shape = ir.Shape(tuple(shapes[str(value.name)]))
+    infer_facts(bound)
+    return bound
+
+
+def dimension_bindings(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The number that each symbol of the inputs stands for.
+
+    Raises:
+        InputError: a shape is missing or does not fit its input, or two inputs give one symbol two values.
+    """
+    known = [str(value.name) for value in model.graph.inputs]
+    for name in shapes:
+        if name not in known:
+            raise InputError(f"input {name}", "the model has no such input", f"its inputs are {', '.join(known)}")
+    bindings: dict[str, int] = {}
+    for value in model.graph.inputs:
+        declared, where = value.shape, f"input {value.name}"
+        if value.name not in shapes:
+            if declared is None or not declared.is_static():
+                raise InputError(where, f"its shape {declared or 'unknown'} is not concrete", "give it a shape")
+            continue
+        shape = shapes[str(value.name)]
+        if declared is None:
+            continue
+        if len(declared) != len(shape):
+            raise InputError(where, f"rank {len(shape)} (shape {list(shape)}) for {declared}", f"pass rank {len(declared)}")
+        for axis, (dim, size) in enumerate(zip(declared, shape, strict=True)):
+            if isinstance(dim, int):
+                fits, expected = dim == size, str(dim)
+            else:
+                expected = str(dim)
+                fits = dim.value is None or bindings.setdefault(dim.value, size) == size
+                expected = f"{dim} = {bindings[dim.value]}" if dim.value is not None else expected
+            if not fits:
+                raise InputError(where, f"shape {list(shape)} for {declared}", f"dimension {axis} must be {expected}")
+    return bindings
+
+
+def _forget_unknown(shape: ir.Shape) -> ir.Shape:
+    """The shape with expressions of unbound symbols made anonymous, so that inference may replace them."""
+    return ir.Shape([dim if isinstance(dim, int) else None for dim in shape])

@@ -1,0 +1,61 @@
+"""`import_model`: whatever a user calls a model becomes a graph in our dialect."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
+
+from ...runtime.errors import InvalidModelError, OptionError
+from ..ir.facts import infer_facts
+from ..ir.verifier import VerificationError, verify_model
+from .normalize import normalize
+from .onnx_import import model_of_proto, parse_onnx, read_onnx
+from .support import check_supported
+from .torch_export import import_exported_program
+
+if TYPE_CHECKING:
+    import torch
+
+Source = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
+
+
+def import_model(source: Source | torch.export.ExportedProgram) -> ir.Model:
+    """The graph of a model, in the dialect that `normalize` describes, verified,
+    with the facts of every value. `source` is not changed; weights are shared.
+
+    Raises:
+        InvalidModelError: it is missing, corrupt, or breaks the ONNX specification.
+        UnsupportedModelError: it has operators or types that cannot be compiled; all of them are named.
+        OptionError: it is not a model at all.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        return prepare_graph(read_onnx(Path(source)), os.fspath(source))
+    if isinstance(source, bytes):
+        return prepare_graph(parse_onnx(source), "model")
+    if isinstance(source, onnx.ModelProto):
+        return prepare_graph(model_of_proto(source), "model")
+    if isinstance(source, ir.Model):
+        return prepare_graph(source.clone(), "model")
+    if type(source).__module__.startswith("torch.export"):
+        return prepare_graph(import_exported_program(source), "model")
+    raise OptionError(
+        "model",
+        f"{type(source).__module__}.{type(source).__qualname__} is no model",
+        "pass a torch.nn.Module, a torch.export.ExportedProgram, an ONNX path, bytes or ModelProto, or an onnx_ir.Model",
+    )
+
+
+def prepare_graph(model: ir.Model, where: str) -> ir.Model:
+    """Bring a graph, which may be changed, into the dialect, infer its facts and check it. Raises as `import_model`."""
+    model = normalize(model, where)
+    check_supported(model)
+    infer_facts(model)
+    try:
+        verify_model(model)
+    except VerificationError as error:
+        raise InvalidModelError(where, str(error), "export the model again") from error
+    return model

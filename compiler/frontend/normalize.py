@@ -1,0 +1,103 @@
+"""One dialect for everything behind the frontend.
+
+After `normalize` a model has opset 18 or newer, no model-local functions except our own, no initializer that is also an input,
+and outputs that are distinct values, each made by a node.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from ...runtime.errors import InvalidModelError, UnsupportedModelError
+from ..ir.names import fresh_name
+
+OLDEST_OPSET, DIALECT_OPSET = 11, 18
+_OUR_DOMAIN = "prefuse"
+_LARGEST_KEPT_BYTES = 1024  # constants that ONNX's converter may have to see: axes, shapes, scales
+
+
+def normalize(model: ir.Model, where: str) -> ir.Model:
+    """Bring a model, which may be changed, into the dialect; `where` names it in errors.
+
+    Raises:
+        InvalidModelError: it has no ONNX opset, or functions that call each other in a circle.
+        UnsupportedModelError: its opset is older than 11 or newer than the installed onnx knows, or it cannot be upgraded.
+    """
+    _import_default_domain(model, where)
+    if any(function.domain != _OUR_DOMAIN for function in model.functions.values()):
+        _inline_functions(model, where)
+    for value in [value for value in model.graph.inputs if value.is_initializer()]:
+        model.graph.inputs.remove(value)
+    if model.graph.opset_imports[""] < DIALECT_OPSET:
+        model = _upgrade(model, where)
+    _separate_outputs(model.graph)
+    return model
+
+
+def _import_default_domain(model: ir.Model, where: str) -> None:
+    """Spell the default domain one way, and check its version."""
+    imports = model.graph.opset_imports
+    if "ai.onnx" in imports:
+        imports[""] = imports.pop("ai.onnx")
+    for node in model.graph.all_nodes():
+        if node.domain == "ai.onnx":
+            node.domain = ""
+    newest = onnx.defs.onnx_opset_version()
+    version = imports.setdefault("", newest)
+    if not OLDEST_OPSET <= version <= newest:
+        raise UnsupportedModelError(
+            where,
+            f"opset {version}",
+            f"export it with an opset between {OLDEST_OPSET} and {newest}, the newest that onnx {onnx.__version__} knows",
+        )
+
+
+def _inline_functions(model: ir.Model, where: str) -> None:
+    try:
+        InlinePass(criteria=lambda function: function.domain != _OUR_DOMAIN)(model)
+    except (ir.passes.PreconditionError, ir.passes.PassError) as error:
+        raise InvalidModelError(
+            where, f"its functions cannot be inlined: {error.__cause__ or error}", "correct the model"
+        ) from error
+    for identifier in [name for name in model.functions if name[0] != _OUR_DOMAIN]:
+        del model.functions[identifier]
+
+
+def _upgrade(model: ir.Model, where: str) -> ir.Model:
+    """Convert an old opset to the dialect's with ONNX's own converter, which gets to see small constants only."""
+    large = {
+        name: value.const_value
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None and value.const_value.nbytes > _LARGEST_KEPT_BYTES
+    }
+    for name in large:
+        value = model.graph.initializers.pop(name)
+        model.graph.inputs.append(value)
+        value.const_value = None
+    try:
+        proto = onnx.version_converter.convert_version(ir.to_proto(model), DIALECT_OPSET)
+    except Exception as error:  # ConvertError, RuntimeError and what its adapters raise
+        version = model.graph.opset_imports[""]
+        raise UnsupportedModelError(
+            where, f"opset {version} cannot be upgraded: {error}", f"export it with opset {DIALECT_OPSET} or newer"
+        ) from error
+    upgraded = ir.from_proto(proto)
+    for value in [value for value in upgraded.graph.inputs if value.name in large]:
+        upgraded.graph.inputs.remove(value)
+        value.const_value = large[str(value.name)]
+        upgraded.graph.register_initializer(value)
+    return upgraded
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """Give each output a value of its own, made by a node: no input, constant or other output stands there itself."""
+    seen: set[ir.Value] = set()
+    for index, value in enumerate(graph.outputs):
+        if value.producer() is None or value in seen:
+            name = fresh_name(graph, f"{value.name}_output")
+            node = ir.Node("", "Identity", [value], outputs=[ir.Value(name=name, shape=value.shape, type=value.type)], name=name)
+            graph.append(node)
+            graph.outputs[index] = node.outputs[0]
+        seen.add(value)

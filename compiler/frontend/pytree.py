@@ -1,0 +1,184 @@
+"""The shape of a Python value made of tensors: how to take it apart, and how to put it together again.
+
+A module's arguments and results are trees of tuples, lists, dictionaries and dataclasses. A compiled program knows only a row of
+tensors, so the tree is kept beside it as a `Structure`: hashable, hence part of a signature, and JSON, hence part of the cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from ...runtime.errors import InputError
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The next tensor of the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A value that is no tensor, a part of the signature. `key` tells True from 1 and 0.0 from -0.0."""
+
+    value: object = dataclasses.field(compare=False)
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A tuple, list, mapping, named tuple or dataclass. `keys` are a mapping's keys or a dataclass's field names."""
+
+    kind: type
+    keys: tuple[str | int, ...] | None
+    children: tuple[Structure, ...]
+
+
+Structure = Leaf | Constant | Container
+
+LEAF = Leaf()
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a value is a NumPy array or scalar, or a torch tensor (without importing torch)."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return True
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def flatten(tree: object, where: str = "input") -> tuple[Structure, list[object]]:
+    """Take a value apart into its structure and its tensors, left to right.
+
+    Raises:
+        InputError: something in it is neither a tensor, a container nor a plain value; `where` starts the path to it.
+    """
+    leaves: list[object] = []
+    return _flatten(tree, where, leaves), leaves
+
+
+def _flatten(value: object, where: str, leaves: list[object]) -> Structure:
+    if is_tensor(value):
+        leaves.append(value)
+        return LEAF
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = tuple(field.name for field in dataclasses.fields(value) if field.init)
+        return Container(type(value), names, tuple(_flatten(getattr(value, name), f"{where}.{name}", leaves) for name in names))
+    if isinstance(value, dict):
+        keys = tuple(value)
+        if not all(isinstance(key, (str, int)) for key in keys):
+            raise InputError(where, f"a dictionary has the keys {list(keys)}", "use str or int keys")
+        return Container(type(value), keys, tuple(_flatten(value[key], f"{where}[{key!r}]", leaves) for key in keys))
+    if isinstance(value, (tuple, list)):
+        children = tuple(_flatten(item, f"{where}[{index}]", leaves) for index, item in enumerate(value))
+        return Container(type(value), None, children)
+    if isinstance(value, _PLAIN) or type(value).__module__ == "torch":  # torch.dtype, torch.device, torch.layout
+        return Constant(value, f"{type(value).__qualname__}:{value!r}")
+    raise InputError(
+        where,
+        f"{type(value).__module__}.{type(value).__qualname__} is neither a tensor nor a container of tensors",
+        "pass and return tensors, numbers, strings, None, and tuples, lists, dictionaries or dataclasses of them",
+    )
+
+
+def unflatten(structure: Structure, leaves: Sequence[object]) -> object:
+    """Put a value together again from its structure and as many tensors as it has leaves."""
+    row = iter(leaves)
+    value = _unflatten(structure, row)
+    assert next(row, None) is None, "more tensors than the structure has leaves"
+    return value
+
+
+def unflatten_arguments(structure: Structure, leaves: Sequence[object]) -> tuple[tuple[object, ...], dict[str, object]]:
+    """`unflatten` for the structure of a call, which is a pair: a tuple of positional and a dictionary of keyword arguments."""
+    call = unflatten(structure, leaves)
+    assert isinstance(call, tuple)
+    positional, named = call
+    assert isinstance(positional, tuple)
+    assert isinstance(named, dict)
+    return positional, named
+
+
+def _unflatten(structure: Structure, row: Iterator[object]) -> object:
+    if isinstance(structure, Leaf):
+        return next(row)
+    if isinstance(structure, Constant):
+        return structure.value
+    kind: Callable[..., object] = structure.kind
+    children = [_unflatten(child, row) for child in structure.children]
+    if structure.keys is not None:
+        named = dict(zip(structure.keys, children, strict=True))
+        if dataclasses.is_dataclass(kind):
+            return kind(**{str(key): child for key, child in named.items()})
+        return named if kind is dict else kind(named.items())
+    if hasattr(kind, "_fields"):  # a named tuple takes its fields one by one
+        return kind(*children)
+    return kind(children)
+
+
+def leaf_paths(structure: Structure, prefix: str = "") -> Iterator[str]:
+    """A name for each tensor: the keys and indices that lead to it, joined by "_"."""
+    if isinstance(structure, Leaf):
+        yield prefix or "input"
+    elif isinstance(structure, Container):
+        keys = structure.keys if structure.keys is not None else range(len(structure.children))
+        for key, child in zip(keys, structure.children, strict=True):
+            yield from leaf_paths(child, f"{prefix}_{key}" if prefix else str(key))
+
+
+def to_json(structure: Structure) -> Json:
+    """The structure as JSON.
+
+    Raises:
+        TypeError: it has a constant or a class that another process could not find again.
+    """
+    if isinstance(structure, Leaf):
+        return "leaf"
+    if isinstance(structure, Constant):
+        if not isinstance(structure.value, (bool, int, float, str, type(None))):
+            raise TypeError(f"{structure.value!r} has no JSON form")
+        return {"constant": structure.value}
+    kind = structure.kind
+    if _find_class(kind.__module__, kind.__qualname__) is not kind:
+        raise TypeError(f"{kind} cannot be found by its name")
+    keys: Json = None if structure.keys is None else list(structure.keys)
+    children: Json = [to_json(child) for child in structure.children]
+    return {"module": kind.__module__, "class": kind.__qualname__, "keys": keys, "children": children}
+
+
+def from_json(data: Json) -> Structure:
+    """The inverse of `to_json`.
+
+    Raises:
+        TypeError, KeyError, ValueError: the data is no structure, or this process has not imported a class that it names.
+    """
+    if data == "leaf":
+        return LEAF
+    if not isinstance(data, dict):
+        raise TypeError(f"{data!r} is no structure")
+    if "constant" in data:
+        value = data["constant"]
+        return Constant(value, f"{type(value).__qualname__}:{value!r}")
+    kind, keys, children = _find_class(str(data["module"]), str(data["class"])), data["keys"], data["children"]
+    if kind is None or not isinstance(children, list):
+        raise TypeError(f"{data!r} is no structure")
+    names = tuple(key for key in keys if isinstance(key, (str, int))) if isinstance(keys, list) else None
+    if names is not None and len(names) != len(children):
+        raise ValueError(f"{data!r} has {len(children)} children for {len(names)} keys")
+    return Container(kind, names, tuple(from_json(child) for child in children))
+
+
+def _find_class(module: str, qualified_name: str) -> type | None:
+    """A class by its name, among the modules that this process has imported: a cache file can make nobody import anything."""
+    found: object = sys.modules.get(module)
+    for name in qualified_name.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, type) else None

@@ -1,0 +1,75 @@
+"""What in a model nothing behind the frontend could ever take, found before any work is done."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import onnx
+import onnx_ir as ir
+
+from ...runtime.errors import UnsupportedModelError
+from ..ir.facts import schema_of, source_of
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A node or value that stops compilation: where it comes from, what it is, and why it cannot be taken."""
+
+    where: str
+    subject: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.subject}: {self.reason}"
+
+
+def unsupported_parts(model: ir.Model) -> tuple[Unsupported, ...]:
+    """Operators that nothing defines, and inputs and outputs that are not dense tensors of numbers."""
+    return (*_unsupported_nodes(model), *_unsupported_values(model))
+
+
+def check_supported(model: ir.Model) -> None:
+    """Raise one `UnsupportedModelError` that names all of `unsupported_parts`, if there are any."""
+    raise_unsupported(unsupported_parts(model))
+
+
+def raise_unsupported(parts: tuple[Unsupported, ...]) -> None:
+    """Raise one `UnsupportedModelError` that names all of them, if there are any."""
+    if len(parts) == 1:
+        raise UnsupportedModelError(parts[0].where, f"{parts[0].subject}: {parts[0].reason}", "replace it in the model")
+    if parts:
+        listed = "".join(f"\n  {part}" for part in parts)
+        raise UnsupportedModelError("model", f"{len(parts)} parts cannot be compiled:{listed}\n", "replace them in the model")
+
+
+def _unsupported_nodes(model: ir.Model) -> Iterator[Unsupported]:
+    imports = model.graph.opset_imports
+    for node in model.graph.all_nodes():
+        if node.op_identifier() in model.functions:
+            continue
+        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        if node.domain != "":
+            yield Unsupported(source_of(node), name, "an operator outside ONNX, without a function body in the model")
+        elif (schema := schema_of(node, imports)) is None:
+            known = difflib.get_close_matches(node.op_type, _operator_names(), 1)
+            hint = f"; the nearest is {known[0]}" if known and known[0] != node.op_type else ""
+            yield Unsupported(source_of(node), name, f"no operator of ONNX opset {imports['']}{hint}")
+        elif schema.deprecated:
+            yield Unsupported(source_of(node), name, f"withdrawn in ONNX opset {schema.since_version}")
+
+
+def _unsupported_values(model: ir.Model) -> Iterator[Unsupported]:
+    for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        for value in values:
+            if value.type is not None and not isinstance(value.type, ir.TensorType):
+                yield Unsupported(f"{kind} {value.name}", str(value.type), "no dense tensor")
+            elif value.dtype == ir.DataType.STRING:
+                yield Unsupported(f"{kind} {value.name}", "string tensor", "only numbers can be computed with")
+
+
+@cache
+def _operator_names() -> list[str]:
+    return sorted({schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""})

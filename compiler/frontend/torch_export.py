@@ -1,0 +1,201 @@
+"""PyTorch to a graph: an `nn.Module` with example inputs, or an `ExportedProgram`. The weights stay torch's."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from ...runtime.errors import CompileError, InputError, UnsupportedModelError
+from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
+
+if TYPE_CHECKING:
+    import torch
+
+_STACK_KEY = "pkg.torch.onnx.stack_trace"
+_FRAME = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
+_PREFIX = "module."  # of the parameters' names, because the module that is exported holds the user's
+
+
+def export_module(module: torch.nn.Module, arguments: Structure, leaves: Sequence[torch.Tensor]) -> tuple[ir.Model, Structure]:
+    """Export a module for one signature, as in evaluation mode.
+
+    `arguments` is the structure of the pair (positional, keyword arguments); `leaves` are its tensors, which become the inputs
+    of the graph in that order. Returns the graph, whose outputs are the tensors of the result from left to right, and the
+    structure of the result. The module is not changed; the weights are referenced, not copied.
+
+    Raises:
+        CompileError: torch cannot trace the module.
+        UnsupportedModelError: operators of it have no ONNX form; all are named, with their source lines.
+    """
+    import torch
+
+    results: list[Structure] = []
+
+    class FlatModule(torch.nn.Module):
+        """The module between a row of tensors and a row of tensors."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *tensors: torch.Tensor) -> tuple[object, ...]:
+            positional, named = unflatten_arguments(arguments, tensors)
+            structure, outputs = flatten(self.module(*positional, **named), "output")
+            results.append(structure)
+            return tuple(outputs)
+
+    with _evaluation_mode(module), _quiet():
+        program = _trace(FlatModule(), tuple(leaves))
+        model = _translate(program, input_names=_input_names(module, arguments))
+    _forget_wrapper(model)
+    return model, results[-1]
+
+
+def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
+    """The graph of an exported program; its dynamic dimensions stay symbolic.
+
+    Raises:
+        UnsupportedModelError: operators of it have no ONNX form; all are named, with their source lines.
+    """
+    with _quiet():
+        return _translate(program)
+
+
+def _trace(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
+    import torch
+
+    try:
+        return torch.export.export(module, tensors, strict=False)
+    except CompileError:
+        raise
+    except Exception as error:  # whatever the user's forward or torch's tracer raises
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise CompileError(
+            _user_line(error),
+            f"torch.export cannot trace the module: {type(error).__name__}: {lines[0].strip()}",
+            "see that forward() runs with these inputs and that no Python branch depends on the value of a tensor",
+        ) from error
+
+
+def _translate(program: torch.export.ExportedProgram, input_names: Sequence[str] | None = None) -> ir.Model:
+    import torch
+
+    try:
+        exported = torch.onnx.export(
+            program, (), input_names=input_names, dynamo=True, optimize=False, verbose=False, external_data=False
+        )
+    except Exception as error:  # torch's errors of this step are private
+        missing = _operators_without_translation(program)
+        if missing:
+            raise UnsupportedModelError(
+                missing[0][0] if len(missing) == 1 else f"{len(missing)} operators",
+                "no ONNX form of " + "; ".join(f"{name} ({where})" for where, name in missing),
+                "replace them in the module",
+            ) from error
+        cause = error.__cause__ or error
+        raise UnsupportedModelError(
+            "torch.onnx", f"cannot translate the module: {str(cause).splitlines()[0]}", "simplify what forward() computes there"
+        ) from error
+    assert exported is not None
+    return exported.model
+
+
+def _operators_without_translation(program: torch.export.ExportedProgram) -> list[tuple[str, str]]:
+    """Source line and name of each operator that the exporter knows no translation of; empty if it cannot be asked."""
+    try:
+        from torch.onnx._internal.exporter import _core, _dispatching, _registration
+
+        registry = _registration.ONNXRegistry.from_torchlib()
+        decomposed = _core._prepare_exported_program_for_export(program, registry=registry)
+        calls = [node for node in decomposed.graph.nodes if node.op == "call_function"]
+        missing = [node for node in calls if _dispatching.dispatch(node, registry)[0] is None]
+    except Exception:  # private to torch, and only asked for a better message
+        return []
+    found = [(_source_line(str(node.meta.get("stack_trace", ""))) or str(node.name), str(node.target)) for node in missing]
+    return list(dict.fromkeys(found))
+
+
+def _source_line(stack_trace: str) -> str:
+    """ "file:line" of the innermost frame of a stack trace that is neither torch's nor ours."""
+    frames = [":".join(frame) for frame in _FRAME.findall(stack_trace)]
+    users = [frame for frame in frames if "-packages/torch/" not in frame and not frame.startswith(__file__)]
+    return (users or frames or [""])[-1]
+
+
+def _user_line(error: BaseException) -> str:
+    """ "file:line" of the innermost frame of the user's code that an exception passed."""
+    place, trace = "forward()", error.__traceback__
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if path != __file__ and "-packages/" not in path and "/prefuse/" not in path and not path.startswith("<"):
+            place = f"{path}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _input_names(module: torch.nn.Module, arguments: Structure) -> list[str]:
+    """One name for each tensor: that of the parameter of forward(), and the path inside it."""
+    import inspect
+
+    assert isinstance(arguments, Container)
+    positional, named = arguments.children
+    assert isinstance(positional, Container)
+    parameters = iter(inspect.signature(module.forward).parameters.values())
+    names: list[str] = []
+    parameter = None
+    for index, child in enumerate(positional.children):
+        if parameter is None or parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
+            parameter = next(parameters)
+        variadic = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+        names += leaf_paths(child, f"{parameter.name}_{index}" if variadic else parameter.name)
+    names += leaf_paths(named)
+    if len(set(names)) != len(names):
+        raise InputError("forward()", f"two tensors would get one name among {names}", "rename a parameter")
+    return names
+
+
+def _forget_wrapper(model: ir.Model) -> None:
+    """Take our own wrapper out of parameter names and stack traces."""
+    for value in list(model.graph.initializers.values()):
+        if value.name is not None and value.name.startswith(_PREFIX):
+            value.name = value.name.removeprefix(_PREFIX)
+    for node in model.graph.all_nodes():
+        trace = node.metadata_props.get(_STACK_KEY)
+        if trace is not None:
+            frames = re.split(r"(?m)^(?= *File \")", trace)
+            node.metadata_props[_STACK_KEY] = "".join(frame for frame in frames if __file__ not in frame)
+
+
+@contextmanager
+def _evaluation_mode(module: torch.nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode, and back as it was."""
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back what the exporter logs and warns of: none of it is for the user of a compiled model."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter", "torch.fx.experimental.symbolic_shapes")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
