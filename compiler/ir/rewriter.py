@@ -48,7 +48,8 @@ def replace_node(
 
     True afterwards: graph outputs keep their names, under an Identity where the new value cannot take the name (it is an input,
     an initializer or already an output). New values without a name get that of the value they replace, or one derived from
-    it, and, if `owner` is the model, facts: inferred, else those of what they replace. New nodes carry the old node's torch source. `node` is out of the graph and uses nothing.
+    it, and, if `owner` is the model, facts: inferred, else those of what they replace. New nodes carry the old node's torch
+    source. `node` is out of the graph and uses nothing.
     """
     graph = graph_of(node)
     assert len(new_outputs) == len(node.outputs), f"{len(node.outputs)} outputs replaced by {len(new_outputs)}"
