@@ -51,7 +51,7 @@ class CpuInvocation:
     def __call__(self, *addresses: int) -> None:
         if _pool.threads != self._threads:
             _configure_pool(self._threads)
-        self._block[5::2] = addresses
+        self._block[5::2] = list(addresses)
         if self._call(*self._arguments):
             raise native.NativeError(native.last_error())
 

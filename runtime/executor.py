@@ -1,4 +1,4 @@
-"""A compiled model that can be called: NumPy arrays or torch tensors in, the same kind out, without a copy where they are contiguous."""
+"""Compiled models that can be called: NumPy arrays or torch tensors in, the same kind out, contiguous ones without a copy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import difflib
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     import torch
 
 _address_of = ctypes.addressof
-_as_char = ctypes.c_char.from_buffer
+# The type stubs of NumPy for Python 3.11 do not say that an array has the buffer protocol.
+_as_char = cast("Callable[[np.ndarray], ctypes.c_char]", ctypes.c_char.from_buffer)
 
 
 class CompiledModel:
     """A program, ready to run. Threads may call it at the same time; they share its weights and nothing else.
 
     Inputs are given in the order of `inputs` or by name, as NumPy arrays or CPU torch tensors of exactly the compiled shape and
-    element type; an array that is not contiguous is copied. The result is one array, or a tuple of them in the order of `outputs`:
-    torch tensors if any input is one, else NumPy arrays.
+    element type; an array that is not contiguous is copied. The result is one array, or a tuple of them in the order of
+    `outputs`: torch tensors if any input is one, else NumPy arrays.
     """
 
     def __init__(self, program: Program, device: Device | None = None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -39,14 +39,9 @@ def check_plan(plan: Plan) -> tuple[Fault, ...]:
     faults = [*_check_names(plan), *_check_buffers(plan), *_check_ports(plan, buffers), *_check_steps(plan, buffers)]
     if faults:
         return tuple(faults)
-    order = _Order(plan.steps)
-    uses = _uses(plan.steps)
-    return (
-        *_check_overlap_in_steps(plan.steps, buffers),
-        *_check_coverage(plan, buffers, uses, order),
-        *_check_races(uses, order),
-        *_check_sharing(plan, buffers, uses, order),
-    )
+    schedule = _Schedule(plan)
+    checks = (_check_overlap_in_steps, _check_coverage, _check_races, _check_sharing)
+    return tuple(fault for check in checks for fault in check(schedule))
 
 
 # Names, sizes, roles
@@ -154,16 +149,16 @@ def _check_inplace(where: str, step: Launch) -> Iterator[Fault]:
 
 
 def _check_workspaces(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
+    """Scratch is workspace and workspace is scratch, of one step each."""
     owner: dict[str, int] = {}
     for index, step in enumerate(plan.steps):
         scratch = {region.buffer for region in step.scratch} if isinstance(step, Launch) else set()
         for name in dict.fromkeys(region.buffer for region in step_reads(step) + step_writes(step)):
             is_workspace = name in buffers and buffers[name].role is Role.WORKSPACE
-            if is_workspace != (name in scratch):
-                yield Fault(
-                    f"step {index}",
-                    f"{name} is {'' if is_workspace else 'no '}workspace, used as {'data' if is_workspace else 'scratch'}",
-                )
+            if is_workspace and name not in scratch:
+                yield Fault(f"step {index}", f"{name} is a workspace, used as data")
+            elif name in scratch and not is_workspace:
+                yield Fault(f"step {index}", f"{name} is no workspace, used as scratch")
             elif is_workspace and owner.setdefault(name, index) != index:
                 yield Fault(f"step {index}", f"workspace {name} belongs to step {owner[name]}")
 
@@ -171,18 +166,25 @@ def _check_workspaces(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fau
 # Order
 
 
-class _Order:
-    """Happens-before between steps. `before[i]` counts, for each stream, the steps complete when step i starts."""
+class _Schedule:
+    """Who uses which bytes, and which steps are before which.
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        streams = {stream: number for number, stream in enumerate(dict.fromkeys(step.stream for step in steps))}
-        self.streams = len(streams)
-        self.stream = [streams[step.stream] for step in steps]
-        self.position: list[int] = []  # of each step in its stream
+    `before[i]` counts, for each stream, the steps that are complete when step i starts; `position[i]` is the place of step i in
+    its own stream. Streams are numbered in the order of their first step.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self.uses = _uses(plan.steps)
+        numbers = {stream: number for number, stream in enumerate(dict.fromkeys(step.stream for step in plan.steps))}
+        self.streams = len(numbers)
+        self.stream = [numbers[step.stream] for step in plan.steps]
+        self.position: list[int] = []
         self.before: list[tuple[int, ...]] = []
-        clocks = [[0] * self.streams for _ in streams]
+        clocks = [[0] * self.streams for _ in numbers]
         events: dict[int, list[int]] = {}
-        for step, number in zip(steps, self.stream, strict=True):
+        for step, number in zip(plan.steps, self.stream, strict=True):
             clock = clocks[number]
             self.before.append(tuple(clock))
             self.position.append(clock[number])
@@ -193,10 +195,15 @@ class _Order:
                 clocks[number] = [max(own, other) for own, other in zip(clock, events[step.event], strict=True)]
 
     def is_before(self, first: int, second: int) -> bool:
+        """Whether step `first` is complete when step `second` starts."""
         return self.position[first] < self.before[second][self.stream[first]]
 
-    def are_ordered(self, first: int, second: int) -> bool:
-        return self.is_before(first, second) or self.is_before(second, first)
+    def place(self, region: Region) -> Region:
+        """The region in its space; a caller's buffer is a space of its own."""
+        buffer = self.buffers[region.buffer]
+        if buffer.offset is None:
+            return Region(f"buffer {buffer.name}", region.offset, region.size_bytes)
+        return Region(f"space {buffer.space}", buffer.offset + region.offset, region.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,33 +220,30 @@ def _uses(steps: Sequence[Step]) -> dict[str, list[_Use]]:
         for regions, is_write in ((step_reads(step), False), (step_writes(step), True)):
             for region in regions:
                 uses[region.buffer].append(_Use(index, region, is_write))
-    return uses
+    return dict(uses)
 
 
 def _meet(first: Region, second: Region) -> bool:
-    """Whether two regions of one buffer share a byte."""
+    """Whether two regions share a byte."""
     start = max(first.offset, second.offset)
-    return start < min(first.offset + first.size_bytes, second.offset + second.size_bytes)
+    return first.buffer == second.buffer and start < min(first.offset + first.size_bytes, second.offset + second.size_bytes)
 
 
-def _check_coverage(
-    plan: Plan, buffers: Mapping[str, Buffer], uses: Mapping[str, Sequence[_Use]], order: _Order
-) -> Iterator[Fault]:
+def _check_coverage(schedule: _Schedule) -> Iterator[Fault]:
     """Every byte read was written by a step before, and every output is written."""
-    for name, found in uses.items():
-        if buffers[name].role not in (Role.ACTIVATION, Role.OUTPUT):
+    for name, uses in schedule.uses.items():
+        if schedule.buffers[name].role not in (Role.ACTIVATION, Role.OUTPUT):
             continue
-        writes = [use for use in found if use.is_write]
-        for use in found:
+        writes = [use for use in uses if use.is_write]
+        for use in uses:
             if not use.is_write:
-                missing = _first_missing(use.region, (write.region for write in writes if order.is_before(write.step, use.step)))
+                written = (write.region for write in writes if schedule.is_before(write.step, use.step))
+                missing = _first_missing(use.region, written)
                 if missing is not None:
-                    yield Fault(
-                        f"step {use.step}", f"it reads byte {missing} of {name}, which no step before it in order has written"
-                    )
-    for port in plan.outputs:
-        written = (use.region for use in uses.get(port.buffer, ()) if use.is_write)
-        missing = _first_missing(Region(port.buffer, 0, buffers[port.buffer].size_bytes), written)
+                    yield Fault(f"step {use.step}", f"it reads byte {missing} of {name}, which no step before it has written")
+    for port in schedule.plan.outputs:
+        written = (use.region for use in schedule.uses.get(port.buffer, ()) if use.is_write)
+        missing = _first_missing(Region(port.buffer, 0, schedule.buffers[port.buffer].size_bytes), written)
         if missing is not None:
             yield Fault(f"output {port.name}", f"byte {missing} is never written")
 
@@ -254,84 +258,64 @@ def _first_missing(region: Region, written: Iterable[Region]) -> int | None:
     return position if position < end else None
 
 
-def _check_races(uses: Mapping[str, Sequence[_Use]], order: _Order) -> Iterator[Fault]:
+def _check_races(schedule: _Schedule) -> Iterator[Fault]:
     """A write and another use of the same bytes of a buffer are ordered."""
-    if order.streams == 1:
+    if schedule.streams == 1:
         return
-    for name, found in uses.items():
-        for first, second in combinations(found, 2):
-            if (first.is_write or second.is_write) and first.step != second.step and _meet(first.region, second.region):
-                if not order.are_ordered(first.step, second.step):
-                    yield Fault(f"step {second.step}", f"its use of {name} is not ordered with that of step {first.step}")
+    for name, uses in schedule.uses.items():
+        for first, second in combinations(uses, 2):
+            conflicts = (first.is_write or second.is_write) and first.step != second.step and _meet(first.region, second.region)
+            if conflicts and not schedule.is_before(first.step, second.step):
+                yield Fault(f"step {second.step}", f"its use of {name} is not ordered with that of step {first.step}")
 
 
 # Sharing of bytes
 
 
-def _place(region: Region, buffers: Mapping[str, Buffer]) -> Region:
-    """The region in its space; a caller's buffer is a space of its own."""
-    buffer = buffers[region.buffer]
-    if buffer.offset is None:
-        return Region(f"buffer {buffer.name}", region.offset, region.size_bytes)
-    return Region(f"space {buffer.space}", buffer.offset + region.offset, region.size_bytes)
-
-
-def _check_overlap_in_steps(steps: Sequence[Step], buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
+def _check_overlap_in_steps(schedule: _Schedule) -> Iterator[Fault]:
     """What a step writes shares no byte with anything else it uses, except in an in-place pair at the same address."""
-    for index, step in enumerate(steps):
-        reads = [_place(region, buffers) for region in step_reads(step)]
-        writes = [_place(region, buffers) for region in step_writes(step)]
+    for index, step in enumerate(schedule.plan.steps):
+        reads = list(map(schedule.place, step_reads(step)))
+        writes = list(map(schedule.place, step_writes(step)))
         pairs = step.inplace if isinstance(step, Launch) else ()
         for number, write in enumerate(writes):
-            for other in writes[:number]:
-                if other.buffer == write.buffer and _meet(other, write):
-                    yield Fault(f"step {index}", f"two of its writes share bytes of {write.buffer}")
+            if any(_meet(other, write) for other in writes[:number]):
+                yield Fault(f"step {index}", f"two of its writes share bytes of {write.buffer}")
             for place, read in enumerate(reads):
-                if read.buffer == write.buffer and _meet(read, write) and not (read == write and (number, place) in pairs):
-                    yield Fault(f"step {index}", f"write {number} and read {place} share bytes of {write.buffer}")
+                if _meet(read, write) and not (read == write and (number, place) in pairs):
+                    yield Fault(f"step {index}", f"its write {number} and read {place} share bytes of {write.buffer}")
 
 
-def _check_sharing(
-    plan: Plan, buffers: Mapping[str, Buffer], uses: Mapping[str, Sequence[_Use]], order: _Order
-) -> Iterator[Fault]:
+def _check_sharing(schedule: _Schedule) -> Iterator[Fault]:
     """Where two buffers share bytes, every use of one is before every use of the other, but for in-place pairs."""
-    for space in plan.spaces:
-        placed = [
-            buffer for buffer in plan.buffers if buffer.space == space.name and buffer.offset is not None and buffer.size_bytes
-        ]
-        constants = [buffer for buffer in placed if buffer.role is Role.CONSTANT]
-        yield from _check_apart(constants)
-        live = sorted(
-            (buffer for buffer in placed if buffer.role in _ARENA_ROLES and buffer.name in uses),
-            key=lambda buffer: buffer.offset or 0,
-        )
-        for first, second in _unordered_overlaps(live, uses, order):
-            if not _follows_in_place(plan.steps, uses, order, buffers, first, second) and not _follows_in_place(
-                plan.steps, uses, order, buffers, second, first
-            ):
-                yield Fault(f"space {space.name}", f"{first} and {second} share bytes while both are in use")
+    for space in schedule.plan.spaces:
+        placed = [buffer for buffer in schedule.plan.buffers if buffer.space == space.name and buffer.size_bytes]
+        placed = sorted((buffer for buffer in placed if buffer.offset is not None), key=_offset)
+        for first, second in pairwise(buffer for buffer in placed if buffer.role is Role.CONSTANT):
+            if _offset(first) + first.size_bytes > _offset(second):
+                yield Fault(f"space {space.name}", f"constants {first.name} and {second.name} share bytes")
+        used = [buffer for buffer in placed if buffer.role in _ARENA_ROLES and buffer.name in schedule.uses]
+        for one, other in _unordered_overlaps(used, schedule):
+            if not (_follows_in_place(one, other, schedule) or _follows_in_place(other, one, schedule)):
+                yield Fault(f"space {space.name}", f"{one} and {other} share bytes while both are in use")
 
 
-def _check_apart(constants: Sequence[Buffer]) -> Iterator[Fault]:
-    ordered = sorted(constants, key=lambda buffer: buffer.offset or 0)
-    for first, second in zip(ordered, ordered[1:], strict=False):
-        if (first.offset or 0) + first.size_bytes > (second.offset or 0):
-            yield Fault(f"space {first.space}", f"constants {first.name} and {second.name} share bytes")
+def _offset(buffer: Buffer) -> int:
+    assert buffer.offset is not None
+    return buffer.offset
 
 
-def _unordered_overlaps(
-    buffers: Sequence[Buffer], uses: Mapping[str, Sequence[_Use]], order: _Order
-) -> Iterator[tuple[str, str]]:
-    """Pairs of buffers, sorted by offset, that share bytes and are not used strictly one after the other."""
-    offsets = np.array([buffer.offset for buffer in buffers], np.int64)
-    last = np.full((len(buffers), order.streams), -1, np.int64)  # position of the last use in each stream
-    earliest = np.empty((len(buffers), order.streams), np.int64)  # steps complete before any use
+def _unordered_overlaps(buffers: Sequence[Buffer], schedule: _Schedule) -> Iterator[tuple[str, str]]:
+    """Pairs of buffers, which are sorted by offset, that share bytes and are not used strictly one after the other."""
+    last = np.full((len(buffers), schedule.streams), -1, np.int64)  # position of the last use in each stream
+    earliest = np.empty((len(buffers), schedule.streams), np.int64)  # steps complete before any use
     for row, buffer in enumerate(buffers):
-        steps = [use.step for use in uses[buffer.name]]
+        steps = [use.step for use in schedule.uses[buffer.name]]
         for step in steps:
-            last[row, order.stream[step]] = max(last[row, order.stream[step]], order.position[step])
-        earliest[row] = np.min([order.before[step] for step in steps], axis=0)
-    ends = np.searchsorted(offsets, [(buffer.offset or 0) + buffer.size_bytes for buffer in buffers])
+            last[row, schedule.stream[step]] = max(last[row, schedule.stream[step]], schedule.position[step])
+        earliest[row] = np.min([schedule.before[step] for step in steps], axis=0)
+    offsets = np.array([_offset(buffer) for buffer in buffers], np.int64)
+    ends = np.searchsorted(offsets, [_offset(buffer) + buffer.size_bytes for buffer in buffers])
     for row, end in enumerate(ends):
         others = slice(row + 1, int(end))
         is_after = (last[row] < earliest[others]).all(axis=1)
@@ -340,26 +324,20 @@ def _unordered_overlaps(
             yield buffers[row].name, buffers[row + 1 + int(other)].name
 
 
-def _follows_in_place(
-    steps: Sequence[Step],
-    uses: Mapping[str, Sequence[_Use]],
-    order: _Order,
-    buffers: Mapping[str, Buffer],
-    first: str,
-    second: str,
-) -> bool:
+def _follows_in_place(first: str, second: str, schedule: _Schedule) -> bool:
     """Whether every use of `first` is before every use of `second`, but for one step that turns one into the other in place."""
     return all(
-        order.is_before(earlier.step, later.step)
-        or (earlier.step == later.step and _is_in_place(steps[earlier.step], earlier, later, buffers))
-        for earlier in uses[first]
-        for later in uses[second]
+        schedule.is_before(earlier.step, later.step) or _is_in_place(earlier, later, schedule)
+        for earlier in schedule.uses[first]
+        for later in schedule.uses[second]
     )
 
 
-def _is_in_place(step: Step, read: _Use, write: _Use, buffers: Mapping[str, Buffer]) -> bool:
+def _is_in_place(read: _Use, write: _Use, schedule: _Schedule) -> bool:
+    step = schedule.plan.steps[read.step]
     return (
-        isinstance(step, Launch)
+        read.step == write.step
+        and isinstance(step, Launch)
         and any(step.writes[w] == write.region and step.reads[r] == read.region for w, r in step.inplace)
-        and _place(read.region, buffers) == _place(write.region, buffers)
+        and schedule.place(read.region) == schedule.place(write.region)
     )

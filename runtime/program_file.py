@@ -52,7 +52,7 @@ _SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ConstantSource:
-    """A constant to write: the buffer's name, its type, its offset in the Plan, and how to get its elements when it is its turn."""
+    """A constant to write: its buffer's name, its type, its offset in the Plan, and how to get its elements when they are due."""
 
     name: str
     type: TensorType
@@ -62,7 +62,7 @@ class ConstantSource:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled program in memory. `constants` is read-only and 64-byte aligned; `constants_header` is its safetensors header."""
+    """A compiled program. `constants` is read-only and 64-byte aligned; `constants_header` is their safetensors header."""
 
     plan: Plan
     library: bytes
@@ -233,7 +233,7 @@ def _data(sources: Sequence[ConstantSource], size_bytes: int) -> Iterator[memory
     position = 0
     for source in sources:
         assert source.offset >= position, f"constant {source.name} overlaps the one before it"
-        array = np.ascontiguousarray(source.load())
+        array = np.asarray(source.load(), order="C")
         assert (array.dtype.name, array.size) == (source.type.dtype, source.type.elements), (
             f"constant {source.name} is no {source.type}"
         )
@@ -263,8 +263,9 @@ def _read(path: str | os.PathLike[str], file: IO[bytes], archive: zipfile.ZipFil
             CONSTANTS, f"{constants.size} bytes of weights, the plan needs {constants_bytes(plan)}", _RECOMPILE
         )
     if verify:
-        with archive.open(members[CONSTANTS]) as member:
-            _check_hash(CONSTANTS, hashlib.file_digest(member, "sha256").hexdigest(), hashes)
+        digest = hashlib.sha256(struct.pack("<Q", len(header)) + header)
+        digest.update(constants.data)
+        _check_hash(CONSTANTS, digest.hexdigest(), hashes)
     return Program(plan, library, constants, manifest, header)
 
 

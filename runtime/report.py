@@ -74,11 +74,5 @@ def _listed(title: str, lines: list[str]) -> Iterator[str]:
 
 def size(count: int) -> str:
     """A number of bytes with a binary unit."""
-    if count < 1024:
-        return f"{count} B"
-    value, unit = float(count), "B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if value < 1024:
-            break
-    return f"{value:.2f} {unit}"
+    power = max(0, min(4, (count.bit_length() - 1) // 10))
+    return f"{count / 1024**power:.2f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}" if power else f"{count} B"

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from tvm import tirx
-from tvm.ir import Call, GlobalVar, PointerType, PrimType, StringImm
-
 from prefuse.runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
 from prefuse.runtime.program_file import ConstantSource, write_program
 from prefuse.runtime.target import Target
+from tvm import tirx
+from tvm.ir import Call, GlobalVar, PointerType, PrimType, StringImm
 
 ELEMENTS = 1000
 BYTES = ELEMENTS * 4
