@@ -110,7 +110,7 @@ class Context:
         """Run the model, as `CompiledModel` does."""
         signature = self._signature
         if named or len(inputs) != signature.arity:
-            inputs = signature.in_order(inputs, named)
+            inputs = in_order(signature.names, inputs, named)
         invocation = self._invocation or self._bind()
         addresses: list[int] = []
         kept: list[object] = []  # copies, alive until the program has run
@@ -141,25 +141,8 @@ class _Signature:
     def __init__(self, plan: Plan) -> None:
         self.inputs = tuple(_Tensor(port, "input") for port in plan.inputs)
         self.outputs = tuple(_Tensor(port, "output") for port in plan.outputs)
+        self.names = tuple(port.name for port in plan.inputs)
         self.arity = len(self.inputs)
-
-    def in_order(self, inputs: Sequence[object], named: Mapping[str, object]) -> tuple[object, ...]:
-        """Positional and named inputs in the order of the model."""
-        names = [tensor.name for tensor in self.inputs]
-        if len(inputs) > len(names):
-            raise InputError("inputs", f"{len(inputs)} given, the model takes {len(names)}", f"give {', '.join(names) or 'none'}")
-        by_name = dict(zip(names, inputs, strict=False))
-        for name, value in named.items():
-            if name not in names:
-                near = difflib.get_close_matches(name, names, 1)
-                fix = f"did you mean {near[0]!r}?" if near else f"the inputs are {', '.join(names) or 'none'}"
-                raise InputError(f"input {name!r}", "the model has no such input", fix)
-            if name in by_name:
-                raise InputError(f"input {name!r}", "given twice, by position and by name", "give it once")
-            by_name[name] = value
-        if missing := [name for name in names if name not in by_name]:
-            raise InputError("inputs", f"{', '.join(missing)} not given", f"the inputs are {', '.join(names)}")
-        return tuple(by_name[name] for name in names)
 
 
 class _Tensor:
@@ -237,6 +220,28 @@ class _Tensor:
     @staticmethod
     def _describe(dtype: str, shape: tuple[int, ...]) -> str:
         return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def in_order(names: Sequence[str], inputs: Sequence[object], named: Mapping[str, object]) -> tuple[object, ...]:
+    """Positional and named inputs of a call in the order of `names`, the model's inputs.
+
+    Raises:
+        InputError: one is missing, unknown or given twice.
+    """
+    if len(inputs) > len(names):
+        raise InputError("inputs", f"{len(inputs)} given, the model takes {len(names)}", f"give {', '.join(names) or 'none'}")
+    by_name = dict(zip(names, inputs, strict=False))
+    for name, value in named.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            fix = f"did you mean {near[0]!r}?" if near else f"the inputs are {', '.join(names) or 'none'}"
+            raise InputError(f"input {name!r}", "the model has no such input", fix)
+        if name in by_name:
+            raise InputError(f"input {name!r}", "given twice, by position and by name", "give it once")
+        by_name[name] = value
+    if missing := [name for name in names if name not in by_name]:
+        raise InputError("inputs", f"{', '.join(missing)} not given", f"the inputs are {', '.join(names)}")
+    return tuple(by_name[name] for name in names)
 
 
 def arena_bytes(plan: Plan) -> int:
