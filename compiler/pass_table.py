@@ -1,11 +1,16 @@
-"""Every pass by its name on the command line, and the pipeline that `compile` runs. Strings, so that the frame imports no pass."""
+"""Every pass by its name on the command line, and the order in which they run.
+
+Strings, so that naming a pass imports nothing.
+"""
+
+from __future__ import annotations
 
 PASSES: dict[str, str] = {
     "canonicalize": "prefuse.passes.canonicalize:Canonicalize",
-    "decompose": "prefuse.passes.decompose:Decompose",
     "eliminate-dead": "prefuse.passes.eliminate_dead:EliminateDead",
-    "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
     "merge-equal": "prefuse.passes.merge_equal:MergeEqual",
+    "decompose": "prefuse.passes.decompose:Decompose",
+    "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
     "order-nodes": "prefuse.passes.order_nodes:OrderNodes",
     "plan-memory": "prefuse.passes.plan_memory:PlanMemory",
 }

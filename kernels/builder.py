@@ -160,8 +160,11 @@ class KernelBuilder:
 
     # The end ----------------------------------------------------------------------------------------------------------
 
-    def function(self) -> Any:
-        """The finished PrimFunc. It returns int32 0, as a private function with a parallel region must."""
+    def function(self, *, aliased: bool = False) -> Any:
+        """The finished PrimFunc. It returns int32 0, as a private function with a parallel region must.
+
+        `aliased` says that an output may take the memory of an operand, so that LLVM must not assume otherwise.
+        """
         head: list[Any] = [tirx.DeclBuffer(buffer, data=pointer) for pointer, buffer in self._parameters.values()]
         for buffer, dtype, offset in self._views:
             byte = tirx.decl_buffer((max(self.workspace_bytes, 1),), "uint8", name="bytes", layout=None)
@@ -176,7 +179,7 @@ class KernelBuilder:
         if self.workspace_bytes:
             pointers.append(self._workspace)
         function = tirx.PrimFunc(pointers, body, ret_type=PrimType("int32"))
-        return function.with_attr("tirx.noalias", True).with_attr("s_tir", True)
+        return function.with_attr("tirx.noalias", not aliased).with_attr("s_tir", True)
 
     def _close(self) -> Any:
         body = self._blocks.pop()

@@ -97,7 +97,7 @@ def finish(
     builder.order_parameters((*operands, *group.outputs))
     return BuiltKernel(
         template,
-        builder.function(),
+        builder.function(aliased=bool(inplace)),
         tuple(Operand(name, (packs or {}).get(name)) for name in operands),
         builder.workspace_bytes,
         tuple((0, operands.index(name)) for name in inplace if name in operands),

@@ -1,0 +1,130 @@
+"""The way of one concrete model to one program file: pipeline, groups, kernels, Plan, native code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ..kernels.group import Group
+from ..kernels.registry import build_kernel
+from ..kernels.template import BuiltKernel
+from ..runtime.errors import UnsupportedModelError
+from ..runtime.plan import Role
+from ..runtime.program_file import ConstantSource, write_program
+from ..runtime.target import Target
+from .ir.facts import infer_facts, source_of
+from .ir.functions import inline_function, is_fused
+from .lowering.groups import group_of
+from .lowering.planning import LoweredGroup, PlanDraft, draft_plan, is_view
+from .lowering.program import build_library
+from .pass_table import DEFAULT_PIPELINE, PASSES
+from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
+
+_REMARKS = 200  # lines kept of each list of the report
+Progress = Callable[[str, float], None]  # what is being done, and the fraction of the whole that is behind
+
+
+def compile_model(
+    model: ir.Model,
+    target: Target,
+    *,
+    pipeline: str | None = None,
+    name: str,
+    output: Path,
+    progress: Progress | None = None,
+) -> None:
+    """Compile a model whose shapes are all static, changing it, and write the program file `output`.
+
+    Raises:
+        OptionError: the pipeline names an unknown pass or option.
+        UnsupportedModelError: operators that no template takes; all of them at once.
+        PassError: a pass broke the model: a bug of prefuse.
+    """
+    tell = progress or (lambda text, fraction: None)
+    passes = parse_pipeline(pipeline or DEFAULT_PIPELINE, PASSES)
+    context = Context(target)
+    tell("inferring shapes", 0.0)
+    infer_facts(model)
+
+    def passed(record: PassRecord) -> None:
+        tell(record.name, 0.05)
+
+    run_pipeline(model, passes, context, on_pass=passed)
+    tell("choosing kernels", 0.2)
+    lowered = lower_groups(model, target)
+    draft = draft_plan(model, lowered, target)
+    plan = run_plan_pipeline(draft.plan, passes, context)
+    tell("generating code", 0.4)
+    functions = {item.symbol: item.kernel.function for item in lowered}
+    library = build_library(plan, functions, target)
+    tell("writing the program", 0.9)
+    sources = _constant_sources(draft, {b.name: b.offset for b in plan.buffers if b.role is Role.CONSTANT})
+    write_program(output, plan, library, sources, {"name": name, "report": _report(lowered, context)})
+    tell("done", 1.0)
+
+
+def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
+    """A kernel for each node that computes something, in the graph's order; equal groups share one.
+
+    A fused group that no template takes is taken apart, and its operators are lowered one by one.
+    """
+    kernels: dict[str, tuple[str, BuiltKernel, dict[int, str]] | str] = {}
+    lowered: list[LoweredGroup] = []
+    obstacles: list[str] = []
+    pending = [node for node in reversed(list(model.graph)) if not is_view(node)]
+    while pending:
+        node = pending.pop()
+        group = group_of(model, node)
+        key = group.key()
+        if key not in kernels:
+            kernels[key] = _build(group, target, len(kernels))
+        found = kernels[key]
+        if not isinstance(found, str):
+            symbol, kernel, numbers = found
+            lowered.append(LoweredGroup(node, group, _bind(kernel, numbers, group), symbol))
+        elif is_fused(node):
+            pending.extend(reversed([part for part in inline_function(model, node) if not is_view(part)]))
+        else:
+            obstacles.append(f"{node.op_type} at {source_of(node)} ({found})")
+    if obstacles:
+        what = f"{len(obstacles)} operators have no kernel: " + "; ".join(dict.fromkeys(obstacles))
+        raise UnsupportedModelError("model", what, "replace them, or add a template (docs/architecture.md says how)")
+    return lowered
+
+
+def _build(group: Group, target: Target, number: int) -> tuple[str, BuiltKernel, dict[int, str]] | str:
+    built = build_kernel(group, target)
+    if isinstance(built, BuiltKernel):
+        return f"k{number}_{group.label}", built, {number: name for name, number in group.value_order().items()}
+    return "; ".join(f"{template}: {reason}" for template, reason in built)
+
+
+def _bind(kernel: BuiltKernel, names: dict[int, str], group: Group) -> BuiltKernel:
+    """The kernel of an equal group with this group's names for its operands."""
+    numbers = group.value_order()
+    renamed = {names[number]: name for name, number in numbers.items()}
+    return replace(kernel, operands=tuple(replace(operand, name=renamed[operand.name]) for operand in kernel.operands))
+
+
+def _constant_sources(draft: PlanDraft, offsets: dict[str, int | None]) -> list[ConstantSource]:
+    sources = []
+    for name, (kind, load) in draft.constants.items():
+        offset = offsets[name]
+        assert offset is not None
+        sources.append(ConstantSource(name, kind, offset, load))
+    return sources
+
+
+def _report(lowered: list[LoweredGroup], context: Context) -> dict[str, object]:
+    """What `CompiledModel.report` shows beyond the Plan: templates passed over, and the passes' remarks."""
+    refusals = Counter(
+        f"{item.kernel.template}, not {template}: {reason}" for item in lowered for template, reason in item.kernel.refused
+    )
+    return {
+        "remarks": [str(remark) for remark in context.remarks[:_REMARKS]],
+        "kernels": [f"{count} x {text}" for text, count in refusals.most_common(_REMARKS)],
+    }

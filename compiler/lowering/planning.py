@@ -1,0 +1,157 @@
+"""From an ordered graph to a Plan without addresses: one launch a group, and views that share their source's bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from ...kernels.group import Group
+from ...kernels.template import BuiltKernel, Pack
+from ...runtime.plan import Buffer, Copy, Kernel, Launch, Plan, Port, Region, Role, Space, Step, TensorType
+from ...runtime.target import Target
+from ..ir.constants import constant_array
+from ..ir.facts import source_of, tensor_type
+from ..ir.functions import fused_names
+from ..ir.kinds import Kind, kind_of
+
+ARENA, CONSTANTS, CALLER = "arena", "constants", "caller"
+
+
+@dataclass(frozen=True)
+class LoweredGroup:
+    """A node of the graph with the kernel that computes it. Groups of equal structure share one kernel and its symbol."""
+
+    node: ir.Node
+    group: Group
+    kernel: BuiltKernel
+    symbol: str
+
+
+@dataclass
+class PlanDraft:
+    """A Plan whose buffers have no offsets yet, and how to load each constant that it names."""
+
+    plan: Plan
+    constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = field(default_factory=dict)
+
+
+def is_view(node: ir.Node) -> bool:
+    """Whether the node only gives the same bytes another shape."""
+    return kind_of(node) is Kind.VIEW
+
+
+def draft_plan(model: ir.Model, lowered: list[LoweredGroup], target: Target) -> PlanDraft:
+    """The Plan of a graph in the order of its nodes, all on one stream. Nodes that are views become aliases."""
+    return _Drafting(model, target).draft(lowered)
+
+
+class _Drafting:
+    def __init__(self, model: ir.Model, target: Target) -> None:
+        self.graph = model.graph
+        self.target = target
+        self.buffers: dict[str, Buffer] = {}
+        self.constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = {}
+        self.steps: list[Step] = []
+        self.claimed = self._claim_outputs()
+
+    def draft(self, lowered: list[LoweredGroup]) -> PlanDraft:
+        inputs = [self._port(value, Role.INPUT, str(value.name)) for value in self.graph.inputs]
+        outputs = [
+            self._port(value, Role.OUTPUT, _output_buffer(position, value)) for position, value in enumerate(self.graph.outputs)
+        ]
+        kernels: dict[str, Kernel] = {}
+        for item in lowered:
+            step = self._launch(item)
+            self.steps.append(step)
+            moved = sum(region.size_bytes for region in step.reads + step.writes)
+            arguments = len(step.reads) + len(step.writes) + len(step.scratch)
+            kernel = Kernel(item.symbol, item.kernel.template, arguments, item.kernel.flops, moved)
+            kernels.setdefault(item.symbol, kernel)
+        for position, value in enumerate(self.graph.outputs):
+            name = _output_buffer(position, value)
+            source = self._region(_root(value))
+            if source.buffer != name:
+                self.steps.append(Copy(source, Region(name, 0, source.size_bytes)))
+        spaces = (Space(ARENA), Space(CONSTANTS), Space(CALLER))
+        buffers = tuple(self.buffers.values())
+        plan = Plan(str(self.target), tuple(inputs), tuple(outputs), spaces, buffers, tuple(kernels.values()), tuple(self.steps))
+        return PlanDraft(plan, self.constants)
+
+    def _claim_outputs(self) -> dict[ir.Value, str]:
+        """The values whose kernel can write straight into the caller's output; the first output that wants a value gets it."""
+        claimed: dict[ir.Value, str] = {}
+        for position, value in enumerate(self.graph.outputs):
+            root = _root(value)
+            if root.producer() is not None and not _is_constant(root):
+                claimed.setdefault(root, _output_buffer(position, value))
+        return claimed
+
+    def _port(self, value: ir.Value, role: Role, buffer: str) -> Port:
+        kind = tensor_type(value)
+        self.buffers[buffer] = Buffer(buffer, role, kind.size_bytes, CALLER)
+        return Port(str(value.name), kind, buffer)
+
+    def _region(self, value: ir.Value) -> Region:
+        """The whole buffer of a value that is no view, made at its first use."""
+        kind = tensor_type(value)
+        name = self.claimed.get(value, str(value.name))
+        if name not in self.buffers:
+            if _is_constant(value):
+                return self._constant_region(value, None)
+            self.buffers[name] = Buffer(name, Role.ACTIVATION, kind.size_bytes, ARENA)
+        return Region(name, 0, kind.size_bytes)
+
+    def _constant_region(self, value: ir.Value, pack: Pack | None) -> Region:
+        source = tensor_type(value)
+        kind = pack.packed_type(source) if pack else source
+        name = f"{value.name}:{pack}" if pack else str(value.name)
+        if name not in self.buffers:
+            self.buffers[name] = Buffer(name, Role.CONSTANT, kind.size_bytes, CONSTANTS)
+            self.constants[name] = (kind, lambda: _load(value, pack))
+        return Region(name, 0, kind.size_bytes)
+
+    def _launch(self, item: LoweredGroup) -> Launch:
+        values = {str(value.name): value for value in item.node.inputs if value is not None}
+        reads = []
+        for operand in item.kernel.operands:
+            root = _root(values[operand.name])
+            constant = operand.pack is not None or _is_constant(root)
+            reads.append(self._constant_region(root, operand.pack) if constant else self._region(root))
+        writes = [self._region(value) for value in item.node.outputs if value.name]
+        scratch = []
+        if item.kernel.workspace_bytes:
+            name = f"{item.node.outputs[0].name}.workspace"
+            self.buffers[name] = Buffer(name, Role.WORKSPACE, item.kernel.workspace_bytes, ARENA)
+            scratch.append(Region(name, 0, item.kernel.workspace_bytes))
+        inplace = tuple(
+            (out, read)
+            for out, read in item.kernel.inplace
+            if all(r.buffer != reads[read].buffer for position, r in enumerate(reads) if position != read)
+        )
+        label = f"{'+'.join(fused_names(item.node)) or item.node.name or item.group.label} at {source_of(item.node)}"
+        return Launch(item.symbol, tuple(reads), tuple(writes), tuple(scratch), inplace, label=label)
+
+
+def _root(value: ir.Value) -> ir.Value:
+    """The value whose bytes a chain of views shows."""
+    while (producer := value.producer()) is not None and is_view(producer) and producer.inputs[0] is not None:
+        value = producer.inputs[0]
+    return value
+
+
+def _is_constant(value: ir.Value) -> bool:
+    return value.is_initializer() and not value.is_graph_input()
+
+
+def _load(value: ir.Value, pack: Pack | None) -> np.ndarray:
+    array = constant_array(value)
+    assert array is not None, f"{value.name} is no constant"
+    return pack(array) if pack else array
+
+
+def _output_buffer(position: int, value: ir.Value) -> str:
+    """A name of its own for each output, which may be an input or another output too."""
+    return f"output{position}:{value.name}"
