@@ -23,7 +23,6 @@ from filecheck.finput import FInput
 from filecheck.matcher import Matcher
 from filecheck.options import Options
 from filecheck.parser import Parser
-
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.printer import print_model
 from prefuse.compiler.ir.verifier import verify_model

@@ -172,17 +172,19 @@ class _Inference:
         if identifier in self._calls:
             raise InvalidModelError(source_of(node), f"function {function.domain}.{function.name} calls itself", "unroll it")
         saved = self._opsets, self._attributes
+        same_types = True
         for parameter, argument in zip(function.inputs, (*node.inputs, *[None] * len(function.inputs)), strict=False):
             self._arguments[parameter] = argument
-            if argument is not None:
+            if argument is not None and (parameter.type, parameter.shape) != (argument.type, argument.shape):
+                same_types = False
                 parameter.type = argument.type
                 parameter.shape = None if argument.shape is None else argument.shape.copy()
         attributes = {**function.attributes, **node.attributes}
         self._opsets, self._attributes = function.opset_imports, {k: self._resolved(v) for k, v in attributes.items()}
         self._calls.append(identifier)
         for child in function:
-            for output in child.outputs:  # those of another call's types must not survive
-                output.shape = None
+            for output in child.outputs:
+                output.shape = output.shape if same_types else None  # a dimension of another call's types must not survive
             self.visit(child)
         self._calls.pop()
         self._opsets, self._attributes = saved

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from .scopes import subgraphs_of
 
-_TAKEN = "prefuse.taken_names"  # key of a graph's `meta`: names ever used in it
+_TAKEN = "prefuse.taken_names"  # key of a graph's `meta`: its _TakenNames
 
 
 def fresh_name(owner: ir.Model | ir.Graph, hint: str) -> str:
@@ -34,12 +35,19 @@ def release_name(owner: ir.Model | ir.Graph, name: str) -> None:
     _taken_names(owner.graph if isinstance(owner, ir.Model) else owner).pop(name, None)
 
 
+@dataclass(frozen=True, slots=True)
+class _TakenNames:
+    """Names that have been used in `graph`, each with the last number appended to it."""
+
+    graph: ir.Graph
+    numbers: dict[str, int]
+
+
 def _taken_names(graph: ir.Graph) -> dict[str, int]:
-    """Names that have been used in a graph, each with the last number appended to it."""
-    taken: dict[str, int] | None = graph.meta.get(_TAKEN)
-    if taken is None:
-        taken = graph.meta[_TAKEN] = dict.fromkeys(_value_names(graph), 0)
-    return taken
+    taken: _TakenNames | None = graph.meta.get(_TAKEN)
+    if taken is None or taken.graph is not graph:  # a clone shares the `meta` entries of its original
+        taken = graph.meta[_TAKEN] = _TakenNames(graph, dict.fromkeys(_value_names(graph), 0))
+    return taken.numbers
 
 
 def _value_names(graph: ir.Graph) -> Iterator[str]:

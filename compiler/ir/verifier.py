@@ -48,7 +48,6 @@ class _Verifier:
     def verify_graph(self, graph: ir.Graph, outer_names: Mapping[str, ir.Value], outer_values: set[ir.Value]) -> None:
         """Check one graph, given the names and values that it sees of the scopes around it."""
         names, defined = dict(outer_names), set(outer_values)
-        top = not outer_values
         for value in dict.fromkeys((*graph.inputs, *graph.initializers.values())):
             _require(value.producer() is None, f"%{value.name} is an input or initializer, and has a producer")
             _define(value, names, defined)
@@ -59,13 +58,11 @@ class _Verifier:
             self._verify_node(node, graph, names, defined)
         for value in graph.outputs:
             _require(value in defined, f"graph output %{value.name} is not produced")
+            _require(bool(value.name), "a graph output has no name")
+        _require(len(set(graph.outputs)) == len(graph.outputs), "a value is a graph output twice")
         self._nodes.update(graph)
-        local = defined - outer_values
-        for value in local:
+        for value in defined - outer_values:
             self._verify_uses(value)
-        if top:
-            for value in graph.outputs:
-                _require(bool(value.name), "a graph output has no name")
 
     def _verify_node(self, node: ir.Node, graph: ir.Graph, names: dict[str, ir.Value], defined: set[ir.Value]) -> None:
         where = f"node {node.name or '?'} ({node.op_type})"
