@@ -12,11 +12,9 @@ from ...compiler.ir.facts import has_static_type
 from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.scopes import subgraphs_of
+from ..determinism import is_deterministic
 from .scope import Replacement, Rule, Scope, is_read, static_shape
 
-RANDOM_OPERATORS = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
 # Operators whose result is bounded by their inputs although its shape depends on their values.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 # Operators that NumPy computes at the speed of memory, so that weights of any size may go through them.
@@ -67,7 +65,12 @@ def fold(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
     A result larger than all its inputs is kept only up to the fold limit; on inputs above it, only copying and plain arithmetic
     run at all.
     """
-    if node.op_type == "Identity" or not is_deterministic(node, scope.opset) or any(True for _ in subgraphs_of(node)):
+    if (
+        node.domain != ""
+        or node.op_type == "Identity"
+        or not is_deterministic(node, scope.model)
+        or any(True for _ in subgraphs_of(node))
+    ):
         return None
     arrays = {str(value.name): constant_array(value) for value in node.inputs if value is not None}
     known = {name: array for name, array in arrays.items() if array is not None}
@@ -88,16 +91,6 @@ def fold(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
         return results
     scope.budget_bytes -= max(0, growth)
     return _as_constant(node, results, scope)
-
-
-def is_deterministic(node: ir.Node, opset: int) -> bool:
-    """Whether a node is known to compute the same outputs from the same inputs, as `onnx.reference` does."""
-    if node.domain != "" or node.op_type in RANDOM_OPERATORS:
-        return False
-    if node.op_type == "Dropout" and opset >= 12 and len(node.inputs) > 2:
-        training = constant_array(node.inputs[2])
-        return node.inputs[2] is None or (training is not None and not training.any())
-    return True
 
 
 def _is_bounded(node: ir.Node, output: ir.Value) -> bool:

@@ -1,0 +1,136 @@
+"""decompose: operators that lowering does not know, in terms of those it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx
+import onnx_ir as ir
+
+from ..compiler.ir.cloning import ValueMap, clone_node
+from ..compiler.ir.facts import schema_of
+from ..compiler.ir.functions import inline_function, is_fused
+from ..compiler.ir.kinds import is_known
+from ..compiler.ir.rewriter import Rejection, replace_node
+from ..compiler.ir.scopes import subgraphs_of
+from ..compiler.pipeline import Context, Pass
+from .determinism import RANDOM_OPERATORS
+
+# Operators that meant something else before this opset, although their attributes look the same.
+_CHANGED_MEANING = {"Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
+
+
+@dataclass(frozen=True)
+class Decompose(Pass):
+    """Expand operators that have an ONNX function body and no entry in the lattice of kinds, and calls of the model's functions.
+
+    Before:  y = MeanVarianceNormalization(x)
+    After:   m = ReduceMean(x);  s = Pow(x, 2);  ...  y = Div(d, e)
+
+    Legal when the body means the same at the model's opset, draws no random numbers and has no control flow of its own. What is
+    expanded is looked at again. Fused groups stay.
+    """
+
+    name: ClassVar[str] = "decompose"
+
+    def run(self, model: ir.Model, context: Context) -> bool:
+        return self._visit(model, model.graph, context)
+
+    def _visit(self, model: ir.Model, graph: ir.Graph, context: Context) -> bool:
+        changed = False
+        pending = list(reversed(tuple(graph)))
+        while pending:
+            node = pending.pop()
+            for subgraph in subgraphs_of(node):
+                changed |= self._visit(model, subgraph, context)
+            made = self._expand(model, node, context)
+            if made is not None:
+                changed = True
+                pending.extend(reversed(made))
+        return changed
+
+    def _expand(self, model: ir.Model, node: ir.Node, context: Context) -> tuple[ir.Node, ...] | None:
+        """The nodes that replaced `node`; None where it stays."""
+        if is_fused(node):
+            return None
+        if node.op_identifier() in model.functions:
+            return inline_function(model, node)
+        if node.domain != "" or is_known(node) or node.op_type in RANDOM_OPERATORS:
+            return None
+        function = _function_body(node, model)
+        if function is None:
+            return None
+        if blame := _obstacle(function, model.graph.opset_imports):
+            context.reject(self.name, Rejection(f"{node.op_type} not expanded: {blame}", (node,)))
+            return None
+        return _inline_body(model, node, function)
+
+
+def _function_body(node: ir.Node, model: ir.Model) -> ir.Function | None:
+    """What ONNX says the operator is made of, at the model's opset; None where it says nothing."""
+    schema = schema_of(node, model.graph.opset_imports)
+    if schema is None or any(value is not None and value.type is None for value in node.inputs):
+        return None
+    opset = model.graph.opset_imports[""]
+    if schema.has_function:
+        proto = schema.get_function_with_opset_version(opset)
+    elif schema.has_context_dependent_function:
+        types = [_type_bytes(value) for value in node.inputs]
+        content = ir.serde.serialize_node(node).SerializeToString()
+        proto = schema.get_context_dependent_function_with_opset_version(opset, content, types)
+    else:
+        return None
+    return ir.serde.deserialize_function(onnx.FunctionProto.FromString(proto)) if proto else None
+
+
+def _type_bytes(value: ir.Value | None) -> bytes:
+    proto = onnx.TypeProto()
+    if value is not None and value.type is not None:
+        ir.serde.serialize_type_into(proto, value.type)
+    if value is not None and value.shape is not None:
+        ir.serde.serialize_shape_into(proto, value.shape)
+    return proto.SerializeToString()
+
+
+def _obstacle(function: ir.Function, opsets: Mapping[str, int]) -> str | None:
+    """Why the nodes of a body cannot stand in a model with these opsets; None if they can.
+
+    Bodies are written for the opset in which their operator appeared, and for each later one that changed a part of them; what
+    remains is to see that the parts take the same inputs and attributes.
+    """
+    for node in function:
+        if any(True for _ in subgraphs_of(node)):
+            return f"its body needs {node.op_type}"
+        schema = schema_of(node, opsets)
+        if schema is None:
+            return f"its body needs {node.op_type}, which the model's opset lacks"
+        border = _CHANGED_MEANING.get(node.op_type, 0)
+        changed = (opsets[""] < border) != (function.opset_imports.get("", opsets[""]) < border)
+        if changed or len(node.inputs) > schema.max_input or not set(node.attributes) <= set(schema.attributes):
+            return f"its body is of opset {function.opset_imports.get('')}, in which {node.op_type} differs"
+    return None
+
+
+def _inline_body(model: ir.Model, node: ir.Node, function: ir.Function) -> tuple[ir.Node, ...]:
+    schema = schema_of(node, model.graph.opset_imports)
+    assert schema is not None
+    defaults = {
+        name: ir.serde.deserialize_attribute(one.default_value)
+        for name, one in schema.attributes.items()
+        if one.default_value.type != onnx.AttributeProto.UNDEFINED
+    }
+    arguments = (*node.inputs, *[None] * (len(function.inputs) - len(node.inputs)))
+    values: ValueMap = dict(zip(function.inputs, arguments, strict=True))
+    made = tuple(clone_node(child, values, {**defaults, **node.attributes}) for child in function)
+    for one in made:
+        one.name = None
+        for output in one.outputs:
+            output.name = "" if output.name == "" else None
+    results = [None if old.name == "" else values[result] for old, result in zip(node.outputs, function.outputs, strict=False)]
+    for old, new in zip(node.outputs, results, strict=True):
+        if new is not None and new.name is None:
+            new.name = old.name
+    replace_node(model, node, made, results)
+    return made

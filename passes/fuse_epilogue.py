@@ -1,0 +1,145 @@
+"""fuse-epilogue: pointwise nodes join the node whose output they work on, so that one kernel computes and stores both."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from ..compiler.ir.functions import fuse_into_function
+from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
+from ..compiler.ir.rewriter import Rejection
+from ..compiler.pipeline import Context, Pass
+from .canonicalization.scope import has_same_shape
+
+_NAMED_OPS = 6  # a function of more nodes is named by its anchor and their number
+
+
+@dataclass(frozen=True)
+class FuseEpilogue(Pass):
+    """Move the pointwise nodes that follow an anchor into one function with it.
+
+    Before:  h = MatMul(x, w);  a = Add(h, b);  e = Erf(a);  y = Mul(a, e)
+    After:   y = prefuse.matmul_add_erf_mul(x, w, b)
+
+    An anchor has one output and is a matrix product or convolution, else a reduction, else a node that moves elements, else a
+    pointwise node; in this order anchors take followers. Legal when every follower is pointwise with an output of the
+    anchor's shape, and one value alone leaves the group: then no path leaves it and returns. Views and what nothing is known
+    of stay outside. Groups of one node stay plain.
+    """
+
+    name: ClassVar[str] = "fuse-epilogue"
+    max_ops: int = 32  # largest group, in nodes; a longer chain spills registers in the tile store
+
+    def run(self, model: ir.Model, context: Context) -> bool:
+        order = {node: index for index, node in enumerate(model.graph)}
+        anchors = [node for node in order if kind_of(node) not in (Kind.VIEW, Kind.OPAQUE)]
+        taken: set[ir.Node] = set()
+        groups = []
+        for anchor in sorted(anchors, key=_anchor_rank):  # stable: in order of the graph within a kind
+            if anchor in taken:
+                continue
+            group, rejections = _Growth(anchor, order, taken, self.max_ops).grow()
+            for rejection in rejections:
+                context.reject(self.name, rejection)
+            if len(group) > 1:
+                taken.update(group)
+                groups.append(group)
+        for group in groups:
+            fuse_into_function(model, group, _group_name(group))
+        return bool(groups)
+
+
+def _anchor_rank(node: ir.Node) -> int:
+    """Matrix products first, pointwise nodes last."""
+    return -max(kind_of(node), Kind.BROADCAST)
+
+
+@dataclass(slots=True)
+class _Growth:
+    """The search for the largest group around one anchor, in time linear in `max_ops`.
+
+    Readers join in order of the graph. Whenever a single value leaves what has joined, that is a legal group; the last such
+    one is the result. A value that somebody reads who cannot join always leaves, so that the search ends there.
+    """
+
+    anchor: ir.Node
+    order: dict[ir.Node, int]  # of the nodes of the graph
+    taken: set[ir.Node]  # nodes of other groups
+    max_ops: int
+    members: list[ir.Node] = field(default_factory=list)
+    leaving: dict[ir.Value, int] = field(default_factory=dict)  # values of members -> how many others read them
+    candidates: list[tuple[int, int, ir.Node]] = field(default_factory=list)  # heap of those others
+    queued: set[ir.Node] = field(default_factory=set)
+
+    def grow(self) -> tuple[list[ir.Node], list[Rejection]]:
+        """The group, anchor first, in order of the graph, and why the pointwise nodes next to it are not in it."""
+        self._join(self.anchor)
+        legal, blocker = 1, None
+        while self.candidates and blocker is None:
+            node = heapq.heappop(self.candidates)[-1]
+            if self._fault(node):
+                blocker = node
+            else:
+                self._join(node)
+                if len(self.leaving) == 1:
+                    legal = len(self.members)
+        group = self.members[:legal]
+        return group, list(self._rejections(group, blocker))
+
+    def _join(self, node: ir.Node) -> None:
+        self.members.append(node)
+        for value in dict.fromkeys(value for value in node.inputs if value in self.leaving):
+            assert value is not None
+            self.leaving[value] -= 1
+            if not self.leaving[value]:
+                del self.leaving[value]
+        output = node.outputs[0]
+        readers = output.consumers()
+        self.leaving[output] = len(readers) + output.is_graph_output()
+        for reader in readers:
+            if reader not in self.queued:
+                self.queued.add(reader)
+                heapq.heappush(self.candidates, (self.order.get(reader, len(self.order)), len(self.queued), reader))
+
+    def _fault(self, node: ir.Node) -> str | None:
+        """Why a reader of the group cannot join it; None if it can."""
+        if sum(output.name != "" for output in self.anchor.outputs) > 1:
+            return f"{self.anchor.op_type} has {len(self.anchor.outputs)} outputs"
+        if node not in self.order:
+            return f"{node.op_type} is in a subgraph"
+        if not is_pointwise(node):
+            return f"{node.op_type} is not pointwise"
+        if node in self.taken:
+            return f"{node.op_type} follows another anchor"
+        if not has_same_shape(node.outputs[0], self.anchor.outputs[0]):
+            return f"its shape is {node.outputs[0].shape} and that of {self.anchor.op_type} {self.anchor.outputs[0].shape}"
+        if output := next((value for value in node.inputs if value in self.leaving and value.is_graph_output()), None):
+            return f"%{output.name} is an output of the graph"
+        if len(self.members) >= self.max_ops:
+            return f"the group would have more than {self.max_ops} nodes"
+        return None
+
+    def _rejections(self, group: list[ir.Node], blocker: ir.Node | None) -> Iterator[Rejection]:
+        """One for each pointwise node that reads the value which leaves the group."""
+        if blocker is None and len(group) == len(self.members):
+            return
+        result = group[-1].outputs[0]
+        for reader in result.consumers():
+            if not is_pointwise(reader):
+                continue
+            if reason := self._fault(reader):
+                why = reason
+            elif blocker is not None and blocker in result.consumers():
+                why = f"%{result.name} is also read by {blocker.op_type}, and {self._fault(blocker)}"
+            else:
+                why = "several values would leave the group"
+            yield Rejection(f"{reader.op_type} not fused with {self.anchor.op_type}: {why}", (self.anchor, reader))
+
+
+def _group_name(group: list[ir.Node]) -> str:
+    names = [node.op_type.lower() for node in group]
+    return "_".join(names) if len(names) <= _NAMED_OPS else f"{names[0]}_and_{len(names) - 1}_pointwise"
