@@ -49,7 +49,7 @@ class Layer(nn.Module):
 
     def _split(self, hidden: Tensor) -> Tensor:
         """[N, T, width] -> [N, heads, T, width / heads]."""
-        return hidden.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return hidden.view(*hidden.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class Encoder(nn.Module):

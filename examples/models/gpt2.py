@@ -37,11 +37,12 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         parts = self.project(self.attention_norm(hidden)).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        query, key, value = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in parts)
         context = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.merge(context.transpose(1, 2).flatten(2))
         activated = functional.gelu(self.expand(self.network_norm(hidden)), approximate="tanh")
-        return hidden + self.contract(activated)
+        output: Tensor = hidden + self.contract(activated)
+        return output
 
 
 class GPT2(nn.Module):

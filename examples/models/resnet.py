@@ -56,7 +56,9 @@ class ResNet(nn.Module):
         self.classifier = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
         initialize(self, gain=sqrt(2))
         for block in blocks:  # trained networks weigh the residual lightly; at full weight, rounding errors grow block by block
-            block.residual[-1].weight.mul_(0.25)
+            norm = block.residual[-1]
+            assert isinstance(norm, nn.BatchNorm2d)
+            nn.init.uniform_(norm.weight, 0.1, 0.4)
 
     def forward(self, image: Tensor) -> Tensor:
         scores: Tensor = self.classifier(self.blocks(self.stem(image)))

@@ -36,7 +36,7 @@ class Layer(nn.Module):
         self.network = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        parts = self.project(self.attention_norm(hidden)).unflatten(-1, (3, self.heads, -1))
+        parts = self.project(self.attention_norm(hidden)).view(*hidden.shape[:2], 3, self.heads, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind()
         context = functional.scaled_dot_product_attention(query, key, value)
         hidden = hidden + self.merge(context.transpose(1, 2).flatten(2))
