@@ -31,7 +31,8 @@ def attributes_key(node: ir.Node) -> Hashable:
 
 def tensor_key(tensor: ir.TensorProtocol) -> Hashable:
     """A key that is equal for tensors of the same type and bytes."""
-    return tensor.dtype.value, str(tensor.shape), tensor.tobytes()
+    content = tuple(tensor.numpy().flat) if tensor.dtype == ir.DataType.STRING else tensor.tobytes()
+    return tensor.dtype.value, str(tensor.shape), content
 
 
 def _attribute_key(attribute: ir.Attr) -> Hashable:
