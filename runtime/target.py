@@ -53,6 +53,10 @@ class Target:
         """float32 lanes of one vector register."""
         return {"avx2": 8, "avx512": 16}[self.level]
 
+    @property
+    def vector_registers(self) -> int:
+        return {"avx2": 16, "avx512": 32}[self.level]
+
     def missing_features(self) -> tuple[str, ...]:
         """CPU features that this target needs and this machine lacks; empty where a program for it can run."""
         return tuple(flag for flag in _CPU_LEVELS[self.level] if flag not in host_cpu_flags())

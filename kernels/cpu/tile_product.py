@@ -1,0 +1,231 @@
+"""The heart of matrix products and convolutions: C[m, n] = sum over k of A[m, k] B[k, n], tile by tile in registers.
+
+A tile is `rows` x `vectors` registers of C. For each k it broadcasts `rows` elements of A and loads `vectors` registers of B, so
+that the multiply-adds, two a cycle, and not the loads decide its speed. When the sum is done the tile goes through a small
+array in L1 to the epilogue, whose loop is therefore the same for whole and for ragged tiles.
+
+Columns are positions of a flattened plane: row r of the result occupies [r * pitch, r * pitch + width). A matrix is one row. A
+convolution over a padded input has pitch > width: the few positions between are computed and not stored, and in exchange every
+element of B[k, n], n running, is contiguous in the padded input and needs no packing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import product as nest
+from math import ceil, prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.plan import TensorType
+from ..builder import Expr, KernelBuilder, share
+
+_UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
+_WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Registers of C: `rows` of `vectors` vectors of `lanes` elements."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Where the result's rows lie among the columns. `is_row(r)` tells rows from padding; None: all are rows."""
+
+    columns: int
+    pitch: int
+    width: int
+    is_row: Callable[[Expr], Expr] | None = None
+
+
+@dataclass(frozen=True)
+class TileProduct:
+    """One batch of products and what to do with them.
+
+    `depth` are the extents of the loops over k, outermost first. `a(batch, panel, start, row, ks)` is the element of A in row
+    `start + row`, where `panel` is the number of the tile; `b(batch, panel, start, column, ks)` likewise, contiguous in
+    `column`. With `a_padded` (`b_padded`) rows (columns) beyond the end may be read: panels are filled up with zeros.
+    `store(batch, m, r, c, value)` gets each result at column c of row r.
+    """
+
+    batch: int
+    m: int
+    plane: Plane
+    depth: tuple[int, ...]
+    tile: Tile
+    dtype: str
+    a: Callable[[Expr, Expr, Expr, int, tuple[Expr, ...]], Expr]
+    b: Callable[[Expr, Expr, Expr, Expr, tuple[Expr, ...]], Expr]
+    store: Callable[[Expr, Expr, Expr, Expr, Expr], None]
+    a_padded: bool
+    b_padded: bool
+
+    @property
+    def flops(self) -> int:
+        rows = self.plane.columns // max(self.plane.pitch, 1) + 1 if self.plane.pitch != self.plane.width else 1
+        return 2 * self.batch * self.m * min(self.plane.columns, rows * self.plane.width) * prod(self.depth)
+
+
+def choose_tile(m: int, columns: int, depth: int, lanes: int, registers: int, *, shifted_loads: bool, b_padded: bool) -> Tile:
+    """The tile with the fewest estimated cycles: two multiply-adds or two loads a cycle, four cycles of latency, wasted edges.
+
+    Args:
+        shifted_loads: loads of B that cross cache lines, and so count twice.
+        b_padded: columns beyond the end may be read; else the tile has no more columns than there are.
+    """
+
+    def cycles(rows: int, vectors: int) -> float:
+        tiles = ceil(m / rows) * ceil(columns / (vectors * lanes))
+        loads = rows + vectors * (2 if shifted_loads else 1)
+        step = max(rows * vectors / 2, loads / 2, 4.0)
+        return tiles * (step * depth + 3 * rows * vectors + 20)
+
+    choices = [
+        (rows, vectors)
+        for rows, vectors in nest(range(1, min(m, 14) + 1), range(1, 9))
+        if rows * vectors + vectors + 1 <= registers and (b_padded or vectors == 1 or vectors * lanes <= columns)
+    ]
+    rows, vectors = min(choices, key=lambda choice: (cycles(*choice), choice))
+    return Tile(rows, vectors, lanes)
+
+
+def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes: int) -> None:
+    """Write the loops over batches and tiles, dealt to the threads.
+
+    The larger operand is walked by the outer loop, so that it is read once and the other stays in cache.
+    """
+    tile, plane = product.tile, product.plane
+    if product.batch * product.m * plane.columns == 0:
+        return
+    extents = {"batch": product.batch, "m": ceil(product.m / tile.rows), "n": ceil(plane.columns / tile.columns)}
+    order = ["batch", "m", "n"] if a_bytes > b_bytes else ["batch", "n", "m"]
+    threads = builder.threads_for(product.flops // _WORK_PER_OPERATION)
+    split = min(order, key=lambda axis: (ceil(extents[axis] / threads) * threads / extents[axis], order.index(axis)))
+    with ExitStack() as loops:
+        thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
+        at: dict[str, Expr] = {}
+        for axis in order:
+            begin, end = share(thread, threads, extents[axis]) if axis == split else (0, extents[axis])
+            i = loops.enter_context(builder.loop(end - begin, name=axis))
+            at[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
+        _emit_tile(builder, product, at["batch"], at["m"], at["n"])
+
+
+def _emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
+    tile, plane = product.tile, product.plane
+    m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
+    # A tile that would read beyond the end is moved back; what it computes twice it stores once.
+    m_start = m_begin if product.a_padded else builder.bind(tirx.min(m_begin, product.m - tile.rows))
+    n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
+    sums = builder.local(tile.rows * tile.columns, product.dtype)
+    cells = list(nest(range(tile.rows), range(tile.vectors)))
+    for row, vector in cells:
+        with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+            builder.store(sums, (row * tile.vectors + vector) * tile.lanes + lane, tirx.const(0, product.dtype))
+    if prod(product.depth):
+        with ExitStack() as loops:
+            ks = tuple(
+                loops.enter_context(builder.loop(extent, kind, "k"))
+                for extent, kind in zip(product.depth, _loop_kinds(product.depth, len(cells)), strict=True)
+            )
+            for row, vector in cells:
+                with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+                    at = (row * tile.vectors + vector) * tile.lanes + lane
+                    a = product.a(batch, m_tile, m_start, row, ks)
+                    b = product.b(batch, n_tile, n_start, vector * tile.lanes + lane, ks)
+                    builder.store(sums, at, sums[at] + a * b)
+    finished = builder.local(tile.rows * tile.columns, product.dtype, "tile")
+    for row, vector in cells:
+        with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+            at = (row * tile.vectors + vector) * tile.lanes + lane
+            builder.store(finished, at, sums[at])
+    m_end = tirx.min(m_begin + tile.rows, product.m)
+    with builder.loop(builder.bind(m_end - m_begin), name="row") as row:
+        m = builder.bind(m_begin + row)
+        line = builder.bind((m - m_start) * tile.columns)
+        for begin, end, r in _segments(builder, plane, n_begin, tile.columns):
+            offset = builder.bind(line - n_start)
+            first = builder.bind(r * plane.pitch)
+            builder.dynamic_vector_loop(
+                begin, end, tile.lanes, lambda c: product.store(batch, m, r, c - first, finished[offset + c])
+            )
+
+
+def _segments(builder: KernelBuilder, plane: Plane, n_begin: Expr, columns: int) -> Iterator[tuple[Expr, Expr, Expr]]:
+    """The stretches of result rows within one tile's columns: begin and end column, and the row. The caller emits in between."""
+    n_end = builder.bind(tirx.min(n_begin + columns, plane.columns))
+    if plane.pitch >= plane.columns:
+        yield n_begin, n_end, 0
+        return
+    first = builder.bind(tirx.floordiv(n_begin, plane.pitch))
+    last = tirx.floordiv(n_end - 1, plane.pitch)
+    with builder.loop(builder.bind(last - first + 1), name="r") as i:
+        r = builder.bind(first + i)
+        begin = builder.bind(tirx.max(n_begin, r * plane.pitch))
+        end = builder.bind(tirx.min(n_end, r * plane.pitch + plane.width))
+        with ExitStack() as guard:
+            if plane.is_row is not None:
+                guard.enter_context(builder.when(plane.is_row(r)))
+            yield begin, end, r
+
+
+def _loop_kinds(depth: tuple[int, ...], cells: int) -> list[str]:
+    """Unroll the innermost loops over k while the body stays small; a long one is left to LLVM."""
+    kinds, operations = [], cells
+    for position, extent in enumerate(reversed(depth)):
+        operations *= extent
+        unroll = position < len(depth) - 1 and operations <= _UNROLLED_OPERATIONS and "serial" not in kinds
+        kinds.append("unrolled" if unroll else "serial")
+    return kinds[::-1]
+
+
+@dataclass(frozen=True)
+class PackPanels:
+    """Lay a constant operand out as the tiles load it: [groups, panels, depth, tile], the last panel filled up with zeros.
+
+    The constant is reshaped to `shape`, cut by `steps` (start, step of each dimension; the whole where empty), and transposed
+    by `order`, whose first `group_axes` dimensions are groups, the next `line_axes` the rows of A or columns of B, the rest k.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    group_axes: int
+    line_axes: int
+    tile: int
+    steps: tuple[tuple[int, int], ...] = ()
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        return TensorType(self._dimensions(), source.dtype)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        groups, panels, depth, tile = self._dimensions()
+        cut = array.reshape(self.shape)[tuple(slice(start, None, step) for start, step in self.steps)]
+        lines = cut.transpose(self.order).reshape(groups, -1, depth) if depth else np.zeros((groups, panels * tile, 0), array.dtype)
+        packed = np.zeros((groups, panels, depth, tile), array.dtype)
+        for panel in range(panels):
+            part = lines[:, panel * tile : (panel + 1) * tile]
+            packed[:, panel, :, : part.shape[1]] = part.transpose(0, 2, 1)
+        return packed
+
+    def _dimensions(self) -> tuple[int, int, int, int]:
+        steps = self.steps or ((0, 1),) * len(self.shape)
+        cut = [len(range(start, extent, step)) for extent, (start, step) in zip(self.shape, steps, strict=True)]
+        extents = [cut[axis] for axis in self.order]
+        lines = self.group_axes + self.line_axes
+        groups, count = prod(extents[: self.group_axes]), prod(extents[self.group_axes : lines])
+        return groups, ceil(count / self.tile), prod(extents[lines:]), self.tile
+
+    def __str__(self) -> str:
+        return f"panels({self.shape},{self.order},{self.tile}{',' + str(self.steps) if self.steps else ''})".replace(" ", "")
