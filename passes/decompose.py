@@ -75,14 +75,23 @@ def _function_body(node: ir.Node, model: ir.Model) -> ir.Function | None:
         return None
     opset = model.graph.opset_imports[""]
     if schema.has_function:
-        proto = schema.get_function_with_opset_version(opset)
+        content = schema.get_function_with_opset_version(opset)
     elif schema.has_context_dependent_function:
         types = [_type_bytes(value) for value in node.inputs]
-        content = ir.serde.serialize_node(node).SerializeToString()
-        proto = schema.get_context_dependent_function_with_opset_version(opset, content, types)
+        proto = ir.serde.serialize_node(node)
+        content = schema.get_context_dependent_function_with_opset_version(opset, proto.SerializeToString(), types)
     else:
         return None
-    return ir.serde.deserialize_function(onnx.FunctionProto.FromString(proto)) if proto else None
+    return _read_function(onnx.FunctionProto.FromString(content)) if content else None
+
+
+def _read_function(proto: onnx.FunctionProto) -> ir.Function:
+    """A body. An output that it does not compute, since the node does not ask for it, gets a name nobody reads: an input's."""
+    made = {*proto.input, *(name for node in proto.node for name in node.output)}
+    outputs = [name if name in made else proto.input[0] for name in proto.output]
+    del proto.output[:]
+    proto.output.extend(outputs)
+    return ir.serde.deserialize_function(proto)
 
 
 def _type_bytes(value: ir.Value | None) -> bytes:

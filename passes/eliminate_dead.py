@@ -39,9 +39,9 @@ def release_subgraphs(node: ir.Node) -> None:
     for graph in subgraphs_of(node):
         graph.outputs.clear()
         inner = tuple(graph)
-        graph.remove(inner, safe=True)
         for child in inner:
             release_subgraphs(child)
+        graph.remove(inner, safe=True)
 
 
 def _sweep_graph(graph: ir.Graph, opsets: Mapping[str, int]) -> bool:
