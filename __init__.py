@@ -1,0 +1,83 @@
+"""prefuse: a graph compiler for neural networks.
+
+    net = prefuse.compile(model)      # an nn.Module, an ONNX path, ModelProto, onnx_ir.Model or torch ExportedProgram
+    y = net(x)                        # torch in, torch out; numpy in, numpy out
+    net.save("model.prefuse")
+    net = prefuse.load("model.prefuse")
+
+Importing it loads neither torch nor TVM; they load when they are needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .runtime.errors import CompileError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from .compiler.specialize import SpecializedModel
+    from .runtime.executor import CompiledModel
+
+__version__ = "0.1.0"
+__all__ = ["CompileError", "__version__", "compile", "load"]
+
+
+def compile(
+    model: object,
+    args: object = None,
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    target: str = "cpu",
+    precision: str = "float32",
+    name: str | None = None,
+    cache: bool | str | os.PathLike[str] = True,
+    progress: bool | Callable[[str, float], None] | None = None,
+    **options: object,
+) -> CompiledModel | SpecializedModel:
+    """Compile a model into something that can be called like it.
+
+    Args:
+        model: an `nn.Module`, compiled as in evaluation mode at its first call, once per input signature, or at once if `args`
+            is given; an ONNX file, its bytes, a `ModelProto`, an `onnx_ir.Model` or an `ExportedProgram`, compiled at once, or
+            once per input shape where it has symbolic dimensions. The weights are read now: later changes do not count.
+        args: example positional inputs.
+        kwargs: example keyword inputs.
+        target: "cpu" (this machine), or an instruction-set level of it such as "cpu:avx2".
+        precision: "float32".
+        name: what reports call the program.
+        cache: whether compiled programs are kept on disk: True is $PREFUSE_CACHE or the platform's folder for caches.
+        progress: True shows a bar; a function is called with the stage and the fraction done.
+        options: `threads` (int), of one call; `pipeline` (str), the passes to run instead of the default ones.
+
+    Returns:
+        A callable: inputs in order or by name, NumPy arrays or torch tensors. An `nn.Module` gives its own output structure,
+        everything else one array or a tuple of them.
+
+    Raises:
+        CompileError: the model, an option or an input cannot be taken; it says where, what, and what to do.
+    """
+    from .compiler.api import compile_model
+
+    return compile_model(
+        model, args, kwargs, target=target, precision=precision, name=name, cache=cache, progress=progress, options=options
+    )
+
+
+def load(path: str | os.PathLike[str], *, verify: bool = False) -> CompiledModel:
+    """Load a `.prefuse` file, without torch or a compiler.
+
+    It holds native code that runs with your rights: load only files that you trust, and exchange ONNX with strangers.
+
+    Args:
+        path: a file that `save` or `prefuse compile` has written.
+        verify: also check the hash of the weights, which reads them all.
+
+    Raises:
+        CompileError: no such file, a corrupt one, or one for another CPU or version.
+    """
+    from .runtime.executor import load
+
+    return load(path, verify=verify)

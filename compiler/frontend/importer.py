@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
@@ -17,14 +17,9 @@ from .onnx_import import model_of_proto, parse_onnx, read_onnx
 from .support import check_supported
 from .torch_export import import_exported_program
 
-if TYPE_CHECKING:
-    import torch
 
-Source = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
-
-
-def import_model(source: Source | torch.export.ExportedProgram) -> ir.Model:
-    """The graph of a model, in the dialect that `normalize` describes, verified,
+def import_model(source: object) -> ir.Model:
+    """The graph of an ONNX path, bytes or `ModelProto`, an `onnx_ir.Model` or a torch `ExportedProgram`, in the dialect that `normalize` describes, verified,
     with the facts of every value. `source` is not changed; weights are shared.
 
     Raises:
@@ -40,7 +35,8 @@ def import_model(source: Source | torch.export.ExportedProgram) -> ir.Model:
         return prepare_graph(model_of_proto(source), "model")
     if isinstance(source, ir.Model):
         return prepare_graph(source.clone(), "model")
-    if type(source).__module__.startswith("torch.export"):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(source, torch.export.ExportedProgram):
         return prepare_graph(import_exported_program(source), "model")
     raise OptionError(
         "model",

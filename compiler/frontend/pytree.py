@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
@@ -47,7 +48,17 @@ LEAF = Leaf()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum)
 
 
-def is_tensor(value: object) -> bool:
+class Tensor(Protocol):
+    """What NumPy's arrays and scalars and torch's tensors have in common."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> object: ...
+
+
+def is_tensor(value: object) -> TypeGuard[Tensor]:
     """Whether a value is a NumPy array or scalar, or a torch tensor (without importing torch)."""
     if isinstance(value, (np.ndarray, np.generic)):
         return True
@@ -55,17 +66,17 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def flatten(tree: object, where: str = "input") -> tuple[Structure, list[object]]:
+def flatten(tree: object, where: str = "input") -> tuple[Structure, list[Tensor]]:
     """Take a value apart into its structure and its tensors, left to right.
 
     Raises:
         InputError: something in it is neither a tensor, a container nor a plain value; `where` starts the path to it.
     """
-    leaves: list[object] = []
+    leaves: list[Tensor] = []
     return _flatten(tree, where, leaves), leaves
 
 
-def _flatten(value: object, where: str, leaves: list[object]) -> Structure:
+def _flatten(value: object, where: str, leaves: list[Tensor]) -> Structure:
     if is_tensor(value):
         leaves.append(value)
         return LEAF
@@ -154,7 +165,7 @@ def to_json(structure: Structure) -> Json:
     return {"module": kind.__module__, "class": kind.__qualname__, "keys": keys, "children": children}
 
 
-def from_json(data: Json) -> Structure:
+def from_json(data: object) -> Structure:
     """The inverse of `to_json`.
 
     Raises:

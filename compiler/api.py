@@ -1,0 +1,125 @@
+"""`prefuse.compile`: one call from any kind of model to something that can be called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import cache as memoize
+from pathlib import Path
+
+from ..runtime.errors import OptionError
+from ..runtime.executor import CompiledModel
+from .builder import Builder, CompileModel, Progress, drive
+from .cache import ProgramCache, default_folder
+from .digest import model_digest
+from .frontend.pytree import is_tensor
+from .options import parse_options
+from .sources import GraphSource, ModuleSource
+from .specialize import SpecializedModel
+
+
+def compile_model(
+    model: object,
+    args: object = None,
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    target: str = "cpu",
+    precision: str = "float32",
+    name: str | None = None,
+    cache: bool | str | os.PathLike[str] = True,
+    progress: bool | Progress | None = None,
+    options: Mapping[str, object],
+    driver: CompileModel = drive,
+) -> CompiledModel | SpecializedModel:
+    """Compile a model of any kind; `prefuse.compile` says what the arguments mean.
+
+    Raises:
+        CompileError: the model, an option or an input cannot be taken.
+    """
+    checked = parse_options(target, precision, options)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise OptionError("name", f"{name!r} is no name", "give a string, or leave it out")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise OptionError("kwargs", f"{kwargs!r} is no dictionary", "give the keyword inputs by name")
+    builder = Builder(checked, name or _default_name(model), open_cache(cache), _reporter(progress), driver)
+    inputs = None if args is None and not kwargs else (_as_tuple(args), dict(kwargs or {}))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return _specialized(SpecializedModel(ModuleSource(model, builder)), inputs)
+    return _compile_graph(model, inputs, builder)
+
+
+def _compile_graph(
+    model: object, inputs: tuple[tuple[object, ...], dict[str, object]] | None, builder: Builder
+) -> CompiledModel | SpecializedModel:
+    from .frontend.dimensions import is_dynamic
+    from .frontend.importer import import_model
+
+    with builder.reporting():
+        builder.report("import", 0.0)
+        graph = import_model(model)
+        if is_dynamic(graph) or inputs is not None:
+            return _specialized(SpecializedModel(GraphSource(graph, builder)), inputs)
+        key = "" if builder.cache is None else builder.key("graph", model_digest(graph))
+        return builder.build(key, lambda: graph)
+
+
+def _specialized(model: SpecializedModel, inputs: tuple[tuple[object, ...], dict[str, object]] | None) -> SpecializedModel:
+    """The model, compiled at once if example inputs are there."""
+    if inputs is not None:
+        model.specialize(*inputs[0], **inputs[1])
+    return model
+
+
+def open_cache(option: bool | str | os.PathLike[str]) -> ProgramCache | None:
+    """The cache that an option names: True is $PREFUSE_CACHE or the platform's folder, a path is itself, False is none.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if option is False:
+        return None
+    if option is True:
+        return _cache_at(Path(os.environ.get("PREFUSE_CACHE") or default_folder()))
+    if not isinstance(option, (str, os.PathLike)):
+        raise OptionError("cache", f"{option!r} is neither a folder nor True or False", "give the path of a folder")
+    return _cache_at(Path(option))
+
+
+@memoize
+def _cache_at(folder: Path) -> ProgramCache:
+    """One object a folder, so that each is warned of once."""
+    return ProgramCache(folder)
+
+
+def _reporter(progress: bool | Progress | None) -> Progress | None:
+    if progress is None or progress is False:
+        return None
+    if progress is True:
+        from .progress import ConsoleProgress
+
+        return ConsoleProgress()
+    if not callable(progress):
+        raise OptionError("progress", f"{progress!r} cannot be called", "give True or a function of (stage, fraction)")
+    return progress
+
+
+def _as_tuple(args: object) -> tuple[object, ...]:
+    """Positional inputs: one tensor may stand for itself."""
+    if args is None:
+        return ()
+    if is_tensor(args):
+        return (args,)
+    if isinstance(args, (tuple, list)):
+        return tuple(args)
+    raise OptionError("args", f"a {type(args).__name__}", "give a tuple of the positional inputs")
+
+
+def _default_name(model: object) -> str:
+    """What a program is called whose user does not say: the stem of the file, the name of the graph or of the class."""
+    if isinstance(model, (str, os.PathLike)):
+        return Path(model).stem or "model"
+    graph = getattr(model, "graph", None)
+    name = getattr(graph, "name", None) if graph is not None else type(model).__name__
+    return name if isinstance(name, str) and name else "model"

@@ -1,0 +1,91 @@
+"""From a graph to a loaded program, through the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ..runtime.executor import CompiledModel
+from ..runtime.target import Target
+from .cache import ProgramCache, build_uncached, compiler_version
+from .digest import combine
+from .options import Options
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Progress = Callable[[str, float], None]  # the stage, and how much of the whole is done, from 0 to 1
+
+
+class CompileModel(Protocol):
+    """The driver: writes the program of a model with static shapes to `output`."""
+
+    def __call__(
+        self,
+        model: ir.Model,
+        target: Target,
+        *,
+        pipeline: str | None = None,
+        name: str,
+        output: Path,
+        progress: Progress | None = None,
+    ) -> None: ...
+
+
+def drive(
+    model: ir.Model, target: Target, *, pipeline: str | None = None, name: str, output: Path, progress: Progress | None = None
+) -> None:
+    """The real driver, imported at the first compilation: it needs TVM, which takes seconds to import."""
+    from .driver import compile_model
+
+    compile_model(model, target, pipeline=pipeline, name=name, output=output, progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """How the programs of one `compile` call are made. `cache` None keeps none of them."""
+
+    options: Options
+    name: str
+    cache: ProgramCache | None = None
+    progress: Progress | None = None
+    compile_model: CompileModel = drive
+
+    def key(self, *content: str) -> str:
+        """The cache key of a program that depends on `content` beside the options and the compiler."""
+        return combine(compiler_version(), str(self.options), self.name, *content)
+
+    def build(self, key: str, model: Callable[[], ir.Model]) -> CompiledModel:
+        """The program of `key`: from the cache, else compiled from `model()`, whose shapes are static.
+
+        Raises:
+            CompileError: the model cannot be compiled.
+        """
+
+        def write(output: Path) -> None:
+            self.report("prepare", 0.0)
+            options = self.options
+            self.compile_model(
+                model(), options.target, pipeline=options.pipeline, name=self.name, output=output, progress=self.progress
+            )
+
+        program = build_uncached(write) if self.cache is None else self.cache.load(key, write)
+        return CompiledModel(program)
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Tell the user how it ends what is done inside."""
+        try:
+            yield
+        except BaseException:
+            self.report("failed", 1.0)
+            raise
+        self.report("done", 1.0)
+
+    def report(self, stage: str, fraction: float) -> None:
+        """Tell the user how far it has come."""
+        if self.progress is not None:
+            self.progress(stage, fraction)

@@ -1,0 +1,192 @@
+"""Compiled programs on disk, shared by all processes of a user.
+
+Each program is one `.prefuse` file named by its key. Files appear whole, by renaming. A lock per key (`flock`, which the kernel
+drops when its process ends, however it ends) lets one process compile while the others wait. A cache that cannot be used is
+no error: the program is built in a temporary folder, with one warning.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import secrets
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from ..runtime.errors import ProgramFileError
+from ..runtime.program_file import Program, read_program
+
+_DEPENDENCIES = ("apache-tvm", "onnx", "onnx-ir", "numpy")
+_ABANDONED_SECONDS = 24 * 3600  # a temporary file this old belongs to nobody
+
+Build = Callable[[Path], None]  # writes a program to the path it is given
+
+
+class ProgramCache:
+    """A folder of programs, bounded in size: those used longest ago go first."""
+
+    def __init__(self, folder: Path, limit_bytes: int = 16 << 30) -> None:
+        self.folder = folder
+        self._limit_bytes = limit_bytes
+        self._has_warned = False
+
+    def load(self, key: str, build: Build) -> Program:
+        """The program of `key`, built if it is not here. Processes and threads that ask for one key at a time build it once."""
+        path = self.folder / f"{key}.prefuse"
+        if (program := self._read(path)) is not None:
+            return program
+        if not self._is_writable():
+            return build_uncached(build)
+        with self._lock(key):
+            if (program := self._read(path)) is not None:
+                return program
+            try:
+                build(path)
+            except ProgramFileError as error:
+                if not isinstance(error.__cause__, OSError):
+                    raise
+                self._warn(str(error.__cause__.strerror))
+                return build_uncached(build)
+            program = read_program(path)
+            self._evict(path)
+            return program
+
+    def note(self, key: str) -> Mapping[str, object] | None:
+        """What `write_note` stored; None if nothing, or nothing that can be read."""
+        path = self.folder / f"{key}.json"
+        try:
+            found = json.loads(path.read_bytes())
+            _touch(path)
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def write_note(self, key: str, content: Mapping[str, object]) -> None:
+        """Store a small JSON object; where that fails, nothing is stored."""
+        temporary = self.folder / f".{key}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+        try:
+            temporary.write_text(json.dumps(content))
+            temporary.replace(self.folder / f"{key}.json")
+        except OSError:
+            return
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> Program | None:
+        """The program at `path`; None if there is none. One that this machine or version cannot use is removed."""
+        if not path.exists():
+            return None
+        try:
+            program = read_program(path)
+        except ProgramFileError:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+        _touch(path)
+        return program
+
+    def _is_writable(self) -> bool:
+        """Whether a file can be made in the folder, which is made if need be; warns if not."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                file.write(b"?")
+                file.flush()
+        except OSError as error:
+            self._warn(error.strerror or str(error))
+            return False
+        return True
+
+    def _warn(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{self.folder}: cannot be used as a cache: {reason}; compiling without one", stacklevel=2)
+
+    @contextmanager
+    def _lock(self, key: str) -> Iterator[None]:
+        """Hold the lock of a key. Its file exists only while somebody holds it or waits for it."""
+        path = self.folder / f".{key}.lock"
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                with suppress(OSError):  # a file system without locks: two processes may compile the same program
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if _is_same_file(descriptor, path):
+                    try:
+                        yield
+                    finally:
+                        with suppress(OSError):
+                            path.unlink(missing_ok=True)
+                    return
+            finally:
+                os.close(descriptor)
+
+    def _evict(self, keep: Path) -> None:
+        """Remove abandoned temporary files, and programs from the oldest on until the rest are within the limit."""
+        now, files = time.time(), []
+        for path in self.folder.iterdir():
+            with suppress(OSError):
+                status = path.stat()
+                if path.suffix in (".tmp", ".lock"):
+                    if path.suffix == ".tmp" and now - status.st_mtime > _ABANDONED_SECONDS:
+                        path.unlink()
+                elif path != keep:
+                    files.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in files) + keep.stat().st_size
+        for _, size, path in sorted(files):
+            if total <= self._limit_bytes:
+                break
+            with suppress(OSError):
+                path.unlink()
+                total -= size
+
+
+def build_uncached(build: Build) -> Program:
+    """Build a program that only this process keeps: its file is gone as soon as it is mapped."""
+    with tempfile.TemporaryDirectory(prefix="prefuse-") as folder:
+        path = Path(folder) / "program.prefuse"
+        build(path)
+        return read_program(path)
+
+
+def default_folder() -> Path:
+    """The platform's folder for caches: $XDG_CACHE_HOME/prefuse, else ~/.cache/prefuse."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "prefuse"
+
+
+@cache
+def compiler_version() -> str:
+    """What a program depends on beside its model and options: the versions of the dependencies, and our own files."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for name in _DEPENDENCIES:
+        digest.update(f"{name} {importlib.metadata.version(name)}\n".encode())
+    for folder in ("compiler", "passes", "kernels", "runtime"):
+        for path in sorted((root / folder).rglob("*.py")):
+            status = path.stat()
+            digest.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _touch(path: Path) -> None:
+    """Say that a file has been used, for eviction."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    """Whether `path` still names the open file: whoever held the lock before has removed it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

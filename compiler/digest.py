@@ -1,0 +1,77 @@
+"""What makes two models the same model: SHA-256 over everything that the compiler reads of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+_CHUNK_BYTES = 1 << 24  # one piece of work for one thread; a digest of digests costs nothing beside it
+
+
+def combine(*parts: str | bytes) -> str:
+    """One key for several parts, in order; the lengths keep ("ab", "c") apart from ("a", "bc")."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def arrays_digest(loaders: Iterable[tuple[str, Callable[[], np.ndarray]]]) -> str:
+    """Digest of named arrays: names, types, shapes and elements. Arrays are loaded one at a time and hashed on all cores."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        parts = [f"{name}:{_array_digest(load(), pool)}" for name, load in loaders]
+    return combine(*parts)
+
+
+def _array_digest(array: np.ndarray, pool: ThreadPoolExecutor) -> str:
+    if array.dtype == object:  # strings
+        content = combine(*(repr(item) for item in array.ravel()))
+    else:
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        pieces = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
+        content = combine(*pool.map(lambda piece: hashlib.sha256(piece).digest(), pieces))
+    return f"{array.dtype}{array.shape}{content}"
+
+
+def model_digest(model: ir.Model) -> str:
+    """Digest of a graph with its weights. Documentation and source lines do not count: they change no program."""
+    import onnx_ir as ir
+
+    graph = model.graph
+    parts = [f"opset {domain} {version}" for domain, version in sorted(graph.opset_imports.items())]
+    parts += [f"{value.name} {value.type} {value.shape}" for value in (*graph.inputs, *graph.outputs)]
+    nodes = [_node_bytes(ir.serde.serialize_node(node)) for node in graph]
+    functions = [_function_bytes(ir.serde.serialize_function(function)) for function in model.functions.values()]
+    weights = arrays_digest(_weights(graph))
+    return combine(*parts, weights, *nodes, "functions", *functions)
+
+
+def _weights(graph: ir.Graph) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
+    for name, value in graph.initializers.items():
+        if value.const_value is not None:
+            yield name, value.const_value.numpy
+
+
+def _node_bytes(node: onnx.NodeProto) -> bytes:
+    node.ClearField("metadata_props")
+    node.ClearField("doc_string")
+    return bytes(node.SerializeToString(deterministic=True))
+
+
+def _function_bytes(function: onnx.FunctionProto) -> bytes:
+    function.ClearField("metadata_props")
+    function.ClearField("doc_string")
+    for node in function.node:
+        _node_bytes(node)
+    return bytes(function.SerializeToString(deterministic=True))

@@ -1,0 +1,273 @@
+"""What decides the graph that a PyTorch module exports to, found without exporting it.
+
+The fingerprint covers parameters and buffers, every plain attribute of every submodule, and the bytecode of every function that
+`forward` can reach, with the globals, closures and defaults that these read. Code of torch and of the pure parts of the standard
+library stands for itself by its version. Anything else that is reached (a file, a random generator, an object of an unknown
+class) makes the answer None: the module must be exported to know what it computes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import enum
+import functools
+import hashlib
+import importlib.metadata
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..digest import arrays_digest, combine
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_EXPORTERS = ("torch", "onnxscript", "onnx-ir", "onnx")
+# Packages whose functions give the same result for the same arguments, at one version.
+_TRUSTED = _words(
+    """torch numpy math cmath operator _operator typing typing_extensions collections _collections_abc functools _functools
+    itertools enum dataclasses abc warnings copy contextlib numbers types string re builtins __future__"""
+)
+# Names that lead out of what can be followed, wherever they appear: files, random numbers, the environment, other code.
+_IMPURE_NAMES = _words(
+    """eval exec globals locals vars open input compile __import__ id hash random load environ getenv ops seed initial_seed
+    get_rng_state is_available import_module"""
+)
+_HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
+_CLASS_NOISE = _words(
+    """__module__ __dict__ __weakref__ __doc__ __annotations__ __abstractmethods__ _abc_impl __parameters__ __orig_bases__
+    __dataclass_fields__ __dataclass_params__ __match_args__ __static_attributes__ __firstlineno__"""
+)
+
+
+class _UnknownError(Exception):
+    """Something was reached whose influence on the graph cannot be known."""
+
+
+def module_fingerprint(module: torch.nn.Module) -> str | None:
+    """A key that is equal for modules that export to the same graph, in any process; None if there can be none."""
+    import torch
+    from torch.nn.modules import module as internals
+
+    if internals._global_forward_hooks or internals._global_forward_pre_hooks:
+        return None
+    visitor = _Visitor(module)
+    try:
+        for name, part in module.named_modules(remove_duplicate=False):
+            visitor.add(f"module {name}")
+            visitor.visit_module(part)
+    except (_UnknownError, RecursionError):
+        return None
+    installed = [f"{name} {_version(name)}" for name in _EXPORTERS]
+    environment = [sys.version, np.__version__, str(torch.get_default_dtype()), *installed]
+    return combine(*environment, visitor.digest(), _weights_digest(module))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _weights_digest(module: torch.nn.Module) -> str:
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return arrays_digest((f"{name} {_describe(tensor)}", _loader(tensor)) for name, tensor in tensors)
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()} {tensor.device}"
+
+
+def _loader(tensor: torch.Tensor) -> Callable[[], np.ndarray]:
+    """The bytes of a tensor, viewed if it is contiguous."""
+    import torch
+
+    return lambda: tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+class _Visitor:
+    """A walk over everything that code reaches, in an order that does not depend on the process."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        self._hash = hashlib.sha256()
+        self._seen: dict[int, object] = {}  # by identity; keeping the objects keeps identities from being used twice
+        for part in root.modules():
+            self._seen[id(part)] = part
+
+    def add(self, text: str | bytes) -> None:
+        """Put one piece into the digest."""
+        data = text.encode() if isinstance(text, str) else text
+        self._hash.update(len(data).to_bytes(8, "little") + data)
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def visit_module(self, module: torch.nn.Module) -> None:
+        """One submodule: its class, and what its instance holds beside parameters, buffers and submodules."""
+        self._visit_class(type(module), is_built=True)
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                self.add(f"{name} {list(value)}")
+            elif name in _HOOKS and value:
+                raise _UnknownError(f"{name} of {type(module).__qualname__}")
+            elif name != "training":
+                self.add(name)
+                self.visit(value)
+
+    def visit(self, value: object) -> None:
+        """Add whatever a value can contribute to a graph.
+
+        Raises:
+            _UnknownError: nobody can say.
+        """
+        import torch
+
+        if isinstance(value, (*_PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format)):
+            self.add(f"{type(value).__qualname__} {value!r}")
+        elif id(value) in self._seen:
+            self.add("again")
+        else:
+            self._seen[id(value)] = value
+            self._visit_new(value)
+
+    def _visit_new(self, value: object) -> None:
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            self.add(arrays_digest([(_describe(value), _loader(value))]))
+        elif isinstance(value, torch.nn.Module):  # not a submodule: torch would not find its parameters either
+            raise _UnknownError(f"module {type(value).__qualname__} outside the tree")
+        elif isinstance(value, np.ndarray):
+            self.add(arrays_digest([("array", lambda: value)]))
+        elif isinstance(value, types.ModuleType):
+            self.add(f"module {value.__name__}")
+        elif isinstance(value, enum.Enum):
+            self.add(str(value))
+            self.visit(value.value)
+        elif isinstance(value, type):
+            self._visit_class(value, is_built=False)
+        elif not self._visit_callable(value):
+            self._visit_data(value)
+
+    def _visit_class(self, kind: type, is_built: bool) -> None:
+        """A class; `is_built` if only instances are used that exist already, so that its constructor cannot matter."""
+        for base in kind.__mro__:
+            self.add(f"{base.__module__}.{base.__qualname__}")
+            if _is_trusted(base.__module__) or (id(base) in self._seen and is_built):
+                continue
+            self._seen[id(base)] = base
+            for name, member in vars(base).items():
+                if name not in _CLASS_NOISE and not (is_built and name == "__init__"):
+                    self.add(name)
+                    self.visit(member)
+
+    def _visit_callable(self, value: object) -> bool:
+        """Add a function or a wrapper of one; False if the value is none."""
+        if isinstance(value, types.FunctionType):
+            self._visit_function(value)
+        elif isinstance(value, types.MethodType):
+            self.visit(value.__self__)
+            self.visit(value.__func__)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.visit(value.__func__)
+        elif isinstance(value, property):
+            self._visit_all((value.fget, value.fset, value.fdel))
+        elif isinstance(value, functools.partial):
+            self._visit_all((value.func, value.args, value.keywords))
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.visit(value.__wrapped__)
+        elif isinstance(value, types.BuiltinFunctionType):
+            if not _is_trusted(value.__module__ or "?"):
+                raise _UnknownError(value.__qualname__)
+            self.add(value.__qualname__)
+        else:
+            return False
+        return True
+
+    def _visit_function(self, function: types.FunctionType) -> None:
+        self.add(f"{function.__module__}.{function.__qualname__}")
+        if _is_trusted(function.__module__):
+            return
+        names: set[str] = set()
+        for code in _nested_code(function.__code__):
+            self._visit_code(code)
+            names.update(code.co_names)
+        if impure := names & _IMPURE_NAMES:
+            raise _UnknownError(f"{function.__qualname__} uses {impure}")
+        self._visit_all((function.__defaults__, function.__kwdefaults__))
+        self._visit_all(cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell))
+        for name in sorted(names):
+            if name in function.__globals__:
+                self.add(name)
+                self._visit_global(function.__globals__[name], names)
+            elif name not in vars(builtins):
+                self.add(f"attribute {name}")
+
+    def _visit_global(self, value: object, names: set[str]) -> None:
+        """A global that a function reads; of a module that is not trusted, whatever the function may read of it."""
+        if not isinstance(value, types.ModuleType) or _is_trusted(value.__name__):
+            self.visit(value)
+            return
+        self.add(f"module {value.__name__}")
+        for name in sorted(names & vars(value).keys()):
+            self.add(name)
+            self._visit_global(vars(value)[name], names - {name})
+
+    def _visit_code(self, code: types.CodeType) -> None:
+        self.add(code.co_code)
+        self.add(f"{code.co_names} {code.co_varnames} {code.co_freevars} {code.co_flags}")
+        self._visit_all(constant for constant in code.co_consts if not isinstance(constant, types.CodeType))
+        for instruction in dis.get_instructions(code):
+            if instruction.opname == "IMPORT_NAME" and not _is_trusted(str(instruction.argval)):
+                raise _UnknownError(f"import of {instruction.argval}")
+
+    def _visit_data(self, value: object) -> None:
+        if isinstance(value, Mapping):
+            self.add(f"{type(value).__qualname__} {len(value)}")
+            self._visit_all(part for item in value.items() for part in item)
+        elif isinstance(value, (tuple, list)):
+            self.add(f"{type(value).__qualname__} {len(value)}")
+            self._visit_all(value)
+        elif isinstance(value, (set, frozenset)):
+            self.add(f"{type(value).__qualname__} {sorted(map(repr, value))}")
+            if not all(isinstance(item, _PLAIN) for item in value):
+                raise _UnknownError("a set of objects")
+        elif not _is_trusted(type(value).__module__) and hasattr(value, "__dict__"):
+            self._visit_class(type(value), is_built=True)
+            self._visit_all(part for item in vars(value).items() for part in item)
+        else:
+            raise _UnknownError(f"{type(value).__module__}.{type(value).__qualname__}")
+
+    def _visit_all(self, values: Iterable[object]) -> None:
+        for value in values:
+            self.visit(value)
+
+
+def _is_trusted(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] in _TRUSTED
+
+
+def _nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested_code(constant)
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return True
+    return False

@@ -1,0 +1,66 @@
+"""What a user may ask of a compilation, checked once and printable."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..runtime.errors import OptionError
+from ..runtime.target import Target
+
+PRECISIONS = ("float32",)
+EXTRA_OPTIONS = ("pipeline", "threads")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything beside the model that decides the compiled program. `pipeline` None is the default pipeline."""
+
+    target: Target
+    precision: str = "float32"
+    pipeline: str | None = None
+
+    def __str__(self) -> str:
+        return f"target={self.target} precision={self.precision} pipeline={self.pipeline or 'default'}"
+
+
+def parse_options(target: str, precision: str, extra: Mapping[str, object]) -> Options:
+    """Check what the user asked for.
+
+    Raises:
+        OptionError: an unknown option, or a value that an option does not take.
+    """
+    for name in extra:
+        if name not in EXTRA_OPTIONS:
+            raise OptionError(name, "unknown option", suggest(name, (*EXTRA_OPTIONS, *_ARGUMENTS)))
+    if not isinstance(target, str):
+        raise OptionError("target", f"{target!r} is not a string", 'use "cpu"')
+    if precision not in PRECISIONS:
+        raise OptionError("precision", f"unknown precision {precision!r}", suggest(str(precision), PRECISIONS))
+    threads, pipeline = extra.get("threads"), extra.get("pipeline")
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)):
+        raise OptionError("threads", f"{threads!r} is not a whole number", "give the number of threads of one call")
+    if pipeline is not None:
+        pipeline = _check_pipeline(pipeline)
+    return Options(Target.parse(target, threads), precision, pipeline)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """What to do about an unknown name: the nearest known one, else all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
+
+
+_ARGUMENTS = ("args", "kwargs", "target", "precision", "name", "cache", "progress")
+
+
+def _check_pipeline(pipeline: object) -> str:
+    """The canonical text of a pipeline."""
+    from .pass_table import PASSES
+    from .pipeline import format_pipeline, parse_pipeline
+
+    if not isinstance(pipeline, str):
+        raise OptionError("pipeline", f"{pipeline!r} is not a string", 'write it as "canonicalize,fuse-epilogue{max-ops=4}"')
+    return format_pipeline(parse_pipeline(pipeline, PASSES))

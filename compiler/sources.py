@@ -1,0 +1,149 @@
+"""What can be specialised: a PyTorch module, and a graph with symbolic dimensions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ..runtime.errors import InputError
+from ..runtime.executor import in_order
+from .builder import Builder
+from .digest import model_digest
+from .frontend.module_fingerprint import module_fingerprint
+from .frontend.pytree import Structure, Tensor, flatten, from_json, is_tensor, to_json
+from .specialize import Call, Specialization, TensorKey
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    import torch
+
+
+class ModuleSource:
+    """An `nn.Module`: exported for the structure and the types of its inputs, and for the values of those that are no tensors."""
+
+    def __init__(self, module: torch.nn.Module, builder: Builder) -> None:
+        self._module = module
+        self._builder = builder
+        self._parameters = inspect.signature(module.forward)
+
+    def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
+        try:
+            bound = self._parameters.bind(*inputs, **named)
+        except TypeError as error:
+            raise InputError("inputs", str(error), f"forward takes {self._parameters}") from None
+        structure, tensors = flatten((bound.args, bound.kwargs))
+        return Call(structure, tuple(map(_tensor_key, tensors)), tensors)
+
+    def compile(self, call: Call) -> Specialization:
+        with self._builder.reporting():
+            return self._compile(call)
+
+    def _compile(self, call: Call) -> Specialization:
+        key = self._key(call)
+        noted = self._recall(key)
+        if noted is None:
+            model, result = self._export(call)
+            content = self._content_key(model)
+        else:
+            model, (content, result) = None, noted
+        program = self._builder.build(content, lambda: self._export(call)[0] if model is None else model)
+        if noted is None:
+            self._remember(key, content, result)
+        return Specialization(program, result)
+
+    def _export(self, call: Call) -> tuple[ir.Model, Structure]:
+        from .frontend.importer import prepare_graph
+        from .frontend.torch_export import export_module
+
+        self._builder.report("export", 0.0)
+        model, result = export_module(self._module, call.structure, [_example(tensor) for tensor in call.tensors])
+        return prepare_graph(model, self._builder.name), result
+
+    def _key(self, call: Call) -> str | None:
+        """What decides the exported graph, without exporting; None if it cannot be known, or nothing is kept."""
+        if self._builder.cache is None:
+            return None
+        fingerprint = module_fingerprint(self._module)
+        return None if fingerprint is None else self._builder.key("module", fingerprint, repr(call.signature))
+
+    def _content_key(self, model: ir.Model) -> str:
+        return "" if self._builder.cache is None else self._builder.key("graph", model_digest(model))
+
+    def _recall(self, key: str | None) -> tuple[str, Structure] | None:
+        """The program's key and the structure of the result, from an earlier process."""
+        cache = self._builder.cache
+        note = None if cache is None or key is None else cache.note(key)
+        if note is None:
+            return None
+        try:
+            return str(note["program"]), from_json(note["result"])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def _remember(self, key: str | None, content: str, result: Structure) -> None:
+        """Note what the module becomes, where another process could use it."""
+        if self._builder.cache is not None and key is not None:
+            with suppress(TypeError):  # a result class that cannot be found by its name
+                self._builder.cache.write_note(key, {"program": content, "result": to_json(result)})
+
+
+class GraphSource:
+    """A graph with symbolic dimensions: compiled for the shapes of its inputs."""
+
+    def __init__(self, model: ir.Model, builder: Builder) -> None:
+        from .frontend.dimensions import dimension_bindings
+        from .ir.facts import dtype_name
+
+        self._model = model
+        self._builder = builder
+        self._check = dimension_bindings
+        self._dtypes = {str(value.name): dtype_name(value.dtype) for value in model.graph.inputs if value.dtype is not None}
+        self._digest = "" if builder.cache is None else model_digest(model)
+
+    def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
+        tensors = in_order(tuple(self._dtypes), inputs, named)
+        structure, leaves = flatten(tensors)
+        keys = tuple(map(_tensor_key, leaves))
+        for name, value in zip(self._dtypes, tensors, strict=True):
+            if not is_tensor(value):
+                raise InputError(f"input {name}", f"a {type(value).__name__}", "give a NumPy array or a torch tensor")
+        for (name, dtype), (_, found) in zip(self._dtypes.items(), keys, strict=True):
+            if dtype != found:
+                raise InputError(f"input {name}", f"{found} given, the model takes {dtype}", f"convert it to {dtype}")
+        self._check(self._model, self._shapes(keys))
+        return Call(structure, keys, leaves)
+
+    def compile(self, call: Call) -> Specialization:
+        from .frontend.dimensions import bind_dimensions
+
+        shapes = self._shapes(call.types)
+        key = self._builder.key("graph", self._digest, repr(shapes))
+        with self._builder.reporting():
+            return Specialization(self._builder.build(key, lambda: bind_dimensions(self._model, shapes)))
+
+    def _shapes(self, keys: Sequence[TensorKey]) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, (shape, _) in zip(self._dtypes, keys, strict=True)}
+
+
+def _example(value: Tensor) -> torch.Tensor:
+    """A torch tensor of this type, to export with; the elements do not matter.
+
+    Raises:
+        InputError: a compiled program could not take the tensor.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if not value.is_cpu or value.layout is not torch.strided:
+            raise InputError("input", f"a {value.layout} tensor on {value.device}", "give a dense tensor on the CPU")
+        return value.detach()
+    dtype = getattr(torch, str(value.dtype), None)
+    if dtype is None:
+        raise InputError("input", f"torch has no {value.dtype}", "give an array of a type that the module takes")
+    return torch.zeros(value.shape, dtype=dtype)
+
+
+def _tensor_key(tensor: Tensor) -> TensorKey:
+    return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
