@@ -21,7 +21,7 @@ Progress = Callable[[str, float], None]  # the stage, and how much of the whole 
 
 
 class CompileModel(Protocol):
-    """The driver: writes the program of a model with static shapes to `output`."""
+    """The driver: writes the program of a model with static shapes, which it changes, to `output`."""
 
     def __call__(
         self,
@@ -68,8 +68,9 @@ class Builder:
         def write(output: Path) -> None:
             self.report("prepare", 0.0)
             options = self.options
+            graph = model().clone()  # the driver changes it, and where the cache fails this is called again
             self.compile_model(
-                model(), options.target, pipeline=options.pipeline, name=self.name, output=output, progress=self.progress
+                graph, options.target, pipeline=options.pipeline, name=self.name, output=output, progress=self.progress
             )
 
         program = build_uncached(write) if self.cache is None else self.cache.load(key, write)

@@ -14,6 +14,8 @@ class ConsoleProgress:
 
     def __call__(self, stage: str, fraction: float) -> None:
         if self._bar is None:
+            if fraction >= 1.0:
+                return
             columns = (TextColumn("{task.description:<16}"), BarColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.add_task(stage, total=1.0)

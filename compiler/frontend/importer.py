@@ -19,8 +19,10 @@ from .torch_export import import_exported_program
 
 
 def import_model(source: object) -> ir.Model:
-    """The graph of an ONNX path, bytes or `ModelProto`, an `onnx_ir.Model` or a torch `ExportedProgram`, in the dialect that `normalize` describes, verified,
-    with the facts of every value. `source` is not changed; weights are shared.
+    """The graph of an ONNX path, bytes or `ModelProto`, an `onnx_ir.Model` or a torch `ExportedProgram`.
+
+    It is in the dialect that `normalize` describes, verified, with the facts of every value. `source` is not changed; weights
+    are shared.
 
     Raises:
         InvalidModelError: it is missing, corrupt, or breaks the ONNX specification.
