@@ -1,0 +1,32 @@
+# `make demo` and `make test` need only git, make and Python >= 3.11 (choose one with PYTHON=python3.12).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MYPY_ROOT := .mypy_root
+
+.PHONY: demo test lint install clean
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -q
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	# The repository root is the package `prefuse`: mypy finds it under that name through a link.
+	mkdir -p $(MYPY_ROOT) && ln -sfn .. $(MYPY_ROOT)/prefuse
+	MYPYPATH=$(MYPY_ROOT) $(BIN)/mypy -p prefuse
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "prefuse needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(MYPY_ROOT) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

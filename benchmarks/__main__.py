@@ -1,0 +1,106 @@
+"""Command line of the benchmarks: a table for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+from prefuse.examples.models import MODELS
+from rich.console import Console
+from rich.table import Table
+
+from .engines import ENGINES
+from .harness import Result, Settings, measure
+
+
+def _engine_names(_context: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
+    """Names separated by commas, each once."""
+    names = tuple(dict.fromkeys(value.split(",")))
+    if unknown := [name for name in names if name not in ENGINES]:
+        raise click.BadParameter(f"unknown engine {unknown[0]!r}; use {', '.join(ENGINES)}")
+    return names
+
+
+@click.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=click.Choice([*MODELS, "all"]))
+@click.option(
+    "--engines",
+    callback=_engine_names,
+    metavar="ENGINE,...",
+    default=",".join(ENGINES),
+    show_default=True,
+    help="Engines to compare.",
+)
+@click.option("--threads", default=2, show_default=True, type=click.IntRange(min=1), help="Threads that each engine may use.")
+@click.option("--small", is_flag=True, help="Small variants of the models: checks the benchmark, not the engines.")
+@click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(min=0.1), help="Time for each engine and model.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results to this file.")
+def main(
+    models: tuple[str, ...], engines: tuple[str, ...], threads: int, small: bool, seconds: float, json_path: Path | None
+) -> None:
+    """Run MODELs ("all" for every one) through prefuse and its peers, interleaved, and compare."""
+    settings = Settings(engines, threads, small, seconds)
+    console = Console()
+    results: list[Result] = []
+    for model in MODELS if "all" in models else dict.fromkeys(models):
+        rows = _measure(model, settings, console)
+        console.print(_table(model, rows))
+        for row in rows:
+            if row.failure:
+                console.print(f"{row.engine} failed: {row.failure}", style="red", markup=False)
+        results += rows
+    if json_path is not None:
+        json_path.write_text(json.dumps(_document(settings, results), indent=2) + "\n")
+
+
+def _measure(model: str, settings: Settings, console: Console) -> list[Result]:
+    with console.status(model) as status:
+
+        def progress(text: str) -> None:
+            status.update(f"{model}: {text}")
+
+        return measure(model, settings, progress)
+
+
+def _table(model: str, rows: list[Result]) -> Table:
+    """`x best` is the median over that of the fastest engine other than prefuse."""
+    peers = [row.median_ms for row in rows if row.engine != "prefuse" and not row.failure]
+    table = Table(title=model, title_justify="left")
+    table.add_column("engine", no_wrap=True)
+    for heading in ("median ms", "p10", "p90", "x best", "error", "MiB", "compile s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        if row.failure:
+            table.add_row(row.engine, "failed")
+            continue
+        times = [f"{value:.3f}" for value in (row.median_ms, row.p10_ms, row.p90_ms)]
+        ratio = f"{row.median_ms / min(peers):.2f}" if peers else "-"
+        size, seconds = f"{row.peak_bytes / 2**20:.0f}", f"{row.compile_seconds:.2f}"
+        table.add_row(row.engine, *times, ratio, f"{row.error:.1e}", size, seconds)
+    return table
+
+
+def _document(settings: Settings, results: list[Result]) -> dict[str, object]:
+    machine = {"cpu": _cpu_name(), "python": platform.python_version()}
+    versions = {engine: _version(ENGINES[engine].distribution) for engine in settings.engines}
+    return {"machine": machine, "versions": versions, "settings": asdict(settings), "results": [asdict(row) for row in results]}
+
+
+def _cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    main()

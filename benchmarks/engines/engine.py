@@ -1,0 +1,31 @@
+"""What the harness asks of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Outputs = Sequence[npt.ArrayLike]
+Run = Callable[[], Outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A model to run. It is the same for all engines: as an ONNX file, or rebuilt from its name where torch runs it."""
+
+    model: str
+    small: bool
+    onnx_path: Path
+    inputs: dict[str, np.ndarray]
+    threads: int
+
+
+class Engine(Protocol):
+    """Makes a model ready to run in float32 on `task.threads` threads of the CPU; what it returns runs it once on the inputs."""
+
+    def __call__(self, task: Task) -> Run: ...

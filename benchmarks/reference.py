@@ -1,0 +1,39 @@
+"""What every engine is given and held to: one ONNX file, one set of inputs, and the outputs that torch computes in float64."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from prefuse.examples.models import MODELS
+
+from .engines.engine import Outputs, Task
+
+
+def make_task(model: str, small: bool, threads: int, folder: Path) -> tuple[Task, list[np.ndarray]]:
+    """Build a model, write it to `folder` as ONNX with its weights beside it, and compute its outputs in float64."""
+    module, inputs = MODELS[model].build(small)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that no model here needs
+    program = torch.onnx.export(module, inputs, dynamo=True, optimize=False, verbose=False)
+    assert program is not None
+    path = folder / f"{model}.onnx"
+    program.save(path, external_data=True)
+    names = [str(value.name) for value in program.model.graph.inputs]
+    arrays = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+    outputs = module.double()(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
+    exact = outputs if isinstance(outputs, tuple) else (outputs,)
+    return Task(model, small, path, arrays, threads), [tensor.numpy() for tensor in exact]
+
+
+def worst_error(outputs: Outputs, exact: Sequence[np.ndarray]) -> float:
+    """The largest relative error, |output - exact| / |exact| in the 2-norm, of any output."""
+    return max(_relative_error(np.asarray(output), array) for output, array in zip(outputs, exact, strict=True))
+
+
+def _relative_error(output: np.ndarray, exact: np.ndarray) -> float:
+    if output.shape != exact.shape:
+        return float("inf")
+    return float(np.linalg.norm(output.astype(np.float64) - exact) / np.linalg.norm(exact))
