@@ -1,0 +1,189 @@
+"""Random Plans for property tests, and a simulation that says what is wrong with one by executing it on named bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import networkx as nx
+from hypothesis import strategies as st
+from prefuse.runtime.plan import (
+    Buffer,
+    Copy,
+    Host,
+    Kernel,
+    Launch,
+    Plan,
+    Port,
+    Record,
+    Region,
+    Role,
+    Space,
+    Step,
+    TensorType,
+    Wait,
+    step_reads,
+    step_writes,
+)
+
+SPACES = (Space("caller"), Space("constants"), Space("arena"), Space("device"))
+
+
+@dataclass
+class _Draft:
+    """A plan under construction. `writers` are the steps, as indices into `steps`, that wrote each readable buffer."""
+
+    draw: st.DrawFn
+    streams: int
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    kernels: list[Kernel] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    writers: dict[str, list[int]] = field(default_factory=dict)
+    events: int = 0
+
+    def buffer(self, role: Role, size_bytes: int, space: str) -> Region:
+        name = f"{role}{len(self.buffers)}"
+        self.buffers[name] = Buffer(name, role, size_bytes, space)
+        return Region(name, 0, size_bytes)
+
+    def stream(self) -> int:
+        return self.draw(st.integers(0, self.streams - 1))
+
+    def wait_for(self, reads: tuple[Region, ...], stream: int) -> None:
+        """Order the writers of what is read next on `stream` before it."""
+        for region in reads:
+            for index in self.writers[region.buffer]:
+                if self.steps[index].stream != stream:
+                    self.steps.append(Record(self.events, self.steps[index].stream))
+                    self.steps.append(Wait(self.events, stream))
+                    self.events += 1
+
+    def add(self, step: Step) -> None:
+        self.wait_for(step_reads(step), step.stream)
+        self.steps.append(step)
+        for region in step_writes(step):
+            self.writers.setdefault(region.buffer, []).append(len(self.steps) - 1)
+
+
+@st.composite
+def plans(draw: st.DrawFn, max_streams: int = 3) -> Plan:
+    """A right plan without offsets: launches, copies and host steps on some streams, ordered where they need it."""
+    draft = _Draft(draw, draw(st.integers(1, max_streams)))
+    sizes = st.integers(1, 300)
+    inputs = [draft.buffer(Role.INPUT, 4 * draw(sizes), "caller") for _ in range(draw(st.integers(1, 2)))]
+    values = inputs + [draft.buffer(Role.CONSTANT, draw(sizes), "constants") for _ in range(draw(st.integers(0, 2)))]
+    draft.writers.update((value.buffer, []) for value in values)
+    for _ in range(draw(st.integers(1, 12))):
+        values.append(_produce(draft, values))
+    outputs = [_output(draft, value) for value in draw(st.lists(st.sampled_from(values), min_size=1, max_size=2))]
+    return Plan(
+        target="cpu:avx2,threads=1",
+        inputs=tuple(Port(r.buffer, TensorType((r.size_bytes // 4,), "float32"), r.buffer) for r in inputs),
+        outputs=tuple(Port(r.buffer, TensorType((r.size_bytes,), "uint8"), r.buffer) for r in outputs),
+        spaces=SPACES,
+        buffers=tuple(draft.buffers.values()),
+        kernels=tuple(draft.kernels),
+        steps=tuple(draft.steps),
+    )
+
+
+def _produce(draft: _Draft, values: list[Region]) -> Region:
+    """Add one step, or two for a buffer written in halves, that make a new value."""
+    draw = draft.draw
+    reads = tuple(draw(st.lists(st.sampled_from(values), min_size=1, max_size=3)))
+    space = draw(st.sampled_from(["arena", "arena", "device"]))
+    match draw(st.sampled_from(["launch", "launch", "launch", "halves", "copy", "host"])):
+        case "copy":
+            made = draft.buffer(Role.ACTIVATION, reads[0].size_bytes, space)
+            draft.add(Copy(reads[0], made, draft.stream()))
+        case "host":
+            made = draft.buffer(Role.ACTIVATION, draw(st.integers(1, 300)), space)
+            draft.add(Host("NonZero", reads, (made,), draft.stream()))
+        case "halves":
+            half = draw(st.integers(1, 300))
+            made = draft.buffer(Role.ACTIVATION, 2 * half, space)
+            for offset in (0, half):
+                _launch(draft, reads, Region(made.buffer, offset, half), ())
+        case _:
+            made = draft.buffer(Role.ACTIVATION, reads[0].size_bytes, space)
+            _launch(draft, reads, made, ((0, 0),) if reads.count(reads[0]) == 1 else ())
+    return made
+
+
+def _launch(draft: _Draft, reads: tuple[Region, ...], write: Region, inplace: tuple[tuple[int, int], ...]) -> None:
+    scratch = ()
+    if draft.draw(st.booleans()):
+        scratch = (draft.buffer(Role.WORKSPACE, draft.draw(st.integers(1, 300)), "arena"),)
+    symbol = f"k{len(draft.kernels)}"
+    draft.kernels.append(Kernel(symbol, "elementwise", len(reads) + 1 + len(scratch)))
+    draft.add(Launch(symbol, reads, (write,), scratch, inplace, draft.stream(), label=f"group {symbol}"))
+
+
+def _output(draft: _Draft, value: Region) -> Region:
+    made = draft.buffer(Role.OUTPUT, value.size_bytes, "caller")
+    draft.add(Copy(value, made, draft.stream()))
+    return made
+
+
+def simulated_faults(plan: Plan) -> list[str]:
+    """What goes wrong when a plan runs: steps that may run in either order and touch the same bytes, and reads of wrong bytes.
+
+    Every byte of every space holds the name of the buffer and the index of the byte that was last written there.
+    """
+    return [*_races(plan), *_wrong_reads(plan)]
+
+
+def _races(plan: Plan) -> Iterator[str]:
+    order = nx.DiGraph()
+    order.add_nodes_from(range(len(plan.steps)))
+    last: dict[int, int] = {}
+    recorded: dict[int, int] = {}
+    for index, step in enumerate(plan.steps):
+        if step.stream in last:
+            order.add_edge(last[step.stream], index)
+        last[step.stream] = index
+        if isinstance(step, Record):
+            recorded[step.event] = index
+        if isinstance(step, Wait):
+            order.add_edge(recorded[step.event], index)
+    after = {index: nx.descendants(order, index) for index in order}
+    for first, second in combinations(range(len(plan.steps)), 2):
+        if second not in after[first]:
+            reads, writes = zip(*(_touched(plan, index) for index in (first, second)), strict=True)
+            if writes[0] & (reads[1] | writes[1]) or writes[1] & reads[0]:
+                yield f"steps {first} and {second} race"
+
+
+def _touched(plan: Plan, index: int) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+    """Addresses that a step reads, and those that it writes."""
+
+    def addresses(regions: tuple[Region, ...]) -> set[tuple[str, int]]:
+        return {place for region in regions for place, _ in _bytes(plan, region)}
+
+    return addresses(step_reads(plan.steps[index])), addresses(step_writes(plan.steps[index]))
+
+
+def _bytes(plan: Plan, region: Region) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
+    """Address and identity of each byte of a region."""
+    buffer = next(buffer for buffer in plan.buffers if buffer.name == region.buffer)
+    space = buffer.name if buffer.offset is None else f"space {buffer.space}"
+    for index in range(region.offset, region.offset + region.size_bytes):
+        yield (space, (buffer.offset or 0) + index), (buffer.name, index)
+
+
+def _wrong_reads(plan: Plan) -> Iterator[str]:
+    memory: dict[tuple[str, int], tuple[str, int]] = {}
+    for buffer in plan.buffers:
+        if buffer.role in (Role.INPUT, Role.CONSTANT):
+            memory.update(_bytes(plan, Region(buffer.name, 0, buffer.size_bytes)))
+    for number, step in enumerate(plan.steps):
+        for region in step_reads(step):
+            if any(memory.get(place) != identity for place, identity in _bytes(plan, region)):
+                yield f"step {number} reads wrong bytes of {region.buffer}"
+        for region in step_writes(step):
+            memory.update(_bytes(plan, region))
+    for port in plan.outputs:
+        size_bytes = next(buffer.size_bytes for buffer in plan.buffers if buffer.name == port.buffer)
+        if any(memory.get(place) != identity for place, identity in _bytes(plan, Region(port.buffer, 0, size_bytes))):
+            yield f"output {port.name} is not written"

@@ -1,0 +1,24 @@
+"""The tiny program of `tiny_program.py`, compiled once for all tests of the runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prefuse.runtime.executor import CompiledModel, load
+from prefuse.tests.runtime.tiny_program import build_library, write_tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return build_library(tmp_path_factory.mktemp("library") / "library.so")
+
+
+@pytest.fixture(scope="session")
+def tiny_file(tiny_library: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("program") / "tiny.prefuse", tiny_library)
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_file: Path) -> CompiledModel:
+    return load(tiny_file)

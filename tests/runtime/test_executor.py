@@ -1,0 +1,298 @@
+"""Calls of a compiled model: NumPy and torch, by position and name, from several threads, and what a caller can get wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from prefuse.runtime import native
+from prefuse.runtime.cpu_device import CpuDevice
+from prefuse.runtime.errors import ArenaMemoryError, CompileError, InputError, ProgramFileError
+from prefuse.runtime.executor import CompiledModel, load
+from prefuse.runtime.plan import Buffer, Launch, Plan, Port, Region, Role, Space, TensorType
+from prefuse.runtime.program_file import Program, read_program
+from prefuse.tests.runtime.tiny_program import ELEMENTS, expected
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(ELEMENTS, np.float32)
+
+
+class FakeExecutable:
+    """Notes the arguments of calls and writes nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, ...]] = []
+
+    def bind(self, arena: object) -> FakeExecutable:
+        return self
+
+    def __call__(self, *addresses: int) -> None:
+        self.calls.append(addresses)
+
+
+class FakeDevice(CpuDevice):
+    """A device that runs nothing, for programs without native code."""
+
+    def __init__(self) -> None:
+        self.executable = FakeExecutable()
+
+    def load(self, program: Program) -> FakeExecutable:  # type: ignore[override]  # only what the executor calls
+        return self.executable
+
+
+def model_of(
+    inputs: dict[str, TensorType], outputs: dict[str, TensorType], arena_bytes: int = 64
+) -> tuple[CompiledModel, FakeExecutable]:
+    """A model of any signature on a fake device."""
+    plan = Plan(
+        "cpu:avx2,threads=1",
+        tuple(Port(name, kind, name) for name, kind in inputs.items()),
+        tuple(Port(name, kind, name) for name, kind in outputs.items()),
+        (Space("arena", arena_bytes),),
+        (Buffer("h", Role.ACTIVATION, arena_bytes, "arena", 0),),
+        (),
+        (),
+    )
+    device = FakeDevice()
+    return CompiledModel(Program(plan, b"", np.empty(0, np.uint8), {}), device), device.executable
+
+
+def test_numpy_in_numpy_out(tiny: CompiledModel, x: np.ndarray) -> None:
+    y = tiny(x)
+    assert isinstance(y, np.ndarray)
+    np.testing.assert_array_equal(y, expected(x))
+    np.testing.assert_array_equal(tiny(x=x), y)
+
+
+def test_torch_in_torch_out(tiny: CompiledModel, x: np.ndarray) -> None:
+    y = tiny(torch.from_numpy(x))
+    assert isinstance(y, torch.Tensor)
+    np.testing.assert_array_equal(y.numpy(), expected(x))
+    assert not tiny(torch.from_numpy(x).requires_grad_()).requires_grad
+
+
+@pytest.mark.parametrize(
+    "make", [lambda x: np.repeat(x, 2)[::2], lambda x: np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view("f4")]
+)
+def test_strided_and_unaligned_inputs_are_copied(tiny: CompiledModel, x: np.ndarray, make: object) -> None:
+    strange = make(x)  # type: ignore[operator]  # parametrised functions have no type
+    np.testing.assert_array_equal(tiny(strange), expected(x))
+
+
+def test_strided_tensors_are_copied(tiny: CompiledModel, x: np.ndarray) -> None:
+    strange = torch.from_numpy(np.repeat(x, 2))[::2]
+    assert not strange.is_contiguous()
+    np.testing.assert_array_equal(tiny(strange), expected(x))
+
+
+def test_read_only_inputs_and_any_alignment(tiny: CompiledModel, x: np.ndarray) -> None:
+    x.flags.writeable = False
+    np.testing.assert_array_equal(tiny(x), expected(x))
+    room = np.empty(ELEMENTS + 16, np.float32)
+    for shift in range(16):
+        shifted = room[shift : shift + ELEMENTS]
+        shifted[:] = x
+        np.testing.assert_array_equal(tiny(shifted), expected(x))
+
+
+def test_contiguous_inputs_are_not_copied() -> None:
+    kind = TensorType((2, 3), "float32")
+    model, executable = model_of({"a": kind, "b": kind}, {"y": kind})
+    a, b = np.zeros((2, 3), np.float32), torch.zeros(2, 3)
+    y = model(a, b=b)
+    assert isinstance(y, torch.Tensor)
+    assert executable.calls == [(a.ctypes.data, b.data_ptr(), y.data_ptr())]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int64", "bool", "uint8", "float8_e4m3fn"])
+@pytest.mark.parametrize("shape", [(), (0, 2), (2, 1)])
+def test_types_and_shapes(dtype: str, shape: tuple[int, ...]) -> None:
+    kind = TensorType(shape, dtype)
+    model, _ = model_of({"x": kind}, {"y": kind, "z": kind})
+    y, z = model(np.zeros(shape, dtype))  # type: ignore[misc]  # two outputs are a tuple
+    assert (y.shape, y.dtype.name) == (z.shape, z.dtype.name) == (shape, dtype)
+    y, z = model(torch.zeros(shape, dtype=getattr(torch, dtype)))  # type: ignore[misc]
+    assert (tuple(y.shape), y.dtype) == (shape, getattr(torch, dtype))
+
+
+def test_numpy_scalars_and_subclasses_are_taken() -> None:
+    model, executable = model_of({"x": TensorType((), "float32")}, {"y": TensorType((), "float32")})
+    model(np.float32(3))
+    model(np.array(3, np.float32).view(np.ma.MaskedArray))
+    assert len(executable.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("inputs", "named", "fault"),
+    [
+        ((), {}, "inputs: x not given; the inputs are x"),
+        ((1, 2), {}, "inputs: 2 given, the model takes 1; give x"),
+        ((), {"xx": 1}, "input 'xx': the model has no such input; did you mean 'x'?"),
+        ((), {"image": 1}, "input 'image': the model has no such input; the inputs are x"),
+        ((1,), {"x": 1}, "input 'x': given twice"),
+        (([1.0],), {}, "input 'x': a list is neither a NumPy array nor a torch tensor; give float32[1000]"),
+        (
+            (np.zeros(999, "f4"),),
+            {},
+            "input 'x': float32[999] given, the model takes float32[1000]; compile the model for this shape",
+        ),
+        ((np.zeros((1, 1000), "f4"),), {}, "float32[1,1000] given, the model takes float32[1000]; give 1 dimensions, not 2"),
+        ((np.zeros(1000),), {}, "float64[1000] given, the model takes float32[1000]; convert it to float32"),
+        ((np.zeros(1000, ">f4"),), {}, "convert it to float32"),
+        (
+            (torch.zeros(1000, dtype=torch.float64),),
+            {},
+            "float64[1000] given, the model takes float32[1000]; convert it to float32",
+        ),
+        ((torch.zeros(1000, 1),), {}, "float32[1000,1] given"),
+        ((torch.zeros(1000, device="meta"),), {}, "tensor on meta, the program runs on dense tensors on the CPU"),
+        ((torch.zeros(1000).to_sparse(),), {}, "torch.sparse_coo tensor"),
+    ],
+)
+def test_wrong_inputs(tiny: CompiledModel, inputs: tuple[object, ...], named: dict[str, object], fault: str) -> None:
+    with pytest.raises(InputError) as raised:
+        tiny(*inputs, **named)
+    assert fault in str(raised.value)
+
+
+def test_type_that_torch_lacks() -> None:
+    kind = TensorType((2,), "float8_e3m4")
+    model, _ = model_of({"x": TensorType((2,), "float32")}, {"y": kind})
+    with pytest.raises(InputError, match=r"output 'y': torch has no float8_e3m4; call with NumPy arrays"):
+        model(torch.zeros(2))
+    assert model(np.zeros(2, "f4")).dtype == ml_dtypes.float8_e3m4  # type: ignore[attr-defined]
+
+
+def test_failed_calls_keep_their_context(tiny: CompiledModel, x: np.ndarray) -> None:
+    for _ in range(3):
+        with pytest.raises(InputError):
+            tiny(x[:5])
+    np.testing.assert_array_equal(tiny(x), expected(x))
+
+
+def test_threads_share_a_model(tiny: CompiledModel) -> None:
+    """Each thread's results are those of its own inputs, bitwise, and of every repetition."""
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        x = np.random.default_rng(seed).standard_normal(ELEMENTS, np.float32)
+        context = tiny.context()
+        wrong.extend(seed for call in [tiny, context] * 200 if not np.array_equal(np.asarray(call(x)), expected(x)))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_calls_leave_the_affinity_of_the_thread_alone(tiny: CompiledModel, x: np.ndarray) -> None:
+    """TVM by itself pins the calling thread."""
+    seen: list[set[int]] = []
+
+    def work() -> None:
+        seen.append(os.sched_getaffinity(0))
+        tiny(x)
+        seen.append(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen[0] == seen[1]
+
+
+def test_results_do_not_share_memory(tiny: CompiledModel, x: np.ndarray) -> None:
+    first = tiny(x)
+    second = tiny(-x)
+    np.testing.assert_array_equal(first, expected(x))
+    np.testing.assert_array_equal(second, expected(-x))
+
+
+def test_save_and_load(tiny: CompiledModel, tmp_path: Path, x: np.ndarray) -> None:
+    tiny.save(tmp_path / "copy.prefuse")
+    copy = load(tmp_path / "copy.prefuse", verify=True)
+    (tmp_path / "copy.prefuse").unlink()  # the mapping outlives the name
+    np.testing.assert_array_equal(copy(x), expected(x))
+    assert copy.plan == tiny.plan
+    assert [port.name for port in (*copy.inputs, *copy.outputs)] == ["x", "y"]
+
+
+def test_report(tiny: CompiledModel) -> None:
+    report = tiny.report()
+    for line in ("tiny for cpu:", "input x: float32[1000]", "memory arena: 3.97 KiB", "elementwise: 2 launches", "slow paths:"):
+        assert line in report
+
+
+def test_arena_too_large() -> None:
+    model, _ = model_of({}, {}, 1 << 60)
+    with pytest.raises(ArenaMemoryError, match=f"no memory for {1 << 60} bytes"):
+        model()
+
+
+def test_arenas_in_several_memories_are_refused(tiny_file: Path) -> None:
+    program = read_program(tiny_file)
+    other = Buffer("g", Role.ACTIVATION, 64, "device", 0)
+    plan = replace(program.plan, buffers=(*program.plan.buffers, other), spaces=(*program.plan.spaces, Space("device", 64)))
+    with pytest.raises(ProgramFileError, match="activations in 2 memories: arena, device"):
+        CompiledModel(replace(program, plan=plan))
+
+
+def test_library_that_cannot_be_loaded(tiny_file: Path) -> None:
+    program = read_program(tiny_file)
+    with pytest.raises(ProgramFileError, match=r"library\.so: cannot be loaded"):
+        CompiledModel(replace(program, library=b"junk"))
+
+
+def test_native_failures_are_reported(tiny_file: Path, x: np.ndarray) -> None:
+    """The host function checks its number of arguments; a plan with one more is not called."""
+    program = read_program(tiny_file)
+    extra = Port("z", TensorType((1,), "float32"), "z")
+    model = CompiledModel(replace(program, plan=replace(program.plan, inputs=(*program.plan.inputs, extra))))
+    with pytest.raises(native.NativeError, match="prefuse_main"):
+        model(x, np.zeros(1, np.float32))
+
+
+def test_loading_imports_neither_torch_nor_tvm(tiny_file: Path) -> None:
+    script = f"""
+import sys
+from prefuse.runtime.executor import load
+import numpy as np
+load({str(tiny_file)!r})(np.zeros({ELEMENTS}, np.float32))
+print(sorted({{"torch", "tvm", "tvm_ffi", "onnx", "onnx_ir"}} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_a_forked_process_says_what_to_do(tiny: CompiledModel, x: np.ndarray) -> None:
+    """Worker threads do not survive a fork: a clear error in that thread, not a hang; a new thread works."""
+    tiny(x)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            tiny(x)
+        except CompileError as error:
+            found: list[object] = []
+            thread = threading.Thread(target=lambda: found.append(np.array_equal(tiny(x), expected(x))))
+            thread.start()
+            thread.join()
+            status = 0 if "forked" in str(error) and found == [True] else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_plan_of_the_tiny_program_is_shown(tiny: CompiledModel) -> None:
+    assert tiny.plan.steps[0] == Launch("add", (Region("x", 0, 4000), Region("b", 0, 4000)), (Region("h", 0, 4000),), label="add")

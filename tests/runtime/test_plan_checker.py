@@ -1,0 +1,215 @@
+"""The checker finds no fault in right plans and rejects every mutant that a simulation shows to be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from prefuse.compiler.pipeline import Context
+from prefuse.passes.plan_memory import PlanMemory
+from prefuse.runtime.plan import (
+    ALIGNMENT,
+    Buffer,
+    Copy,
+    Kernel,
+    Launch,
+    Plan,
+    Port,
+    Record,
+    Region,
+    Role,
+    Space,
+    TensorType,
+    Wait,
+    step_reads,
+    step_writes,
+)
+from prefuse.runtime.plan_checker import check_plan
+from prefuse.runtime.target import Target
+from prefuse.tests.plan_strategies import plans, simulated_faults
+
+BYTES = 256
+KIND = TensorType((64,), "float32")
+
+
+def planned(plan: Plan) -> Plan:
+    return PlanMemory().run(plan, Context(Target.parse("cpu:avx2", threads=1)))
+
+
+def whole(name: str) -> Region:
+    return Region(name, 0, BYTES)
+
+
+def with_buffer(plan: Plan, name: str, **changes: object) -> Plan:
+    return replace(plan, buffers=tuple(replace(b, **changes) if b.name == name else b for b in plan.buffers))
+
+
+def with_step(plan: Plan, index: int, *steps: object) -> Plan:
+    return replace(plan, steps=(*plan.steps[:index], *steps, *plan.steps[index + 1 :]))
+
+
+def example() -> Plan:
+    """Stream 1 copies weights w into p while stream 0 computes; then both meet.
+
+    0: h = k(x)      1: p = copy w (stream 1)   2: record 0 (stream 1)   3: wait 0   4: g = two(h, p) with scratch s   5: y = k(g)
+    """
+    roles = {"x": Role.INPUT, "y": Role.OUTPUT, "w": Role.CONSTANT, "s": Role.WORKSPACE}
+    spaces = {"x": ("caller", None), "y": ("caller", None), "w": ("constants", 0)}
+    places = {"h": 0, "p": 256, "g": 512, "s": 768}
+    return Plan(
+        target="cpu:avx2,threads=1",
+        inputs=(Port("x", KIND, "x"),),
+        outputs=(Port("y", KIND, "y"),),
+        spaces=(Space("caller"), Space("constants", 256), Space("arena", 1024, 1024)),
+        buffers=tuple(
+            Buffer(name, roles.get(name, Role.ACTIVATION), BYTES, *spaces.get(name, ("arena", places.get(name))))
+            for name in "xywhpgs"
+        ),
+        kernels=(Kernel("k", "elementwise", 2), Kernel("two", "elementwise", 4)),
+        steps=(
+            Launch("k", (whole("x"),), (whole("h"),)),
+            Copy(whole("w"), whole("p"), stream=1),
+            Record(0, stream=1),
+            Wait(0),
+            Launch("two", (whole("h"), whole("p")), (whole("g"),), (whole("s"),), inplace=((0, 0),)),
+            Launch("k", (whole("g"),), (whole("y"),)),
+        ),
+    )
+
+
+def test_example_is_right() -> None:
+    assert check_plan(example()) == ()
+    assert simulated_faults(example()) == []
+
+
+MUTANTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "dropped wait": (lambda p: with_step(p, 3), "step 3: it reads byte 0 of p, which no step before it has written"),
+    "dropped record": (lambda p: with_step(p, 2), "step 2: it waits for event 0, which no earlier step records"),
+    "record too early": (lambda p: with_step(with_step(p, 2), 1, Record(0, 1), p.steps[1]), "step 4: it reads byte 0 of p"),
+    "event recorded twice": (lambda p: with_step(p, 2, p.steps[2], p.steps[2]), "step 3: event 0 is recorded a second time"),
+    "dropped launch": (lambda p: with_step(p, 0), "step 3: it reads byte 0 of h"),
+    "dropped copy": (lambda p: with_step(p, 1), "step 3: it reads byte 0 of p"),
+    "dropped last step": (lambda p: with_step(p, 5), "output y: byte 0 is never written"),
+    "partial write": (
+        lambda p: with_step(p, 1, Copy(Region("w", 0, 255), Region("p", 0, 255), 1)),
+        "step 4: it reads byte 255 of p",
+    ),
+    "shifted offset": (lambda p: with_buffer(p, "p", offset=192), "space arena: h and p share bytes while both are in use"),
+    "overlap inside a step": (
+        lambda p: with_buffer(p, "g", offset=320),
+        "step 4: its write 0 and read 1 share bytes of space arena",
+    ),
+    "shifted in-place": (lambda p: with_buffer(p, "g", offset=64), "step 4: its write 0 and read 0 share bytes of space arena"),
+    "scratch on data": (lambda p: with_buffer(p, "s", offset=512), "step 4: two of its writes share bytes of space arena"),
+    "misaligned": (lambda p: with_buffer(p, "p", offset=260), f"buffer p: its offset 260 is not a multiple of {ALIGNMENT}"),
+    "outside the space": (lambda p: with_buffer(p, "s", offset=832), "buffer s: it ends at 1088; space arena has 1024 bytes"),
+    "no offset": (lambda p: with_buffer(p, "h", offset=None), "buffer h: it has no offset"),
+    "offset of the caller": (lambda p: with_buffer(p, "x", offset=0), "buffer x: input belongs to the caller and has an offset"),
+    "unknown space": (lambda p: with_buffer(p, "h", space="disk"), "buffer h: its space disk does not exist"),
+    "constant in the arena": (lambda p: with_buffer(p, "w", space="arena"), "space arena: it holds constants"),
+    "small buffer": (lambda p: with_buffer(p, "h", size_bytes=255), "step 0: bytes [0, 256) are not inside h, which has 255"),
+    "small output": (lambda p: with_buffer(p, "y", size_bytes=320), "output y: float32[64] has 256 bytes, its buffer 320"),
+    "over capacity": (
+        lambda p: replace(p, spaces=(*p.spaces[:2], Space("arena", 1024, 1023))),
+        "space arena: 1024 bytes are more than its capacity 1023",
+    ),
+    "duplicate buffer": (lambda p: replace(p, buffers=(*p.buffers, p.buffers[0])), "buffer x: 2 have this name"),
+    "duplicate kernel": (lambda p: replace(p, kernels=(*p.kernels, p.kernels[0])), "kernel k: 2 have this name"),
+    "shared port buffer": (lambda p: replace(p, inputs=(*p.inputs, Port("z", KIND, "x"))), "port of buffer x: 2 have this name"),
+    "port of wrong role": (lambda p: replace(p, inputs=(Port("x", KIND, "h"),)), "input x: its buffer h is no input buffer"),
+    "buffer without port": (lambda p: replace(p, inputs=()), "buffer x: no input of the program is in it"),
+    "unknown kernel": (lambda p: with_step(p, 0, replace(p.steps[0], kernel="q")), "step 0: its kernel q does not exist"),
+    "unknown buffer": (lambda p: with_step(p, 0, replace(p.steps[0], reads=(whole("q"),))), "step 0: buffer q does not exist"),
+    "wrong arity": (lambda p: with_step(p, 0, replace(p.steps[0], kernel="two")), "step 0: kernel two takes 4 arguments, not 2"),
+    "unequal copy": (lambda p: with_step(p, 1, Copy(whole("w"), Region("p", 0, 128), 1)), "step 1: it copies 256 bytes to 128"),
+    "write to an input": (lambda p: with_step(p, 0, Copy(whole("w"), whole("x"))), "step 0: it writes x, which is input"),
+    "write to a constant": (lambda p: with_step(p, 0, Copy(whole("x"), whole("w"))), "step 0: it writes w, which is constant"),
+    "workspace as data": (lambda p: with_step(p, 5, Copy(whole("s"), whole("y"))), "step 5: s is a workspace, used as data"),
+    "data as scratch": (lambda p: with_step(p, 4, replace(p.steps[4], scratch=(whole("y"),))), "step 4: y is no workspace"),
+    "shared workspace": (lambda p: with_step(p, 4, p.steps[4], p.steps[4]), "step 5: workspace s belongs to step 4"),
+    "bad in-place pair": (
+        lambda p: with_step(p, 4, replace(p.steps[4], inplace=((0, 2),))),
+        "step 4: in-place pair 0=2 names no",
+    ),
+    "race": (
+        lambda p: with_step(p, 0, p.steps[0], Copy(whole("x"), whole("p"))),
+        "step 2: its use of p is not ordered with that of step 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_rejected(name: str) -> None:
+    mutate, fault = MUTANTS[name]
+    faults = [str(found) for found in check_plan(mutate(example()))]
+    assert any(fault in found for found in faults), faults
+
+
+def test_in_place_needs_the_pair() -> None:
+    in_place = with_buffer(example(), "g", offset=0)
+    assert check_plan(in_place) == ()
+    step = in_place.steps[4]
+    assert isinstance(step, Launch)
+    assert check_plan(with_step(in_place, 4, replace(step, inplace=())))
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_shifted_offsets_are_rejected(plan: Plan, data: st.DataObject) -> None:
+    right = planned(plan)
+    buffer = data.draw(st.sampled_from([b for b in right.buffers if b.offset is not None] or [right.buffers[0]]))
+    assume(buffer.offset is not None)
+    mutant = with_buffer(right, buffer.name, offset=ALIGNMENT * data.draw(st.integers(0, 20)))
+    assert check_plan(mutant) or not simulated_faults(mutant)
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_dropped_steps_and_waits_are_rejected(plan: Plan, data: st.DataObject) -> None:
+    right = planned(plan)
+    index = data.draw(st.integers(0, len(right.steps) - 1))
+    assume(not isinstance(right.steps[index], Record))
+    mutant = with_step(right, index)
+    assert check_plan(mutant) or not simulated_faults(mutant)
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_shortened_lifetimes_are_rejected(plan: Plan, data: st.DataObject) -> None:
+    """Memory planned as if one step did not read one of its buffers is wrong for the plan in which it does."""
+    readers = [index for index, step in enumerate(plan.steps) if isinstance(step, Launch) and len(step.reads) > 1]
+    assume(readers)
+    index = data.draw(st.sampled_from(readers))
+    step = plan.steps[index]
+    assert isinstance(step, Launch)
+    forgetful = planned(with_step(plan, index, replace(step, reads=step.reads[:1])))
+    offsets = {buffer.name: buffer.offset for buffer in forgetful.buffers}
+    assume(
+        all(
+            b.name in offsets
+            for s in plan.steps
+            for r in step_reads(s) + step_writes(s)
+            for b in plan.buffers
+            if b.name == r.buffer
+        )
+    )
+    buffers = tuple(replace(buffer, offset=offsets[buffer.name]) for buffer in plan.buffers if buffer.name in offsets)
+    mutant = replace(forgetful, buffers=buffers, steps=plan.steps)
+    assert check_plan(mutant) or not simulated_faults(mutant)
+
+
+def test_time_is_near_linear() -> None:
+    """A chain of 4,000 launches, all of whose buffers start at the same two places, is checked in seconds at most."""
+    names = ["x", *(f"h{i}" for i in range(4000)), "y"]
+    buffers = [Buffer(n, Role.ACTIVATION, BYTES, "arena", BYTES * (i % 2)) for i, n in enumerate(names[1:-1])]
+    steps = tuple(Launch("k", (whole(a),), (whole(b),)) for a, b in pairwise(names))
+    plan = replace(
+        example(),
+        buffers=(Buffer("x", Role.INPUT, BYTES, "caller"), Buffer("y", Role.OUTPUT, BYTES, "caller"), *buffers),
+        steps=steps,
+    )
+    assert check_plan(plan) == ()

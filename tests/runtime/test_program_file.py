@@ -1,0 +1,246 @@
+"""Program files: what is written is read back; whatever else a file holds is one ProgramFileError and never a crash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from prefuse.runtime.errors import ProgramFileError
+from prefuse.runtime.plan import Buffer, Plan, Role, Space, TensorType
+from prefuse.runtime.plan_text import print_plan
+from prefuse.runtime.program_file import ConstantSource, Program, read_program, save_program, write_program
+from prefuse.runtime.target import Target
+from prefuse.tests.runtime.tiny_program import CONSTANT_OFFSET, bias, tiny_plan, write_tiny
+
+Members = dict[str, bytes]
+
+
+@pytest.fixture
+def path(tmp_path: Path, tiny_file: Path) -> Path:
+    """A copy of the tiny program to damage."""
+    return shutil.copy(tiny_file, tmp_path / "tiny.prefuse")
+
+
+def rewrite(path: Path, change: Callable[[Members], None], compression: int = zipfile.ZIP_STORED) -> None:
+    """Change the members of a program and write them as any zip program would, hashes made right again."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def set_manifest(**values: object) -> Callable[[Members], None]:
+    def change(members: Members) -> None:
+        members["manifest.json"] = json.dumps({**json.loads(members["manifest.json"]), **values}).encode()
+
+    return change
+
+
+def set_plan(plan: Plan) -> Callable[[Members], None]:
+    def change(members: Members) -> None:
+        members["plan.txt"] = print_plan(plan).encode()
+        manifest = json.loads(members["manifest.json"])
+        hashes = {**manifest["sha256"], "plan.txt": hashlib.sha256(members["plan.txt"]).hexdigest()}
+        set_manifest(sha256=hashes, target=plan.target)(members)
+
+    return change
+
+
+def test_round_trip(path: Path, tiny_library: bytes) -> None:
+    program = read_program(path, verify=True)
+    assert program.plan == tiny_plan()
+    assert program.library == tiny_library
+    assert program.manifest["name"] == "tiny"
+    constants = program.constants
+    assert constants.ctypes.data % 64 == 0
+    assert not constants.flags.writeable
+    np.testing.assert_array_equal(constants[CONSTANT_OFFSET:].view(np.float32), bias())
+
+
+def test_weights_are_safetensors(path: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        archive.extract("constants.safetensors", tmp_path)
+        assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
+    weights = safetensors.numpy.load_file(tmp_path / "constants.safetensors")
+    np.testing.assert_array_equal(weights["b"], bias())
+    assert weights["a"] == np.float32(3)
+    assert weights["a"].shape == ()
+
+
+def test_equal_programs_are_equal_files(tmp_path: Path, tiny_library: bytes) -> None:
+    first, second = write_tiny(tmp_path / "a", tiny_library), write_tiny(tmp_path / "b", tiny_library)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_saved_copy_is_the_same_file(path: Path, tmp_path: Path) -> None:
+    save_program(tmp_path / "copy.prefuse", read_program(path))
+    assert (tmp_path / "copy.prefuse").read_bytes() == path.read_bytes()
+
+
+def test_a_program_can_be_saved_over_itself(path: Path) -> None:
+    content = path.read_bytes()
+    save_program(path, read_program(path))
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int4", "float8_e5m2", "bool", "uint64"])
+def test_constants_of_any_type(dtype: str, tmp_path: Path) -> None:
+    array = np.ones((2, 3), dtype)
+    kind = TensorType((2, 3), dtype)
+    buffer = Buffer("w/ü", Role.CONSTANT, kind.size_bytes, "constants", 64)
+    plan = Plan(str(Target.parse("cpu")), (), (), (Space("constants", 128),), (buffer,), (), ())
+    write_program(tmp_path / "p", plan, b"", [ConstantSource("w/ü", kind, 64, lambda: array)], {})
+    found = read_program(tmp_path / "p", verify=True).constants[64:]
+    assert found.tobytes() == array.tobytes()
+
+
+def test_writing_holds_one_constant_at_a_time(tmp_path: Path) -> None:
+    count, size = 8, 1 << 23
+    buffers = tuple(Buffer(f"w{i}", Role.CONSTANT, size, "constants", i * size) for i in range(count))
+    plan = Plan(str(Target.parse("cpu")), (), (), (Space("constants", count * size),), buffers, (), ())
+    kind = TensorType((size,), "uint8")
+    sources = [ConstantSource(b.name, kind, b.offset or 0, lambda: np.ones(size, np.uint8)) for b in buffers]
+    tracemalloc.start()
+    write_program(tmp_path / "p", plan, b"", sources, {})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2.5 * size
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, tiny_library: bytes) -> None:
+    path = tmp_path / "p"
+    path.write_bytes(b"old")
+
+    def interrupt() -> np.ndarray:
+        raise KeyboardInterrupt
+
+    sources = (
+        ConstantSource("a", TensorType((), "float32"), 0, interrupt),
+        ConstantSource("b", TensorType((1000,), "float32"), 128, bias),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        write_program(path, tiny_plan(), tiny_library, sources, {})
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_unwritable_folder(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ProgramFileError, match="cannot be written"):
+        save_program(tmp_path / "no" / "p", read_program(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda members: members.pop("plan.txt"), "not the members of a program"),
+        (lambda members: members.update({"/etc/passwd": b""}), "not the members of a program"),
+        (lambda members: members.update({"../plan.txt": b""}), "not the members of a program"),
+        (lambda members: members.clear(), "it holds nothing, not the members"),
+        (lambda members: members.update({"library.so": b"junk"}), "library.so: its hash is not the one in the manifest"),
+        (lambda members: members.update({"plan.txt": b"plan 1 t\n"}), "plan.txt: its hash is not the one in the manifest"),
+        (lambda members: members.update({"manifest.json": b"{}"}), "not a program's manifest"),
+        (lambda members: members.update({"manifest.json": b"[]"}), "not a program's manifest"),
+        (lambda members: members.update({"manifest.json": b"{"}), "not a sound program file"),
+        (lambda members: members.update({"manifest.json": b"[" * 100_000}), "not a sound program file"),
+        (lambda members: members.update({"manifest.json": b"\xff"}), "not a sound program file"),
+        (lambda members: members.update({"constants.safetensors": b""}), "the weights are not where they should be"),
+        (lambda members: members.update({"constants.safetensors": b"\xff" * 64}), "the weights are not where they should be"),
+        (set_manifest(format=99), "a program of format 99; this prefuse reads format 1"),
+        (set_manifest(tvm="0.1"), "made with apache-tvm '0.1'; installed is"),
+        (set_manifest(target="cpu:avx2,threads=9"), "is not the plan's"),
+        (set_plan(replace(tiny_plan(), target="tpu")), "unknown target 'tpu'"),
+        (set_plan(replace(tiny_plan(), steps=())), "plan.txt: output y: byte 0 is never written"),
+    ],
+)
+def test_wrong_members(path: Path, change: Callable[[Members], None], fault: str) -> None:
+    rewrite(path, change)
+    with pytest.raises(ProgramFileError) as raised:
+        read_program(path)
+    assert fault in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+def test_another_cpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefuse.runtime.target.host_cpu_flags", lambda: frozenset({"fma"}))
+    with pytest.raises(ProgramFileError, match=r"this CPU lacks avx2, f16c.* compile the model again on this machine"):
+        read_program(path)
+
+
+def test_zip_bomb(path: Path) -> None:
+    rewrite(path, lambda members: members.update({"plan.txt": bytes(1 << 26)}), zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1 << 20
+    tracemalloc.start()
+    with pytest.raises(ProgramFileError, match="compressed or encrypted"):
+        read_program(path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()
+
+
+def test_unaligned_weights(path: Path) -> None:
+    """A zip made by others puts the weights at any place: refused, because kernels and sharing rely on it."""
+    rewrite(path, lambda members: members.update({"library.so": members["library.so"] + b"\0"}))
+    with pytest.raises(ProgramFileError):
+        read_program(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x05\x06" + bytes(18)])
+def test_no_zip(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ProgramFileError):
+        read_program(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ProgramFileError, match="no such file"):
+        read_program(tmp_path / "none.prefuse")
+    with pytest.raises(ProgramFileError, match="cannot be read"):
+        read_program(tmp_path)
+
+
+def test_truncation_anywhere(path: Path) -> None:
+    content = path.read_bytes()
+    for length in [*range(0, len(content), max(1, len(content) // 200)), *range(len(content) - 200, len(content))]:
+        path.write_bytes(content[:length])
+        with pytest.raises(ProgramFileError):
+            read_program(path)
+
+
+def test_bit_flips_anywhere(path: Path) -> None:
+    """A flipped bit is found, or changes nothing that is read, or, in the weights, is found by `verify`."""
+    content = path.read_bytes()
+    original = read_program(path, verify=True)
+    weights = (original.constants.tobytes(), original.constants_header)
+    picks = random.Random(0)
+    structure = content.index(b"constants.safetensors") - 30  # the header of the weights and what follows
+    places = [picks.randrange(len(content)) for _ in range(150)] + [picks.randrange(structure, len(content)) for _ in range(450)]
+    for place in places:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << picks.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            program = read_program(path, verify=True)
+        except ProgramFileError:
+            continue
+        same = (program.plan, program.library, program.manifest) == (original.plan, original.library, original.manifest)
+        assert same, place
+        assert (program.constants.tobytes(), program.constants_header) == weights, place
+
+
+def test_damaged_weights_are_found_on_request(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content.replace(bias()[:4].tobytes(), bytes(16)))
+    assert isinstance(read_program(path), Program)
+    with pytest.raises(ProgramFileError, match=r"constants\.safetensors: its hash"):
+        read_program(path, verify=True)
