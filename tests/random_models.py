@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 from hypothesis import strategies as st
-
 from prefuse.compiler.ir.facts import infer_facts
 
 SIZE = 4  # every value is a SIZE x SIZE matrix, so that any two fit each other

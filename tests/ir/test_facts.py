@@ -1,0 +1,180 @@
+"""Types and shapes of values, sources of nodes, and constants."""
+
+import time
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prefuse.compiler.ir.constants import add_constant, constant_array, scalar_constant
+from prefuse.compiler.ir.facts import data_type, dtype_name, has_static_type, infer_facts, infer_node, source_of, tensor_type
+from prefuse.compiler.ir.printer import print_type
+from prefuse.compiler.ir.verifier import verify_model
+from prefuse.compiler.oracle import random_inputs, run_model
+from prefuse.runtime.errors import InvalidModelError
+from prefuse.tests.random_models import random_models
+
+HEADER = '<ir_version: 10, opset_import: ["": 21]>\n'
+
+
+def model_of(text: str) -> ir.Model:
+    return ir.from_onnx_text(HEADER + text)
+
+
+def types_of(model: ir.Model) -> dict[str | None, str]:
+    infer_facts(model)
+    verify_model(model)
+    return {value.name: print_type(value) for node in model.graph for value in node.outputs}
+
+
+@pytest.mark.parametrize("dtype", [one for one in ir.DataType if one not in (ir.DataType.UNDEFINED, ir.DataType.STRING)])
+def test_dtype_names_round_trip(dtype: ir.DataType) -> None:
+    assert data_type(dtype_name(dtype)) == dtype
+
+
+def test_dtype_names() -> None:
+    assert dtype_name(ir.DataType.FLOAT) == "float32"
+    assert dtype_name(ir.DataType.BFLOAT16) == "bfloat16"
+    with pytest.raises(InvalidModelError, match="no dense element type"):
+        dtype_name(ir.DataType.STRING)
+
+
+@given(random_models())
+@settings(max_examples=20, deadline=None)
+def test_inferred_shapes_are_those_of_execution(model: ir.Model) -> None:
+    for node in model.graph:
+        node.outputs[0].shape = node.outputs[0].type = None
+    infer_facts(model)
+    for name, array in run_model(model, random_inputs(model), "reference").items():
+        value = next(value for value in model.graph.outputs if value.name == name)
+        assert tensor_type(value).shape == array.shape
+        assert tensor_type(value).dtype == array.dtype.name
+
+
+def test_symbols_flow_and_recorded_dimensions_stay() -> None:
+    model = model_of(
+        """main (float[N,C] x, int64[K] i) => (r) <int64[2] s = {-1, 4}> {
+          a = Relu(x)
+          r = Reshape(a, s)
+          n = NonZero(a)
+          t = Transpose<perm = [1, 0]>(n)
+        }"""
+    )
+    model.graph[2].outputs[0].shape = ir.Shape([2, "hits"])
+    assert types_of(model) == {"a": "float[N,C]", "r": "float[?,4]", "n": "int64[2,hits]", "t": "int64[hits,2]"}
+
+
+def test_subgraphs_see_outer_values() -> None:
+    model = model_of(
+        """main (float[2,4] x, bool c) => (y) {
+          h = Transpose(x)
+          y = If(c) <then_branch = then () => (t) { t = Relu(h) }, else_branch = other () => (e) { e = Neg(h) }>
+        }"""
+    )
+    branches = [model.graph[1].attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+    assert types_of(model)["y"] == "float[4,2]"
+    assert [print_type(branch.outputs[0]) for branch in branches] == ["float[4,2]"] * 2
+
+
+def test_a_function_reads_constants_and_attributes_of_its_call() -> None:
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 21, "local": 1]>
+        main (float[2,6] x) => (y) <int64[2] s = {3, 4}> { y = local.view<to = 10>(x, s) }
+        <domain: "local", opset_import: ["": 21]>
+        view <to> (x, s) => (z) {
+          r = Reshape(x, s)
+          z = Cast<to: int = @to>(r)
+        }"""
+    )
+    assert types_of(model) == {"y": "float16[3,4]"}
+
+
+def test_infer_node_after_a_change_of_inputs() -> None:
+    model = model_of("main (float[2,4] x, float[2,8] w) => (y) { y = Relu(x) }")
+    infer_facts(model)
+    model.graph[0].replace_input_with(0, model.graph.inputs[1])
+    infer_node(model.graph[0], model)
+    assert str(tensor_type(model.graph[0].outputs[0])) == "float32[2,8]"
+
+
+def test_a_misfit_names_the_node_and_its_inputs() -> None:
+    model = model_of("main (float[2,4] x, float[5,3] w) => (y) { y = MatMul(x, w) }")
+    model.graph[0].name = "layer1"
+    with pytest.raises(InvalidModelError, match=r"layer1: MatMul does not fit.*x: float\[2,4\], w: float\[5,3\].*Incompatible"):
+        infer_facts(model)
+
+
+def test_unknown_types_are_refused_by_name() -> None:
+    model = model_of("main (float[N] x) => (y) { y = Relu(x) }")
+    infer_facts(model)
+    assert not has_static_type(model.graph.inputs[0])
+    with pytest.raises(InvalidModelError, match=r"input x: value x has element type float and shape \[N\]"):
+        tensor_type(model.graph.inputs[0])
+
+
+def test_sources() -> None:
+    node = ir.node("Relu", [])
+    assert source_of(node) == "Relu"
+    node.name = "relu1"
+    assert source_of(node) == "relu1"
+    frame = 'File "{}", line {}, in forward\n    code'
+    torch = frame.format("/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", 134)
+    node.metadata_props["pkg.torch.onnx.stack_trace"] = f"{frame.format('net.py', 3)}\n{frame.format('block.py', 9)}\n{torch}"
+    assert source_of(node) == "block.py:9"
+    node.metadata_props["pkg.torch.onnx.stack_trace"] = torch
+    assert source_of(node).endswith("linear.py:134")
+
+
+def test_constants() -> None:
+    model = model_of(
+        """main (float[2] x, float[1] given) => (y) <float[2] w = {1, 2}, float[1] given = {3}> {
+          c = Constant<value_ints = [4, 5]>()
+          s = Constant<value_float = 0.5>()
+          y = Relu(x)
+        }"""
+    )
+    graph = model.graph
+    c, s, y = (node.outputs[0] for node in graph)
+    weight = constant_array(graph.initializers["w"])
+    assert weight is not None
+    assert weight.tolist() == [1, 2]
+    several = constant_array(c)
+    assert several is not None
+    assert several.tolist() == [4, 5]
+    assert scalar_constant(s) == 0.5
+    assert isinstance(scalar_constant(add_constant(model, np.array([[True]]), "flag")), bool)
+    assert scalar_constant(add_constant(model, np.array(2, ml_dtypes.bfloat16), "low")) == 2.0
+    for value in (y, graph.inputs[0], graph.initializers["given"], None):
+        assert constant_array(value) is None, "not a constant, or one that a caller may override"
+    assert scalar_constant(c) is None
+
+
+@given(st.lists(st.sampled_from(["w", "y", "new", "new_1"]), max_size=6))
+def test_added_constants_have_unused_names(hints: list[str]) -> None:
+    model = model_of("main (float[2] x) => (y) <float[2] w = {1, 2}> { y = Add(x, w) }")
+    infer_facts(model)
+    array = np.zeros(3, np.int8)
+    values = [add_constant(model, array, hint) for hint in hints]
+    verify_model(model)
+    assert len({value.name for value in values} | {"w", "x", "y"}) == len(hints) + 3
+    for value in values:
+        added = constant_array(value)
+        assert added is not None
+        assert np.shares_memory(added, array)
+
+
+def test_inference_and_verification_are_linear() -> None:
+    """The ratio at n and 2n nodes catches a quadratic walk on any machine."""
+
+    def seconds(length: int) -> float:
+        body = "\n".join(f"v{number + 1} = Add(v{number}, v0)" for number in range(length))
+        model = model_of(f"main (float[N] v0) => (v{length}) {{\n{body}\n}}")
+        begin = time.process_time()
+        infer_facts(model)
+        verify_model(model)
+        return time.process_time() - begin
+
+    short, long = (min(seconds(length) for _ in range(3)) for length in (1000, 2000))
+    assert long < 3 * short
