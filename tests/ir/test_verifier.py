@@ -11,7 +11,7 @@ from prefuse.compiler.ir.verifier import VerificationError, verify_model
 from prefuse.tests.random_models import random_models
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]>
-main (float[2,4] x, bool c) => (float[2,4] y, float[2,4] z) 
+main (float[2,4] x, bool c) => (float[2,4] y, float[2,4] z)
 <float[4,4] w = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}> {
   h = MatMul(x, w)
   y = Relu(h)
