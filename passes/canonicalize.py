@@ -13,15 +13,15 @@ from ..compiler.ir.facts import has_static_type, infer_node
 from ..compiler.ir.rewriter import Rejection, replace_node
 from ..compiler.ir.scopes import subgraphs_of
 from ..compiler.pipeline import Context, Pass
-from .canonicalization import arithmetic, branches, folding, no_ops, views, windows
+from .canonicalization import arithmetic, branches, folding, no_ops, sequences, views, windows
 from .canonicalization.scope import Replacement, Rule, Scope
 from .eliminate_dead import release_subgraphs
 
 _BUDGETED_FOLDS = 16  # folds of the largest size that one model may have
 
 # In the order of trial at each node: what computes nothing, then what is known, then spelling.
-_FAMILIES: tuple[Mapping[str, tuple[Rule, ...]], ...] = (no_ops.RULES, folding.RULES, branches.RULES, windows.RULES)
-_SPELLINGS: tuple[Mapping[str, tuple[Rule, ...]], ...] = (views.RULES, arithmetic.RULES)
+_FAMILIES: tuple[Mapping[str, tuple[Rule, ...]], ...] = (no_ops.RULES, folding.RULES, branches.RULES)
+_SPELLINGS: tuple[Mapping[str, tuple[Rule, ...]], ...] = (views.RULES, windows.RULES, sequences.RULES, arithmetic.RULES)
 
 
 @dataclass(frozen=True)
