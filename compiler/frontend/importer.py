@@ -9,9 +9,9 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ...runtime.errors import InvalidModelError, OptionError
+from ...runtime.errors import CompileError, InvalidModelError, OptionError
 from ..ir.facts import infer_facts
-from ..ir.verifier import VerificationError, verify_model
+from ..ir.verifier import verify_model
 from .normalize import normalize
 from .onnx_import import model_of_proto, parse_onnx, read_onnx
 from .support import check_supported
@@ -49,11 +49,13 @@ def import_model(source: object) -> ir.Model:
 
 def prepare_graph(model: ir.Model, where: str) -> ir.Model:
     """Bring a graph, which may be changed, into the dialect, infer its facts and check it. Raises as `import_model`."""
-    model = normalize(model, where)
-    check_supported(model)
-    infer_facts(model)
     try:
+        model = normalize(model, where)
+        check_supported(model)
         verify_model(model)
-    except VerificationError as error:
-        raise InvalidModelError(where, str(error), "export the model again") from error
+        infer_facts(model)
+    except CompileError:
+        raise
+    except Exception as error:  # VerificationError, and whatever onnx and onnx_ir meet in a broken model
+        raise InvalidModelError(where, f"is no valid ONNX model: {error}", "export the model again") from error
     return model

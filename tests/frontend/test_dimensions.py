@@ -1,0 +1,48 @@
+"""Binding symbolic dimensions to numbers."""
+
+import onnx_ir as ir
+import pytest
+from onnx import parser
+
+from prefuse.compiler.frontend.dimensions import bind_dimensions, is_dynamic
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.runtime.errors import InputError
+
+TEXT = """<ir_version: 10, opset_import: ["": 20]> main (float[N,3] x, float[N,M] y, float[2] z) => (float[A,B] c, float[2] d) {
+  c = Concat<axis=1>(x, y)
+  d = Relu(z)
+}"""
+
+
+@pytest.fixture
+def model() -> ir.Model:
+    return import_model(parser.parse_model(TEXT))
+
+
+def test_symbols_are_replaced_everywhere(model: ir.Model) -> None:
+    bound = bind_dimensions(model, {"x": (5, 3), "y": (5, 4)})
+    assert is_dynamic(model)
+    assert not is_dynamic(bound)
+    assert [list(value.shape) for value in bound.graph.outputs if value.shape is not None] == [[5, 7], [2]]
+    assert all(value.shape is not None and value.shape.is_static() for node in bound.graph for value in node.outputs)
+
+
+def test_the_model_itself_stays_symbolic(model: ir.Model) -> None:
+    bind_dimensions(model, {"x": (5, 3), "y": (5, 4)})
+    assert str(model.graph.inputs[0].shape) == "[N,3]"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"x": (5, 3), "y": (6, 4)}, r"dimension 0 must be N = 5"),
+        ({"x": (5, 2), "y": (5, 4)}, r"dimension 1 must be 3"),
+        ({"x": (5, 3, 1), "y": (5, 4)}, r"rank 3"),
+        ({"x": (5, 3)}, r"input y: its shape .* is not concrete"),
+        ({"x": (5, 3), "y": (5, 4), "w": (1,)}, r"no such input"),
+        ({"x": (5, 3), "y": (5, 4), "z": (3,)}, r"dimension 0 must be 2"),
+    ],
+)
+def test_shapes_that_do_not_fit(model: ir.Model, shapes: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        bind_dimensions(model, shapes)

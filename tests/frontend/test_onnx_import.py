@@ -1,0 +1,213 @@
+"""ONNX in every form becomes one dialect; what is corrupt or cannot be taken is one clear error."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+from onnxruntime import InferenceSession
+
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.runtime.errors import CompileError, InvalidModelError, OptionError, UnsupportedModelError
+
+TEXT = """<ir_version: 8, opset_import: ["": %d]> main (float[N,4] x) => (float[N,4] y) <float[4] w = {1,2,3,4}> {
+  a = Add(x, w)
+  y = Relu(a)
+}"""
+
+
+def proto(opset: int = 18) -> onnx.ModelProto:
+    return parser.parse_model(TEXT % opset)
+
+
+def with_external_data(folder: Path, weights: np.ndarray) -> Path:
+    path = folder / "model.onnx"
+    model = parser.parse_model('<ir_version: 8, opset_import: ["": 18]> main (float[512] x) => (float[512] y) { y = Add(x, w) }')
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return path
+
+
+def test_every_form_gives_the_same_graph(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(proto(), path)
+    forms = [path, str(path), path.read_bytes(), proto(), ir.from_proto(proto())]
+    texts = {str([(node.op_type, str(node.outputs[0].shape)) for node in import_model(form).graph]) for form in forms}
+    assert texts == {"[('Add', '[N,4]'), ('Relu', '[N,4]')]"}
+
+
+def test_a_model_given_as_an_object_is_not_changed() -> None:
+    model = ir.from_proto(
+        parser.parse_model('<ir_version: 8, opset_import: ["": 12]> g (float[2] x) => (float[2] y) {y = Softmax(x)}')
+    )
+    before = ir.to_proto(model).SerializeToString()
+    import_model(model)
+    assert ir.to_proto(model).SerializeToString() == before
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13, 17, 18, 20, onnx.defs.onnx_opset_version()])
+def test_opsets(opset: int) -> None:
+    model = import_model(proto(opset))
+    assert model.graph.opset_imports[""] == max(opset, 18)
+
+
+def test_upgrading_keeps_the_meaning_and_the_large_weights() -> None:
+    text = """<ir_version: 7, opset_import: ["": 11]> main (float[2,3,400] x) => (float[2,3] y) {
+      s = Softmax(x)
+      m = Mul(s, w)
+      r = ReduceSum<axes=[2], keepdims=0>(m)
+      u = Unsqueeze<axes=[0]>(r)
+      y = Squeeze<axes=[0]>(u)
+    }"""
+    old = parser.parse_model(text)
+    weights = np.random.default_rng(0).normal(size=(3, 400)).astype(np.float32)
+    old.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    new = import_model(old)
+    x = np.random.default_rng(1).normal(size=(2, 3, 400)).astype(np.float32)
+    expected = InferenceSession(old.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_allclose(ReferenceEvaluator(ir.to_proto(new)).run(None, {"x": x})[0], expected, rtol=1e-5)
+    assert [value.name for value in new.graph.inputs] == ["x"]
+    assert new.graph.initializers["w"].const_value is not None
+
+
+@pytest.mark.parametrize("opset", [9, onnx.defs.onnx_opset_version() + 1])
+def test_opsets_that_cannot_be_taken(opset: int) -> None:
+    model = proto()
+    model.opset_import[0].version = opset
+    with pytest.raises(UnsupportedModelError, match=f"opset {opset}"):
+        import_model(model)
+
+
+def test_outputs_are_distinct_values_made_by_nodes() -> None:
+    model = parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) {y = Relu(x)}')
+    model.graph.output.append(model.graph.output[0])
+    model.graph.output.append(model.graph.input[0])
+    graph = import_model(model).graph
+    assert len(set(graph.outputs)) == 3
+    assert all(value.producer() is not None for value in graph.outputs)
+    assert graph.outputs[0].name == "y"
+
+
+def test_initializers_that_are_inputs_become_constants() -> None:
+    model = proto()
+    model.graph.input.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [4]))
+    assert [value.name for value in import_model(model).graph.inputs] == ["x"]
+
+
+def test_functions_of_the_model_are_inlined() -> None:
+    text = """<ir_version: 8, opset_import: ["": 18, "mine": 1]> g (float[2] x) => (float[2] y) {y = mine.twice(x)}
+    <domain: "mine", opset_import: ["": 18]> twice (a) => (b) {b = Add(a, a)}"""
+    model = import_model(parser.parse_model(text))
+    assert [node.op_type for node in model.graph] == ["Add"]
+    assert not model.functions
+
+
+def test_external_data_is_mapped_not_read(tmp_path: Path) -> None:
+    weights = np.arange(512, dtype=np.float32)
+    model = import_model(with_external_data(tmp_path, weights))
+    tensor = model.graph.initializers["w"].const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    np.testing.assert_array_equal(tensor.numpy(), weights)
+
+
+@pytest.mark.parametrize("location", ["../weights.bin", "/etc/passwd", "a/../../weights.bin"])
+def test_external_data_outside_the_folder_is_refused(tmp_path: Path, location: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "a").mkdir()
+    (tmp_path / "weights.bin").write_bytes(bytes(2048))
+    path = with_external_data(folder, np.zeros(512, np.float32))
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[0].external_data[0].value = location
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InvalidModelError, match="outside the model's folder"):
+        import_model(path)
+
+
+def test_external_data_through_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = with_external_data(folder, np.zeros(512, np.float32))
+    (folder / "weights.bin").rename(tmp_path / "weights.bin")
+    (folder / "weights.bin").symlink_to(tmp_path / "weights.bin")
+    with pytest.raises(InvalidModelError, match="outside the model's folder"):
+        import_model(path)
+
+
+def test_missing_and_short_external_data(tmp_path: Path) -> None:
+    path = with_external_data(tmp_path, np.zeros(512, np.float32))
+    (tmp_path / "weights.bin").write_bytes(bytes(2047))
+    with pytest.raises(InvalidModelError, match="tensor w needs 2048 bytes"):
+        import_model(path)
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(InvalidModelError, match="No such file"):
+        import_model(path)
+
+
+def test_a_file_cut_short_anywhere_is_one_error(tmp_path: Path) -> None:
+    content = proto().SerializeToString()
+    path = tmp_path / "cut.onnx"
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(CompileError):
+            import_model(path)
+
+
+def test_flipped_bytes_are_an_error_or_a_model() -> None:
+    content = bytearray(proto().SerializeToString())
+    for place in range(len(content)):
+        broken = bytes(content[:place]) + bytes([content[place] ^ 0xFF]) + bytes(content[place + 1 :])
+        try:
+            import_model(broken)
+        except CompileError:
+            continue
+
+
+def test_tensor_with_too_few_bytes() -> None:
+    model = proto()
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    model.graph.initializer[0].raw_data = bytes(15)
+    with pytest.raises(InvalidModelError, match="15 bytes of 16"):
+        import_model(model)
+
+
+def test_all_unsupported_operators_are_named_at_once() -> None:
+    text = """<ir_version: 8, opset_import: ["": 18, "com.acme": 1]> g (float[2] x) => (float[2] y) {
+      a = Reluu(x)
+      b = com.acme.Magic(a)
+      y = Relu(b)
+    }"""
+    with pytest.raises(UnsupportedModelError) as caught:
+        import_model(parser.parse_model(text))
+    assert "2 parts" in str(caught.value)
+    assert "com.acme.Magic" in str(caught.value)
+    assert "the nearest is Relu" in str(caught.value)
+
+
+def test_strings_and_sequences_are_unsupported() -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (string[2] s, float[2] x) => (seq(float[2]) y) {y = SequenceConstruct(x)}'
+    with pytest.raises(UnsupportedModelError, match="no dense tensor") as caught:
+        import_model(parser.parse_model(text))
+    assert "string tensor" in str(caught.value)
+
+
+def test_things_that_are_no_model(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModelError, match="no such file"):
+        import_model(tmp_path / "absent.onnx")
+    (tmp_path / "empty.onnx").touch()
+    with pytest.raises(InvalidModelError, match="empty"):
+        import_model(tmp_path / "empty.onnx")
+    with pytest.raises(InvalidModelError, match="cannot be read"):
+        import_model(tmp_path)
+    with pytest.raises(OptionError, match="is no model"):
+        import_model(42)
+
+
+def test_graph_that_breaks_single_assignment() -> None:
+    model = proto()
+    model.graph.node[0].output[0] = "y"
+    with pytest.raises(InvalidModelError):
+        import_model(model)
