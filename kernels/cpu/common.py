@@ -11,7 +11,7 @@ from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, unravel
 from ..group import Group
 from ..pointwise import POINTWISE
-from ..template import BuiltKernel, Operand, Pack
+from ..template import BuiltKernel, Operand
 
 _BLOCK_VECTORS = 64  # vectors of one block of a flat loop: large enough to hide the loop, small enough to deal out evenly
 _COSTLY = frozenset(
@@ -84,11 +84,12 @@ def finish(
     group: Group,
     *,
     flops: int,
-    packs: dict[str, Pack] | None = None,
+    packed: dict[str, Operand] | None = None,
     inplace: tuple[str, ...] = (),
 ) -> BuiltKernel:
     """The kernel with its parameters in calling order: operands in order of first use, then the group's outputs.
 
+    `packed` gives, for parameters that are not simply inputs of the group, the packed constants that they are.
     `inplace` names operands whose memory the first output may take: the kernel reads each element before it writes it.
     """
     for name in group.outputs:  # an output that is never stored (it has no elements) is still a parameter
@@ -98,7 +99,7 @@ def finish(
     return BuiltKernel(
         template,
         builder.function(aliased=bool(inplace)),
-        tuple(Operand(name, (packs or {}).get(name)) for name in operands),
+        tuple((packed or {}).get(name, Operand(name)) for name in operands),
         builder.workspace_bytes,
         tuple((0, operands.index(name)) for name in inplace if name in operands),
         flops,

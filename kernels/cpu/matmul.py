@@ -10,7 +10,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..group import Group, Op
-from ..template import BuiltKernel, Pack, Refusal
+from ..template import BuiltKernel, Operand, Pack, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .common import finish, new_builder
 from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
@@ -95,7 +95,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         b_padded=padded,
     )
     emit(builder, product, a_bytes=group.types[a].size_bytes, b_bytes=group.types[b].size_bytes)
-    return finish("matmul", builder, group, flops=product.flops, packs=packs)
+    packed = {name: Operand(name, pack) for name, pack in packs.items()}
+    return finish("matmul", builder, group, flops=product.flops, packed=packed)
 
 
 def _normal_form(group: Group, anchor: Op) -> _Operands:
@@ -124,7 +125,16 @@ def _panels(batch: tuple[int, ...], lines: int, depth: int, tile: int, *, lines_
 
 
 def _reader(  # type: ignore[no-untyped-def]
-    builder: KernelBuilder, group: Group, name: str, batch_shape, form: _Operands, accumulator: str, pack, side: str, width: int, panelled: bool
+    builder: KernelBuilder,
+    group: Group,
+    name: str,
+    batch_shape,
+    form: _Operands,
+    accumulator: str,
+    pack,
+    side: str,
+    width: int,
+    panelled: bool,
 ):
     """How the tile loads one operand: from packed panels, from a staged copy in panels, or from where it lies."""
     kind = group.types[name]

@@ -21,7 +21,7 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ..builder import Expr, KernelBuilder, share
+from ..builder import Buffer, Expr, KernelBuilder, share
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
 _WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
@@ -156,11 +156,15 @@ def _emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile
         m = builder.bind(m_begin + row)
         line = builder.bind((m - m_start) * tile.columns)
         for begin, end, r in _segments(builder, plane, n_begin, tile.columns):
-            offset = builder.bind(line - n_start)
-            first = builder.bind(r * plane.pitch)
-            builder.dynamic_vector_loop(
-                begin, end, tile.lanes, lambda c: product.store(batch, m, r, c - first, finished[offset + c])
-            )
+            _emit_segment(builder, product, (batch, m, r), begin, end, finished, builder.bind(line - n_start))
+
+
+def _emit_segment(
+    builder: KernelBuilder, product: TileProduct, row: tuple[Expr, Expr, Expr], begin: Expr, end: Expr, tile: Buffer, offset: Expr
+) -> None:
+    """Hand the columns [begin, end) of one result row to the epilogue; column c is element `offset + c` of the tile."""
+    first = builder.bind(row[2] * product.plane.pitch)
+    builder.dynamic_vector_loop(begin, end, product.tile.lanes, lambda c: product.store(*row, c - first, tile[offset + c]))
 
 
 def _segments(builder: KernelBuilder, plane: Plane, n_begin: Expr, columns: int) -> Iterator[tuple[Expr, Expr, Expr]]:
@@ -212,7 +216,9 @@ class PackPanels:
     def __call__(self, array: np.ndarray) -> np.ndarray:
         groups, panels, depth, tile = self._dimensions()
         cut = array.reshape(self.shape)[tuple(slice(start, None, step) for start, step in self.steps)]
-        lines = cut.transpose(self.order).reshape(groups, -1, depth) if depth else np.zeros((groups, panels * tile, 0), array.dtype)
+        lines = (
+            cut.transpose(self.order).reshape(groups, -1, depth) if depth else np.zeros((groups, panels * tile, 0), array.dtype)
+        )
         packed = np.zeros((groups, panels, depth, tile), array.dtype)
         for panel in range(panels):
             part = lines[:, panel * tile : (panel + 1) * tile]

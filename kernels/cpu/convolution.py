@@ -1,0 +1,345 @@
+"""Conv and ConvTranspose of any rank as tile products over a padded copy of the input, with followers in the tile store.
+
+Weights are the rows of A, packed at compile time; output positions are the columns of B. The input is copied once into planes
+with its padding around it and, for a stride s, split into the s phases of its positions. Then for each weight tap the positions
+that one output row reads are contiguous, and no im2col matrix is ever built. Where padding and stride ask for nothing, the
+input itself is the plane. A transposed convolution is one such product for each phase of its output positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product as nest
+from math import ceil, gcd, prod
+
+from tvm import tirx
+
+from ...runtime.plan import TensorType
+from ...runtime.target import Target
+from ..builder import Buffer, Expr, Index, row_major, unravel
+from ..group import Group, Op
+from ..template import BuiltKernel, Operand, Refusal
+from ..values import GroupValues, pointwise_obstacle, split_anchor
+from .common import finish, new_builder
+from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
+from .window import Window, read_window
+
+_ACCUMULATORS = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
+_MAX_PHASES = 16  # of a transposed convolution's output: each is code of its own
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one Conv or ConvTranspose whose weights are constant, with pointwise followers of its output's shape."""
+    anchor, _ = split_anchor(group)
+    if anchor is None or anchor.op_type not in ("Conv", "ConvTranspose"):
+        return Refusal("has no convolution")
+    source = group.types[anchor.inputs[0]]
+    if source.dtype not in _ACCUMULATORS:
+        return Refusal(f"no convolution of {source.dtype}")
+    if anchor.inputs[1] not in group.constants:
+        return Refusal("weights are not constant")
+    if len(source.shape) < 3:
+        return Refusal("has no spatial dimension")
+    window = read_window(group, anchor)
+    if anchor.op_type == "ConvTranspose" and prod(window.strides) > _MAX_PHASES:
+        return Refusal(f"{prod(window.strides)} phases of output positions, more than {_MAX_PHASES}")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    return _Convolution(group, anchor, window, target).build()
+
+
+@dataclass(frozen=True)
+class _Taps:
+    """The weights that one product uses in one dimension: `first`, `first + step`, ..., `count` of them.
+
+    Tap i, for output position o, reads input position o * stride + at(i), where at(i) = `begin + i * pitch`.
+    """
+
+    first: int
+    step: int
+    count: int
+    begin: int
+    pitch: int
+
+    def at(self, i: Expr) -> Expr:
+        return i * self.pitch + self.begin
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Least and greatest at(i)."""
+        ends = (self.begin, self.begin + (self.count - 1) * self.pitch) if self.count else (0, 0)
+        return min(ends), max(ends)
+
+
+@dataclass(frozen=True)
+class _Planes:
+    """The copy of one channel that products read: for each phase (input position mod stride) a plane of `extents`.
+
+    Element u of phase f in a dimension is input position (u - lead) * stride + f, zero outside of the input.
+    """
+
+    strides: tuple[int, ...]
+    leads: tuple[int, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def phases(self) -> int:
+        return prod(self.strides)
+
+    @property
+    def size(self) -> int:
+        return prod(self.extents)
+
+
+class _Convolution:
+    """One kernel being built."""
+
+    def __init__(self, group: Group, anchor: Op, window: Window, target: Target) -> None:
+        self.anchor, self.window, self.target = anchor, window, target
+        self.transposed = anchor.op_type == "ConvTranspose"
+        self.rank = len(window.kernel)
+        self.group = group
+        self.builder = new_builder(target)
+        self.images, self.channels = group.types[anchor.inputs[0]].shape[:2]
+        self.groups = anchor.attribute("group", 1)
+        self.out_channels = group.types[anchor.outputs[0]].shape[1]
+        self.source = group.types[anchor.inputs[0]]
+        self.accumulator = _ACCUMULATORS[self.source.dtype]
+        self.packed: dict[str, Operand] = {}
+
+    def build(self) -> BuiltKernel:
+        phases = list(nest(*(range(s) for s in self.window.strides))) if self.transposed else [(0,) * self.rank]
+        taps = [tuple(self._taps(axis, phase[axis]) for axis in range(self.rank)) for phase in phases]
+        outputs = [tuple(self._positions(axis, phase[axis]) for axis in range(self.rank)) for phase in phases]
+        planes = self._planes(taps, outputs)
+        direct = self._is_input(planes) and min(_columns(out, self.window.inputs) for out in outputs) >= self._lanes
+        if direct:
+            planes = _Planes(planes.strides, planes.leads, self.window.inputs)
+            buffer = self.builder.parameter(self.anchor.inputs[0], self.source.elements, self.source.dtype)
+        else:
+            buffer = self._stage(planes)
+        flops = 0
+        for number, phase in enumerate(phases):
+            if prod(outputs[number]):
+                product = self._product(number, phase, taps[number], outputs[number], planes, buffer, direct)
+                weights = self.group.types[self.anchor.inputs[1]].size_bytes
+                emit(self.builder, product, a_bytes=weights, b_bytes=self.source.size_bytes // max(self.images, 1))
+                flops += product.flops
+        return finish("convolution", self.builder, self.group, flops=flops, packed=self.packed)
+
+    # Geometry ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _lanes(self) -> int:
+        return self.builder.lanes(self.accumulator)
+
+    def _taps(self, axis: int, phase: int) -> _Taps:
+        window = self.window
+        kernel, stride, dilation, pad = (v[axis] for v in (window.kernel, window.strides, window.dilations, window.begins))
+        if not self.transposed:
+            return _Taps(0, 1, kernel, -pad, dilation)
+        # Output o of this phase takes weight w where o + pad - w * dilation is a multiple of the stride.
+        step = stride // gcd(stride, dilation)
+        first = next((w for w in range(min(step, kernel)) if (phase + pad - w * dilation) % stride == 0), kernel)
+        count = len(range(first, kernel, step))
+        return _Taps(first, step, count, (phase + pad - first * dilation) // stride, -(step * dilation) // stride)
+
+    def _positions(self, axis: int, phase: int) -> int:
+        """Output positions of one phase."""
+        extent = self.window.outputs[axis]
+        return len(range(phase, extent, self.window.strides[axis])) if self.transposed else extent
+
+    def _planes(self, taps: list[tuple[_Taps, ...]], outputs: list[tuple[int, ...]]) -> _Planes:
+        strides = (1,) * self.rank if self.transposed else self.window.strides
+        leads, extents = [], []
+        for axis, stride in enumerate(strides):
+            reaches = [dimension[axis].reach for dimension in taps if dimension[axis].count]
+            least = min((low // stride for low, _ in reaches), default=0)
+            lead = max(0, -least)
+            greatest = max((high // stride for _, high in reaches), default=0)
+            leads.append(lead)
+            extents.append(max(out[axis] for out in outputs) + max(greatest, 0) + lead)
+        return _Planes(strides, tuple(leads), tuple(extents))
+
+    def _is_input(self, planes: _Planes) -> bool:
+        """Whether the input as it lies serves as the planes."""
+        fits = all(extent <= whole for extent, whole in zip(planes.extents, self.window.inputs, strict=True))
+        return planes.phases == 1 and not any(planes.leads) and fits
+
+    # Code -------------------------------------------------------------------------------------------------------------
+
+    def _stage(self, planes: _Planes) -> Buffer:
+        """Copy the input into planes of the workspace: [image, channel, phase, position]."""
+        builder, rows = self.builder, self.images * self.channels
+        slack = 8 * self._lanes  # the last tile may read beyond the last plane
+        buffer = builder.workspace(rows * planes.phases * planes.size + slack, self.accumulator)
+        with builder.chunks(rows, rows * planes.phases * planes.size) as row:
+            for number, phase in enumerate(nest(*(range(s) for s in planes.strides))):
+                base = builder.bind((row * planes.phases + number) * planes.size)
+                with builder.loop(prod(planes.extents[:-1]), name="line") as line:
+                    self._stage_line(buffer, planes, phase, row, line, builder.bind(base + line * planes.extents[-1]))
+        return buffer
+
+    def _stage_line(self, buffer: Buffer, planes: _Planes, phase: Index, row: Expr, line: Expr, base: Expr) -> None:
+        builder, inputs = self.builder, self.window.inputs
+        at = [
+            (u - lead) * stride + f
+            for u, lead, stride, f in zip(
+                unravel(line, planes.extents[:-1]), planes.leads[:-1], planes.strides[:-1], phase[:-1], strict=True
+            )
+        ]
+        inside = tirx.all(*(tirx.And(x >= 0, x < extent) for x, extent in zip(at, inputs[:-1], strict=True))) if at else None
+        extent, lead, stride, f = planes.extents[-1], planes.leads[-1], planes.strides[-1], phase[-1]
+        begin = min(lead + ceil(-f / stride), extent)
+        end = max(begin, min(lead + ceil((inputs[-1] - f) / stride), extent))
+        source = builder.parameter(self.anchor.inputs[0], self.source.elements, self.source.dtype)
+
+        def zeros(first: int, last: int) -> None:
+            zero = tirx.const(0, self.accumulator)
+            builder.vector_loop(last - first, self._lanes, lambda i: builder.store(buffer, base + first + i, zero))
+
+        def copy() -> None:
+            origin = builder.bind(row_major((row, *at), (self.images * self.channels, *inputs[:-1])) * inputs[-1] + (begin - lead) * stride + f)
+            zeros(0, begin)
+            builder.vector_loop(
+                end - begin,
+                self._lanes,
+                lambda i: builder.store(buffer, base + begin + i, tirx.Cast(self.accumulator, source[origin + i * stride])),
+            )
+            zeros(end, extent)
+
+        if inside is None:
+            copy()
+            return
+        flag = builder.bind(inside)
+        with builder.when(flag):
+            copy()
+        with builder.when(tirx.Not(flag)):
+            zeros(0, extent)
+
+    def _product(
+        self,
+        number: int,
+        phase: Index,
+        taps: tuple[_Taps, ...],
+        outputs: tuple[int, ...],
+        planes: _Planes,
+        buffer: Buffer,
+        direct: bool,
+    ) -> TileProduct:
+        depth = (self.channels // self.groups, *(dimension.count for dimension in taps))
+        rows = self.out_channels // self.groups
+        columns = _columns(outputs, planes.extents)
+        tile = choose_tile(
+            rows, columns, prod(depth), self._lanes, self.target.vector_registers, shifted_loads=True, b_padded=not direct
+        )
+        weights = self._weights(number, taps, tile.rows)
+        panels = -(-rows // tile.rows)
+
+        def a(batch: Expr, panel: Expr, start: Expr, row: int, ks: Index) -> Expr:
+            group = tirx.floormod(batch, self.groups) if self.groups > 1 else 0
+            value = weights[((group * panels + panel) * prod(depth) + row_major(ks, depth)) * tile.rows + row]
+            return tirx.Cast(self.accumulator, value)
+
+        def b(batch: Expr, panel: Expr, start: Expr, column: Expr, ks: Index) -> Expr:
+            channel = batch * depth[0] + ks[0]  # (image * groups + group) * channels of a group
+            ats = [dimension.at(i) for dimension, i in zip(taps, ks[1:], strict=True)]
+            place = row_major(
+                [tirx.floordiv(at, s) + lead for at, s, lead in zip(ats, planes.strides, planes.leads, strict=True)],
+                planes.extents,
+            )
+            part = row_major([tirx.floormod(at, s) for at, s in zip(ats, planes.strides, strict=True)], planes.strides)
+            value = buffer[(channel * planes.phases + part) * planes.size + place + start + column]
+            return tirx.Cast(self.accumulator, value)
+
+        flat = outputs == planes.extents and not self.transposed and _spatially_uniform(self.group, self.rank)
+        plane = Plane(columns, columns, columns) if flat else self._plane(outputs, planes, columns)
+        return TileProduct(
+            self.images * self.groups,
+            rows,
+            plane,
+            depth,
+            tile,
+            self.accumulator,
+            a,
+            b,
+            self._store(phase, planes, flat),
+            a_padded=True,
+            b_padded=not direct,
+        )
+
+    def _plane(self, outputs: tuple[int, ...], planes: _Planes, columns: int) -> Plane:
+        def is_row(r: Expr) -> Expr:
+            position = unravel(r, planes.extents[:-1])
+            return tirx.all(*(u < out for u, out in zip(position[1:], outputs[1:-1], strict=True)))
+
+        return Plane(columns, planes.extents[-1], outputs[-1], is_row if self.rank > 2 else None)
+
+    def _weights(self, number: int, taps: tuple[_Taps, ...], tile: int) -> Buffer:
+        """The packed weights of one product: a parameter of their own, since each phase packs other taps."""
+        name, kernel = self.anchor.inputs[1], self.window.kernel
+        steps = tuple((dimension.first, dimension.step) for dimension in taps)
+        spatial = tuple(range(3, 3 + self.rank))
+        if self.transposed:
+            shape = (self.groups, self.channels // self.groups, self.out_channels // self.groups, *kernel)
+            order = (0, 2, 1, *spatial)
+        else:
+            shape = (self.groups, self.out_channels // self.groups, self.channels // self.groups, *kernel)
+            order = (0, 1, 2, *spatial)
+        pack = PackPanels(shape, order, 1, 1, tile, ((0, 1),) * 3 + steps)
+        key = f"{name}/{number}"
+        self.packed[key] = Operand(name, pack)
+        return self.builder.parameter(key, pack.packed_type(self.source).elements, self.source.dtype)
+
+    def _store(self, phase: Index, planes: _Planes, flat: bool):  # type: ignore[no-untyped-def]
+        builder, window = self.builder, self.window
+        group = _with_flat_space(self.group, self.rank) if flat else self.group
+        result, out = self.anchor.outputs[0], group.outputs[0]
+        shape, kind = group.types[result].shape, group.types[out]
+        rows = self.out_channels // self.groups
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
+
+        def store(batch: Expr, m: Expr, r: Expr, c: Expr, value: Expr) -> None:
+            image = tirx.floordiv(batch, self.groups) if self.groups > 1 else batch
+            channel = tirx.floormod(batch, self.groups) * rows + m if self.groups > 1 else m
+            position = (c,) if flat else (*unravel(r, planes.extents[:-1]), c)
+            if self.transposed:
+                position = tuple(u * s + f for u, s, f in zip(position, window.strides, phase, strict=True))
+            index = (image, channel, *position)
+            values = GroupValues(group, builder)
+            total = value + tirx.Cast(self.accumulator, values.read(bias, (channel,))) if bias else value
+            total = tirx.Cast(self.source.dtype, total)
+            element = GroupValues(group, builder, {result: lambda _: total}).read(out, index)
+            builder.store(builder.parameter(out, kind.elements, kind.dtype), row_major(index, shape), element)
+
+        return store
+
+
+def _columns(outputs: tuple[int, ...], extents: tuple[int, ...]) -> int:
+    """Columns of a plane up to the last output position."""
+    last = row_major([max(out - 1, 0) for out in outputs], extents)
+    return int(last) + 1
+
+
+def _spatially_uniform(group: Group, rank: int) -> bool:
+    """Whether each value around the convolution spans all spatial dimensions or none, so that they can be seen as one."""
+    anchor, followers = split_anchor(group)
+    assert anchor is not None
+    whole = group.types[anchor.outputs[0]].shape[2:]
+    names = {name for op in followers for name in (*op.inputs, *op.outputs) if name} | {anchor.outputs[0]}
+    tails = (((1,) * rank + group.types[name].shape)[-rank:] for name in names)
+    return all(tail == whole or prod(tail) == 1 for tail in tails)
+
+
+def _with_flat_space(group: Group, rank: int) -> Group:
+    """The group with the spatial dimensions of all its values merged into one; the convolution's own inputs stay as they are."""
+    anchor, _ = split_anchor(group)
+    assert anchor is not None
+    out_rank = rank + 2
+    types = {
+        name: kind
+        if name in anchor.inputs
+        else TensorType((*((1,) * out_rank + kind.shape)[-out_rank:-rank], prod(((1,) * rank + kind.shape)[-rank:])), kind.dtype)
+        for name, kind in group.types.items()
+    }
+    return Group(group.ops, group.inputs, group.outputs, types, group.constants, group.literals)

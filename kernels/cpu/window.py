@@ -1,0 +1,55 @@
+"""Sliding windows of convolutions and poolings: kernel, strides, dilations and padding, whatever way a model spells them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..group import Group, Op
+
+
+@dataclass(frozen=True)
+class Window:
+    """Static parameters over the spatial dimensions; `begins` is the padding before the first element of each."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def read_window(group: Group, op: Op) -> Window:
+    """The window of a Conv, ConvTranspose or pooling operator. Output extents are those of its inferred type."""
+    inputs = group.types[op.inputs[0]].shape[2:]
+    outputs = group.types[op.outputs[0]].shape[2:]
+    rank = len(inputs)
+    kernel = tuple(op.attribute("kernel_shape") or group.types[op.inputs[1]].shape[2:])
+    strides = tuple(op.attribute("strides") or (1,) * rank)
+    dilations = tuple(op.attribute("dilations") or (1,) * rank)
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    auto = op.attribute("auto_pad", "NOTSET")
+    if op.op_type == "ConvTranspose":
+        begins = _transposed_begins(op, auto, inputs, outputs, strides, spans)
+    elif auto in ("SAME_UPPER", "SAME_LOWER"):
+        needs = [max((o - 1) * s + e - i, 0) for o, s, e, i in zip(outputs, strides, spans, inputs, strict=True)]
+        begins = tuple(need // 2 if auto == "SAME_UPPER" else (need + 1) // 2 for need in needs)
+    elif auto == "VALID":
+        begins = (0,) * rank
+    else:
+        begins = tuple((op.attribute("pads") or (0,) * (2 * rank))[:rank])
+    return Window(kernel, strides, dilations, begins, inputs, outputs)
+
+
+def _transposed_begins(
+    op: Op, auto: str, inputs: tuple[int, ...], outputs: tuple[int, ...], strides: tuple[int, ...], spans: list[int]
+) -> tuple[int, ...]:
+    """Padding of a transposed convolution: given, or what cuts its full output down to the asked shape (ONNX ConvTranspose)."""
+    rank = len(inputs)
+    if op.attribute("output_shape") is None and auto in ("NOTSET", ""):
+        return tuple((op.attribute("pads") or (0,) * (2 * rank))[:rank])
+    extra = op.attribute("output_padding") or (0,) * rank
+    totals = [max((i - 1) * s + e + x - o, 0) for i, s, e, x, o in zip(inputs, strides, spans, extra, outputs, strict=True)]
+    if auto == "VALID":
+        return (0,) * rank
+    return tuple(total // 2 if auto == "SAME_UPPER" else total - total // 2 for total in totals)
