@@ -112,7 +112,7 @@ def _produce(draft: _Draft, values: list[Region]) -> Region:
 
 
 def _launch(draft: _Draft, reads: tuple[Region, ...], write: Region, inplace: tuple[tuple[int, int], ...]) -> None:
-    scratch = ()
+    scratch: tuple[Region, ...] = ()
     if draft.draw(st.booleans()):
         scratch = (draft.buffer(Role.WORKSPACE, draft.draw(st.integers(1, 300)), "arena"),)
     symbol = f"k{len(draft.kernels)}"

@@ -63,7 +63,7 @@ def test_in_place_chain_stays_in_one_place() -> None:
 
 def test_a_second_reader_keeps_its_buffer_from_being_overwritten() -> None:
     plan = chain(3, inplace=True)
-    late = replace(plan.steps[3], reads=(Region("h0", 0, 256),), inplace=())  # the last step reads h0 instead of h2
+    late = Launch("k", (Region("h0", 0, 256),), (Region("y", 0, 256),))  # the last step reads h0 instead of h2
     found = planned(replace(plan, steps=(*plan.steps[:3], late)))
     assert check_plan(found) == ()
     assert found.space("arena").size_bytes == 512

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -23,6 +24,7 @@ from prefuse.runtime.plan import (
     Region,
     Role,
     Space,
+    Step,
     TensorType,
     Wait,
     step_reads,
@@ -44,11 +46,17 @@ def whole(name: str) -> Region:
     return Region(name, 0, BYTES)
 
 
-def with_buffer(plan: Plan, name: str, **changes: object) -> Plan:
+def with_buffer(plan: Plan, name: str, **changes: Any) -> Plan:
     return replace(plan, buffers=tuple(replace(b, **changes) if b.name == name else b for b in plan.buffers))
 
 
-def with_step(plan: Plan, index: int, *steps: object) -> Plan:
+def with_launch(plan: Plan, index: int, **changes: Any) -> Plan:
+    step = plan.steps[index]
+    assert isinstance(step, Launch)
+    return with_step(plan, index, replace(step, **changes))
+
+
+def with_step(plan: Plan, index: int, *steps: Step) -> Plan:
     return replace(plan, steps=(*plan.steps[:index], *steps, *plan.steps[index + 1 :]))
 
 
@@ -122,17 +130,17 @@ MUTANTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "shared port buffer": (lambda p: replace(p, inputs=(*p.inputs, Port("z", KIND, "x"))), "port of buffer x: 2 have this name"),
     "port of wrong role": (lambda p: replace(p, inputs=(Port("x", KIND, "h"),)), "input x: its buffer h is no input buffer"),
     "buffer without port": (lambda p: replace(p, inputs=()), "buffer x: no input of the program is in it"),
-    "unknown kernel": (lambda p: with_step(p, 0, replace(p.steps[0], kernel="q")), "step 0: its kernel q does not exist"),
-    "unknown buffer": (lambda p: with_step(p, 0, replace(p.steps[0], reads=(whole("q"),))), "step 0: buffer q does not exist"),
-    "wrong arity": (lambda p: with_step(p, 0, replace(p.steps[0], kernel="two")), "step 0: kernel two takes 4 arguments, not 2"),
+    "unknown kernel": (lambda p: with_launch(p, 0, kernel="q"), "step 0: its kernel q does not exist"),
+    "unknown buffer": (lambda p: with_launch(p, 0, reads=(whole("q"),)), "step 0: buffer q does not exist"),
+    "wrong arity": (lambda p: with_launch(p, 0, kernel="two"), "step 0: kernel two takes 4 arguments, not 2"),
     "unequal copy": (lambda p: with_step(p, 1, Copy(whole("w"), Region("p", 0, 128), 1)), "step 1: it copies 256 bytes to 128"),
     "write to an input": (lambda p: with_step(p, 0, Copy(whole("w"), whole("x"))), "step 0: it writes x, which is input"),
     "write to a constant": (lambda p: with_step(p, 0, Copy(whole("x"), whole("w"))), "step 0: it writes w, which is constant"),
     "workspace as data": (lambda p: with_step(p, 5, Copy(whole("s"), whole("y"))), "step 5: s is a workspace, used as data"),
-    "data as scratch": (lambda p: with_step(p, 4, replace(p.steps[4], scratch=(whole("y"),))), "step 4: y is no workspace"),
+    "data as scratch": (lambda p: with_launch(p, 4, scratch=(whole("y"),)), "step 4: y is no workspace"),
     "shared workspace": (lambda p: with_step(p, 4, p.steps[4], p.steps[4]), "step 5: workspace s belongs to step 4"),
     "bad in-place pair": (
-        lambda p: with_step(p, 4, replace(p.steps[4], inplace=((0, 2),))),
+        lambda p: with_launch(p, 4, inplace=((0, 2),)),
         "step 4: in-place pair 0=2 names no",
     ),
     "race": (
@@ -152,9 +160,7 @@ def test_mutants_are_rejected(name: str) -> None:
 def test_in_place_needs_the_pair() -> None:
     in_place = with_buffer(example(), "g", offset=0)
     assert check_plan(in_place) == ()
-    step = in_place.steps[4]
-    assert isinstance(step, Launch)
-    assert check_plan(with_step(in_place, 4, replace(step, inplace=())))
+    assert check_plan(with_launch(in_place, 4, inplace=()))
 
 
 @settings(max_examples=100, deadline=None)
@@ -186,7 +192,7 @@ def test_shortened_lifetimes_are_rejected(plan: Plan, data: st.DataObject) -> No
     index = data.draw(st.sampled_from(readers))
     step = plan.steps[index]
     assert isinstance(step, Launch)
-    forgetful = planned(with_step(plan, index, replace(step, reads=step.reads[:1])))
+    forgetful = planned(with_launch(plan, index, reads=step.reads[:1]))
     offsets = {buffer.name: buffer.offset for buffer in forgetful.buffers}
     assume(
         all(

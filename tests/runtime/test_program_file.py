@@ -28,7 +28,7 @@ Members = dict[str, bytes]
 @pytest.fixture
 def path(tmp_path: Path, tiny_file: Path) -> Path:
     """A copy of the tiny program to damage."""
-    return shutil.copy(tiny_file, tmp_path / "tiny.prefuse")
+    return Path(shutil.copy(tiny_file, tmp_path / "tiny.prefuse"))
 
 
 def rewrite(path: Path, change: Callable[[Members], None], compression: int = zipfile.ZIP_STORED) -> None:

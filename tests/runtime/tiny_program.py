@@ -49,7 +49,8 @@ def bias() -> np.ndarray:
 
 
 def expected(x: np.ndarray) -> np.ndarray:
-    return (x + bias()) * np.float32(2)
+    y: np.ndarray = (x + bias()) * np.float32(2)
+    return y
 
 
 def _kernel(name: str, arity: int) -> tirx.PrimFunc:
