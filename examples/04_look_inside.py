@@ -28,7 +28,7 @@ def show_changes(record: PassRecord) -> None:
     """The lines that a pass has changed."""
     print(f"--- {record.name}: {'changed' if record.changed else 'nothing to do'}, {record.seconds * 1e3:.1f} ms")
     before, after = (record.before_text or "").splitlines(), (record.after_text or "").splitlines()
-    lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
+    lines = list(difflib.unified_diff(before, after, n=2, lineterm=""))[2:]
     print("\n".join(line for line in lines if not line.startswith("@@")))
 
 
