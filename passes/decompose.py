@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -74,15 +74,20 @@ def _function_body(node: ir.Node, model: ir.Model) -> ir.Function | None:
     if schema is None or any(value is not None and value.type is None for value in node.inputs):
         return None
     opset = model.graph.opset_imports[""]
-    if schema.has_function:
-        content = schema.get_function_with_opset_version(opset)
-    elif schema.has_context_dependent_function:
+    if version := _latest(schema.function_opset_versions, opset):
+        content = schema.get_function_with_opset_version(version)
+    elif version := _latest(schema.context_dependent_function_opset_versions, opset):
         types = [_type_bytes(value) for value in node.inputs]
         proto = ir.serde.serialize_node(node)
-        content = schema.get_context_dependent_function_with_opset_version(opset, proto.SerializeToString(), types)
+        content = schema.get_context_dependent_function_with_opset_version(version, proto.SerializeToString(), types)
     else:
         return None
     return _read_function(onnx.FunctionProto.FromString(content)) if content else None
+
+
+def _latest(versions: Iterable[int], opset: int) -> int:
+    """The latest of the versions that is not after `opset`; 0 if there is none. `_obstacle` judges it."""
+    return max((version for version in versions if version <= opset), default=0)
 
 
 def _read_function(proto: onnx.FunctionProto) -> ir.Function:

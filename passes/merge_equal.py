@@ -76,7 +76,7 @@ class _Merge:
         attributes = attributes_key(node)
         if schema is not None and node.attributes:
             defaults = _default_attributes(schema.name, schema.since_version, schema.domain)
-            attributes = frozenset(attributes) - defaults
+            attributes = tuple(one for one in attributes if one not in defaults)
         inputs = frozenset(Counter(node.inputs).items()) if node.op_type in _COMMUTATIVE else node.inputs
         return node.op_identifier(), inputs, tuple(output.name == "" for output in node.outputs), attributes
 

@@ -130,11 +130,19 @@ def _replace_value(old: ir.Value, new: ir.Value) -> None:
         return
     if new.type is None:
         new.type = old.type
-    if new.shape is None and old.shape is not None:
-        new.shape = ir.Shape(old.shape)
+    if new.producer() is not None:
+        new.shape = _merged_shape(new.shape, old.shape)
     if old.is_graph_output():
         new = _output_value(old, new)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def _merged_shape(new: ir.Shape | None, old: ir.Shape | None) -> ir.Shape | None:
+    """What is known of a value by either shape; `new` counts where both know a dimension."""
+    if new is None or old is None or len(new) != len(old):
+        return ir.Shape(old) if new is None and old is not None else new
+    is_known = [isinstance(dim, int) or dim.value is not None for dim in new]
+    return ir.Shape([fresh if known else before for fresh, before, known in zip(new, old, is_known, strict=True)])
 
 
 def _output_value(old: ir.Value, new: ir.Value) -> ir.Value:
