@@ -44,6 +44,7 @@ class _Verifier:
         self._model = model
         self._opsets = opsets
         self._nodes: set[ir.Node] = set()
+        self._reads: dict[ir.Value, set[tuple[ir.Node, int]]] = {}  # what was seen, to hold against what values say
 
     def verify_graph(self, graph: ir.Graph, outer_names: Mapping[str, ir.Value], outer_values: set[ir.Value]) -> None:
         """Check one graph, given the names and values that it sees of the scopes around it."""
@@ -60,7 +61,6 @@ class _Verifier:
             _require(value in defined, f"graph output %{value.name} is not produced")
             _require(bool(value.name), "a graph output has no name")
         _require(len(set(graph.outputs)) == len(graph.outputs), "a value is a graph output twice")
-        self._nodes.update(graph)
         for value in defined - outer_values:
             self._verify_uses(value)
 
@@ -74,7 +74,7 @@ class _Verifier:
                 continue
             if value not in defined:
                 _fail_undefined(value, where, graph)
-            _require((node, index) in value.uses(), f"{where} reads %{value.name}, which does not list that use")
+            self._reads.setdefault(value, set()).add((node, index))
         for subgraph in subgraphs_of(node):
             self.verify_graph(subgraph, names, defined)
         for index, value in enumerate(node.outputs):
@@ -84,11 +84,11 @@ class _Verifier:
         self._verify_operator(node, where)
 
     def _verify_uses(self, value: ir.Value) -> None:
-        for user, index in value.uses():
-            legal = user in self._nodes and index < len(user.inputs) and user.inputs[index] is value
-            _require(
-                legal, f"%{value.name} lists a use by {user.name or user.op_type}, which is not in the graph or does not read it"
-            )
+        listed, seen = set(value.uses()), self._reads.get(value, set())
+        if listed != seen:
+            user, index = next(iter(listed ^ seen))
+            fault = "does not list its use" if (user, index) in seen else "lists a use that is not in the graph,"
+            raise VerificationError(f"%{value.name} {fault} by {user.name or user.op_type} as input {index}")
 
     def _verify_operator(self, node: ir.Node, where: str) -> None:
         imported = node.domain in self._opsets or (node.domain == "" and "ai.onnx" in self._opsets)

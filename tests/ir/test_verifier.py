@@ -151,7 +151,7 @@ def repeated_output(model: ir.Model) -> None:
         (shadowed_name, "two values are called %h"),
         (dangling_value, "%stray, which nothing in scope defines"),
         (removed_producer, "%h, which nothing in scope defines"),
-        (stale_use, "%h lists a use by Neg"),
+        (stale_use, "%h lists a use that is not in the graph, by Neg as input 0"),
         (missing_opset, "no opset import for domain ''"),
         (unknown_function, r"no function prefuse\.group"),
         (unknown_operator, r"no operator or function ai\.onnx\.Rleu"),
