@@ -7,6 +7,7 @@ import mmap
 import os
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from . import native
@@ -31,7 +32,8 @@ class CpuArena:
             what = f"no memory for {size_bytes} bytes of activations"
             raise ArenaMemoryError("arena", what, "free memory, use fewer contexts at once or a smaller batch") from error
         if size_bytes >= _HUGE_PAGE_BYTES:
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
+            with suppress(OSError):  # only a hint, which not every kernel takes
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
 

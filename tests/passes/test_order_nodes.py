@@ -142,8 +142,8 @@ def test_time_is_near_linear(shape: str) -> None:
         values = [onnx.helper.make_tensor_value_info(f"v{i}", onnx.TensorProto.FLOAT, [4]) for i in range(count + 1)]
         graph = onnx.helper.make_graph(nodes, "g", values[:1], values[-1:], value_info=values[1:-1])
         model = ir.from_proto(onnx.helper.make_model(graph))
-        start = time.perf_counter()
+        start = time.process_time()
         OrderNodes().run(model, Context(Target.parse("cpu:avx2", threads=1)))
-        return time.perf_counter() - start
+        return time.process_time() - start
 
-    assert seconds(4000) < 8 * max(seconds(1000), 0.01)
+    assert min(seconds(4000) for _ in range(3)) < 8 * min(seconds(1000) for _ in range(3))

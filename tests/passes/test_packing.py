@@ -77,11 +77,8 @@ def test_idealloc_instances_are_packed_near_the_lower_bound(name: str) -> None:
     assert packing.total_bytes <= 1.01 * lower_bound(instance)
 
 
-def test_time_grows_no_faster_than_blocks_times_what_lives() -> None:
-    def seconds(count: int) -> float:
-        instance = [Block(i, i + 1 + i * 7919 % 11, 64 + i * 104729 % 100_000) for i in range(count)]
-        start = time.perf_counter()
-        pack(instance, 64)
-        return time.perf_counter() - start
-
-    assert seconds(5000) < 10  # about half a second when the machine is idle
+def test_thousands_of_blocks_take_seconds_at_most() -> None:
+    instance = [Block(i, i + 1 + i * 7919 % 11, 64 + i * 104729 % 100_000) for i in range(5000)]
+    start = time.process_time()
+    pack(instance, 64)
+    assert time.process_time() - start < 5  # half a second on an idle machine
