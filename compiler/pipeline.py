@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import pairwise
@@ -67,6 +68,7 @@ def _names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
     return tuple(node.name or node.op_type for node in nodes)
 
 
+@dataclass(frozen=True)
 class Pass(ABC):
     """A rewrite of the graph. Subclasses are frozen dataclasses whose fields, all with defaults, are the options."""
 
@@ -77,6 +79,7 @@ class Pass(ABC):
         """Rewrite `model` in place, leaving it executable; return whether anything changed."""
 
 
+@dataclass(frozen=True)
 class PlanPass(ABC):
     """A rewrite of the Plan, with options as `Pass` has them."""
 
@@ -201,18 +204,9 @@ def _parse_value(where: str, text: str, annotation: object) -> OptionValue:
 
 
 def _format(one: AnyPass) -> str:
-    options = [
-        f"{item.name.replace('_', '-')}={_format_value(value)}" for item, value in _options(one) if value != _default(item)
-    ]
+    values = [(item, getattr(one, item.name)) for item in fields(one)]
+    options = [f"{item.name.replace('_', '-')}={_format_value(value)}" for item, value in values if value != item.default]
     return one.name + (f"{{{','.join(options)}}}" if options else "")
-
-
-def _options(one: AnyPass) -> list[tuple[Field[object], OptionValue]]:
-    return [(item, getattr(one, item.name)) for item in fields(one)]  # type: ignore[arg-type]  # every pass is a dataclass
-
-
-def _default(item: Field[object]) -> object:
-    return item.default_factory() if item.default_factory is not MISSING else item.default
 
 
 def _format_value(value: OptionValue) -> str:
@@ -313,7 +307,7 @@ def _blame(run: Sequence[AnyPass], position: int, context: Context) -> Iterator[
     except CompileError:
         raise
     except Exception as error:
-        command = f"prefuse opt {context.source} --pipeline '{format_pipeline(run)}'"
+        command = shlex.join(["prefuse", "opt", context.source, "--pipeline", format_pipeline(run)])
         raise PassError(run[-1].name, position, command, error) from error
 
 

@@ -22,8 +22,11 @@ def body_structure(graph: ir.Graph) -> Hashable:
     return parameters, tuple(nodes), tuple(number[value] for value in graph.outputs)
 
 
-def attributes_key(node: ir.Node) -> Hashable:
-    """A key that is equal for nodes whose attributes are equal, bit by bit; subgraphs are equal to themselves only."""
+def attributes_key(node: ir.Node) -> tuple[Hashable, ...]:
+    """A key that is equal for nodes whose attributes are equal bit by bit, one item for each of them in the order of names.
+
+    Subgraphs are equal to themselves only.
+    """
     return tuple(
         sorted((one.name, one.type.value, one.ref_attr_name or "", _attribute_key(one)) for one in node.attributes.values())
     )
