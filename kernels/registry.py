@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..runtime.target import Target
-from .cpu import elementwise
+from .cpu import convolution, elementwise, matmul, recurrent
 from .group import Group
 from .template import BuiltKernel, Refusal, Template
 
-TEMPLATES: tuple[Template, ...] = (Template("elementwise", elementwise.build),)
+TEMPLATES: tuple[Template, ...] = (
+    Template("elementwise", elementwise.build),
+    Template("matmul", matmul.build),
+    Template("convolution", convolution.build),
+    Template("gru", recurrent.build),
+)
 
 
 def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str, str], ...]:

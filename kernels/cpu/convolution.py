@@ -199,7 +199,9 @@ class _Convolution:
             builder.vector_loop(last - first, self._lanes, lambda i: builder.store(buffer, base + first + i, zero))
 
         def copy() -> None:
-            origin = builder.bind(row_major((row, *at), (self.images * self.channels, *inputs[:-1])) * inputs[-1] + (begin - lead) * stride + f)
+            origin = builder.bind(
+                row_major((row, *at), (self.images * self.channels, *inputs[:-1])) * inputs[-1] + (begin - lead) * stride + f
+            )
             zeros(0, begin)
             builder.vector_loop(
                 end - begin,
