@@ -6,6 +6,7 @@ import ctypes
 import difflib
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
@@ -97,7 +98,7 @@ class CompiledModel:
 
 
 class Context:
-    """One caller of a compiled model: an arena, kept from call to call. It may not be called from two threads at once."""
+    """One caller of a compiled model: an arena, kept from call to call. One thread at a time may call it."""
 
     def __init__(self, device: Device, executable: Executable, signature: _Signature, size_bytes: int) -> None:
         self._device = device
@@ -105,9 +106,22 @@ class Context:
         self._signature = signature
         self._size_bytes = size_bytes
         self._invocation: Invocation | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, *inputs: object, **named: object) -> object:
-        """Run the model, as `CompiledModel` does."""
+        """Run the model, as `CompiledModel` does.
+
+        Raises:
+            InputError: the inputs are not those of the model, or another thread is calling this context.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise InputError("context", "another thread is calling it", "give each thread its own: model.context()")
+        try:
+            return self._run(inputs, named)
+        finally:
+            self._lock.release()
+
+    def _run(self, inputs: tuple[object, ...], named: Mapping[str, object]) -> object:
         signature = self._signature
         if named or len(inputs) != signature.arity:
             inputs = in_order(signature.names, inputs, named)

@@ -47,7 +47,7 @@ def _templates(plan: Plan) -> Iterator[str]:
     yield "templates:"
     for template, launched in sorted(used.items(), key=lambda item: (-sum(kernel.flops for kernel in item[1]), item[0])):
         flops, moved = sum(kernel.flops for kernel in launched), sum(kernel.bytes_moved for kernel in launched)
-        yield f"  {template}: {len(launched)} launches, {flops / 1e9:.3f} GFLOP, {size(moved)} moved"
+        yield f"  {template}: {len(launched)} launches, {flops / 1e6:.3f} MFLOP, {size(moved)} moved"
 
 
 def _groups(plan: Plan) -> Iterator[str]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,16 +29,18 @@ def x() -> np.ndarray:
 
 
 class FakeExecutable:
-    """Notes the arguments of calls and writes nothing."""
+    """Notes the arguments of calls, makes another call in its place if asked to, and writes nothing."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, ...]] = []
+        self.call: Callable[..., None] = lambda *addresses: None
 
     def bind(self, arena: object) -> FakeExecutable:
         return self
 
     def __call__(self, *addresses: int) -> None:
         self.calls.append(addresses)
+        self.call(*addresses)
 
 
 class FakeDevice:
@@ -209,6 +212,26 @@ def test_threads_share_a_model(tiny: CompiledModel) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_context_is_for_one_thread_at_a_time() -> None:
+    model, executable = model_of({}, {"y": TensorType((1,), "float32")})
+    context = model.context()
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold(*addresses: int) -> None:
+        inside.set()
+        leave.wait(10)
+
+    executable.call = hold
+    thread = threading.Thread(target=context)
+    thread.start()
+    inside.wait(10)
+    with pytest.raises(InputError, match="another thread is calling it; give each thread its own"):
+        context()
+    leave.set()
+    thread.join()
+    context()
 
 
 def test_calls_leave_the_affinity_of_the_thread_alone(tiny: CompiledModel, x: np.ndarray) -> None:
