@@ -157,16 +157,8 @@ def _run_onnxruntime(model: ir.Model, inputs: Mapping[str, np.ndarray], optimize
     levels = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
     options.log_severity_level = 3  # errors only
-    weights_bytes = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     with tempfile.TemporaryDirectory() as folder:
-        source: str | bytes
-        if weights_bytes > _MAX_PROTO_BYTES:
-            path = Path(folder) / "model.onnx"
-            ir.save(model, path, external_data="weights")
-            source = str(path)
-        else:
-            source = ir.to_proto(model).SerializeToString()
-        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(_serialize(model, folder), options, providers=["CPUExecutionProvider"])
         results: Sequence[np.ndarray] = session.run(None, dict(inputs))
     return results
 
@@ -174,7 +166,20 @@ def _run_onnxruntime(model: ir.Model, inputs: Mapping[str, np.ndarray], optimize
 def _run_reference(model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
     from onnx.reference import ReferenceEvaluator  # imports every operator's implementation
 
-    return list(ReferenceEvaluator(ir.to_proto(model)).run(None, dict(inputs)))
+    with tempfile.TemporaryDirectory() as folder:
+        return list(ReferenceEvaluator(_serialize(model, folder)).run(None, dict(inputs)))
+
+
+def _serialize(model: ir.Model, folder: str) -> str | bytes:
+    """One message, or a file in `folder` where the weights do not fit into a message or lie in files of their own."""
+    weights = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    is_external = any(isinstance(tensor, ir.ExternalTensor) for tensor in weights)
+    if not is_external and sum(tensor.nbytes for tensor in weights) <= _MAX_PROTO_BYTES:
+        message: bytes = ir.to_proto(model).SerializeToString()
+        return message
+    path = Path(folder) / "model.onnx"
+    ir.save(model, path, external_data="weights")
+    return str(path)
 
 
 def _random_array(generator: np.random.Generator, shape: tuple[int, ...], value: ir.Value) -> np.ndarray:

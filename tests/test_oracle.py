@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -71,6 +72,16 @@ def test_weights_too_large_for_one_message(monkeypatch: pytest.MonkeyPatch) -> N
     assert print_model(model) == before
     assert isinstance(model.graph.initializers["w"].const_value, ir.TensorProtocol)
     assert np.array_equal(run_model(model, inputs)["y"], expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weights_in_a_file_of_their_own(engine: Engine, tmp_path: Path) -> None:
+    model = model_of("main (float[2] x) => (y) <float[2] w = {1, 2}> { y = Add(x, w) }")
+    ir.save(model, tmp_path / "model.onnx", external_data="weights", size_threshold_bytes=0)
+    loaded = ir.load(tmp_path / "model.onnx")
+    assert isinstance(loaded.graph.initializers["w"].const_value, ir.ExternalTensor)
+    inputs = random_inputs(model)
+    assert np.array_equal(run_model(loaded, inputs, engine)["y"], run_model(model, inputs, engine)["y"])
 
 
 def test_relative_error() -> None:
