@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache as memoize
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
@@ -17,6 +18,9 @@ from .frontend.pytree import is_tensor
 from .options import parse_options
 from .sources import GraphSource, ModuleSource
 from .specialize import SpecializedModel
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 def compile_model(
@@ -61,8 +65,17 @@ def _compile_graph(
         graph = import_model(model)
         if is_dynamic(graph) or inputs is not None:
             return _specialized(SpecializedModel(GraphSource(graph, builder)), inputs)
-        key = "" if builder.cache is None else builder.key("graph", model_digest(graph))
-        return builder.build(key, lambda: graph)
+        return build_graph(graph, builder)
+
+
+def build_graph(graph: ir.Model, builder: Builder) -> CompiledModel:
+    """The program of a graph with static shapes.
+
+    Raises:
+        CompileError: it cannot be compiled.
+    """
+    key = "" if builder.cache is None else builder.key("graph", model_digest(graph))
+    return builder.build(key, lambda: graph)
 
 
 def _specialized(model: SpecializedModel, inputs: tuple[tuple[object, ...], dict[str, object]] | None) -> SpecializedModel:

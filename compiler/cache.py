@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import secrets
 import tempfile
 import time
@@ -26,6 +27,9 @@ from ..runtime.program_file import Program, read_program
 
 _DEPENDENCIES = ("apache-tvm", "onnx", "onnx-ir", "numpy")
 _ABANDONED_SECONDS = 24 * 3600  # a temporary file this old belongs to nobody
+
+_ENTRY = re.compile(r"[0-9a-f]{64}\.(prefuse|json)")  # a user may name a folder with files of his own
+_TEMPORARY = re.compile(r"\.[0-9a-f]{64}\..*\.tmp")
 
 Build = Callable[[Path], None]  # writes a program to the path it is given
 
@@ -58,6 +62,13 @@ class ProgramCache:
             program = read_program(path)
             self._evict(path)
             return program
+
+    def state(self) -> str:
+        """How full the cache is, or why it cannot be used, in a few words."""
+        if not self._is_writable():
+            return "cannot be written"
+        sizes = [size for _, size, path in self._files(_ENTRY) if path.suffix == ".prefuse"]
+        return f"{len(sizes)} programs, {sum(sizes) / 2**30:.2f} of {self._limit_bytes / 2**30:.0f} GiB"
 
     def note(self, key: str) -> Mapping[str, object] | None:
         """What `write_note` stored; None if nothing, or nothing that can be read."""
@@ -130,24 +141,31 @@ class ProgramCache:
             finally:
                 os.close(descriptor)
 
+    def _files(self, pattern: re.Pattern[str]) -> list[tuple[float, int, Path]]:
+        """Time of last use, size and path of our own files whose names match, oldest first."""
+        found = []
+        for path in self.folder.iterdir():
+            if pattern.fullmatch(path.name):
+                with suppress(OSError):  # another process has just removed it
+                    status = path.stat()
+                    found.append((status.st_mtime, status.st_size, path))
+        return sorted(found)
+
     def _evict(self, keep: Path) -> None:
         """Remove abandoned temporary files, and programs from the oldest on until the rest are within the limit."""
-        now, files = time.time(), []
-        for path in self.folder.iterdir():
-            with suppress(OSError):
-                status = path.stat()
-                if path.suffix in (".tmp", ".lock"):
-                    if path.suffix == ".tmp" and now - status.st_mtime > _ABANDONED_SECONDS:
-                        path.unlink()
-                elif path != keep:
-                    files.append((status.st_mtime, status.st_size, path))
-        total = sum(size for _, size, _ in files) + keep.stat().st_size
-        for _, size, path in sorted(files):
+        for used, _, path in self._files(_TEMPORARY):
+            if time.time() - used > _ABANDONED_SECONDS:
+                with suppress(OSError):
+                    path.unlink()
+        files = self._files(_ENTRY)
+        total = sum(size for _, size, _ in files)
+        for _, size, path in files:
             if total <= self._limit_bytes:
                 break
-            with suppress(OSError):
-                path.unlink()
-                total -= size
+            if path != keep:
+                with suppress(OSError):
+                    path.unlink()
+                    total -= size
 
 
 def build_uncached(build: Build) -> Program:

@@ -1,0 +1,70 @@
+"""The command line. Each verb is a module of this folder, imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+import click
+
+from ...runtime.errors import CompileError
+from ..options import suggest
+
+_VERBS = {
+    "compile": "compile an ONNX model into a .prefuse program",
+    "run": "run a model on random or given inputs, and compare it with ONNX Runtime",
+    "opt": "run passes on a model and print the graph",
+    "bisect": "find the pass after which a model's numbers are wrong",
+    "inspect": "list a model's operators, parameters, arithmetic, and what cannot be compiled",
+    "doctor": "say what this machine can run, and what to install",
+}
+
+
+class _Verbs(click.Group):
+    """A group that imports a verb only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            ctx.fail(f"no verb {cmd_name!r}; {suggest(cmd_name, _VERBS)}")
+        command = importlib.import_module(f".{cmd_name}", __name__).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="prefuse")
+def cli() -> None:
+    """Compile neural networks to fast native programs, and look into how."""
+
+
+def main() -> None:
+    """Run the command line: status 0, 1 for a fault of the model, options or files, 2 for wrong usage, 130 for Ctrl-C."""
+    try:
+        status = cli(standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except CompileError as error:
+        fail(error)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+
+
+def fail(error: CompileError) -> None:
+    """Print a fault, as JSON on stdout where --json was asked for, and exit with status 1."""
+    if "--json" in sys.argv:
+        parts = {"kind": type(error).__name__, "where": error.where, "what": error.what, "fix": error.fix}
+        click.echo(json.dumps({"error": parts}, indent=2))
+    else:
+        click.echo(f"error: {error}", err=True)
+    sys.exit(1)

@@ -3,7 +3,6 @@
 import onnx_ir as ir
 import pytest
 from onnx import parser
-
 from prefuse.compiler.frontend.dimensions import bind_dimensions, is_dynamic
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.runtime.errors import InputError

@@ -1,0 +1,85 @@
+"""`prefuse bisect`: where a model's numbers go wrong."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import click
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import CompileError
+from ...runtime.target import Target
+from ..oracle import BisectResult, Engine, bisect_pipeline, random_inputs, relative_error, run_model
+from ..pass_table import DEFAULT_PIPELINE, PASSES
+from ..pipeline import Context, Pass, PassError, format_pipeline, parse_pipeline
+from .common import JSON, MODEL, SHAPES, Shapes, compile_graph, concrete_model, read_inputs, refuse_program, show
+
+_LOWERING = "lowering"  # what comes after the last graph pass: plan passes, kernels and native code
+
+
+@click.command("bisect")
+@MODEL
+@click.option("--pipeline", default=DEFAULT_PIPELINE, show_default=True, help="The passes to try, in order.")
+@click.option("--engine", type=click.Choice(["onnxruntime", "reference"]), default="onnxruntime", show_default=True)
+@click.option("--tolerance", default=1e-4, show_default=True, help="Largest relative error that counts as equal.")
+@click.option("--inputs", "inputs_path", type=click.Path(path_type=Path), help="An .npz file with one array for each input.")
+@click.option("--seed", default=0, show_default=True, help="Of the random inputs, where none are given.")
+@click.option("--target", default="cpu", show_default=True, help="What to compile for.")
+@SHAPES
+@JSON
+def command(
+    model: Path,
+    pipeline: str,
+    engine: Engine,
+    tolerance: float,
+    inputs_path: Path | None,
+    seed: int,
+    target: str,
+    shapes: Shapes,
+    as_json: bool,
+) -> None:
+    """Find the first pass after which MODEL computes something else, and the first tensor that differs.
+
+    After the graph passes the native program itself is tried, as the stage "lowering". Exits with status 1 if anything is wrong.
+    """
+    refuse_program(model, "bisect")
+    graph = concrete_model(model, shapes)
+    names = [str(value.name) for value in graph.graph.inputs]
+    inputs = read_inputs(inputs_path, names) if inputs_path else random_inputs(graph, seed)
+    passes = [one for one in parse_pipeline(pipeline, PASSES) if isinstance(one, Pass)]
+    found = bisect_pipeline(graph, passes, Context(Target.parse(target)), inputs, tolerance, engine)
+    if found.pass_name is None:
+        found = _try_program(graph, inputs, engine, tolerance, target, pipeline)
+    show(as_json, {**asdict(found), "pipeline": format_pipeline(passes)}, _describe(found, tolerance))
+    sys.exit(0 if found.pass_name is None else 1)
+
+
+def _try_program(
+    graph: ir.Model, inputs: dict[str, np.ndarray], engine: Engine, tolerance: float, target: str, pipeline: str
+) -> BisectResult:
+    """Compare the outputs of the native program with the engine's."""
+    broken = BisectResult(_LOWERING)
+    try:
+        net = compile_graph(graph, "bisect", target, None, pipeline, no_cache=True)
+        found = net(**inputs)
+    except (CompileError, PassError) as error:
+        return replace(broken, failure=str(error))
+    row = found if isinstance(found, tuple) else (found,)
+    expected = run_model(graph, inputs, engine)
+    for port, array in zip(net.outputs, row, strict=True):
+        error_there = relative_error(np.asarray(array), expected[port.name])
+        if not error_there <= tolerance:
+            return replace(broken, tensor=port.name, error=error_there)
+    return BisectResult()
+
+
+def _describe(found: BisectResult, tolerance: float) -> str:
+    if found.pass_name is None:
+        return f"no pass changes the outputs by more than {tolerance:g}, and neither does the native program"
+    place = found.pass_name if found.position is None else f"pass {found.pass_name} (number {found.position})"
+    if found.failure is not None:
+        return f"{place} fails: {found.failure}"
+    return f"{place} is the first to change the numbers: %{found.tensor} differs by {found.error:.3g}"

@@ -1,0 +1,155 @@
+"""What the verbs share: options, models with concrete shapes, inputs, and how results are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ...runtime.errors import InputError, InvalidModelError, OptionError
+from ..api import build_graph, open_cache
+from ..builder import Builder
+from ..options import parse_options
+from ..progress import ConsoleProgress
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_ir as ir
+
+    from ...runtime.executor import CompiledModel
+
+Shapes = dict[str, tuple[int, ...]]
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def _parse_shapes(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> Shapes:
+    shapes: Shapes = {}
+    for text in texts:
+        name, _, sizes = text.rpartition("=")
+        parts = sizes.split(",") if sizes else []
+        if not name or not all(part.isdigit() for part in parts):
+            raise click.BadParameter(f"{text!r} is not NAME=SIZE,SIZE,...")
+        shapes[name] = tuple(map(int, parts))
+    return shapes
+
+
+def _combine(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+MODEL = click.argument("model", type=click.Path(path_type=Path))
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+SHAPES = click.option(
+    "--shape", "shapes", multiple=True, callback=_parse_shapes, metavar="NAME=SIZES",
+    help="Concrete shape of an input with symbolic dimensions, such as x=1,3,224,224. May be repeated.",
+)  # fmt: skip
+COMPILE_OPTIONS: Callable[[F], F] = _combine(
+    click.option("--target", default="cpu", show_default=True, help="What to compile for: cpu, cpu:avx2, cpu:avx512."),
+    click.option("--threads", type=int, help="Threads of one call; all cores of this process if left out."),
+    click.option("--pipeline", help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}."),
+    click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of compiled programs."),
+)
+
+
+def concrete_model(path: Path, shapes: Shapes) -> ir.Model:
+    """The graph of an ONNX file with all its shapes known.
+
+    Raises:
+        CompileError: it cannot be read, or an input keeps a symbolic dimension.
+    """
+    from ..frontend.dimensions import bind_dimensions, is_dynamic
+    from ..frontend.importer import import_model
+
+    model = import_model(path)
+    if shapes or is_dynamic(model):
+        try:
+            return bind_dimensions(model, shapes)
+        except InputError as error:
+            raise InputError(error.where, error.what, f"{error.fix}: --shape NAME=SIZE,SIZE,...") from None
+    return model
+
+
+def compile_graph(
+    graph: ir.Model, name: str, target: str, threads: int | None, pipeline: str | None, no_cache: bool
+) -> CompiledModel:
+    """Compile a graph as the command line asks, with a progress bar."""
+    extra = {key: value for key, value in (("threads", threads), ("pipeline", pipeline)) if value is not None}
+    builder = Builder(parse_options(target, "float32", extra), name, open_cache(not no_cache), ConsoleProgress())
+    with builder.reporting():
+        return build_graph(graph, builder)
+
+
+def read_inputs(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, by the names of the model's inputs.
+
+    Raises:
+        InputError: the file cannot be read, or has not exactly these names.
+    """
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, TypeError, AttributeError, EOFError) as error:
+        raise InputError(str(path), f"is no .npz file: {error}", "write it with numpy.savez(path, **inputs)") from error
+    if arrays.keys() != set(names):
+        found = ", ".join(arrays) or "nothing"
+        raise InputError(str(path), f"holds {found}", f"the model's inputs are {', '.join(names)}")
+    return arrays
+
+
+def show(as_json: bool, data: Mapping[str, object], *parts: str | Table) -> None:
+    """Print `data` as JSON, or the parts for people."""
+    if as_json:
+        click.echo(json.dumps(data, indent=2))
+        return
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    for part in parts:
+        console.print(part)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table for people: the first column is text, numbers stand to the right."""
+    result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        result.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        result.add_row(*map(str, row))
+    return result
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes in the unit that leaves one to four digits before the point."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 10_000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def is_program(path: Path) -> bool:
+    """Whether a path names a compiled program rather than a model."""
+    return path.suffix == ".prefuse"
+
+
+def refuse_program(path: Path, verb: str) -> None:
+    """Raise InvalidModelError if `path` is a compiled program: `verb` needs the model that it was made from."""
+    if is_program(path):
+        raise InvalidModelError(str(path), f"is a compiled program; {verb} needs a model", "give the ONNX file")
+
+
+def check_output(path: Path) -> None:
+    """Raise OptionError early if a file could not be written to `path` after minutes of work."""
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise OptionError("--output", f"{path} is a folder, or lies in none", "give the path of a file")

@@ -1,0 +1,59 @@
+"""`prefuse compile`: an ONNX model to a `.prefuse` file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from .common import (
+    COMPILE_OPTIONS,
+    JSON,
+    MODEL,
+    SHAPES,
+    Shapes,
+    check_output,
+    compile_graph,
+    concrete_model,
+    refuse_program,
+    show,
+    size_text,
+)
+
+
+@click.command("compile")
+@MODEL
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it; MODEL.prefuse if left out.")
+@click.option("--name", help="What reports call the program; the file's name if left out.")
+@SHAPES
+@COMPILE_OPTIONS
+@JSON
+def command(
+    model: Path,
+    output: Path | None,
+    name: str | None,
+    shapes: Shapes,
+    target: str,
+    threads: int | None,
+    pipeline: str | None,
+    no_cache: bool,
+    as_json: bool,
+) -> None:
+    """Compile the ONNX file MODEL into one .prefuse program."""
+    refuse_program(model, "compile")
+    path = output or Path(model.with_suffix(".prefuse").name)
+    check_output(path)
+    begin = time.perf_counter()
+    compiled = compile_graph(concrete_model(model, shapes), name or model.stem, target, threads, pipeline, no_cache)
+    compiled.save(path)
+    seconds, size_bytes = time.perf_counter() - begin, path.stat().st_size
+    result = {
+        "output": str(path),
+        "target": compiled.plan.target,
+        "seconds": round(seconds, 3),
+        "size_bytes": size_bytes,
+        "spaces": {space.name: space.size_bytes for space in compiled.plan.spaces},
+        "report": compiled.report(),
+    }
+    show(as_json, result, compiled.report(), f"\n{path}: {size_text(size_bytes)}, compiled in {seconds:.1f} s")

@@ -1,0 +1,113 @@
+"""`prefuse doctor`: what this machine has for us."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from ...runtime.errors import OptionError
+from ...runtime.target import best_cpu_level, host_cpu_flags
+from ..api import open_cache
+from .common import JSON, show, table
+
+_PACKAGES = {
+    "apache-tvm": "pip install apache-tvm",
+    "onnx": "pip install onnx",
+    "onnx-ir": "pip install onnx-ir",
+    "onnxruntime": "pip install onnxruntime, for bisect and run --compare",
+    "torch": "pip install prefuse[torch], to compile PyTorch modules",
+    "onnxscript": "pip install prefuse[torch], to compile PyTorch modules",
+    "openvino": "pip install prefuse[bench], to compare with it",
+}
+_TOOLS = {"nvcc": "the CUDA toolkit", "hipcc": "ROCm", "gcc": "a C compiler", "clang": "a C compiler"}
+_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked for: what was found (empty: nothing), and what would bring it."""
+
+    subject: str
+    found: str
+    advice: str = ""
+
+
+@click.command("doctor")
+@JSON
+def command(as_json: bool) -> None:
+    """Say what this machine can run, and what to install. Exits with status 1 if it cannot run prefuse at all."""
+    machine = _machine()
+    sections = {"machine": machine, "gpus": _gpus(), "toolchains": _tools(), "packages": _packages()}
+    tables = [
+        table(title.capitalize(), ("what", "found"), [(one.subject, one.found or f"none ({one.advice})") for one in findings])
+        for title, findings in sections.items()
+    ]
+    show(as_json, {title: [asdict(one) for one in findings] for title, findings in sections.items()}, *tables)
+    required = [*machine, *sections["packages"][:3]]
+    sys.exit(0 if all(one.found for one in required if one.advice) else 1)
+
+
+def _machine() -> list[Finding]:
+    try:
+        level = best_cpu_level()
+    except OptionError:
+        level = ""
+    flags = " ".join(flag for flag in _FLAGS if flag in host_cpu_flags())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cache = open_cache(True)
+    assert cache is not None
+    return [
+        Finding("python", platform.python_version()),
+        Finding("cpu", _cpu_name()),
+        Finding("cpu level", level, "prefuse needs an x86-64 CPU with AVX2 and FMA"),
+        Finding("cpu features", flags),
+        Finding("cores of this process", str(len(os.sched_getaffinity(0)))),
+        Finding("memory", f"{memory / 2**30:.1f} GiB"),
+        Finding("cache", f"{cache.folder} ({cache.state()})"),
+    ]
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _gpus() -> list[Finding]:
+    nvidia = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    amd = _output("rocm-smi", "--showproductname", "--csv")
+    return [Finding("NVIDIA", nvidia, "no GPU or no driver"), Finding("AMD", amd, "no GPU or no driver")]
+
+
+def _tools() -> list[Finding]:
+    return [Finding(name, shutil.which(name) or "", f"install {what}") for name, what in _TOOLS.items()]
+
+
+def _packages() -> list[Finding]:
+    findings = []
+    for name, advice in _PACKAGES.items():
+        try:
+            found = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found = ""
+        findings.append(Finding(name, found, advice))
+    return findings
+
+
+def _output(*command: str) -> str:
+    """What a program prints, its lines joined; empty if it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return "; ".join(line.strip() for line in done.stdout.splitlines() if line.strip())

@@ -1,0 +1,97 @@
+"""`prefuse inspect`: what a model consists of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import onnx_ir as ir
+
+from ...runtime.errors import CompileError, UnsupportedModelError
+from ...runtime.executor import load
+from ...runtime.target import Target
+from ..cost import bytes_of, flops_of
+from ..frontend.importer import import_model
+from ..ir.facts import source_of
+from ..ir.kinds import is_known
+from ..pass_table import PASSES
+from ..pipeline import Context, parse_pipeline, run_pipeline
+from .common import JSON, MODEL, SHAPES, Shapes, concrete_model, is_program, show, size_text, table
+
+_UNTIL_LOWERING = "canonicalize,eliminate-dead,merge-equal,decompose,canonicalize,eliminate-dead"
+
+
+@dataclass(slots=True)
+class _Operator:
+    """All nodes of one operator together."""
+
+    nodes: int = 0
+    flops: int = 0
+    bytes_moved: int = 0
+
+
+@click.command("inspect")
+@MODEL
+@SHAPES
+@JSON
+def command(model: Path, shapes: Shapes, as_json: bool) -> None:
+    """List what MODEL, an ONNX file or a .prefuse program, consists of. Costs need concrete shapes: give --shape."""
+    if is_program(model):
+        net = load(model, verify=True)
+        show(as_json, {"report": net.report()}, net.report())
+        return
+    try:
+        graph = concrete_model(model, shapes) if shapes else import_model(model)
+    except UnsupportedModelError as error:
+        show(as_json, {"unsupported": [str(error)]}, f"unsupported: {error}")
+        return
+    operators = _operators(graph)
+    weights = [value.const_value for value in graph.graph.initializers.values() if value.const_value is not None]
+    parameters, weight_bytes = sum(tensor.size for tensor in weights), sum(tensor.nbytes for tensor in weights)
+    unsupported = _without_kernel(graph)
+    ports = {kind: {str(v.name): _type(v) for v in values} for kind, values in _ports(graph)}
+    ranked = sorted(operators.items(), key=lambda item: (-item[1].flops, -item[1].nodes, item[0]))
+    data = {
+        "opset": graph.graph.opset_imports[""],
+        **ports,
+        "parameters": parameters,
+        "weight_bytes": weight_bytes,
+        "operators": {name: {"nodes": o.nodes, "flops": o.flops, "bytes": o.bytes_moved} for name, o in ranked},
+        "unsupported": unsupported,
+    }
+    head = [f"{kind[:-1]} {name}: {text}" for kind, values in ports.items() for name, text in values.items()]
+    head.append(f"{parameters:,} parameters, {size_text(weight_bytes)}; opset {data['opset']}")
+    rows = [(name, o.nodes, f"{o.flops / 1e9:.3f}", size_text(o.bytes_moved)) for name, o in ranked]
+    lines = [f"no kernel: {line}" for line in unsupported] or ["every operator has a kernel"]
+    show(as_json, data, *head, table("Operators", ("operator", "nodes", "GFLOP", "bytes"), rows), *lines)
+
+
+def _ports(graph: ir.Model) -> tuple[tuple[str, list[ir.Value]], tuple[str, list[ir.Value]]]:
+    return ("inputs", list(graph.graph.inputs)), ("outputs", list(graph.graph.outputs))
+
+
+def _type(value: ir.Value) -> str:
+    dtype = "?" if value.dtype is None else value.dtype.name.lower()
+    return f"{dtype}{'[?]' if value.shape is None else value.shape}"
+
+
+def _operators(graph: ir.Model) -> dict[str, _Operator]:
+    operators: dict[str, _Operator] = defaultdict(_Operator)
+    for node in graph.graph.all_nodes():
+        one = operators[f"{node.domain}.{node.op_type}" if node.domain else node.op_type]
+        one.nodes += 1
+        one.flops += flops_of(node)
+        one.bytes_moved += bytes_of(node)
+    return operators
+
+
+def _without_kernel(graph: ir.Model) -> list[str]:
+    """Operators that are still there before lowering and that it does not know, each with where it comes from."""
+    lowered = graph.clone()
+    try:
+        run_pipeline(lowered, parse_pipeline(_UNTIL_LOWERING, PASSES), Context(Target.parse("cpu")))
+    except CompileError as error:
+        return [str(error)]
+    return [f"{node.op_type} at {source_of(node)}" for node in lowered.graph if not is_known(node)]

@@ -1,0 +1,97 @@
+"""`prefuse opt`: passes on a model, graph to graph."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from pathlib import Path
+
+import click
+import onnx_ir as ir
+
+from ...runtime.errors import OptionError
+from ...runtime.target import Target
+from ..frontend.importer import import_model
+from ..ir.printer import print_model
+from ..pass_table import DEFAULT_PIPELINE, PASSES
+from ..pipeline import Context, Pass, PassRecord, format_pipeline, parse_pipeline, run_pipeline
+from .common import JSON, MODEL, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, table
+
+
+@click.command("opt")
+@MODEL
+@click.option(
+    "--pipeline", default=DEFAULT_PIPELINE, show_default=True, help="The passes; those that work on a Plan are left out."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the model there: .onnx, or .txt for text.")
+@click.option("--start", help="The first pass to run, by name or position.")
+@click.option("--stop", help="The last pass to run, by name or position.")
+@click.option("--print-changed", is_flag=True, help="Print what each pass changed, not the result.")
+@click.option("--time", "timed", is_flag=True, help="Print the time of each pass.")
+@click.option("--remarks", is_flag=True, help="Print what the passes say: what they did not do, and why.")
+@click.option("--target", default="cpu", show_default=True, help="What the passes may assume of the machine.")
+@SHAPES
+@JSON
+def command(
+    model: Path,
+    pipeline: str,
+    output: Path | None,
+    start: str | None,
+    stop: str | None,
+    print_changed: bool,
+    timed: bool,
+    remarks: bool,
+    target: str,
+    shapes: Shapes,
+    as_json: bool,
+) -> None:
+    """Run passes on the ONNX file MODEL and print the graph. Without --shape, symbolic dimensions stay symbolic."""
+    refuse_program(model, "opt")
+    if output:
+        check_output(output)
+        if output.suffix not in (".onnx", ".txt"):
+            raise OptionError("--output", f"unknown form {output.suffix!r}", "write .onnx or .txt")
+    passes = [one for one in parse_pipeline(pipeline, PASSES) if isinstance(one, Pass)]
+    context = Context(Target.parse(target))
+    graph = concrete_model(model, shapes) if shapes else import_model(model)
+    records = run_pipeline(graph, passes, context, start=_place(start), stop=_place(stop), keep_texts=print_changed)
+    if output:
+        _write(graph, output)
+    said = [str(remark) for remark in context.remarks]
+    times = [{"pass": record.name, "changed": record.changed, "seconds": record.seconds} for record in records]
+    data = {"pipeline": format_pipeline(passes), "passes": times, "remarks": said}
+    if print_changed:
+        parts = [_difference(record) for record in records if record.changed]
+        data["changes"] = parts
+    else:
+        parts = [] if output else [print_model(graph)]
+        data["graph"] = print_model(graph)
+    rows = [(record.name, "yes" if record.changed else "", f"{record.seconds * 1e3:.1f}") for record in records]
+    tables = [table("Passes", ("pass", "changed", "ms"), rows)] if timed else []
+    show(as_json, data, *parts, *(said if remarks else []), *tables)
+
+
+def _place(text: str | None) -> str | int | None:
+    return int(text) if text is not None and text.isdigit() else text
+
+
+def _difference(record: PassRecord) -> str:
+    """What a pass changed, as a unified diff."""
+    before, after = ((text or "").splitlines() for text in (record.before_text, record.after_text))
+    lines = difflib.unified_diff(before, after, f"before {record.name}", f"after {record.name}", n=1, lineterm="")
+    return "\n".join(lines)
+
+
+def _write(graph: ir.Model, path: Path) -> None:
+    """Write a model whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{time.monotonic_ns()}.tmp{path.suffix}")
+    try:
+        if path.suffix == ".txt":
+            temporary.write_text(print_model(graph))
+        else:
+            ir.save(graph, temporary, format="protobuf")
+        temporary.replace(path)
+    except OSError as error:
+        raise OptionError("--output", f"{path} cannot be written: {error.strerror or error}", "check the folder") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,159 @@
+"""`prefuse run`: outputs, latency, and the error against ONNX Runtime."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import numpy as np
+
+from ...runtime.executor import CompiledModel, load
+from ...runtime.target import Target
+from .common import (
+    COMPILE_OPTIONS,
+    JSON,
+    MODEL,
+    SHAPES,
+    Shapes,
+    compile_graph,
+    concrete_model,
+    is_program,
+    read_inputs,
+    refuse_program,
+    show,
+    table,
+)
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+Arrays = dict[str, np.ndarray]
+Latency = dict[str, float]
+
+
+@click.command("run")
+@MODEL
+@click.option("--inputs", "inputs_path", type=click.Path(path_type=Path), help="An .npz file with one array for each input.")
+@click.option("--seed", default=0, show_default=True, help="Of the random inputs, where none are given.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="An .npz file to write the outputs to.")
+@click.option("--repeat", default=20, show_default=True, type=click.IntRange(1), help="Calls to time.")
+@click.option("--compare", type=click.Choice(["onnxruntime"]), help="Compare outputs and latency with this engine.")
+@click.option("--tolerance", default=1e-4, show_default=True, help="Largest relative error that --compare lets pass.")
+@SHAPES
+@COMPILE_OPTIONS
+@JSON
+def command(
+    model: Path,
+    inputs_path: Path | None,
+    seed: int,
+    output: Path | None,
+    repeat: int,
+    compare: str | None,
+    tolerance: float,
+    shapes: Shapes,
+    target: str,
+    threads: int | None,
+    pipeline: str | None,
+    no_cache: bool,
+    as_json: bool,
+) -> None:
+    """Run MODEL, an ONNX file or a .prefuse program. Exits with status 1 if --compare finds too large an error."""
+    if compare:
+        refuse_program(model, f"--compare {compare}")
+    if is_program(model):
+        graph, net = None, load(model)
+    else:
+        graph = concrete_model(model, shapes)
+        net = compile_graph(graph, model.stem, target, threads, pipeline, no_cache)
+    names = [port.name for port in net.inputs]
+    inputs = read_inputs(inputs_path, names) if inputs_path else _random_inputs(net, graph, seed)
+    results = _call(net, inputs)
+    if output:
+        np.savez(output, allow_pickle=False, **results)
+    latencies = {"prefuse": _latency_us(lambda: net(**inputs), repeat)}
+    errors: dict[str, float] = {}
+    if compare:
+        errors, latencies[compare] = _compare(model, inputs, results, net, repeat)
+    _show(as_json, results, latencies, errors)
+    if any(not error <= tolerance for error in errors.values()):
+        sys.exit(1)
+
+
+def _call(net: CompiledModel, inputs: Arrays) -> Arrays:
+    found = net(**inputs)
+    row = found if isinstance(found, tuple) else (found,)
+    return {port.name: np.asarray(array) for port, array in zip(net.outputs, row, strict=True)}
+
+
+def _random_inputs(net: CompiledModel, graph: ir.Model | None, seed: int) -> Arrays:
+    """Normal floats; integers that are safe as indices: those that the graph allows, or 0 where only the program is there."""
+    if graph is not None:
+        from ..oracle import random_inputs
+
+        return random_inputs(graph, seed)
+    generator = np.random.default_rng(seed)
+    arrays = {}
+    for port in net.inputs:
+        dtype = np.dtype(port.type.dtype)
+        is_float = dtype.kind not in "biu"
+        arrays[port.name] = generator.normal(size=port.type.shape).astype(dtype) if is_float else np.zeros(port.type.shape, dtype)
+    return arrays
+
+
+def _compare(path: Path, inputs: Arrays, results: Arrays, net: CompiledModel, repeat: int) -> tuple[dict[str, float], Latency]:
+    """Relative error of each output, and ONNX Runtime's latency with as many threads, on the file itself."""
+    import onnxruntime
+
+    from ..oracle import relative_error
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = Target.parse(net.plan.target).threads
+    options.log_severity_level = 3  # errors only
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    expected = session.run(None, inputs)
+    pairs = zip(results.items(), expected, strict=True)
+    errors = {name: relative_error(array, np.asarray(truth)) for (name, array), truth in pairs}
+    return errors, _latency_us(lambda: session.run(None, inputs), repeat)
+
+
+def _latency_us(call: Callable[[], object], repeat: int) -> Latency:
+    """Median and extremes of `repeat` calls after one that does not count, in microseconds."""
+    call()
+    times = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - begin) * 1e6)
+    return {"median_us": statistics.median(times), "min_us": min(times), "max_us": max(times)}
+
+
+def _show(as_json: bool, results: Arrays, latencies: dict[str, Latency], errors: dict[str, float]) -> None:
+    outputs = {
+        name: {"shape": list(array.shape), "dtype": array.dtype.name, "relative_error": errors.get(name)}
+        for name, array in results.items()
+    }
+    rows = [
+        (name, f"{array.dtype.name}[{','.join(map(str, array.shape))}]", *_moments(array), _error(errors.get(name)))
+        for name, array in results.items()
+    ]
+    times = [(name, *(f"{value / 1e3:.3f}" for value in latency.values())) for name, latency in latencies.items()]
+    show(
+        as_json,
+        {"outputs": outputs, "latency": latencies},
+        table("Outputs", ("name", "type", "mean", "std", "relative error"), rows),
+        table("Latency in ms", ("engine", "median", "min", "max"), times),
+    )
+
+
+def _moments(array: np.ndarray) -> tuple[str, str]:
+    values = array.astype(np.float64)
+    return (f"{values.mean():.4g}", f"{values.std():.4g}") if values.size else ("-", "-")
+
+
+def _error(error: float | None) -> str:
+    return "-" if error is None else f"{error:.2e}"

@@ -1,0 +1,72 @@
+"""Structures: apart and together again, hashable, and through JSON."""
+
+import json
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prefuse.compiler.frontend.pytree import flatten, from_json, leaf_paths, to_json, unflatten
+from prefuse.runtime.errors import InputError
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclass
+class Pair:
+    first: object
+    second: object
+
+
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.builds(np.ones, st.integers(0, 3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.builds(Pair, inner, inner),
+        st.builds(Point, inner, inner),
+    ),
+    max_leaves=10,
+)
+
+
+@given(TREES)
+def test_round_trip(tree: object) -> None:
+    structure, leaves = flatten(tree)
+    again = unflatten(from_json(json.loads(json.dumps(to_json(structure)))), leaves)
+    assert repr(again) == repr(tree)
+    assert flatten(again)[0] == structure
+    assert hash(flatten(again)[0]) == hash(structure)
+    assert len(list(leaf_paths(structure))) == len(leaves)
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (0.0, -0.0), (1, 1.0), ("1", 1), ((), []), (None, 0)])
+def test_different_values_have_different_structures(one: object, other: object) -> None:
+    assert flatten(one)[0] != flatten(other)[0]
+
+
+def test_mappings_keep_their_class_and_order() -> None:
+    tree = OrderedDict(b=np.ones(1), a=np.zeros(2))
+    structure, leaves = flatten(tree)
+    again = unflatten(structure, leaves)
+    assert type(again) is OrderedDict
+    assert list(again) == ["b", "a"]
+
+
+def test_names_of_leaves() -> None:
+    structure, _ = flatten({"a": [np.ones(1), np.ones(1)], "b": Pair(np.ones(1), 3)})
+    assert list(leaf_paths(structure, "in")) == ["in_a_0", "in_a_1", "in_b_first"]
+
+
+def test_an_unknown_object_is_named_with_its_place() -> None:
+    with pytest.raises(InputError, match=r"input\[1\]\['k'\]: builtins.object is neither"):
+        flatten((1, {"k": object()}))
+
+
+@pytest.mark.parametrize("data", [None, 3, [], {}, {"module": "no.such", "class": "X", "keys": None, "children": []}])
+def test_what_is_no_structure(data: object) -> None:
+    with pytest.raises((TypeError, KeyError, ValueError)):
+        from_json(data)

@@ -1,0 +1,132 @@
+"""PyTorch modules become graphs: names, sources, structures, and errors that name the user's line."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+from prefuse.compiler.frontend.importer import import_model, prepare_graph
+from prefuse.compiler.frontend.pytree import Structure, flatten, unflatten
+from prefuse.compiler.frontend.torch_export import export_module
+from prefuse.compiler.ir.facts import source_of
+from prefuse.runtime.errors import CompileError, InputError, UnsupportedModelError
+from torch import nn
+
+
+@dataclasses.dataclass
+class Result:
+    logits: torch.Tensor
+    extra: object = None
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())
+
+    def forward(self, x, unused, pair, scale=None, n: int = 3, *, named=None, flag=True):  # type: ignore[no-untyped-def]
+        y = self.norm(self.linear(x)).relu() * n
+        if flag:
+            y = y + 1
+        if scale is not None:
+            y = y * scale
+        return {"a": y, "b": (y.sum(), x, None, 5), "c": Result(pair[0] + named["k"]), "w": self.linear.weight, "again": y}
+
+
+def export(module: nn.Module, *args: object, **kwargs: object) -> tuple[ir.Model, Structure]:
+    structure, leaves = flatten((args, kwargs))
+    model, result = export_module(module, structure, leaves)
+    return prepare_graph(model, "test"), result
+
+
+@pytest.fixture(scope="module")
+def exported() -> tuple[nn.Module, ir.Model, Structure]:
+    module = Several()
+    pair = [torch.randn(2), torch.randn(1)]
+    model, result = export(module, torch.randn(2, 4), torch.randn(3), pair, n=4, named={"k": torch.randn(2)}, flag=False)
+    return module, model, result
+
+
+def test_inputs_are_named_after_parameters(exported: tuple[nn.Module, ir.Model, Structure]) -> None:
+    assert [value.name for value in exported[1].graph.inputs] == ["x", "unused", "pair_0", "pair_1", "named_k"]
+
+
+def test_the_result_keeps_its_structure(exported: tuple[nn.Module, ir.Model, Structure]) -> None:
+    _, model, structure = exported
+    found = unflatten(structure, [value.name for value in model.graph.outputs])
+    assert isinstance(found, dict)
+    assert found["b"][2:] == (None, 5)
+    assert isinstance(found["c"], Result)
+    assert len(model.graph.outputs) == 6
+
+
+def test_every_node_knows_its_line(exported: tuple[nn.Module, ir.Model, Structure]) -> None:
+    lines = {source_of(node).rpartition(":")[0] for node in exported[1].graph if node.op_type != "Identity"}
+    assert lines == {__file__}
+
+
+def test_weights_are_torchs_own(exported: tuple[nn.Module, ir.Model, Structure]) -> None:
+    module, model, _ = exported
+    tensor = model.graph.initializers["linear.weight"].const_value
+    assert tensor is not None
+    assert tensor.numpy().ctypes.data == module.get_parameter("linear.weight").data_ptr()
+
+
+def test_the_module_stays_in_training_mode(exported: tuple[nn.Module, ir.Model, Structure]) -> None:
+    module, model, _ = exported
+    assert all(part.training for part in module.modules())
+    assert not any(node.op_type == "Dropout" for node in model.graph)
+
+
+def test_a_module_of_torch_alone() -> None:
+    model, _ = export(nn.Linear(3, 2), torch.randn(1, 3))
+    assert "torch/nn/modules/linear.py" in source_of(next(iter(model.graph)))
+
+
+def test_all_missing_operators_are_named_with_their_lines() -> None:
+    class Missing(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.linalg.eigvals(x), torch.special.bessel_j0(x)
+
+    with pytest.raises(UnsupportedModelError) as caught:
+        export(Missing(), torch.randn(2, 2))
+    assert "2 operators" in str(caught.value)
+    assert str(caught.value).count(f"{__file__}:") == 2
+
+
+def test_a_branch_on_data_is_named_with_its_line() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(CompileError, match=rf"{__file__}:\d+: torch.export cannot trace the module"):
+        export(Branch(), torch.randn(2))
+
+
+def test_a_result_that_is_no_tensor() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> object:
+            return Path(str(x.shape))
+
+    with pytest.raises(InputError, match="neither a tensor nor a container"):
+        export(Odd(), torch.randn(2))
+
+
+def test_exported_programs_keep_their_dynamic_dimensions() -> None:
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(nn.Linear(3, 2), (torch.randn(4, 3),), dynamic_shapes=({0: batch},), strict=False)
+    (value,) = import_model(program).graph.inputs
+    assert value.shape is not None
+    assert not value.shape.is_static()
+    assert value.shape[1] == 3
+
+
+def test_importing_the_frontend_does_not_import_torch() -> None:
+    import subprocess
+
+    program = "import sys, prefuse.compiler.api; print([m for m in ('torch', 'tvm', 'onnx', 'onnxscript') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
