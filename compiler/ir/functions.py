@@ -72,10 +72,10 @@ def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> 
     members = set(nodes)
     assert not any(True for node in nodes for _ in subgraphs_of(node)), f"{name}: a group cannot hold subgraphs"
     outside = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v.producer() not in members)
-    constants = [value for value in outside if (tensor := constant_tensor(value)) is not None and tensor.size == 1]
-    inputs = [value for value in outside if value not in set(constants)]
-    escaping = [value for node in nodes for value in node.outputs if _is_read_outside(value, members)]
-    assert escaping, f"{name}: nothing reads the group"
+    constants = [value for value in outside if _is_scalar(value)]
+    inputs = [value for value in outside if not _is_scalar(value)]
+    read = [value for node in nodes for value in node.outputs if _is_read_outside(value, members)]
+    escaping = read or list(nodes[-1].outputs)  # dead code, such as no pass has removed yet
     body = _outline(constants, inputs, nodes, escaping)
     identifier = _register(model, body, name)
     call = ir.Node(DOMAIN, identifier[1], inputs, outputs=[copy_value(value) for value in escaping], name=nodes[-1].name)
@@ -147,6 +147,11 @@ def _inline_calls(model: ir.Model, graph: ir.Graph) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------- outlining
+
+
+def _is_scalar(value: ir.Value) -> bool:
+    tensor = constant_tensor(value)
+    return tensor is not None and tensor.size == 1
 
 
 def _is_read_outside(value: ir.Value, members: set[ir.Node]) -> bool:
