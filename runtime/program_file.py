@@ -20,6 +20,7 @@ import secrets
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -330,6 +331,8 @@ def _map_constants(file: IO[bytes], info: zipfile.ZipInfo, hashes: Mapping[str, 
         return header, np.empty(0, np.uint8)
     first_page = data - data % mmap.ALLOCATIONGRANULARITY
     mapped = mmap.mmap(file.fileno(), data + size - first_page, access=mmap.ACCESS_READ, offset=first_page)
+    with suppress(OSError):  # only a hint: read ahead, the first call needs them all
+        mapped.madvise(mmap.MADV_WILLNEED)
     return header, np.frombuffer(mapped, np.uint8, size, data - first_page)
 
 
