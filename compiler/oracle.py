@@ -20,6 +20,7 @@ Engine = Literal["onnxruntime", "reference"]
 Arrays = dict[str, np.ndarray]
 
 _SYMBOLIC_SIZES = (2, 3, 4)  # what symbolic dimensions are bound to, in order of appearance
+_MAX_ONNXRUNTIME_IR = 13  # the newest file format that ONNX Runtime 1.31 reads; what it lacks of later ones changes no numbers
 _MAX_PROTO_BYTES = 1_900_000_000  # protobuf holds less than 2 GiB; leave room for what is not weights
 
 
@@ -157,6 +158,9 @@ def _run_onnxruntime(model: ir.Model, inputs: Mapping[str, np.ndarray], optimize
     levels = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
     options.log_severity_level = 3  # errors only
+    if model.ir_version > _MAX_ONNXRUNTIME_IR:
+        model = model.clone()
+        model.ir_version = _MAX_ONNXRUNTIME_IR
     with tempfile.TemporaryDirectory() as folder:
         session = onnxruntime.InferenceSession(_serialize(model, folder), options, providers=["CPUExecutionProvider"])
         results: Sequence[np.ndarray] = session.run(None, dict(inputs))

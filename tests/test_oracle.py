@@ -84,6 +84,14 @@ def test_weights_in_a_file_of_their_own(engine: Engine, tmp_path: Path) -> None:
     assert np.array_equal(run_model(loaded, inputs, engine)["y"], run_model(model, inputs, engine)["y"])
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_newest_file_format_runs(engine: Engine) -> None:
+    model = ir.from_onnx_text('<ir_version: 14, opset_import: ["": 26]>\nmain (float[2] x) => (float[2] y) { y = Neg(x) }')
+    inputs = random_inputs(model)
+    assert np.array_equal(run_model(model, inputs, engine)["y"], -inputs["x"])
+    assert model.ir_version == 14
+
+
 def test_relative_error() -> None:
     inf, nan = float("inf"), float("nan")
 
