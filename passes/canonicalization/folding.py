@@ -19,8 +19,10 @@ from .scope import Replacement, Rule, Scope, is_read, static_shape
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 # Operators that NumPy computes at the speed of memory, so that weights of any size may go through them.
 _FAST = frozenset({"Add", "Cast", "Div", "Mul", "Neg", "Sqrt", "Sub"})
-# `onnx.reference` computes these by their newest meaning; before opset 13 they flattened their input to a matrix.
-_MISREAD_BEFORE_13 = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
+# Operators that `onnx.reference` gets wrong below an opset: softmax by its newest meaning, batch normalisation as in training;
+# and pools with unequal padding at any.
+_MISREAD_BELOW = {"BatchNormalization": 14, "Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
+_MISREAD = frozenset({"AveragePool", "LpPool", "MaxPool"})
 
 
 def lift_constant(node: ir.Node, scope: Scope) -> Replacement | None:
@@ -106,8 +108,8 @@ def _size_bytes(output: ir.Value) -> int:
 
 def _evaluate(node: ir.Node, inputs: dict[str, np.ndarray], scope: Scope) -> list[np.ndarray] | Rejection:
     """Run one node; a Rejection where the reference cannot, or contradicts what inference says of the result."""
-    if scope.opset < 13 and node.op_type in _MISREAD_BEFORE_13:
-        return Rejection(f"{node.op_type} not folded: its meaning before opset 13 has no reference", (node,))
+    if scope.opset < _MISREAD_BELOW.get(node.op_type, 0) or node.op_type in _MISREAD:
+        return Rejection(f"{node.op_type} not folded: onnx.reference computes another function", (node,))
     names = [str(output.name) for output in node.outputs if output.name != ""]
     imports = [onnx.helper.make_opsetid("", scope.opset)]
     function = onnx.helper.make_function("prefuse", "folded", list(inputs), names, [ir.serde.serialize_node(node)], imports)
