@@ -8,22 +8,19 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 import prefuse
-from onnx import TensorProto, helper
 
-
-def similarity() -> onnx.ModelProto:
-    """Cosine similarity of each query [N, 32] with each of 100 keys: scores [N, 100]."""
-    query = helper.make_tensor_value_info("query", TensorProto.FLOAT, ["N", 32])
-    keys = helper.make_tensor_value_info("keys", TensorProto.FLOAT, [100, 32])
-    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 100])
-    nodes = [
-        helper.make_node("LpNormalization", ["query"], ["unit_query"], axis=-1, p=2),
-        helper.make_node("LpNormalization", ["keys"], ["unit_keys"], axis=-1, p=2),
-        helper.make_node("Transpose", ["unit_keys"], ["columns"], perm=[1, 0]),
-        helper.make_node("MatMul", ["unit_query", "columns"], ["scores"]),
-    ]
-    graph = helper.make_graph(nodes, "similarity", [query, keys], [scores])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+# Cosine similarity of each query with each of 100 keys.
+MODEL = """
+<ir_version: 10, opset_import: ["": 20]>
+similarity (float[N,32] query, float[100,32] keys) => (float[N,100] scores) <int64[1] last = {-1}> {
+  query_norm = ReduceL2(query, last)
+  unit_query = Div(query, query_norm)
+  key_norm = ReduceL2(keys, last)
+  unit_keys = Div(keys, key_norm)
+  columns = Transpose <perm = [1, 0]> (unit_keys)
+  scores = MatMul(unit_query, columns)
+}
+"""
 
 
 def main() -> None:
@@ -31,7 +28,7 @@ def main() -> None:
     random = np.random.default_rng(0)
     with TemporaryDirectory() as folder:
         path = Path(folder, "similarity.onnx")
-        onnx.save(similarity(), path)
+        onnx.save(onnx.parser.parse_model(MODEL), path)
         net = prefuse.compile(path)
         keys = random.standard_normal((100, 32), dtype=np.float32)
         for count in (1, 7):
