@@ -67,7 +67,8 @@ def test_upgrading_keeps_the_meaning_and_the_large_weights() -> None:
     new = import_model(old)
     x = np.random.default_rng(1).normal(size=(2, 3, 400)).astype(np.float32)
     expected = InferenceSession(old.SerializeToString()).run(None, {"x": x})[0]
-    np.testing.assert_allclose(ReferenceEvaluator(ir.to_proto(new)).run(None, {"x": x}), [expected], rtol=1e-5)
+    found = np.asarray(ReferenceEvaluator(ir.to_proto(new)).run(None, {"x": x}))
+    np.testing.assert_allclose(found, [expected], rtol=1e-5)
     assert [value.name for value in new.graph.inputs] == ["x"]
     assert "w" in new.graph.initializers
 

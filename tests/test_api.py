@@ -1,0 +1,291 @@
+"""`prefuse.compile` as users see it."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import prefuse
+import pytest
+import torch
+from onnx import parser
+from prefuse.compiler.specialize import SpecializedModel
+from prefuse.runtime.errors import CompileError, InputError, InvalidModelError, OptionError
+from prefuse.runtime.executor import CompiledModel
+from torch import nn
+
+STATIC = """<ir_version: 8, opset_import: ["": 18]> main (float[2,4] x, float[4] b) => (float[2,4] y, float[2,4] z) {
+  z = Add(x, b)
+  y = Relu(z)
+}"""
+DYNAMIC = """<ir_version: 8, opset_import: ["": 18]> main (float[N,4] x, float[4] b) => (float[N,4] y) {
+  z = Add(x, b)
+  y = Relu(z)
+}"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@dataclasses.dataclass
+class Result:
+    scaled: torch.Tensor
+    parts: tuple[torch.Tensor, object]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, -2.0, 3.0, 4.0]))
+
+    def forward(self, x, shift=None, times: int = 1, *, relu=False):  # type: ignore[no-untyped-def]
+        y = x * self.scale * times
+        if shift is not None:
+            y = y + shift
+        if relu:
+            y = y.relu()
+        return Result(y, (-x, times))
+
+
+def arrays() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return generator.normal(size=(2, 4)).astype(np.float32), generator.normal(size=4).astype(np.float32)
+
+
+def test_a_static_onnx_model_is_compiled_at_once(cache: Path) -> None:
+    net = prefuse.compile(parser.parse_model(STATIC), cache=cache)
+    assert isinstance(net, CompiledModel)
+    x, b = arrays()
+    for y, z in (net(x, b), net(b=b, x=x), net.context()(x, b=b)):  # type: ignore[misc]  # a tuple of two
+        np.testing.assert_array_equal(z, x + b)
+        np.testing.assert_array_equal(y, np.maximum(x + b, 0))
+
+
+def test_saving_and_loading(cache: Path, tmp_path: Path) -> None:
+    net = prefuse.compile(parser.parse_model(STATIC), cache=cache, name="adder")
+    net.save(tmp_path / "m.prefuse")
+    again = prefuse.load(tmp_path / "m.prefuse")
+    assert again.plan == net.plan
+    assert "adder" in again.report()
+    np.testing.assert_array_equal(again(*arrays()), net(*arrays()))
+
+
+def test_symbolic_dimensions_compile_once_a_shape(cache: Path) -> None:
+    net = prefuse.compile(parser.parse_model(DYNAMIC), cache=cache)
+    assert isinstance(net, SpecializedModel)
+    _, b = arrays()
+    for size in (1, 3, 1):
+        x = np.full((size, 4), 0.5, np.float32)
+        np.testing.assert_array_equal(net(x, b), np.maximum(x + b, 0))
+        np.testing.assert_array_equal(net.context()(b=b, x=x), np.maximum(x + b, 0))
+    assert net.specialize(x, b) is net.specialize(x, b)
+    with pytest.raises(OptionError, match="2 specialisations"):
+        net.save("never")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda net, x, b: net(x), "b not given"),
+        (lambda net, x, b: net(x, b, b), "3 given"),
+        (lambda net, x, b: net(x, bb=b), "did you mean 'b'"),
+        (lambda net, x, b: net(x.astype(np.float64), b), "float64"),
+        (lambda net, x, b: net(x[0], b), "rank 1|dimensions"),
+        (lambda net, x, b: net(x[:, :3], b), "dimension 1 must be 4|compile the model for this shape"),
+        (lambda net, x, b: net(x.tolist(), b), "list"),
+    ],
+)
+@pytest.mark.parametrize("text", [STATIC, DYNAMIC])
+def test_calls_that_do_not_fit(cache: Path, text: str, call, message: str) -> None:  # type: ignore[no-untyped-def]
+    net = prefuse.compile(parser.parse_model(text), cache=cache)
+    with pytest.raises(InputError, match=message):
+        call(net, *arrays())
+
+
+def test_a_module_gives_its_own_structure(cache: Path) -> None:
+    module = Scaled().eval()
+    net = prefuse.compile(module, cache=cache)
+    x = torch.randn(2, 4)
+    found, expected = net(x), module(x)
+    assert isinstance(found, Result)
+    torch.testing.assert_close(found.scaled, expected.scaled)
+    torch.testing.assert_close(found.parts[0], -x)
+    assert found.parts[1] == 1
+
+
+def test_a_module_is_compiled_once_a_signature(cache: Path) -> None:
+    module = Scaled().eval()
+    net = prefuse.compile(module, cache=cache)
+    assert isinstance(net, SpecializedModel)
+    x, shift = torch.randn(2, 4), torch.tensor(5.0)
+    for args, kwargs in [((x,), {}), ((x, shift), {}), ((x,), {"shift": shift, "times": 3}), ((x, None, 3), {"relu": True})]:
+        torch.testing.assert_close(net(*args, **kwargs).scaled, module(*args, **kwargs).scaled)  # type: ignore[attr-defined]
+        torch.testing.assert_close(net.context()(*args, **kwargs).scaled, module(*args, **kwargs).scaled)  # type: ignore[attr-defined]
+    assert net.specialize(x, shift) is net.specialize(x, shift=shift)
+    assert net.specialize(x, times=1) is not net.specialize(x, times=True)
+
+
+def test_numpy_in_numpy_out_for_a_module(cache: Path) -> None:
+    net = prefuse.compile(Scaled(), cache=cache)
+    x, _ = arrays()
+    found = net(x)
+    assert isinstance(found, Result)
+    assert isinstance(found.scaled, np.ndarray)
+    np.testing.assert_allclose(found.scaled, x * np.array([1, -2, 3, 4], np.float32))
+
+
+def test_example_inputs_compile_a_module_at_once(cache: Path, tmp_path: Path) -> None:
+    x = torch.randn(2, 4)
+    net = prefuse.compile(Scaled(), args=(x,), kwargs={"relu": True}, cache=cache)
+    assert [port.name for port in net.inputs] == ["x"]
+    net.save(tmp_path / "m.prefuse")
+    scaled, _ = prefuse.load(tmp_path / "m.prefuse")(x)  # type: ignore[misc]  # a tuple of two
+    torch.testing.assert_close(scaled, Scaled()(x, relu=True).scaled)
+
+
+def test_a_module_before_its_first_call(cache: Path) -> None:
+    net = prefuse.compile(Scaled(), cache=cache)
+    assert "not compiled yet" in net.report()
+    with pytest.raises(OptionError, match="not compiled yet"):
+        _ = net.plan
+
+
+def test_a_module_called_wrongly(cache: Path) -> None:
+    net = prefuse.compile(Scaled(), cache=cache)
+    with pytest.raises(InputError, match="missing a required argument: 'x'"):
+        net()
+    with pytest.raises(InputError, match="neither a tensor"):
+        net(object())
+
+
+def test_exported_programs(cache: Path) -> None:
+    batch = torch.export.Dim("batch", min=2, max=64)
+    module = nn.ReLU()
+    program = torch.export.export(module, (torch.randn(4, 3),), dynamic_shapes=({0: batch},), strict=False)
+    net = prefuse.compile(program, cache=cache)
+    for size in (2, 5):
+        x = torch.randn(size, 3)
+        torch.testing.assert_close(net(x), module(x))
+
+
+def test_threads_share_one_compilation(tmp_path: Path) -> None:
+    stages: list[str] = []
+    net = prefuse.compile(Scaled(), cache=tmp_path, progress=lambda stage, fraction: stages.append(stage))
+    x = torch.randn(3, 4)
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(net(x))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert stages.count("export") == 1
+
+
+def test_specialisations_in_memory_are_bounded(cache: Path) -> None:
+    net = prefuse.compile(parser.parse_model(DYNAMIC), cache=cache)
+    assert isinstance(net, SpecializedModel)
+    small = SpecializedModel(net._source, capacity=2)
+    _, b = arrays()
+    first = small.specialize(np.ones((1, 4), np.float32), b)
+    for size in (2, 3):
+        small(np.ones((size, 4), np.float32), b)
+    assert small.specialize(np.ones((1, 4), np.float32), b) is not first
+
+
+def test_a_failed_compilation_can_be_tried_again(cache: Path) -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fails = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.fails:
+                raise ValueError("not yet")
+            return x + 1
+
+    module = Picky()
+    net = prefuse.compile(module, cache=cache)
+    x = torch.ones(2)
+    with pytest.raises(CompileError, match="not yet"):
+        net(x)
+    module.fails = False
+    torch.testing.assert_close(net(x), x + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pipelin": "x"}, "did you mean 'pipeline'"),
+        ({"max_error": 1e-2}, "unknown option"),
+        ({"target": "cpuu"}, "unknown target"),
+        ({"target": 3}, "not a string"),
+        ({"precision": "float3"}, "did you mean 'float32'"),
+        ({"threads": 0}, "threads"),
+        ({"threads": "two"}, "whole number"),
+        ({"pipeline": "canonicalise"}, "did you mean 'canonicalize'"),
+        ({"name": ""}, "name"),
+        ({"cache": 3}, "neither a folder"),
+        ({"progress": 3}, "cannot be called"),
+        ({"kwargs": 3}, "no dictionary"),
+        ({"args": object()}, "positional inputs"),
+    ],
+)
+def test_options_are_checked(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        prefuse.compile(parser.parse_model(STATIC), **options)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_models_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModelError, match="no such file"):
+        prefuse.compile(tmp_path / "absent.onnx")
+    with pytest.raises(OptionError, match="is no model"):
+        prefuse.compile(object())
+
+
+def test_a_cache_that_cannot_be_used_costs_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            net = prefuse.compile(parser.parse_model(STATIC), cache=tmp_path / "file" / "cache")
+            net(*arrays())
+    assert sum("cache" in str(one.message) for one in caught) == 1
+
+
+def _run(program: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    return done.stdout.strip()
+
+
+def test_importing_is_light() -> None:
+    program = "import sys, prefuse; print([m for m in ('numpy', 'torch', 'tvm', 'onnx', 'onnx_ir') if m in sys.modules])"
+    assert _run(program) == "[]"
+
+
+def test_a_second_process_needs_no_compiler(tmp_path: Path) -> None:
+    onnx.save(parser.parse_model(STATIC), tmp_path / "m.onnx")
+    (tmp_path / "network.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return {'y': torch.relu(x) + 1}\n"
+    )
+    program = f"""
+import sys, numpy as np
+sys.path.insert(0, {str(tmp_path)!r})
+import torch, network, prefuse
+net = prefuse.compile({str(tmp_path / "m.onnx")!r})
+net(np.ones((2, 4), np.float32), np.ones(4, np.float32))
+assert prefuse.compile(network.Net())(-torch.ones(3))["y"].tolist() == [1, 1, 1]
+print([m for m in ("tvm", "onnxscript") if m in sys.modules])
+"""
+    environment = {"PREFUSE_CACHE": str(tmp_path / "cache")}
+    assert "tvm" in _run(program, **environment)
+    assert _run(program, **environment) == "[]"

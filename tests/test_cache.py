@@ -1,0 +1,198 @@
+"""The cache of programs: shared, bounded, and never in the way."""
+
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from prefuse.compiler.cache import ProgramCache
+from prefuse.runtime.errors import ProgramFileError, UnsupportedModelError
+from prefuse.runtime.plan import Plan
+from prefuse.runtime.program_file import write_program
+from prefuse.runtime.target import Target
+
+KEYS = [f"{number:064x}" for number in range(4)]
+EMPTY = Plan(str(Target.parse("cpu")), (), (), (), (), (), ())
+
+
+def write_empty(path: Path, library: bytes = b"code") -> None:
+    write_program(path, EMPTY, library, (), {"name": "empty"})
+
+
+class Counter:
+    """A build that counts how often it was asked."""
+
+    def __init__(self, size_bytes: int = 4) -> None:
+        self.count = 0
+        self.size_bytes = size_bytes
+
+    def __call__(self, path: Path) -> None:
+        self.count += 1
+        write_empty(path, bytes(self.size_bytes))
+
+
+def visible(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_program_is_built_once(tmp_path: Path) -> None:
+    build = Counter()
+    first = ProgramCache(tmp_path).load(KEYS[0], build)
+    second = ProgramCache(tmp_path).load(KEYS[0], build)
+    assert build.count == 1
+    assert first.library == second.library
+    assert visible(tmp_path) == [f"{KEYS[0]}.prefuse"]
+
+
+def test_a_corrupt_entry_is_built_again(tmp_path: Path) -> None:
+    cache, build = ProgramCache(tmp_path), Counter()
+    cache.load(KEYS[0], build)
+    path = tmp_path / f"{KEYS[0]}.prefuse"
+    path.write_bytes(path.read_bytes()[:100])
+    cache.load(KEYS[0], build)
+    assert build.count == 2
+
+
+def test_threads_that_ask_together_build_once(tmp_path: Path) -> None:
+    cache, count = ProgramCache(tmp_path), []
+
+    def build(path: Path) -> None:
+        count.append(1)
+        time.sleep(0.2)
+        write_empty(path)
+
+    threads = [threading.Thread(target=cache.load, args=(KEYS[0], build)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(count) == 1
+    assert visible(tmp_path) == [f"{KEYS[0]}.prefuse"]
+
+
+def _load_slowly(folder: Path, log: Path) -> None:
+    def build(path: Path) -> None:
+        with log.open("a") as file:
+            file.write("built\n")
+        time.sleep(0.3)
+        write_empty(path)
+
+    ProgramCache(folder).load(KEYS[0], build)
+
+
+def test_processes_that_ask_together_build_once(tmp_path: Path) -> None:
+    folder, log = tmp_path / "cache", tmp_path / "log"
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_load_slowly, args=(folder, log)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert log.read_text() == "built\n"
+    assert visible(folder) == [f"{KEYS[0]}.prefuse"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_process_that_is_stopped_leaves_no_lock(tmp_path: Path, number: signal.Signals) -> None:
+    program = f"""
+import time, sys
+from pathlib import Path
+from prefuse.compiler.cache import ProgramCache
+def build(path):
+    print("building", flush=True)
+    time.sleep(60)
+ProgramCache(Path({str(tmp_path)!r})).load({KEYS[0]!r}, build)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"building\n"
+    process.send_signal(number)
+    process.wait(timeout=20)
+    process.stdout.close()
+    if number is signal.SIGINT:
+        assert visible(tmp_path) == []
+    build = Counter()
+    begin = time.monotonic()
+    ProgramCache(tmp_path).load(KEYS[0], build)
+    assert time.monotonic() - begin < 5
+    assert build.count == 1
+    assert visible(tmp_path) == [f"{KEYS[0]}.prefuse"]
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    def build(path: Path) -> None:
+        raise UnsupportedModelError("model", "cannot be compiled")
+
+    with pytest.raises(UnsupportedModelError):
+        ProgramCache(tmp_path).load(KEYS[0], build)
+    assert visible(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache, build = ProgramCache(tmp_path / "file" / "cache"), Counter()
+    with pytest.warns(UserWarning, match="compiling without one"):
+        cache.load(KEYS[0], build)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one warning is enough
+        cache.load(KEYS[0], build)
+    cache.write_note(KEYS[0], {})
+    assert build.count == 2
+    assert cache.note(KEYS[0]) is None
+
+
+def test_a_full_disk_is_done_without(tmp_path: Path) -> None:
+    cache, count = ProgramCache(tmp_path), []
+
+    def build(path: Path) -> None:
+        count.append(path)
+        if path.parent == tmp_path:
+            raise ProgramFileError(str(path), "cannot be written") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_empty(path)
+
+    with pytest.warns(UserWarning, match="No space left"):
+        program = cache.load(KEYS[0], build)
+    assert program.library == b"code"
+    assert len(count) == 2
+    assert not count[1].exists()
+    assert visible(tmp_path) == []
+
+
+def test_the_programs_used_longest_ago_go_first(tmp_path: Path) -> None:
+    cache, build = ProgramCache(tmp_path, limit_bytes=35_000), Counter(10_000)
+    for age, key in enumerate(KEYS[:3]):
+        cache.load(key, build)
+        os.utime(tmp_path / f"{key}.prefuse", (1000 + age, 1000 + age))
+    cache.load(KEYS[0], build)
+    cache.load(KEYS[3], build)
+    assert build.count == 4
+    assert visible(tmp_path) == [f"{key}.prefuse" for key in (KEYS[0], KEYS[2], KEYS[3])]
+
+
+def test_only_our_own_files_are_ever_removed(tmp_path: Path) -> None:
+    for name in ("thesis.prefuse", "notes.json", ".draft.tmp"):
+        (tmp_path / name).write_bytes(bytes(5000))
+        os.utime(tmp_path / name, (1, 1))
+    abandoned = tmp_path / f".{KEYS[1]}.prefuse.123.abcd.tmp"
+    abandoned.touch()
+    os.utime(abandoned, (1, 1))
+    ProgramCache(tmp_path, limit_bytes=1).load(KEYS[0], Counter())
+    assert visible(tmp_path) == [".draft.tmp", f"{KEYS[0]}.prefuse", "notes.json", "thesis.prefuse"]
+
+
+def test_notes(tmp_path: Path) -> None:
+    cache = ProgramCache(tmp_path)
+    assert cache.note(KEYS[0]) is None
+    cache.write_note(KEYS[0], {"a": [1, None]})
+    assert cache.note(KEYS[0]) == {"a": [1, None]}
+    (tmp_path / f"{KEYS[0]}.json").write_text("{")
+    assert cache.note(KEYS[0]) is None
+    assert visible(tmp_path) == [f"{KEYS[0]}.json"]

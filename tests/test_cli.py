@@ -1,0 +1,197 @@
+"""The command line, through the function that the script calls."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import prefuse
+import pytest
+from onnx import parser
+from prefuse.compiler.cli import main
+from prefuse.compiler.pipeline import Context, Pass
+
+STATIC = """<ir_version: 8, opset_import: ["": 18]> main (float[2,4] x, float[4] b) => (float[2,4] y) {
+  z = Add(x, b)
+  i = Identity(z)
+  y = Relu(i)
+}"""
+DYNAMIC = STATIC.replace("[2,4]", "[N,4]")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFUSE_CACHE", str(tmp_path_factory.getbasetemp() / "cli-cache"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    onnx.save(parser.parse_model(STATIC), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+@pytest.fixture
+def dynamic(tmp_path: Path) -> Path:
+    onnx.save(parser.parse_model(DYNAMIC), tmp_path / "d.onnx")
+    return tmp_path / "d.onnx"
+
+
+class Terminal:
+    """Runs the command line and keeps what it prints."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object, status: int = 0) -> str:
+        self._monkeypatch.setattr(sys, "argv", ["prefuse", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_info:
+            main()
+        output = self._capsys.readouterr()
+        assert exit_info.value.code == status, output
+        return output.out if status == 0 or "--json" in arguments else output.out + output.err
+
+    def json(self, *arguments: object, status: int = 0) -> dict[str, object]:
+        found = json.loads(self(*arguments, "--json", status=status))
+        assert isinstance(found, dict)
+        return found
+
+
+@pytest.fixture
+def prefuse_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(monkeypatch, capsys)
+
+
+def test_compile_then_run(prefuse_cli: Terminal, model: Path, tmp_path: Path) -> None:
+    program, arrays = tmp_path / "m.prefuse", tmp_path / "out.npz"
+    assert "compiled in" in prefuse_cli("compile", model, "-o", program)
+    x, b = np.ones((2, 4), np.float32), np.arange(-2, 2, dtype=np.float32)
+    np.savez(tmp_path / "in.npz", x=x, b=b)
+    found = prefuse_cli.json("run", program, "--inputs", tmp_path / "in.npz", "-o", arrays)
+    assert found["outputs"] == {"y": {"shape": [2, 4], "dtype": "float32", "relative_error": None}}
+    np.testing.assert_array_equal(np.load(arrays)["y"], np.maximum(x + b, 0))
+    np.testing.assert_array_equal(prefuse.load(program)(x, b), np.maximum(x + b, 0))
+
+
+def test_run_compares_with_onnxruntime(prefuse_cli: Terminal, model: Path) -> None:
+    assert "0.00e+00" in prefuse_cli("run", model, "--compare", "onnxruntime", "--repeat", 2)
+    prefuse_cli("run", model, "--compare", "onnxruntime", "--repeat", 2, "--tolerance", -1, status=1)
+
+
+def test_symbolic_dimensions_need_a_shape(prefuse_cli: Terminal, dynamic: Path) -> None:
+    assert "--shape NAME=SIZE" in prefuse_cli("run", dynamic, status=1)
+    found = prefuse_cli.json("run", dynamic, "--shape", "x=3,4", "--repeat", 1)
+    assert "[\n        3," in json.dumps(found, indent=2) or "[3, 4]" in json.dumps(found)
+    assert "NAME=SIZE" in prefuse_cli("run", dynamic, "--shape", "x=a", status=2)
+    assert "no such input" in prefuse_cli("run", dynamic, "--shape", "xx=3,4", status=1)
+
+
+def test_opt_prints_the_graph(prefuse_cli: Terminal, dynamic: Path) -> None:
+    text = prefuse_cli("opt", dynamic, "--pipeline", "canonicalize")
+    assert "%y = Relu(%z) : float[N,4]" in text
+    assert "Identity" not in text
+    found = prefuse_cli.json("opt", dynamic)
+    assert [one["pass"] for one in found["passes"]][0] == "canonicalize"  # type: ignore[attr-defined,index]  # JSON
+
+
+def test_opt_prints_what_changed_and_how_long_it_took(prefuse_cli: Terminal, dynamic: Path) -> None:
+    text = prefuse_cli("opt", dynamic, "--pipeline", "eliminate-dead,canonicalize", "--print-changed", "--time")
+    assert "-    %i = Identity(%z) : float[N,4]" in text
+    assert "before eliminate-dead" not in text
+    assert "ms" in text
+
+
+def test_opt_starts_and_stops(prefuse_cli: Terminal, dynamic: Path) -> None:
+    found = prefuse_cli.json("opt", dynamic, "--start", "merge-equal", "--stop", "4")
+    assert [one["pass"] for one in found["passes"]] == ["merge-equal", "decompose", "canonicalize"]  # type: ignore[attr-defined]  # JSON
+
+
+def test_opt_writes_onnx_that_others_run(prefuse_cli: Terminal, model: Path, tmp_path: Path) -> None:
+    prefuse_cli("opt", model, "-o", tmp_path / "opt.onnx")
+    assert prefuse_cli.json("run", tmp_path / "opt.onnx", "--compare", "onnxruntime", "--repeat", 1)
+    prefuse_cli("opt", tmp_path / "opt.onnx", "-o", tmp_path / "opt.txt")
+    assert "prefuse." in (tmp_path / "opt.txt").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "opt.onnx", "opt.txt"]
+
+
+def test_bisect_finds_nothing_wrong(prefuse_cli: Terminal, model: Path) -> None:
+    assert prefuse_cli.json("bisect", model)["pass_name"] is None
+
+
+class Break(Pass):
+    """A pass with a bug: Relu becomes Neg."""
+
+    name = "break"
+
+    def run(self, model: ir.Model, context: Context) -> bool:
+        for node in model.graph:
+            if node.op_type == "Relu":
+                node.op_type = "Neg"
+                return True
+        return False
+
+
+def test_bisect_names_the_pass_and_the_tensor(prefuse_cli: Terminal, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefuse.compiler.pass_table import PASSES
+
+    monkeypatch.setitem(PASSES, "break", f"{__name__}:Break")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Break.__module__])
+    found = prefuse_cli.json("bisect", model, "--pipeline", "canonicalize,break,eliminate-dead", status=1)
+    assert (found["pass_name"], found["position"], found["tensor"]) == ("break", 1, "y")
+
+
+def test_inspect(prefuse_cli: Terminal, model: Path, tmp_path: Path) -> None:
+    found = prefuse_cli.json("inspect", model)
+    assert found["inputs"] == {"x": "float[2,4]", "b": "float[4]"}
+    assert found["operators"]["Add"] == {"nodes": 1, "flops": 8, "bytes": 80}  # type: ignore[index]  # JSON
+    assert "every operator has a kernel" in prefuse_cli("inspect", model)
+    prefuse_cli("compile", model, "-o", tmp_path / "m.prefuse")
+    assert "float32[2,4]" in prefuse_cli("inspect", tmp_path / "m.prefuse")
+
+
+def test_inspect_lists_what_cannot_be_compiled(prefuse_cli: Terminal, tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[4] x) => (int64[1,M] y) {y = NonZero(x)}'
+    onnx.save(parser.parse_model(text), tmp_path / "n.onnx")
+    assert "NonZero" in str(prefuse_cli.json("inspect", tmp_path / "n.onnx")["unsupported"])
+    text = '<ir_version: 8, opset_import: ["": 18, "x": 1]> g (float[4] x) => (float[4] y) {y = x.Odd(x)}'
+    onnx.save(parser.parse_model(text), tmp_path / "n.onnx")
+    assert "x.Odd" in str(prefuse_cli.json("inspect", tmp_path / "n.onnx")["unsupported"])
+
+
+def test_doctor(prefuse_cli: Terminal) -> None:
+    found = prefuse_cli.json("doctor")
+    assert set(found) == {"machine", "gpus", "toolchains", "packages"}
+    assert "cpu level" in prefuse_cli("doctor")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["copile"], 2, "did you mean 'compile'"),
+        (["run", "absent.onnx"], 1, "no such file"),
+        (["run", "absent.prefuse"], 1, "no such file"),
+        (["compile", "x.prefuse"], 1, "compile needs a model"),
+        (["run", "x.prefuse", "--compare", "onnxruntime"], 1, "needs a model"),
+        (["run", "{model}", "--inputs", "absent.npz"], 1, "is no .npz file"),
+        (["compile", "{model}", "--target", "cpux"], 1, "unknown target"),
+        (["compile", "{model}", "-o", "/no/such/folder/x.prefuse"], 1, "give the path of a file"),
+        (["opt", "{model}", "--pipeline", "fuse-epilog"], 1, "did you mean 'fuse-epilogue'"),
+        (["opt", "{model}", "-o", "x.json"], 1, "write .onnx or .txt"),
+        (["opt", "{model}", "--start", "nothing"], 1, "nothing"),
+    ],
+)
+def test_faults(prefuse_cli: Terminal, model: Path, arguments: list[str], status: int, message: str) -> None:
+    arguments = [argument.format(model=model) for argument in arguments]
+    assert message in prefuse_cli(*arguments, status=status)
+    if status == 1:
+        error = prefuse_cli.json(*arguments, status=1)["error"]
+        assert message in f"{error['what']}; {error['fix']}"  # type: ignore[index]  # JSON
+
+
+def test_the_script_starts_fast_and_explains_itself() -> None:
+    script = Path(sys.executable).with_name("prefuse")
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert all(verb in done.stdout for verb in ("compile", "run", "opt", "bisect", "inspect", "doctor"))
