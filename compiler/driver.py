@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ..kernels.group import Group
 from ..kernels.registry import build_kernel
-from ..kernels.template import BuiltKernel
+from ..kernels.template import BuiltKernel, Refusal
 from ..runtime.errors import UnsupportedModelError
 from ..runtime.plan import Role
 from ..runtime.program_file import ConstantSource, write_program
@@ -21,6 +21,7 @@ from .ir.functions import inline_function, is_fused
 from .lowering.groups import group_of
 from .lowering.planning import LoweredGroup, PlanDraft, draft_plan, is_view
 from .lowering.program import build_library
+from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .pass_table import DEFAULT_PIPELINE, PASSES
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
 
@@ -81,7 +82,7 @@ def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
         group = group_of(model, node)
         key = group.key()
         if key not in kernels:
-            kernels[key] = _build(group, target, len(kernels))
+            kernels[key] = _build(model, node, group, target, len(kernels))
         found = kernels[key]
         if not isinstance(found, str):
             symbol, kernel, numbers = found
@@ -96,8 +97,15 @@ def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
     return lowered
 
 
-def _build(group: Group, target: Target, number: int) -> tuple[str, BuiltKernel, dict[int, str]] | str:
+def _build(
+    model: ir.Model, node: ir.Node, group: Group, target: Target, number: int
+) -> tuple[str, BuiltKernel, dict[int, str]] | str:
+    """Our own template, else TVM's default for an operator alone; where neither is, the reasons."""
     built = build_kernel(group, target)
+    if not isinstance(built, BuiltKernel) and not is_fused(node):
+        imported = import_kernel(model, node, group)
+        refused = built
+        built = (*refused, (TEMPLATE, imported.reason)) if isinstance(imported, Refusal) else replace(imported, refused=refused)
     if isinstance(built, BuiltKernel):
         return f"k{number}_{group.label}", built, {number: name for name, number in group.value_order().items()}
     return "; ".join(f"{template}: {reason}" for template, reason in built)

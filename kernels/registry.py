@@ -7,20 +7,24 @@ from dataclasses import replace
 from ..runtime.target import Target
 from .cpu import convolution, elementwise, matmul, recurrent
 from .group import Group
+from .pointwise import POINTWISE
 from .template import BuiltKernel, Refusal, Template
 
 TEMPLATES: tuple[Template, ...] = (
     Template("elementwise", elementwise.build),
-    Template("matmul", matmul.build),
-    Template("convolution", convolution.build),
-    Template("gru", recurrent.build),
+    Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"])),
+    Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"])),
+    Template("gru", recurrent.build, frozenset(["GRU"])),
 )
 
 
 def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str, str], ...]:
-    """The kernel of a group; where no template takes it, each template's name and reason."""
+    """The kernel of a group; where none of the templates for its anchor takes it, their names and reasons."""
+    anchors = {op.op_type for op in group.ops} - POINTWISE.keys()
     refused: list[tuple[str, str]] = []
     for template in TEMPLATES:
+        if not anchors <= template.anchors or bool(anchors) != bool(template.anchors):
+            continue
         built = template.build(group, target)
         if isinstance(built, BuiltKernel):
             return replace(built, refused=tuple(refused))

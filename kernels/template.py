@@ -61,7 +61,11 @@ class BuiltKernel:
 
 @dataclass(frozen=True)
 class Template:
-    """One way to compute a kind of group. `build` returns a Refusal where the group does not fit."""
+    """One way to compute a kind of group. `build` returns a Refusal where the group does not fit.
+
+    Only groups whose one operator that is not pointwise is among `anchors` are shown to it; groups without one if that is empty.
+    """
 
     name: str
     build: Callable[[Group, Target], BuiltKernel | Refusal]
+    anchors: frozenset[str] = frozenset()
