@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -105,10 +105,10 @@ class _SyntaxError(Exception):
 
 
 class _Line:
-    """The tokens of one line, taken from the left. A token is (text, is a name)."""
+    """The tokens of one line, taken from the left. A token is its text and its kind: a quoted name, a bare word or a mark."""
 
     def __init__(self, text: str) -> None:
-        self._tokens: list[tuple[str, bool]] = []
+        self._tokens: list[tuple[str, Literal["quoted", "bare", "mark"]]] = []
         self._next = 0
         position, end = 0, len(text.rstrip())
         while position < end:
@@ -116,12 +116,13 @@ class _Line:
             if found is None:
                 raise _SyntaxError(f"cannot read {text[position : position + 20]!r}")
             quoted, bare, mark = found.groups()
-            self._tokens.append((_unquote(quoted) if quoted else bare or mark, mark is None))
+            kind: Literal["quoted", "bare", "mark"] = "quoted" if quoted else "bare" if bare else "mark"
+            self._tokens.append((_unquote(quoted) if quoted else bare or mark, kind))
             position = found.end()
 
     def at(self, expected: str) -> bool:
-        """Take the next token if it is `expected`."""
-        if self._next < len(self._tokens) and self._tokens[self._next][0] == expected:
+        """Take the next token if it is the keyword or mark `expected`; what is quoted is neither."""
+        if self._next < len(self._tokens) and self._tokens[self._next] in ((expected, "bare"), (expected, "mark")):
             self._next += 1
             return True
         return False
@@ -132,7 +133,7 @@ class _Line:
             raise _SyntaxError(f"expected {expected!r}, found {found!r}")
 
     def name(self) -> str:
-        if self._next >= len(self._tokens) or not self._tokens[self._next][1]:
+        if self._next >= len(self._tokens) or self._tokens[self._next][1] == "mark":
             raise _SyntaxError("expected a name")
         self._next += 1
         return self._tokens[self._next - 1][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.plan_memory import PlanMemory
@@ -26,6 +26,8 @@ def test_plans_round_trip(plan: Plan) -> None:
     assert parse_plan(print_plan(planned)) == planned
 
 
+@example(")", "->", "int8", 0)
+@example("stream", "stream", "int8", 1)
 @given(st.text(), st.text(), st.sampled_from(["float32", "bfloat16", "int4", "float8_e4m3fn", "bool"]), st.integers(0, 2**62))
 def test_any_name_round_trips(name: str, label: str, dtype: str, size: int) -> None:
     region = Region(name, size, 0)
