@@ -32,7 +32,7 @@ _MIN_IR_VERSION = 8  # the first that has functions
 class _Origin(TypedDict):
     """What a call remembers of one node of its body."""
 
-    name: str
+    name: str | None  # None: an inner constant, which was no node of the group
     outputs: list[str]
     metadata: dict[str, str]
 
@@ -57,7 +57,7 @@ def body_of(model: ir.Model, node: ir.Node) -> ir.Function:
 
 def fused_names(node: ir.Node) -> tuple[str, ...]:
     """The original names of the nodes of a fused group, in the order of its body; inner constants are left out."""
-    return tuple(origin["name"] for origin in _origins(node) if origin["name"])
+    return tuple(origin["name"] for origin in _origins(node) if origin["name"] is not None)
 
 
 def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> ir.Node:
@@ -91,7 +91,7 @@ def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> 
 def inline_function(model: ir.Model, node: ir.Node) -> tuple[ir.Node, ...]:
     """Put copies of a function's body in the place of its call, and return them; the function itself stays in the model.
 
-    For a fused group this undoes `fuse_into_function`: names and metadata come back.
+    For a fused group this undoes `fuse_into_function`: names and metadata come back; its inner constants become initializers.
 
     Raises:
         InvalidModelError: the function wants an opset version other than the model's.
@@ -108,7 +108,7 @@ def inline_function(model: ir.Model, node: ir.Node) -> tuple[ir.Node, ...]:
     attributes = {**function.attributes, **node.attributes}
     made: list[ir.Node] = []
     for child, origin in zip(function, origins, strict=True):
-        if is_fused(node) and child.op_type == "Constant":
+        if origin["name"] is None:
             values[child.outputs[0]] = _restore_constant(model, child, origin)
         else:
             made.append(_restore_node(model, child, origin, values, attributes))
@@ -197,7 +197,7 @@ def _register(model: ir.Model, body: ir.Graph, name: str) -> ir.OperatorIdentifi
 
 
 def _origins_of(constants: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> list[_Origin]:
-    inner = [_Origin(name="", outputs=[str(value.name)], metadata={}) for value in constants]
+    inner = [_Origin(name=None, outputs=[str(value.name)], metadata={}) for value in constants]
     return inner + [
         _Origin(name=node.name or "", outputs=[str(value.name) for value in node.outputs], metadata=dict(node.metadata_props))
         for node in nodes
@@ -281,7 +281,7 @@ def _restore_constant(model: ir.Model, node: ir.Node, origin: _Origin) -> ir.Val
     """The initializer for a constant of a fused body: the original one where it is still there, else a new one."""
     tensor = constant_tensor(node.outputs[0])
     assert tensor is not None
-    name = origin["outputs"][0] if origin["outputs"] else "constant"
+    name = origin["outputs"][0]
     present = model.graph.initializers.get(name)
     same = None if present is None else constant_tensor(present)
     if present is not None and same is not None and same.size == 1 and tensor_key(same) == tensor_key(tensor):

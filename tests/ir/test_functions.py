@@ -117,6 +117,18 @@ def test_scalars_go_inside_and_weights_stay_outside() -> None:
     assert [node.op_type for node in model.graph] == ["group"]
 
 
+def test_constants_come_back() -> None:
+    """One that only the group read as an initializer, one that was a member of the group as the node it was."""
+    body = "two = Constant<value = float {2.0}>()\n h = Mul(x, two)\n s = Constant<value_ints = [2, 4]>()\n y = Reshape(h, s)"
+    model = model_of(body)
+    call = fuse(model, "mul1 constant2 reshape3")
+    assert fused_names(call) == ("mul1", "constant2", "reshape3")
+    inline_all(model)
+    verify_model(model)
+    assert [node.op_type for node in model.graph] == ["Mul", "Constant", "Reshape"]
+    assert list(model.graph.initializers) == ["two"]
+
+
 def test_a_reader_between_the_members_moves_behind_the_call() -> None:
     model = model_of("a = Relu(x)\n b = Neg(a)\n c = Tanh(x)\n y = Add(a, c)", "float[2,4] x) => (float[2,4] y, float[2,4] b")
     inputs = random_inputs(model)
