@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -60,12 +61,12 @@ def arrays() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_a_static_onnx_model_is_compiled_at_once(cache: Path) -> None:
-    net = prefuse.compile(parser.parse_model(STATIC), cache=cache)
-    assert isinstance(net, CompiledModel)
+    net: Any = prefuse.compile(parser.parse_model(STATIC), cache=cache)
     x, b = arrays()
-    for y, z in (net(x, b), net(b=b, x=x), net.context()(x, b=b)):  # type: ignore[misc]  # a tuple of two
+    for y, z in (net(x, b), net(b=b, x=x), net.context()(x, b=b)):
         np.testing.assert_array_equal(z, x + b)
         np.testing.assert_array_equal(y, np.maximum(x + b, 0))
+    assert isinstance(net, CompiledModel)
 
 
 def test_saving_and_loading(cache: Path, tmp_path: Path) -> None:
@@ -122,12 +123,17 @@ def test_a_module_gives_its_own_structure(cache: Path) -> None:
 
 def test_a_module_is_compiled_once_a_signature(cache: Path) -> None:
     module = Scaled().eval()
-    net = prefuse.compile(module, cache=cache)
-    assert isinstance(net, SpecializedModel)
+    net: Any = prefuse.compile(module, cache=cache)
     x, shift = torch.randn(2, 4), torch.tensor(5.0)
-    for args, kwargs in [((x,), {}), ((x, shift), {}), ((x,), {"shift": shift, "times": 3}), ((x, None, 3), {"relu": True})]:
-        torch.testing.assert_close(net(*args, **kwargs).scaled, module(*args, **kwargs).scaled)  # type: ignore[attr-defined]
-        torch.testing.assert_close(net.context()(*args, **kwargs).scaled, module(*args, **kwargs).scaled)  # type: ignore[attr-defined]
+    calls: list[tuple[Any, Any]] = [
+        ((x,), {}),
+        ((x, shift), {}),
+        ((x,), {"shift": shift, "times": 3}),
+        ((x, None, 3), {"relu": True}),
+    ]
+    for args, kwargs in calls:
+        torch.testing.assert_close(net(*args, **kwargs).scaled, module(*args, **kwargs).scaled)
+        torch.testing.assert_close(net.context()(*args, **kwargs).scaled, module(*args, **kwargs).scaled)
     assert net.specialize(x, shift) is net.specialize(x, shift=shift)
     assert net.specialize(x, times=1) is not net.specialize(x, times=True)
 
@@ -146,7 +152,8 @@ def test_example_inputs_compile_a_module_at_once(cache: Path, tmp_path: Path) ->
     net = prefuse.compile(Scaled(), args=(x,), kwargs={"relu": True}, cache=cache)
     assert [port.name for port in net.inputs] == ["x"]
     net.save(tmp_path / "m.prefuse")
-    scaled, _ = prefuse.load(tmp_path / "m.prefuse")(x)  # type: ignore[misc]  # a tuple of two
+    again: Any = prefuse.load(tmp_path / "m.prefuse")
+    scaled, _ = again(x)
     torch.testing.assert_close(scaled, Scaled()(x, relu=True).scaled)
 
 
