@@ -99,8 +99,8 @@ def inline_function(model: ir.Model, node: ir.Node) -> tuple[ir.Node, ...]:
     function = model.functions[node.op_identifier()]
     _import_opsets(model, function)
     origins = _origins(node)
-    if len(origins) != len(function):  # a pass has changed the body since
-        origins = [_Origin(name="", outputs=[], metadata={}) for _ in function]
+    if not _fits(origins, function):  # nothing of ours, or a pass has changed the body since
+        origins = [_Origin(name="", outputs=[str(value.name) for value in child.outputs], metadata={}) for child in function]
     for key in (_NODES_KEY, SOURCE_KEY):
         node.metadata_props.pop(key, None)
     arguments = (*node.inputs, *[None] * (len(function.inputs) - len(node.inputs)))
@@ -277,6 +277,14 @@ def _import_opsets(model: ir.Model, function: ir.Function) -> None:
             )
 
 
+def _fits(origins: Sequence[_Origin], body: ir.Function) -> bool:
+    """Whether each origin may be that of the body node at its place."""
+    return len(origins) == len(body) and all(
+        len(origin["outputs"]) == len(node.outputs) and (origin["name"] is not None or node.op_type == "Constant")
+        for origin, node in zip(origins, body, strict=True)
+    )
+
+
 def _restore_constant(model: ir.Model, node: ir.Node, origin: _Origin) -> ir.Value:
     """The initializer for a constant of a fused body: the original one where it is still there, else a new one."""
     tensor = constant_tensor(node.outputs[0])
@@ -297,7 +305,7 @@ def _restore_node(
     node = clone_node(child, values, attributes)
     node.name = origin["name"] or child.name
     node.metadata_props.update(origin["metadata"] or child.metadata_props)
-    names = origin["outputs"] or [str(value.name) for value in child.outputs]
-    for inner, output, name in zip(child.outputs, node.outputs, names, strict=True):
-        output.name = None if inner in results else fresh_name(model, name)
+    for inner, output, name in zip(child.outputs, node.outputs, origin["outputs"], strict=True):
+        if name:  # an absent optional output stays so
+            output.name = None if inner in results else fresh_name(model, name)
     return node

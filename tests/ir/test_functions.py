@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from prefuse.compiler.ir.facts import infer_facts, infer_node, source_of, tensor_type
 from prefuse.compiler.ir.functions import body_of, fuse_into_function, fused_names, inline_all, inline_function, is_fused
 from prefuse.compiler.ir.printer import print_model
+from prefuse.compiler.ir.rewriter import replace_node
 from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.oracle import random_inputs, relative_error, run_model
 from prefuse.runtime.errors import InvalidModelError
@@ -127,6 +128,29 @@ def test_constants_come_back() -> None:
     verify_model(model)
     assert [node.op_type for node in model.graph] == ["Mul", "Constant", "Reshape"]
     assert list(model.graph.initializers) == ["two"]
+
+
+def test_absent_outputs_stay_absent() -> None:
+    body = "a, , c = Unique(x)\n h = Cast<to = 1>(c)\n y = ReduceSum(h)"
+    model = model_of(body, "float[2,4] x) => (float[1] y")
+    before = print_model(model)
+    fuse(model, "unique0 cast1")
+    inline_all(model)
+    assert print_model(model) == before
+
+
+def test_a_body_that_changed_is_inlined_as_it_is() -> None:
+    model = model_of("h = Relu(x)\n i = Neg(h)\n y = Add(i, w)", "float[4,4] x, float[4,4] w) => (float[4,4] y")
+    call = fuse(model, "relu0 neg1")
+    function = body_of(model, call)
+    split = ir.node("Split", [function[0].outputs[0]], {"num_outputs": 2}, num_outputs=2)
+    join = ir.node("Concat", split.outputs, {"axis": 0})
+    replace_node(function.graph, function[1], [split, join], join.outputs)
+    infer_facts(model)
+    verify_model(model)
+    inline_all(model)
+    verify_model(model)
+    assert [node.op_type for node in model.graph] == ["Relu", "Split", "Concat", "Add"]
 
 
 def test_a_reader_between_the_members_moves_behind_the_call() -> None:
