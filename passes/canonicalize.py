@@ -19,9 +19,9 @@ from .eliminate_dead import release_subgraphs
 
 _BUDGETED_FOLDS = 16  # folds of the largest size that one model may have
 
-# In the order of trial at each node: what computes nothing, then what is known, then spelling.
-_FAMILIES: tuple[Mapping[str, tuple[Rule, ...]], ...] = (no_ops.RULES, folding.RULES, branches.RULES)
-_SPELLINGS: tuple[Mapping[str, tuple[Rule, ...]], ...] = (views.RULES, windows.RULES, sequences.RULES, arithmetic.RULES)
+# Rules in the order of trial at each node: what computes nothing and what is known before folding, spelling after it.
+_BEFORE_FOLDING: tuple[Mapping[str, tuple[Rule, ...]], ...] = (no_ops.RULES, folding.RULES, branches.RULES)
+_AFTER_FOLDING: tuple[Mapping[str, tuple[Rule, ...]], ...] = (views.RULES, windows.RULES, sequences.RULES, arithmetic.RULES)
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class _Walk:
 
 
 def _rules_of(op_type: str) -> tuple[Rule, ...]:
-    """Every rule for an operator: no-ops, folding, then spellings."""
-    before = [rule for family in _FAMILIES for rule in family.get(op_type, ())]
-    after = [rule for family in _SPELLINGS for rule in family.get(op_type, ())]
+    """Every rule for an operator, in order."""
+    before = [rule for family in _BEFORE_FOLDING for rule in family.get(op_type, ())]
+    after = [rule for family in _AFTER_FOLDING for rule in family.get(op_type, ())]
     return (*before, folding.fold, *after)
 
 
 _RULES: dict[str, tuple[Rule, ...]] = {
-    op_type: _rules_of(op_type) for op_type in sorted(set(chain.from_iterable((*_FAMILIES, *_SPELLINGS))))
+    op_type: _rules_of(op_type) for op_type in sorted(set(chain.from_iterable((*_BEFORE_FOLDING, *_AFTER_FOLDING))))
 }
 _ANY: tuple[Rule, ...] = (folding.fold,)

@@ -10,7 +10,10 @@ from .scope import Replacement, Rule, Scope
 
 
 def take_branch(node: ir.Node, scope: Scope) -> Replacement | None:
-    """If with a constant condition becomes the nodes of its branch, under names that no other branch uses."""
+    """If with a constant condition becomes the nodes of its branch, under names that no other branch uses.
+
+    The nodes are moved, not copied: the branch is empty afterwards.
+    """
     condition = scalar_constant(node.inputs[0])
     if condition is None:
         return None

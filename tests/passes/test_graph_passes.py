@@ -14,6 +14,7 @@ from prefuse.compiler.ir.printer import print_model
 from prefuse.compiler.oracle import random_inputs, run_model
 from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
+from prefuse.passes.determinism import is_deterministic
 from prefuse.runtime.target import Target
 from prefuse.tests.strategies import onnx_models
 
@@ -140,6 +141,11 @@ def test_padding_means_the_same(mode: str, op_type: str, size: tuple[int, int]) 
     run(model, "canonicalize")
     assert "auto_pad" not in print_model(model)
     assert_equal_results(original, model, "onnxruntime")
+
+
+def test_nothing_is_known_of_custom_operators() -> None:
+    model = read("main (float[3] x) => (float[3] y) { y = Relu(x) }")
+    assert not is_deterministic(ir.node("Draw", [model.graph.inputs[0]], domain="custom"), model)
 
 
 def test_huge_constants_are_not_made() -> None:
