@@ -94,7 +94,7 @@ def choose_tile(m: int, columns: int, depth: int, lanes: int, registers: int, *,
 
     choices = [
         (rows, vectors)
-        for rows, vectors in nest(range(1, min(m, 14) + 1), range(1, 9))
+        for rows, vectors in nest(range(1, max(min(m, 14), 1) + 1), range(1, 9))
         if rows * vectors + vectors + 1 <= registers and (b_padded or vectors == 1 or vectors * lanes <= columns)
     ]
     rows, vectors = min(choices, key=lambda choice: (cycles(*choice), choice))

@@ -1,0 +1,107 @@
+"""Matrix products: every way operands can lie, ragged edges, epilogues; against float64."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from prefuse.kernels.group import Group, Op
+
+from .harness import LEVELS, Case, check, target_of, type_of
+
+rng = np.random.default_rng(1)
+
+
+def product(
+    a_shape: tuple[int, ...], b_shape: tuple[int, ...], constants: str = "b", dtype: str = "float32", followers: bool = True
+) -> Case:
+    """MatMul, then y = (m + c) * r with c of the last dimension and r of the result's shape."""
+    a, b = (rng.standard_normal(shape).astype(dtype) for shape in (a_shape, b_shape))
+    exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
+    arrays, ops, out, expected = {"a": a, "b": b}, [Op("MatMul", ("a", "b"), ("m",))], "m", exact
+    if followers and exact.ndim:
+        arrays |= {"c": rng.standard_normal(exact.shape[-1]).astype(dtype), "r": rng.standard_normal(exact.shape).astype(dtype)}
+        ops += [Op("Add", ("m", "c"), ("s",)), Op("Mul", ("s", "r"), ("y",))]
+        out, expected = "y", (exact + arrays["c"].astype(np.float64)) * arrays["r"].astype(np.float64)
+    kind = type_of(exact.astype(dtype))
+    types = {name: type_of(array) for name, array in arrays.items()} | dict.fromkeys(("m", "s", "y"), kind)
+    group = Group(tuple(ops), tuple(arrays), (out,), types, frozenset(constants) & arrays.keys())
+    unit = {"float64": 1e-13, "float32": 2e-5, "float16": 4e-2, "bfloat16": 3e-1}.get(dtype, 0.0)
+    label = f"{a_shape} x {b_shape} constant {constants!r} {dtype}"
+    return Case(group, arrays, [expected.astype(np.float64)], unit / 10, unit, label, "matmul")
+
+
+def gemm(m: int, n: int, k: int, constants: str, c_shape: tuple[int, ...] | None, **attributes: float) -> Case:
+    a = rng.standard_normal((k, m) if attributes.get("transA") else (m, k)).astype(np.float32)
+    b = rng.standard_normal((n, k) if attributes.get("transB") else (k, n)).astype(np.float32)
+    exact = (a.T if attributes.get("transA") else a).astype(np.float64) @ (b.T if attributes.get("transB") else b)
+    exact *= attributes.get("alpha", 1.0)
+    arrays = {"a": a, "b": b}
+    if c_shape is not None:
+        arrays["c"] = rng.standard_normal(c_shape).astype(np.float32)
+        exact = exact + attributes.get("beta", 1.0) * arrays["c"]
+    types = {name: type_of(array) for name, array in arrays.items()} | {"y": type_of(exact.astype(np.float32))}
+    group = Group((Op("Gemm", tuple(arrays), ("y",), attributes),), tuple(arrays), ("y",), types, frozenset(constants))
+    return Case(group, arrays, [exact], 2e-6, 2e-5, f"Gemm {m}x{n}x{k} {attributes} constant {constants!r}", "matmul")
+
+
+def products() -> list[Case]:
+    return [
+        product((1, 7), (7, 1)),
+        product((5, 3), (3, 17)),
+        product((13, 77), (77, 50)),
+        product((1, 65), (65, 130)),
+        product((33, 129), (129, 100)),
+        product((33, 29), (29, 100), ""),
+        product((6, 9), (9, 5), ""),
+        product((17, 31), (31, 40), "a"),
+        product((2, 3, 19, 8), (8, 21)),
+        product((2, 3, 19, 8), (8, 21), ""),
+        product((4, 3, 5), (4, 5, 18), "b"),
+        product((2, 1, 7, 5), (3, 5, 19), ""),
+        product((3, 5), (2, 5, 33), ""),
+        product((3, 5), (2, 5, 33), "b"),
+        product((5,), (5, 40)),
+        product((2, 4, 5), (5,)),
+        product((2, 3, 4, 5), (3, 5, 1), ""),
+        product((5,), (5,), followers=False),
+        product((0, 5), (5, 7)),
+        product((3, 0), (0, 20)),
+        product((13, 21), (21, 30), dtype="float64"),
+        product((5, 40), (40, 37), dtype="float16"),
+        product((4, 33), (33, 19), dtype=np.dtype(ml_dtypes.bfloat16).name),
+        product((5, 9), (9, 20), "b", "int32"),
+        product((5, 9), (9, 20), "", "int64"),
+    ]
+
+
+def gemms() -> list[Case]:
+    return [
+        gemm(7, 33, 20, "b", (33,), transB=1),
+        gemm(7, 33, 20, "b", (7, 1), transB=1, alpha=0.5, beta=2.0),
+        gemm(9, 21, 5, "", (21,), transA=1),
+        gemm(9, 21, 5, "", (), transA=1, transB=1),
+        gemm(18, 40, 5, "a", (18, 40), transA=1, beta=0.0),
+        gemm(18, 40, 5, "a", (1, 40)),
+        gemm(3, 4, 5, "b", None),
+    ]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("cases", [products, gemms])
+def test_matrix_products(cases: object, level: str) -> None:
+    assert callable(cases)
+    check(cases(), target_of(level))
+
+
+def test_two_runs_are_bitwise_equal_and_threads_do_not_change_the_result() -> None:
+    first, second = product((130, 200), (200, 333)), None
+    second = Case(first.group, first.arrays, first.expected, label=first.label)
+    third = Case(first.group, first.arrays, first.expected, label=first.label)
+    level = "avx2"
+    check([first], target_of(level, threads=1))
+    check_equal = target_of(level, threads=2)
+    for again in (second, third):
+        again.rtol, again.atol = first.rtol, first.atol
+        check([again], check_equal)
+        np.testing.assert_array_equal(again.got[0], first.got[0])
