@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 
 import onnx_ir as ir
 
@@ -17,7 +18,7 @@ def clone_node(node: ir.Node, values: ValueMap, attributes: Mapping[str, ir.Attr
             which keep names and facts, are added.
         attributes: what stands for each reference attribute; one that has no value here is left out. None: keep references.
     """
-    copied = [copy for one in node.attributes.values() if (copy := _clone_attribute(one, values, attributes)) is not None]
+    copied = [new for one in node.attributes.values() if (new := _clone_attribute(one, values, attributes)) is not None]
     inputs = [None if value is None else values.get(value, value) for value in node.inputs]
     outputs = [copy_value(value) for value in node.outputs]
     values.update(zip(node.outputs, outputs, strict=True))
@@ -28,7 +29,15 @@ def clone_node(node: ir.Node, values: ValueMap, attributes: Mapping[str, ir.Attr
 
 def copy_value(value: ir.Value) -> ir.Value:
     """A new value with the name and the facts of `value`, that nothing produces or reads."""
-    return ir.Value(name=value.name, type=value.type, shape=None if value.shape is None else ir.Shape(value.shape))
+    new = ir.Value(name=value.name)
+    copy_facts(value, new)
+    return new
+
+
+def copy_facts(source: ir.Value, target: ir.Value) -> None:
+    """Give `target` the type and shape of `source`, not the same objects: setting a dtype changes a type in place."""
+    target.type = copy(source.type)
+    target.shape = None if source.shape is None else ir.Shape(source.shape)
 
 
 def _clone_attribute(attribute: ir.Attr, values: ValueMap, attributes: Mapping[str, ir.Attr] | None) -> ir.Attr | None:
@@ -51,14 +60,14 @@ def _clone_graph(graph: ir.Graph, values: ValueMap, attributes: Mapping[str, ir.
             scope[value] = copy_value(value)
     initializers = []
     for value in graph.initializers.values():
-        copy = scope[value]
-        assert copy is not None
-        copy.const_value = value.const_value
-        initializers.append(copy)
+        new = scope[value]
+        assert new is not None
+        new.const_value = value.const_value
+        initializers.append(new)
     nodes = [clone_node(node, scope, attributes) for node in graph]
     return ir.Graph(
-        [copy for value in graph.inputs if (copy := scope[value]) is not None],
-        [copy for value in graph.outputs if (copy := scope.get(value, value)) is not None],
+        [new for value in graph.inputs if (new := scope[value]) is not None],
+        [new for value in graph.outputs if (new := scope.get(value, value)) is not None],
         nodes=nodes,
         initializers=initializers,
         name=graph.name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,6 +20,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ...runtime.errors import InvalidModelError
 from ...runtime.plan import TensorType
+from .cloning import copy_facts
 from .constants import constant_tensor
 from .scopes import read_values, subgraphs_of
 
@@ -177,8 +179,7 @@ class _Inference:
             self._arguments[parameter] = argument
             if argument is not None and (parameter.type, parameter.shape) != (argument.type, argument.shape):
                 same_types = False
-                parameter.type = argument.type
-                parameter.shape = None if argument.shape is None else argument.shape.copy()
+                copy_facts(argument, parameter)
         attributes = {**function.attributes, **node.attributes}
         self._opsets, self._attributes = function.opset_imports, {k: self._resolved(v) for k, v in attributes.items()}
         self._calls.append(identifier)
@@ -251,7 +252,7 @@ def _record(value: ir.Value, fact: Fact | None) -> None:
     """Store an inferred fact; a dimension that inference could not find keeps what was recorded for it."""
     if fact is None:
         return
-    value.type = fact.type
+    value.type = copy(fact.type)
     if fact.shape is None:
         return
     old, new = value.shape, fact.shape.copy()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import onnx_ir as ir
 
+from .cloning import copy_facts
 from .facts import SOURCE_KEY, infer_node, source_of
 from .names import fresh_name
 
@@ -153,7 +154,7 @@ def _output_value(old: ir.Value, new: ir.Value) -> ir.Value:
         identity = ir.node("Identity", [new], version=consumer.version)
         copy_source((consumer,), identity)
         graph_of(consumer).insert_before(consumer, identity)
-        copy, copy.type, copy.shape = identity.outputs[0], new.type, None if new.shape is None else ir.Shape(new.shape)
-        new = copy
+        copy_facts(new, identity.outputs[0])
+        new = identity.outputs[0]
     new.name = old.name
     return new
