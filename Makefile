@@ -26,6 +26,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "prefuse needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	# Programs are linked by whatever linker there is; a machine without one gets the linker inside ziglang.
+	command -v ld ld.lld cc gcc clang > /dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt ziglang
 	touch $@
 
 clean:
