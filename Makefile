@@ -27,7 +27,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	# Programs are linked by whatever linker there is; a machine without one gets the linker inside ziglang.
-	command -v ld ld.lld cc gcc clang > /dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt ziglang
+	command -v ld || command -v ld.lld || command -v cc || $(BIN)/python -m pip install --quiet --constraint constraints.txt ziglang
 	touch $@
 
 clean:
