@@ -28,8 +28,7 @@ class Scope:
 
     @property
     def opset(self) -> int:
-        imports = self.model.graph.opset_imports
-        return imports.get("", imports.get("ai.onnx", 1))
+        return self.model.graph.opset_imports.get("", 1)
 
     def constant(self, array: np.ndarray, hint: str | None) -> ir.Value:
         """A new initializer of the main graph, which subgraphs see too."""
