@@ -77,15 +77,14 @@ class KernelBuilder:
             return
         variable = tirx.Var(name, "int32")
         self._blocks.append([])
-        outer = self._lane
+        outer, allocations = self._lane, list[Any]()
         if kind == "vectorized":
-            self._lane = (variable, extent, [])
+            self._lane = (variable, int(extent), allocations)
         yield variable
         body = self._close()
-        if kind == "vectorized":
-            for statement in self._lane[2]:
-                self.emit(statement)
         self._lane = outer
+        for allocation in allocations:
+            self.emit(allocation)
         self.emit(tirx.For(variable, tirx.const(0, "int32"), _int(extent), tirx.ForKind[kind.upper()], body))
 
     @contextmanager

@@ -8,6 +8,7 @@ input itself is the plane. A transposed convolution is one such product for each
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product as nest
 from math import ceil, gcd, prod
@@ -293,7 +294,7 @@ class _Convolution:
         self.packed[key] = Operand(name, pack)
         return self.builder.parameter(key, pack.packed_type(self.source).elements, self.source.dtype)
 
-    def _store(self, phase: Index, planes: _Planes, flat: bool):  # type: ignore[no-untyped-def]
+    def _store(self, phase: Index, planes: _Planes, flat: bool) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
         builder, window = self.builder, self.window
         group = _with_flat_space(self.group, self.rank) if flat else self.group
         result, out = self.anchor.outputs[0], group.outputs[0]

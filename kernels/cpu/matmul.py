@@ -2,221 +2,203 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
+from ..builder import Buffer, Expr, Index, row_major, unravel
 from ..group import Group, Op
-from ..template import BuiltKernel, Operand, Pack, Refusal
-from ..values import GroupValues, pointwise_obstacle, split_anchor
+from ..template import BuiltKernel, Operand, Refusal
+from ..values import GroupValues, broadcast_index, pointwise_obstacle, split_anchor
 from .common import finish, new_builder
 from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
 
 _ACCUMULATORS = {"float16": "float32", "bfloat16": "float32"}
 _TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
+Load = Callable[[Expr, Expr, Expr, Expr, Index], Expr]  # of TileProduct.a and .b: batch, panel, start, line, ks
 
 
 @dataclass(frozen=True)
-class _Operands:
-    """A product in normal form: out[batch, m, n]. `a_transposed` means that A is stored [k, m], `b_transposed` B as [n, k].
+class _Side:
+    """One operand as matrices of `lines` (rows of A, columns of B) by `depth`. `lines_last`: lines run fastest in memory.
 
-    `a_shape` and `b_shape` are the batch dimensions of each operand, aligned with `batch`, 1 where it broadcasts.
+    `batch` are its own batch dimensions, 1 where it broadcasts along the product's.
     """
 
+    name: str
     batch: tuple[int, ...]
-    a_shape: tuple[int, ...]
-    b_shape: tuple[int, ...]
-    m: int
-    n: int
-    k: int
-    a_transposed: bool = False
-    b_transposed: bool = False
+    lines: int
+    depth: int
+    lines_last: bool
+
+    def pack(self, tile: int) -> PackPanels:
+        """How to lay the operand out in panels, if it is constant."""
+        rank = len(self.batch)
+        if self.lines_last:
+            return PackPanels((*self.batch, self.depth, self.lines), (*range(rank), rank + 1, rank), rank, 1, tile)
+        return PackPanels((*self.batch, self.lines, self.depth), tuple(range(rank + 2)), rank, 1, tile)
+
+    def matrix_of(self, batch: tuple[int, ...], position: Expr) -> Expr:
+        """Number of the operand's matrix that belongs to a position of the product's batch."""
+        if self.batch == batch:
+            return position
+        return row_major(broadcast_index(unravel(position, batch), batch, self.batch), self.batch)
+
+    def offset(self, matrix: Expr, line: Expr, k: Expr) -> Expr:
+        """Where an element lies in the operand itself."""
+        if self.lines_last:
+            return (matrix * self.depth + k) * self.lines + line
+        return (matrix * self.lines + line) * self.depth + k
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes one MatMul or Gemm with pointwise followers of its output's shape."""
-    anchor, followers = split_anchor(group)
+    anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
         return Refusal("has no matrix product")
-    a, b = anchor.inputs[:2]
-    dtype = group.types[a].dtype
-    if dtype not in _TYPES:
+    if (dtype := group.types[anchor.inputs[0]].dtype) not in _TYPES:
         return Refusal(f"no product of {dtype}")
+    if anchor.inputs[0] == anchor.inputs[1] and anchor.inputs[0] in group.constants:
+        return Refusal("both operands are one constant")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
-    form = _normal_form(group, anchor)
-    builder = new_builder(target)
-    accumulator = _ACCUMULATORS.get(dtype, dtype)
-    constant_a, constant_b = a in group.constants, b in group.constants
-    # Columns of a constant B are filled up when packed; others are read where they are, if there is one vector of them.
-    staged_b = not constant_b and (form.b_transposed or form.n < builder.lanes(accumulator))
-    padded = constant_b or staged_b
-    lanes = builder.lanes(accumulator)
-    tile = choose_tile(
-        form.m, form.n, form.k, lanes, target.vector_registers, shifted_loads=not padded and form.n % lanes != 0, b_padded=padded
-    )
-    packs: dict[str, Pack] = {}
-    if constant_a:
-        packs[a] = _panels(form.a_shape, form.m, form.k, tile.rows, lines_last=form.a_transposed)
-    if constant_b:
-        packs[b] = _panels(form.b_shape, form.n, form.k, tile.columns, lines_last=not form.b_transposed)
-    if constant_a and constant_b and a == b:
-        return Refusal("both operands are one constant")
-    read_a = _reader(builder, group, a, form.a_shape, form, accumulator, packs.get(a), "a", tile.rows, constant_a)
-    read_b = _reader(builder, group, b, form.b_shape, form, accumulator, packs.get(b), "b", tile.columns, constant_b or staged_b)
-    out = group.outputs[0]
-    out_type = group.types[out]
-    result = anchor.outputs[0]
-    shape = group.types[result].shape
-
-    def store(batch: Expr, m: Expr, r: Expr, n: Expr, value: Expr) -> None:
-        index = _output_index(form, shape, batch, m, n)
-        total = _with_bias(GroupValues(group, builder), anchor, group, index, value)
-        total = total if dtype == accumulator else tirx.Cast(dtype, total)
-        values = GroupValues(group, builder, {result: lambda _: total})
-        element = values.read(out, index) if followers else total
-        offset = (batch * form.m + m) * form.n + n
-        builder.store(builder.parameter(out, out_type.elements, out_type.dtype), offset, element)
-
-    product = TileProduct(
-        prod(form.batch),
-        form.m,
-        Plane(form.n, form.n, form.n),
-        (form.k,),
-        tile,
-        accumulator,
-        read_a,
-        read_b,
-        store,
-        a_padded=constant_a,
-        b_padded=padded,
-    )
-    emit(builder, product, a_bytes=group.types[a].size_bytes, b_bytes=group.types[b].size_bytes)
-    packed = {name: Operand(name, pack) for name, pack in packs.items()}
-    return finish("matmul", builder, group, flops=product.flops, packed=packed)
+    return _Product(group, anchor, target).build()
 
 
-def _normal_form(group: Group, anchor: Op) -> _Operands:
-    a, b = (group.types[name].shape for name in anchor.inputs[:2])
+class _Product:
+    """One kernel being built."""
+
+    def __init__(self, group: Group, anchor: Op, target: Target) -> None:
+        self.group, self.anchor, self.target = group, anchor, target
+        self.builder = new_builder(target)
+        self.batch, self.a, self.b = _normal_form(group, anchor)
+        self.dtype = group.types[anchor.inputs[0]].dtype
+        self.accumulator = _ACCUMULATORS.get(self.dtype, self.dtype)
+        self.packed: dict[str, Operand] = {}
+
+    def build(self) -> BuiltKernel:
+        a, b, lanes = self.a, self.b, self.builder.lanes(self.accumulator)
+        packs_a, packs_b = a.name in self.group.constants, b.name in self.group.constants
+        # A changing B is read where it is if its columns are contiguous and fill one vector; else it is staged.
+        stages_b = not packs_b and (not b.lines_last or b.lines < lanes)
+        padded = packs_b or stages_b
+        tile = choose_tile(
+            a.lines,
+            b.lines,
+            a.depth,
+            lanes,
+            self.target.vector_registers,
+            shifted_loads=not padded and b.lines % lanes != 0,
+            b_padded=padded,
+        )
+        product = TileProduct(
+            prod(self.batch),
+            a.lines,
+            Plane(b.lines, b.lines, b.lines),
+            (a.depth,),
+            tile,
+            self.accumulator,
+            self._packed(a, tile.rows) if packs_a else self._in_place(a),
+            self._packed(b, tile.columns) if packs_b else self._staged(b, tile.columns) if stages_b else self._in_place(b),
+            self._store(),
+            a_padded=packs_a,
+            b_padded=padded,
+        )
+        sizes = [self.group.types[side.name].size_bytes for side in (a, b)]
+        emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
+        return finish("matmul", self.builder, self.group, flops=product.flops, packed=self.packed)
+
+    def _in_place(self, side: _Side) -> Load:
+        kind = self.group.types[side.name]
+        buffer = self.builder.parameter(side.name, kind.elements, kind.dtype)
+
+        def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
+            return tirx.Cast(self.accumulator, buffer[side.offset(side.matrix_of(self.batch, batch), start + line, ks[0])])
+
+        return load
+
+    def _packed(self, side: _Side, tile: int) -> Load:
+        """The constant operand, packed at compile time."""
+        pack = side.pack(tile)
+        self.packed[side.name] = Operand(side.name, pack)
+        elements = pack.packed_type(self.group.types[side.name]).elements
+        return self._panels(side, tile, self.builder.parameter(side.name, elements, self.dtype))
+
+    def _staged(self, side: _Side, tile: int) -> Load:
+        """A copy in panels of the workspace, filled up with zeros."""
+        builder, panels, matrices = self.builder, ceil(side.lines / tile), prod(side.batch)
+        size = matrices * panels * side.depth * tile
+        staged = builder.workspace(size, self.accumulator)
+        kind = self.group.types[side.name]
+        source = builder.parameter(side.name, kind.elements, kind.dtype)
+        zero = tirx.const(0, self.accumulator)
+        with builder.chunks(matrices * panels, size) as chunk:
+            matrix, panel = builder.bind(tirx.floordiv(chunk, panels)), builder.bind(tirx.floormod(chunk, panels))
+            with builder.loop(side.depth, name="k") as k, builder.loop(tile, name="line") as i:
+                line = panel * tile + i
+                value = tirx.Cast(self.accumulator, source[side.offset(matrix, tirx.min(line, side.lines - 1), k)])
+                builder.store(staged, (chunk * side.depth + k) * tile + i, tirx.Select(line < side.lines, value, zero))
+        return self._panels(side, tile, staged)
+
+    def _panels(self, side: _Side, tile: int, buffer: Buffer) -> Load:
+        panels = ceil(side.lines / tile)
+
+        def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
+            matrix = side.matrix_of(self.batch, batch)
+            return tirx.Cast(self.accumulator, buffer[((matrix * panels + panel) * side.depth + ks[0]) * tile + line])
+
+        return load
+
+    def _store(self) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
+        group, builder = self.group, self.builder
+        out, result = group.outputs[0], self.anchor.outputs[0]
+        kind, shape = group.types[out], group.types[result].shape
+
+        def store(batch: Expr, m: Expr, r: Expr, n: Expr, value: Expr) -> None:
+            offset = (batch * self.a.lines + m) * self.b.lines + n
+            index = (
+                (*unravel(batch * self.a.lines + m, shape[:-1]), n) if shape[-1:] == (self.b.lines,) else unravel(offset, shape)
+            )
+            total = tirx.Cast(self.dtype, self._with_bias(index, value))
+            element = GroupValues(group, builder, {result: lambda _: total}).read(out, index)
+            builder.store(builder.parameter(out, kind.elements, kind.dtype), offset, element)
+
+        return store
+
+    def _with_bias(self, index: Index, value: Expr) -> Expr:
+        """alpha * value + beta * C, for Gemm."""
+        if self.anchor.op_type != "Gemm":
+            return value
+        alpha, beta = self.anchor.attribute("alpha", 1.0), self.anchor.attribute("beta", 1.0)
+        if alpha != 1.0:
+            value = value * tirx.const(alpha, self.accumulator)
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
+        if not bias or beta == 0.0:
+            return value
+        types = self.group.types
+        place = broadcast_index(index, types[self.anchor.outputs[0]].shape, types[bias].shape)
+        element = tirx.Cast(self.accumulator, GroupValues(self.group, self.builder).read(bias, place))
+        return value + (element * tirx.const(beta, self.accumulator) if beta != 1.0 else element)
+
+
+def _normal_form(group: Group, anchor: Op) -> tuple[tuple[int, ...], _Side, _Side]:
+    """The product's batch dimensions and its operands. A batch of rows that share one B becomes more rows."""
+    a_name, b_name = anchor.inputs[:2]
+    a, b = group.types[a_name].shape, group.types[b_name].shape
     if anchor.op_type == "Gemm":
-        transposed_a, transposed_b = bool(anchor.attribute("transA", 0)), bool(anchor.attribute("transB", 0))
-        m, k = reversed(a) if transposed_a else a
-        n = b[0] if transposed_b else b[1]
-        return _Operands((), (), (), m, n, k, transposed_a, transposed_b)
+        a_last, b_first = bool(anchor.attribute("transA", 0)), bool(anchor.attribute("transB", 0))
+        m, k = (a[1], a[0]) if a_last else a
+        return (), _Side(a_name, (), m, k, a_last), _Side(b_name, (), b[0] if b_first else b[1], k, not b_first)
     a = (1, *a) if len(a) == 1 else a
     b = (*b, 1) if len(b) == 1 else b
     rank = max(len(a), len(b)) - 2
     a_batch = (1,) * (rank - len(a) + 2) + a[:-2]
     b_batch = (1,) * (rank - len(b) + 2) + b[:-2]
     batch = tuple(y if x == 1 else x for x, y in zip(a_batch, b_batch, strict=True))
-    if prod(b_batch) == 1 and a_batch == batch:  # one B for all: the batch is more rows
-        return _Operands((), (), (), prod(batch) * a[-2], b[-1], a[-1])
-    return _Operands(batch, a_batch, b_batch, a[-2], b[-1], a[-1])
-
-
-def _panels(batch: tuple[int, ...], lines: int, depth: int, tile: int, *, lines_last: bool) -> PackPanels:
-    rank = len(batch)
-    shape = (*batch, depth, lines) if lines_last else (*batch, lines, depth)
-    order = (*range(rank), rank + 1, rank) if lines_last else (*range(rank), rank, rank + 1)
-    return PackPanels(shape, order, rank, 1, tile)
-
-
-def _reader(  # type: ignore[no-untyped-def]
-    builder: KernelBuilder,
-    group: Group,
-    name: str,
-    batch_shape,
-    form: _Operands,
-    accumulator: str,
-    pack,
-    side: str,
-    width: int,
-    panelled: bool,
-):
-    """How the tile loads one operand: from packed panels, from a staged copy in panels, or from where it lies."""
-    kind = group.types[name]
-    lines, depth = (form.m, form.k) if side == "a" else (form.n, form.k)
-    transposed = form.a_transposed if side == "a" else not form.b_transposed  # lines run fastest in memory
-    panels = -(-lines // width)
-    batches = prod(batch_shape)
-    if panelled and pack is None:
-        buffer = builder.workspace(batches * panels * depth * width, accumulator)
-        _stage(builder, group, name, buffer, batches, lines, depth, width, transposed, accumulator)
-    elif panelled:
-        packed = pack.packed_type(kind)
-        buffer = builder.parameter(name, packed.elements, kind.dtype)
-    else:
-        buffer = builder.parameter(name, kind.elements, kind.dtype)
-
-    def read(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
-        (k,) = ks
-        base = _batch_offset(form.batch, batch_shape, batch)
-        if panelled:
-            offset = ((base * panels + panel) * depth + k) * width + line
-        elif transposed:
-            offset = (base * depth + k) * lines + start + line
-        else:
-            offset = (base * lines + start + line) * depth + k
-        value = buffer[offset]
-        return value if str(value.ty) == accumulator else tirx.Cast(accumulator, value)
-
-    return read
-
-
-def _stage(
-    builder: KernelBuilder, group: Group, name: str, buffer: Buffer, batches: int, lines: int, depth: int, width: int,
-    transposed: bool, accumulator: str,
-) -> None:  # fmt: skip
-    """Copy an operand into panels of the workspace, filled up with zeros."""
-    values = GroupValues(group, builder)
-    panels = -(-lines // width)
-    with builder.chunks(batches * panels, batches * panels * depth * width) as chunk:
-        batch, panel = builder.bind(tirx.floordiv(chunk, panels)), builder.bind(tirx.floormod(chunk, panels))
-        with builder.loop(depth, name="k") as k, builder.loop(width, name="line") as line:
-            at = panel * width + line
-            inside = tirx.min(at, lines - 1)
-            offset = (batch * depth + k) * lines + inside if transposed else (batch * lines + inside) * depth + k
-            value = tirx.Cast(accumulator, values.load(name, offset))
-            builder.store(buffer, (chunk * depth + k) * width + line, tirx.Select(at < lines, value, tirx.const(0, accumulator)))
-
-
-def _batch_offset(batch: tuple[int, ...], own: tuple[int, ...], position: Expr) -> Expr:
-    """Number of the operand's matrix that belongs to a batch position."""
-    if own == batch:
-        return position
-    index = unravel(position, batch)
-    return row_major(tuple(0 if extent == 1 else i for i, extent in zip(index, own, strict=True)), own)
-
-
-def _output_index(form: _Operands, shape: tuple[int, ...], batch: Expr, m: Expr, n: Expr) -> Index:
-    """Index of the anchor's output; rows are unravelled where a batch was folded into them, and 1-D operands have none."""
-    rank = len(shape)
-    if form.batch:
-        lead = unravel(batch, form.batch)
-        return (*lead, m, n) if rank == len(lead) + 2 else (*lead, n if form.m == 1 and shape[-1] == form.n else m)[:rank]
-    if rank <= 1:
-        return () if rank == 0 else ((n,) if form.m == 1 and shape[0] == form.n else (m,))
-    if prod(shape) != form.m * form.n or shape[-1] != form.n or prod(shape[:-1]) != form.m:
-        return unravel(m * form.n + n, shape)
-    return (*unravel(m, shape[:-1]), n)
-
-
-def _with_bias(values: GroupValues, anchor: Op, group: Group, index: Index, value: Expr) -> Expr:
-    """alpha * value + beta * C, for Gemm."""
-    if anchor.op_type != "Gemm":
-        return value
-    dtype = str(value.ty)
-    alpha, beta = anchor.attribute("alpha", 1.0), anchor.attribute("beta", 1.0)
-    if alpha != 1.0:
-        value = value * tirx.const(alpha, dtype)
-    if len(anchor.inputs) > 2 and anchor.inputs[2] and beta != 0.0:
-        bias = anchor.inputs[2]
-        shape = group.types[bias].shape
-        tail = index[len(index) - len(shape) :]
-        element = values.read(bias, tuple(0 if extent == 1 else i for i, extent in zip(tail, shape, strict=True)))
-        element = tirx.Cast(dtype, element)
-        value = value + (element * tirx.const(beta, dtype) if beta != 1.0 else element)
-    return value
+    (m, k), n = a[-2:], b[-1]
+    if prod(b_batch) == 1 and a_batch == batch:
+        return (), _Side(a_name, (), prod(batch) * m, k, False), _Side(b_name, (), n, k, True)
+    return batch, _Side(a_name, a_batch, m, k, False), _Side(b_name, b_batch, n, k, True)

@@ -1,14 +1,12 @@
-"""GRU: the input's share of all steps in one product, then the steps, each with its gates' pointwise part in the tile store.
+"""GRU: the input's share of all steps in one product, then the steps, each with its gates' arithmetic in the tile store.
 
-The recurrent weights are packed so that one panel holds the columns of all three gates of the same hidden units: a tile finishes
-those units' new state by itself. Directions run on threads of their own; a single direction deals its hidden units to the threads.
+The recurrent weights are packed so that one panel holds the columns of all three gates of the same hidden units: a tile
+finishes those units' new state by itself. Directions run on threads of their own; a single one deals its units to the threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product as nest
 from math import ceil
 
 import numpy as np
@@ -21,7 +19,7 @@ from ..builder import Buffer, Expr, Index
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
 from .common import finish, new_builder
-from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
+from .tile_product import PackPanels, Plane, Tile, TileProduct, choose_tile, emit, sum_tile
 
 _GATES = 3  # update, reset, hidden: the order of ONNX
 _DTYPE = "float32"
@@ -81,6 +79,7 @@ class _Gru:
         self.rows = min(self.batch, 8 if target.vector_registers == 32 else 4)
         self.vectors = 2 if self.rows == 1 else 1  # of one gate: enough sums in flight to hide the latency of the multiply-add
         self.columns = self.vectors * self.lanes
+        self.tile = Tile(self.rows, _GATES * self.vectors, self.lanes)
         self.packed: dict[str, Operand] = {}
 
     def build(self) -> BuiltKernel:
@@ -96,9 +95,12 @@ class _Gru:
         panels = ceil(self.hidden / self.columns)
         work = 2 * self.batch * _GATES * self.hidden * self.hidden // 16
         if self.directions > 1:
-            with builder.chunks(self.directions, work * self.steps) as d, builder.loop(self.steps, name="step") as step:
-                with builder.loop(panels, name="panel") as panel:
-                    self._step(d, step, panel, projected, states, weights)
+            with (
+                builder.chunks(self.directions, work * self.steps) as d,
+                builder.loop(self.steps, name="step") as step,
+                builder.loop(panels, name="panel") as panel,
+            ):
+                self._step(d, step, panel, projected, states, weights)
         else:
             with builder.loop(self.steps, name="step") as step, builder.chunks(panels, work) as panel:
                 self._step(0, step, panel, projected, states, weights)
@@ -164,57 +166,42 @@ class _Gru:
         with builder.loop(ceil(self.batch / self.rows), name="rows") as tile:
             begin = builder.bind(tile * self.rows)
             start = builder.bind(tirx.min(begin, self.batch - self.rows))
-            sums = builder.local(self.rows * _GATES * self.columns, _DTYPE)
-            origin = builder.bind((direction * panels + panel) * self.hidden * _GATES * self.columns)
-
-            def cell(row: int, vector: int, body: Callable[[Expr, Expr], None]) -> None:
-                with builder.loop(self.lanes, "vectorized", "lane") as lane:
-                    column = vector * self.lanes + lane
-                    body(row * _GATES * self.columns + column, column)
-
-            cells = list(nest(range(self.rows), range(_GATES * self.vectors)))
-            for row, vector in cells:
-                cell(row, vector, lambda at, column: builder.store(sums, at, tirx.const(0, _DTYPE)))
-            with builder.loop(self.hidden, name="k") as k:
-                for row, vector in cells:
-                    h = states[old + (start + row) * self.hidden + k]
-                    at_k = origin + k * (_GATES * self.columns)
-                    cell(row, vector, lambda at, column: builder.store(sums, at, sums[at] + h * weights[at_k + column]))  # noqa: B023 (called at once)
-            finished = builder.local(self.rows * _GATES * self.columns, _DTYPE, "tile")
-            for row, vector in cells:
-                cell(row, vector, lambda at, column: builder.store(finished, at, sums[at]))
+            origin = builder.bind((direction * panels + panel) * self.hidden * self.tile.columns)
+            finished = sum_tile(
+                builder,
+                self.tile,
+                _DTYPE,
+                (self.hidden,),
+                lambda row, ks: states[old + (start + row) * self.hidden + ks[0]],
+                lambda column, ks: weights[origin + ks[0] * self.tile.columns + column],
+            )
             with builder.loop(builder.bind(tirx.min(self.rows, self.batch - begin)), name="row") as row:
                 b = builder.bind(begin + row)
-                gates = builder.bind((b - start) * (_GATES * self.columns))
                 first = builder.bind(panel * self.columns)
+                first = builder.bind(panel * self.columns)
+                gates = builder.bind((b - start) * self.tile.columns - first)
                 share = builder.bind(((direction * self.steps + time) * self.batch + b) * _GATES * self.hidden)
                 place = builder.bind(((time * self.directions + direction) * self.batch + b) * self.hidden)
                 state = builder.bind(b * self.hidden)
 
                 def unit(j: Expr) -> None:
-                    self._unit(
-                        direction, j, finished, gates + j - first, projected, share, states, old + state, new + state, place
-                    )
+                    value = self._unit(direction, j, finished, gates, projected, share, states[old + state + j])
+                    builder.store(states, new + state + j, value)
+                    if y := self.op.outputs[0]:
+                        builder.store(builder.parameter(y, self.group.types[y].elements, _DTYPE), place + j, value)
 
                 builder.dynamic_vector_loop(first, tirx.min(first + self.columns, self.hidden), self.lanes, unit)
 
-    def _unit(
-        self, direction: Expr, j: Expr, sums: Buffer, at: Expr, projected: Buffer, share: Expr, states: Buffer, old: Expr, new: Expr,
-        place: Expr,
-    ) -> None:  # fmt: skip
+    def _unit(self, direction: Expr, j: Expr, sums: Buffer, gates: Expr, projected: Buffer, share: Expr, old: Expr) -> Expr:
         """h' = (1 - z) n + z h, with z and r the gates and n = tanh(x_n + r (h_n + bias))."""
         builder = self.builder
-        z = builder.name(math.sigmoid(builder.name, projected[share + j] + sums[at]))
-        r = math.sigmoid(builder.name, projected[share + self.hidden + j] + sums[at + self.columns])
-        hidden = sums[at + 2 * self.columns]
+        z = builder.name(math.sigmoid(builder.name, projected[share + j] + sums[gates + j]))
+        r = math.sigmoid(builder.name, projected[share + self.hidden + j] + sums[gates + self.columns + j])
+        hidden = sums[gates + 2 * self.columns + j]
         if self.bias:
             hidden = hidden + self._bias(direction, 1, 2 * self.hidden + j)
-        n = builder.name(math.tanh(builder.name, projected[share + 2 * self.hidden + j] + r * hidden))
-        value = builder.name((tirx.const(1, _DTYPE) - z) * n + z * states[old + j])
-        builder.store(states, new + j, value)
-        if self.op.outputs[0]:
-            y = self.op.outputs[0]
-            builder.store(builder.parameter(y, self.group.types[y].elements, _DTYPE), place + j, value)
+        n = math.tanh(builder.name, projected[share + 2 * self.hidden + j] + r * hidden)
+        return builder.name((tirx.const(1, _DTYPE) - z) * n + z * old)
 
     def _store_last(self, states: Buffer, size: int) -> None:
         builder = self.builder

@@ -129,34 +129,48 @@ def _emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile
     # A tile that would read beyond the end is moved back; what it computes twice it stores once.
     m_start = m_begin if product.a_padded else builder.bind(tirx.min(m_begin, product.m - tile.rows))
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
-    sums = builder.local(tile.rows * tile.columns, product.dtype)
-    cells = list(nest(range(tile.rows), range(tile.vectors)))
-    for row, vector in cells:
-        with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-            builder.store(sums, (row * tile.vectors + vector) * tile.lanes + lane, tirx.const(0, product.dtype))
-    if prod(product.depth):
-        with ExitStack() as loops:
-            ks = tuple(
-                loops.enter_context(builder.loop(extent, kind, "k"))
-                for extent, kind in zip(product.depth, _loop_kinds(product.depth, len(cells)), strict=True)
-            )
-            for row, vector in cells:
-                with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-                    at = (row * tile.vectors + vector) * tile.lanes + lane
-                    a = product.a(batch, m_tile, m_start, row, ks)
-                    b = product.b(batch, n_tile, n_start, vector * tile.lanes + lane, ks)
-                    builder.store(sums, at, sums[at] + a * b)
-    finished = builder.local(tile.rows * tile.columns, product.dtype, "tile")
-    for row, vector in cells:
-        with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-            at = (row * tile.vectors + vector) * tile.lanes + lane
-            builder.store(finished, at, sums[at])
+    finished = sum_tile(
+        builder,
+        tile,
+        product.dtype,
+        product.depth,
+        lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
+        lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
+    )
     m_end = tirx.min(m_begin + tile.rows, product.m)
     with builder.loop(builder.bind(m_end - m_begin), name="row") as row:
         m = builder.bind(m_begin + row)
         line = builder.bind((m - m_start) * tile.columns)
         for begin, end, r in _segments(builder, plane, n_begin, tile.columns):
             _emit_segment(builder, product, (batch, m, r), begin, end, finished, builder.bind(line - n_start))
+
+
+def sum_tile(
+    builder: KernelBuilder,
+    tile: Tile,
+    dtype: str,
+    depth: tuple[int, ...],
+    a: Callable[[int, tuple[Expr, ...]], Expr],
+    b: Callable[[Expr, tuple[Expr, ...]], Expr],
+) -> Buffer:
+    """The sums over k of a(row, ks) * b(column, ks), made in registers: a small array, row after row, for the epilogue."""
+    sums = builder.local(tile.rows * tile.columns, dtype)
+    cells = [(row, row * tile.columns + v * tile.lanes, v * tile.lanes) for row, v in nest(range(tile.rows), range(tile.vectors))]
+    for _, at, _ in cells:
+        with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+            builder.store(sums, at + lane, tirx.const(0, dtype))
+    if prod(depth):
+        with ExitStack() as loops:
+            kinds = _loop_kinds(depth, len(cells))
+            ks = tuple(loops.enter_context(builder.loop(n, kind, "k")) for n, kind in zip(depth, kinds, strict=True))
+            for row, at, column in cells:
+                with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+                    builder.store(sums, at + lane, sums[at + lane] + a(row, ks) * b(column + lane, ks))
+    finished = builder.local(tile.rows * tile.columns, dtype, "tile")
+    for _, at, _ in cells:
+        with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+            builder.store(finished, at + lane, sums[at + lane])
+    return finished
 
 
 def _emit_segment(
