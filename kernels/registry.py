@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..runtime.target import Target
-from .cpu import convolution, elementwise, matmul, recurrent
+from .cpu import convolution, elementwise, injective, matmul, recurrent
 from .group import Group
 from .pointwise import POINTWISE
 from .template import BuiltKernel, Refusal, Template
 
 TEMPLATES: tuple[Template, ...] = (
     Template("elementwise", elementwise.build),
+    Template("injective", injective.build, injective.OPERATORS),
     Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"])),
     Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"])),
     Template("gru", recurrent.build, frozenset(["GRU"])),

@@ -32,8 +32,6 @@ class _UnknownOperand(Exception):
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes one operator that moves elements, with its followers."""
     anchor, followers = split_anchor(group)
-    if anchor is None and len(group.ops) == 1 and group.ops[0].op_type == "Identity":
-        anchor, followers = group.ops[0], ()
     if anchor is None or anchor.op_type not in _REGIONS:
         return Refusal("has no operator that moves elements")
     if reason := pointwise_obstacle(group):
@@ -251,13 +249,8 @@ def _segments(mode: str, extent: int, before: int, out: int) -> Iterator[tuple[i
             length = extent - first
         else:  # reflect: a triangle wave of period 2 (extent - 1)
             phase = at % (2 * extent - 2)
-            rising = phase < extent - 1
-            first, step = (phase, 1) if rising else (2 * extent - 2 - phase, -1)
-            length = extent - 1 - phase if rising else 2 * extent - 2 - phase
-            if rising and phase + length == extent - 1:
-                length += 1 if position + length < out else 0
-                if 0 <= at < extent:
-                    length = extent - at
+            first, step = (phase, 1) if phase < extent else (2 * extent - 2 - phase, -1)
+            length = extent - first if step == 1 else first
         length = min(length, out - position)
         yield position, length, first, step
         position += length
@@ -268,7 +261,6 @@ _REGIONS: dict[str, Callable[[Group, Op], Regions]] = {
     "DepthToSpace": _depth_to_space,
     "Expand": _expand,
     "Flatten": _copy,
-    "Identity": _copy,
     "Pad": _pad,
     "Reshape": _copy,
     "Slice": _slice,
@@ -279,3 +271,4 @@ _REGIONS: dict[str, Callable[[Group, Op], Regions]] = {
     "Transpose": _transpose,
     "Unsqueeze": _copy,
 }
+OPERATORS = frozenset(_REGIONS)

@@ -1,0 +1,231 @@
+"""Runs kernel templates on NumPy arrays: many groups in one library, outputs poisoned beforehand, time measured if asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import tvm
+import tvm_ffi
+from onnx.reference import ReferenceEvaluator
+from tvm import tirx
+from tvm.ir import Call, GlobalVar, PrimType
+
+from prefuse.compiler.lowering.native import compile_module, link_library
+from prefuse.kernels.group import Group, Op
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template import BuiltKernel
+from prefuse.runtime.plan import ALIGNMENT, TensorType
+from prefuse.runtime.target import Target
+
+POISON = 0xAB
+LEVELS = ("avx2", "avx512")
+OPSET = 23
+_ONNX_TYPES = {np.dtype(ml_dtypes.bfloat16): onnx.TensorProto.BFLOAT16}
+
+
+def target_of(level: str, threads: int = 2) -> Target:
+    """A target of this machine; the test is skipped, naming what lacks, where the CPU cannot run it."""
+    target = Target("cpu", level, threads)
+    if missing := target.missing_features():
+        pytest.skip(f"this CPU lacks {', '.join(missing)}, which {target} needs")
+    return target
+
+
+@dataclass
+class Case:
+    """A group, its operands' values, and what it must give."""
+
+    group: Group
+    arrays: Mapping[str, np.ndarray]
+    expected: Sequence[np.ndarray]
+    rtol: float = 0.0
+    atol: float = 0.0
+    label: str = ""
+    template: str = ""  # that must take it, if given
+    got: list[np.ndarray] = field(default_factory=list)
+
+    def check(self) -> None:
+        for name, got, expected in zip(self.group.outputs, self.got, self.expected, strict=True):
+            assert got.shape == expected.shape, self.label
+            if got.dtype.kind in "biu":
+                np.testing.assert_array_equal(got, expected, f"{self.label}: {name}")
+            else:
+                pair = (np.asarray(got, np.float64), np.asarray(expected, np.float64))
+                np.testing.assert_allclose(*pair, self.rtol, self.atol, err_msg=f"{self.label}: {name}")
+
+
+def type_of(array: np.ndarray) -> TensorType:
+    return TensorType(array.shape, str(array.dtype))
+
+
+def operator(
+    op_type: str,
+    *inputs: np.ndarray | None,
+    outputs: int = 1,
+    opset: int = OPSET,
+    expected: Sequence[np.ndarray] | None = None,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    variables: Sequence[int] = (),
+    template: str = "",
+    **attributes: Any,
+) -> Case:
+    """One operator alone. Expected values come from onnx.reference unless given.
+
+    Small integer operands after the first are constants, as in most models, except at the positions in `variables`.
+    """
+    names = ["" if array is None else f"x{i}" for i, array in enumerate(inputs)]
+    arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in zip(names, inputs, strict=True) if a is not None}
+    results = [f"y{i}" for i in range(outputs)]
+    if expected is None:
+        expected = reference(op_type, names, arrays, results, opset, attributes)
+    literals = {
+        name: array
+        for i, (name, array) in enumerate(zip(names, inputs, strict=True))
+        if array is not None and i and i not in variables and array.size <= 64 and (array.dtype.kind in "iu" or array.size == 1)
+    }
+    types = {name: type_of(a) for name, a in arrays.items()} | {
+        name: type_of(a) for name, a in zip(results, expected, strict=True)
+    }
+    op = Op(op_type, tuple(names), tuple(results), attributes, opset)
+    group = Group((op,), tuple(arrays), tuple(results), types, frozenset(literals), literals)
+    shapes = [list(a.shape) for a in arrays.values()]
+    return Case(group, arrays, expected, rtol, atol, f"{op_type}{opset} {shapes} {attributes}", template)
+
+
+def reference(
+    op_type: str,
+    names: Sequence[str],
+    arrays: Mapping[str, np.ndarray],
+    results: Sequence[str],
+    opset: int,
+    attributes: Mapping[str, Any],
+) -> list[np.ndarray]:
+    """What onnx.reference computes for one node."""
+    node = onnx.helper.make_node(op_type, list(names), list(results), **attributes)
+    kinds = {name: _ONNX_TYPES.get(a.dtype) or onnx.helper.np_dtype_to_tensor_dtype(a.dtype) for name, a in arrays.items()}
+    inputs = [onnx.helper.make_tensor_value_info(name, kinds[name], a.shape) for name, a in arrays.items()]
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in results]
+    graph = onnx.helper.make_graph([node], "one", inputs, outputs)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    with np.errstate(all="ignore"):
+        return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, dict(arrays))]
+
+
+def followed(case: Case) -> Case:
+    """The same operator with a scaled residual after it: y = relu(x * s + r), s of the last two dimensions, r of one element."""
+    (result,) = case.group.outputs
+    kind = case.group.types[result]
+    assert kind.dtype in ("float32", "float64"), kind
+    shape = tuple(n if position % 2 else 1 for position, n in enumerate(kind.shape))
+    scale = np.linspace(0.5, 2.0, int(np.prod(shape)), dtype=kind.dtype).reshape(shape)
+    rest = np.array(0.25, kind.dtype)
+    ops = (
+        Op("Mul", (result, "scale"), (".m",), {}, OPSET),
+        Op("Add", (".m", "rest"), (".a",), {}, OPSET),
+        Op("Mul", (".a", ".a"), (".q",), {}, OPSET),
+        Op("Sub", (".q", result), ("z",), {}, OPSET),
+    )
+    types = dict(case.group.types) | {"scale": type_of(scale), "rest": type_of(rest)}
+    types |= dict.fromkeys((".m", ".a", ".q", "z"), kind)
+    group = Group(
+        (*case.group.ops, *ops),
+        (*case.group.inputs, "scale", "rest"),
+        ("z",),
+        types,
+        case.group.constants | {"rest"},
+        dict(case.group.literals) | {"rest": rest},
+    )
+    x = np.asarray(case.expected[0], kind.dtype)
+    with np.errstate(all="ignore"):
+        expected = (x * scale + rest) ** 2 - x
+    arrays = {**case.arrays, "scale": scale, "rest": rest}
+    loose = max(case.rtol, 1e-5), max(10 * case.atol, 1e-5)
+    return Case(group, arrays, [expected], *loose, f"{case.label} followed", case.template)
+
+
+def run(cases: Sequence[Case], target: Target, repetitions: int = 0) -> list[float]:
+    """Compute every case, all in one library, into `case.got`; median microseconds of each if repetitions are asked for."""
+    kernels = [_build(case, target) for case in cases]
+    library = _load(kernels, target)
+    times = []
+    for number, (case, kernel) in enumerate(zip(cases, kernels, strict=True)):
+        memory = [_filled(_operand(case, kernel, i)) for i in range(len(kernel.operands))]
+        outputs = [_poisoned(case.group.types[name].size_bytes) for name in case.group.outputs]
+        scratch = [_poisoned(kernel.workspace_bytes)] if kernel.workspace_bytes else []
+        addresses = [a.ctypes.data for a in (*memory, *outputs, *scratch)]
+        function = library[f"run{number}"]
+        function(*addresses)
+        case.got = [
+            out.view(case.group.types[name].dtype).reshape(case.group.types[name].shape).copy()
+            for name, out in zip(case.group.outputs, outputs, strict=True)
+        ]
+        times.append(_median_us(function, addresses, repetitions) if repetitions else 0.0)
+    return times
+
+
+def check(cases: Sequence[Case], target: Target) -> None:
+    """Every case gives what it must."""
+    run(cases, target)
+    for case in cases:
+        case.check()
+
+
+def _build(case: Case, target: Target) -> BuiltKernel:
+    built = build_kernel(case.group, target)
+    assert isinstance(built, BuiltKernel), f"{case.label}: {built}"
+    assert case.template in ("", built.template), f"{case.label} was taken by {built.template}: {built.refused}"
+    return built
+
+
+def _load(kernels: Sequence[BuiltKernel], target: Target) -> Any:
+    module = {}
+    for number, kernel in enumerate(kernels):
+        symbol = GlobalVar(f"kernel{number}")
+        parameters = [tirx.Var(f"a{i}", "int64") for i in range(len(kernel.function.params))]
+        pointers = [tirx.reinterpret(q.ty, p) for p, q in zip(parameters, kernel.function.params, strict=True)]
+        call = tirx.Evaluate(Call(symbol, pointers, ret_ty=PrimType("int32")))
+        name = f"run{number}"
+        function = tirx.PrimFunc(parameters, call).with_attr("global_symbol", name).with_attr("s_tir", True)
+        module |= {symbol: kernel.function, GlobalVar(name): function}
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "kernels.so")
+        path.write_bytes(link_library(compile_module(tvm.IRModule(module), target)))
+        return tvm_ffi.load_module(str(path))
+
+
+def _operand(case: Case, kernel: BuiltKernel, position: int) -> np.ndarray:
+    operand = kernel.operands[position]
+    array = case.arrays[operand.name]
+    return operand.pack(array) if operand.pack else array
+
+
+def _poisoned(size: int) -> np.ndarray:
+    """Aligned bytes."""
+    raw = np.full(size + ALIGNMENT, POISON, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+def _filled(array: np.ndarray) -> np.ndarray:
+    memory = _poisoned(array.nbytes)
+    memory[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memory
+
+
+def _median_us(function: Any, addresses: Sequence[int], repetitions: int) -> float:
+    times = []
+    for _ in range(repetitions):
+        begin = time.perf_counter()
+        function(*addresses)
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times)) * 1e6
