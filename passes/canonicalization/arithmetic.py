@@ -15,6 +15,7 @@ from .scope import (
     Rule,
     Scope,
     input_at,
+    is_constant,
     is_floating,
     is_read,
     operation,
@@ -31,7 +32,7 @@ _SMALLEST_RECIPROCAL, _LARGEST_RECIPROCAL = 2.0**-14, 2.0**14  # powers of two w
 def constant_last(node: ir.Node, scope: Scope) -> Replacement | None:
     """A commutative operator has its constant on the right."""
     first, second = node.inputs
-    if constant_array(first) is None or constant_array(second) is not None:
+    if not is_constant(first) or is_constant(second):
         return None
     return respelled(node, [second, first], node.attributes)
 

@@ -13,7 +13,7 @@ from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.scopes import subgraphs_of
 from ..determinism import is_deterministic
-from .scope import Replacement, Rule, Scope, is_read, static_shape
+from .scope import Replacement, Rule, Scope, is_constant, is_read, static_shape
 
 # Operators whose result is bounded by their inputs although its shape depends on their values.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
@@ -60,39 +60,38 @@ def fold_gathered_dimension(node: ir.Node, scope: Scope) -> Replacement | None:
 
 
 def fold(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
-    """Compute a deterministic node of constant inputs, unless the result would bloat the model.
-
-    Identity is no computation: where one is left, it gives a constant the name of a graph output.
-
-    A result larger than all its inputs is kept only up to the fold limit; on inputs above it, only copying and plain arithmetic
-    run at all.
-    """
-    if (
-        node.domain != ""
-        or node.op_type == "Identity"
-        or not is_deterministic(node, scope.model)
-        or any(True for _ in subgraphs_of(node))
-    ):
+    """Compute a deterministic node of constant inputs, unless the result would bloat the model."""
+    if not _is_computable(node, scope):
         return None
-    arrays = {str(value.name): constant_array(value) for value in node.inputs if value is not None}
-    known = {name: array for name, array in arrays.items() if array is not None}
-    if not arrays or len(known) != len(arrays):
-        return None
-    if not all(output.name == "" or _is_bounded(node, output) for output in node.outputs):
-        return None
-    input_bytes = sum(array.nbytes for array in known.values())
+    arrays = [(value, constant_array(value)) for value in node.inputs]
+    inputs = {str(value.name): array for value, array in arrays if value is not None and array is not None}
+    input_bytes = sum(array.nbytes for array in inputs.values())
     output_bytes = sum(_size_bytes(output) for output in node.outputs)
-    growth = output_bytes - input_bytes
-    is_fast = kind_of(node) in (Kind.INJECTIVE, Kind.VIEW) or node.op_type in _FAST
-    if (growth > 0 and output_bytes > min(scope.fold_limit_bytes, scope.budget_bytes)) or (
-        not is_fast and input_bytes + output_bytes > scope.fold_limit_bytes
-    ):
+    if not _is_worthwhile(node, input_bytes, output_bytes, scope):
         return Rejection(f"{node.op_type} not folded: {output_bytes} bytes from {input_bytes}", (node,))
-    results = _evaluate(node, known, scope)
+    results = _evaluate(node, inputs, scope)
     if isinstance(results, Rejection):
         return results
-    scope.budget_bytes -= max(0, growth)
+    scope.budget_bytes -= max(0, output_bytes - input_bytes)
     return _as_constant(node, results, scope)
+
+
+def _is_computable(node: ir.Node, scope: Scope) -> bool:
+    """Whether all that a node computes is known before it runs. Identity is no computation: it names an output of the graph."""
+    inputs = [value for value in node.inputs if value is not None]
+    if node.domain != "" or node.op_type == "Identity" or not inputs or not all(is_constant(value) for value in inputs):
+        return False
+    if any(True for _ in subgraphs_of(node)) or not is_deterministic(node, scope.model):
+        return False
+    return all(output.name == "" or _is_bounded(node, output) for output in node.outputs)
+
+
+def _is_worthwhile(node: ir.Node, input_bytes: int, output_bytes: int, scope: Scope) -> bool:
+    """Whether the result is no larger than the inputs or small, and comes fast: on large ones only what is fast."""
+    if output_bytes > input_bytes and output_bytes > min(scope.fold_limit_bytes, scope.budget_bytes):
+        return False
+    is_fast = kind_of(node) in (Kind.INJECTIVE, Kind.VIEW) or node.op_type in _FAST
+    return is_fast or input_bytes + output_bytes <= scope.fold_limit_bytes
 
 
 def _is_bounded(node: ir.Node, output: ir.Value) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...compiler.ir.constants import constant_array, scalar_constant
+from ...compiler.ir.constants import scalar_constant
 from .scope import (
     Replacement,
     Rule,
@@ -18,6 +18,7 @@ from .scope import (
     has_same_shape,
     input_at,
     int_constants,
+    is_constant,
     is_read,
     operation,
     producer_of,
@@ -153,7 +154,7 @@ def _drop_neutral(neutral: float | bool, *, either_side: bool) -> Rule:
             value, constant = node.inputs[kept], node.inputs[other]
             if value is None or constant is None or uniform_constant(constant) != neutral or value.dtype != node.outputs[0].dtype:
                 continue
-            if constant_array(value) is None and (rank_of(constant) == 0 or has_same_shape(value, node.outputs[0])):
+            if not is_constant(value) and (rank_of(constant) == 0 or has_same_shape(value, node.outputs[0])):
                 return becomes(node, value)
         return None
 

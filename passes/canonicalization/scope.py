@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ...compiler.ir.constants import add_constant, constant_array
+from ...compiler.ir.constants import add_constant, constant_array, constant_tensor
 from ...compiler.ir.rewriter import Rejection
 
 _MAX_UNIFORM_ELEMENTS = 4096  # larger constants are not searched for a single repeated value
@@ -116,6 +116,12 @@ def input_at(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether a value is a constant of numbers; nothing is read of it."""
+    tensor = None if value is None else constant_tensor(value)
+    return tensor is not None and tensor.dtype != ir.DataType.STRING
+
+
 def int_constants(value: ir.Value | None) -> tuple[int, ...] | None:
     """The elements of a constant integer tensor."""
     array = constant_array(value)
@@ -124,8 +130,9 @@ def int_constants(value: ir.Value | None) -> tuple[int, ...] | None:
 
 def uniform_constant(value: ir.Value | None) -> float | int | bool | None:
     """The number that every element of a constant is; None if they differ, or there are none or too many to look."""
-    array = constant_array(value)
-    if array is None or not 1 <= array.size <= _MAX_UNIFORM_ELEMENTS:
+    tensor = None if value is None else constant_tensor(value)
+    array = constant_array(value) if tensor is not None and 1 <= tensor.size <= _MAX_UNIFORM_ELEMENTS else None
+    if array is None:
         return None
     first = array.reshape(-1)[0]
     if array.size > 1 and not bool((array == first).all()):
