@@ -16,5 +16,6 @@ PASSES: dict[str, str] = {
 }
 
 DEFAULT_PIPELINE = (
-    "canonicalize,eliminate-dead,merge-equal,decompose,canonicalize,eliminate-dead,fuse-epilogue,order-nodes,plan-memory"
+    "canonicalize,eliminate-dead,merge-equal,decompose,canonicalize,merge-equal,eliminate-dead,"
+    "fuse-epilogue,order-nodes,plan-memory"
 )
