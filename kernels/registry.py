@@ -10,6 +10,8 @@ from .group import Group
 from .pointwise import POINTWISE
 from .template import BuiltKernel, Refusal, Template
 
+_MAX_ELEMENTS = 2**31 - 1
+
 TEMPLATES: tuple[Template, ...] = (
     Template("elementwise", elementwise.build),
     Template("injective", injective.build, injective.OPERATORS),
@@ -21,6 +23,8 @@ TEMPLATES: tuple[Template, ...] = (
 
 def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str, str], ...]:
     """The kernel of a group; where none of the templates for its anchor takes it, their names and reasons."""
+    if large := [name for name, kind in group.types.items() if kind.elements > _MAX_ELEMENTS]:
+        return (("all", f"{large[0]} has more than {_MAX_ELEMENTS} elements, which 32-bit indices cannot reach"),)
     anchors = {op.op_type for op in group.ops} - POINTWISE.keys()
     refused: list[tuple[str, str]] = []
     for template in TEMPLATES:
