@@ -51,6 +51,24 @@ def polynomial(x: Expr, *coefficients: float) -> Expr:
     return result
 
 
+def maximum(a: Expr, b: Expr) -> Expr:
+    """The greater one; NaN if either is, unlike the machine's instruction."""
+    return _ordered(a, b, tirx.max, lambda x, y: x > y)
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    """The lesser one; NaN if either is."""
+    return _ordered(a, b, tirx.min, lambda x, y: x < y)
+
+
+def _ordered(a: Expr, b: Expr, of_integers: Callable[[Expr, Expr], Expr], wins: Callable[[Expr, Expr], Expr]) -> Expr:
+    if "float" not in str(a.ty):
+        return of_integers(a, b)
+    if isinstance(b, tirx.FloatImm):  # one instruction: it gives its second operand, a, where that is NaN
+        return tirx.Select(wins(b, a), b, a)
+    return tirx.Select(tirx.Or(wins(a, b), tirx.isnan(a)), a, b)
+
+
 @stepwise
 def exp(x: Expr) -> Steps:
     """e**x: x = n ln2 + r with |r| <= ln2 / 2. The power of two is applied in halves, so that denormal results survive."""

@@ -63,7 +63,7 @@ def _cast(value: Expr, dtype: str, source: str) -> Expr:
     if source == dtype:
         return value
     if dtype == "bool":
-        return value != tirx.const(0, source)
+        return tirx.NE(value, tirx.const(0, source))
     if (
         source in _FLOATS and dtype not in _FLOATS and dtype.startswith("uint")
     ):  # negative floats wrap, as in C on x86 and in NumPy
@@ -84,18 +84,9 @@ def _float(fast: Callable[[math.Name, Expr], Expr], exact: Callable[[Expr], Expr
     return lambda e, x: fast(e.name, x[0]) if e.dtype == "float32" else exact(x[0])
 
 
-def _max(a: Expr, b: Expr) -> Expr:
-    """Maximum that hands on NaN from either side."""
-    return tirx.Select(tirx.Or(a > b, a != a), a, b) if str(a.ty).startswith("float") else tirx.max(a, b)
-
-
-def _min(a: Expr, b: Expr) -> Expr:
-    return tirx.Select(tirx.Or(a < b, a != a), a, b) if str(a.ty).startswith("float") else tirx.min(a, b)
-
-
 def _nonzero(e: Element, x: Expr) -> Expr:
     """An integer divisor that cannot trap; the quotient by zero is undefined, a crash is not."""
-    return tirx.Select(x == e.const(0), e.const(1), x)
+    return tirx.Select(tirx.EQ(x, e.const(0)), e.const(1), x)
 
 
 def _divide(e: Element, x: Inputs) -> Expr:
@@ -128,9 +119,9 @@ def _clip(e: Element, x: Inputs) -> Expr:
     high = e.op.attribute("max") if len(x) < 3 else x[2]
     value = x[0]
     if low is not None:
-        value = _max(value, e.const(low) if isinstance(low, float) else low)
+        value = math.maximum(value, e.const(low) if isinstance(low, float) else low)
     if high is not None:
-        value = _min(value, e.const(high) if isinstance(high, float) else high)
+        value = math.minimum(value, e.const(high) if isinstance(high, float) else high)
     return value
 
 
@@ -143,7 +134,7 @@ def _gelu(e: Element, x: Inputs) -> Expr:
 
 
 def _hard_sigmoid(e: Element, x: Expr, alpha: float, beta: float) -> Expr:
-    return _max(e.const(0), _min(e.const(1), e.const(alpha) * x + e.const(beta)))
+    return math.maximum(e.const(0), math.minimum(e.const(1), e.const(alpha) * x + e.const(beta)))
 
 
 def _elu(e: Element, x: Expr, alpha: float) -> Expr:
@@ -168,7 +159,7 @@ def _sign(e: Element, x: Inputs) -> Expr:
 
 
 def _is_inf(e: Element, x: Inputs) -> Expr:
-    up, down = x[0] == e.const(float("inf")), x[0] == e.const(float("-inf"))
+    up, down = (tirx.EQ(x[0], e.const(sign * float("inf"))) for sign in (1, -1))
     if not e.op.attribute("detect_negative", 1):
         return up if e.op.attribute("detect_positive", 1) else tirx.const(False, "bool")
     return tirx.Or(up, down) if e.op.attribute("detect_positive", 1) else down
@@ -220,7 +211,7 @@ POINTWISE: dict[str, Scalar] = {
     "Cosh": lambda e, x: tirx.cosh(x[0]),
     "Div": _divide,
     "Elu": lambda e, x: _elu(e, x[0], e.op.attribute("alpha", 1.0)),
-    "Equal": _binary(lambda a, b: a == b),
+    "Equal": _binary(tirx.EQ),
     "Erf": _ERF,
     "Exp": _float(math.exp, tirx.exp),
     "Floor": lambda e, x: tirx.floor(x[0]),
@@ -231,14 +222,14 @@ POINTWISE: dict[str, Scalar] = {
     "HardSwish": lambda e, x: x[0] * _hard_sigmoid(e, x[0], 1 / 6, 0.5),
     "Identity": lambda e, x: x[0],
     "IsInf": _is_inf,
-    "IsNaN": lambda e, x: x[0] != x[0],
+    "IsNaN": lambda e, x: tirx.isnan(x[0]),
     "LeakyRelu": lambda e, x: tirx.Select(x[0] < e.const(0), x[0] * e.const(e.op.attribute("alpha", 0.01)), x[0]),
     "Less": _binary(lambda a, b: a < b),
     "LessOrEqual": _binary(lambda a, b: a <= b),
     "Log": _float(math.log, tirx.log),
-    "Max": _variadic(_max),
+    "Max": _variadic(math.maximum),
     "Mean": lambda e, x: reduce(lambda a, b: a + b, x) / e.const(len(x)),
-    "Min": _variadic(_min),
+    "Min": _variadic(math.minimum),
     "Mish": lambda e, x: x[0] * _TANH(e, [e.name(_SOFTPLUS(e, x))]),
     "Mod": _mod,
     "Mul": _binary(lambda a, b: a * b),
@@ -248,7 +239,7 @@ POINTWISE: dict[str, Scalar] = {
     "PRelu": lambda e, x: tirx.Select(x[0] < e.const(0), x[0] * x[1], x[0]),
     "Pow": _pow,
     "Reciprocal": lambda e, x: e.const(1) / x[0],
-    "Relu": lambda e, x: _max(x[0], e.const(0)),
+    "Relu": lambda e, x: math.maximum(x[0], e.const(0)),
     "Round": lambda e, x: tirx.nearbyint(x[0]),
     "Selu": lambda e, x: (
         e.const(e.op.attribute("gamma", 1.0507009873554805)) * _elu(e, x[0], e.op.attribute("alpha", 1.6732632423543772))
@@ -268,5 +259,5 @@ POINTWISE: dict[str, Scalar] = {
     "Tanh": _TANH,
     "ThresholdedRelu": lambda e, x: tirx.Select(x[0] > e.const(e.op.attribute("alpha", 1.0)), x[0], e.const(0)),
     "Where": lambda e, x: tirx.Select(x[0], x[1], x[2]),
-    "Xor": _binary(lambda a, b: tirx.Not(a == b)),
+    "Xor": _binary(tirx.NE),
 }

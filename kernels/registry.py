@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..runtime.target import Target
-from .cpu import convolution, elementwise, injective, matmul, recurrent
+from .cpu import convolution, elementwise, injective, matmul, recurrent, reduction
 from .group import Group
 from .pointwise import POINTWISE
 from .template import BuiltKernel, Refusal, Template
@@ -15,6 +15,7 @@ _MAX_ELEMENTS = 2**31 - 1
 TEMPLATES: tuple[Template, ...] = (
     Template("elementwise", elementwise.build),
     Template("injective", injective.build, injective.OPERATORS),
+    Template("reduction", reduction.build, reduction.OPERATORS),
     Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"])),
     Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"])),
     Template("gru", recurrent.build, frozenset(["GRU"])),

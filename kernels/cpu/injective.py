@@ -214,9 +214,7 @@ def _pad(group: Group, op: Op) -> Regions:
     return {op.outputs[0]: regions}
 
 
-def _constant_pad(
-    op: Op, shape: Sequence[int], out: Sequence[int], before: Sequence[int], fill: str | None
-) -> list[Region]:
+def _constant_pad(op: Op, shape: Sequence[int], out: Sequence[int], before: Sequence[int], fill: str | None) -> list[Region]:
     """The middle, and for each dimension two slabs of the fill, over the middle of the dimensions before it."""
     strides = row_strides(shape)
     middle = [(max(b, 0), min(b + n, m)) for b, n, m in zip(before, shape, out, strict=True)]

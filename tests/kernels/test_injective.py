@@ -50,14 +50,21 @@ def joins() -> list[Case]:
     cases = [operator("Concat", x(2, 3, 5), x(2, 1, 5), x(2, 8, 5), axis=axis) for axis in (1, -2)]
     cases += [operator("Concat", x(4, 3), x(4, 30), axis=1), operator("Concat", x(3), x(0), x(8), axis=0)]
     cases += [operator("Split", x(7, 12), i64(5, 0, 7), outputs=3, axis=1)]
-    cases += [operator("Split", x(7, 12), outputs=3, axis=0, num_outputs=3), operator("Split", x(2, 6, 3), outputs=2, axis=-2, num_outputs=2)]
+    cases += [
+        operator("Split", x(7, 12), outputs=3, axis=0, num_outputs=3),
+        operator("Split", x(2, 6, 3), outputs=2, axis=-2, num_outputs=2),
+    ]
     return cases
 
 
 def grids() -> list[Case]:
     cases = [operator("DepthToSpace", x(2, 12, 3, 5), blocksize=2, mode=mode) for mode in ("DCR", "CRD")]
     cases += [operator("DepthToSpace", x(1, 36, 4, 20), blocksize=3), operator("SpaceToDepth", x(2, 3, 6, 8), blocksize=2)]
-    cases += [operator("Expand", x(3, 1, 5), i64(2, 3, 4, 1)), operator("Expand", x(1), i64(40, 3)), operator("Expand", x(7, 1), i64(7, 50))]
+    cases += [
+        operator("Expand", x(3, 1, 5), i64(2, 3, 4, 1)),
+        operator("Expand", x(1), i64(40, 3)),
+        operator("Expand", x(7, 1), i64(7, 50)),
+    ]
     cases += [operator("Tile", x(3, 4), i64(2, 3)), operator("Tile", x(5), i64(1)), operator("Tile", x(2, 3), i64(0, 2))]
     return cases
 

@@ -1,0 +1,178 @@
+"""The Reduce operators, and global pooling, which reduces over all spatial dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.target import Target
+from .. import math
+from ..builder import Buffer, Expr, KernelBuilder
+from ..group import Group, Op
+from ..template import BuiltKernel, Refusal
+from ..values import literal_ints, pointwise_obstacle, split_anchor
+from .anchored import accumulator_type, follow
+from .common import finish, new_builder, pointwise_cost
+from .reduction_loops import Block, reduce_blocks
+
+Combine = Callable[[Expr, Expr], Expr]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """acc = combine(acc, map(x)) over the reduced elements, from `initial`; map is also told the accumulator's slot."""
+
+    initial: float
+    combine: Combine
+    map: Callable[[Expr, Expr], Expr] = lambda x, slot: x
+
+
+def _add(a: Expr, b: Expr) -> Expr:
+    return a + b
+
+
+def _abs(x: Expr, slot: Expr) -> Expr:
+    return x if str(x.ty).startswith("uint") else tirx.abs(x)
+
+
+_SUM, _SQUARES = Fold(0, _add), Fold(0, _add, lambda x, slot: x * x)
+_MAX, _MIN = Fold(-np.inf, math.maximum), Fold(np.inf, math.minimum)
+_FOLDS = {
+    "GlobalAveragePool": _SUM,
+    "GlobalMaxPool": _MAX,
+    "ReduceL1": Fold(0, _add, _abs),
+    "ReduceL2": _SQUARES,
+    "ReduceLogSum": _SUM,
+    "ReduceLogSumExp": _MAX,
+    "ReduceMax": _MAX,
+    "ReduceMean": _SUM,
+    "ReduceMin": _MIN,
+    "ReduceProd": Fold(1, lambda a, b: a * b),
+    "ReduceSum": _SUM,
+    "ReduceSumSquare": _SQUARES,
+}
+OPERATORS = frozenset(_FOLDS)
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one reduction over known dimensions, with its followers."""
+    anchor, _ = split_anchor(group)
+    if anchor is None or anchor.op_type not in OPERATORS:
+        return Refusal("has no reduction")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    axes = reduced_axes(group, anchor)
+    if axes is None:
+        return Refusal("only a run knows which dimensions are reduced")
+    operand = group.types[anchor.inputs[0]]
+    builder = new_builder(target)
+    dtype = "uint8" if operand.dtype == "bool" else accumulator_type(operand.dtype)
+    count = prod(operand.shape[axis] for axis in axes)
+    cost = 20 if anchor.op_type == "ReduceLogSumExp" else 2
+    work = operand.elements * cost + group.types[group.outputs[0]].elements * pointwise_cost(group)
+
+    def compute(merged: Group, block: Block) -> None:
+        value = _accumulate(merged, anchor, block, dtype)
+        block.each_result(
+            lambda slot, index: follow(
+                merged, builder, anchor, index, _result(anchor, builder, value(slot), count, operand.dtype)
+            )
+        )
+
+    reduce_blocks(group, builder, operand.shape, axes, anchor.outputs[0], builder.lanes(dtype), work, compute)
+    return finish("reduction", builder, group, flops=work)
+
+
+def reduced_axes(group: Group, op: Op) -> tuple[int, ...] | None:
+    """The dimensions that are reduced, counted from 0; None if they are no constants."""
+    rank = len(group.types[op.inputs[0]].shape)
+    if op.op_type.startswith("Global"):
+        return tuple(range(2, rank))
+    axes = op.attribute("axes")
+    if len(op.inputs) > 1 and op.inputs[1]:
+        axes = literal_ints(group, op.inputs[1]) if group.types[op.inputs[1]].elements else ()
+        if axes is None:
+            return None
+    if not axes:
+        return () if op.attribute("noop_with_empty_axes", 0) else tuple(range(rank))
+    return tuple(sorted({axis % rank for axis in axes}))
+
+
+def _accumulate(group: Group, anchor: Op, block: Block, dtype: str) -> Callable[[Expr], Expr]:
+    """How to read the accumulated value in a slot; row-wise in slot 0."""
+    builder = block.builder
+    kind = group.types[anchor.inputs[0]]
+    source = builder.parameter(anchor.inputs[0], kind.elements, kind.dtype)
+    first = fold_block(block, source, dtype, _FOLDS[anchor.op_type])
+    if anchor.op_type != "ReduceLogSumExp":
+        return lambda slot: first[slot]
+    # log(sum(exp(x))) = m + log(sum(exp(x - m))); an infinite m would make NaN of inf - inf
+    shift = builder.local(block.slots, dtype, "shift")
+    zero, infinity = tirx.const(0, dtype), tirx.const(float("inf"), dtype)
+    block.each_result(
+        lambda slot, _: builder.store(shift, slot, tirx.Select(tirx.abs(first[slot]) == infinity, zero, first[slot]))
+    )
+    where: Callable[[Expr], Expr] = (lambda slot: tirx.const(0, "int32")) if block.rowwise else (lambda slot: slot)
+    exp = Fold(0, _add, lambda x, slot: _exp(builder, x - shift[where(slot)]))
+    total = fold_block(block, source, dtype, exp)
+    return lambda slot: _log(builder, total[slot]) + shift[slot]
+
+
+def fold_block(block: Block, source: Buffer, dtype: str, fold: Fold) -> Buffer:
+    """The accumulators of a block, as a local array; row-wise ones are brought together in slot 0."""
+    builder = block.builder
+    total = builder.local(block.slots, dtype)
+    initial = tirx.const(_bounded(fold.initial, dtype), dtype)
+    block.each_slot(lambda slot: builder.store(total, slot, initial))
+
+    def update(slot: Expr, offset: Expr, number: Expr) -> None:
+        x = source[offset]
+        element = builder.name(fold.map(x if str(source.dtype) == dtype else builder.name(tirx.Cast(dtype, x)), slot))
+        builder.store(total, slot, fold.combine(total[slot], element))
+
+    block.walk(update)
+    width = block.slots if block.rowwise else 1
+    while width > 1:
+        width = 1 << (width - 1).bit_length() - 1
+        rest = (block.slots if width * 2 > block.slots else width * 2) - width
+        with builder.loop(rest, "vectorized", "lane") as lane:
+            builder.store(total, lane, fold.combine(total[lane], total[width + lane]))
+    return total
+
+
+def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: int, dtype: str) -> Expr:
+    """The operator's output element, of the operand's type."""
+    value = total
+    match anchor.op_type:
+        case "ReduceMean" | "GlobalAveragePool":
+            divisor = tirx.const(count, str(total.ty))
+            value = total / divisor if "float" in str(total.ty) else tirx.truncdiv(total, divisor)
+        case "ReduceL2":
+            value = tirx.sqrt(total if "float" in str(total.ty) else tirx.Cast("float64", total))
+        case "ReduceLogSum":
+            value = _log(builder, total)
+    if dtype == "bool":
+        return value != tirx.const(0, "uint8")
+    return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
+
+
+def _bounded(value: float, dtype: str) -> float | int:
+    """The value, or the integer type's nearest to an infinity."""
+    if "float" in dtype:
+        return value
+    info = np.iinfo(dtype)
+    return int(min(max(value, info.min), info.max))
+
+
+def _exp(builder: KernelBuilder, x: Expr) -> Expr:
+    return math.exp(builder.name, x) if str(x.ty) == "float32" else tirx.exp(x)
+
+
+def _log(builder: KernelBuilder, x: Expr) -> Expr:
+    if str(x.ty) == "float32":
+        return math.log(builder.name, x)
+    return tirx.log(x if str(x.ty) == "float64" else tirx.Cast("float64", x))
