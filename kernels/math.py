@@ -107,7 +107,7 @@ def log(x: Expr) -> Steps:
         2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
     )  # fmt: skip
     value = m + (p * m * z - e * f32(2.12194440e-4) - f32(0.5) * z) + e * f32(0.693359375)
-    value = tirx.Select(x == f32(0.0), f32(-_INF), tirx.Select(x == f32(_INF), x, value))
+    value = tirx.Select(tirx.EQ(x, f32(0.0)), f32(-_INF), tirx.Select(tirx.EQ(x, f32(_INF)), x, value))
     return tirx.Select(tirx.Or(x < f32(0.0), tirx.isnan(x)), f32(float("nan")), value)
 
 
@@ -134,7 +134,7 @@ def softplus(x: Expr) -> Steps:
     """log(1 + e**x) as max(x, 0) + log1p(e**-|x|); log1p(u) is u log(w) / (w - 1) with w = 1 + u (Kahan)."""
     u = yield exp, -tirx.abs(x)
     w = yield f32(1.0) + u
-    none = yield w == f32(1.0)
+    none = yield tirx.EQ(w, f32(1.0))
     logarithm = yield log, w
     log1p = tirx.Select(none, u, logarithm * u / tirx.Select(none, f32(1.0), w - f32(1.0)))
     return tirx.max(x, f32(0.0)) + log1p

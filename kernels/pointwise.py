@@ -63,7 +63,8 @@ def _cast(value: Expr, dtype: str, source: str) -> Expr:
     if source == dtype:
         return value
     if dtype == "bool":
-        return tirx.NE(value, tirx.const(0, source))
+        nonzero = tirx.NE(value, tirx.const(0, source))  # false for NaN, in LLVM's ordered comparison
+        return tirx.Or(nonzero, tirx.isnan(value)) if source in _FLOATS else nonzero
     if (
         source in _FLOATS and dtype not in _FLOATS and dtype.startswith("uint")
     ):  # negative floats wrap, as in C on x86 and in NumPy
@@ -77,6 +78,18 @@ def _binary(function: Callable[[Expr, Expr], Expr]) -> Scalar:
 
 def _variadic(function: Callable[[Expr, Expr], Expr]) -> Scalar:
     return lambda e, x: reduce(function, x)
+
+
+def _libm(name: str, *x: Expr) -> Expr:
+    """A function of the C library that TVM's LLVM generator has no name for."""
+    dtype = str(x[0].ty)
+    return tirx.call_pure_extern(dtype, name if dtype == "float64" else f"{name}f", *x)
+
+
+def _equal(e: Element, x: Inputs) -> Expr:
+    if e.dtype == "bool":  # which LLVM's types of a flag in memory and in a register would not let it compare
+        return tirx.EQ(*(tirx.Cast("int32", flag) for flag in x))
+    return tirx.EQ(*x)
 
 
 def _float(fast: Callable[[math.Name, Expr], Expr], exact: Callable[[Expr], Expr]) -> Scalar:
@@ -95,7 +108,7 @@ def _divide(e: Element, x: Inputs) -> Expr:
 
 def _mod(e: Element, x: Inputs) -> Expr:
     if e.op.attribute("fmod", 0):
-        return tirx.fmod(x[0], x[1]) if e.dtype in _FLOATS else tirx.truncmod(x[0], _nonzero(e, x[1]))
+        return _libm("fmod", *x) if e.dtype in _FLOATS else tirx.truncmod(x[0], _nonzero(e, x[1]))
     return tirx.floormod(x[0], _nonzero(e, x[1]))
 
 
@@ -208,10 +221,10 @@ POINTWISE: dict[str, Scalar] = {
     "Celu": _celu,
     "Clip": _clip,
     "Cos": lambda e, x: tirx.cos(x[0]),
-    "Cosh": lambda e, x: tirx.cosh(x[0]),
+    "Cosh": lambda e, x: _libm("cosh", x[0]),
     "Div": _divide,
     "Elu": lambda e, x: _elu(e, x[0], e.op.attribute("alpha", 1.0)),
-    "Equal": _binary(tirx.EQ),
+    "Equal": _equal,
     "Erf": _ERF,
     "Exp": _float(math.exp, tirx.exp),
     "Floor": lambda e, x: tirx.floor(x[0]),
@@ -248,7 +261,7 @@ POINTWISE: dict[str, Scalar] = {
     "Sigmoid": _SIGMOID,
     "Sign": _sign,
     "Sin": lambda e, x: tirx.sin(x[0]),
-    "Sinh": lambda e, x: tirx.sinh(x[0]),
+    "Sinh": lambda e, x: _libm("sinh", x[0]),
     "Softplus": _SOFTPLUS,
     "Softsign": lambda e, x: x[0] / (e.const(1) + tirx.abs(x[0])),
     "Sqrt": lambda e, x: tirx.sqrt(x[0]),
@@ -259,5 +272,5 @@ POINTWISE: dict[str, Scalar] = {
     "Tanh": _TANH,
     "ThresholdedRelu": lambda e, x: tirx.Select(x[0] > e.const(e.op.attribute("alpha", 1.0)), x[0], e.const(0)),
     "Where": lambda e, x: tirx.Select(x[0], x[1], x[2]),
-    "Xor": _binary(tirx.NE),
+    "Xor": lambda e, x: tirx.Not(_equal(e, x)),
 }
