@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..runtime.target import Target
-from .cpu import convolution, elementwise, injective, matmul, recurrent, reduction
+from .cpu import convolution, elementwise, gather, injective, matmul, normalization, pooling, recurrent, reduction
 from .group import Group
 from .pointwise import POINTWISE
 from .template import BuiltKernel, Refusal, Template
@@ -15,7 +15,11 @@ _MAX_ELEMENTS = 2**31 - 1
 TEMPLATES: tuple[Template, ...] = (
     Template("elementwise", elementwise.build),
     Template("injective", injective.build, injective.OPERATORS),
+    Template("gather", gather.build, gather.OPERATORS),
+    Template("scan", gather.build_scan, gather.SCANS),
     Template("reduction", reduction.build, reduction.OPERATORS),
+    Template("normalization", normalization.build, normalization.OPERATORS),
+    Template("pooling", pooling.build, pooling.OPERATORS),
     Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"])),
     Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"])),
     Template("gru", recurrent.build, frozenset(["GRU"])),

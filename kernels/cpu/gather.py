@@ -1,0 +1,151 @@
+"""Gather, GatherElements and GatherND: elements at places that only a run knows, and CumSum.
+
+An index counts from the end where it is negative, and is held within its dimension: a wrong index reads a wrong element, never
+memory that is not the tensor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..builder import Expr, Index, KernelBuilder, row_major
+from ..group import Group, Op
+from ..template import BuiltKernel, Refusal
+from ..values import literal_ints, pointwise_obstacle, split_anchor
+from .anchored import accumulator_type, bound_unravel, follow, merge_sections, nest
+from .common import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost
+
+OPERATORS = frozenset(["Gather", "GatherElements", "GatherND"])
+SCANS = frozenset(["CumSum"])
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one gathering operator with its followers."""
+    anchor, _ = split_anchor(group)
+    if anchor is None or anchor.op_type not in OPERATORS:
+        return Refusal("gathers nothing")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    builder = new_builder(target)
+    elements = group.types[anchor.outputs[0]].elements
+    if elements:
+        {"Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd}[anchor.op_type](group, anchor, builder)
+    return finish("gather", builder, group, flops=elements * pointwise_cost(group))
+
+
+def build_scan(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes CumSum alone, along an axis known while compiling."""
+    (op,) = group.ops
+    axes = literal_ints(group, op.inputs[1])
+    if axes is None:
+        return Refusal("the axis is known only to a run")
+    kind = group.types[op.inputs[0]]
+    axis = axes[0] % len(kind.shape)
+    length, inner = kind.shape[axis], prod(kind.shape[axis + 1 :])
+    builder = new_builder(target)
+    source = builder.parameter(op.inputs[0], kind.elements, kind.dtype)
+    out = builder.parameter(op.outputs[0], kind.elements, kind.dtype)
+    working = accumulator_type(kind.dtype)
+    exclusive, backwards = bool(op.attribute("exclusive", 0)), bool(op.attribute("reverse", 0))
+    if kind.elements:
+        sums = builder.workspace(prod(kind.shape[:axis]) * inner, working)
+        with builder.chunks(prod(kind.shape[:axis]), kind.elements) as o, builder.loop(length, name="step") as step:
+            place = builder.bind((o * length + (length - 1 - step if backwards else step)) * inner)
+
+            def element(j: Expr) -> None:
+                before = tirx.Select(step > 0, sums[o * inner + j], tirx.const(0, working))
+                after = builder.name(before + tirx.Cast(working, source[place + j]))
+                before = builder.name(before)
+                builder.store(out, place + j, tirx.Cast(kind.dtype, before if exclusive else after))
+                builder.store(sums, o * inner + j, after)
+
+            builder.vector_loop(inner, builder.lanes(working), element)
+    return finish("scan", builder, group, flops=kind.elements)
+
+
+def _gather(group: Group, anchor: Op, builder: KernelBuilder) -> None:
+    data, indices = (group.types[name].shape for name in anchor.inputs)
+    axis = anchor.attribute("axis", 0) % len(data)
+    rank, last = len(data) + len(indices) - 1, axis + len(indices)
+    inner = prod(data[axis + 1 :])
+
+    def origin(outer: Expr, position: Expr) -> Expr:
+        return (outer * data[axis] + _index(group, anchor, builder, position, data[axis])) * inner
+
+    sections = (range(axis), range(axis, last), range(last, rank))
+    _copy_rows(group, anchor, builder, sections, origin)
+
+
+def _gather_nd(group: Group, anchor: Op, builder: KernelBuilder) -> None:
+    data, indices = (group.types[name].shape for name in anchor.inputs)
+    batches, depth = anchor.attribute("batch_dims", 0), indices[-1]
+    rows = prod(indices[batches:-1])
+    inner = prod(data[batches + depth :])
+    out_rank = len(group.types[anchor.outputs[0]].shape)
+
+    def origin(outer: Expr, _: Expr) -> Expr:
+        place = tirx.floordiv(outer, rows) if rows != 1 else outer
+        for part, extent in enumerate(data[batches : batches + depth]):
+            place = place * extent + _index(group, anchor, builder, outer * depth + part, extent)
+        return place * inner
+
+    lead = len(indices) - 1
+    _copy_rows(group, anchor, builder, (range(lead), range(0), range(lead, out_rank)), origin)
+
+
+def _gather_elements(group: Group, anchor: Op, builder: KernelBuilder) -> None:
+    data = group.types[anchor.inputs[0]]
+    shape = group.types[anchor.outputs[0]].shape
+    axis = anchor.attribute("axis", 0) % len(data.shape)
+    source = builder.parameter(anchor.inputs[0], data.elements, data.dtype)
+
+    def element(index: Index) -> None:
+        place = _index(group, anchor, builder, row_major(index, shape), data.shape[axis])
+        value = source[row_major((*index[:axis], place, *index[axis + 1 :]), data.shape)]
+        follow(group, builder, anchor, index, value)
+
+    map_elements(builder, shape, narrowest_lanes(builder, group), 4 * prod(shape), element)
+
+
+def _copy_rows(
+    group: Group,
+    anchor: Op,
+    builder: KernelBuilder,
+    sections: tuple[range, range, range],
+    origin: Callable[[Expr, Expr], Expr],
+) -> None:
+    """For each position of the first two sections of the output's dimensions, copy the third from `origin` of the operand."""
+    shape = group.types[anchor.outputs[0]].shape
+    merged, runs = merge_sections(group, shape, sections)
+    extents = [[prod(shape[axis] for axis in run) for run in section] for section in runs]
+    data = group.types[anchor.inputs[0]]
+    source = builder.parameter(anchor.inputs[0], data.elements, data.dtype)
+    first, lead = len(extents[0]), extents[0] + extents[1]
+    *middle, last = extents[2]
+    with builder.chunks(prod(lead), 4 * prod(shape)) as chunk:
+        at = bound_unravel(builder, chunk, lead)
+        begin = builder.bind(origin(row_major(at[:first], lead[:first]), row_major(at[first:], lead[first:])))
+
+        def rows(index: Index) -> None:
+            place = builder.bind(begin + row_major(index, middle) * last)
+            builder.vector_loop(
+                last,
+                narrowest_lanes(builder, group),
+                lambda j: follow(merged, builder, anchor, (*at, *index, j), source[place + j]),
+            )
+
+        nest(builder, middle, rows)
+
+
+def _index(group: Group, anchor: Op, builder: KernelBuilder, offset: Expr, extent: int) -> Expr:
+    """The index at a flat offset of the operand of indices, within its dimension."""
+    name = anchor.inputs[1]
+    kind = group.types[name]
+    value = builder.parameter(name, kind.elements, kind.dtype)[offset]
+    value = tirx.Cast("int64", value)
+    wrapped = tirx.Select(value < 0, value + extent, value)
+    return tirx.Cast("int32", tirx.max(tirx.min(wrapped, extent - 1), tirx.const(0, "int64")))
