@@ -14,6 +14,7 @@ from tvm import tirx
 from .builder import Expr
 
 _INF = float("inf")
+_LEAST = -87.3365447  # logarithm of the least normal number
 Name = Callable[[Expr], Expr]  # names an intermediate, so that it is computed once
 Steps = Generator[Expr, Expr, Expr]
 
@@ -80,6 +81,27 @@ def exp(x: Expr) -> Steps:
     half = yield exponent >> tirx.const(1, "int32")
     value = (p * r * r + r + f32(1.0)) * _power_of_two(half) * _power_of_two(exponent - half)
     return tirx.Select(tirx.isnan(x), x, tirx.Select(x > f32(88.72284), f32(_INF), value))
+
+
+@stepwise
+def exp_nonpositive(x: Expr) -> Steps:
+    """e**x of x <= 0 in fewer steps, for softmax: results too small for a normal number are 0."""
+    bounded = yield maximum(x, f32(_LEAST))
+    n = yield tirx.floor(bounded * f32(1.44269504088896341) + f32(0.5))
+    r = yield bounded - n * f32(0.693359375) + n * f32(2.12194440e-4)
+    p = polynomial(r, 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+    value = (p * r * r + r + f32(1.0)) * _power_of_two(tirx.Cast("int32", n))
+    return tirx.Select(x < f32(_LEAST), f32(0.0), value)
+
+
+def exponential(name: Name, x: Expr) -> Expr:
+    """e**x: ours in float32, libm's in float64."""
+    return exp(name, x) if str(x.ty) == "float32" else tirx.exp(x)
+
+
+def logarithm(name: Name, x: Expr) -> Expr:
+    """ln(x): ours in float32, libm's in float64."""
+    return log(name, x) if str(x.ty) == "float32" else tirx.log(x)
 
 
 @stepwise

@@ -22,9 +22,10 @@ def accumulator_type(dtype: str) -> str:
 
 
 def merge_sections(
-    group: Group, shape: Sequence[int], sections: Sequence[Sequence[int]]
+    group: Group, shape: Sequence[int], sections: Sequence[Sequence[int]], operands: Sequence[str] = ()
 ) -> tuple[Group, list[list[tuple[int, ...]]]]:
-    """The group over fewer, longer dimensions, where only dimensions of one section merge, as the followers' operands allow.
+    """The group over fewer, longer dimensions, where only dimensions of one section merge, as the followers' operands allow,
+    and those named in `operands`.
 
     `shape` is that of the anchor's output; `sections` are its dimensions, cut in order. Returns the group with every value that
     broadcasts to the merged shape retyped, and for each section the runs of dimensions that became one (at least one run, so
@@ -36,7 +37,7 @@ def merge_sections(
         if _broadcasts(kind.shape, shape)
     }
     _, followers = split_anchor(group)
-    followed = {name for op in followers for name in (*op.inputs, *op.outputs) if name in padded}
+    followed = {name for op in followers for name in (*op.inputs, *op.outputs) if name in padded} | set(operands)
     merged: list[list[tuple[int, ...]]] = []
     for section in sections:
         runs: list[tuple[int, ...]] = []
@@ -78,6 +79,20 @@ def cover(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr]
     if extent - whole * lanes:
         with builder.loop(lanes, "vectorized", "lane") as lane:
             body(extent - lanes + lane)
+
+
+def sweep(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:
+    """`body(i)` once for each i in [0, extent): whole vectors, then ever shorter ones."""
+    whole = extent // lanes
+    with builder.loop(whole, name="v") as block, builder.loop(lanes, "vectorized", "lane") as lane:
+        body(block * lanes + lane)
+    done = whole * lanes
+    while done < extent:
+        while lanes > extent - done:
+            lanes //= 2
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            body(done + lane)
+        done += lanes
 
 
 def nest(builder: KernelBuilder, extents: Sequence[int], body: Callable[[Index], None]) -> None:

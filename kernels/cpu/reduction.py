@@ -24,27 +24,30 @@ Combine = Callable[[Expr, Expr], Expr]
 
 @dataclass(frozen=True)
 class Fold:
-    """acc = combine(acc, map(x)) over the reduced elements, from `initial`; map is also told the accumulator's slot."""
+    """acc = combine(acc, map(x, slot, offset)) over the reduced elements, from `initial`.
+
+    `slot` is the accumulator's place in its block, `offset` the element's in the operand.
+    """
 
     initial: float
     combine: Combine
-    map: Callable[[Expr, Expr], Expr] = lambda x, slot: x
+    map: Callable[[Expr, Expr, Expr], Expr] = lambda x, slot, offset: x
 
 
-def _add(a: Expr, b: Expr) -> Expr:
+def add(a: Expr, b: Expr) -> Expr:
     return a + b
 
 
-def _abs(x: Expr, slot: Expr) -> Expr:
+def _abs(x: Expr, slot: Expr, offset: Expr) -> Expr:
     return x if str(x.ty).startswith("uint") else tirx.abs(x)
 
 
-_SUM, _SQUARES = Fold(0, _add), Fold(0, _add, lambda x, slot: x * x)
+_SUM, _SQUARES = Fold(0, add), Fold(0, add, lambda x, slot, offset: x * x)
 _MAX, _MIN = Fold(-np.inf, math.maximum), Fold(np.inf, math.minimum)
 _FOLDS = {
     "GlobalAveragePool": _SUM,
     "GlobalMaxPool": _MAX,
-    "ReduceL1": Fold(0, _add, _abs),
+    "ReduceL1": Fold(0, add, _abs),
     "ReduceL2": _SQUARES,
     "ReduceLogSum": _SUM,
     "ReduceLogSumExp": _MAX,
@@ -117,9 +120,9 @@ def _accumulate(group: Group, anchor: Op, block: Block, dtype: str) -> Callable[
         lambda slot, _: builder.store(shift, slot, tirx.Select(tirx.abs(first[slot]) == infinity, zero, first[slot]))
     )
     where: Callable[[Expr], Expr] = (lambda slot: tirx.const(0, "int32")) if block.rowwise else (lambda slot: slot)
-    exp = Fold(0, _add, lambda x, slot: _exp(builder, x - shift[where(slot)]))
+    exp = Fold(0, add, lambda x, slot, offset: math.exponential(builder.name, x - shift[where(slot)]))
     total = fold_block(block, source, dtype, exp)
-    return lambda slot: _log(builder, total[slot]) + shift[slot]
+    return lambda slot: math.logarithm(builder.name, total[slot]) + shift[slot]
 
 
 def fold_block(block: Block, source: Buffer, dtype: str, fold: Fold) -> Buffer:
@@ -131,7 +134,7 @@ def fold_block(block: Block, source: Buffer, dtype: str, fold: Fold) -> Buffer:
 
     def update(slot: Expr, offset: Expr, number: Expr) -> None:
         x = source[offset]
-        element = builder.name(fold.map(x if str(source.dtype) == dtype else builder.name(tirx.Cast(dtype, x)), slot))
+        element = builder.name(fold.map(x if str(source.dtype) == dtype else builder.name(tirx.Cast(dtype, x)), slot, offset))
         builder.store(total, slot, fold.combine(total[slot], element))
 
     block.walk(update)
@@ -152,9 +155,9 @@ def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: int, dtype: 
             divisor = tirx.const(count, str(total.ty))
             value = total / divisor if "float" in str(total.ty) else tirx.truncdiv(total, divisor)
         case "ReduceL2":
-            value = tirx.sqrt(total if "float" in str(total.ty) else tirx.Cast("float64", total))
+            value = tirx.sqrt(_real(total))
         case "ReduceLogSum":
-            value = _log(builder, total)
+            value = math.logarithm(builder.name, _real(total))
     if dtype == "bool":
         return value != tirx.const(0, "uint8")
     return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
@@ -168,11 +171,5 @@ def _bounded(value: float, dtype: str) -> float | int:
     return int(min(max(value, info.min), info.max))
 
 
-def _exp(builder: KernelBuilder, x: Expr) -> Expr:
-    return math.exp(builder.name, x) if str(x.ty) == "float32" else tirx.exp(x)
-
-
-def _log(builder: KernelBuilder, x: Expr) -> Expr:
-    if str(x.ty) == "float32":
-        return math.log(builder.name, x)
-    return tirx.log(x if str(x.ty) == "float64" else tirx.Cast("float64", x))
+def _real(value: Expr) -> Expr:
+    return value if "float" in str(value.ty) else tirx.Cast("float64", value)

@@ -139,9 +139,7 @@ def _emit(
 ) -> None:
     rowwise = bool(reduced) and reduced[-1].stride == 1
     side = reduced[-1].extent if rowwise else kept[-1].extent
-    while lanes > max(side, 1):
-        lanes //= 2
-    slots = lanes * max(min(_ACCUMULATORS, side // lanes), 1)
+    lanes, slots = block_slots(lanes, side)
     if rowwise:
         parallel_nest(
             builder,
@@ -157,6 +155,13 @@ def _emit(
         compute(group, Block(builder, slots, lanes, False, offset_of(place, kept), reduced, place))
 
     parallel_nest(builder, [*(loop.extent for loop in kept[:-1]), -(-side // slots)], work, columns)
+
+
+def block_slots(lanes: int, side: int) -> tuple[int, int]:
+    """Lanes, and slots of a block, for rows or runs of `side` elements."""
+    while lanes > max(side, 1):
+        lanes //= 2
+    return lanes, lanes * max(min(_ACCUMULATORS, side // lanes), 1)
 
 
 def offset_of(index: Sequence[Expr], loops: Sequence[Loop]) -> Expr:

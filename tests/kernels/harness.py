@@ -16,15 +16,14 @@ import pytest
 import tvm
 import tvm_ffi
 from onnx.reference import ReferenceEvaluator
-from tvm import tirx
-from tvm.ir import Call, GlobalVar, PrimType
-
 from prefuse.compiler.lowering.native import compile_module, link_library
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.plan import ALIGNMENT, TensorType
 from prefuse.runtime.target import Target
+from tvm import tirx
+from tvm.ir import Call, GlobalVar, PrimType
 
 POISON = 0xAB
 LEVELS = ("avx2", "avx512")
