@@ -16,7 +16,7 @@ from ..runtime.errors import UnsupportedModelError
 from ..runtime.plan import Role
 from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
-from .ir.facts import infer_facts, source_of
+from .ir.facts import infer_facts, source_of, tensor_type
 from .ir.functions import inline_function, is_fused
 from .lowering.groups import group_of
 from .lowering.planning import LoweredGroup, PlanDraft, draft_plan, is_view
@@ -71,12 +71,14 @@ def compile_model(
 def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
     """A kernel for each node that computes something, in the graph's order; equal groups share one.
 
+    Views and empty tensors need none.
+
     A fused group that no template takes is taken apart, and its operators are lowered one by one.
     """
     kernels: dict[str, tuple[str, BuiltKernel, dict[int, str]] | str] = {}
     lowered: list[LoweredGroup] = []
     obstacles: list[str] = []
-    pending = [node for node in reversed(list(model.graph)) if not is_view(node)]
+    pending = [node for node in reversed(list(model.graph)) if not _is_trivial(node)]
     while pending:
         node = pending.pop()
         group = group_of(model, node)
@@ -88,13 +90,18 @@ def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
             symbol, kernel, numbers = found
             lowered.append(LoweredGroup(node, group, _bind(kernel, numbers, group), symbol))
         elif is_fused(node):
-            pending.extend(reversed([part for part in inline_function(model, node) if not is_view(part)]))
+            pending.extend(reversed([part for part in inline_function(model, node) if not _is_trivial(part)]))
         else:
             obstacles.append(f"{node.op_type} at {source_of(node)} ({found})")
     if obstacles:
         what = f"{len(obstacles)} operators have no kernel: " + "; ".join(dict.fromkeys(obstacles))
         raise UnsupportedModelError("model", what, "replace them, or add a template (docs/architecture.md says how)")
     return lowered
+
+
+def _is_trivial(node: ir.Node) -> bool:
+    """Whether no byte needs computing."""
+    return is_view(node) or all(tensor_type(value).elements == 0 for value in node.outputs if value.name)
 
 
 def _build(

@@ -126,16 +126,17 @@ def graph_of(node: ir.Node) -> ir.Graph:
 
 
 def _replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Make every reader of `old`, graph outputs included, read `new`."""
+    """Make every reader of `old` read `new`, and the graph return it, under an Identity where it cannot take the name."""
     if old is new:
         return
     if new.type is None:
         new.type = old.type
     if new.producer() is not None:
         new.shape = _merged_shape(new.shape, old.shape)
+    for reader, position in tuple(old.uses()):
+        reader.replace_input_with(position, new)
     if old.is_graph_output():
-        new = _output_value(old, new)
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.replace_all_uses_with(_output_value(old, new), replace_graph_outputs=True)
 
 
 def _merged_shape(new: ir.Shape | None, old: ir.Shape | None) -> ir.Shape | None:

@@ -31,7 +31,8 @@ def build_library(plan: Plan, functions: Mapping[str, Any], target: Target) -> b
     for part, begin in enumerate(range(0, max(len(plan.steps), 1), _STEPS_PER_FUNCTION)):
         parameters = [tirx.Var(f"a{i}", "int64") for i in range(len(names))]
         addresses = _Addresses(plan, dict(zip(names, parameters, strict=True)))
-        body = [_statement(step, addresses, kernels, functions) for step in plan.steps[begin : begin + _STEPS_PER_FUNCTION]]
+        steps = plan.steps[begin : begin + _STEPS_PER_FUNCTION]
+        body = [tirx.Evaluate(tirx.const(0, "int32")), *(_statement(step, addresses, kernels, functions) for step in steps)]
         name = GlobalVar(f"prefuse_part{part}")
         function = tirx.PrimFunc(
             parameters, tirx.SeqStmt([*body, tirx.Return(tirx.const(0, "int32"))]), ret_type=PrimType("int32")

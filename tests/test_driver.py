@@ -1,0 +1,38 @@
+"""Programs at the edges of what the driver lowers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import prefuse
+import pytest
+from prefuse.runtime.executor import CompiledModel
+
+
+def compiled(text: str) -> CompiledModel:
+    net = prefuse.compile(ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> {text}'), cache=False)
+    assert isinstance(net, CompiledModel)
+    return net
+
+
+@pytest.mark.parametrize("operator", ["Abs", "Trilu", "Tanh"])
+def test_an_empty_result_needs_no_kernel(operator: str) -> None:
+    net = compiled(f"main (float[2,0,3] x) => (float[2,0,3] y) {{ y = {operator}(x) }}")
+    result = net(np.empty((2, 0, 3), np.float32))
+    assert isinstance(result, np.ndarray)
+    assert result.shape == (2, 0, 3)
+    assert not net.plan.kernels
+    assert not net.plan.steps
+
+
+def test_outputs_that_are_inputs_constants_and_each_other() -> None:
+    text = "main (float[3] x) => (float[3] a, float[3] b, float[3,1] c, float[2] d, float[3] x) <float[2] k = {1.0, 2.0}>"
+    net = compiled(text + "{ a = Relu(x) b = Identity(a) s = Constant<value_ints = [3, 1]>() c = Reshape(a, s) d = Identity(k) }")
+    x = np.array([-1, 0.5, 2], np.float32)
+    results = net(x)
+    relu = np.array([0, 0.5, 2], np.float32)
+    expected = [relu, relu, relu[:, None], np.array([1, 2], np.float32), x]
+    assert isinstance(results, tuple)
+    assert len({array.ctypes.data for array in results}) == 5
+    for result, wanted in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, wanted)
