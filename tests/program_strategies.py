@@ -38,19 +38,18 @@ def _windowed_convolution(b: Builder) -> ir.Value | None:
     if value is None or min(shape_of(value)) == 0 or min(shape_of(value)[2:]) < 3:
         return None
     channels = shape_of(value)[1]
-    group = b.draw(st.sampled_from([1, channels]))
     window = b.draw(st.sampled_from([(1, 1), (3, 3), (3, 1), (2, 2)]))
     attributes = {
         "kernel_shape": window,
         "strides": b.draw(st.sampled_from([(1, 1), (2, 2), (1, 2)])),
         "pads": b.draw(st.sampled_from([(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 1, 0)])),
-        "group": group,
     }
-    if b.draw(st.booleans()):
-        weight, bias = b.floats((channels, 2 // min(group, 2), *window)), b.floats((2 // min(group, 2) * group,))
-        return b.add("ConvTranspose", [value, weight, bias], **attributes)
+    if b.draw(st.booleans()):  # without groups, of which the reference makes something else
+        return b.add("ConvTranspose", [value, b.floats((channels, 2, *window)), b.floats((2,))], **attributes)
+    group = b.draw(st.sampled_from([1, channels]))
     outputs = group * b.draw(st.sampled_from([1, 3, 17]))
-    result = b.add("Conv", [value, b.floats((outputs, channels // group, *window)), b.floats((outputs,))], **attributes)
+    weight, bias = b.floats((outputs, channels // group, *window)), b.floats((outputs,))
+    result = b.add("Conv", [value, weight, bias], group=group, **attributes)
     return b.add("Relu", [b.add("Mul", [result, b.floats((outputs, 1, 1))])]) if b.draw(st.booleans()) else result
 
 
@@ -218,8 +217,8 @@ def programs(draw: st.DrawFn, max_moves: int = 12) -> ir.Model:
             made.append(result)
     inner = [v for node in graph for v in node.outputs if v.dtype is not None and v.shape is not None and v.shape.is_static()]
     outputs = [made[-1]] if made else []
-    for kind in draw(st.lists(st.sampled_from(["made", "inner", "input", "constant", "alias", "reshaped"]), max_size=3)):
-        outputs.append(_output(draw, builder, kind, made, inner))
+    kinds = st.sampled_from(["made", "inner", "input", "constant", "alias", "reshaped"])
+    outputs += [_output(draw, builder, kind, made, inner) for kind in draw(st.lists(kinds, max_size=3))]
     graph.outputs.extend(dict.fromkeys(outputs or [_output(draw, builder, "alias", made, inner)]))
     return builder.model
 

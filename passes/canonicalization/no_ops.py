@@ -30,7 +30,7 @@ from .scope import (
 
 
 def drop_identity(node: ir.Node, scope: Scope) -> Replacement | None:
-    """An Identity stays only where it names an output that is also an input, a constant or another output; nodes do not read it."""
+    """An Identity stays only where it names an output that is an input, a constant or another output too; no node reads it."""
     value, result = node.inputs[0], node.outputs[0]
     return becomes(node, value) if value is not None and (can_replace(result, value) or result.uses()) else None
 

@@ -1,0 +1,72 @@
+"""The cost of compiling grows with the size of the model, not faster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from prefuse.compiler import driver
+from prefuse.runtime.plan import Plan
+from prefuse.runtime.target import Target
+
+_BLOCK = 10  # nodes of one repetition of the chain
+_LIMIT = 2.6  # the most that twice the nodes may cost
+
+
+def chain(nodes: int) -> ir.Model:
+    """A chain of blocks of many operators, each with two residual connections, and weights that blocks share."""
+    generator = np.random.default_rng(0)
+    weights = [_constant(f"w{i}", generator.standard_normal((16, 16)).astype(np.float32) / 4) for i in range(8)]
+    bias = _constant("bias", generator.standard_normal(16).astype(np.float32))
+    shape = _constant("shape", np.array([8, 16]))
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([8, 16]))
+    made: list[ir.Node] = []
+
+    def add(op_type: str, *inputs: ir.Value, **attributes: int | tuple[int, ...]) -> ir.Value:
+        made.append(ir.node(op_type, inputs, attributes, name=f"node{len(made)}"))
+        made[-1].outputs[0].name = f"v{len(made)}"
+        return made[-1].outputs[0]
+
+    value = x
+    for block in range(nodes // _BLOCK):
+        product = add("MatMul", value, weights[block % len(weights)])
+        gated = add("Mul", add("Tanh", add("Add", product, bias)), value)
+        turned = add("Sigmoid", add("Transpose", gated, perm=(1, 0)))
+        shares = add("Softmax", add("Reshape", turned, shape), axis=-1)
+        value = add("Relu", add("Sub", shares, value))
+    value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([8, 16])
+    graph = ir.Graph([x], [value], nodes=made, initializers=[*weights, bias, shape], opset_imports={"": 21}, name="chain")
+    return ir.Model(graph, ir_version=10)
+
+
+def _constant(name: str, array: np.ndarray) -> ir.Value:
+    tensor = ir.Tensor(array, name=name)
+    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+
+
+def test_twice_the_nodes_take_twice_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def library(plan: Plan, functions: object, target: Target) -> bytes:
+        assert plan.steps
+        return b"no native code"
+
+    def seconds(nodes: int) -> float:
+        """The time of this process for everything but native code."""
+        model = chain(nodes)
+        begin = time.process_time()
+        driver.compile_model(model, Target.parse("cpu"), name="chain", output=tmp_path / "chain.prefuse")
+        return time.process_time() - begin
+
+    monkeypatch.setattr(driver, "build_library", library)
+    seconds(100)  # imports
+    small = min(seconds(2500) for _ in range(2))
+    large = min(seconds(5000) for _ in range(2))
+    assert large <= _LIMIT * small
+
+
+def test_a_long_model_compiles_whole(tmp_path: Path) -> None:
+    begin = time.process_time()
+    driver.compile_model(chain(2000), Target.parse("cpu"), name="chain", output=tmp_path / "chain.prefuse")
+    assert time.process_time() - begin < 20
