@@ -119,6 +119,9 @@ class KernelBuilder:
 
     def dynamic_vector_loop(self, begin: Expr, end: Expr, lanes: int, body: Callable[[Expr], None]) -> None:
         """The same between bounds known only as expressions."""
+        if isinstance(begin, int) and isinstance(end, int):
+            self.vector_loop(end - begin, lanes, lambda i: body(begin + i))
+            return
         count = self.bind(tirx.max(end - begin, 0))
         whole = self.bind(tirx.floordiv(count, lanes))
         with self.loop(whole, name="v") as block, self.loop(lanes, "vectorized", "lane") as lane:

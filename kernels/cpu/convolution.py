@@ -9,9 +9,9 @@ input itself is the plane. A transposed convolution is one such product for each
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product as nest
-from math import ceil, gcd, prod
+from math import gcd, prod
 
 from tvm import tirx
 
@@ -21,7 +21,7 @@ from ..builder import Buffer, Expr, Index, row_major, unravel
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
-from .common import finish, new_builder
+from .common import finish, minimum, new_builder
 from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
 from .window import Window, read_window
 
@@ -76,20 +76,36 @@ class _Taps:
 class _Planes:
     """The copy of one channel that products read: for each phase (input position mod stride) a plane of `extents`.
 
-    Element u of phase f in a dimension is input position (u - lead) * stride + f, zero outside of the input.
+    Element u of phase f in a dimension is input position (u - lead) * stride + f, zero outside of the input. In a dimension
+    where all taps read one phase, `only` names it, and the others are not copied.
     """
 
     strides: tuple[int, ...]
+    only: tuple[int | None, ...]
     leads: tuple[int, ...]
     extents: tuple[int, ...]
 
     @property
-    def phases(self) -> int:
-        return prod(self.strides)
+    def phases(self) -> tuple[int, ...]:
+        """Phases that are copied, of each dimension."""
+        return tuple(stride if only is None else 1 for stride, only in zip(self.strides, self.only, strict=True))
 
     @property
     def size(self) -> int:
-        return prod(self.extents)
+        """Elements of all phases of one channel."""
+        return prod(self.phases) * prod(self.extents)
+
+    def phase(self, number: Expr) -> Index:
+        """The phase of each dimension, of the plane with this number."""
+        parts = unravel(number, self.phases)
+        return tuple(part if only is None else only for part, only in zip(parts, self.only, strict=True))
+
+    def plane_of(self, at: list[Expr]) -> Expr:
+        """Number of the plane that holds the input positions congruent to `at`."""
+        parts = [
+            tirx.floormod(x, stride) if only is None else 0 for x, stride, only in zip(at, self.strides, self.only, strict=True)
+        ]
+        return row_major(parts, self.phases)
 
 
 class _Convolution:
@@ -115,7 +131,7 @@ class _Convolution:
         planes = self._planes(taps, outputs)
         direct = self._is_input(planes) and min(_columns(out, self.window.inputs) for out in outputs) >= self._lanes
         if direct:
-            planes = _Planes(planes.strides, planes.leads, self.window.inputs)
+            planes = replace(planes, extents=self.window.inputs)
             buffer = self.builder.parameter(self.anchor.inputs[0], self.source.elements, self.source.dtype)
         else:
             buffer = self._stage(planes)
@@ -152,20 +168,19 @@ class _Convolution:
 
     def _planes(self, taps: list[tuple[_Taps, ...]], outputs: list[tuple[int, ...]]) -> _Planes:
         strides = (1,) * self.rank if self.transposed else self.window.strides
-        leads, extents = [], []
+        only, leads, extents = [], [], []
         for axis, stride in enumerate(strides):
-            reaches = [dimension[axis].reach for dimension in taps if dimension[axis].count]
-            least = min((low // stride for low, _ in reaches), default=0)
-            lead = max(0, -least)
-            greatest = max((high // stride for _, high in reaches), default=0)
-            leads.append(lead)
-            extents.append(max(out[axis] for out in outputs) + max(greatest, 0) + lead)
-        return _Planes(strides, tuple(leads), tuple(extents))
+            ats = [one[axis].at(i) for one in taps for i in range(one[axis].count)] or [0]
+            phases = {at % stride for at in ats}
+            only.append(phases.pop() if len(phases) == 1 else None)
+            leads.append(max(0, -min(at // stride for at in ats)))
+            extents.append(max(out[axis] for out in outputs) + max(0, *(at // stride for at in ats)) + leads[-1])
+        return _Planes(strides, tuple(only), tuple(leads), tuple(extents))
 
     def _is_input(self, planes: _Planes) -> bool:
         """Whether the input as it lies serves as the planes."""
         fits = all(extent <= whole for extent, whole in zip(planes.extents, self.window.inputs, strict=True))
-        return planes.phases == 1 and not any(planes.leads) and fits
+        return prod(planes.strides) == 1 and not any(planes.leads) and fits
 
     # Code -------------------------------------------------------------------------------------------------------------
 
@@ -173,51 +188,48 @@ class _Convolution:
         """Copy the input into planes of the workspace: [image, channel, phase, position]."""
         builder, rows = self.builder, self.images * self.channels
         slack = 8 * self._lanes  # the last tile may read beyond the last plane
-        buffer = builder.workspace(rows * planes.phases * planes.size + slack, self.accumulator)
-        with builder.chunks(rows, rows * planes.phases * planes.size) as row:
-            for number, phase in enumerate(nest(*(range(s) for s in planes.strides))):
-                base = builder.bind((row * planes.phases + number) * planes.size)
-                with builder.loop(prod(planes.extents[:-1]), name="line") as line:
-                    self._stage_line(buffer, planes, phase, row, line, builder.bind(base + line * planes.extents[-1]))
+        buffer = builder.workspace(rows * planes.size + slack, self.accumulator)
+        lines = prod(planes.extents[:-1])
+        with (
+            builder.chunks(rows, rows * planes.size) as row,
+            builder.loop(prod(planes.phases), name="phase") as number,
+            builder.loop(lines, name="line") as line,
+        ):
+            base = builder.bind(((row * prod(planes.phases) + number) * lines + line) * planes.extents[-1])
+            self._stage_line(buffer, planes, planes.phase(number), row, line, base)
         return buffer
 
     def _stage_line(self, buffer: Buffer, planes: _Planes, phase: Index, row: Expr, line: Expr, base: Expr) -> None:
-        builder, inputs = self.builder, self.window.inputs
-        at = [
-            (u - lead) * stride + f
-            for u, lead, stride, f in zip(
-                unravel(line, planes.extents[:-1]), planes.leads[:-1], planes.strides[:-1], phase[:-1], strict=True
-            )
-        ]
-        inside = tirx.all(*(tirx.And(x >= 0, x < extent) for x, extent in zip(at, inputs[:-1], strict=True))) if at else None
-        extent, lead, stride, f = planes.extents[-1], planes.leads[-1], planes.strides[-1], phase[-1]
-        begin = min(lead + ceil(-f / stride), extent)
-        end = max(begin, min(lead + ceil((inputs[-1] - f) / stride), extent))
+        """Copy the positions of one phase along the last dimension, with zeros on both sides."""
+        builder, inputs, stride, extent = self.builder, self.window.inputs, planes.strides[-1], planes.extents[-1]
+        outer = zip(unravel(line, planes.extents[:-1]), planes.leads, planes.strides, phase, strict=False)
+        at = [builder.bind((u - lead) * s + f) for u, lead, s, f in outer]
         source = builder.parameter(self.anchor.inputs[0], self.source.elements, self.source.dtype)
+        begin = min(planes.leads[-1], extent)
+        end = builder.bind(minimum(begin + (inputs[-1] - phase[-1] + stride - 1) // stride, extent))
 
-        def zeros(first: int, last: int) -> None:
+        def zeros(first: Expr, last: Expr) -> None:
             zero = tirx.const(0, self.accumulator)
-            builder.vector_loop(last - first, self._lanes, lambda i: builder.store(buffer, base + first + i, zero))
+            builder.dynamic_vector_loop(first, last, self._lanes, lambda i: builder.store(buffer, base + i, zero))
 
         def copy() -> None:
-            origin = builder.bind(
-                row_major((row, *at), (self.images * self.channels, *inputs[:-1])) * inputs[-1] + (begin - lead) * stride + f
-            )
+            place = row_major((row, *at), (self.images * self.channels, *inputs[:-1])) * inputs[-1] + phase[-1]
+            origin = builder.bind(place - begin * stride)
+
+            def element(i: Expr) -> None:
+                builder.store(buffer, base + i, tirx.Cast(self.accumulator, source[origin + i * stride]))
+
             zeros(0, begin)
-            builder.vector_loop(
-                end - begin,
-                self._lanes,
-                lambda i: builder.store(buffer, base + begin + i, tirx.Cast(self.accumulator, source[origin + i * stride])),
-            )
+            builder.dynamic_vector_loop(begin, end, self._lanes, element)
             zeros(end, extent)
 
-        if inside is None:
+        if not at:
             copy()
             return
-        flag = builder.bind(inside)
-        with builder.when(flag):
+        inside = builder.bind(tirx.all(*(tirx.And(x >= 0, x < n) for x, n in zip(at, inputs, strict=False))))
+        with builder.when(inside):
             copy()
-        with builder.when(tirx.Not(flag)):
+        with builder.when(tirx.Not(inside)):
             zeros(0, extent)
 
     def _product(
@@ -247,12 +259,9 @@ class _Convolution:
         def b(batch: Expr, panel: Expr, start: Expr, column: Expr, ks: Index) -> Expr:
             channel = batch * depth[0] + ks[0]  # (image * groups + group) * channels of a group
             ats = [dimension.at(i) for dimension, i in zip(taps, ks[1:], strict=True)]
-            place = row_major(
-                [tirx.floordiv(at, s) + lead for at, s, lead in zip(ats, planes.strides, planes.leads, strict=True)],
-                planes.extents,
-            )
-            part = row_major([tirx.floormod(at, s) for at, s in zip(ats, planes.strides, strict=True)], planes.strides)
-            value = buffer[(channel * planes.phases + part) * planes.size + place + start + column]
+            places = [tirx.floordiv(at, s) + lead for at, s, lead in zip(ats, planes.strides, planes.leads, strict=True)]
+            plane = channel * prod(planes.phases) + planes.plane_of(ats)
+            value = buffer[plane * prod(planes.extents) + row_major(places, planes.extents) + start + column]
             return tirx.Cast(self.accumulator, value)
 
         flat = outputs == planes.extents and not self.transposed and _spatially_uniform(self.group, self.rank)
