@@ -59,11 +59,12 @@ def _compile_graph(
 ) -> CompiledModel | SpecializedModel:
     from .frontend.dimensions import is_dynamic
     from .frontend.importer import import_model
+    from .frontend.shaping import shaping_inputs
 
     with builder.reporting():
         builder.report("import", 0.0)
         graph = import_model(model)
-        if is_dynamic(graph) or inputs is not None:
+        if is_dynamic(graph) or shaping_inputs(graph) or inputs is not None:
             return _specialized(SpecializedModel(GraphSource(graph, builder)), inputs)
         return build_graph(graph, builder)
 

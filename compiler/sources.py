@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..runtime.errors import InputError
 from ..runtime.executor import in_order
@@ -90,13 +92,15 @@ class ModuleSource:
 
 
 class GraphSource:
-    """A graph with symbolic dimensions: compiled for the shapes of its inputs."""
+    """A graph with symbolic dimensions: compiled for the shapes of its inputs, and for the values of those that decide shapes."""
 
     def __init__(self, model: ir.Model, builder: Builder) -> None:
         from .frontend.dimensions import dimension_bindings
+        from .frontend.shaping import shaping_inputs
         from .ir.facts import dtype_name
 
         self._model = model
+        self._shaping = frozenset(shaping_inputs(model))
         self._builder = builder
         self._check = dimension_bindings
         self._dtypes = {str(value.name): dtype_name(value.dtype) for value in model.graph.inputs if value.dtype is not None}
@@ -113,15 +117,31 @@ class GraphSource:
             if dtype != found:
                 raise InputError(f"input {name}", f"{found} given, the model takes {dtype}", f"convert it to {dtype}")
         self._check(self._model, self._shapes(keys))
-        return Call(structure, keys, leaves)
+        if not self._shaping:
+            return Call(structure, keys, leaves)
+        known = {name: leaf for name, leaf in zip(self._dtypes, leaves, strict=True) if name in self._shaping}
+        kept = [leaf for name, leaf in zip(self._dtypes, leaves, strict=True) if name not in known]
+        return Call(structure, keys, kept, tuple(np.asarray(leaf).tobytes() for leaf in known.values()))
 
     def compile(self, call: Call) -> Specialization:
-        from .frontend.dimensions import bind_dimensions
-
         shapes = self._shapes(call.types)
-        key = self._builder.key("graph", self._digest, repr(shapes))
+        key = self._builder.key("graph", self._digest, repr(shapes), repr(call.values))
         with self._builder.reporting():
-            return Specialization(self._builder.build(key, lambda: bind_dimensions(self._model, shapes)))
+            return Specialization(self._builder.build(key, lambda: self._bound(shapes, call.values)))
+
+    def _bound(self, shapes: Mapping[str, tuple[int, ...]], contents: Sequence[bytes]) -> ir.Model:
+        """The graph for inputs of these shapes, and of these contents where they decide shapes."""
+        from .frontend.dimensions import bind_dimensions
+        from .frontend.shaping import bind_values
+        from .ir.facts import data_type
+
+        known = [name for name in self._dtypes if name in self._shaping]
+        values = {
+            name: np.frombuffer(content, data_type(self._dtypes[name]).numpy()).reshape(shapes[name])
+            for name, content in zip(known, contents, strict=True)
+        }
+        free = {name: shape for name, shape in shapes.items() if name not in values}
+        return bind_dimensions(bind_values(self._model, values), free)
 
     def _shapes(self, keys: Sequence[TensorKey]) -> dict[str, tuple[int, ...]]:
         return {name: shape for name, (shape, _) in zip(self._dtypes, keys, strict=True)}

@@ -24,16 +24,20 @@ TensorKey = tuple[tuple[int, ...], str]  # shape and element type
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The inputs of one call: their structure, their types, and the tensors themselves in the order of the program's inputs."""
+    """The inputs of one call: their structure, their types, and the tensors themselves in the order of the program's inputs.
+
+    `values` are the bytes of the inputs that the program is made for, which it does not take.
+    """
 
     structure: Structure
     types: tuple[TensorKey, ...]
     tensors: Sequence[Tensor]
+    values: tuple[bytes, ...] = ()
 
     @property
     def signature(self) -> Hashable:
         """What a specialisation depends on."""
-        return self.structure, self.types
+        return self.structure, self.types, self.values
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ class SpecializedModel:
                     return future.result(), inputs
         call = self._source.bind(inputs, named)
         found = self._specialization(call)
-        if direct is not None and all(a is b for a, b in zip(call.tensors, inputs, strict=False)):
+        if direct is not None and not call.values and all(a is b for a, b in zip(call.tensors, inputs, strict=False)):
             with self._lock:
                 self._direct[direct] = call.signature
         return found, call.tensors

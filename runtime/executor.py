@@ -136,7 +136,8 @@ class Context:
                 addresses.append(expected.tensor_address(value, kept))
                 is_torch = True
             else:
-                addresses.append(expected.array_address(expected.as_array(value), kept))
+                kept.append(array := expected.as_array(value))
+                addresses.append(expected.array_address(array, kept))
         results = [
             expected.new_tensor(addresses) if is_torch else expected.new_array(addresses) for expected in signature.outputs
         ]
@@ -167,7 +168,7 @@ class _Tensor:
         self._kind = kind
         self._dtype = np.dtype(port.type.dtype)
         self._shape = port.type.shape
-        self._is_exportable = self._dtype.kind in "biufc" and port.type.elements > 0  # through the buffer protocol
+        self._is_exportable = self._dtype.isbuiltin == 1 and port.type.elements > 0  # through the buffer protocol
         self._torch_dtype: torch.dtype | None = None
 
     def array_address(self, array: np.ndarray, kept: list[object]) -> int:

@@ -1,0 +1,93 @@
+"""Inputs whose very values decide shapes: the target of a Reshape, the ends of a Slice, the axes of a reduction.
+
+A program has static shapes, so a model is compiled for the values of such inputs as it is for the shapes of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from ..ir.scopes import subgraphs_of
+
+_LARGEST_ELEMENTS = 1024  # an input with more is data, whatever reads it
+
+# Operands, by position, that must be known while compiling.
+_SHAPING: dict[str, tuple[int, ...]] = {
+    "AffineGrid": (1,),
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "ConstantOfShape": (0,),
+    "CumProd": (1,),
+    "CumSum": (1,),
+    "DFT": (1, 2),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "If": (0,),
+    "Loop": (0, 1),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "SplitToSequence": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+    **{f"Reduce{name}": (1,) for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
+}
+
+
+def shaping_inputs(model: ir.Model) -> tuple[str, ...]:
+    """Names of the inputs that shaping operands are computed from, in the graph's order."""
+    needed: set[ir.Value] = set()
+    pending = list(_shaping_operands(model.graph))
+    while pending:
+        value = pending.pop()
+        if value in needed:
+            continue
+        needed.add(value)
+        producer = value.producer()
+        if producer is not None and producer.op_type not in ("Shape", "Size"):  # those read the type alone
+            pending += [operand for operand in producer.inputs if operand is not None]
+    return tuple(str(value.name) for value in model.graph.inputs if value in needed and _is_small(value))
+
+
+def bind_values(model: ir.Model, values: Mapping[str, np.ndarray]) -> ir.Model:
+    """A copy of the model (weights shared) in which these inputs are constants."""
+    bound = model.clone()
+    for value in [value for value in bound.graph.inputs if value.name in values]:
+        bound.graph.inputs.remove(value)
+        array = np.array(values[str(value.name)])
+        value.const_value = ir.tensor(array, dtype=value.dtype, name=value.name)
+        value.shape = ir.Shape(array.shape)
+        bound.graph.register_initializer(value)
+    return bound
+
+
+def _shaping_operands(graph: ir.Graph) -> list[ir.Value]:
+    found = []
+    for node in graph:
+        positions = _SHAPING.get(node.op_type, ()) if node.domain == "" else ()
+        found += [node.inputs[p] for p in positions if p < len(node.inputs)]
+        for subgraph in subgraphs_of(node):
+            found += _shaping_operands(subgraph)
+    return [value for value in found if value is not None]
+
+
+def _is_small(value: ir.Value) -> bool:
+    if not isinstance(value.type, ir.TensorType) or value.dtype == ir.DataType.STRING or value.shape is None:
+        return False
+    return not value.shape.is_static() or int(np.prod(value.shape.numpy())) <= _LARGEST_ELEMENTS
