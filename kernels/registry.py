@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..runtime.target import Target
-from .cpu import convolution, elementwise, gather, injective, matmul, normalization, pooling, recurrent, reduction
+from .cpu import (
+    arg_reduction,
+    convolution,
+    elementwise,
+    gather,
+    injective,
+    matmul,
+    normalization,
+    pooling,
+    recurrent,
+    reduction,
+    trilu,
+)
 from .group import Group
 from .pointwise import POINTWISE
 from .template import BuiltKernel, Refusal, Template
@@ -15,14 +27,16 @@ _MAX_ELEMENTS = 2**31 - 1
 TEMPLATES: tuple[Template, ...] = (
     Template("elementwise", elementwise.build),
     Template("injective", injective.build, injective.OPERATORS),
+    Template("trilu", trilu.build, trilu.OPERATORS),
     Template("gather", gather.build, gather.OPERATORS),
     Template("scan", gather.build_scan, gather.SCANS),
     Template("reduction", reduction.build, reduction.OPERATORS),
+    Template("arg_reduction", arg_reduction.build, arg_reduction.OPERATORS),
     Template("normalization", normalization.build, normalization.OPERATORS),
     Template("pooling", pooling.build, pooling.OPERATORS),
     Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"])),
     Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"])),
-    Template("gru", recurrent.build, frozenset(["GRU"])),
+    Template("recurrent", recurrent.build, recurrent.OPERATORS),
 )
 
 

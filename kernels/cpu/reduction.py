@@ -117,7 +117,7 @@ def _accumulate(group: Group, anchor: Op, block: Block, dtype: str) -> Callable[
     shift = builder.local(block.slots, dtype, "shift")
     zero, infinity = tirx.const(0, dtype), tirx.const(float("inf"), dtype)
     block.each_result(
-        lambda slot, _: builder.store(shift, slot, tirx.Select(tirx.abs(first[slot]) == infinity, zero, first[slot]))
+        lambda slot, _: builder.store(shift, slot, tirx.Select(tirx.EQ(tirx.abs(first[slot]), infinity), zero, first[slot]))
     )
     where: Callable[[Expr], Expr] = (lambda slot: tirx.const(0, "int32")) if block.rowwise else (lambda slot: slot)
     exp = Fold(0, add, lambda x, slot, offset: math.exponential(builder.name, x - shift[where(slot)]))
@@ -159,7 +159,7 @@ def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: int, dtype: 
         case "ReduceLogSum":
             value = math.logarithm(builder.name, _real(total))
     if dtype == "bool":
-        return value != tirx.const(0, "uint8")
+        return tirx.NE(value, tirx.const(0, "uint8"))
     return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
 
 

@@ -78,8 +78,28 @@ def corners() -> list[Case]:
     return cases
 
 
+def places() -> list[Case]:
+    ties = rng.integers(0, 4, (3, 5, 70))
+    spoilt = rng.standard_normal((4, 50)).astype(np.float32)
+    spoilt[0, 7], spoilt[0, 9], spoilt[1] = np.nan, np.nan, -np.inf
+    cases = [
+        operator(name, ties.astype(dtype), axis=axis, select_last_index=last)
+        for name in ("ArgMax", "ArgMin")
+        for axis in (0, 1, -1)
+        for last in (0, 1)
+        for dtype in ("float32", "int32")
+    ]
+    cases += [operator("ArgMax", spoilt, axis=1), operator("ArgMin", spoilt, axis=1, keepdims=0)]
+    cases += [operator("ArgMax", ties.astype(dtype), axis=2, keepdims=0) for dtype in ("int8", "float64", "float16")]
+    return [
+        *cases,
+        operator("ArgMax", rng.standard_normal((1, 5893)).astype(np.float32), axis=1),
+        operator("ArgMin", ties[:, :1], axis=1),
+    ]
+
+
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("make", [shapes, operators, corners], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [shapes, operators, corners, places], ids=lambda make: make.__name__)
 def test_alone(make, level) -> None:
     check(make(), target_of(level))
 
