@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -135,11 +134,14 @@ def _constant_sources(draft: PlanDraft, offsets: dict[str, int | None]) -> list[
 
 
 def _report(lowered: list[LoweredGroup], context: Context) -> dict[str, object]:
-    """What `CompiledModel.report` shows beyond the Plan: templates passed over, and the passes' remarks."""
-    refusals = Counter(
-        f"{item.kernel.template}, not {template}: {reason}" for item in lowered for template, reason in item.kernel.refused
-    )
-    return {
-        "remarks": [str(remark) for remark in context.remarks[:_REMARKS]],
-        "kernels": [f"{count} x {text}" for text, count in refusals.most_common(_REMARKS)],
-    }
+    """What `CompiledModel.report` shows beyond the Plan: where the program is slow, and what the passes refused, with reasons."""
+    slow = [
+        f"{item.node.op_type} at {source_of(item.node)}: {TEMPLATE}{_reasons(item.kernel.refused)}"
+        for item in lowered
+        if item.kernel.template == TEMPLATE
+    ]
+    return {"slow_paths": slow or "none", "remarks": [str(remark) for remark in context.remarks[:_REMARKS]]}
+
+
+def _reasons(refused: tuple[tuple[str, str], ...]) -> str:
+    return "".join(f", not {template}: {reason}" for template, reason in refused)
