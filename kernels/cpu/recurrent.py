@@ -1,211 +1,323 @@
-"""GRU: the input's share of all steps in one product, then the steps, each with its gates' arithmetic in the tile store.
+"""GRU, LSTM and RNN: the input's share of all steps in one product, then the steps, their arithmetic in the tile store.
 
-The recurrent weights are packed so that one panel holds the columns of all three gates of the same hidden units: a tile
-finishes those units' new state by itself. Directions run on threads of their own; a single one deals its units to the threads.
+What differs between the three is data (recurrent_cells.py). The recurrent weights are packed so that one panel holds the columns
+of all gates of the same hidden units: a tile finishes those units' new state by itself. Directions run on threads of their own;
+where there are more threads than directions, each step deals its panels to them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from math import ceil
 
-import numpy as np
 from tvm import tirx
 
-from ...runtime.plan import TensorType
 from ...runtime.target import Target
-from .. import math
+from .. import pointwise
 from ..builder import Buffer, Expr, Index
 from ..group import Group, Op
-from ..template import BuiltKernel, Operand, Refusal
+from ..template import BuiltKernel, Refusal
+from .anchored import bound_unravel
 from .common import finish, new_builder
-from .tile_product import PackPanels, Plane, Tile, TileProduct, choose_tile, emit, sum_tile
+from .recurrent_cells import HIDDEN, Activation, Cell, Stage, activations_of, cell_of
+from .recurrent_operands import PackGates, RecurrentOperands
+from .tile_product import Plane, Tile, TileProduct, choose_tile, emit, sum_tile
 
-_GATES = 3  # update, reset, hidden: the order of ONNX
-_DTYPE = "float32"
+OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
+_TYPES = ("float32", "float64", "float16", "bfloat16")
+_WORK_PER_OPERATION = 16  # multiply-adds of a tile that take the time of one scalar operation elsewhere
+_MAX_ELEMENTS = 2**31 - 1
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one float32 GRU with constant weights, its default activations, and all sequences of full length."""
-    if len(group.ops) != 1 or group.ops[0].op_type != "GRU":
-        return Refusal("is no GRU")
+    """Takes one GRU, LSTM or RNN of any attributes."""
+    if len(group.ops) != 1 or group.ops[0].op_type not in OPERATORS:
+        return Refusal("is no GRU, LSTM or RNN")
     op = group.ops[0]
-    x, w, r, bias, lengths, _ = (*op.inputs, "", "", "")[:6]
-    directions = group.types[w].shape[0]
-    if group.types[x].dtype != _DTYPE:
-        return Refusal(f"no GRU of {group.types[x].dtype}")
-    if any(name and name not in group.constants for name in (w, r, bias)):
-        return Refusal("weights are not constant")
-    if lengths:
-        return Refusal("sequences have lengths of their own")
-    if op.attribute("layout", 0) or op.attribute("clip") is not None:
-        return Refusal("layout 1 and clip are not supported")
-    if not op.attribute("linear_before_reset", 0):
-        return Refusal("linear_before_reset=0 is not supported")
-    if tuple(op.attribute("activations") or ()) not in ((), ("Sigmoid", "Tanh") * directions):
-        return Refusal(f"activations {op.attribute('activations')}")
-    return _Gru(group, op, target).build()
+    if (dtype := group.types[op.inputs[0]].dtype) not in _TYPES:
+        return Refusal(f"no recurrence of {dtype}")
+    cell = cell_of(op)
+    directions, expected = group.types[op.inputs[1]].shape[0], 2 if op.attribute("direction") == "bidirectional" else 1
+    if directions != expected:
+        return Refusal(f"weights of {directions} directions for {expected}")
+    activations = activations_of(op, cell, directions)
+    if isinstance(activations, str):
+        return Refusal(activations)
+    recurrence = _Recurrence(group, op, cell, activations, target)
+    if recurrence.projected_elements > _MAX_ELEMENTS:
+        return Refusal("the input's share has more elements than 32-bit indices can reach")
+    return recurrence.build()
 
 
 @dataclass(frozen=True)
-class PackGates:
-    """R [directions, 3 * hidden, hidden] as [directions, panels, hidden (k), 3, columns], filled up with zeros."""
+class _StagePlan:
+    """A stage, its tile, and its weights in `panels` panels of `columns` hidden units."""
 
+    stage: Stage
+    tile: Tile
     columns: int
-
-    def packed_type(self, source: TensorType) -> TensorType:
-        directions, _, hidden = source.shape
-        return TensorType((directions, ceil(hidden / self.columns), hidden, _GATES, self.columns), source.dtype)
-
-    def __call__(self, array: np.ndarray) -> np.ndarray:
-        directions, _, hidden = array.shape
-        panels = ceil(hidden / self.columns)
-        padded = np.zeros((directions, _GATES, panels * self.columns, hidden), array.dtype)
-        padded[:, :, :hidden] = array.reshape(directions, _GATES, hidden, hidden)
-        return np.ascontiguousarray(padded.reshape(directions, _GATES, panels, self.columns, hidden).transpose(0, 2, 4, 1, 3))
+    panels: int
+    weights: Buffer
 
 
-class _Gru:
-    """One kernel being built. Shapes: x [steps, batch, inputs], y [steps, directions, batch, hidden]."""
+@dataclass(frozen=True)
+class _Place:
+    """A panel in one step of one direction. `old` and `new` are the offsets of the states read and written, of row 0."""
 
-    def __init__(self, group: Group, op: Op, target: Target) -> None:
-        self.group, self.op, self.target = group, op, target
+    direction: Expr
+    step: Expr
+    panel: Expr
+    old: dict[str, Expr]
+    new: dict[str, Expr]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Hidden unit `j` of one row of the batch: the `Unit` that a cell's arithmetic sees. Offsets are those of hidden unit 0.
+
+    `sums` is where gate 0 of the stage lies in the tile, `share` in the projected input, `line` the row in the states.
+    """
+
+    recurrence: _Recurrence
+    plan: _StagePlan
+    place: _Place
+    activations: tuple[Activation, ...]
+    tile: Buffer
+    sums: Expr
+    share: Expr
+    line: Expr
+    j: Expr = 0
+
+    def projected(self, number: int) -> Expr:
+        return self.recurrence.projected[self.share + number * self.recurrence.operands.hidden + self.j]
+
+    def product(self, number: int) -> Expr:
+        operands = self.recurrence.operands
+        value = self.tile[self.sums + self.plan.stage.gates.index(number) * self.plan.columns + self.j]
+        if operands.bias and number in self.recurrence.cell.separate:
+            value = value + operands.bias_of(self.place.direction, 1, number * operands.hidden + self.j)
+        return value
+
+    def gate(self, number: int) -> Expr:
+        return self.projected(number) + self.product(number)
+
+    def peephole(self, number: int) -> Expr:
+        operands = self.recurrence.operands
+        return operands.load(operands.peepholes, (self.place.direction * 3 + number) * operands.hidden + self.j)
+
+    def state(self, name: str) -> Expr:
+        return self.recurrence.states[name][self.place.old[name] + self.line + self.j]
+
+    def activate(self, number: int, value: Expr, *, clipped: bool = True) -> Expr:
+        operands = self.recurrence.operands
+        if clipped and (bound := operands.op.attribute("clip")) is not None:
+            clip = Op("Clip", ("x",), ("y",), {"min": -bound, "max": bound})
+            value = pointwise.apply(clip, [self.name(value)], [operands.dtype], operands.dtype, self.name)
+        return self.activations[number](self.name, operands.dtype, value)
+
+    def name(self, value: Expr) -> Expr:
+        return self.recurrence.builder.name(value)
+
+    def one(self) -> Expr:
+        return tirx.const(1, self.recurrence.operands.dtype)
+
+
+class _Recurrence:
+    """One kernel being built. Its states are [directions, batch, hidden]; the hidden one twice, read and written in turns."""
+
+    def __init__(self, group: Group, op: Op, cell: Cell, activations: tuple[tuple[Activation, ...], ...], target: Target) -> None:
+        self.group, self.cell, self.activations = group, cell, activations
+        self.registers = target.vector_registers
         self.builder = new_builder(target)
-        self.x, self.w, self.r, self.bias, _, self.initial = (*op.inputs, "", "", "")[:6]
-        self.steps, self.batch, self.inputs = group.types[self.x].shape
-        self.directions, _, self.hidden = group.types[self.r].shape
-        self.reverse = op.attribute("direction", "forward") == "reverse"
-        self.lanes = self.builder.lanes(_DTYPE)
-        self.rows = min(self.batch, 8 if target.vector_registers == 32 else 4)
-        self.vectors = 2 if self.rows == 1 else 1  # of one gate: enough sums in flight to hide the latency of the multiply-add
-        self.columns = self.vectors * self.lanes
-        self.tile = Tile(self.rows, _GATES * self.vectors, self.lanes)
-        self.packed: dict[str, Operand] = {}
+        self.operands = RecurrentOperands(group, op, self.builder)
+        self.lanes = self.builder.lanes(self.operands.dtype)
+        self.size = self.operands.directions * self.operands.batch * self.operands.hidden
+        self.projected_elements = self.operands.steps * self.size * cell.gates
+        self.states: dict[str, Buffer] = {}
+        self.projected: Buffer = None
 
     def build(self) -> BuiltKernel:
-        builder, state_size = self.builder, self.directions * self.batch * self.hidden
-        projected = builder.workspace(self.directions * self.steps * self.batch * _GATES * self.hidden, _DTYPE)
-        states = builder.workspace(2 * state_size, _DTYPE)
-        flops = self._project(projected)
-        pack = PackGates(self.columns)
-        kind = pack.packed_type(self.group.types[self.r])
-        self.packed[self.r] = Operand(self.r, pack)
-        weights = builder.parameter(self.r, kind.elements, _DTYPE)
-        self._set_initial_state(states, state_size)
-        panels = ceil(self.hidden / self.columns)
-        work = 2 * self.batch * _GATES * self.hidden * self.hidden // 16
-        if self.directions > 1:
-            with (
-                builder.chunks(self.directions, work * self.steps) as d,
-                builder.loop(self.steps, name="step") as step,
-                builder.loop(panels, name="panel") as panel,
-            ):
-                self._step(d, step, panel, projected, states, weights)
-        else:
-            with builder.loop(self.steps, name="step") as step, builder.chunks(panels, work) as panel:
-                self._step(0, step, panel, projected, states, weights)
-        self._store_last(states, state_size)
-        flops += 2 * self.steps * self.directions * self.batch * _GATES * self.hidden * self.hidden
-        return finish("gru", builder, self.group, flops=flops, packed=self.packed)
+        operands, dtype = self.operands, self.operands.dtype
+        if self.size:
+            self.projected = self.builder.workspace(self.projected_elements, dtype)
+            for name in dict.fromkeys(name for stage in self.cell.stages for name in stage.writes):
+                self.states[name] = self.builder.workspace(self.size * (2 if name == HIDDEN else 1), dtype)
+            self._project()
+            plans = [self._plan(stage) for stage in self.cell.stages]
+            self._set_initial_states()
+            self._emit_steps(plans)
+            self._store_last_states()
+        flops = 2 * self.projected_elements * (operands.inputs + operands.hidden)
+        return finish("recurrent", self.builder, self.group, flops=flops, packed=operands.packed)
 
-    def _project(self, projected: Buffer) -> int:
-        """projected[direction, step, batch, gate, hidden] = x W^T + the biases that do not pass the reset gate."""
-        builder, columns, rows = self.builder, _GATES * self.hidden, self.steps * self.batch
-        tile = choose_tile(
-            rows, columns, self.inputs, self.lanes, self.target.vector_registers, shifted_loads=False, b_padded=True
+    def _tile(self, rows: int, lines: int, depth: int, gates: int) -> Tile:
+        """Whose columns are as many hidden units of each gate."""
+        return choose_tile(
+            rows, gates * lines, depth, self.lanes, self.registers, shifted_loads=False, b_padded=True, vector_step=gates
         )
-        pack = PackPanels((self.directions, columns, self.inputs), (0, 1, 2), 1, 1, tile.columns)
-        self.packed[self.w] = Operand(self.w, pack)
-        weights = builder.parameter(self.w, pack.packed_type(self.group.types[self.w]).elements, _DTYPE)
-        x = builder.parameter(self.x, self.group.types[self.x].elements, _DTYPE)
+
+    def _plan(self, stage: Stage) -> _StagePlan:
+        operands, gates = self.operands, stage.gates
+        tile = self._tile(operands.batch, operands.hidden, operands.hidden, len(gates))
+        columns = tile.columns // len(gates)
+        weights = operands.weights(operands.r, PackGates(self.cell.gates, gates, columns))
+        return _StagePlan(stage, tile, columns, ceil(operands.hidden / columns), weights)
+
+    def _project(self) -> None:
+        """projected[direction, row of X, gate, hidden] = x W^T + the biases that do not belong to a later product."""
+        builder, operands, dtype = self.builder, self.operands, self.operands.dtype
+        depth, columns, rows = operands.inputs, self.cell.gates * operands.hidden, operands.steps * operands.batch
+        tile = self._tile(rows, columns, depth, 1)
+        weights = operands.weights(operands.w, PackGates(1, (0,), tile.columns))
         panels = ceil(columns / tile.columns)
 
         def a(batch: Expr, panel: Expr, start: Expr, row: int, ks: Index) -> Expr:
-            return x[(start + row) * self.inputs + ks[0]]
+            return operands.load(operands.x, (start + row) * depth + ks[0])
 
         def b(batch: Expr, panel: Expr, start: Expr, column: Expr, ks: Index) -> Expr:
-            return weights[((batch * panels + panel) * self.inputs + ks[0]) * tile.columns + column]
+            return tirx.Cast(dtype, weights[((batch * panels + panel) * depth + ks[0]) * tile.columns + column])
 
         def store(batch: Expr, m: Expr, r: Expr, column: Expr, value: Expr) -> None:
-            if self.bias:
-                value = value + self._bias(batch, 0, column)
-                recurrent = self._bias(batch, 1, column)
-                value = value + tirx.Select(column < 2 * self.hidden, recurrent, tirx.const(0, _DTYPE))
-            builder.store(projected, (batch * rows + m) * columns + column, value)
+            if operands.bias:
+                recurrent = operands.bias_of(batch, 1, column)
+                for gate in self.cell.separate:
+                    belongs = tirx.And(column >= gate * operands.hidden, column < (gate + 1) * operands.hidden)
+                    recurrent = tirx.Select(belongs, operands.zero(), recurrent)
+                value = value + operands.bias_of(batch, 0, column) + recurrent
+            builder.store(self.projected, (batch * rows + m) * columns + column, value)
 
         plane = Plane(columns, columns, columns)
-        product = TileProduct(
-            self.directions, rows, plane, (self.inputs,), tile, _DTYPE, a, b, store, a_padded=False, b_padded=True
-        )
-        emit(builder, product, a_bytes=self.group.types[self.x].size_bytes, b_bytes=self.group.types[self.w].size_bytes)
-        return product.flops
+        product = TileProduct(operands.directions, rows, plane, (depth,), tile, dtype, a, b, store, a_padded=False, b_padded=True)
+        sizes = [self.group.types[name].size_bytes for name in (operands.x, operands.w)]
+        emit(builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
 
-    def _bias(self, direction: Expr, part: int, column: Expr) -> Expr:
-        """Element of B [directions, 2 (input, recurrent), 3 * hidden]."""
-        buffer = self.builder.parameter(self.bias, self.group.types[self.bias].elements, _DTYPE)
-        return buffer[(direction * 2 + part) * _GATES * self.hidden + column]
+    def _set_initial_states(self) -> None:
+        for name, source in zip(self.cell.states, self.operands.initial, strict=False):
+            self._copy_state(self.states[name], source)
 
-    def _set_initial_state(self, states: Buffer, size: int) -> None:
-        builder = self.builder
-        if self.initial:
-            source = builder.parameter(self.initial, size, _DTYPE)
-            builder.vector_loop(size, self.lanes, lambda i: builder.store(states, i, source[i]))
-        else:
-            builder.vector_loop(size, self.lanes, lambda i: builder.store(states, i, tirx.const(0, _DTYPE)))
+    def _copy_state(self, state: Buffer, source: str) -> None:
+        """An initial state, zero where the operator has none."""
+        builder, operands = self.builder, self.operands
 
-    def _step(self, direction: Expr, step: Expr, panel: Expr, projected: Buffer, states: Buffer, weights: Buffer) -> None:
-        """New state of the hidden units of one panel, for all rows of the batch."""
-        builder, size = self.builder, self.batch * self.hidden
-        parity = builder.bind(tirx.floormod(step, 2))
-        old = builder.bind((parity * self.directions + direction) * size)
-        new = builder.bind(((1 - parity) * self.directions + direction) * size)
-        backwards = self.steps - 1 - step
-        forwards = backwards if self.reverse else step
-        time = builder.bind(tirx.Select(direction == 1, backwards, forwards) if self.directions == 2 else forwards)
-        panels = ceil(self.hidden / self.columns)
-        with builder.loop(ceil(self.batch / self.rows), name="rows") as tile:
-            begin = builder.bind(tile * self.rows)
-            start = builder.bind(tirx.min(begin, self.batch - self.rows))
-            origin = builder.bind((direction * panels + panel) * self.hidden * self.tile.columns)
+        def element(ours: Expr, theirs: Expr) -> None:
+            builder.store(state, ours, operands.load(source, theirs) if source else operands.zero())
+
+        self._for_each_element(element)
+
+    def _store_last_states(self) -> None:
+        """Y_h and Y_c."""
+        for name, out in zip(self.cell.states, self.operands.outputs[1:], strict=False):
+            if out:
+                self._store_state(self.states[name], (self.operands.steps % 2) * self.size if name == HIDDEN else 0, out)
+
+    def _store_state(self, state: Buffer, begin: int, out: str) -> None:
+        self._for_each_element(lambda ours, theirs: self.operands.store(out, theirs, state[begin + ours]))
+
+    def _for_each_element(self, body: Callable[[Expr, Expr], None]) -> None:
+        """`body` with the offset of every hidden unit in our states and in the operands that are states."""
+        builder, operands = self.builder, self.operands
+        with builder.loop(operands.directions, name="d") as d, builder.loop(operands.batch, name="b") as b:
+            ours = builder.bind((d * operands.batch + b) * operands.hidden)
+            theirs = builder.bind(operands.state_offset(d, b))
+            builder.vector_loop(operands.hidden, self.lanes, lambda j: body(ours + j, theirs + j))
+
+    def _emit_steps(self, plans: list[_StagePlan]) -> None:
+        """All steps: a direction a thread, or where threads would be left over, each stage's panels dealt to all of them."""
+        builder, operands = self.builder, self.operands
+        work = [2 * operands.batch * operands.hidden**2 * len(plan.stage.gates) // _WORK_PER_OPERATION for plan in plans]
+        if builder.threads_for(sum(work) * operands.directions) <= operands.directions:
+            with (
+                builder.chunks(operands.directions, sum(work) * operands.steps) as d,
+                builder.loop(operands.steps, name="step") as step,
+            ):
+                for plan in plans:
+                    with builder.loop(plan.panels, name="panel") as panel:
+                        self._emit_panel(plan, d, step, panel)
+            return
+        with builder.loop(operands.steps, name="step") as step:
+            for plan, share in zip(plans, work, strict=True):
+                with builder.chunks(operands.directions * plan.panels, share * operands.directions) as chunk:
+                    d, panel = bound_unravel(builder, chunk, (operands.directions, plan.panels))
+                    self._emit_panel(plan, d, step, panel)
+
+    def _emit_panel(self, plan: _StagePlan, direction: Expr, step: Expr, panel: Expr) -> None:
+        """New states of the hidden units of one panel, for all rows of the batch."""
+        builder, operands, tile = self.builder, self.operands, plan.tile
+        place = self._place(direction, step, panel)
+        source, origin = self.states[plan.stage.reads], place.old[plan.stage.reads]
+        first = builder.bind((direction * plan.panels + panel) * operands.hidden * tile.columns)
+        with builder.loop(ceil(operands.batch / tile.rows), name="rows") as block:
+            begin = builder.bind(block * tile.rows)
+            start = builder.bind(tirx.min(begin, operands.batch - tile.rows))
             finished = sum_tile(
                 builder,
-                self.tile,
-                _DTYPE,
-                (self.hidden,),
-                lambda row, ks: states[old + (start + row) * self.hidden + ks[0]],
-                lambda column, ks: weights[origin + ks[0] * self.tile.columns + column],
+                tile,
+                operands.dtype,
+                (operands.hidden,),
+                lambda row, ks: source[origin + (start + row) * operands.hidden + ks[0]],
+                lambda column, ks: tirx.Cast(operands.dtype, plan.weights[first + ks[0] * tile.columns + column]),
             )
-            with builder.loop(builder.bind(tirx.min(self.rows, self.batch - begin)), name="row") as row:
+            with builder.loop(builder.bind(tirx.min(tile.rows, operands.batch - begin)), name="row") as row:
                 b = builder.bind(begin + row)
-                first = builder.bind(panel * self.columns)
-                first = builder.bind(panel * self.columns)
-                gates = builder.bind((b - start) * self.tile.columns - first)
-                share = builder.bind(((direction * self.steps + time) * self.batch + b) * _GATES * self.hidden)
-                place = builder.bind(((time * self.directions + direction) * self.batch + b) * self.hidden)
-                state = builder.bind(b * self.hidden)
+                sums = builder.bind((b - start) * tile.columns - panel * plan.columns)
+                self._emit_row(plan, place, b, finished, sums)
 
-                def unit(j: Expr) -> None:
-                    value = self._unit(direction, j, finished, gates, projected, share, states[old + state + j])
-                    builder.store(states, new + state + j, value)
-                    if y := self.op.outputs[0]:
-                        builder.store(builder.parameter(y, self.group.types[y].elements, _DTYPE), place + j, value)
+    def _place(self, direction: Expr, step: Expr, panel: Expr) -> _Place:
+        builder, operands = self.builder, self.operands
+        home = builder.bind(direction * (operands.batch * operands.hidden))
+        turn = builder.bind(tirx.floormod(step, 2) * self.size)
+        old, new = dict.fromkeys(self.states, home), dict.fromkeys(self.states, home)
+        old[HIDDEN], new[HIDDEN] = builder.bind(home + turn), builder.bind(home + self.size - turn)
+        return _Place(direction, step, panel, old, new)
 
-                builder.dynamic_vector_loop(first, tirx.min(first + self.columns, self.hidden), self.lanes, unit)
+    def _emit_row(self, plan: _StagePlan, place: _Place, b: Expr, tile: Buffer, sums: Expr) -> None:
+        """New states of one row's units; beyond the end of its sequence they stay, and Y is zero."""
+        builder, operands = self.builder, self.operands
+        length = builder.bind(operands.length_of(b))
+        time = builder.bind(operands.time_of(place.direction, place.step, length))
+        line = place.direction * (operands.steps * operands.batch) + operands.x_line(time, b)
+        share = builder.bind(line * self.cell.gates * operands.hidden)
+        y = builder.bind(operands.y_offset(place.direction, time, b))
+        row = _Unit(self, plan, place, self.activations[0], tile, sums, share, builder.bind(b * operands.hidden))
+        running = [place.step < length] if operands.lengths else []
+        variants = tuple(dict.fromkeys(self.activations))  # of the directions, in order, if they differ
+        for number, activations in enumerate(variants):
+            chosen = [tirx.EQ(place.direction, number)] if len(variants) > 1 else []
+            with self._where(*running, *chosen):
+                self._emit_units(replace(row, activations=activations), y)
+        if running and HIDDEN in plan.stage.writes:
+            with self._where(place.step >= length):
+                self._emit_idle(row, y)
 
-    def _unit(self, direction: Expr, j: Expr, sums: Buffer, gates: Expr, projected: Buffer, share: Expr, old: Expr) -> Expr:
-        """h' = (1 - z) n + z h, with z and r the gates and n = tanh(x_n + r (h_n + bias))."""
-        builder = self.builder
-        z = builder.name(math.sigmoid(builder.name, projected[share + j] + sums[gates + j]))
-        r = math.sigmoid(builder.name, projected[share + self.hidden + j] + sums[gates + self.columns + j])
-        hidden = sums[gates + 2 * self.columns + j]
-        if self.bias:
-            hidden = hidden + self._bias(direction, 1, 2 * self.hidden + j)
-        n = math.tanh(builder.name, projected[share + 2 * self.hidden + j] + r * hidden)
-        return builder.name((tirx.const(1, _DTYPE) - z) * n + z * old)
+    @contextmanager
+    def _where(self, *conditions: Expr) -> Iterator[None]:
+        with ExitStack() as guards:
+            for condition in conditions:
+                guards.enter_context(self.builder.when(condition))
+            yield
 
-    def _store_last(self, states: Buffer, size: int) -> None:
-        builder = self.builder
-        if len(self.op.outputs) > 1 and self.op.outputs[1]:
-            last = builder.parameter(self.op.outputs[1], size, _DTYPE)
-            offset = (self.steps % 2) * size
-            builder.vector_loop(size, self.lanes, lambda i: builder.store(last, i, states[offset + i]))
+    def _emit_units(self, row: _Unit, y: Expr) -> None:
+        """The new states of a row's units in one panel, and their part of Y."""
+
+        def unit(j: Expr) -> None:
+            values = {name: self.builder.name(value) for name, value in row.plan.stage.unit(replace(row, j=j)).items()}
+            for name, value in values.items():
+                self.builder.store(self.states[name], row.place.new[name] + row.line + j, value)
+            if HIDDEN in values:
+                self.operands.store(self.operands.outputs[0], y + j, values[HIDDEN])
+
+        self._for_each_unit(row, unit)
+
+    def _emit_idle(self, row: _Unit, y: Expr) -> None:
+        def unit(j: Expr) -> None:
+            self.builder.store(self.states[HIDDEN], row.place.new[HIDDEN] + row.line + j, replace(row, j=j).state(HIDDEN))
+            self.operands.store(self.operands.outputs[0], y + j, self.operands.zero())
+
+        self._for_each_unit(row, unit)
+
+    def _for_each_unit(self, row: _Unit, body: Callable[[Expr], None]) -> None:
+        first = self.builder.bind(row.place.panel * row.plan.columns)
+        end = tirx.min(first + row.plan.columns, self.operands.hidden)
+        self.builder.dynamic_vector_loop(first, end, self.lanes, body)

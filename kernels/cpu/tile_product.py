@@ -78,12 +78,15 @@ class TileProduct:
         return 2 * self.batch * self.m * min(self.plane.columns, rows * self.plane.width) * prod(self.depth)
 
 
-def choose_tile(m: int, columns: int, depth: int, lanes: int, registers: int, *, shifted_loads: bool, b_padded: bool) -> Tile:
+def choose_tile(
+    m: int, columns: int, depth: int, lanes: int, registers: int, *, shifted_loads: bool, b_padded: bool, vector_step: int = 1
+) -> Tile:
     """The tile with the fewest estimated cycles: two multiply-adds or two loads a cycle, four cycles of latency, wasted edges.
 
     Args:
         shifted_loads: loads of B that cross cache lines, and so count twice.
         b_padded: columns beyond the end may be read; else the tile has no more columns than there are.
+        vector_step: the tile has a multiple of so many vectors.
     """
 
     def cycles(rows: int, vectors: int) -> float:
@@ -94,7 +97,7 @@ def choose_tile(m: int, columns: int, depth: int, lanes: int, registers: int, *,
 
     choices = [
         (rows, vectors)
-        for rows, vectors in nest(range(1, max(min(m, 14), 1) + 1), range(1, 9))
+        for rows, vectors in nest(range(1, max(min(m, 14), 1) + 1), range(vector_step, 9, vector_step))
         if rows * vectors + vectors + 1 <= registers and (b_padded or vectors == 1 or vectors * lanes <= columns)
     ]
     rows, vectors = min(choices, key=lambda choice: (cycles(*choice), choice))

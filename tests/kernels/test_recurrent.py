@@ -38,7 +38,7 @@ def gru(steps: int, batch: int, inputs: int, hidden: int, direction: str = "forw
     attributes = {"hidden_size": hidden, "linear_before_reset": 1, "direction": direction}
     op = Op("GRU", ("x", "w", "r", "b", "", "h" if initial else ""), ("y", "l"), attributes)
     group = Group((op,), tuple(arrays), ("y", "l"), types, frozenset("wrb"))
-    return Case(group, arrays, expected, 1e-6, 2e-6, f"GRU {(steps, batch, inputs, hidden, direction, initial)}", "gru")
+    return Case(group, arrays, expected, 1e-6, 2e-6, f"GRU {(steps, batch, inputs, hidden, direction, initial)}", "recurrent")
 
 
 @pytest.mark.parametrize("level", LEVELS)
