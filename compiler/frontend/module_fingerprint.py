@@ -9,6 +9,7 @@ class) makes the answer None: the module must be exported to know what it comput
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import dis
 import enum
 import functools
@@ -16,6 +17,7 @@ import hashlib
 import importlib.metadata
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -46,7 +48,7 @@ _HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
 _CLASS_NOISE = _words(
     """__module__ __dict__ __weakref__ __doc__ __annotations__ __abstractmethods__ _abc_impl __parameters__ __orig_bases__
-    __dataclass_fields__ __dataclass_params__ __match_args__ __static_attributes__ __firstlineno__"""
+    __slots__ __dataclass_fields__ __dataclass_params__ __match_args__ __static_attributes__ __firstlineno__"""
 )
 
 
@@ -104,6 +106,8 @@ class _Visitor:
         self._seen: dict[int, object] = {}  # by identity; keeping the objects keeps identities from being used twice
         for part in root.modules():
             self._seen[id(part)] = part
+        tensors = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
+        self._own = {id(tensor): name for name, tensor in tensors}  # their content has a digest of its own
 
     def add(self, text: str | bytes) -> None:
         """Put one piece into the digest."""
@@ -144,7 +148,11 @@ class _Visitor:
     def _visit_new(self, value: object) -> None:
         import torch
 
-        if isinstance(value, torch.Tensor):
+        if id(value) in self._own:
+            self.add(f"tensor {self._own[id(value)]}")
+        elif isinstance(value, weakref.ReferenceType):
+            self.visit(value())
+        elif isinstance(value, torch.Tensor):
             self.add(arrays_digest([(_describe(value), _loader(value))]))
         elif isinstance(value, torch.nn.Module):  # not a submodule: torch would not find its parameters either
             raise _UnknownError(f"module {type(value).__qualname__} outside the tree")
@@ -168,7 +176,7 @@ class _Visitor:
                 continue
             self._seen[id(base)] = base
             for name, member in vars(base).items():
-                if name not in _CLASS_NOISE and not (is_built and name == "__init__"):
+                if name not in _CLASS_NOISE and not (is_built and name == "__init__") and not _is_generated(member):
                     self.add(name)
                     self.visit(member)
 
@@ -187,6 +195,8 @@ class _Visitor:
             self._visit_all((value.func, value.args, value.keywords))
         elif isinstance(value, functools._lru_cache_wrapper):
             self.visit(value.__wrapped__)
+        elif isinstance(value, types.MemberDescriptorType):  # a slot: its value is among the instance's attributes
+            self.add(value.__name__)
         elif isinstance(value, types.BuiltinFunctionType):
             if not _is_trusted(value.__module__ or "?"):
                 raise _UnknownError(value.__qualname__)
@@ -243,9 +253,9 @@ class _Visitor:
             self.add(f"{type(value).__qualname__} {sorted(map(repr, value))}")
             if not all(isinstance(item, _PLAIN) for item in value):
                 raise _UnknownError("a set of objects")
-        elif not _is_trusted(type(value).__module__) and hasattr(value, "__dict__"):
+        elif not _is_trusted(type(value).__module__) and (state := _state(value)) is not None:
             self._visit_class(type(value), is_built=True)
-            self._visit_all(part for item in vars(value).items() for part in item)
+            self._visit_all(part for item in state.items() for part in item)
         else:
             raise _UnknownError(f"{type(value).__module__}.{type(value).__qualname__}")
 
@@ -263,6 +273,25 @@ def _nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _nested_code(constant)
+
+
+def _is_generated(member: object) -> bool:
+    """Whether a class member is a method that `dataclass` wrote: it follows from the fields, which are visited."""
+    code = getattr(member, "__code__", None)
+    return isinstance(code, types.CodeType) and code.co_filename in ("<string>", dataclasses.__file__)
+
+
+def _state(value: object) -> dict[str, object] | None:
+    """The attributes of an instance, whether it keeps them in slots or in a dictionary; None if it has neither."""
+    slots = [name for base in type(value).__mro__ for name in _names(vars(base).get("__slots__", ()))]
+    if not slots and not hasattr(value, "__dict__"):
+        return None
+    return {name: getattr(value, name) for name in slots if hasattr(value, name)} | dict(getattr(value, "__dict__", {}))
+
+
+def _names(slots: object) -> tuple[str, ...]:
+    names = (slots,) if isinstance(slots, str) else tuple(slots) if isinstance(slots, Iterable) else ()
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def _is_empty(cell: types.CellType) -> bool:
