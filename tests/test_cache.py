@@ -103,9 +103,10 @@ def test_processes_that_ask_together_build_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_process_that_is_stopped_leaves_no_lock(tmp_path: Path, number: signal.Signals) -> None:
     program = f"""
-import time, sys
+import signal, time, sys
 from pathlib import Path
 from prefuse.compiler.cache import ProgramCache
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 def build(path):
     print("building", flush=True)
     time.sleep(60)
