@@ -1,7 +1,8 @@
 """Transcendental functions of float32 as plain arithmetic, so that a vectorised loop stays vectorised.
 
 LLVM would otherwise call libm once a lane. Sources: Cephes (S. Moshier) for exp, log and tanh; N. Juffa's minimax fit for erf.
-Errors against float64, measured by tests/kernels/test_math.py over the whole range: exp, log, erf and tanh 2 ulp.
+Greatest errors against float64 in ulp, measured by tests/kernels/test_math.py over all of float32: log 0.8, exp and erf 1.0,
+expm1 1.2, tanh 1.3, sigmoid 2.3, softplus 3.0. Denormal results are right but for sigmoid's, which are 0.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def _ordered(a: Expr, b: Expr, of_integers: Callable[[Expr, Expr], Expr], wins: 
         return of_integers(a, b)
     if isinstance(b, tirx.FloatImm):  # one instruction: it gives its second operand, a, where that is NaN
         return tirx.Select(wins(b, a), b, a)
-    return tirx.Select(tirx.Or(wins(a, b), tirx.isnan(a)), a, b)
+    # b where either is NaN, and then a where that is. (A test by isnan joined by Or would be done lane by lane.)
+    return tirx.Select(a <= tirx.const(_INF, str(a.ty)), tirx.Select(wins(a, b), a, b), a)
 
 
 @stepwise

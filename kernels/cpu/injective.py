@@ -25,7 +25,7 @@ Regions = dict[str, list[Region]]  # the regions of each of the anchor's outputs
 _MAX_REGIONS = 256  # loop nests of one kernel
 
 
-class _UnknownOperand(Exception):
+class _UnknownOperandError(Exception):
     """An operand that must be known while compiling is not."""
 
 
@@ -40,7 +40,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         group = as_bits(group, moved_values(anchor))
     try:
         regions = _REGIONS[anchor.op_type](group, anchor)
-    except _UnknownOperand as unknown:
+    except _UnknownOperandError as unknown:
         return Refusal(f"{anchor.op_type} has {unknown} that only a run knows")
     if sum(map(len, regions.values())) > _MAX_REGIONS:
         return Refusal(f"{anchor.op_type} falls into more than {_MAX_REGIONS} regions")
@@ -73,14 +73,14 @@ def ints(group: Group, op: Op, position: int, default: tuple[int, ...] | None = 
     """An integer operand that shapes the result.
 
     Raises:
-        _UnknownOperand: it is no constant.
+        _UnknownOperandError: it is no constant.
     """
     if position >= len(op.inputs) or not op.inputs[position]:
         assert default is not None, f"{op.op_type} lacks input {position}"
         return default
     value = literal_ints(group, op.inputs[position])
     if value is None:
-        raise _UnknownOperand(f"input {position}")
+        raise _UnknownOperandError(f"input {position}")
     return value
 
 
@@ -205,7 +205,7 @@ def _pad(group: Group, op: Op) -> Regions:
         return {op.outputs[0]: _constant_pad(op, shape, out, before, fill)}
     segments = [list(_segments(mode, n, b, b + n + a)) for n, b, a in zip(shape, before, after, strict=True)]
     if prod(map(len, segments)) > _MAX_REGIONS:
-        raise _UnknownOperand("many segments")
+        raise _UnknownOperandError("many segments")
     regions = []
     for parts in product(*segments):
         base = int(row_major([first for _, _, first, _ in parts], shape))

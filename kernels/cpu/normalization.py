@@ -140,7 +140,9 @@ class _Rows:
         mean: Expr | None = None
         if anchor.op_type != "RMSNormalization":
             mean = builder.name(fold_block(block, source, dtype, Fold(0, add))[zero] * count)
-        deviation = (lambda x: x) if mean is None else (lambda x: x - mean)
+
+        def deviation(x: Expr) -> Expr:
+            return x if mean is None else x - mean
 
         def square(x: Expr, slot: Expr, offset: Expr) -> Expr:
             centred = builder.name(deviation(x))

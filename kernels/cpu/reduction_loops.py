@@ -1,7 +1,7 @@
 """The loops of a reduction, whatever is accumulated in them.
 
-Dimensions merge into as few loops as possible. If the elements of a result lie side by side, vectors run along them (row-wise),
-in several independent accumulators; otherwise vectors run along the last kept dimension, a block of results at once (column-wise).
+Dimensions merge into as few loops as possible. If the elements of a result lie side by side, vectors run along them, in several
+independent accumulators (row-wise); otherwise they run along the last kept dimension, a block of results at once (column-wise).
 """
 
 from __future__ import annotations

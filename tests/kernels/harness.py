@@ -97,7 +97,7 @@ def operator(
     }
     op = Op(op_type, tuple(names), tuple(results), attributes, opset)
     group = Group((op,), tuple(arrays), tuple(results), types, frozenset(literals), literals)
-    shapes = [list(a.shape) for a in arrays.values()]
+    shapes: list[list[int]] = [list(a.shape) for a in arrays.values()]
     return Case(group, arrays, expected, rtol, atol, f"{op_type}{opset} {shapes} {attributes}", template)
 
 
@@ -187,7 +187,7 @@ def _build(case: Case, target: Target) -> BuiltKernel:
 
 
 def _load(kernels: Sequence[BuiltKernel], target: Target) -> Any:
-    module = {}
+    module: dict[Any, Any] = {}
     for number, kernel in enumerate(kernels):
         symbol = GlobalVar(f"kernel{number}")
         parameters = [tirx.Var(f"a{i}", "int64") for i in range(len(kernel.function.params))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -80,12 +82,12 @@ ALL = (triangles, transposes, slices, pads, joins, grids)
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_alone(make, level) -> None:
+def test_alone(make: Callable[[], list[Case]], level: str) -> None:
     check(make(), target_of(level))
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_with_followers(make, level) -> None:
+def test_with_followers(make: Callable[[], list[Case]], level: str) -> None:
     cases = [case for case in make() if len(case.group.outputs) == 1 and case.group.types["y0"].dtype in ("float32", "float64")]
     check([followed(case) for case in cases], target_of(level))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +13,7 @@ from .harness import LEVELS, Case, check, followed, operator, target_of
 rng = np.random.default_rng(3)
 
 
-def pool(kind: str, shape: tuple[int, ...], dtype: str = "float32", **attributes: object) -> Case:
+def pool(kind: str, shape: tuple[int, ...], dtype: str = "float32", **attributes: Any) -> Case:
     data = (rng.standard_normal(shape) * 20).astype(dtype)
     unit = {"float16": 2e-2, "float32": 1e-5}.get(dtype, 1e-13)
     return operator(f"{kind}Pool", data, rtol=unit, atol=unit, template="pooling", **attributes)
@@ -34,7 +37,7 @@ def plane(kind: str) -> list[Case]:
 def same_lower(kind: str) -> Case:
     """onnx.reference pads MaxPool on the wrong side here, so the expected values come from explicit padding."""
     padded = pool(kind, (1, 2, 10, 18), kernel_shape=(2, 3), strides=(1, 2), pads=(1, 1, 0, 0))
-    attributes = {"kernel_shape": (2, 3), "strides": (1, 2), "auto_pad": "SAME_LOWER"}
+    attributes: dict[str, Any] = {"kernel_shape": (2, 3), "strides": (1, 2), "auto_pad": "SAME_LOWER"}
     return operator(f"{kind}Pool", padded.arrays["x0"], expected=padded.expected, rtol=1e-5, atol=1e-5, **attributes)
 
 
@@ -52,7 +55,7 @@ def maximum() -> list[Case]:
 
 
 def average() -> list[Case]:
-    padded = dict(kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), count_include_pad=1)
+    padded: dict[str, Any] = {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "count_include_pad": 1}
     return [*plane("Average"), pool("Average", (1, 2, 9, 31), **padded), pool("Average", (1, 2, 8, 30), ceil_mode=1, **padded),
             pool("Average", (1, 2, 8, 30), "float16", **padded)]  # fmt: skip
 
@@ -77,11 +80,11 @@ ALL = (maximum, average, norms, ranks)
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_alone(make, level) -> None:
+def test_alone(make: Callable[[], list[Case]], level: str) -> None:
     check(make(), target_of(level))
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["Max", "Average"])
-def test_with_followers(kind, level) -> None:
+def test_with_followers(kind: str, level: str) -> None:
     check([followed(case) for case in plane(kind)], target_of(level))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,13 +18,13 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def reduction(name: str, shape: tuple[int, ...], axes: tuple[int, ...] | None, dtype: str = "float32", **attributes: int) -> Case:
+def reduction(name: str, shape: tuple[int, ...], axes: tuple[int, ...] | None, dtype: str = "float32", **attributes: Any) -> Case:
     data = rng.uniform(0.5, 1.5, shape) * (1 if name.startswith("Log") or dtype.startswith("u") else rng.choice([-1, 1], shape))
     data = (data * (1 if "float" in dtype else 9)).astype(dtype)
     wide = data.astype(np.float64)
     over = axes if axes is not None else tuple(range(len(shape)))
     keep = bool(attributes.get("keepdims", 1))
-    fold = {
+    fold: Callable[[], np.ndarray] = {
         "L1": lambda: np.abs(wide).sum(over, keepdims=keep),
         "L2": lambda: np.sqrt((wide**2).sum(over, keepdims=keep)),
         "LogSum": lambda: np.log(wide.sum(over, keepdims=keep)),
@@ -100,12 +103,12 @@ def places() -> list[Case]:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", [shapes, operators, corners, places], ids=lambda make: make.__name__)
-def test_alone(make, level) -> None:
+def test_alone(make: Callable[[], list[Case]], level: str) -> None:
     check(make(), target_of(level))
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_with_followers(level) -> None:
+def test_with_followers(level: str) -> None:
     cases = [
         reduction(name, shape, axes, keepdims=keep) for name in ("Mean", "LogSumExp") for shape, axes in SHAPES for keep in (0, 1)
     ]

@@ -1,0 +1,75 @@
+"""Every function of kernels/math.py against float64, over all of float32: errors in units of the last place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from prefuse.kernels.group import Group, Op
+from prefuse.runtime.plan import TensorType
+
+from .harness import LEVELS, Case, run, target_of
+
+TINY = float(np.finfo(np.float32).tiny)
+
+
+def everywhere() -> np.ndarray:
+    """Every 16,384th float32: both signs, denormals, infinities and NaN; and the neighbourhoods of where functions bend."""
+    bits = np.arange(0, 2**32, 1 << 14, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    near = np.concatenate([np.linspace(-100, 100, 50_001), np.linspace(-5, 5, 50_001), np.geomspace(1e-6, 1, 10_001)])
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 88.7228, 88.7229, -103.9, -104.1, 0.625, 0.927734375]
+    return np.concatenate([bits, near.astype(np.float32), np.array(special, np.float32)])
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    return np.array([math.erf(value) for value in x])
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+# operator: exact function, ulps allowed where the result is a normal number, absolute error allowed below
+FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float, float]] = {
+    "Exp": (np.exp, 2, 1e-44),
+    "Log": (np.log, 2, 0.0),
+    "Tanh": (np.tanh, 3, 1e-44),
+    "Erf": (_erf, 3, 1e-44),
+    "Sigmoid": (_sigmoid, 4, 2e-38),
+    "Softplus": (lambda x: np.logaddexp(x, 0), 4, 1e-44),
+    "Elu": (lambda x: np.where(x < 0, np.expm1(x), x), 4, 1e-44),
+}
+
+
+def ulps(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Error in units of the last place of the exact result, which is a normal number."""
+    spacing = np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
+    return np.asarray(np.abs(got.astype(np.float64) - exact) / spacing)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_errors_in_ulps(level: str) -> None:
+    x = everywhere()
+    kind = TensorType(x.shape, "float32")
+    cases = []
+    for name in FUNCTIONS:
+        group = Group((Op(name, ("x",), ("y",), {}, 23),), ("x",), ("y",), {"x": kind, "y": kind})
+        cases.append(Case(group, {"x": x}, [x]))
+    run(cases, target_of(level))
+    for case, (name, (function, allowed, tiny)) in zip(cases, FUNCTIONS.items(), strict=True):
+        with np.errstate(all="ignore"):
+            exact = function(x.astype(np.float64))
+            rounded = exact.astype(np.float32)
+        (got,) = case.got
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(rounded), name)
+        finite = np.isfinite(rounded) & (np.abs(rounded) > TINY)
+        error = ulps(got[finite], exact[finite])
+        worst = x[finite][error.argmax()]
+        assert error.max() <= allowed, f"{name}: {error.max():.1f} ulp at {worst!r}"
+        infinite = np.isinf(rounded)
+        np.testing.assert_array_equal(got[infinite], rounded[infinite], name)
+        small = np.abs(rounded) <= TINY
+        assert np.abs(got[small].astype(np.float64) - exact[small]).max(initial=0) <= tiny, name
+        print(f"{level} {name}: {error.max():.2f} ulp at {worst!r}")
