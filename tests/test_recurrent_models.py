@@ -1,0 +1,54 @@
+"""torch's recurrent modules, exported and compiled whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import prefuse
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_torch_modules(kind: str) -> None:
+    """Two bidirectional layers, batch first, from given states."""
+    torch.manual_seed(3)
+    module = getattr(torch.nn, kind)(10, 20, num_layers=2, batch_first=True, bidirectional=True).eval()
+    x, h, c = torch.randn(3, 7, 10), torch.randn(4, 3, 20), torch.randn(4, 3, 20)
+    state: Any = (h, c) if kind == "LSTM" else h
+    compiled = prefuse.compile(module, x, state, cache=False)
+    with torch.no_grad():
+        expected = module(x, state)
+    _agree(compiled(x, state), expected)
+
+
+class Encoder(torch.nn.Module):
+    """A recurrent layer between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(50, 12)
+        self.recurrent = torch.nn.LSTM(12, 24, num_layers=2, batch_first=True)
+        self.head = torch.nn.Linear(24, 5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        y, _ = self.recurrent(self.embedding(tokens))
+        return torch.relu(self.head(y[:, -1]))
+
+
+def test_encoder_without_states() -> None:
+    torch.manual_seed(4)
+    module, tokens = Encoder().eval(), torch.randint(0, 50, (2, 9))
+    with torch.no_grad():
+        expected = module(tokens)
+    _agree(prefuse.compile(module, tokens, cache=False)(tokens), expected)
+
+
+def _agree(got: Any, expected: Any) -> None:
+    if isinstance(expected, torch.Tensor):
+        np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-5, atol=1e-5)
+        return
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        _agree(one, other)
