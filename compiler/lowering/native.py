@@ -28,7 +28,11 @@ _LLVM: dict[str, dict[str, Any]] = {
 
 # LLVM would hoist the constants of an epilogue (exp has a dozen) out of the tile loops, into the registers that the product's
 # inner loop needs for its sums: four times slower, measured on a product with bias and tanh.
-_OPTIONS = ["-disable-machine-licm:bool=true"]
+#
+# And type-based alias information is not to be believed: TVM says by it that each pointer of a kernel is apart from all others
+# that it has seen. That is true inside one kernel only; inlined one after the other, a kernel would load its input before the
+# one before it has stored it. What holds inside a kernel, LLVM knows from its parameters.
+_OPTIONS = ["-disable-machine-licm:bool=true", "-enable-tbaa:bool=false"]
 
 
 def llvm_target(target: Target) -> Any:
