@@ -17,7 +17,7 @@ def test_torch_modules(kind: str) -> None:
     module = getattr(torch.nn, kind)(10, 20, num_layers=2, batch_first=True, bidirectional=True).eval()
     x, h, c = torch.randn(3, 7, 10), torch.randn(4, 3, 20), torch.randn(4, 3, 20)
     state: Any = (h, c) if kind == "LSTM" else h
-    compiled = prefuse.compile(module, x, state, cache=False)
+    compiled = prefuse.compile(module, (x, state), cache=False)
     with torch.no_grad():
         expected = module(x, state)
     _agree(compiled(x, state), expected)
@@ -42,7 +42,7 @@ def test_encoder_without_states() -> None:
     module, tokens = Encoder().eval(), torch.randint(0, 50, (2, 9))
     with torch.no_grad():
         expected = module(tokens)
-    _agree(prefuse.compile(module, tokens, cache=False)(tokens), expected)
+    _agree(prefuse.compile(module, (tokens,), cache=False)(tokens), expected)
 
 
 def _agree(got: Any, expected: Any) -> None:

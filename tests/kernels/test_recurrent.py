@@ -29,7 +29,7 @@ def operands(op: str, steps: int, batch: int, inputs: int, hidden: int, directio
     gates = GATES[op]
 
     def array(*shape: int) -> np.ndarray:
-        return random.uniform(-1, 1, shape) / np.sqrt(shape[-1] if len(shape) == 3 else 1)
+        return np.asarray(random.uniform(-1, 1, shape) / np.sqrt(shape[-1] if len(shape) == 3 else 1))
 
     state = (batch, directions, hidden) if layout else (directions, batch, hidden)
     arrays = {
@@ -83,7 +83,7 @@ def runtime(op: str, arrays: Arrays, **attributes: Any) -> list[np.ndarray]:
     ]
     graph = onnx.helper.make_graph([node], "one", facts, [onnx.helper.make_empty_tensor_value_info(name) for name in outputs])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
-    results = onnxruntime.InferenceSession(model.SerializeToString()).run(None, arrays)
+    results = list(onnxruntime.InferenceSession(model.SerializeToString()).run(None, arrays))
     if not layout:
         return results
     return [results[0].transpose(2, 0, 1, 3), *(value.swapaxes(0, 1) for value in results[1:])]
@@ -119,7 +119,7 @@ def of_torch(op: str, steps: int, batch: int, inputs: int, hidden: int, directio
         y, last = module(x.flip(0) if direction == "reverse" else x, tuple(state) if op == "LSTM" else state[0])
     y = y.flip(0) if direction == "reverse" else y
     expected = [y.reshape(steps, batch, directions, hidden).transpose(1, 2), *(last if op == "LSTM" else [last])]
-    attributes = {"linear_before_reset": 1} if op == "GRU" else {}
+    attributes: dict[str, Any] = {"linear_before_reset": 1} if op == "GRU" else {}
     return case(op, arrays, [value.numpy() for value in expected], direction=direction, **attributes, **options)
 
 
@@ -199,15 +199,18 @@ def test_activations_against_onnx_runtime() -> None:
     cases = []
     one, both = operands("RNN", 3, 4, 5, 19), operands("RNN", 3, 4, 5, 19, 2)
     for name, values in ACTIVATIONS.items():
-        parameters = {f"activation_{kind}": value for kind, value in values.items()}
+        parameters: dict[str, Any] = {f"activation_{kind}": value for kind, value in values.items()}
         expected = runtime("RNN", one, activations=[name], **parameters)
         cases.append(case("RNN", one, expected, activations=(name.upper(),), tolerance=4e-6, **parameters))
     cases += [of_runtime("RNN", one, activations=(name,)) for name in ("LeakyRelu", "HardSigmoid", "Elu")]
     cases.append(of_runtime("RNN", both, direction="bidirectional", activations=("Tanh", "LeakyRelu"), activation_alpha=(0.5,)))
-    lstm = {"activations": ("HardSigmoid", "Relu", "Elu", "Sigmoid", "Softsign", "Tanh"), "activation_alpha": (0.25, 0.7)}
+    lstm: dict[str, Any] = {
+        "activations": ("HardSigmoid", "Relu", "Elu", "Sigmoid", "Softsign", "Tanh"),
+        "activation_alpha": (0.25, 0.7),
+    }
     cases.append(of_runtime("LSTM", operands("LSTM", 3, 4, 5, 19, 2), direction="bidirectional", **lstm, activation_beta=(0.4,)))
     for reset in (0, 1):
-        gru = {"activations": ("Sigmoid", "Softsign", "HardSigmoid", "Tanh"), "linear_before_reset": reset}
+        gru: dict[str, Any] = {"activations": ("Sigmoid", "Softsign", "HardSigmoid", "Tanh"), "linear_before_reset": reset}
         cases.append(of_runtime("GRU", operands("GRU", 3, 4, 5, 19, 2), direction="bidirectional", **gru))
     check(cases, target_of("avx2"))
 
