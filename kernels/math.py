@@ -68,7 +68,7 @@ def _ordered(a: Expr, b: Expr, of_integers: Callable[[Expr, Expr], Expr], wins: 
         return of_integers(a, b)
     if isinstance(b, tirx.FloatImm):  # one instruction: it gives its second operand, a, where that is NaN
         return tirx.Select(wins(b, a), b, a)
-    # b where either is NaN, and then a where that is. (With isnan, LLVM takes the accumulators of a reduction apart lane by lane.)
+    # b where either is NaN, and then a where that is. (With isnan, LLVM takes the accumulators of a reduction apart.)
     return tirx.Select(a <= tirx.const(_INF, str(a.ty)), tirx.Select(wins(a, b), a, b), a)
 
 
