@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import onnx
 import onnx_ir as ir
@@ -70,7 +70,7 @@ class Decompose(Pass):
 
 def _function_body(node: ir.Node, model: ir.Model) -> ir.Function | None:
     """What ONNX says the operator is made of, at the model's opset; None where it says nothing."""
-    schema = schema_of(node, model.graph.opset_imports)
+    schema: Any = schema_of(node, model.graph.opset_imports)  # onnx's type stubs lack the function methods
     if schema is None or any(value is not None and value.type is None for value in node.inputs):
         return None
     opset = model.graph.opset_imports[""]
@@ -105,7 +105,7 @@ def _type_bytes(value: ir.Value | None) -> bytes:
         ir.serde.serialize_type_into(proto, value.type)
     if value is not None and value.shape is not None:
         ir.serde.serialize_shape_into(proto, value.shape)
-    return proto.SerializeToString()
+    return bytes(proto.SerializeToString())
 
 
 def _obstacle(function: ir.Function, opsets: Mapping[str, int]) -> str | None:
@@ -128,7 +128,7 @@ def _obstacle(function: ir.Function, opsets: Mapping[str, int]) -> str | None:
 
 
 def _inline_body(model: ir.Model, node: ir.Node, function: ir.Function) -> tuple[ir.Node, ...]:
-    schema = schema_of(node, model.graph.opset_imports)
+    schema: Any = schema_of(node, model.graph.opset_imports)  # onnx's type stubs lack the function methods
     assert schema is not None
     defaults = {
         name: ir.serde.deserialize_attribute(one.default_value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 from hypothesis import strategies as st
@@ -40,7 +42,7 @@ def _windowed_convolution(b: Builder) -> ir.Value | None:
         return None
     channels = shape_of(value)[1]
     window = b.draw(st.sampled_from([(1, 1), (3, 3), (3, 1), (2, 2)]))
-    attributes = {
+    attributes: dict[str, Any] = {
         "kernel_shape": window,
         "strides": b.draw(st.sampled_from([(1, 1), (2, 2), (1, 2)])),
         "pads": b.draw(st.sampled_from([(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 1, 0)])),
@@ -61,7 +63,7 @@ def _windowed_pool(b: Builder) -> ir.Value | None:
     op_type = b.draw(st.sampled_from(["AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"]))
     if op_type.startswith("Global"):
         return b.add(op_type, [value])
-    attributes: dict[str, object] = {
+    attributes: dict[str, Any] = {
         "kernel_shape": (3, 2),
         "strides": b.draw(st.sampled_from([(1, 1), (2, 2)])),
         "pads": b.draw(st.sampled_from([(0, 0, 0, 0), (1, 1, 1, 1)])),

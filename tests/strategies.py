@@ -6,7 +6,7 @@ differently stay close. Operators are drawn as moves; a move adds a few nodes an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,7 +33,7 @@ class Builder:
     pool: list[ir.Value] = field(default_factory=list)  # float32 values with static shapes
     count: int = 0
 
-    def add(self, op_type: str, inputs: list[ir.Value | None], outputs: int = 1, **attributes: object) -> ir.Value:
+    def add(self, op_type: str, inputs: Sequence[ir.Value | None], outputs: int = 1, **attributes: object) -> ir.Value:
         """Append a node and return its first output."""
         self.count += 1
         values = [ir.Value(name=f"v{self.count}_{index}") for index in range(outputs)]

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -55,7 +56,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
     return Compiled(net, graphs[0], tuple(t.numpy() for t in inputs), tuple(t.numpy() for t in _row(expected)))
 
 
-def _row(result: object) -> tuple:
+def _row(result: object) -> tuple[Any, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 

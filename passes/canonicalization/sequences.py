@@ -44,7 +44,7 @@ def count_elements(node: ir.Node, scope: Scope) -> Replacement | None:
 def concat_elements(node: ir.Node, scope: Scope) -> Replacement | None:
     """ConcatFromSequence of a SequenceConstruct is Concat."""
     construct = producer_of(node.inputs[0], "SequenceConstruct")
-    if construct is None or node.attributes.get_int("new_axis", 0):
+    if construct is None or ("new_axis" in node.attributes and node.attributes["new_axis"].as_int()):
         return None
     return spelled(operation("Concat", construct.inputs, axis=node.attributes["axis"].as_int()))
 

@@ -176,7 +176,8 @@ class Configured(nn.Module):
         self.recurrent = nn.GRU(config.width, config.width)  # keeps weak references to its weights
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.recurrent(x)[0] * self.config.scale
+        states: torch.Tensor = self.recurrent(x)[0]
+        return states * self.config.scale
 
 
 def test_a_dataclass_with_slots_and_weak_references_to_weights_are_followed() -> None:

@@ -55,7 +55,7 @@ def _float_cases() -> Iterator[Case]:
     with np.errstate(invalid="ignore"):
         yield operator("PRelu", a, b, expected=[np.where(a < 0, a * b, a)], variables=(1,))
     yield operator("Mod", a, b, fmod=1, rtol=1e-6)
-    yield operator("Clip", FLOATS, np.float32(-1), np.float32(2))
+    yield operator("Clip", FLOATS, np.array(-1, np.float32), np.array(2, np.float32))
     yield operator("Clip", FLOATS, None, np.array(2, np.float32))
     yield operator("Clip", FLOATS, opset=6, min=-1.0, max=1.0, expected=[np.clip(FLOATS, -1, 1)])
 
@@ -140,7 +140,7 @@ def _shape_cases() -> Iterator[Case]:
     ):  # fmt: skip
         a, b = (generator.standard_normal(shape).astype(np.float32) for shape in (first, second))
         yield operator("Sub", a, b, variables=(1,))
-        yield operator("Where", a > 0, b, np.float32(2.0), variables=(1,))
+        yield operator("Where", a > 0, b, np.array(2, np.float32), variables=(1,))
     parts = [generator.standard_normal(shape).astype(np.float32) for shape in ((2, 3), (3,), (2, 1))]
     yield operator("Max", *parts)
     yield operator("Sum", *parts, expected=[parts[0] + parts[1] + parts[2]], rtol=1e-6)
