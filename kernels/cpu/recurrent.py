@@ -28,6 +28,7 @@ from .tile_product import Plane, Tile, TileProduct, choose_tile, emit, sum_tile
 OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _WORK_PER_OPERATION = 16  # multiply-adds of a tile that take the time of one scalar operation elsewhere
+_L1_BYTES, _STREAM_BYTES_PER_CYCLE = 32 * 1024, 24  # of common x86 cores: the first-level cache, what the second delivers
 _MAX_ELEMENTS = 2**31 - 1
 
 
@@ -152,15 +153,21 @@ class _Recurrence:
         flops = 2 * self.projected_elements * (operands.inputs + operands.hidden)
         return finish("recurrent", self.builder, self.group, flops=flops, packed=operands.packed)
 
-    def _tile(self, rows: int, lines: int, depth: int, gates: int) -> Tile:
-        """Whose columns are as many hidden units of each gate."""
-        return choose_tile(
-            rows, gates * lines, depth, self.lanes, self.registers, shifted_loads=False, b_padded=True, vector_step=gates
-        )
-
     def _plan(self, stage: Stage) -> _StagePlan:
+        """The stage's tile has as many columns of each gate. Each tile of rows reads the whole panel again."""
         operands, gates = self.operands, stage.gates
-        tile = self._tile(operands.batch, operands.hidden, operands.hidden, len(gates))
+        panel_bytes = operands.hidden * len(gates) * self.builder.vector_bytes  # at least
+        tile = choose_tile(
+            operands.batch,
+            len(gates) * operands.hidden,
+            operands.hidden,
+            self.lanes,
+            self.registers,
+            shifted_loads=False,
+            b_padded=True,
+            vector_step=len(gates),
+            stream_cycles=self.builder.vector_bytes / _STREAM_BYTES_PER_CYCLE if panel_bytes > _L1_BYTES else 0.0,
+        )
         columns = tile.columns // len(gates)
         weights = operands.weights(operands.r, PackGates(self.cell.gates, gates, columns))
         return _StagePlan(stage, tile, columns, ceil(operands.hidden / columns), weights)
@@ -169,7 +176,7 @@ class _Recurrence:
         """projected[direction, row of X, gate, hidden] = x W^T + the biases that do not belong to a later product."""
         builder, operands, dtype = self.builder, self.operands, self.operands.dtype
         depth, columns, rows = operands.inputs, self.cell.gates * operands.hidden, operands.steps * operands.batch
-        tile = self._tile(rows, columns, depth, 1)
+        tile = choose_tile(rows, columns, depth, self.lanes, self.registers, shifted_loads=False, b_padded=True)
         weights = operands.weights(operands.w, PackGates(1, (0,), tile.columns))
         panels = ceil(columns / tile.columns)
 
@@ -311,6 +318,8 @@ class _Recurrence:
         self._for_each_unit(row, unit)
 
     def _emit_idle(self, row: _Unit, y: Expr) -> None:
+        """The hidden state handed on. (A state that is written in place stays by itself.)"""
+
         def unit(j: Expr) -> None:
             self.builder.store(self.states[HIDDEN], row.place.new[HIDDEN] + row.line + j, replace(row, j=j).state(HIDDEN))
             self.operands.store(self.operands.outputs[0], y + j, self.operands.zero())

@@ -39,17 +39,21 @@ class Unit(Protocol):
         """A state's value, before this stage."""
 
     def activate(self, number: int, value: Expr, *, clipped: bool = True) -> Expr:
-        """One of the activation functions f, g, h; its argument is clipped first if the operator clips."""
+        """One of the activation functions f, g, h; its argument is clipped first if the operator clips.
+
+        LSTM's h is not clipped: `clip` bounds the arguments of the gates, as in ONNX Runtime.
+        """
 
     def name(self, value: Expr) -> Expr:
         """The same value, computed once."""
 
-    def one(self) -> Expr: ...
+    def one(self) -> Expr:
+        """The constant 1."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The sums of `gates`, products with the state `reads`, and the states that `unit` makes of them."""
+    """The sums of `gates`, products with the state `reads`, and the states that `unit` makes of them: those in `writes`."""
 
     gates: tuple[int, ...]
     reads: str

@@ -79,7 +79,16 @@ class TileProduct:
 
 
 def choose_tile(
-    m: int, columns: int, depth: int, lanes: int, registers: int, *, shifted_loads: bool, b_padded: bool, vector_step: int = 1
+    m: int,
+    columns: int,
+    depth: int,
+    lanes: int,
+    registers: int,
+    *,
+    shifted_loads: bool,
+    b_padded: bool,
+    vector_step: int = 1,
+    stream_cycles: float = 0.0,
 ) -> Tile:
     """The tile with the fewest estimated cycles: two multiply-adds or two loads a cycle, four cycles of latency, wasted edges.
 
@@ -87,12 +96,13 @@ def choose_tile(
         shifted_loads: loads of B that cross cache lines, and so count twice.
         b_padded: columns beyond the end may be read; else the tile has no more columns than there are.
         vector_step: the tile has a multiple of so many vectors.
+        stream_cycles: that a vector of B takes from beyond L1, where its panels do not fit that.
     """
 
     def cycles(rows: int, vectors: int) -> float:
         tiles = ceil(m / rows) * ceil(columns / (vectors * lanes))
         loads = rows + vectors * (2 if shifted_loads else 1)
-        step = max(rows * vectors / 2, loads / 2, 4.0)
+        step = max(rows * vectors / 2, loads / 2, vectors * stream_cycles, 4.0)
         return tiles * (step * depth + 3 * rows * vectors + 20)
 
     choices = [
