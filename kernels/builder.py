@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.ir import PointerType, PrimType
 
 from ..runtime.plan import ALIGNMENT
+from .formats import is_coded
 
 Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
 Buffer: TypeAlias = Any
@@ -43,6 +44,7 @@ class KernelBuilder:
 
     def parameter(self, name: str, elements: int, dtype: str) -> Buffer:
         """The flat buffer behind a pointer parameter; asked for twice, the same one."""
+        dtype = "uint8" if is_coded(dtype) else dtype
         if name not in self._parameters:
             pointer = _pointer(f"p{len(self._parameters)}", dtype)
             buffer = tirx.decl_buffer((max(elements, 1),), dtype, name=f"b{len(self._parameters)}", layout=None)

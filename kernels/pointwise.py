@@ -12,7 +12,7 @@ from functools import reduce
 import numpy as np
 from tvm import tirx
 
-from . import math
+from . import formats, math
 from .builder import Expr
 from .group import Op
 
@@ -39,12 +39,19 @@ def apply(op: Op, inputs: list[Expr | None], input_dtypes: list[str], output_dty
     """The element of `op` whose inputs' elements are given; None stands for an absent optional input."""
     dtype = input_dtypes[0] if op.op_type != "Where" else input_dtypes[1]
     element = Element(op, "float32" if dtype in _NARROW_FLOATS else dtype, name)
-    operands = [
-        None if x is None else name(_cast(x, "float32", kind) if kind in _NARROW_FLOATS else x)
-        for x, kind in zip(inputs, input_dtypes, strict=True)
-    ]
+    operands = [None if x is None else name(_widened(x, kind, name)) for x, kind in zip(inputs, input_dtypes, strict=True)]
     result = POINTWISE[op.op_type](element, operands)
-    return _cast(result, output_dtype, str(result.ty))
+    if not formats.is_coded(output_dtype):
+        return _cast(result, output_dtype, str(result.ty))
+    number = _cast(result, formats.decoded_type(output_dtype), str(result.ty))
+    return formats.encode(number, output_dtype, name, saturate=bool(op.attribute("saturate", 1)))
+
+
+def _widened(x: Expr, dtype: str, name: math.Name) -> Expr:
+    """An operand's element in the type that it is computed in."""
+    if formats.is_coded(dtype):
+        return formats.decode(x, dtype, name)
+    return _cast(x, "float32", dtype) if dtype in _NARROW_FLOATS else x
 
 
 def supports(op: Op, input_dtypes: list[str], output_dtype: str) -> str:
@@ -52,10 +59,11 @@ def supports(op: Op, input_dtypes: list[str], output_dtype: str) -> str:
     if op.op_type not in POINTWISE:
         return f"{op.op_type} has no scalar form"
     for dtype in (*input_dtypes, output_dtype):
-        if dtype not in _FLOATS and dtype != "bool" and np.dtype(dtype).kind not in "iu":
+        if formats.is_coded(dtype):
+            if op.op_type != "Cast":
+                return f"no arithmetic on {dtype}"
+        elif dtype not in _FLOATS and dtype != "bool" and np.dtype(dtype).kind not in "iu":
             return f"no arithmetic on {dtype}"
-        if "int4" in dtype or "int2" in dtype:
-            return f"no arithmetic on packed {dtype}"
     return ""
 
 
@@ -109,7 +117,12 @@ def _divide(e: Element, x: Inputs) -> Expr:
 def _mod(e: Element, x: Inputs) -> Expr:
     if e.op.attribute("fmod", 0):
         return _libm("fmod", *x) if e.dtype in _FLOATS else tirx.truncmod(x[0], _nonzero(e, x[1]))
-    return tirx.floormod(x[0], _nonzero(e, x[1]))
+    if e.dtype not in _FLOATS:
+        return tirx.floormod(x[0], _nonzero(e, x[1]))
+    rest = _libm("fmod", *x)  # has the sign of the dividend; Python's, which ONNX takes, that of the divisor
+    zero = e.const(0)
+    other_sign = tirx.Or(tirx.And(rest < zero, x[1] > zero), tirx.And(rest > zero, x[1] < zero))
+    return tirx.Select(other_sign, rest + x[1], rest)
 
 
 def _pow(e: Element, x: Inputs) -> Expr:
@@ -179,11 +192,13 @@ def _is_inf(e: Element, x: Inputs) -> Expr:
 
 
 def _bit_shift(e: Element, x: Inputs) -> Expr:
-    """Shifts by the width or more give 0; C leaves them undefined."""
+    """Shifts by the width or more, or by less than 0, give what the sign bit fills in; C leaves them undefined."""
     bits = np.dtype(e.dtype).itemsize * 8
-    amount = tirx.min(x[1], e.const(bits - 1))
-    shifted = x[0] << amount if e.op.attribute("direction") == "LEFT" else x[0] >> amount
-    return tirx.Select(x[1] >= e.const(bits), e.const(0), shifted)
+    amount = tirx.max(tirx.min(x[1], e.const(bits - 1)), e.const(0))
+    left = e.op.attribute("direction") == "LEFT"
+    shifted = x[0] << amount if left else x[0] >> amount
+    filled = e.const(0) if left or e.dtype.startswith("uint") else x[0] >> e.const(bits - 1)
+    return tirx.Select(tirx.Or(x[1] >= e.const(bits), x[1] < e.const(0)), filled, shifted)
 
 
 def _integer_safe_abs(e: Element, x: Inputs) -> Expr:

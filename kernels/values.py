@@ -9,6 +9,7 @@ from tvm import tirx
 
 from . import pointwise
 from .builder import Expr, Index, KernelBuilder, row_major
+from .formats import is_coded
 from .group import Group, Op
 
 Reader = Callable[[Index], Expr]
@@ -33,7 +34,8 @@ class GroupValues:
         if name in self.given:
             return self.given[name](index)
         if (literal := self.group.literal(name)) is not None and literal.size == 1:
-            return tirx.const(literal.item(), self.group.types[name].dtype)
+            dtype = self.group.types[name].dtype
+            return tirx.const(literal.view("uint8").item(), "uint8") if is_coded(dtype) else tirx.const(literal.item(), dtype)
         producer = self.group.producers.get(name)
         if producer is None:
             return self.load(name, row_major(index, self.group.types[name].shape))

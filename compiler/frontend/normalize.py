@@ -13,7 +13,7 @@ from onnx_ir.passes.common import InlinePass
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from ..ir.names import fresh_name
 
-OLDEST_OPSET, DIALECT_OPSET = 11, 18
+OLDEST_OPSET, DIALECT_OPSET = 1, 18
 _OUR_DOMAIN = "prefuse"
 _LARGEST_KEPT_BYTES = 1024  # constants that ONNX's converter may have to see: axes, shapes, scales
 

@@ -181,9 +181,10 @@ def _depth_to_space(group: Group, op: Op) -> Regions:
 def _space_to_depth(group: Group, op: Op) -> Regions:
     batch, channels, height, width = group.types[op.inputs[0]].shape
     side = op.attribute("blocksize")
+    block, depth = (Axis(side, width), Axis(side, 1)), Axis(channels, height * width)
     loops = [
         [Axis(batch, channels * height * width)],
-        [Axis(side, width), Axis(side, 1), Axis(channels, height * width)],
+        [depth, *block] if op.attribute("mode", "DCR") == "CRD" else [*block, depth],
         [Axis(height // side, side * width)],
         [Axis(width // side, side)],
     ]

@@ -1,0 +1,64 @@
+"""Numbers of less than a byte, and 8-bit floats, against ml_dtypes; shifts and remainders at their edges."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from .harness import LEVELS, check, operator, target_of
+
+FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_code_of_a_float_reads_as_its_number(level: str) -> None:
+    cases = []
+    for name in FLOATS:
+        codes = np.arange(256, dtype=np.uint8).view(name)
+        cases.append(operator("Cast", codes, to=1, expected=[codes.astype(np.float32)]))
+    check(cases, target_of(level))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rounding_to_a_narrow_float_and_back(level: str) -> None:
+    """Ties, subnormals, overflow, infinities and NaN, without saturation, as ml_dtypes rounds."""
+    generator = np.random.default_rng(0)
+    x = np.concatenate(
+        [generator.standard_normal(500) * 10.0 ** generator.integers(-9, 7, 500), [0.0, -0.0, np.inf, -np.inf, np.nan]]
+    )
+    x = x.astype(np.float32)
+    codes = {"float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "float8_e5m2": 19, "float8_e5m2fnuz": 20}
+    cases = []
+    for name, code in codes.items():
+        with np.errstate(all="ignore"):
+            expected = x.astype(name)
+        cases.append(operator("Cast", x, to=code, saturate=0, expected=[expected]))
+    check(cases, target_of(level))
+
+
+def test_integers_of_four_and_two_bits() -> None:
+    cases = []
+    for name in ("int4", "uint4", "int2", "uint2"):
+        info = ml_dtypes.iinfo(name)
+        numbers = np.arange(info.min, info.max + 1, dtype=np.int32)
+        cases.append(operator("Cast", numbers.astype(name), to=6, expected=[numbers]))
+    check(cases, target_of("avx2"))
+
+
+def test_shifts_beyond_the_width_and_below_zero() -> None:
+    x, y = np.array([-8, -8, 8, 8, -1], np.int32), np.array([32, -1, 40, 2, 31], np.int32)
+    right = operator("BitShift", x, y, direction="RIGHT", variables=[1], expected=[np.array([-1, -1, 0, 2, -1], np.int32)])
+    left = operator("BitShift", x, y, direction="LEFT", variables=[1], expected=[np.array([0, 0, 0, 32, -(2**31)], np.int32)])
+    check([right, left], target_of("avx2"))
+
+
+def test_float_remainder_has_the_sign_of_the_divisor() -> None:
+    x, y = np.array([5.5, -5.5, 5.5, -5.5, 6.0], np.float32), np.array([2, 2, -2, -2, -3], np.float32)
+    check([operator("Mod", x, y, variables=[1], expected=[np.mod(x, y)])], target_of("avx2"))
+
+
+def test_space_to_depth_with_columns_first() -> None:
+    x = np.arange(2 * 3 * 4 * 6, dtype=np.float32).reshape(2, 3, 4, 6)
+    expected = x.reshape(2, 3, 2, 2, 3, 2).transpose(0, 1, 3, 5, 2, 4).reshape(2, 12, 2, 3)
+    check([operator("SpaceToDepth", x, blocksize=2, mode="CRD", opset=28, expected=[expected])], target_of("avx2"))
