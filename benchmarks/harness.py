@@ -15,7 +15,7 @@ from .reference import make_task, worst_error
 from .worker import Failure, Worker
 
 _BLOCK_SECONDS = 0.5
-_PAUSE_SECONDS = 0.1  # until the spinning threads of the engine before have gone to sleep
+_PAUSE_SECONDS = 0.2  # until the spinning threads of the engine before sleep: those of TVM spin for 0.15 s
 
 
 @dataclass(frozen=True, slots=True)

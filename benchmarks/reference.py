@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from prefuse.examples.models import MODELS
+from prefuse.examples.models import MODELS, export_onnx
 
 from .engines.engine import Outputs, Task
 
@@ -16,12 +14,8 @@ from .engines.engine import Outputs, Task
 def make_task(model: str, small: bool, threads: int, folder: Path) -> tuple[Task, list[np.ndarray]]:
     """Build a model, write it to `folder` as ONNX with its weights beside it, and compute its outputs in float64."""
     module, inputs = MODELS[model].build(small)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that no model here needs
-    program = torch.onnx.export(module, inputs, dynamo=True, optimize=False, verbose=False)
-    assert program is not None
     path = folder / f"{model}.onnx"
-    program.save(path, external_data=True)
-    names = [str(value.name) for value in program.model.graph.inputs]
+    names = export_onnx(module, inputs, path)
     arrays = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
     outputs = module.double()(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
     exact = outputs if isinstance(outputs, tuple) else (outputs,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import onnxruntime
 import prefuse
 import torch
-from prefuse.examples.models import MODELS
+from prefuse.examples.models import MODELS, export_onnx
 from prefuse.runtime.executor import arena_bytes
 from rich.console import Console
 from rich.table import Table
@@ -30,15 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="the small variant of the model")
     parser.add_argument("--rounds", type=int, default=5, help="blocks of half a second for each engine")
     options = parser.parse_args(arguments)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that no model here needs
     console = Console()
     with TemporaryDirectory() as folder:
         path = Path(folder, f"{options.model}.onnx")
         with console.status("export to ONNX"):
             module, inputs = MODELS[options.model].build(options.small)
-            program = torch.onnx.export(module, inputs, dynamo=True, optimize=False, verbose=False)
-            assert program is not None
-            program.save(path, external_data=True)
+            export_onnx(module, inputs, path)
         begin = time.perf_counter()
         net = prefuse.compile(path, cache=False, progress=True)
         compile_seconds = time.perf_counter() - begin
@@ -78,7 +74,7 @@ def _latencies_ms(engines: dict[str, Run], rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(rounds):
         for name, run in engines.items():
-            time.sleep(0.1)
+            time.sleep(0.2)
             run()
             end = time.perf_counter() + 0.5
             while time.perf_counter() < end:

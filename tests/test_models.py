@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from prefuse.examples.models import MODELS, Inputs
+from prefuse.examples.models import MODELS, Inputs, export_onnx
 from torch import Tensor, nn
 
 PUBLISHED_PARAMETERS = {  # of the papers' or the reference implementations' models
@@ -79,13 +79,11 @@ def test_outputs_depend_on_place_and_on_inputs(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_onnx_runtime_agrees_with_torch(name: str, tmp_path: Path) -> None:
     module, inputs = MODELS[name].build(small=True)
-    program = torch.onnx.export(module, inputs, dynamo=True, optimize=False, verbose=False)
-    assert program is not None
-    program.save(tmp_path / "model.onnx")
+    names = export_onnx(module, inputs, tmp_path / "model.onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", options, providers=["CPUExecutionProvider"])
-    feeds = {port.name: value.numpy() for port, value in zip(session.get_inputs(), inputs, strict=True)}
+    feeds = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
     for actual, expected in zip(session.run(None, feeds), run(module, inputs), strict=True):
         assert actual.shape == expected.shape
         assert relative_error(actual, expected.numpy()) < 2e-6

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from . import bert, gpt2, gru, lenet, resnet, unet, vgg, vit
+from .export import export_onnx
 from .spec import Inputs, ModelSpec
 
-__all__ = ["MODELS", "Inputs", "ModelSpec"]
+__all__ = ["MODELS", "Inputs", "ModelSpec", "export_onnx"]
 
 MODELS: dict[str, ModelSpec] = {
     spec.name: spec
