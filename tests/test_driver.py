@@ -36,3 +36,16 @@ def test_outputs_that_are_inputs_constants_and_each_other() -> None:
     assert len({array.ctypes.data for array in results}) == 5
     for result, wanted in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result, wanted)
+
+
+def test_an_anchor_reads_constants_of_one_element_from_memory() -> None:
+    text = "main (float[2,3,1] x) => (float[2,3,1] y) <float[1] s = {0.5}, float[1] b = {0.25}, float[1] c = {2.0}>"
+    net = compiled(text + "{ n = LayerNormalization<axis = 2>(x, s, b) m = Mul(n, c) y = Add(m, x) }")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3, 1)
+    np.testing.assert_array_equal(net(x), x + np.float32(0.5))
+
+
+def test_the_mean_of_nothing_is_no_number() -> None:
+    net = compiled("main (float[2,0,3] x) => (float[2,3] y) <int64[1] axes = {1}> { y = ReduceMean<keepdims = 0>(x, axes) }")
+    result = net(np.empty((2, 0, 3), np.float32))
+    assert np.isnan(result).all()

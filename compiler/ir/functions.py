@@ -17,6 +17,7 @@ from ...runtime.errors import InvalidModelError
 from .cloning import ValueMap, clone_node, copy_value
 from .constants import add_constant, constant_tensor
 from .facts import SOURCE_KEY, source_of
+from .kinds import is_pointwise
 from .names import fresh_name, release_name
 from .rewriter import graph_of, remove_nodes, replace_node
 from .scopes import read_values, subgraphs_of
@@ -64,16 +65,17 @@ def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> 
     """Outline `nodes` into a function `prefuse.<name>` and return the call that stands for them.
 
     `nodes` are of one graph, in topological order, without subgraphs and convex: no path between two of them leaves the group.
-    Values that are read outside become the call's outputs and keep their names. One-element constants go into the body;
-    everything else from outside is an input, in order of first use. A body equal to an existing one in structure, attributes
-    and types is shared; a different one of the same name gets the suffix _2, _3, ... Linear in the group where one value
-    escapes, else in the graph.
+    Values that are read outside become the call's outputs and keep their names. One-element constants that only pointwise
+    operators read go into the body; everything else from outside is an input, in order of first use. A body equal to an
+    existing one in structure, attributes and types is shared; a different one of the same name gets the suffix _2, _3, ...
+    Linear in the group where one value escapes, else in the graph.
     """
     members = set(nodes)
     assert not any(True for node in nodes for _ in subgraphs_of(node)), f"{name}: a group cannot hold subgraphs"
     outside = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v.producer() not in members)
-    constants = [value for value in outside if _is_scalar(value)]
-    inputs = [value for value in outside if not _is_scalar(value)]
+    by_anchor = {value for node in nodes if not is_pointwise(node) for value in node.inputs}  # must lie in memory
+    constants = [value for value in outside if value not in by_anchor and _is_scalar(value)]
+    inputs = [value for value in outside if value in by_anchor or not _is_scalar(value)]
     read = [value for node in nodes for value in node.outputs if _is_read_outside(value, members)]
     escaping = read or list(nodes[-1].outputs)  # dead code, such as no pass has removed yet
     body = _outline(constants, inputs, nodes, escaping)

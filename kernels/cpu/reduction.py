@@ -152,8 +152,10 @@ def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: int, dtype: 
     value = total
     match anchor.op_type:
         case "ReduceMean" | "GlobalAveragePool":
-            divisor = tirx.const(count, str(total.ty))
-            value = total / divisor if "float" in str(total.ty) else tirx.truncdiv(total, divisor)
+            if "float" in str(total.ty):
+                value = total / (tirx.const(count, str(total.ty)) if count else total)  # 0 / 0 is the mean of nothing
+            else:
+                value = tirx.truncdiv(total, tirx.const(max(count, 1), str(total.ty)))
         case "ReduceL2":
             value = tirx.sqrt(_real(total))
         case "ReduceLogSum":
