@@ -14,6 +14,7 @@ from prefuse.runtime.executor import CompiledModel, arena_bytes
 from prefuse.runtime.plan_checker import check_plan
 from prefuse.tests.program_strategies import programs
 
+# By default the same programs at every run; a number asks for as many new ones.
 EXAMPLES = int(os.environ.get("PREFUSE_TEST_EXAMPLES", "100"))
 
 

@@ -1,0 +1,51 @@
+"""Weights are read, packed and written one after the other: compiling a model takes little more memory than they do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+_LAYERS, _WIDTH = 8, 2048  # 16 MiB of weights each
+_LIMIT = 2.5  # bytes of memory for a byte of weights, beyond what any model takes
+
+_CHILD = """
+import resource, sys, prefuse
+
+def peak_bytes(path):
+    prefuse.compile(path, cache=False)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+first = peak_bytes(sys.argv[1])
+print(peak_bytes(sys.argv[2]) - first)
+"""
+
+
+def products(path: Path, layers: int, width: int) -> int:
+    """Save a chain of matrix products, its weights in a file of their own; return their bytes."""
+    generator = np.random.default_rng(0)
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([4, width]))
+    weights, nodes, value = [], [], x
+    for layer in range(layers):
+        tensor = ir.Tensor(generator.standard_normal((width, width), np.float32), name=f"w{layer}")
+        kind = ir.TensorType(tensor.dtype)
+        weights.append(ir.Value(name=tensor.name, type=kind, shape=ir.Shape(tensor.shape), const_value=tensor))
+        nodes.append(ir.node("MatMul", [value, weights[-1]], name=f"product{layer}"))
+        value = nodes[-1].outputs[0]
+        value.name = f"v{layer}"
+    value.type, value.shape = x.type, x.shape
+    graph = ir.Graph([x], [value], nodes=nodes, initializers=weights, opset_imports={"": 21}, name="products")
+    ir.save(ir.Model(graph, ir_version=10), path, external_data=f"{path.name}.data")
+    return layers * width * width * 4
+
+
+def test_memory_is_in_proportion_to_the_weights(tmp_path: Path) -> None:
+    small, large = tmp_path / "small.onnx", tmp_path / "large.onnx"
+    products(small, 1, 64)
+    weight_bytes = products(large, _LAYERS, _WIDTH)
+    child = [sys.executable, "-c", _CHILD, str(small), str(large)]
+    result = subprocess.run(child, capture_output=True, text=True, check=True)
+    assert int(result.stdout) <= _LIMIT * weight_bytes
