@@ -17,6 +17,7 @@ from ..compiler.ir.rewriter import Rejection, replace_node
 from ..compiler.ir.scopes import subgraphs_of
 from ..compiler.pipeline import Context, Pass
 from .determinism import RANDOM_OPERATORS
+from .expansions import expansion_of
 
 # Operators that meant something else before this opset, although their attributes look the same.
 _CHANGED_MEANING = {"Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
@@ -59,7 +60,7 @@ class Decompose(Pass):
             return inline_function(model, node)
         if node.domain != "" or is_known(node) or node.op_type in RANDOM_OPERATORS:
             return None
-        function = _function_body(node, model)
+        function = _function_body(node, model) or expansion_of(node, model.graph.opset_imports[""])
         if function is None:
             return None
         if blame := _obstacle(function, model.graph.opset_imports):

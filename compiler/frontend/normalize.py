@@ -23,7 +23,7 @@ def normalize(model: ir.Model, where: str) -> ir.Model:
 
     Raises:
         InvalidModelError: it has no ONNX opset, or functions that call each other in a circle.
-        UnsupportedModelError: its opset is older than 11 or newer than the installed onnx knows, or it cannot be upgraded.
+        UnsupportedModelError: its opset is newer than the installed onnx knows, or it cannot be upgraded.
     """
     _import_default_domain(model, where)
     if any(function.domain != _OUR_DOMAIN for function in model.functions.values()):
