@@ -229,9 +229,9 @@ def test_passes_are_linear() -> None:
         for _ in range(3):
             model = _layers(count)
             passes = [one for one in parse_pipeline(ALL, PASSES) if isinstance(one, Pass)]
-            begin = time.perf_counter()
+            begin = time.process_time()
             run_pipeline(model, passes, Context(Target.parse("cpu")), verify=False)
-            best = min(best, time.perf_counter() - begin)
+            best = min(best, time.process_time() - begin)
         return best
 
     assert seconds(4800) < 2.8 * seconds(2400)
