@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 _FLOAT = int(ir.DataType.FLOAT)
 _INT32 = int(ir.DataType.INT32)
+_MAX_CLASSES = 4096  # of a OneHot, which become a constant
 
 
 def expansion_of(node: ir.Node, opset: int) -> ir.Function | None:
@@ -91,6 +92,24 @@ def _quantize(node: ir.Node) -> str | None:
     )
 
 
+def _one_hot(node: ir.Node) -> str | None:
+    """Whether each class is the index, counted from the end where that is negative; an index out of range is no class."""
+    indices, result = _dims(node.inputs[0]), node.outputs[0]
+    if result.shape is None or not result.shape.is_static():
+        return None
+    axis = node.attributes.get_int("axis", -1) % len(result.shape)
+    depth = int(result.shape.numpy()[axis])
+    if not 0 < depth <= _MAX_CLASSES:
+        return None
+    column = [depth if d == axis else 1 for d in range(len(indices) + 1)]
+    return f"""row = Constant<value_ints={list(range(depth))}>()
+        column = Constant<value_ints={column}>() classes = Reshape(row, column)
+        axis = Constant<value_ints=[{axis}]>() spread = Unsqueeze(i0, axis) index = Cast<to={int(ir.DataType.INT64)}>(spread)
+        zero = Constant<value_int=0>() one = Constant<value_int=1>() depth = Constant<value_int={depth}>()
+        negative = Less(index, zero) turned = Add(index, depth) found = Where(negative, turned, index) hit = Equal(found, classes)
+        off = Gather(i2, zero) on = Gather(i2, one) y = Where(hit, on, off)"""
+
+
 def _placed(node: ir.Node) -> Callable[[str, str], str] | None:
     """How to give a scale or zero point the place of the elements that it belongs to; None where its shape is none of ONNX's."""
     x, scale = node.inputs[0], node.inputs[1]
@@ -121,5 +140,6 @@ def _dims(value: ir.Value | None) -> tuple[int, ...]:
 _BODIES: dict[str, Callable[[ir.Node], str | None]] = {
     "DequantizeLinear": _dequantize,
     "LpNormalization": _lp_normalization,
+    "OneHot": _one_hot,
     "QuantizeLinear": _quantize,
 }

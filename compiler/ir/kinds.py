@@ -33,7 +33,7 @@ _OPERATORS: dict[Kind, str] = {
         Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Clip Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min
         Mod Mul Or PRelu Pow Sub Sum Where Xor""",
     Kind.INJECTIVE: """
-        Concat DepthToSpace Expand Gather GatherElements GatherND Pad Slice SpaceToDepth Split Tile Transpose Trilu""",
+        BitCast Concat DepthToSpace Expand Gather GatherElements GatherND Pad Slice SpaceToDepth Split Tile Transpose Trilu""",
     Kind.VIEW: "Flatten Identity Reshape Squeeze Unsqueeze",
     Kind.REDUCTION: """
         ArgMax ArgMin AveragePool GlobalAveragePool GlobalMaxPool GroupNormalization InstanceNormalization LayerNormalization

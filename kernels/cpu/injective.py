@@ -36,6 +36,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("has no operator that moves elements")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
+    if followers and anchor.op_type == "BitCast":
+        return Refusal("BitCast changes the type of the bits that it moves")
     if not followers:
         group = as_bits(group, moved_values(anchor))
     try:
@@ -256,6 +258,7 @@ def _segments(mode: str, extent: int, before: int, out: int) -> Iterator[tuple[i
 
 
 _REGIONS: dict[str, Callable[[Group, Op], Regions]] = {
+    "BitCast": _copy,
     "Concat": _concat,
     "DepthToSpace": _depth_to_space,
     "Expand": _expand,

@@ -62,3 +62,8 @@ def test_space_to_depth_with_columns_first() -> None:
     x = np.arange(2 * 3 * 4 * 6, dtype=np.float32).reshape(2, 3, 4, 6)
     expected = x.reshape(2, 3, 2, 2, 3, 2).transpose(0, 1, 3, 5, 2, 4).reshape(2, 12, 2, 3)
     check([operator("SpaceToDepth", x, blocksize=2, mode="CRD", opset=28, expected=[expected])], target_of("avx2"))
+
+
+def test_bits_seen_as_another_type() -> None:
+    x = np.array([1.0, -0.0, np.nan], np.float32)
+    check([operator("BitCast", x, to=6, opset=26, expected=[x.view(np.int32)])], target_of("avx2"))
