@@ -14,6 +14,7 @@ from ..runtime.executor import CompiledModel
 from .builder import Builder, CompileModel, Progress, drive
 from .cache import ProgramCache, default_folder
 from .digest import model_digest
+from .file_memory import FileMemory
 from .frontend.pytree import is_tensor
 from .options import parse_options
 from .sources import GraphSource, ModuleSource
@@ -57,16 +58,48 @@ def compile_model(
 def _compile_graph(
     model: object, inputs: tuple[tuple[object, ...], dict[str, object]] | None, builder: Builder
 ) -> CompiledModel | SpecializedModel:
+    memory = _file_memory(model, builder) if inputs is None else None
+    known = None if memory is None else memory.recall()
+    with builder.reporting():
+        if known is not None:  # without onnx, which takes a third of a second to import
+            return builder.build(known, lambda: _import(model, builder))
+        return _compile_imported(_import(model, builder), inputs, builder, memory)
+
+
+def _compile_imported(
+    graph: ir.Model,
+    inputs: tuple[tuple[object, ...], dict[str, object]] | None,
+    builder: Builder,
+    memory: FileMemory | None,
+) -> CompiledModel | SpecializedModel:
     from .frontend.dimensions import is_dynamic
-    from .frontend.importer import import_model
+    from .frontend.onnx_import import EXTERNAL_FILES
     from .frontend.shaping import shaping_inputs
 
-    with builder.reporting():
-        builder.report("import", 0.0)
-        graph = import_model(model)
-        if is_dynamic(graph) or shaping_inputs(graph) or inputs is not None:
-            return _specialized(SpecializedModel(GraphSource(graph, builder)), inputs)
-        return build_graph(graph, builder)
+    if is_dynamic(graph) or shaping_inputs(graph) or inputs is not None:
+        return _specialized(SpecializedModel(GraphSource(graph, builder)), inputs)
+    key = graph_key(graph, builder)
+    compiled = builder.build(key, lambda: graph)
+    if memory is not None:
+        memory.remember(graph.meta[EXTERNAL_FILES], key)
+    return compiled
+
+
+def _file_memory(model: object, builder: Builder) -> FileMemory | None:
+    """The memory of files, if there is one and the model is a file that can be read."""
+    if builder.cache is None or not isinstance(model, (str, os.PathLike)):
+        return None
+    try:
+        return FileMemory(Path(model), builder)
+    except OSError:
+        return None
+
+
+def _import(model: object, builder: Builder) -> ir.Model:
+    from .frontend.importer import import_model
+
+    builder.report("import", 0.0)
+    return import_model(model)
 
 
 def build_graph(graph: ir.Model, builder: Builder) -> CompiledModel:
@@ -75,8 +108,12 @@ def build_graph(graph: ir.Model, builder: Builder) -> CompiledModel:
     Raises:
         CompileError: it cannot be compiled.
     """
-    key = "" if builder.cache is None else builder.key("graph", model_digest(graph))
-    return builder.build(key, lambda: graph)
+    return builder.build(graph_key(graph, builder), lambda: graph)
+
+
+def graph_key(graph: ir.Model, builder: Builder) -> str:
+    """The cache key of a graph with static shapes; nothing where nothing is kept."""
+    return "" if builder.cache is None else builder.key("graph", model_digest(graph))
 
 
 def _specialized(model: SpecializedModel, inputs: tuple[tuple[object, ...], dict[str, object]] | None) -> SpecializedModel:

@@ -296,3 +296,21 @@ print([m for m in ("tvm", "onnxscript") if m in sys.modules])
     environment = {"PREFUSE_CACHE": str(tmp_path / "cache")}
     assert "tvm" in _run(program, **environment)
     assert _run(program, **environment) == "[]"
+
+
+def test_a_file_seen_before_is_not_parsed_again(tmp_path: Path) -> None:
+    model = parser.parse_model(STATIC.replace("float[4] b) =>", "float[4] c) =>"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "b"))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    program = f"""
+import sys, numpy as np, prefuse
+x = np.zeros((2, 4), np.float32)
+y, z = prefuse.compile({str(path)!r})(x, x[0])
+print(z[0, 0], [m for m in ("onnx", "tvm") if m in sys.modules])
+"""
+    environment = {"PREFUSE_CACHE": str(tmp_path / "cache")}
+    assert "tvm" in _run(program, **environment)
+    assert _run(program, **environment) == "1.0 []"
+    (tmp_path / "weights.bin").write_bytes(np.full(4, 2, np.float32).tobytes())
+    assert _run(program, **environment).startswith("2.0 ['onnx', 'tvm']")

@@ -72,6 +72,9 @@ def _upgrade(model: ir.Model, where: str) -> ir.Model:
         for name, value in model.graph.initializers.items()
         if value.const_value is not None and value.const_value.nbytes > _LARGEST_KEPT_BYTES
     }
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor) and value.name not in large:  # the converter reads no files
+            value.const_value = ir.tensor(value.const_value.numpy(), dtype=value.const_value.dtype, name=value.name)
     for name in large:
         value = model.graph.initializers.pop(name)
         model.graph.inputs.append(value)
@@ -84,6 +87,7 @@ def _upgrade(model: ir.Model, where: str) -> ir.Model:
             where, f"opset {version} cannot be upgraded: {error}", f"export it with opset {DIALECT_OPSET} or newer"
         ) from error
     upgraded = ir.from_proto(proto)
+    upgraded.meta.update(model.meta)
     for value in [value for value in upgraded.graph.inputs if value.name in large]:
         upgraded.graph.inputs.remove(value)
         value.const_value = large[str(value.name)]

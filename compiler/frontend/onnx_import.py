@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from ..ir.scopes import subgraphs_of
 
+EXTERNAL_FILES = "prefuse.external_files"  # key of a model's `meta`: names of the files with external data, in its folder
 _BROKEN = "export the model again, or copy the whole file"
 
 
@@ -55,11 +56,14 @@ def model_of_proto(proto: onnx.ModelProto, where: str = "ModelProto", folder: Pa
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises what it meets: KeyError, TypeError, ValueError and its own
         raise InvalidModelError(where, f"is no valid ONNX model: {_first_line(error)}", _BROKEN) from error
+    external: set[str] = set()
     for tensor in _tensors(model.graph):
         if isinstance(tensor, ir.ExternalTensor):
             _check_external(tensor, where, folder)
+            external.add(os.fspath(tensor.location))
         elif isinstance(tensor, ir.serde.TensorProtoTensor):
             _check_inline(tensor, where)
+    model.meta[EXTERNAL_FILES] = sorted(external)
     return model
 
 

@@ -73,7 +73,7 @@ def test_upgrading_keeps_the_meaning_and_the_large_weights() -> None:
     assert "w" in new.graph.initializers
 
 
-@pytest.mark.parametrize("opset", [9, onnx.defs.onnx_opset_version() + 1])
+@pytest.mark.parametrize("opset", [0, onnx.defs.onnx_opset_version() + 1])
 def test_opsets_that_cannot_be_taken(opset: int) -> None:
     model = proto()
     model.opset_import[0].version = opset
@@ -211,3 +211,13 @@ def test_graph_that_breaks_single_assignment() -> None:
     model.graph.node[0].output[0] = "y"
     with pytest.raises(InvalidModelError):
         import_model(model)
+
+
+def test_upgrading_reads_small_external_data(tmp_path: Path) -> None:
+    text = '<ir_version: 7, opset_import: ["": 12]> main (float[4] x) => (float[4] y) { y = Add(x, w) }'
+    model = parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(4, dtype=np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    tensor = import_model(tmp_path / "m.onnx").graph.initializers["w"].const_value
+    assert tensor is not None
+    np.testing.assert_array_equal(tensor.numpy(), np.arange(4))
