@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +16,8 @@ from rich.table import Table
 
 from .engines import ENGINES
 from .harness import Result, Settings, measure
+
+_WIDTH = 110  # columns of a table that is written to a file or a pipe
 
 
 def _engine_names(_context: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
@@ -44,7 +47,7 @@ def main(
 ) -> None:
     """Run MODELs ("all" for every one) through prefuse and its peers, interleaved, and compare."""
     settings = Settings(engines, threads, small, seconds)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     results: list[Result] = []
     for model in MODELS if "all" in models else dict.fromkeys(models):
         rows = _measure(model, settings, console)
