@@ -15,7 +15,7 @@ from ..runtime.errors import UnsupportedModelError
 from ..runtime.plan import Role
 from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
-from .ir.facts import infer_facts, source_of, tensor_type
+from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import inline_function, is_fused
 from .lowering.groups import group_of
 from .lowering.planning import LoweredGroup, PlanDraft, draft_plan, is_view
@@ -80,7 +80,11 @@ def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
     pending = [node for node in reversed(list(model.graph)) if not _is_trivial(node)]
     while pending:
         node = pending.pop()
-        group = group_of(model, node)
+        try:
+            group = group_of(model, node)
+        except UnsupportedModelError as refusal:  # of its shapes
+            obstacles.append(f"{node.op_type} at {refusal.where} ({refusal.what})")
+            continue
         key = group.key()
         if key not in kernels:
             kernels[key] = _build(model, node, group, target, len(kernels))
@@ -93,14 +97,15 @@ def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
         else:
             obstacles.append(f"{node.op_type} at {source_of(node)} ({found})")
     if obstacles:
-        what = f"{len(obstacles)} operators have no kernel: " + "; ".join(dict.fromkeys(obstacles))
+        what = f"{len(obstacles)} operators cannot be compiled: " + "; ".join(dict.fromkeys(obstacles))
         raise UnsupportedModelError("model", what, "replace them, or add a template (docs/architecture.md says how)")
     return lowered
 
 
 def _is_trivial(node: ir.Node) -> bool:
     """Whether no byte needs computing."""
-    return is_view(node) or all(tensor_type(value).elements == 0 for value in node.outputs if value.name)
+    named = [value for value in node.outputs if value.name]
+    return is_view(node) or all(has_static_type(value) and tensor_type(value).elements == 0 for value in named)
 
 
 def _build(

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import prefuse
 import pytest
+from prefuse.runtime.errors import UnsupportedModelError
 from prefuse.runtime.executor import CompiledModel
 
 
@@ -50,3 +51,11 @@ def test_the_mean_of_nothing_is_no_number() -> None:
     result = net(np.empty((2, 0, 3), np.float32))
     assert isinstance(result, np.ndarray)
     assert np.isnan(result).all()
+
+
+def test_all_that_cannot_be_compiled_is_named_at_once() -> None:
+    text = (
+        "main (float[4,7] x, int64[3] i) => (int64[2,n] y, float[m] z) { y = NonZero(x) k = Cast<to = 9>(i) z = Compress(x, k) }"
+    )
+    with pytest.raises(UnsupportedModelError, match=r"2 operators.*Compress.*NonZero|2 operators.*NonZero.*Compress"):
+        compiled(text)

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from ...runtime.errors import InvalidModelError
+from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from ...runtime.plan import TensorType
 from .cloning import copy_facts
 from .constants import constant_tensor
@@ -63,16 +63,18 @@ def tensor_type(value: ir.Value) -> TensorType:
     """The static type of `value`.
 
     Raises:
-        InvalidModelError: its element type or a dimension is unknown or symbolic.
+        InvalidModelError: the element type or a dimension of an input is unknown or symbolic.
+        UnsupportedModelError: that of an operator's result is.
     """
     if not has_static_type(value):
         producer = value.producer()
-        where = source_of(producer) if producer is not None else f"input {value.name}"
         shape = "unknown" if value.shape is None else str(value.shape)
         dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
-        raise InvalidModelError(
-            where, f"value {value.name} has element type {dtype} and shape {shape}", "give concrete shapes to the model's inputs"
-        )
+        what = f"value {value.name} has element type {dtype} and shape {shape}"
+        if producer is None:
+            raise InvalidModelError(f"input {value.name}", what, "give concrete shapes to the model's inputs")
+        fix = "give concrete shapes to the model's inputs; shapes that only a run decides are not supported yet"
+        raise UnsupportedModelError(source_of(producer), what, fix)
     assert value.dtype is not None
     return TensorType(tuple(dim for dim in value.shape or () if isinstance(dim, int)), dtype_name(value.dtype))
 
