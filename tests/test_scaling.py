@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from prefuse.compiler import driver
 from prefuse.runtime.plan import Plan
 from prefuse.runtime.target import Target
+from prefuse.tests.scaling import assert_scales
 
 _BLOCK = 10  # nodes of one repetition of the chain
 _LIMIT = 2.6  # the most that twice the nodes may cost
@@ -52,18 +54,14 @@ def test_twice_the_nodes_take_twice_the_time(monkeypatch: pytest.MonkeyPatch, tm
         assert plan.steps
         return b"no native code"
 
-    def seconds(nodes: int) -> float:
-        """The time of this process for everything but native code."""
+    def prepare(nodes: int) -> Callable[[], object]:
+        """Everything but native code."""
         model = chain(nodes)
-        begin = time.process_time()
-        driver.compile_model(model, Target.parse("cpu"), name="chain", output=tmp_path / "chain.prefuse")
-        return time.process_time() - begin
+        return lambda: driver.compile_model(model, Target.parse("cpu"), name="chain", output=tmp_path / "chain.prefuse")
 
     monkeypatch.setattr(driver, "build_library", library)
-    seconds(100)  # imports
-    small = min(seconds(2500) for _ in range(2))
-    large = min(seconds(5000) for _ in range(2))
-    assert large <= _LIMIT * small
+    prepare(100)()  # imports
+    assert_scales(prepare, 2500, 5000, _LIMIT)
 
 
 def test_a_long_model_compiles_whole(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Types and shapes of values, sources of nodes, and constants."""
 
-import time
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +15,7 @@ from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.oracle import random_inputs, run_model
 from prefuse.runtime.errors import InvalidModelError
 from prefuse.tests.random_models import random_models
+from prefuse.tests.scaling import assert_scales
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]>\n'
 
@@ -168,13 +169,14 @@ def test_added_constants_have_unused_names(hints: list[str]) -> None:
 def test_inference_and_verification_are_linear() -> None:
     """The ratio at n and 2n nodes catches a quadratic walk on any machine."""
 
-    def seconds(length: int) -> float:
+    def prepare(length: int) -> Callable[[], object]:
         body = "\n".join(f"v{number + 1} = Add(v{number}, v0)" for number in range(length))
         model = model_of(f"main (float[N] v0) => (v{length}) {{\n{body}\n}}")
-        begin = time.process_time()
-        infer_facts(model)
-        verify_model(model)
-        return time.process_time() - begin
 
-    short, long = (min(seconds(length) for _ in range(3)) for length in (1000, 2000))
-    assert long < 3 * short
+        def work() -> None:
+            infer_facts(model)
+            verify_model(model)
+
+        return work
+
+    assert_scales(prepare, 1000, 2000, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +16,7 @@ from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
 from prefuse.passes.determinism import is_deterministic
 from prefuse.runtime.target import Target
+from prefuse.tests.scaling import assert_scales
 from prefuse.tests.strategies import onnx_models
 
 GRAPH_PASSES = ("canonicalize", "eliminate-dead", "merge-equal", "decompose", "fuse-epilogue", "fuse-epilogue{max-ops=3}")
@@ -222,19 +223,14 @@ def _layers(count: int) -> ir.Model:
 
 
 def test_passes_are_linear() -> None:
-    """Twice the nodes take about twice the time. The best of three runs, since the machine has other work."""
+    """Twice the nodes take about twice the time."""
 
-    def seconds(count: int) -> float:
-        best = float("inf")
-        for _ in range(3):
-            model = _layers(count)
-            passes = [one for one in parse_pipeline(ALL, PASSES) if isinstance(one, Pass)]
-            begin = time.process_time()
-            run_pipeline(model, passes, Context(Target.parse("cpu")), verify=False)
-            best = min(best, time.process_time() - begin)
-        return best
+    def prepare(count: int) -> Callable[[], object]:
+        model = _layers(count)
+        passes = [one for one in parse_pipeline(ALL, PASSES) if isinstance(one, Pass)]
+        return lambda: run_pipeline(model, passes, Context(Target.parse("cpu")), verify=False)
 
-    assert seconds(4800) < 2.8 * seconds(2400)
+    assert_scales(prepare, 2400, 4800, 2.8)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -16,6 +16,7 @@ from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.order_nodes import OrderNodes
 from prefuse.runtime.target import Target
+from prefuse.tests.scaling import assert_scales
 
 
 def model_of(text: str) -> ir.Model:
@@ -136,14 +137,12 @@ def test_never_worse_and_the_same_values(text: str) -> None:
 
 @pytest.mark.parametrize("shape", ["chain", "fan"])
 def test_time_is_near_linear(shape: str) -> None:
-    def seconds(count: int) -> float:
+    def prepare(count: int) -> Callable[[], object]:
         reads = ("v{}" if shape == "chain" else "v0").format
         nodes = [onnx.helper.make_node("Neg", [reads(i)], [f"v{i + 1}"]) for i in range(count)]
         values = [onnx.helper.make_tensor_value_info(f"v{i}", onnx.TensorProto.FLOAT, [4]) for i in range(count + 1)]
         graph = onnx.helper.make_graph(nodes, "g", values[:1], values[-1:], value_info=values[1:-1])
         model = ir.from_proto(onnx.helper.make_model(graph))
-        start = time.process_time()
-        OrderNodes().run(model, Context(Target.parse("cpu:avx2", threads=1)))
-        return time.process_time() - start
+        return lambda: OrderNodes().run(model, Context(Target.parse("cpu:avx2", threads=1)))
 
-    assert min(seconds(4000) for _ in range(3)) < 8 * min(seconds(1000) for _ in range(3))
+    assert_scales(prepare, 1000, 4000, 8)
