@@ -1,4 +1,4 @@
-"""Bodies, in ONNX's text, of operators that ONNX defines by prose alone: what `decompose` puts in their place."""
+"""QuantizeLinear and DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -6,41 +6,15 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnx_ir as ir
+
+from .common import dims
 
 _FLOAT = int(ir.DataType.FLOAT)
 _INT32 = int(ir.DataType.INT32)
-_MAX_CLASSES = 4096  # of a OneHot, which become a constant
 
 
-def expansion_of(node: ir.Node, opset: int) -> ir.Function | None:
-    """A body for this node; None where there is none for its operator, types or shapes."""
-    write = _BODIES.get(node.op_type) if node.domain == "" else None
-    body = None if write is None or not _is_static(node) else write(node)
-    if body is None:
-        return None
-    names = ", ".join(f"i{position}" for position in range(len(node.inputs)))
-    text = f'<domain: "prefuse.expansions", opset_import: ["": {opset}]> {node.op_type} ({names}) => (y) {{ {body} }}'
-    return ir.serde.deserialize_function(onnx.parser.parse_function(text))
-
-
-def _is_static(node: ir.Node) -> bool:
-    return all(
-        value is None or (value.dtype is not None and value.shape is not None and value.shape.is_static())
-        for value in node.inputs
-    )
-
-
-def _lp_normalization(node: ir.Node) -> str:
-    """x / norm, which is 0 where the norm is."""
-    order, axis = node.attributes.get_int("p", 2), node.attributes.get_int("axis", -1)
-    return f"""axes = Constant<value_ints=[{axis}]>() norm = ReduceL{order}<keepdims=1>(i0, axes)
-        none = Constant<value_int=0>() zero = CastLike(none, norm) empty = Equal(norm, zero)
-        quotient = Div(i0, norm) y = Where(empty, zero, quotient)"""
-
-
-def _dequantize(node: ir.Node) -> str | None:
+def dequantize_linear(node: ir.Node) -> str | None:
     """(x - zero point) * scale, in float32 where the scale is narrower."""
     x, scale = node.inputs[0], node.inputs[1]
     zero = node.inputs[2] if len(node.inputs) > 2 else None
@@ -61,7 +35,7 @@ def _dequantize(node: ir.Node) -> str | None:
     )
 
 
-def _quantize(node: ir.Node) -> str | None:
+def quantize_linear(node: ir.Node) -> str | None:
     """saturate(round(x / scale) + zero point), halves to even; the quotient in x's type, or as `precision` says."""
     x, scale = node.inputs[0], node.inputs[1]
     zero = node.inputs[2] if len(node.inputs) > 2 else None
@@ -92,28 +66,10 @@ def _quantize(node: ir.Node) -> str | None:
     )
 
 
-def _one_hot(node: ir.Node) -> str | None:
-    """Whether each class is the index, counted from the end where that is negative; an index out of range is no class."""
-    indices, result = _dims(node.inputs[0]), node.outputs[0]
-    if result.shape is None or not result.shape.is_static():
-        return None
-    axis = node.attributes.get_int("axis", -1) % len(result.shape)
-    depth = int(result.shape.numpy()[axis])
-    if not 0 < depth <= _MAX_CLASSES:
-        return None
-    column = [depth if d == axis else 1 for d in range(len(indices) + 1)]
-    return f"""row = Constant<value_ints={list(range(depth))}>()
-        column = Constant<value_ints={column}>() classes = Reshape(row, column)
-        axis = Constant<value_ints=[{axis}]>() spread = Unsqueeze(i0, axis) index = Cast<to={int(ir.DataType.INT64)}>(spread)
-        zero = Constant<value_int=0>() one = Constant<value_int=1>() depth = Constant<value_int={depth}>()
-        negative = Less(index, zero) turned = Add(index, depth) found = Where(negative, turned, index) hit = Equal(found, classes)
-        off = Gather(i2, zero) on = Gather(i2, one) y = Where(hit, on, off)"""
-
-
 def _placed(node: ir.Node) -> Callable[[str, str], str] | None:
     """How to give a scale or zero point the place of the elements that it belongs to; None where its shape is none of ONNX's."""
     x, scale = node.inputs[0], node.inputs[1]
-    shape, parts = _dims(x), _dims(scale)
+    shape, parts = dims(x), dims(scale)
     axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
     if int(np.prod(parts)) == 1 and not block and len(parts) <= len(shape):
         return lambda name, placed: f"{placed} = Identity({name}) "
@@ -131,15 +87,3 @@ def _placed(node: ir.Node) -> Callable[[str, str], str] | None:
         {placed}_spread = Constant<value_ints={spread}>() {placed}_2 = Expand({placed}_1, {placed}_spread)
         {placed}_whole = Constant<value_ints={list(shape)}>() {placed} = Reshape({placed}_2, {placed}_whole) """
     )
-
-
-def _dims(value: ir.Value | None) -> tuple[int, ...]:
-    return tuple(value.shape.numpy()) if value is not None and value.shape is not None else ()
-
-
-_BODIES: dict[str, Callable[[ir.Node], str | None]] = {
-    "DequantizeLinear": _dequantize,
-    "LpNormalization": _lp_normalization,
-    "OneHot": _one_hot,
-    "QuantizeLinear": _quantize,
-}

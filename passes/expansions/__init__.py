@@ -1,0 +1,37 @@
+"""Bodies, in ONNX's text, of operators that ONNX defines by prose alone: what `decompose` puts in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import onnx_ir as ir
+
+from .encoding import one_hot
+from .normalization import lp_normalization
+from .quantization import dequantize_linear, quantize_linear
+
+_BODIES: dict[str, Callable[[ir.Node], str | None]] = {
+    "DequantizeLinear": dequantize_linear,
+    "LpNormalization": lp_normalization,
+    "OneHot": one_hot,
+    "QuantizeLinear": quantize_linear,
+}
+
+
+def expansion_of(node: ir.Node, opset: int) -> ir.Function | None:
+    """A body for this node; None where there is none for its operator, types or shapes."""
+    write = _BODIES.get(node.op_type) if node.domain == "" else None
+    body = None if write is None or not _is_static(node) else write(node)
+    if body is None:
+        return None
+    names = ", ".join(f"i{position}" for position in range(len(node.inputs)))
+    text = f'<domain: "prefuse.expansions", opset_import: ["": {opset}]> {node.op_type} ({names}) => (y) {{ {body} }}'
+    return ir.serde.deserialize_function(onnx.parser.parse_function(text))
+
+
+def _is_static(node: ir.Node) -> bool:
+    return all(
+        value is None or (value.dtype is not None and value.shape is not None and value.shape.is_static())
+        for value in node.inputs
+    )
