@@ -44,6 +44,9 @@ def apply(op: Op, inputs: list[Expr | None], input_dtypes: list[str], output_dty
     if not formats.is_coded(output_dtype):
         return _cast(result, output_dtype, str(result.ty))
     number = _cast(result, formats.decoded_type(output_dtype), str(result.ty))
+    if output_dtype == formats.SCALE:
+        rounding = op.attribute("round_mode", "up")
+        return formats.encode_scale(number, name, saturate=bool(op.attribute("saturate", 1)), round_mode=rounding)
     return formats.encode(number, output_dtype, name, saturate=bool(op.attribute("saturate", 1)))
 
 

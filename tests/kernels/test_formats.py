@@ -1,4 +1,4 @@
-"""Numbers of less than a byte, and 8-bit floats, against ml_dtypes; shifts and remainders at their edges."""
+"""Numbers of less than a byte, 8-bit floats and powers of two, against ml_dtypes; shifts and remainders at their edges."""
 
 from __future__ import annotations
 
@@ -67,3 +67,46 @@ def test_space_to_depth_with_columns_first() -> None:
 def test_bits_seen_as_another_type() -> None:
     x = np.array([1.0, -0.0, np.nan], np.float32)
     check([operator("BitCast", x, to=6, opset=26, expected=[x.view(np.int32)])], target_of("avx2"))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_six_bit_floats(level: str) -> None:
+    """Every code as its number; ties, subnormals and what is too large, rounded as ml_dtypes does, which has no NaN either."""
+    numbers = np.array([*np.linspace(-9, 9, 1001), *np.linspace(-40, 40, 501), 0.0, -0.0, np.inf, -np.inf, np.nan], np.float32)
+    cases = []
+    for name, code in (("float6_e2m3fn", 27), ("float6_e3m2fn", 28)):
+        codes = np.arange(64, dtype=np.uint8).view(name)
+        cases.append(operator("Cast", codes, to=1, opset=28, expected=[codes.astype(np.float32)]))
+        cases.append(operator("Cast", numbers, to=code, opset=28, expected=[numbers.astype(name)]))
+    check(cases, target_of(level))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_powers_of_two_read_as_their_numbers(level: str) -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    expected = np.array([*np.ldexp(1.0, np.arange(255) - 127), np.nan], np.float32)
+    check([operator("Cast", codes.view("float8_e8m0fnu"), to=1, opset=24, expected=[expected])], target_of(level))
+
+
+@pytest.mark.parametrize("saturate", [0, 1])
+@pytest.mark.parametrize("rounding", ["up", "down", "nearest"])
+def test_rounding_to_powers_of_two(rounding: str, saturate: int) -> None:
+    """Against float64, from the least power to beyond the greatest; the table of ONNX's Cast for what is no number between."""
+    least, most = 2.0**-127, 2.0**127
+    exact = np.ldexp(1.0, np.arange(-127, 128, 5))
+    x = np.concatenate([exact, exact * 1.5, exact * 1.49, exact * 1.75, exact[:-1] * 1.01, [least * 1.25, 1.9 * most]])
+    x = np.concatenate([x, [0.0, least / 2, 2.0**-149, np.inf, np.nan]]).astype(np.float32)
+    numbers = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        below = np.floor(np.log2(numbers))
+        below = np.where(numbers >= np.ldexp(1.0, (below + 1).clip(-200, 200).astype(int)), below + 1, below)
+        part = numbers / np.exp2(below)
+    up = {"up": part > 1, "down": part < 0, "nearest": part >= 1.5}[rounding]
+    code = below + up + 127
+    code[numbers < least] = 0 if saturate else 255
+    code[~np.isnan(numbers) & ((numbers == np.inf) | (code > 254))] = 254 if saturate else 255
+    code[np.isnan(numbers)] = 255
+    expected = code.astype(np.uint8).view("float8_e8m0fnu")
+    case = operator("Cast", x, to=24, saturate=saturate, round_mode=rounding, opset=24, expected=[expected])
+    check([case], target_of("avx2"))
+    np.testing.assert_array_equal(case.got[0].view(np.uint8), expected.view(np.uint8))
