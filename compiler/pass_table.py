@@ -10,12 +10,17 @@ PASSES: dict[str, str] = {
     "eliminate-dead": "prefuse.passes.eliminate_dead:EliminateDead",
     "merge-equal": "prefuse.passes.merge_equal:MergeEqual",
     "decompose": "prefuse.passes.decompose:Decompose",
+    "bound-shapes": "prefuse.passes.bound_shapes:BoundShapes",
+    "unroll-loops": "prefuse.passes.unroll_loops:UnrollLoops",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
     "order-nodes": "prefuse.passes.order_nodes:OrderNodes",
     "plan-memory": "prefuse.passes.plan_memory:PlanMemory",
 }
 
 DEFAULT_PIPELINE = (
-    "canonicalize,eliminate-dead,merge-equal,decompose,canonicalize,merge-equal,eliminate-dead,"
-    "fuse-epilogue,order-nodes,plan-memory"
+    "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,canonicalize,merge-equal,eliminate-dead,"
+    "bound-shapes,fuse-epilogue,order-nodes,plan-memory"
 )
+
+# What resolves shapes and control flow as far as can be before a run, where a model has any that is not plain.
+STRUCTURE_PIPELINE = "canonicalize,unroll-loops,eliminate-dead,decompose,canonicalize,eliminate-dead"

@@ -53,3 +53,12 @@ def add_constant(owner: ir.Model | ir.Graph, array: np.ndarray, name_hint: str) 
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
     graph.register_initializer(value)
     return value
+
+
+def share_constant(owner: ir.Model | ir.Graph, value: ir.Value) -> ir.Value:
+    """Add the tensor of an initializer of some subgraph as one of `owner`, under an unused name, and return its value."""
+    graph = owner.graph if isinstance(owner, ir.Model) else owner
+    name = fresh_name(owner, str(value.name))
+    new = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+    graph.register_initializer(new)
+    return new

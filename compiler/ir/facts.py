@@ -55,8 +55,9 @@ def data_type(name: str) -> ir.DataType:
 
 
 def has_static_type(value: ir.Value) -> bool:
-    """Whether the element type and every dimension of `value` are known numbers."""
-    return value.dtype is not None and value.shape is not None and all(isinstance(dim, int) for dim in value.shape)
+    """Whether `value` is a dense tensor whose element type and dimensions are all known."""
+    is_tensor = isinstance(value.type, ir.TensorType) and value.dtype != ir.DataType.UNDEFINED
+    return is_tensor and value.shape is not None and all(isinstance(dim, int) for dim in value.shape)
 
 
 def tensor_type(value: ir.Value) -> TensorType:

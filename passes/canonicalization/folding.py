@@ -105,9 +105,14 @@ def _size_bytes(output: ir.Value) -> int:
     return int(np.prod(dims, dtype=np.int64)) * int(np.ceil(output.dtype.itemsize))
 
 
+def is_misread(node: ir.Node, opset: int) -> bool:
+    """Whether `onnx.reference` computes another function for this operator than ONNX defines."""
+    return opset < _MISREAD_BELOW.get(node.op_type, 0) or node.op_type in _MISREAD
+
+
 def _evaluate(node: ir.Node, inputs: dict[str, np.ndarray], scope: Scope) -> list[np.ndarray] | Rejection:
     """Run one node; a Rejection where the reference cannot, or contradicts what inference says of the result."""
-    if scope.opset < _MISREAD_BELOW.get(node.op_type, 0) or node.op_type in _MISREAD:
+    if is_misread(node, scope.opset):
         return Rejection(f"{node.op_type} not folded: onnx.reference computes another function", (node,))
     names = [str(output.name) for output in node.outputs if output.name != ""]
     imports = [onnx.helper.make_opsetid("", scope.opset)]

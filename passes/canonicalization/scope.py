@@ -16,6 +16,7 @@ from ...compiler.ir.constants import add_constant, constant_array, constant_tens
 from ...compiler.ir.rewriter import Rejection
 
 _MAX_UNIFORM_ELEMENTS = 4096  # larger constants are not searched for a single repeated value
+_BUDGETED_FOLDS = 16  # folds of the largest size that one model may have
 
 
 @dataclass(slots=True)
@@ -25,6 +26,11 @@ class Scope:
     model: ir.Model
     fold_limit_bytes: int
     budget_bytes: int
+
+    @classmethod
+    def with_limit(cls, model: ir.Model, fold_limit_bytes: int) -> Scope:
+        """The scope of one run of a pass, with the usual budget."""
+        return cls(model, fold_limit_bytes, fold_limit_bytes * _BUDGETED_FOLDS)
 
     @property
     def opset(self) -> int:

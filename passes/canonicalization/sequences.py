@@ -1,52 +1,146 @@
-"""Sequences whose every element is known by its place: what is taken out of one is taken from what it was made of."""
+"""Sequences and optionals of known structure: they become SequenceConstruct, and what is taken out of them a tensor itself."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_array, scalar_constant
+from ...compiler.ir.rewriter import Rejection
 from .scope import Replacement, Rule, Scope, becomes, input_at, operation, producer_of, spelled, static_shape
 
 
-def take_element(node: ir.Node, scope: Scope) -> Replacement | None:
-    """SequenceAt of a SequenceConstruct is that element; of a SplitToSequence, a Slice."""
-    position = scalar_constant(node.inputs[1])
-    if position is None:
+def elements_of(value: ir.Value | None) -> tuple[ir.Value, ...] | None:
+    """The tensors of a sequence, in order; None where they are not known."""
+    if producer_of(value, "SequenceEmpty"):
+        return ()
+    construct = producer_of(value, "SequenceConstruct")
+    return None if construct is None else tuple(element for element in construct.inputs if element is not None)
+
+
+def sequence_of(elements: Sequence[ir.Value], dtype: ir.DataType | None) -> ir.Node:
+    """The node that makes a sequence; `dtype` is that of its elements, which an empty one must say."""
+    if elements:
+        return operation("SequenceConstruct", elements)
+    return operation("SequenceEmpty", (), dtype=int(dtype or ir.DataType.FLOAT))
+
+
+def insert_element(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
+    """SequenceInsert into a known sequence, at the end where no position is given."""
+    elements, tensor = elements_of(node.inputs[0]), node.inputs[1]
+    if elements is None or tensor is None:
         return None
-    if construct := producer_of(node.inputs[0], "SequenceConstruct"):
-        count = len(construct.inputs)
-        element = construct.inputs[int(position)] if -count <= position < count else None
-        return becomes(node, element) if element is not None else None
-    split = producer_of(node.inputs[0], "SplitToSequence")
-    bounds = None if split is None else _bounds(split)
-    if split is None or bounds is None or not -len(bounds) <= position < len(bounds):
+    place = _position(node, input_at(node, 2), len(elements), places=len(elements) + 1)
+    if not isinstance(place, int):
+        return place
+    return spelled(sequence_of((*elements[:place], tensor, *elements[place:]), tensor.dtype))
+
+
+def erase_element(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
+    """SequenceErase of a known sequence, of the last element where no position is given."""
+    elements = elements_of(node.inputs[0])
+    if elements is None:
         return None
-    start, end = bounds[int(position)]
-    axis, name = split.attributes.get_int("axis", 0), node.outputs[0].name
-    if input_at(split, 1) is None and not split.attributes.get_int("keepdims", 1):
-        return spelled(operation("Gather", [split.inputs[0], scope.constant(np.array(start), name)], axis=axis))
-    starts, ends, axes = (scope.ints([number], name) for number in (start, end, axis))
-    return spelled(operation("Slice", [split.inputs[0], starts, ends, axes]))
+    place = _position(node, input_at(node, 1), len(elements), places=len(elements))
+    if not isinstance(place, int):
+        return place
+    return spelled(sequence_of((*elements[:place], *elements[place + 1 :]), node.outputs[0].dtype))
+
+
+def take_element(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
+    """SequenceAt of a known sequence is that element."""
+    elements = elements_of(node.inputs[0])
+    if elements is None:
+        return None
+    place = _position(node, node.inputs[1], len(elements), places=len(elements))
+    return becomes(node, elements[place]) if isinstance(place, int) else place
 
 
 def count_elements(node: ir.Node, scope: Scope) -> Replacement | None:
-    """SequenceLength of such a sequence."""
-    if construct := producer_of(node.inputs[0], "SequenceConstruct"):
-        count = len(construct.inputs)
-    elif (split := producer_of(node.inputs[0], "SplitToSequence")) and (bounds := _bounds(split)) is not None:
-        count = len(bounds)
+    """SequenceLength of a known sequence."""
+    elements = elements_of(node.inputs[0])
+    if elements is None:
+        return None
+    return Replacement((), (scope.constant(np.array(len(elements)), node.outputs[0].name),), are_constants=True)
+
+
+def concat_elements(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
+    """ConcatFromSequence of a known sequence is Concat, of its elements with a new dimension where `new_axis` says so."""
+    elements, axis = elements_of(node.inputs[0]), node.attributes["axis"].as_int()
+    if elements is None:
+        return None
+    if not elements:
+        return Rejection("ConcatFromSequence not resolved: nothing to concatenate", (node,))
+    if not node.attributes.get_int("new_axis", 0):
+        return spelled(operation("Concat", elements, axis=axis))
+    return spelled(*stack(elements, axis, scope, node.outputs[0].name))
+
+
+def stack(elements: Sequence[ir.Value], axis: int, scope: Scope, hint: str | None) -> tuple[ir.Node, ...]:
+    """Nodes that stack tensors along a new dimension; the last of them gives the result."""
+    axes = scope.ints([axis], hint)
+    parts = [operation("Unsqueeze", [element, axes]) for element in elements]
+    return (*parts, operation("Concat", [part.outputs[0] for part in parts], axis=axis))
+
+
+def split_into_elements(node: ir.Node, scope: Scope) -> Replacement | None:
+    """SplitToSequence becomes a SequenceConstruct of slices; those that nothing takes are dead code."""
+    bounds, value = _bounds(node), node.inputs[0]
+    if bounds is None or value is None:
+        return None
+    axis, name = node.attributes.get_int("axis", 0), node.outputs[0].name
+    if input_at(node, 1) is None and not node.attributes.get_int("keepdims", 1):
+        numbers = [scope.constant(np.array(start), name) for start, _ in bounds]
+        parts = [operation("Gather", [value, number], axis=axis) for number in numbers]
     else:
-        return None
-    return Replacement((), (scope.constant(np.array(count), node.outputs[0].name),), are_constants=True)
+        axes = scope.ints([axis], name)
+        ends = [(scope.ints([start], name), scope.ints([end], name)) for start, end in bounds]
+        parts = [operation("Slice", [value, start, end, axes]) for start, end in ends]
+    return spelled(*parts, sequence_of([part.outputs[0] for part in parts], value.dtype))
 
 
-def concat_elements(node: ir.Node, scope: Scope) -> Replacement | None:
-    """ConcatFromSequence of a SequenceConstruct is Concat."""
-    construct = producer_of(node.inputs[0], "SequenceConstruct")
-    if construct is None or ("new_axis" in node.attributes and node.attributes["new_axis"].as_int()):
+def take_optional(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
+    """OptionalGetElement of an Optional is what was put into it; that of a tensor or sequence is the tensor or sequence."""
+    has, content = _content(node.inputs[0])
+    if has is False:
+        return Rejection("OptionalGetElement not resolved: its optional is empty", (node,))
+    return None if content is None else becomes(node, content)
+
+
+def decide_optional(node: ir.Node, scope: Scope) -> Replacement | None:
+    """OptionalHasElement where that is known."""
+    has, _ = _content(input_at(node, 0))
+    if has is None:
         return None
-    return spelled(operation("Concat", construct.inputs, axis=node.attributes["axis"].as_int()))
+    return Replacement((), (scope.constant(np.array(has), node.outputs[0].name),), are_constants=True)
+
+
+def _content(value: ir.Value | None) -> tuple[bool | None, ir.Value | None]:
+    """Whether an optional has an element (None: nobody knows), and the element where it is known."""
+    if value is None:
+        return False, None
+    if optional := producer_of(value, "Optional"):
+        content = input_at(optional, 0)
+        return content is not None, content
+    if value.type is None or isinstance(value.type, ir.OptionalType):
+        return None, None
+    return True, value
+
+
+def _position(node: ir.Node, index: ir.Value | None, length: int, *, places: int) -> int | Rejection | None:
+    """A constant index into a sequence, counted from its end if negative; the last of the `places` where there is none.
+
+    None: it is not constant. A Rejection: it is none of the places.
+    """
+    number = places - 1 if index is None else scalar_constant(index)
+    if number is None:
+        return None
+    place = int(number) + (length if number < 0 else 0)
+    if 0 <= place < places:
+        return place
+    return Rejection(f"{node.op_type} not resolved: position {number} of a sequence of {length}", (node,))
 
 
 def _bounds(split: ir.Node) -> list[tuple[int, int]] | None:
@@ -54,7 +148,7 @@ def _bounds(split: ir.Node) -> list[tuple[int, int]] | None:
     dims, sizes = static_shape(split.inputs[0]), input_at(split, 1)
     lengths = np.array(1) if sizes is None else constant_array(sizes)
     axis = split.attributes.get_int("axis", 0)
-    if dims is None or lengths is None or not -len(dims) <= axis < len(dims):
+    if dims is None or lengths is None or not -len(dims) <= axis < len(dims) or (lengths.ndim == 0 and lengths < 1):
         return None
     if lengths.ndim == 0:
         starts = range(0, dims[axis], int(lengths))
@@ -65,6 +159,11 @@ def _bounds(split: ir.Node) -> list[tuple[int, int]] | None:
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "ConcatFromSequence": (concat_elements,),
+    "OptionalGetElement": (take_optional,),
+    "OptionalHasElement": (decide_optional,),
     "SequenceAt": (take_element,),
+    "SequenceErase": (erase_element,),
+    "SequenceInsert": (insert_element,),
     "SequenceLength": (count_elements,),
+    "SplitToSequence": (split_into_elements,),
 }

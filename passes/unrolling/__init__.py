@@ -1,0 +1,1 @@
+"""Loops of known length: how often they run, and what their iterations become."""

@@ -1,0 +1,73 @@
+"""What the iterations of a body become: copies of its nodes, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ...compiler.ir.cloning import ValueMap, clone_node
+from ...compiler.ir.constants import share_constant
+from ...compiler.ir.names import fresh_name
+from ..canonicalization.scope import Scope, is_read, operation, static_shape
+
+_WIDEST_CONCAT = 64  # tensors that one Concat joins; its kernel takes a pointer and writes a loop for each of them
+
+
+class Unroller:
+    """Copies of one body into the graph around it. The nodes made are in no graph yet; constants are in the main graph."""
+
+    def __init__(self, body: ir.Graph, scope: Scope) -> None:
+        self.nodes: list[ir.Node] = []
+        self._body = body
+        self._scope = scope
+        self._constants: ValueMap = {value: share_constant(scope.model, value) for value in body.initializers.values()}
+
+    def run(self, arguments: Sequence[ir.Value | None]) -> list[ir.Value]:
+        """Append one iteration, with these values for the body's parameters, and return its results."""
+        values: ValueMap = {**self._constants, **dict(zip(self._body.inputs, arguments, strict=True))}
+        for child in self._body:
+            node = clone_node(child, values)
+            node.metadata_props.update(child.metadata_props)
+            for output in node.outputs:
+                if output.name:
+                    output.name = fresh_name(self._scope.model, output.name)
+            self.nodes.append(node)
+        return [found for value in self._body.outputs if (found := values.get(value, value)) is not None]
+
+    def constant(self, parameter: ir.Value, array: np.ndarray) -> ir.Value | None:
+        """A constant to give for a parameter; None where the body does not look at it."""
+        return self._scope.constant(array, parameter.name) if is_read(parameter) else None
+
+    def operation(self, op_type: str, inputs: Sequence[ir.Value | None], hint: str | None, **attributes: int) -> ir.Value:
+        """The result of a new node, appended."""
+        node = operation(op_type, inputs, **attributes)
+        node.outputs[0].name = fresh_name(self._scope.model, hint or op_type.lower())
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def take(self, value: ir.Value | None, place: int, axis: int) -> ir.Value:
+        """The elements of `value` at a place of an axis, without that dimension."""
+        hint = None if value is None else value.name
+        return self.operation("Gather", [value, self._scope.constant(np.array(place), hint)], hint, axis=axis)
+
+    def empty(self, value: ir.Value, axis: int, hint: str | None) -> ir.Value | None:
+        """A stack of no tensors like `value`, a result of the body; None where its shape is not known."""
+        dims = static_shape(value)
+        if dims is None or value.dtype is None:
+            return None
+        place = axis % (len(dims) + 1)
+        return self._scope.constant(np.empty((*dims[:place], 0, *dims[place:]), value.dtype.numpy()), hint)
+
+    def stack(self, elements: Sequence[ir.Value], axis: int, hint: str | None) -> ir.Value:
+        """The tensors along a new dimension."""
+        axes = self._scope.ints([axis], hint)
+        return self.concat([self.operation("Unsqueeze", [element, axes], hint) for element in elements], axis, hint)
+
+    def concat(self, parts: Sequence[ir.Value], axis: int, hint: str | None) -> ir.Value:
+        """The tensors one after the other, joined in a tree of bounded width."""
+        while len(parts) > _WIDEST_CONCAT:
+            rows = [parts[begin : begin + _WIDEST_CONCAT] for begin in range(0, len(parts), _WIDEST_CONCAT)]
+            parts = [self.operation("Concat", row, hint, axis=axis) for row in rows]
+        return self.operation("Concat", parts, hint, axis=axis)
