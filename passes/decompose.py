@@ -58,9 +58,9 @@ class Decompose(Pass):
             return None
         if node.op_identifier() in model.functions:
             return inline_function(model, node)
-        if node.domain != "" or is_known(node) or node.op_type in RANDOM_OPERATORS:
+        if is_known(node) or node.op_type in RANDOM_OPERATORS:
             return None
-        function = _function_body(node, model) or expansion_of(node, model.graph.opset_imports[""])
+        function = expansion_of(node, model.graph.opset_imports[""]) or _function_body(node, model)
         if function is None:
             return None
         if blame := _obstacle(function, model.graph.opset_imports):

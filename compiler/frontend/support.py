@@ -13,6 +13,8 @@ import onnx_ir as ir
 from ...runtime.errors import UnsupportedModelError
 from ..ir.facts import schema_of, source_of
 
+_TYPES = (ir.TensorType, ir.SequenceType, ir.OptionalType)
+
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
@@ -27,7 +29,7 @@ class Unsupported:
 
 
 def unsupported_parts(model: ir.Model) -> tuple[Unsupported, ...]:
-    """Operators that nothing defines, and inputs and outputs that are not dense tensors of numbers."""
+    """Operators that nothing defines, and inputs and outputs that nothing holds."""
     return (*_unsupported_nodes(model), *_unsupported_values(model))
 
 
@@ -51,9 +53,10 @@ def _unsupported_nodes(model: ir.Model) -> Iterator[Unsupported]:
         if node.op_identifier() in model.functions:
             continue
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        if node.domain != "":
+        schema = schema_of(node, imports)
+        if schema is None and node.domain != "":
             yield Unsupported(source_of(node), name, "an operator outside ONNX, without a function body in the model")
-        elif (schema := schema_of(node, imports)) is None:
+        elif schema is None:
             known = difflib.get_close_matches(node.op_type, _operator_names(), 1)
             hint = f"; the nearest is {known[0]}" if known and known[0] != node.op_type else ""
             yield Unsupported(source_of(node), name, f"no operator of ONNX opset {imports['']}{hint}")
@@ -64,10 +67,8 @@ def _unsupported_nodes(model: ir.Model) -> Iterator[Unsupported]:
 def _unsupported_values(model: ir.Model) -> Iterator[Unsupported]:
     for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
         for value in values:
-            if value.type is not None and not isinstance(value.type, ir.TensorType):
-                yield Unsupported(f"{kind} {value.name}", str(value.type), "no dense tensor")
-            elif value.dtype == ir.DataType.STRING:
-                yield Unsupported(f"{kind} {value.name}", "string tensor", "only numbers can be computed with")
+            if value.type is not None and not isinstance(value.type, _TYPES):
+                yield Unsupported(f"{kind} {value.name}", str(value.type), "neither a dense tensor nor a sequence or optional")
 
 
 @cache

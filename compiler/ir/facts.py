@@ -209,8 +209,11 @@ class _Inference:
             while source is not None and source in self._arguments:
                 source = self._arguments[source]
             tensor = None if source is None else constant_tensor(source)
-            if value is not None and tensor is not None and tensor.size <= _MAX_KNOWN_ELEMENTS:
-                known[str(value.name)] = ir.serde.serialize_tensor(tensor)
+            if value is None or tensor is None or tensor.size > _MAX_KNOWN_ELEMENTS:
+                continue
+            if node.op_type == "Range" and tensor.size == 1:  # ONNX's body of AffineGrid gives it vectors of one element
+                tensor = ir.Tensor(tensor.numpy().reshape(()), name=value.name)
+            known[str(value.name)] = ir.serde.serialize_tensor(tensor)
         return known
 
     def _resolved(self, attribute: ir.Attr) -> ir.Attr:

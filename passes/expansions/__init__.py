@@ -8,10 +8,12 @@ import onnx
 import onnx_ir as ir
 
 from .encoding import one_hot
+from .grids import affine_grid
 from .normalization import lp_normalization
 from .quantization import dequantize_linear, quantize_linear
 
 _BODIES: dict[str, Callable[[ir.Node], str | None]] = {
+    "AffineGrid": affine_grid,
     "DequantizeLinear": dequantize_linear,
     "LpNormalization": lp_normalization,
     "OneHot": one_hot,
