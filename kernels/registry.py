@@ -16,8 +16,12 @@ from .cpu import (
     pooling,
     recurrent,
     reduction,
+    selection,
+    topk,
     trilu,
+    unique,
 )
+from .gpu.grids import UncutError
 from .group import Group
 from .pointwise import POINTWISE
 from .template import BuiltKernel, Refusal, Template
@@ -34,9 +38,12 @@ TEMPLATES: tuple[Template, ...] = (
     Template("arg_reduction", arg_reduction.build, arg_reduction.OPERATORS),
     Template("normalization", normalization.build, normalization.OPERATORS),
     Template("pooling", pooling.build, pooling.OPERATORS),
+    Template("topk", topk.build, topk.OPERATORS),
     Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"])),
     Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"])),
     Template("recurrent", recurrent.build, recurrent.OPERATORS),
+    Template("selection", selection.build, selection.OPERATORS),
+    Template("unique", unique.build, unique.OPERATORS),
 )
 
 
@@ -49,7 +56,10 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
     for template in TEMPLATES:
         if not anchors <= template.anchors or bool(anchors) != bool(template.anchors):
             continue
-        built = template.build(group, target)
+        try:
+            built = template.build(group, target)
+        except UncutError as reason:
+            built = Refusal(f"no grids of threads: {reason}")
         if isinstance(built, BuiltKernel):
             return replace(built, refused=tuple(refused))
         refused.append((template.name, built.reason))

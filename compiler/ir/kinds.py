@@ -40,7 +40,7 @@ _OPERATORS: dict[Kind, str] = {
         LogSoftmax LpPool MaxPool RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
         ReduceProd ReduceSum ReduceSumSquare Softmax""",
     Kind.OUTPUT_FUSABLE: "Conv ConvTranspose Gemm MatMul",
-    Kind.OPAQUE: "CumSum GRU LSTM RNN",
+    Kind.OPAQUE: "Compress CumSum GRU LSTM NonMaxSuppression NonZero RNN TopK Unique",
 }
 KIND_OF_OPERATOR: dict[str, Kind] = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 
