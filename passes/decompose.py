@@ -9,14 +9,15 @@ from typing import Any, ClassVar
 import onnx
 import onnx_ir as ir
 
-from ..compiler.ir.cloning import ValueMap, clone_node
+from ..compiler.ir.cloning import ValueMap, clone_node, copy_value
 from ..compiler.ir.facts import schema_of
 from ..compiler.ir.functions import inline_function, is_fused
 from ..compiler.ir.kinds import is_known
 from ..compiler.ir.rewriter import Rejection, replace_node
-from ..compiler.ir.scopes import subgraphs_of
+from ..compiler.ir.scopes import captured_values, subgraphs_of
 from ..compiler.pipeline import Context, Pass
 from .determinism import RANDOM_OPERATORS
+from .eliminate_dead import release_subgraphs
 from .expansions import expansion_of
 
 # Operators that meant something else before this opset, although their attributes look the same.
@@ -75,15 +76,16 @@ def _function_body(node: ir.Node, model: ir.Model) -> ir.Function | None:
     if schema is None or any(value is not None and value.type is None for value in node.inputs):
         return None
     opset = model.graph.opset_imports[""]
+    captured = {value: f"prefuse.captured_{place}" for place, value in enumerate(captured_values(node))}
     if version := _latest(schema.function_opset_versions, opset):
         content = schema.get_function_with_opset_version(version)
     elif version := _latest(schema.context_dependent_function_opset_versions, opset):
         types = [_type_bytes(value) for value in node.inputs]
-        proto = ir.serde.serialize_node(node)
+        proto = _detached(node, captured)
         content = schema.get_context_dependent_function_with_opset_version(version, proto.SerializeToString(), types)
     else:
         return None
-    return _read_function(onnx.FunctionProto.FromString(content)) if content else None
+    return _read_function(onnx.FunctionProto.FromString(content), captured.values()) if content else None
 
 
 def _latest(versions: Iterable[int], opset: int) -> int:
@@ -91,8 +93,19 @@ def _latest(versions: Iterable[int], opset: int) -> int:
     return max((version for version in versions if version <= opset), default=0)
 
 
-def _read_function(proto: onnx.FunctionProto) -> ir.Function:
-    """A body. An output that it does not compute, since the node does not ask for it, gets a name nobody reads: an input's."""
+def _detached(node: ir.Node, captured: Mapping[ir.Value, str]) -> onnx.NodeProto:
+    """The node alone, whose subgraphs read what they capture under these names, which no body has."""
+    inputs = [value for value in node.inputs if value is not None and value not in captured]
+    values: ValueMap = {value: copy_value(value) for value in inputs}
+    return ir.serde.serialize_node(clone_node(node, values | {value: ir.Value(name=name) for value, name in captured.items()}))
+
+
+def _read_function(proto: onnx.FunctionProto, captured: Iterable[str]) -> ir.Function:
+    """A body, whose last inputs are what the node's subgraphs capture.
+
+    An output that it does not compute, since the node does not ask for it, gets a name nobody reads: an input's.
+    """
+    proto.input.extend(captured)
     made = {*proto.input, *(name for node in proto.node for name in node.output)}
     outputs = [name if name in made else proto.input[0] for name in proto.output]
     del proto.output[:]
@@ -136,8 +149,9 @@ def _inline_body(model: ir.Model, node: ir.Node, function: ir.Function) -> tuple
         for name, one in schema.attributes.items()
         if one.default_value.type != onnx.AttributeProto.UNDEFINED
     }
-    arguments = (*node.inputs, *[None] * (len(function.inputs) - len(node.inputs)))
-    values: ValueMap = dict(zip(function.inputs, arguments, strict=True))
+    captured = captured_values(node)
+    absent = [None] * (len(function.inputs) - len(node.inputs) - len(captured))
+    values: ValueMap = dict(zip(function.inputs, (*node.inputs, *absent, *captured), strict=True))
     made = tuple(clone_node(child, values, {**defaults, **node.attributes}) for child in function)
     for one in made:
         one.name = None
@@ -148,4 +162,5 @@ def _inline_body(model: ir.Model, node: ir.Node, function: ir.Function) -> tuple
         if new is not None and new.name is None:
             new.name = old.name
     replace_node(model, node, made, results)
+    release_subgraphs(node)
     return made
