@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .compiler.specialize import SpecializedModel
     from .runtime.executor import CompiledModel
+    from .runtime.staged import StagedModel
 
 __version__ = "0.1.0"
 __all__ = ["CompileError", "__version__", "compile", "load"]
@@ -36,7 +37,7 @@ def compile(
     cache: bool | str | os.PathLike[str] = True,
     progress: bool | Callable[[str, float], None] | None = None,
     **options: object,
-) -> CompiledModel | SpecializedModel:
+) -> CompiledModel | StagedModel | SpecializedModel:
     """Compile a model into something that can be called like it.
 
     Args:
@@ -54,7 +55,8 @@ def compile(
 
     Returns:
         A callable: inputs in order or by name, NumPy arrays or torch tensors. An `nn.Module` gives its own output structure,
-        everything else one array or a tuple of them.
+        everything else one array or a tuple of them, where a sequence is a list of arrays and an empty optional None. A model
+        whose control flow or shapes depend on the data of a run is compiled in stages; `report()` lists them.
 
     Raises:
         CompileError: the model, an option or an input cannot be taken; it says where, what, and what to do.

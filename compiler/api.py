@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
+from ..runtime.staged import StagedModel
 from .builder import Builder, CompileModel, Progress, drive
 from .cache import ProgramCache, default_folder
 from .digest import model_digest
@@ -36,7 +37,7 @@ def compile_model(
     progress: bool | Progress | None = None,
     options: Mapping[str, object],
     driver: CompileModel = drive,
-) -> CompiledModel | SpecializedModel:
+) -> CompiledModel | StagedModel | SpecializedModel:
     """Compile a model of any kind; `prefuse.compile` says what the arguments mean.
 
     Raises:
@@ -57,12 +58,12 @@ def compile_model(
 
 def _compile_graph(
     model: object, inputs: tuple[tuple[object, ...], dict[str, object]] | None, builder: Builder
-) -> CompiledModel | SpecializedModel:
+) -> CompiledModel | StagedModel | SpecializedModel:
     memory = _file_memory(model, builder) if inputs is None else None
     known = None if memory is None else memory.recall()
     with builder.reporting():
-        if known is not None:  # without onnx, which takes a third of a second to import
-            return builder.build(known, lambda: _import(model, builder))
+        if known is not None and (program := builder.recall(known)) is not None:  # without importing onnx, a third of a second
+            return program
         return _compile_imported(_import(model, builder), inputs, builder, memory)
 
 
@@ -71,7 +72,7 @@ def _compile_imported(
     inputs: tuple[tuple[object, ...], dict[str, object]] | None,
     builder: Builder,
     memory: FileMemory | None,
-) -> CompiledModel | SpecializedModel:
+) -> CompiledModel | StagedModel | SpecializedModel:
     from .frontend.dimensions import is_dynamic
     from .frontend.onnx_import import EXTERNAL_FILES
     from .frontend.shaping import shaping_inputs
@@ -102,8 +103,8 @@ def _import(model: object, builder: Builder) -> ir.Model:
     return import_model(model)
 
 
-def build_graph(graph: ir.Model, builder: Builder) -> CompiledModel:
-    """The program of a graph with static shapes.
+def build_graph(graph: ir.Model, builder: Builder) -> CompiledModel | StagedModel:
+    """The program of a graph with static inputs.
 
     Raises:
         CompileError: it cannot be compiled.

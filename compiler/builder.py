@@ -17,6 +17,8 @@ from .options import Options
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from ..runtime.staged import StagedModel
+
 Progress = Callable[[str, float], None]  # the stage, and how much of the whole is done, from 0 to 1
 
 
@@ -58,7 +60,26 @@ class Builder:
         """The cache key of a program that depends on `content` beside the options and the compiler."""
         return combine(compiler_version(), str(self.options), self.name, *content)
 
-    def build(self, key: str, model: Callable[[], ir.Model]) -> CompiledModel:
+    def recall(self, key: str) -> CompiledModel | None:
+        """The program of `key` if the cache has it."""
+        program = None if self.cache is None else self.cache.find(key)
+        return None if program is None else CompiledModel(program)
+
+    def build(self, key: str, model: Callable[[], ir.Model]) -> CompiledModel | StagedModel:
+        """The program of `key`, or where a model needs several, those: from the cache, else compiled from `model()`.
+
+        The inputs of the model have static types where they are tensors of numbers.
+
+        Raises:
+            CompileError: the model cannot be compiled.
+        """
+        if (known := self.recall(key)) is not None:
+            return known
+        from .staging.build import build_model  # imports onnx, which a warm start does without
+
+        return build_model(self, key, model())
+
+    def build_program(self, key: str, model: Callable[[], ir.Model]) -> CompiledModel:
         """The program of `key`: from the cache, else compiled from `model()`, whose shapes are static.
 
         Raises:

@@ -42,6 +42,10 @@ class ProgramCache:
         self._limit_bytes = limit_bytes
         self._has_warned = False
 
+    def find(self, key: str) -> Program | None:
+        """The program of `key` if it is here."""
+        return self._read(self.folder / f"{key}.prefuse")
+
     def load(self, key: str, build: Build) -> Program:
         """The program of `key`, built if it is not here. Processes and threads that ask for one key at a time build it once."""
         path = self.folder / f"{key}.prefuse"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -14,12 +14,14 @@ from ..runtime.executor import in_order
 from .builder import Builder
 from .digest import model_digest
 from .frontend.module_fingerprint import module_fingerprint
-from .frontend.pytree import Structure, Tensor, flatten, from_json, is_tensor, to_json
+from .frontend.pytree import LEAF, Structure, Tensor, flatten, from_json, is_tensor, to_json
 from .specialize import Call, Specialization, TensorKey
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     import torch
+
+_OTHER: TensorKey = ((), "")  # the key of an input that is no tensor of numbers
 
 
 class ModuleSource:
@@ -92,10 +94,13 @@ class ModuleSource:
 
 
 class GraphSource:
-    """A graph with symbolic dimensions: compiled for the shapes of its inputs, and for the values of those that decide shapes."""
+    """A graph with symbolic dimensions: compiled for the shapes of its inputs, and for the values of those that decide shapes.
+
+    Inputs that are no tensors of numbers (sequences, optionals, strings) stay as they are: no program depends on them.
+    """
 
     def __init__(self, model: ir.Model, builder: Builder) -> None:
-        from .frontend.dimensions import dimension_bindings
+        from .frontend.dimensions import dimension_bindings, is_number_tensor
         from .frontend.shaping import shaping_inputs
         from .ir.facts import dtype_name
 
@@ -103,48 +108,53 @@ class GraphSource:
         self._shaping = frozenset(shaping_inputs(model))
         self._builder = builder
         self._check = dimension_bindings
-        self._dtypes = {str(value.name): dtype_name(value.dtype) for value in model.graph.inputs if value.dtype is not None}
+        self._names = tuple(str(value.name) for value in model.graph.inputs)
+        # Element types by the name of the input, "" where only a call knows it.
+        self._dtypes = {
+            str(value.name): "" if value.dtype is None else dtype_name(value.dtype)
+            for value in model.graph.inputs
+            if is_number_tensor(value)
+        }
         self._digest = "" if builder.cache is None else model_digest(model)
 
     def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
-        tensors = in_order(tuple(self._dtypes), inputs, named)
-        structure, leaves = flatten(tensors)
-        keys = tuple(map(_tensor_key, leaves))
-        for name, value in zip(self._dtypes, tensors, strict=True):
-            if not is_tensor(value):
-                raise InputError(f"input {name}", f"a {type(value).__name__}", "give a NumPy array or a torch tensor")
-        for (name, dtype), (_, found) in zip(self._dtypes.items(), keys, strict=True):
-            if dtype != found:
-                raise InputError(f"input {name}", f"{found} given, the model takes {dtype}", f"convert it to {dtype}")
+        given = dict(zip(self._names, in_order(self._names, inputs, named), strict=True))
+        keys = tuple(_tensor_key(self._checked(name, value)) if name in self._dtypes else _OTHER for name, value in given.items())
         self._check(self._model, self._shapes(keys))
-        if not self._shaping:
-            return Call(structure, keys, leaves)
-        known = {name: leaf for name, leaf in zip(self._dtypes, leaves, strict=True) if name in self._shaping}
-        kept = [leaf for name, leaf in zip(self._dtypes, leaves, strict=True) if name not in known]
-        return Call(structure, keys, kept, tuple(np.asarray(leaf).tobytes() for leaf in known.values()))
+        kept = [cast("Tensor", value) for name, value in given.items() if name not in self._shaping]
+        known = [np.asarray(value).tobytes() for name, value in given.items() if name in self._shaping]
+        return Call(LEAF, keys, kept, tuple(known))
 
     def compile(self, call: Call) -> Specialization:
         shapes = self._shapes(call.types)
-        key = self._builder.key("graph", self._digest, repr(shapes), repr(call.values))
+        key = self._builder.key("graph", self._digest, repr(call.types), repr(call.values))
         with self._builder.reporting():
-            return Specialization(self._builder.build(key, lambda: self._bound(shapes, call.values)))
+            return Specialization(self._builder.build(key, lambda: self._bound(shapes, call)))
 
-    def _bound(self, shapes: Mapping[str, tuple[int, ...]], contents: Sequence[bytes]) -> ir.Model:
+    def _checked(self, name: str, value: object) -> Tensor:
+        if not is_tensor(value):
+            raise InputError(f"input {name}", f"a {type(value).__name__}", "give a NumPy array or a torch tensor")
+        expected, found = self._dtypes[name], _tensor_key(value)[1]
+        if expected and found != expected:
+            raise InputError(f"input {name}", f"{found} given, the model takes {expected}", f"convert it to {expected}")
+        return value
+
+    def _bound(self, shapes: Mapping[str, tuple[int, ...]], call: Call) -> ir.Model:
         """The graph for inputs of these shapes, and of these contents where they decide shapes."""
-        from .frontend.dimensions import bind_dimensions
+        from .frontend.dimensions import bind_dimensions, bind_dtypes
         from .frontend.shaping import bind_values
-        from .ir.facts import data_type
 
-        known = [name for name in self._dtypes if name in self._shaping]
+        dtypes = {name: dtype for name, (_, dtype) in zip(self._names, call.types, strict=True) if name in self._dtypes}
+        known = [name for name in self._names if name in self._shaping]
         values = {
-            name: np.frombuffer(content, data_type(self._dtypes[name]).numpy()).reshape(shapes[name])
-            for name, content in zip(known, contents, strict=True)
+            name: np.frombuffer(content, np.dtype(dtypes[name])).reshape(shapes[name])
+            for name, content in zip(known, call.values, strict=True)
         }
         free = {name: shape for name, shape in shapes.items() if name not in values}
-        return bind_dimensions(bind_values(self._model, values), free)
+        return bind_dimensions(bind_values(bind_dtypes(self._model, dtypes), values), free)
 
     def _shapes(self, keys: Sequence[TensorKey]) -> dict[str, tuple[int, ...]]:
-        return {name: shape for name, (shape, _) in zip(self._dtypes, keys, strict=True)}
+        return {name: shape for name, (shape, _) in zip(self._names, keys, strict=True) if name in self._dtypes}
 
 
 def _example(value: Tensor) -> torch.Tensor:

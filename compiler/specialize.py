@@ -14,6 +14,7 @@ from typing import Protocol
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel, Context
 from ..runtime.plan import Plan, Port
+from ..runtime.staged import StagedModel
 from .frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflatten
 
 _CAPACITY = 16  # specialisations kept in memory
@@ -44,7 +45,7 @@ class Call:
 class Specialization:
     """A program for one signature, and the structure of its result; None: one array, or a tuple of them."""
 
-    model: CompiledModel
+    model: CompiledModel | StagedModel
     structure: Structure | None = None
 
     def run(self, callee: Callable[..., object], tensors: Sequence[object]) -> object:
@@ -91,7 +92,7 @@ class SpecializedModel:
         found, tensors = self._find(inputs, named)
         return found.run(found.model, tensors)
 
-    def specialize(self, *inputs: object, **named: object) -> CompiledModel:
+    def specialize(self, *inputs: object, **named: object) -> CompiledModel | StagedModel:
         """The program for inputs like these, as a model of its own: it takes and returns their tensors in a row."""
         return self._find(inputs, named)[0].model
 
@@ -169,12 +170,17 @@ class SpecializedModel:
                 gone, _ = self._programs.popitem(last=False)
                 self._direct = {direct: signature for direct, signature in self._direct.items() if signature != gone}
 
+    @property
+    def programs(self) -> tuple[CompiledModel | StagedModel, ...]:
+        """Every specialisation in memory, the one used last at the end."""
+        return tuple(one.model for one in self._ready())
+
     def _ready(self) -> list[Specialization]:
         with self._lock:
             futures = list(self._programs.values())
         return [future.result() for future in futures if future.done() and future.exception() is None]
 
-    def _only(self, what: str) -> CompiledModel:
+    def _only(self, what: str) -> CompiledModel | StagedModel:
         ready = self._ready()
         if len(ready) != 1:
             state = f"has {len(ready)} specialisations" if ready else "is not compiled yet"
@@ -187,7 +193,7 @@ class SpecializedContext:
 
     def __init__(self, model: SpecializedModel) -> None:
         self._model = model
-        self._contexts: dict[CompiledModel, Context] = {}
+        self._contexts: dict[CompiledModel | StagedModel, Context | StagedModel] = {}
 
     def __call__(self, *inputs: object, **named: object) -> object:
         """Run the model, as `SpecializedModel` does."""

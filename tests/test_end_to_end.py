@@ -16,6 +16,7 @@ import torch
 from prefuse.compiler.api import compile_model
 from prefuse.compiler.builder import Progress, drive
 from prefuse.compiler.oracle import relative_error, run_model
+from prefuse.compiler.specialize import SpecializedModel
 from prefuse.examples.models import MODELS
 from prefuse.runtime.executor import CompiledModel, Context
 from prefuse.runtime.plan_checker import check_plan
@@ -50,7 +51,9 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
         drive(model, target, pipeline=pipeline, name=name, output=output, progress=progress)
 
     specialized = compile_model(module, inputs, cache=False, options={}, driver=driver)
-    net = specialized if isinstance(specialized, CompiledModel) else specialized.specialize(*inputs)
+    assert isinstance(specialized, SpecializedModel)
+    net = specialized.specialize(*inputs)
+    assert isinstance(net, CompiledModel)
     with torch.no_grad():
         expected = module(*inputs)
     return Compiled(net, graphs[0], tuple(t.numpy() for t in inputs), tuple(t.numpy() for t in _row(expected)))

@@ -14,7 +14,7 @@ from rich.table import Table
 from ...runtime.errors import InputError, InvalidModelError, OptionError
 from ..api import build_graph, open_cache
 from ..builder import Builder
-from ..options import parse_options
+from ..options import Options, parse_options
 from ..progress import ConsoleProgress
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ...runtime.executor import CompiledModel
+    from ...runtime.staged import StagedModel
 
 Shapes = dict[str, tuple[int, ...]]
 F = TypeVar("F", bound=Callable[..., object])
@@ -81,12 +82,21 @@ def concrete_model(path: Path, shapes: Shapes) -> ir.Model:
 
 def compile_graph(
     graph: ir.Model, name: str, target: str, threads: int | None, pipeline: str | None, no_cache: bool
-) -> CompiledModel:
+) -> CompiledModel | StagedModel:
     """Compile a graph as the command line asks, with a progress bar."""
-    extra = {key: value for key, value in (("threads", threads), ("pipeline", pipeline)) if value is not None}
-    builder = Builder(parse_options(target, "float32", extra), name, open_cache(not no_cache), ConsoleProgress())
+    builder = Builder(compile_options(target, threads, pipeline), name, open_cache(not no_cache), ConsoleProgress())
     with builder.reporting():
         return build_graph(graph, builder)
+
+
+def compile_options(target: str, threads: int | None, pipeline: str | None = None) -> Options:
+    """The options of the command line.
+
+    Raises:
+        OptionError: one is not what it should be.
+    """
+    extra = {key: value for key, value in (("threads", threads), ("pipeline", pipeline)) if value is not None}
+    return parse_options(target, "float32", extra)
 
 
 def read_inputs(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from ...runtime.executor import CompiledModel, load
-from ...runtime.target import Target
+from ...runtime.staged import StagedModel
 from .common import (
     COMPILE_OPTIONS,
     JSON,
@@ -21,6 +21,7 @@ from .common import (
     SHAPES,
     Shapes,
     compile_graph,
+    compile_options,
     concrete_model,
     is_program,
     read_inputs,
@@ -66,31 +67,33 @@ def command(
     if compare:
         refuse_program(model, f"--compare {compare}")
     if is_program(model):
-        graph, net = None, load(model)
+        graph = None
+        net: CompiledModel | StagedModel = load(model)
     else:
         graph = concrete_model(model, shapes)
         net = compile_graph(graph, model.stem, target, threads, pipeline, no_cache)
-    names = [port.name for port in net.inputs]
-    inputs = read_inputs(inputs_path, names) if inputs_path else _random_inputs(net, graph, seed)
+    inputs = read_inputs(inputs_path, net.input_names) if inputs_path else _random_inputs(net, graph, seed)
     results = _call(net, inputs)
     if output:
         np.savez(output, allow_pickle=False, **results)
     latencies = {"prefuse": _latency_us(lambda: net(**inputs), repeat)}
     errors: dict[str, float] = {}
     if compare:
-        errors, latencies[compare] = _compare(model, inputs, results, net, repeat)
+        errors, latencies[compare] = _compare(
+            model, inputs, results, net, compile_options(target, threads).target.threads, repeat
+        )
     _show(as_json, results, latencies, errors)
     if any(not error <= tolerance for error in errors.values()):
         sys.exit(1)
 
 
-def _call(net: CompiledModel, inputs: Arrays) -> Arrays:
+def _call(net: CompiledModel | StagedModel, inputs: Arrays) -> Arrays:
     found = net(**inputs)
     row = found if isinstance(found, tuple) else (found,)
-    return {port.name: np.asarray(array) for port, array in zip(net.outputs, row, strict=True)}
+    return {name: np.asarray(array) for name, array in zip(net.output_names, row, strict=True)}
 
 
-def _random_inputs(net: CompiledModel, graph: ir.Model | None, seed: int) -> Arrays:
+def _random_inputs(net: CompiledModel | StagedModel, graph: ir.Model | None, seed: int) -> Arrays:
     """Normal floats; integers that are safe as indices: those that the graph allows, or 0 where only the program is there."""
     if graph is not None:
         from ..oracle import random_inputs
@@ -105,14 +108,16 @@ def _random_inputs(net: CompiledModel, graph: ir.Model | None, seed: int) -> Arr
     return arrays
 
 
-def _compare(path: Path, inputs: Arrays, results: Arrays, net: CompiledModel, repeat: int) -> tuple[dict[str, float], Latency]:
+def _compare(
+    path: Path, inputs: Arrays, results: Arrays, net: CompiledModel | StagedModel, threads: int, repeat: int
+) -> tuple[dict[str, float], Latency]:
     """Relative error of each output, and ONNX Runtime's latency with as many threads, on the file itself."""
     import onnxruntime
 
     from ..oracle import relative_error
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = Target.parse(net.plan.target).threads
+    options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors only
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     expected = session.run(None, inputs)

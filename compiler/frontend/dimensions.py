@@ -7,12 +7,29 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from ...runtime.errors import InputError
-from ..ir.facts import infer_facts
+from ..ir.facts import data_type, infer_facts
+
+
+def is_number_tensor(value: ir.Value) -> bool:
+    """Whether a value is what a program can take: not a sequence, an optional or strings."""
+    return (value.type is None or isinstance(value.type, ir.TensorType)) and value.dtype != ir.DataType.STRING
 
 
 def is_dynamic(model: ir.Model) -> bool:
     """Whether an input of the model has a dimension that is not a number."""
-    return any(value.shape is None or not value.shape.is_static() for value in model.graph.inputs)
+    tensors = [value for value in model.graph.inputs if is_number_tensor(value)]
+    return any(value.shape is None or not value.shape.is_static() for value in tensors)
+
+
+def bind_dtypes(model: ir.Model, dtypes: Mapping[str, str]) -> ir.Model:
+    """The model with the element types of inputs that have none; a copy (weights shared) where there are such inputs."""
+    if all(value.dtype is not None for value in model.graph.inputs if value.name in dtypes):
+        return model
+    bound = model.clone()
+    for value in bound.graph.inputs:
+        if value.dtype is None and value.name in dtypes:
+            value.dtype = data_type(dtypes[str(value.name)])
+    return bound
 
 
 def bind_dimensions(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
@@ -48,7 +65,7 @@ def dimension_bindings(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> 
         if name not in known:
             raise InputError(f"input {name}", "the model has no such input", f"its inputs are {', '.join(known)}")
     bindings: dict[str, int] = {}
-    for value in model.graph.inputs:
+    for value in filter(is_number_tensor, model.graph.inputs):
         declared, where = value.shape, f"input {value.name}"
         if value.name not in shapes:
             if declared is None or not declared.is_static():

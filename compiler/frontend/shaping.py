@@ -28,7 +28,6 @@ _SHAPING: dict[str, tuple[int, ...]] = {
     "HammingWindow": (0,),
     "HannWindow": (0,),
     "If": (0,),
-    "Loop": (0, 1),
     "MaxUnpool": (2,),
     "MelWeightMatrix": (0, 1, 2, 3, 4),
     "OneHot": (1,),
@@ -53,7 +52,7 @@ _SHAPING: dict[str, tuple[int, ...]] = {
 def shaping_inputs(model: ir.Model) -> tuple[str, ...]:
     """Names of the inputs that shaping operands are computed from, in the graph's order."""
     needed: set[ir.Value] = set()
-    pending = list(_shaping_operands(model.graph))
+    pending = _operands_in(model.graph)
     while pending:
         value = pending.pop()
         if value in needed:
@@ -77,14 +76,19 @@ def bind_values(model: ir.Model, values: Mapping[str, np.ndarray]) -> ir.Model:
     return bound
 
 
-def _shaping_operands(graph: ir.Graph) -> list[ir.Value]:
+def shaping_operands(node: ir.Node) -> list[ir.Value]:
+    """The operands of a node whose values decide shapes, or must be known while compiling for another reason."""
+    positions = _SHAPING.get(node.op_type, ()) if node.domain == "" else ()
+    return [value for p in positions if p < len(node.inputs) and (value := node.inputs[p]) is not None]
+
+
+def _operands_in(graph: ir.Graph) -> list[ir.Value]:
     found = []
     for node in graph:
-        positions = _SHAPING.get(node.op_type, ()) if node.domain == "" else ()
-        found += [node.inputs[p] for p in positions if p < len(node.inputs)]
+        found += shaping_operands(node)
         for subgraph in subgraphs_of(node):
-            found += _shaping_operands(subgraph)
-    return [value for value in found if value is not None]
+            found += _operands_in(subgraph)
+    return found
 
 
 def _is_small(value: ir.Value) -> bool:

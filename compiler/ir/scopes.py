@@ -18,14 +18,17 @@ def subgraphs_of(node: ir.Node) -> Iterator[ir.Graph]:
 
 def captured_values(node: ir.Node) -> list[ir.Value]:
     """Values of outer scopes that the node's subgraphs read, each once, in order of first use."""
+    return list(dict.fromkeys(value for graph in subgraphs_of(node) for value in captured_by(graph)))
+
+
+def captured_by(graph: ir.Graph) -> list[ir.Value]:
+    """Values of outer scopes that one subgraph reads, each once, in order of first use."""
     captured: dict[ir.Value, None] = {}
-    for graph in subgraphs_of(node):
-        inner = {*graph.inputs, *graph.initializers.values()}
-        for child in graph:
-            reads = [value for value in child.inputs if value is not None] + captured_values(child)
-            captured.update(dict.fromkeys(value for value in reads if value not in inner))
-            inner.update(child.outputs)
-        captured.update(dict.fromkeys(value for value in graph.outputs if value not in inner))
+    inner = {*graph.inputs, *graph.initializers.values()}
+    for child in graph:
+        captured.update(dict.fromkeys(value for value in read_values(child) if value not in inner))
+        inner.update(child.outputs)
+    captured.update(dict.fromkeys(value for value in graph.outputs if value not in inner))
     return list(captured)
 
 

@@ -60,16 +60,31 @@ def _as_array(value: Any) -> Any:
 
 
 def _difference(got: Sequence[Any], expected: Sequence[Any], case: TestCase) -> str:
-    """How the results differ from what they should be; empty if they do not."""
+    """How the results differ from what they should be; empty if they do not. Sequences are compared item by item."""
     if len(got) != len(expected):
         return f"{len(got)} outputs, not {len(expected)}"
     for number, (a, b) in enumerate(zip(got, expected, strict=True)):
-        b = np.asarray(_as_array(b))
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return f"output {number} is {a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}"
-        kind = np.complex128 if b.dtype.kind == "c" else np.float64
-        x, y = a.astype(kind), b.astype(kind)
-        rtol = max(case.rtol, _RTOL, _ROUNDING.get(b.dtype.name, 0.0))
-        if not np.allclose(x, y, rtol=rtol, atol=max(case.atol, _ATOL), equal_nan=True):
-            return f"output {number} differs by up to {np.nanmax(np.abs(x - y)):.3g} of {np.nanmax(np.abs(y)):.3g}"
+        if b is None or isinstance(b, list) or isinstance(a, list):
+            if (a is None) != (b is None) or isinstance(a, list) != isinstance(b, list):
+                return f"output {number} is {type(a).__name__}, not {type(b).__name__}"
+            difference = "" if b is None else _difference(a, b, case)
+        else:
+            difference = _array_difference(a, np.asarray(_as_array(b)), case)
+        if difference:
+            return f"output {number}: {difference}"
     return ""
+
+
+def _array_difference(a: np.ndarray, b: np.ndarray, case: TestCase) -> str:
+    if a.shape != b.shape:
+        return f"shape {list(a.shape)}, not {list(b.shape)}"
+    if b.dtype.kind in "OUS":
+        return "" if a.dtype.kind in "OUS" and a.tolist() == b.tolist() else f"{a.tolist()}, not {b.tolist()}"
+    if a.dtype != b.dtype:
+        return f"type {a.dtype}, not {b.dtype}"
+    kind = np.complex128 if b.dtype.kind == "c" else np.float64
+    x, y = a.astype(kind), b.astype(kind)
+    rtol = max(case.rtol, _RTOL, _ROUNDING.get(b.dtype.name, 0.0))
+    if np.allclose(x, y, rtol=rtol, atol=max(case.atol, _ATOL), equal_nan=True):
+        return ""
+    return f"differs by up to {np.nanmax(np.abs(x - y)):.3g} of {np.nanmax(np.abs(y)):.3g}"

@@ -1,0 +1,69 @@
+"""torch tensors and NumPy arrays over the same bytes. torch is used only where the caller has imported it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with NumPy)
+import numpy as np
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_torch(value: object) -> bool:
+    """Whether a value, or an element of a list of them, is a torch tensor."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    if isinstance(value, (list, tuple)):
+        return any(map(is_torch, value))
+    return isinstance(value, torch.Tensor)
+
+
+def as_array(value: object, where: str) -> np.ndarray:
+    """A tensor of any kind as a NumPy array, over the same memory where it is dense and on the CPU.
+
+    Raises:
+        InputError: it is no tensor, or one that NumPy cannot see.
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        raise InputError(where, f"a {type(value).__name__} is neither a NumPy array nor a torch tensor", "give a tensor")
+    if not value.is_cpu or value.layout is not torch.strided:
+        raise InputError(where, f"a {value.layout} tensor on {value.device}", "give a dense tensor on the CPU")
+    return _array(value.detach().resolve_conj().resolve_neg().contiguous())
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor | np.ndarray:
+    """A torch tensor over an array's memory; the array itself where torch has no such type (strings)."""
+    module = sys.modules["torch"]
+    dtype = getattr(module, array.dtype.name, None)
+    if dtype is None:
+        return array
+    dense = np.require(array, requirements=["C", "W"])
+    if array.dtype.isbuiltin == 1:
+        return cast("torch.Tensor", module.from_numpy(dense))
+    return cast("torch.Tensor", module.from_numpy(dense.view(f"int{8 * array.dtype.itemsize}")).view(dtype))
+
+
+def all_as_tensors(values: Iterable[object]) -> list[object]:
+    """Each array as a tensor, those in lists too; None stays."""
+    return [
+        as_tensor(value) if isinstance(value, np.ndarray) else all_as_tensors(value) if isinstance(value, list) else value
+        for value in values
+    ]
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+    if dtype.isbuiltin == 1:
+        return tensor.numpy()
+    signed = getattr(sys.modules["torch"], f"int{8 * dtype.itemsize}")  # which NumPy and torch both have
+    return tensor.view(signed).numpy().view(dtype)

@@ -1,0 +1,274 @@
+"""Models that run in stages: control flow and shapes that only a run decides, sequences, optionals and strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import prefuse
+import pytest
+import torch
+from prefuse.compiler.staging.host_operators import host_function
+from prefuse.runtime.errors import InputError, OptionError
+from prefuse.runtime.staged import HostStep, StagedModel
+
+Run = Callable[..., Any]
+_HEADER = '<ir_version: 10, opset_import: ["": 21]>\n'
+
+
+def _floats(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _model(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(_HEADER + text)
+
+
+def _compiled(text: str) -> Any:
+    return prefuse.compile(_model(text), cache=False)
+
+
+def _check(net: Any, text: str, *inputs: Any) -> None:
+    """The compiled model gives what ONNX Runtime gives."""
+    model = _model(text)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {value.name: array for value, array in zip(model.graph.input, inputs, strict=True)})
+    found = net(*inputs)
+    for a, b in zip(found if len(expected) > 1 else (found,), expected, strict=True):
+        for x, y in zip(a if isinstance(b, list) else [a], b if isinstance(b, list) else [b], strict=True):
+            assert x.dtype == y.dtype
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+_LOOP = """main (float[4,3] x, int64 n, bool go) => (float[4,3] y, float[K,4,3] s) {
+    y, s = Loop(n, go, x) <body = body (int64 i, bool c, float[4,3] a) => (bool again, float[4,3] b, float[4,3] o) {
+        f = CastLike(i, a)
+        sum = Add(a, f)
+        b = Sin(sum)
+        o = Mul(b, x)
+        largest = ReduceMax<keepdims=0>(b)
+        limit = Constant<value_float=0.99>()
+        again = Less(largest, limit)
+    }>
+}"""
+
+
+@pytest.fixture(scope="module")
+def loop() -> Any:
+    return _compiled(_LOOP)
+
+
+@pytest.mark.parametrize(("trips", "goes_on"), [(5, True), (1, True), (0, True), (3, False), (100, True)])
+def test_a_loop_runs_as_often_as_trips_and_condition_say(loop: Any, trips: int, goes_on: bool) -> None:
+    _check(loop, _LOOP, 0.1 * _floats(4, 3), np.array(trips), np.array(goes_on))
+
+
+def test_a_loop_s_body_is_compiled_once(loop: Any) -> None:
+    assert loop.report().count("compiled") == 1
+    assert "host: Loop" in loop.report()
+
+
+def test_a_branch_inside_a_loop_reads_values_of_both_scopes() -> None:
+    text = """main (float[6] x, float[6] w, int64 n) => (float[6] y) {
+        go = Constant<value_int=1>()
+        true = Cast<to=9>(go)
+        y = Loop(n, true, x) <body = body (int64 i, bool c, float[6] a) => (bool again, float[6] b) {
+            again = Identity(c)
+            two = Constant<value_int=2>()
+            rest = Mod(i, two)
+            odd = Cast<to=9>(rest)
+            b = If(odd) <then_branch = then () => (float[6] t) { t = Add(a, w) },
+                         else_branch = otherwise () => (float[6] e) { e = Mul(a, x) }>
+        }>
+    }"""
+    net = _compiled(text)
+    for trips in (0, 1, 4):
+        _check(net, text, _floats(6), _floats(6, seed=1), np.array(trips))
+
+
+def test_branches_of_different_shapes() -> None:
+    text = """main (float[2,3] x) => (float[N] y) {
+        total = ReduceSum<keepdims=0>(x)
+        zero = Constant<value_float=0.0>()
+        positive = Greater(total, zero)
+        found = If(positive) <then_branch = then () => (float[N] t) { k = Constant<value_ints=[6]>() t = Reshape(x, k) },
+                              else_branch = otherwise () => (float[M] e) { e = ReduceSum<keepdims=0>(x, axis) }>
+        y = Exp(found)
+    }""".replace("total =", "axis = Constant<value_ints=[0]>() total =", 1)
+    net = _compiled(text)
+    x = np.abs(_floats(2, 3))
+    for array in (x, -x, x):
+        _check(net, text, array)
+
+
+def test_scan_in_both_directions_along_other_axes() -> None:
+    text = """main (float[3] start, float[3,N] xs, float[N,3] zs) => (float[3] final, float[3,N] ys, float[N,3] ws) {
+        final, ys, ws = Scan<num_scan_inputs=2, scan_input_axes=[1,0], scan_input_directions=[0,1],
+                             scan_output_axes=[1,0], scan_output_directions=[1,0],
+            body = body (float[3] a, float[3] x, float[3] z) => (float[3] b, float[3] y, float[3] w) {
+                b = Add(a, x)
+                y = Mul(b, z)
+                w = Sub(b, x)
+            }>(start, xs, zs)
+    }"""
+    net = _compiled(text)
+    for length in (1, 5):
+        _check(net, text, _floats(3), _floats(3, length, seed=1), _floats(length, 3, seed=2))
+
+
+def test_a_shape_that_the_model_computes_from_data() -> None:
+    text = """main (float[12,2] x, float[2000] noise) => (float[A,B] y) {
+        peak = ReduceMax<keepdims=0>(noise)
+        rows = Cast<to=7>(peak)
+        axis = Constant<value_ints=[0]>()
+        length = Unsqueeze(rows, axis)
+        rest = Constant<value_ints=[-1]>()
+        shape = Concat<axis=0>(length, rest)
+        z = Reshape(x, shape)
+        y = Softmax(z)
+    }"""
+    net = _compiled(text)
+    for rows in (3, 4, 3):
+        noise = np.zeros(2000, np.float32)
+        noise[17] = rows
+        _check(net, text, _floats(12, 2), noise)
+
+
+def test_sequences_come_in_are_changed_and_go_out() -> None:
+    text = """main (seq(float[N]) s, float[3] x) => (float[M] y, seq(float[N]) t) {
+        t = SequenceInsert(s, x)
+        whole = ConcatFromSequence<axis=0>(t)
+        y = Exp(whole)
+    }"""
+    net = _compiled(text)
+    _check(net, text, [_floats(2), _floats(4)], _floats(3))
+    _check(net, text, [_floats(1)], _floats(3))
+
+
+def test_an_empty_optional_is_none() -> None:
+    text = """main (optional(float[2]) o) => (bool has) { has = OptionalHasElement(o) }"""
+    net = _compiled(text)
+    assert net(None) == np.array(False)
+    assert net(_floats(2)) == np.array(True)
+
+
+def test_strings_are_the_reference_s_and_the_report_says_so() -> None:
+    net = _compiled("main (string[N] a, string[N] b) => (string[N] y) { y = StringConcat(a, b) }")
+    result = net(np.array(["x", "é"], object), np.array(["1", "2"], object))
+    assert result.tolist() == ["x1", "é2"]
+    program = net.programs[0] if hasattr(net, "programs") else net
+    assert "StringConcat at StringConcat (onnx.reference)" in program.report()
+
+
+def test_a_loop_that_collects_a_sequence() -> None:
+    text = """main (float[5] x, int64 n) => (seq(float[5]) s) {
+        empty = SequenceEmpty<dtype=1>()
+        one = Constant<value_int=1>()
+        true = Cast<to=9>(one)
+        s = Loop(n, true, empty) <body = body (int64 i, bool c, seq(float[5]) a) => (bool again, seq(float[5]) b) {
+            again = Identity(c)
+            f = CastLike(i, x)
+            item = Mul(x, f)
+            b = SequenceInsert(a, item)
+        }>
+    }"""
+    net = _compiled(text)
+    for trips in (0, 3):
+        _check(net, text, _floats(5), np.array(trips))
+
+
+def test_torch_in_torch_out(loop: Any) -> None:
+    y, s = loop(torch.full((4, 3), 0.1), torch.tensor(2), torch.tensor(True))
+    assert isinstance(y, torch.Tensor)
+    assert isinstance(s, torch.Tensor)
+    assert s.shape == (2, 4, 3)
+
+
+def test_what_one_plan_describes_is_refused_with_a_reason(loop: StagedModel) -> None:
+    for name in ("plan", "inputs", "outputs"):
+        with pytest.raises(OptionError, match="runs in stages"):
+            getattr(loop, name)
+    with pytest.raises(OptionError, match="runs in stages"):
+        loop.save("x.prefuse")
+
+
+def test_wrong_inputs_name_the_input() -> None:
+    net = _compiled("main (seq(float[N]) s) => (float[N] y) { i = Constant<value_int=4>() y = SequenceAt(s, i) }")
+    with pytest.raises(InputError, match="position 4 in a sequence of 1"):
+        net([_floats(2)])
+
+
+def test_slices_of_a_loop_must_agree() -> None:
+    text = """main (float[5] x, int64 n) => (float[K,M] s) {
+        one = Constant<value_int=1>()
+        true = Cast<to=9>(one)
+        s = Loop(n, true) <body = body (int64 i, bool c) => (bool again, float[M] o) {
+            again = Identity(c)
+            axis = Constant<value_ints=[0]>()
+            end = Unsqueeze(i, axis)
+            o = Slice(x, axis, end)
+        }>
+    }"""
+    with pytest.raises(InputError, match="differ in shape"):
+        _compiled(text)(_floats(5), np.array(3))
+
+
+_MOVES: dict[str, list[tuple[list[int], ...]]] = {
+    "Slice(x, a, b, c, d)": [
+        ([3], [-100], [0], [-1]),
+        ([-3], [100], [1], [2]),
+        ([0], [0], [0], [1]),
+        ([9], [-9], [1], [-2]),
+        ([1, 0], [3, 4], [1, -2], [1, 3]),
+    ],
+    "Slice(x, a, b)": [([1, 2], [4, -1])],
+    "Reshape(x, a)": [([0, -1],), ([5, 4],), ([20],)],
+    "Expand(x, a)": [([1],), ([3, 1, 5],), ([4, 5],)],
+    "Tile(x, a)": [([2, 3],), ([1, 0],)],
+    "Unsqueeze(x, a)": [([0],), ([-1, 1],)],
+    "Split<axis=1>(x, a)": [([2, 3],), ([5, 0],)],
+}
+
+
+@pytest.mark.parametrize("call", _MOVES)
+def test_the_host_moves_bytes_as_onnx_says(call: str) -> None:
+    x = _floats(4, 5)
+    names = "abcd"[: len(_MOVES[call][0])]
+    outputs = "y, z" if call.startswith("Split") else "y"
+    declared = "".join(f", int64[K{name}] {name}" for name in names)
+    results = ", ".join(f"float[R{name}] {name}" for name in outputs.split(", "))
+    model = _model(f"main (float[4,5] x{declared}) => ({results}) {{ {outputs} = {call} }}")
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    node = ir.serde.deserialize_node(model.graph.node[0])
+    function, is_reference = host_function(node, {"": 21})
+    assert not is_reference
+    for case in _MOVES[call]:
+        operands = [np.array(values, np.int64) for values in case]
+        expected = session.run(None, {"x": x, **dict(zip(names, operands, strict=True))})
+        for found, array in zip(function(x, *operands), expected, strict=True):
+            np.testing.assert_array_equal(found, array)
+
+
+def test_host_steps_of_moves_are_not_the_reference() -> None:
+    text = """main (float[3000] x) => (float[N] y) {
+        most = ReduceMax<keepdims=0>(x)
+        count = Cast<to=7>(most)
+        axis = Constant<value_ints=[0]>()
+        end = Unsqueeze(count, axis)
+        part = Slice(x, axis, end)
+        y = Neg(part)
+    }"""
+    net = _compiled(text)
+    assert isinstance(net, StagedModel)
+    x = np.zeros(3000, np.float32)
+    x[5] = 7
+    np.testing.assert_array_equal(net(x), -x[:7])
+    hosted = [step for step in net.procedure.walk() if isinstance(step, HostStep)]
+    assert [step.source for step in hosted] == ["Slice at Slice"]
+    assert not hosted[0].is_reference
