@@ -15,6 +15,7 @@ from ..runtime.errors import UnsupportedModelError
 from ..runtime.plan import Role
 from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
+from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import inline_function, is_fused
 from .lowering.groups import group_of
@@ -77,7 +78,7 @@ def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
     kernels: dict[str, tuple[str, BuiltKernel, dict[int, str]] | str] = {}
     lowered: list[LoweredGroup] = []
     obstacles: list[str] = []
-    pending = [node for node in reversed(list(model.graph)) if not _is_trivial(node)]
+    pending = [node for node in reversed(list(model.graph)) if not _is_trivial(model, node)]
     while pending:
         node = pending.pop()
         try:
@@ -92,8 +93,8 @@ def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
         if not isinstance(found, str):
             symbol, kernel, numbers = found
             lowered.append(LoweredGroup(node, group, _bind(kernel, numbers, group), symbol))
-        elif is_fused(node):
-            pending.extend(reversed([part for part in inline_function(model, node) if not _is_trivial(part)]))
+        elif is_fused(node) and bounded_of(model, node) is None:
+            pending.extend(reversed([part for part in inline_function(model, node) if not _is_trivial(model, part)]))
         else:
             obstacles.append(f"{node.op_type} at {source_of(node)} ({found})")
     if obstacles:
@@ -102,10 +103,12 @@ def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
     return lowered
 
 
-def _is_trivial(node: ir.Node) -> bool:
-    """Whether no byte needs computing."""
+def _is_trivial(model: ir.Model, node: ir.Node) -> bool:
+    """Whether no byte needs computing. The caller of a program cuts what is trimmed."""
     named = [value for value in node.outputs if value.name]
-    return is_view(node) or all(has_static_type(value) and tensor_type(value).elements == 0 for value in named)
+    if is_view(node) or trim_of(model, node) is not None:
+        return True
+    return all(has_static_type(value) and tensor_type(value).elements == 0 for value in named)
 
 
 def _build(
@@ -113,13 +116,13 @@ def _build(
 ) -> tuple[str, BuiltKernel, dict[int, str]] | str:
     """Our own template, else TVM's default for an operator alone; where neither is, the reasons."""
     built = build_kernel(group, target)
-    if not isinstance(built, BuiltKernel) and not is_fused(node):
+    if not isinstance(built, BuiltKernel) and not is_fused(node) and not target.is_gpu:
         imported = import_kernel(model, node, group)
         refused = built
         built = (*refused, (TEMPLATE, imported.reason)) if isinstance(imported, Refusal) else replace(imported, refused=refused)
     if isinstance(built, BuiltKernel):
         return f"k{number}_{group.label}", built, {number: name for name, number in group.value_order().items()}
-    return "; ".join(f"{template}: {reason}" for template, reason in built)
+    return "; ".join(f"{template}: {reason}" for template, reason in built) or f"no template computes it on {target}"
 
 
 def _bind(kernel: BuiltKernel, names: dict[int, str], group: Group) -> BuiltKernel:

@@ -25,7 +25,12 @@ PARALLEL_MIN_WORK = 40_000  # scalar operations below which one parallel region 
 
 
 class KernelBuilder:
-    """Collects the statements of one kernel: a private function of raw pointers, reads then writes then one workspace."""
+    """Collects the statements of one kernel: a private function of raw pointers, reads then writes then one workspace.
+
+    With `is_grid` an iteration of a parallel loop is a GPU thread of its own, so that each had better do one element.
+    """
+
+    is_grid = False
 
     def __init__(self, lanes_bytes: int, threads: int) -> None:
         self.vector_bytes = lanes_bytes
@@ -109,6 +114,22 @@ class KernelBuilder:
             with self.loop(end - begin if threads > 1 else extent, name="chunk") as i:
                 yield self.bind(begin + i)
 
+    @contextmanager
+    def dynamic_chunks(self, extent: Expr, work: int) -> Iterator[Expr]:
+        """The same over an extent known only as an expression; `work` is that of the largest."""
+        threads = self.threads_for(work)
+        with self.loop(threads, "parallel", "thread") as thread:
+            begin, end = share(thread, threads, extent)
+            with self.loop(end - begin, name="chunk") as i:
+                yield self.bind(begin + i)
+
+    @contextmanager
+    def while_true(self, condition: Expr) -> Iterator[None]:
+        """Statements that run again and again as long as a scalar condition holds, which they change through a buffer."""
+        self._blocks.append([])
+        yield
+        self.emit(tirx.While(condition, self._close()))
+
     def vector_loop(self, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:
         """`body(i)` for i in [0, extent): whole vectors first, what is left one by one."""
         whole = extent // lanes
@@ -169,6 +190,19 @@ class KernelBuilder:
 
         `aliased` says that an output may take the memory of an operand, so that LLVM must not assume otherwise.
         """
+        body: Any = tirx.SeqStmt([*self._declarations(), *self._blocks[0], tirx.Return(tirx.const(0, "int32"))])
+        for key, value in (("device_id", 0), ("device_type", 1)):  # a private function is told its device by nobody else
+            body = tirx.AttrStmt(tvm.ir.StringImm("default"), key, tirx.const(value, "int32"), body)
+        function = tirx.PrimFunc(self._pointers(), body, ret_type=PrimType("int32"))
+        return function.with_attr("tirx.noalias", not aliased).with_attr("s_tir", True)
+
+    def _pointers(self) -> list[Any]:
+        """What the function takes: the parameters in calling order, then the workspace if it has bytes."""
+        pointers = [pointer for pointer, _ in self._parameters.values()]
+        return [*pointers, self._workspace] if self.workspace_bytes else pointers
+
+    def _declarations(self) -> list[Any]:
+        """The statements that declare every buffer in memory over its pointer."""
         head: list[Any] = [tirx.DeclBuffer(buffer, data=pointer) for pointer, buffer in self._parameters.values()]
         for buffer, dtype, offset in self._views:
             byte = tirx.decl_buffer((max(self.workspace_bytes, 1),), "uint8", name="bytes", layout=None)
@@ -176,14 +210,7 @@ class KernelBuilder:
             pointer = _pointer("view", dtype)
             head.append(tirx.Bind(pointer, tirx.reinterpret(pointer.ty, tirx.address_of(byte[offset]))))
             head.append(tirx.DeclBuffer(buffer, data=pointer))
-        body: Any = tirx.SeqStmt([*head, *self._blocks[0], tirx.Return(tirx.const(0, "int32"))])
-        for key, value in (("device_id", 0), ("device_type", 1)):  # a private function is told its device by nobody else
-            body = tirx.AttrStmt(tvm.ir.StringImm("default"), key, tirx.const(value, "int32"), body)
-        pointers = [pointer for pointer, _ in self._parameters.values()]
-        if self.workspace_bytes:
-            pointers.append(self._workspace)
-        function = tirx.PrimFunc(pointers, body, ret_type=PrimType("int32"))
-        return function.with_attr("tirx.noalias", not aliased).with_attr("s_tir", True)
+        return head
 
     def _close(self) -> Any:
         body = self._blocks.pop()

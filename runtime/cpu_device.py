@@ -16,7 +16,7 @@ from .errors import ArenaMemoryError, CompileError, ProgramFileError
 from .program_file import Program
 from .target import Target
 
-MAIN = "prefuse_main"  # takes int64 addresses: arena, constants, inputs, outputs
+MAIN = "prefuse_main"  # takes int64 addresses: arena, constants, the plan's parameters
 _INT = 1  # tag of an integer argument
 _HUGE_PAGE_BYTES = 2 << 20
 _SHARE_ALL_CORES = -3  # TVM's affinity mode that pins no thread to a core of its own
@@ -65,7 +65,7 @@ class CpuExecutable:
         self._constants = program.constants  # keeps the mapping alive
         self.constants_address = program.constants.ctypes.data
         self.threads = Target.parse(program.plan.target).threads
-        self._arguments = 2 + len(program.plan.inputs) + len(program.plan.outputs)
+        self._arguments = 2 + len(program.plan.parameters)
         self._library = _load_library(program.library)
         try:
             self.main = native.library_function(self._library, MAIN)
@@ -78,6 +78,8 @@ class CpuExecutable:
 
 class CpuDevice:
     """The machine's CPU."""
+
+    torch_devices = frozenset(["cpu"])
 
     def load(self, program: Program) -> CpuExecutable:
         return CpuExecutable(program)

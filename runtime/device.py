@@ -18,7 +18,7 @@ class Invocation(Protocol):
     """A program bound to one arena. Calls run to completion; one caller at a time."""
 
     def __call__(self, *addresses: int) -> None:
-        """Run with the addresses of the inputs, then of the outputs, in the order of the Plan's ports."""
+        """Run with the addresses of the Plan's parameters, in their order: inputs, outputs, counts."""
 
 
 class Executable(Protocol):
@@ -28,7 +28,10 @@ class Executable(Protocol):
 
 
 class Device(Protocol):
-    """A place that runs programs."""
+    """A place that runs programs. `torch_devices` names, as torch does, where tensors may lie that are given to them."""
+
+    @property
+    def torch_devices(self) -> frozenset[str]: ...
 
     def load(self, program: Program) -> Executable:
         """Make a program's native code callable.

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from .cpu_device import CpuDevice
+from .cuda_device import CudaDevice, NoDevice
 from .device import Arena, Device, Executable, Invocation
 from .errors import InputError, ProgramFileError
 from .plan import Plan, Port, Role
 from .program_file import Program, read_program, save_program
 from .report import render_report
+from .target import Target
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +45,9 @@ class CompiledModel:
             ProgramFileError: it cannot be loaded on this device.
         """
         self._program = program
-        self._device: Final = device or CpuDevice()
+        self._device: Final = device or device_for(program.plan)
         self._executable: Final = self._device.load(program)
-        self._signature: Final = _Signature(program.plan)
+        self._signature: Final = _Signature(program.plan, self._device.torch_devices)
         self._arena_bytes: Final = arena_bytes(program.plan)
         self._idle: Final[deque[Context]] = deque()
 
@@ -83,6 +85,16 @@ class CompiledModel:
     def outputs(self) -> tuple[Port, ...]:
         """Names and types of the outputs, in order."""
         return self.plan.outputs
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs, in order."""
+        return tuple(port.name for port in self.plan.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        return tuple(port.name for port in self.plan.outputs)
 
     def report(self) -> str:
         """What was fused, which kernels run, how much memory they take, and where the slow paths are."""
@@ -129,19 +141,27 @@ class Context:
         addresses: list[int] = []
         kept: list[object] = []  # copies, alive until the program has run
         is_torch = False
+        place: torch.device | None = None  # of the results, where an input is on a device of its own
         for expected, value in zip(signature.inputs, inputs, strict=True):
             if type(value) is np.ndarray:
                 addresses.append(expected.array_address(value, kept))
             elif (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
                 addresses.append(expected.tensor_address(value, kept))
                 is_torch = True
+                place = place if value.is_cpu else value.device
             else:
                 kept.append(array := expected.as_array(value))
                 addresses.append(expected.array_address(array, kept))
         results = [
-            expected.new_tensor(addresses) if is_torch else expected.new_array(addresses) for expected in signature.outputs
+            expected.new_tensor(addresses, place) if is_torch else expected.new_array(addresses) for expected in signature.outputs
         ]
-        invocation(*addresses)
+        if not signature.counts:
+            invocation(*addresses)
+        else:
+            counts = np.empty(signature.counts, np.int64)
+            addresses.extend(counts.ctypes.data + counts.itemsize * position for position in range(counts.size))
+            invocation(*addresses)
+            results = [expected.cut(result, counts) for expected, result in zip(signature.outputs, results, strict=True)]
         return results[0] if len(results) == 1 else tuple(results)
 
     def _bind(self) -> Invocation:
@@ -153,9 +173,11 @@ class Context:
 class _Signature:
     """The ports of a program, prepared for calls."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.inputs = tuple(_Tensor(port, "input") for port in plan.inputs)
-        self.outputs = tuple(_Tensor(port, "output") for port in plan.outputs)
+    def __init__(self, plan: Plan, devices: frozenset[str]) -> None:
+        positions = {buffer: position for position, buffer in enumerate(plan.counts)}
+        self.inputs = tuple(_Tensor(port, "input", positions, devices) for port in plan.inputs)
+        self.outputs = tuple(_Tensor(port, "output", positions, devices) for port in plan.outputs)
+        self.counts = len(positions)  # sizes of outputs that a run decides
         self.names = tuple(port.name for port in plan.inputs)
         self.arity = len(self.inputs)
 
@@ -163,8 +185,10 @@ class _Signature:
 class _Tensor:
     """One input or output of a call: checks what comes in, makes what goes out, and says where their bytes are."""
 
-    def __init__(self, port: Port, kind: str) -> None:
+    def __init__(self, port: Port, kind: str, counts: Mapping[str, int], devices: frozenset[str]) -> None:
         self.name = port.name
+        self._devices = devices
+        self._extents = {extent.axis: counts[extent.buffer] for extent in port.extents}
         self._kind = kind
         self._dtype = np.dtype(port.type.dtype)
         self._shape = port.type.shape
@@ -186,14 +210,21 @@ class _Tensor:
         if tensor.dtype is not self._torch_type() or tensor.shape != self._shape:
             raise self._mismatch(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         if not tensor.is_cpu or tensor.layout is not sys.modules["torch"].strided:
-            found = f"a {tensor.layout} tensor on {tensor.device}"
-            raise InputError(
-                f"input {self.name!r}", f"{found}, the program runs on dense tensors on the CPU", "call .cpu() on it"
-            )
+            self._check_place(tensor)
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
             tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
             kept.append(tensor)
         return int(tensor.data_ptr())
+
+    def _check_place(self, tensor: torch.Tensor) -> None:
+        """Take a tensor that is not on the CPU if the device can read it there, with what its default stream does complete."""
+        torch = sys.modules["torch"]
+        if tensor.layout is not torch.strided or str(tensor.device) not in self._devices:
+            found = f"a {tensor.layout} tensor on {tensor.device}"
+            raise InputError(
+                f"input {self.name!r}", f"{found}, the program runs on dense tensors on the CPU", "call .cpu() on it"
+            )
+        torch.cuda.current_stream(tensor.device).synchronize()
 
     def new_array(self, addresses: list[int]) -> np.ndarray:
         """A new array for an output; its address is added to `addresses`."""
@@ -201,11 +232,24 @@ class _Tensor:
         addresses.append(_address_of(_as_char(array)) if self._is_exportable else array.ctypes.data)
         return array
 
-    def new_tensor(self, addresses: list[int]) -> torch.Tensor:
+    def new_tensor(self, addresses: list[int], place: torch.device | None) -> torch.Tensor:
         """As `new_array`, for torch."""
-        tensor: torch.Tensor = sys.modules["torch"].empty(self._shape, dtype=self._torch_type())
+        tensor: torch.Tensor = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device=place)
         addresses.append(tensor.data_ptr())
         return tensor
+
+    def cut(self, result: np.ndarray | torch.Tensor, counts: np.ndarray) -> np.ndarray | torch.Tensor:
+        """An output of the size that the run has found; contiguous, and not the owner of more than twice its memory."""
+        if not self._extents:
+            return result
+        axes = range(len(self._shape))
+        part = result[tuple(slice(int(counts[self._extents[axis]]) if axis in self._extents else None) for axis in axes)]
+        if part.shape == result.shape:
+            return result
+        is_most = 2 * part.nbytes >= result.nbytes
+        if isinstance(part, np.ndarray):
+            return part if is_most and part.flags.c_contiguous else part.copy()
+        return part if is_most and part.is_contiguous() else part.clone(memory_format=sys.modules["torch"].contiguous_format)
 
     def as_array(self, value: object) -> np.ndarray:
         """An input that is neither exactly an array nor a tensor: subclasses of arrays and NumPy's scalars are taken."""
@@ -257,6 +301,12 @@ def in_order(names: Sequence[str], inputs: Sequence[object], named: Mapping[str,
     if missing := [name for name in names if name not in by_name]:
         raise InputError("inputs", f"{', '.join(missing)} not given", f"the inputs are {', '.join(names)}")
     return tuple(by_name[name] for name in names)
+
+
+def device_for(plan: Plan) -> Device:
+    """The device of this machine that a plan's target names. Whether it is there shows at the first call."""
+    kind = Target.parse(plan.target).kind
+    return {"cpu": CpuDevice, "cuda": CudaDevice}[kind]() if kind != "rocm" else NoDevice(plan.target)
 
 
 def arena_bytes(plan: Plan) -> int:

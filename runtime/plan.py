@@ -14,7 +14,7 @@ from math import prod
 import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
 import numpy as np
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
 
 
@@ -68,12 +68,32 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Extent:
+    """A dimension whose size a run decides: `buffer`, of the caller, then holds it as one int64."""
+
+    axis: int
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Port:
-    """A model input or output: its name for the user, its type, and the buffer that holds it."""
+    """A model input or output: its name for the user, its type, and the buffer that holds it.
+
+    An output may have `extents`: then `type` and the buffer are the largest that a run can need, and the result is what lies
+    before the extent of each of these axes.
+    """
 
     name: str
     type: TensorType
     buffer: str
+    extents: tuple[Extent, ...] = ()
+
+    @property
+    def type_text(self) -> str:
+        """The type for people: "int64[2,<=12]" where a run decides the second dimension."""
+        bounded = {extent.axis for extent in self.extents}
+        dims = (f"<={dim}" if axis in bounded else str(dim) for axis, dim in enumerate(self.type.shape))
+        return f"{self.type.dtype}[{','.join(dims)}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +106,24 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """One launch on a GPU: a function of the device code, `blocks` blocks of `threads` threads, all in one dimension.
+
+    The function takes the kernel's pointers and then `scalars`, each an int32.
+    """
+
+    function: str
+    blocks: int
+    threads: int
+    scalars: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """A native function of the program. `arguments` counts its pointers: reads, then writes, then scratch.
 
-    `template` names the kernel template that made it; `flops` and `bytes_moved` are its two floors, for reports.
+    `template` names the kernel template that made it; `flops` and `bytes_moved` are its two floors, for reports. On a GPU a
+    kernel is `grids`, run one after the other; elsewhere it has none.
     """
 
     symbol: str
@@ -97,6 +131,7 @@ class Kernel:
     arguments: int
     flops: int = 0
     bytes_moved: int = 0
+    grids: tuple[Grid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +197,16 @@ class Plan:
     kernels: tuple[Kernel, ...]
     steps: tuple[Step, ...]
     version: int = FORMAT_VERSION
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """The buffers that hold the outputs' extents, each once: what a program writes beside its outputs."""
+        return tuple(dict.fromkeys(extent.buffer for port in self.outputs for extent in port.extents))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The caller's buffers in the order in which a program takes their addresses: inputs, outputs, counts."""
+        return (*(port.buffer for port in self.inputs + self.outputs), *self.counts)
 
     def space(self, name: str) -> Space:
         return next(space for space in self.spaces if space.name == name)

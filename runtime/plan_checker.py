@@ -13,8 +13,9 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from .plan import ALIGNMENT, Buffer, Copy, Launch, Plan, Record, Region, Role, Step, Wait, step_reads, step_writes
+from .plan import ALIGNMENT, Buffer, Copy, Launch, Plan, Port, Record, Region, Role, Step, Wait, step_reads, step_writes
 
+_COUNT_BYTES = 8  # one int64
 _CALLER_ROLES = (Role.INPUT, Role.OUTPUT)
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
 
@@ -54,7 +55,7 @@ def _check_names(plan: Plan) -> Iterator[Fault]:
         "kernel": (kernel.symbol for kernel in plan.kernels),
         "input": (port.name for port in plan.inputs),
         "output": (port.name for port in plan.outputs),
-        "port of buffer": (port.buffer for port in plan.inputs + plan.outputs),
+        "port of buffer": plan.parameters,
     }
     for kind, names in kinds.items():
         yield from (Fault(f"{kind} {name}", f"{count} have this name") for name, count in Counter(names).items() if count > 1)
@@ -89,7 +90,7 @@ def _check_buffers(plan: Plan) -> Iterator[Fault]:
 
 
 def _check_ports(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
-    held = {port.buffer for port in plan.inputs + plan.outputs}
+    held = set(plan.parameters)
     for role, ports in ((Role.INPUT, plan.inputs), (Role.OUTPUT, plan.outputs)):
         for port in ports:
             where, buffer = f"{role} {port.name}", buffers.get(port.buffer)
@@ -97,9 +98,23 @@ def _check_ports(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
                 yield Fault(where, f"its buffer {port.buffer} is no {role} buffer")
             elif port.type.size_bytes != buffer.size_bytes:
                 yield Fault(where, f"{port.type} has {port.type.size_bytes} bytes, its buffer {buffer.size_bytes}")
+            yield from _check_extents(where, port, buffers)
     for buffer in plan.buffers:
         if buffer.role in _CALLER_ROLES and buffer.name not in held:
             yield Fault(f"buffer {buffer.name}", f"no {buffer.role} of the program is in it")
+
+
+def _check_extents(where: str, port: Port, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
+    """Only outputs have extents, one an axis, each in a buffer for one int64 that the program writes."""
+    if port.extents and where.startswith(Role.INPUT):
+        yield Fault(where, "an input has no extents")
+    axes = [extent.axis for extent in port.extents]
+    if len(set(axes)) < len(axes) or not all(0 <= axis < len(port.type.shape) for axis in axes):
+        yield Fault(where, f"its extents are of the axes {axes}, it has {len(port.type.shape)}")
+    for extent in port.extents:
+        buffer = buffers.get(extent.buffer)
+        if buffer is None or buffer.role is not Role.OUTPUT or buffer.size_bytes != _COUNT_BYTES:
+            yield Fault(where, f"its extent {extent.buffer} is no output buffer of {_COUNT_BYTES} bytes")
 
 
 def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
@@ -120,6 +135,8 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
                 elif kernels[step.kernel].arguments != arguments:
                     yield Fault(where, f"kernel {step.kernel} takes {kernels[step.kernel].arguments} arguments, not {arguments}")
                 yield from _check_inplace(where, step)
+                if step.inplace and step.kernel in kernels and len(kernels[step.kernel].grids) > 1:
+                    yield Fault(where, "several grids run in place: one may read what another has overwritten")
             case Copy():
                 if step.source.size_bytes != step.destination.size_bytes:
                     yield Fault(where, f"it copies {step.source.size_bytes} bytes to {step.destination.size_bytes}")
@@ -241,11 +258,12 @@ def _check_coverage(schedule: _Schedule) -> Iterator[Fault]:
                 missing = _first_missing(use.region, written)
                 if missing is not None:
                     yield Fault(f"step {use.step}", f"it reads byte {missing} of {name}, which no step before it has written")
-    for port in schedule.plan.outputs:
-        written = (use.region for use in schedule.uses.get(port.buffer, ()) if use.is_write)
-        missing = _first_missing(Region(port.buffer, 0, schedule.buffers[port.buffer].size_bytes), written)
+    outputs = {port.buffer: f"output {port.name}" for port in schedule.plan.outputs}
+    for name, where in {**outputs, **{name: f"extent {name}" for name in schedule.plan.counts}}.items():
+        written = (use.region for use in schedule.uses.get(name, ()) if use.is_write)
+        missing = _first_missing(Region(name, 0, schedule.buffers[name].size_bytes), written)
         if missing is not None:
-            yield Fault(f"output {port.name}", f"byte {missing} is never written")
+            yield Fault(where, f"byte {missing} is never written")
 
 
 def _first_missing(region: Region, written: Iterable[Region]) -> int | None:

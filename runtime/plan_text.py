@@ -17,6 +17,8 @@ from .plan import (
     FORMAT_VERSION,
     Buffer,
     Copy,
+    Extent,
+    Grid,
     Host,
     Kernel,
     Launch,
@@ -61,11 +63,11 @@ def _lines(plan: Plan) -> Iterator[str]:
         place = "" if buffer.offset is None else f" at {buffer.offset}"
         yield f"buffer {_name(buffer.name)} {buffer.role} size {buffer.size_bytes} in {_name(buffer.space)}{place}"
     for keyword, ports in (("input", plan.inputs), ("output", plan.outputs)):
-        yield from (f"{keyword} {_name(port.name)} {port.type} in {_name(port.buffer)}" for port in ports)
+        yield from (f"{keyword} {_name(port.name)} {port.type} in {_name(port.buffer)}{_extents(port)}" for port in ports)
     for kernel in plan.kernels:
         yield (
             f"kernel {_name(kernel.symbol)} template {_name(kernel.template)} arguments {kernel.arguments}"
-            f" flops {kernel.flops} bytes {kernel.bytes_moved}"
+            f" flops {kernel.flops} bytes {kernel.bytes_moved}{_grids(kernel)}"
         )
     yield from map(_step, plan.steps)
 
@@ -86,6 +88,20 @@ def _step(step: Step) -> str:
         case Wait():
             text = f"wait {step.event}"
     return text + (f" stream {step.stream}" if step.stream else "")
+
+
+def _grids(kernel: Kernel) -> str:
+    return f" grids ({', '.join(map(_grid, kernel.grids))})" if kernel.grids else ""
+
+
+def _grid(grid: Grid) -> str:
+    scalars = f" scalars ({', '.join(map(str, grid.scalars))})" if grid.scalars else ""
+    return f"{_name(grid.function)} blocks {grid.blocks} threads {grid.threads}{scalars}"
+
+
+def _extents(port: Port) -> str:
+    listed = ", ".join(f"{extent.axis}={_name(extent.buffer)}" for extent in port.extents)
+    return f" extents ({listed})" if listed else ""
 
 
 def _name(name: str) -> str:
@@ -173,6 +189,19 @@ class _Line:
         self.take("=")
         return first, self.number()
 
+    def extent(self) -> Extent:
+        axis = self.number()
+        self.take("=")
+        return Extent(axis, self.name())
+
+    def grid(self) -> Grid:
+        function = self.name()
+        self.take("blocks")
+        blocks = self.number()
+        self.take("threads")
+        threads = self.number()
+        return Grid(function, blocks, threads, self.items("(", self.number, ")") if self.at("scalars") else ())
+
     def tensor_type(self) -> TensorType:
         dtype = self.name()
         if not _is_dtype(dtype):
@@ -259,7 +288,7 @@ def _parse_buffer(line: _Line) -> Buffer:
 def _parse_port(line: _Line) -> Port:
     name, type_ = line.name(), line.tensor_type()
     line.take("in")
-    return Port(name, type_, line.name())
+    return Port(name, type_, line.name(), line.items("(", line.extent, ")") if line.at("extents") else ())
 
 
 def _parse_kernel(line: _Line) -> Kernel:
@@ -271,7 +300,9 @@ def _parse_kernel(line: _Line) -> Kernel:
     line.take("flops")
     flops = line.number()
     line.take("bytes")
-    return Kernel(symbol, template, arguments, flops, line.number())
+    bytes_moved = line.number()
+    grids = line.items("(", line.grid, ")") if line.at("grids") else ()
+    return Kernel(symbol, template, arguments, flops, bytes_moved, grids)
 
 
 def _parse_step(keyword: str, line: _Line) -> Step:

@@ -26,7 +26,7 @@ def _summary(program: Program) -> Iterator[str]:
     host = sum(isinstance(step, Host) for step in plan.steps)
     yield f"{program.manifest.get('name', 'model')} for {plan.target}"
     for kind, ports in (("input", plan.inputs), ("output", plan.outputs)):
-        yield from (f"  {kind} {port.name}: {port.type}" for port in ports)
+        yield from (f"  {kind} {port.name}: {port.type_text}" for port in ports)
     yield f"  {launches} launches of {len(plan.kernels)} kernels, {copies} copies, {host} host steps"
     for space in plan.spaces:
         held = ", ".join(

@@ -57,8 +57,8 @@ def body_of(model: ir.Model, node: ir.Node) -> ir.Function:
 
 
 def fused_names(node: ir.Node) -> tuple[str, ...]:
-    """The original names of the nodes of a fused group, in the order of its body; inner constants are left out."""
-    return tuple(origin["name"] for origin in _origins(node) if origin["name"] is not None)
+    """The original names of the nodes of a fused group, in the order of its body; those without one are left out."""
+    return tuple(origin["name"] for origin in _origins(node) if origin["name"])
 
 
 def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> ir.Node:

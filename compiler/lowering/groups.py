@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...kernels.group import Group, Op
+from ..ir.bounds import Bounded, bounded_of
 from ..ir.constants import constant_tensor
 from ..ir.facts import tensor_type
 from ..ir.functions import body_of, is_fused
@@ -19,13 +20,16 @@ _LITERAL_ELEMENTS = 64  # integer constants up to this size are parameters: axes
 def group_of(model: ir.Model, node: ir.Node) -> Group:
     """The group of a node: the body of a fused call, or the operator alone.
 
-    Values keep the names that they have outside; inner values of a call get names of their own.
+    Values keep the names that they have outside; inner values of a call get names of their own. A bounded call is its operator
+    alone, with results of the largest size, and the size that a run finds after them, as an int64[1].
 
     Raises:
         InvalidModelError: a value has no static type.
     """
     if not is_fused(node):
         return _group(model, (node,), node, {})
+    if (bounded := bounded_of(model, node)) is not None:
+        return _bounded_group(model, node, bounded)
     body = body_of(model, node)
     names: dict[ir.Value, str] = {}
     for inner, outer in zip(body.inputs, node.inputs, strict=False):
@@ -38,6 +42,18 @@ def group_of(model: ir.Model, node: ir.Node) -> Group:
     return _group(model, tuple(body), node, names)
 
 
+def _bounded_group(model: ir.Model, node: ir.Node, bounded: Bounded) -> Group:
+    operator, body = bounded.operator, body_of(model, node)
+    names = {inner: str(outer.name) for inner, outer in zip(body.inputs, node.inputs, strict=True) if outer is not None}
+    inputs = tuple("" if value is None else names[value] for value in operator.inputs)
+    results = (*bounded.results, bounded.count)
+    outputs = tuple("" if position is None else str(node.outputs[position].name) for position in results)
+    types = {str(value.name): tensor_type(value) for value in (*node.inputs, *node.outputs) if value is not None}
+    literals, constants = _literals(node)
+    op = Op(operator.op_type, inputs, outputs, dict(_attributes(operator)), _version(model, operator))
+    return Group((op,), tuple(names.values()), tuple(str(value.name) for value in node.outputs), types, constants, literals)
+
+
 def _group(model: ir.Model, nodes: tuple[ir.Node, ...], call: ir.Node, names: dict[ir.Value, str]) -> Group:
     def name(value: ir.Value | None) -> str:
         return "" if value is None else names.get(value, str(value.name))
@@ -46,15 +62,7 @@ def _group(model: ir.Model, nodes: tuple[ir.Node, ...], call: ir.Node, names: di
     types |= {
         name(value): tensor_type(value) for node in nodes for value in node.outputs if value.name and name(value) not in types
     }
-    literals: dict[str, np.ndarray] = {}
-    constants: set[str] = set()
-    for value in call.inputs:
-        tensor = None if value is None else constant_tensor(value)
-        if value is None or tensor is None:
-            continue
-        constants.add(str(value.name))
-        if tensor.size == 1 or (tensor.size <= _LITERAL_ELEMENTS and tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32)):
-            literals[str(value.name)] = tensor.numpy()
+    literals, constants = _literals(call)
     ops = []
     for node in nodes:
         if node.op_type == "Constant" and node.domain == "":
@@ -66,7 +74,21 @@ def _group(model: ir.Model, nodes: tuple[ir.Node, ...], call: ir.Node, names: di
         outputs = tuple(name(value) for value in node.outputs)
         ops.append(Op(node.op_type, inputs, outputs, dict(_attributes(node)), _version(model, node)))
     inputs = tuple(dict.fromkeys(str(v.name) for v in call.inputs if v is not None))
-    return Group(tuple(ops), inputs, tuple(str(v.name) for v in call.outputs if v.name), types, frozenset(constants), literals)
+    return Group(tuple(ops), inputs, tuple(str(v.name) for v in call.outputs if v.name), types, constants, literals)
+
+
+def _literals(call: ir.Node) -> tuple[dict[str, np.ndarray], frozenset[str]]:
+    """Values of the small constants that a node reads, and the names of all its constants."""
+    literals: dict[str, np.ndarray] = {}
+    constants: set[str] = set()
+    for value in call.inputs:
+        tensor = None if value is None else constant_tensor(value)
+        if value is None or tensor is None:
+            continue
+        constants.add(str(value.name))
+        if tensor.size == 1 or (tensor.size <= _LITERAL_ELEMENTS and tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32)):
+            literals[str(value.name)] = tensor.numpy()
+    return literals, frozenset(constants)
 
 
 def _attributes(node: ir.Node) -> Iterator[tuple[str, Any]]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from ...kernels.group import Group
 from ...kernels.template import BuiltKernel, Pack
-from ...runtime.plan import Buffer, Copy, Kernel, Launch, Plan, Port, Region, Role, Space, Step, TensorType
+from ...runtime.plan import Buffer, Copy, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, Step, TensorType
 from ...runtime.target import Target
+from ..ir.bounds import trim_of
 from ..ir.constants import constant_array
 from ..ir.facts import source_of, tensor_type
 from ..ir.functions import fused_names
 from ..ir.kinds import Kind, kind_of
+from .gpu.device_code import grids_of
 
 ARENA, CONSTANTS, CALLER = "arena", "constants", "caller"
 
@@ -52,6 +54,11 @@ class _Drafting:
     def __init__(self, model: ir.Model, target: Target) -> None:
         self.graph = model.graph
         self.target = target
+        self.trims = {
+            value: trim
+            for value in self.graph.outputs
+            if (producer := value.producer()) is not None and (trim := trim_of(model, producer)) is not None
+        }
         self.buffers: dict[str, Buffer] = {}
         self.constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = {}
         self.steps: list[Step] = []
@@ -59,20 +66,19 @@ class _Drafting:
 
     def draft(self, lowered: list[LoweredGroup]) -> PlanDraft:
         inputs = [self._port(value, Role.INPUT, str(value.name)) for value in self.graph.inputs]
-        outputs = [
-            self._port(value, Role.OUTPUT, _output_buffer(position, value)) for position, value in enumerate(self.graph.outputs)
-        ]
+        outputs = [self._output(position, value) for position, value in enumerate(self.graph.outputs)]
         kernels: dict[str, Kernel] = {}
         for item in lowered:
             step = self._launch(item)
             self.steps.append(step)
             moved = sum(region.size_bytes for region in step.reads + step.writes)
             arguments = len(step.reads) + len(step.writes) + len(step.scratch)
-            kernel = Kernel(item.symbol, item.kernel.template, arguments, item.kernel.flops, moved)
+            grids = grids_of(item.symbol, item.kernel.function)
+            kernel = Kernel(item.symbol, item.kernel.template, arguments, item.kernel.flops, moved, grids)
             kernels.setdefault(item.symbol, kernel)
         for position, value in enumerate(self.graph.outputs):
             name = _output_buffer(position, value)
-            source = self._region(_root(value))
+            source = self._region(self._result(value))
             if source.buffer != name:
                 self.steps.append(Copy(source, Region(name, 0, source.size_bytes)))
         spaces = (Space(ARENA), Space(CONSTANTS), Space(CALLER))
@@ -84,10 +90,25 @@ class _Drafting:
         """The values whose kernel can write straight into the caller's output; the first output that wants a value gets it."""
         claimed: dict[ir.Value, str] = {}
         for position, value in enumerate(self.graph.outputs):
-            root = _root(value)
+            root = self._result(value)
             if root.producer() is not None and not _is_constant(root):
                 claimed.setdefault(root, _output_buffer(position, value))
+        for trim in self.trims.values():
+            claimed[trim.count] = f"count:{trim.count.name}"
         return claimed
+
+    def _result(self, output: ir.Value) -> ir.Value:
+        """The value whose bytes an output of the graph is, at their largest where a run decides its size."""
+        return _root(self.trims[output].data if output in self.trims else output)
+
+    def _output(self, position: int, value: ir.Value) -> Port:
+        trim = self.trims.get(value)
+        port = self._port(value if trim is None else trim.data, Role.OUTPUT, _output_buffer(position, value))
+        if trim is None:
+            return port
+        count = self.claimed[trim.count]
+        self.buffers[count] = Buffer(count, Role.OUTPUT, tensor_type(trim.count).size_bytes, CALLER)
+        return replace(port, name=str(value.name), extents=(Extent(trim.axis, count),))
 
     def _port(self, value: ir.Value, role: Role, buffer: str) -> Port:
         kind = tensor_type(value)

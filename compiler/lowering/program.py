@@ -12,20 +12,25 @@ from tvm.ir import Call, GlobalVar, PrimType
 from ...runtime.cpu_device import MAIN
 from ...runtime.plan import Copy, Launch, Plan, Region, Role
 from ...runtime.target import Target
+from .gpu.device_code import build_device_code
 from .native import compile_module, link_library
 
 _STEPS_PER_FUNCTION = 256  # LLVM's time on one straight-line function grows faster than its length
 
 
 def build_library(plan: Plan, functions: Mapping[str, Any], target: Target) -> bytes:
-    """Compile the kernels, and `prefuse_main(arena, constants, *inputs, *outputs)` of int64 addresses, which calls them in order.
+    """Compile the kernels, and `prefuse_main(arena, constants, *plan.parameters)` of int64 addresses, which calls them in order.
+
+    For a GPU, a binary of the kernels alone: its device launches them.
 
     Args:
-        functions: the PrimFunc of each kernel symbol in the plan.
+        functions: the PrimFunc of each kernel symbol in the plan, a DeviceFunction for a GPU.
     """
+    if target.is_gpu:
+        return build_device_code(functions, target)
     kernels = {symbol: GlobalVar(symbol) for symbol in functions}
     module = {kernels[symbol]: function for symbol, function in functions.items()}
-    names = ["arena", "constants", *(port.buffer for port in plan.inputs), *(port.buffer for port in plan.outputs)]
+    names = ["arena", "constants", *plan.parameters]
     main_parameters = [tirx.Var(f"a{i}", "int64") for i in range(len(names))]
     calls: list[Any] = []
     for part, begin in enumerate(range(0, max(len(plan.steps), 1), _STEPS_PER_FUNCTION)):

@@ -149,7 +149,7 @@ def test_unwritable_folder(path: Path, tmp_path: Path) -> None:
         (lambda members: members.update({"../plan.txt": b""}), "not the members of a program"),
         (lambda members: members.clear(), "it holds nothing, not the members"),
         (lambda members: members.update({"library.so": b"junk"}), "library.so: its hash is not the one in the manifest"),
-        (lambda members: members.update({"plan.txt": b"plan 1 t\n"}), "plan.txt: its hash is not the one in the manifest"),
+        (lambda members: members.update({"plan.txt": b"plan 2 t\n"}), "plan.txt: its hash is not the one in the manifest"),
         (lambda members: members.update({"manifest.json": b"{}"}), "not a program's manifest"),
         (lambda members: members.update({"manifest.json": b"[]"}), "not a program's manifest"),
         (lambda members: members.update({"manifest.json": b"{"}), "not a sound program file"),
