@@ -38,9 +38,9 @@ _OPERATORS: dict[Kind, str] = {
     Kind.REDUCTION: """
         ArgMax ArgMin AveragePool GlobalAveragePool GlobalMaxPool GroupNormalization InstanceNormalization LayerNormalization
         LogSoftmax LpPool MaxPool RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
-        ReduceProd ReduceSum ReduceSumSquare Softmax""",
+        ReduceProd ReduceSum ReduceSumSquare Resize Softmax""",
     Kind.OUTPUT_FUSABLE: "Conv ConvTranspose Gemm MatMul",
-    Kind.OPAQUE: "Compress CumSum GRU LSTM NonMaxSuppression NonZero RNN TopK Unique",
+    Kind.OPAQUE: "Compress CumSum GRU LSTM LinearAttention NonMaxSuppression NonZero RNN ScatterElements ScatterND TopK Unique",
 }
 KIND_OF_OPERATOR: dict[str, Kind] = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 

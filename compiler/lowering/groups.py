@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from ..ir.facts import tensor_type
 from ..ir.functions import body_of, is_fused
 
 _LITERAL_ELEMENTS = 64  # integer constants up to this size are parameters: axes, pads, permutations, steps
+
+_SHAPED_BY_FLOATS = frozenset(["Resize"])
 
 
 def group_of(model: ir.Model, node: ir.Node) -> Group:
@@ -63,6 +65,7 @@ def _group(model: ir.Model, nodes: tuple[ir.Node, ...], call: ir.Node, names: di
         name(value): tensor_type(value) for node in nodes for value in node.outputs if value.name and name(value) not in types
     }
     literals, constants = _literals(call)
+    literals |= _shaping_floats(call, nodes, name)
     ops = []
     for node in nodes:
         if node.op_type == "Constant" and node.domain == "":
@@ -89,6 +92,13 @@ def _literals(call: ir.Node) -> tuple[dict[str, np.ndarray], frozenset[str]]:
         if tensor.size == 1 or (tensor.size <= _LITERAL_ELEMENTS and tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32)):
             literals[str(value.name)] = tensor.numpy()
     return literals, frozenset(constants)
+
+
+def _shaping_floats(call: ir.Node, nodes: tuple[ir.Node, ...], name: Callable[[ir.Value | None], str]) -> dict[str, np.ndarray]:
+    """Values of the constant floating point operands that say where a result's elements come from."""
+    wanted = {name(value) for node in nodes for value in node.inputs[1:] if node.op_type in _SHAPED_BY_FLOATS}
+    tensors = {str(value.name): constant_tensor(value) for value in call.inputs if value is not None and value.name in wanted}
+    return {one: tensor.numpy() for one, tensor in tensors.items() if tensor is not None}
 
 
 def _attributes(node: ir.Node) -> Iterator[tuple[str, Any]]:
