@@ -40,5 +40,9 @@ class ProgramFileError(CompileError, ValueError):
     """A `.prefuse` file that is corrupt, or made for another CPU, device or version."""
 
 
+class DeviceError(CompileError, RuntimeError):
+    """The device of a program is absent, or failed while it ran."""
+
+
 class ArenaMemoryError(CompileError, MemoryError):
     """The arena of a call context could not be allocated; `what` names the bytes."""

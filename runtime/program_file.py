@@ -1,7 +1,8 @@
 """The `.prefuse` file: one compiled program, with its weights, in one zip whose members are stored uncompressed.
 
     plan.txt               the Plan (plan_text)
-    library.so             native code, which trusts its caller: load only files that you would run
+    library.so             native code, which trusts its caller: load only files that you would run. For a GPU it is the
+                           kernels alone, kernels.cubin or kernels.hsaco
     constants.safetensors  the weights; their data starts at a multiple of 64 bytes in the file and each lies there at the offset
                            that the Plan gives it, so that the file is mapped once and shared by all contexts and processes
     manifest.json          versions, target, hashes and what the compiler reports
@@ -27,6 +28,7 @@ from typing import IO
 
 import numpy as np
 
+from .device_binary import check_binary
 from .errors import OptionError, ProgramFileError
 from .plan import ALIGNMENT, Plan, Role, TensorType
 from .plan_checker import check_plan
@@ -34,7 +36,8 @@ from .plan_text import parse_plan, print_plan
 from .target import Target
 
 FORMAT = 1
-PLAN, LIBRARY, CONSTANTS, MANIFEST = "plan.txt", "library.so", "constants.safetensors", "manifest.json"
+PLAN, CONSTANTS, MANIFEST = "plan.txt", "constants.safetensors", "manifest.json"
+CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "rocm": "kernels.hsaco"}  # the member with the native code
 _HEADER = (
     "constants.safetensors header"  # its own hash, so that the place of the weights is known to be right without reading them
 )
@@ -171,9 +174,10 @@ def _write_members(
     data: Iterable[memoryview | bytes],
     manifest: Mapping[str, object],
 ) -> None:
+    code = CODE[Target.parse(plan.target).kind]
     hashes = {
         PLAN: _write_member(archive, PLAN, [print_plan(plan).encode()]),
-        LIBRARY: _write_member(archive, LIBRARY, [library]),
+        code: _write_member(archive, code, [library]),
     }
     file = archive.fp
     assert file is not None
@@ -247,15 +251,16 @@ def _data(sources: Sequence[ConstantSource], size_bytes: int) -> Iterator[memory
 def _read(path: str | os.PathLike[str], file: IO[bytes], archive: zipfile.ZipFile, verify: bool) -> Program:
     members = _members(archive)
     manifest = _read_manifest(archive.read(members[MANIFEST]))
-    plan_bytes, library = archive.read(members[PLAN]), archive.read(members[LIBRARY])
+    code = next(name for name in members if name in CODE.values())
+    plan_bytes, library = archive.read(members[PLAN]), archive.read(members[code])
     hashes = manifest["sha256"]
     assert isinstance(hashes, dict)
-    for name, content in ((PLAN, plan_bytes), (LIBRARY, library)):
+    for name, content in ((PLAN, plan_bytes), (code, library)):
         _check_hash(name, hashlib.sha256(content).hexdigest(), hashes)
     plan = parse_plan(plan_bytes.decode())
     if plan.target != manifest["target"]:
         raise ProgramFileError(MANIFEST, f"its target {manifest['target']!r} is not the plan's, {plan.target!r}", _RECOMPILE)
-    _check_target(plan.target)
+    _check_target(plan.target, code, library)
     if faults := check_plan(plan):
         raise ProgramFileError(PLAN, str(faults[0]), _RECOMPILE)
     header, constants = _map_constants(file, members[CONSTANTS], hashes)
@@ -273,7 +278,7 @@ def _read(path: str | os.PathLike[str], file: IO[bytes], archive: zipfile.ZipFil
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The archive's members, which are exactly ours, stored as they are, so that nothing can grow while it is read."""
     infos = archive.infolist()
-    if sorted(info.filename for info in infos) != sorted((PLAN, LIBRARY, CONSTANTS, MANIFEST)):
+    if sorted(info.filename for info in infos) not in [sorted((PLAN, code, CONSTANTS, MANIFEST)) for code in CODE.values()]:
         names = ", ".join(repr(info.filename) for info in infos[:5]) or "nothing"
         raise ProgramFileError("archive", f"it holds {names}, not the members of a program", "give a file that prefuse wrote")
     for info in infos:
@@ -302,11 +307,16 @@ def _check_hash(name: str, found: str, hashes: Mapping[str, object]) -> None:
         raise ProgramFileError(name, "its hash is not the one in the manifest", _COPY_AGAIN)
 
 
-def _check_target(text: str) -> None:
+def _check_target(text: str, code: str, library: bytes) -> None:
     try:
-        missing = Target.parse(text).missing_features()
+        target = Target.parse(text)
     except OptionError as error:
         raise ProgramFileError("target", error.what, _RECOMPILE) from error
+    if code != CODE[target.kind]:
+        raise ProgramFileError(code, f"no code for {text}", _RECOMPILE)
+    if target.is_gpu:
+        check_binary(library, target, code)
+    missing = target.missing_features()
     if missing:
         raise ProgramFileError(
             "target", f"compiled for {text}; this CPU lacks {', '.join(missing)}", f"{_RECOMPILE} on this machine"

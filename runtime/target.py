@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,29 +15,35 @@ _CPU_LEVELS: dict[str, tuple[str, ...]] = {
     "avx2": ("avx2", "fma", "f16c", "bmi2"),
     "avx512": ("avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
 }
-_FIX = "use one of " + ", ".join(['"cpu"', *(f'"cpu:{level}"' for level in _CPU_LEVELS)])
+# Architectures of GPUs, as their makers write them: NVIDIA's compute capability, AMD's shader core.
+_GPU_LEVELS: dict[str, re.Pattern[str]] = {"cuda": re.compile(r"sm_\d{2,3}[af]?"), "rocm": re.compile(r"gfx[0-9a-f]{3,4}")}
+_EXAMPLES = {"cuda": "cuda:sm_90", "rocm": "rocm:gfx942"}
+_FIX = "use one of " + ", ".join(f'"{name}"' for name in ("cpu", *(f"cpu:{level}" for level in _CPU_LEVELS), *_EXAMPLES.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device kind, its instruction-set level and the threads that one call uses.
+    """A device kind, its architecture or instruction-set level, and the CPU threads that one call uses (1 on a GPU).
 
     `str(target)` is canonical and round-trips through `Target.parse`.
     """
 
     kind: str
     level: str
-    threads: int
+    threads: int = 1
 
     @classmethod
     def parse(cls, text: str, threads: int | None = None) -> Target:
-        """Read "cpu" (the best level of this machine), "cpu:avx2" or "cpu:avx512", optionally with ",threads=N".
+        """Read "cpu" (the best level of this machine), "cpu:avx2" or "cpu:avx512", optionally with ",threads=N"; or "cuda" (the
+        first GPU of this machine), "cuda:sm_90", "rocm:gfx942" and the like.
 
         Raises:
             OptionError: the text names no target, or the machine has none of the levels.
         """
         head, _, tail = text.partition(",")
         kind, _, level = head.partition(":")
+        if kind in _GPU_LEVELS and not tail:
+            return cls._parse_gpu(text, kind, level, threads)
         if tail.startswith("threads=") and tail[8:].isdigit() and threads is None:
             threads, tail = int(tail[8:]), ""
         if kind != "cpu" or tail or (level and level not in _CPU_LEVELS):
@@ -45,21 +52,55 @@ class Target:
             raise OptionError("threads", f"{threads} is not between 1 and 1024", "leave it out to use every core of this process")
         return cls(kind, level or best_cpu_level(), threads or len(os.sched_getaffinity(0)))
 
+    @classmethod
+    def _parse_gpu(cls, text: str, kind: str, level: str, threads: int | None) -> Target:
+        if threads is not None:
+            raise OptionError("threads", f"{text} has no CPU threads to choose", "leave the option out")
+        level = level or _installed_gpu(kind)
+        if not _GPU_LEVELS[kind].fullmatch(level):
+            raise OptionError("target", f"unknown target {text!r}", f'write it as "{_EXAMPLES[kind]}"')
+        return cls(kind, level)
+
     def __str__(self) -> str:
-        return f"{self.kind}:{self.level},threads={self.threads}"
+        return f"{self.kind}:{self.level}" + ("" if self.is_gpu else f",threads={self.threads}")
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind != "cpu"
 
     @property
     def vector_lanes(self) -> int:
-        """float32 lanes of one vector register."""
-        return {"avx2": 8, "avx512": 16}[self.level]
+        """float32 lanes of one vector register; a GPU thread has none."""
+        return {"avx2": 8, "avx512": 16}.get(self.level, 1)
 
     @property
     def vector_registers(self) -> int:
-        return {"avx2": 16, "avx512": 32}[self.level]
+        """Vector registers that a tile of sums may take; on a GPU, registers of one thread."""
+        return {"avx2": 16, "avx512": 32}.get(self.level, 64)
 
     def missing_features(self) -> tuple[str, ...]:
-        """CPU features that this target needs and this machine lacks; empty where a program for it can run."""
-        return tuple(flag for flag in _CPU_LEVELS[self.level] if flag not in host_cpu_flags())
+        """CPU features that this target needs and this machine lacks; empty where a program for it can be read.
+
+        A program for a GPU can be read anywhere: its device says at the first call whether it can run.
+        """
+        return tuple(flag for flag in _CPU_LEVELS.get(self.level, ()) if flag not in host_cpu_flags())
+
+
+def _installed_gpu(kind: str) -> str:
+    """The architecture of this machine's first GPU.
+
+    Raises:
+        OptionError: it has none, or none that can be asked.
+    """
+    fix = f'name one, as in "{_EXAMPLES[kind]}"'
+    if kind == "cuda":
+        from .cuda_driver import DriverError, first_architecture
+
+        try:
+            return first_architecture()
+        except DriverError as error:
+            raise OptionError("target", f'"cuda" is the GPU of this machine: {error}', fix) from error
+    raise OptionError("target", f'"{kind}" names no architecture', fix)
 
 
 @cache

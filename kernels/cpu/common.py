@@ -9,6 +9,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, unravel
+from ..gpu.builder import GpuBuilder
 from ..group import Group
 from ..pointwise import POINTWISE
 from ..template import BuiltKernel, Operand
@@ -41,7 +42,8 @@ _COSTLY = frozenset(
 
 
 def new_builder(target: Target) -> KernelBuilder:
-    return KernelBuilder(target.vector_lanes * 4, target.threads)
+    """The builder of the target's kernels: these templates serve GPUs too, where an iteration of a parallel loop is a thread."""
+    return GpuBuilder() if target.is_gpu else KernelBuilder(target.vector_lanes * 4, target.threads)
 
 
 def pointwise_cost(group: Group) -> int:
@@ -55,6 +57,10 @@ def map_elements(builder: KernelBuilder, shape: tuple[int, ...], lanes: int, wor
     `work` is the estimated number of scalar operations of the whole.
     """
     if prod(shape) == 0:
+        return
+    if builder.is_grid:
+        with builder.chunks(prod(shape), work) as i:
+            element(unravel(i, shape))
         return
     *outer, inner = shape or (1,)
     rows = prod(outer)

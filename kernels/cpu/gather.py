@@ -125,6 +125,13 @@ def _copy_rows(
     data = group.types[anchor.inputs[0]]
     source = builder.parameter(anchor.inputs[0], data.elements, data.dtype)
     first, lead = len(extents[0]), extents[0] + extents[1]
+    if builder.is_grid:
+        with builder.chunks(prod(shape), 4 * prod(shape)) as i:
+            at = bound_unravel(builder, i, [*lead, *extents[2]])
+            inner = row_major(at[len(lead) :], extents[2])
+            begin = origin(row_major(at[:first], lead[:first]), row_major(at[first : len(lead)], lead[first:]))
+            follow(merged, builder, anchor, at, source[builder.bind(begin + inner)])
+        return
     *middle, last = extents[2]
     with builder.chunks(prod(lead), 4 * prod(shape)) as chunk:
         at = bound_unravel(builder, chunk, lead)

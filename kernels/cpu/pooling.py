@@ -71,7 +71,7 @@ class _Pooling:
     def emit(self, work: int) -> None:
         batch, channels = self.group.types[self.anchor.inputs[0]].shape[:2]
         *outer, columns = self.window.outputs
-        run = min(columns, _RUN)
+        run = 1 if self.builder.is_grid else min(columns, _RUN)
         step = self.window.strides[-1]
         width = (run - 1) * step + (self.window.kernel[-1] - 1) * self.window.dilations[-1] + 1
 
@@ -149,7 +149,7 @@ class _Pooling:
     def _columns(self, scratch: Buffer, width: int) -> Callable[[Expr, int], Expr]:
         """How to read scratch[i * stride + offset] for neighbouring i: from one row for each phase of the stride."""
         builder, step = self.builder, self.window.strides[-1]
-        if step == 1 or step > _MAX_PHASES:
+        if step == 1 or step > _MAX_PHASES or self.builder.is_grid:
             return lambda i, offset: scratch[i * step + offset]
         vectors = -(-width // (step * self.lanes))
         length = vectors * self.lanes

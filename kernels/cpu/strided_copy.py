@@ -94,6 +94,9 @@ class _Copy:
         lanes = self._lanes()
         if not loops:
             self._store((), self._load(()))
+        elif self.builder.is_grid:
+            with self.builder.chunks(work, work) as i:
+                self._move(bound_unravel(self.builder, i, [axis.extent for axis in loops]))
         elif (across := self._transposed_loop(loops)) is not None:
             self._transpose(loops, across, work)
         elif prod(axis.extent for axis in loops[:-1]) < 8 * self.builder.threads and loops[-1].extent >= 2 * _PIECE:

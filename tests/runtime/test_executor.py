@@ -46,6 +46,8 @@ class FakeExecutable:
 class FakeDevice:
     """A device that runs nothing, for programs without native code."""
 
+    torch_devices = frozenset(["cpu"])
+
     def __init__(self) -> None:
         self.executable = FakeExecutable()
 

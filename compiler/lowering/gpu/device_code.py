@@ -1,0 +1,30 @@
+"""All kernels of a program as one binary for a GPU, made on a machine that needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ....kernels.gpu.grids import DeviceFunction
+from ....runtime.plan import Grid
+from ....runtime.target import Target
+from .cuda_compiler import compile_cuda
+from .device_module import cuda_source, function_symbol
+from .rocm_compiler import compile_rocm
+
+
+def build_device_code(kernels: Mapping[str, DeviceFunction], target: Target) -> bytes:
+    """A cubin or a code object with every function of the kernels.
+
+    Raises:
+        CompileError: this machine has no compiler or linker for the target, or it failed.
+    """
+    if target.kind == "cuda":
+        return compile_cuda(cuda_source(kernels, target), target.level)
+    return compile_rocm(kernels, target).code_object
+
+
+def grids_of(symbol: str, function: object) -> tuple[Grid, ...]:
+    """The launches of a kernel as the Plan tells them; none where it is a function of the host."""
+    if not isinstance(function, DeviceFunction):
+        return ()
+    return tuple(Grid(function_symbol(symbol, one.function), one.blocks, one.threads, one.scalars) for one in function.launches)

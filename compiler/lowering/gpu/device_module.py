@@ -1,0 +1,82 @@
+"""From the grids of a program's kernels to TIR that TVM's generators for GPUs take, and CUDA C."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir import CallingConv
+
+from ....kernels.gpu.grids import BLOCK_THREADS, DeviceFunction
+from ....runtime.target import Target
+
+_SHARED_BYTES = {"cuda": 48 * 1024, "rocm": 64 * 1024}  # of one block, without asking for more
+
+
+def function_symbol(kernel: str, number: int) -> str:
+    """Name of one function of a kernel in the device code."""
+    return f"{kernel}_{number}"
+
+
+def device_target(target: Target) -> Any:
+    """TVM's description of the GPU, which must not ask a driver for anything."""
+    limits = {
+        "max_num_threads": BLOCK_THREADS,
+        "max_threads_per_block": BLOCK_THREADS,
+        "max_shared_memory_per_block": _SHARED_BYTES[target.kind],
+    }
+    if target.kind == "cuda":
+        return tvm.target.Target({"kind": "cuda", "arch": target.level, "thread_warp_size": 32, **limits})
+    description = {
+        "kind": "rocm",
+        "mcpu": target.level,
+        "mtriple": "amdgcn-amd-amdhsa-hcc",
+        "thread_warp_size": wavefront_threads(target),
+    }
+    return tvm.target.Target({**description, **limits})
+
+
+def wavefront_threads(target: Target) -> int:
+    """Threads that run in lockstep: 32 on NVIDIA's GPUs and AMD's RDNA, 64 on AMD's GCN and CDNA."""
+    return 64 if target.kind == "rocm" and not target.level.startswith(("gfx10", "gfx11", "gfx12")) else 32
+
+
+def device_module(kernels: Mapping[str, DeviceFunction], target: Target) -> Any:
+    """An IRModule of the kernels' functions, each a device kernel under its `function_symbol`, lowered for the code generator."""
+    native = device_target(target)
+    functions = {}
+    for kernel, device in kernels.items():
+        for number, function in enumerate(device.functions):
+            symbol = function_symbol(kernel, number)
+            attributes = {
+                "global_symbol": symbol,
+                "target": native,
+                "calling_conv": int(CallingConv.DEVICE_KERNEL_LAUNCH),
+                "tirx.is_global_func": True,
+            }
+            functions[symbol] = function.with_attr(attributes)
+    passes = tirx.transform
+    pipeline = [
+        passes.FlattenBuffer(),
+        passes.BF16ComputeLegalize(),
+        passes.NarrowDataType(32),
+        passes.UnrollLoop(),
+        passes.StmtSimplify(),
+        passes.RemoveNoOp(),
+        passes.CommonSubexprElim(),
+        passes.FP8ComputeLegalize(),
+        passes.FP8StorageLegalize(),
+        passes.BF16StorageLegalize(),
+        passes.LowerIntrin(),
+    ]
+    return tvm.ir.transform.Sequential(pipeline)(tvm.IRModule(functions))
+
+
+def cuda_source(kernels: Mapping[str, DeviceFunction], target: Target) -> str:
+    """The CUDA C of all kernels."""
+    native = device_target(target)
+    with native:
+        module = tvm.get_global_func("target.build.cuda")(device_module(kernels, target), native)
+    return str(module.inspect_source())

@@ -1,0 +1,101 @@
+"""TIR to an AMD code object: TVM's LLVM, with barriers that wait for LDS, and LLD. None of ROCm is needed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from ....kernels.gpu.grids import DeviceFunction
+from ....runtime.errors import CompileError
+from ....runtime.target import Target
+from .device_module import device_module, device_target
+
+_HELPER = Path(__file__).with_name("rocm_helper.ll")
+_BARRIER = "prefuse_block_barrier"  # of the helper
+_LINKERS = ("ld.lld-22", "ld.lld-21", "ld.lld-20", "ld.lld-19", "ld.lld")
+
+
+@dataclass(frozen=True)
+class RocmCode:
+    """What the compiler made: the code object, and its assembly for people and tests."""
+
+    code_object: bytes
+    assembly: str
+
+
+def compile_rocm(kernels: Mapping[str, DeviceFunction], target: Target) -> RocmCode:
+    """The code object of the kernels.
+
+    Raises:
+        CompileError: this machine has no LLD, or it failed; LLVM has no instructions for an operation, or no such GPU.
+    """
+    linked: list[bytes] = []
+
+    def link(relocatable: Any) -> bytearray:
+        linked.append(_link(bytes(relocatable)))
+        return bytearray(linked[-1])
+
+    tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: tvm.runtime.convert([str(_HELPER)]), override=True)
+    tvm_ffi.register_global_func("tvm_callback_rocm_link", link, override=True)
+    native = device_target(target)
+    try:
+        with native:
+            built = tvm.get_global_func("target.build.rocm")(_with_waiting_barriers(device_module(kernels, target)), native)
+    except tvm.error.InternalError as error:
+        what = str(error).strip().splitlines()[-1]
+        raise CompileError(
+            "ROCm compiler", f"LLVM failed for {target.level}: {what}", "name an architecture that it knows"
+        ) from error
+    return RocmCode(linked[-1], str(built.inspect_source("asm")))
+
+
+def _with_waiting_barriers(module: Any) -> Any:
+    """The module with the helper's barrier for TVM's."""
+    sync = tvm.ir.Op.get("tirx.tvm_storage_sync")
+
+    def replaced(statement: Any) -> Any:
+        if isinstance(statement.value, tvm.ir.Call) and statement.value.op.same_as(sync):
+            return tirx.Evaluate(tirx.call_extern("void", _BARRIER))
+        return statement
+
+    functions = {
+        name: function.with_body(tvm_ffi.structural_map(function.body, (tirx.Evaluate, replaced), order="post"))
+        for name, function in module.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
+def _link(relocatable: bytes) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="prefuse-") as folder:
+        source, output = Path(folder, "kernels.o"), Path(folder, "kernels.hsaco")
+        source.write_bytes(relocatable)
+        command = [*find_lld(), "--no-undefined", "-shared", str(source), "-o", str(output)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise CompileError("linker", result.stderr.strip() or f"exit {result.returncode}", "see the message above")
+        return output.read_bytes()
+
+
+def find_lld() -> list[str]:
+    """The command of an LLD that knows AMD's code objects.
+
+    Raises:
+        CompileError: there is none.
+    """
+    for name in _LINKERS:
+        if path := shutil.which(name) or shutil.which(f"/opt/rocm/llvm/bin/{name}"):
+            return [path]
+    if find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "ld.lld"]
+    raise CompileError("linker", "this machine has no ld.lld", "pip install prefuse[rocm], or apt-get install lld-19")
