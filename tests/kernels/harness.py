@@ -58,7 +58,8 @@ class Case:
             if got.dtype.kind in "biu":
                 np.testing.assert_array_equal(got, expected, f"{self.label}: {name}")
             else:
-                pair = (np.asarray(got, np.float64), np.asarray(expected, np.float64))
+                kind = np.complex128 if got.dtype.kind == "c" else np.float64
+                pair = (np.asarray(got, kind), np.asarray(expected, kind))
                 np.testing.assert_allclose(*pair, self.rtol, self.atol, err_msg=f"{self.label}: {name}")
 
 
