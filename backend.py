@@ -7,7 +7,7 @@ import prefuse.backend as backend
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import onnx
@@ -16,6 +16,11 @@ from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from .compiler.api import compile_model
 from .runtime.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from .compiler.specialize import SpecializedModel
+    from .runtime.executor import CompiledModel
+    from .runtime.staged import StagedModel
 
 _DEVICES = ("CPU",)
 
@@ -34,6 +39,11 @@ class PrefuseRep(BackendRep):
         initializers = {tensor.name for tensor in model.graph.initializer}
         self._inputs = [value.name for value in model.graph.input if value.name not in initializers]
         self._model = _supported(compile_model, model, cache=False, options={})
+
+    @property
+    def model(self) -> CompiledModel | StagedModel | SpecializedModel:
+        """What `prefuse.compile` made."""
+        return cast("CompiledModel | StagedModel | SpecializedModel", self._model)
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Outputs in the graph's order; `inputs` are arrays in the graph's order, by name, or one array alone.

@@ -6,15 +6,20 @@ and outputs that are distinct values, each made by a node.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
+from ..ir.constants import add_constant
+from ..ir.facts import infer_facts
 from ..ir.names import fresh_name
 
 OLDEST_OPSET, DIALECT_OPSET = 1, 18
 _OUR_DOMAIN = "prefuse"
+_NUMPY_SLOPES_OPSET = 7  # from here on the slopes of PRelu broadcast as NumPy does
+_FREE_INITIALIZERS_IR = 4  # the first file format whose initializers need not be inputs too; the converter looks there
 _LARGEST_KEPT_BYTES = 1024  # constants that ONNX's converter may have to see: axes, shapes, scales
 
 
@@ -30,8 +35,11 @@ def normalize(model: ir.Model, where: str) -> ir.Model:
         _inline_functions(model, where)
     for value in [value for value in model.graph.inputs if value.is_initializer()]:
         model.graph.inputs.remove(value)
-    if model.graph.opset_imports[""] < DIALECT_OPSET:
+    opset = model.graph.opset_imports[""]
+    if opset < DIALECT_OPSET:
         model = _upgrade(model, where)
+    if opset < _NUMPY_SLOPES_OPSET:
+        _spread_slopes(model, where)
     _separate_outputs(model.graph)
     return model
 
@@ -75,6 +83,7 @@ def _upgrade(model: ir.Model, where: str) -> ir.Model:
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor) and value.name not in large:  # the converter reads no files
             value.const_value = ir.tensor(value.const_value.numpy(), dtype=value.const_value.dtype, name=value.name)
+    model.ir_version = max(model.ir_version or 0, _FREE_INITIALIZERS_IR)
     for name in large:
         value = model.graph.initializers.pop(name)
         model.graph.inputs.append(value)
@@ -93,6 +102,25 @@ def _upgrade(model: ir.Model, where: str) -> ir.Model:
         value.const_value = large[str(value.name)]
         upgraded.graph.register_initializer(value)
     return upgraded
+
+
+def _spread_slopes(model: ir.Model, where: str) -> None:
+    """Give the slopes of old PRelu nodes, one a channel, the channel's place, which ONNX's converter leaves undone."""
+    nodes = [node for node in model.graph.all_nodes() if node.op_type == "PRelu" and node.domain == ""]
+    if nodes:
+        infer_facts(model)
+    for node in nodes:
+        data, slope = node.inputs[:2]
+        if data is None or slope is None or data.shape is None or slope.shape is None:
+            raise UnsupportedModelError(where, f"PRelu of opset 6 or older at {node.name} with unknown shapes", "export it anew")
+        if len(slope.shape) != 1 or slope.shape[0] == 1 or len(data.shape) < 3:
+            continue
+        axes = add_constant(model, np.arange(1, len(data.shape) - 1), f"{slope.name}_axes")
+        spread = ir.Node("", "Unsqueeze", [slope, axes], name=fresh_name(model, f"{slope.name}_spread"))
+        spread.outputs[0].name = spread.name
+        assert node.graph is not None
+        node.graph.insert_before(node, spread)
+        node.replace_input_with(1, spread.outputs[0])
 
 
 def _separate_outputs(graph: ir.Graph) -> None:

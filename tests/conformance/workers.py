@@ -12,7 +12,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from .cases import Outcome, judge, node_cases, operator_of
+from .cases import Outcome, case_of, judge, operator_of
+from .means import Means
 
 _FORK = multiprocessing.get_context("fork")  # a new worker has the cases and the compiler in memory at once
 
@@ -26,6 +27,7 @@ class Result:
     outcome: Outcome
     detail: str
     seconds: float
+    means: Means | None = None  # of what passed
 
 
 @dataclass
@@ -39,9 +41,9 @@ class _Worker:
         self.name, self.begin = name, time.monotonic()
         self.pipe.send(name)
 
-    def result(self, outcome: Outcome, detail: str) -> Result:
+    def result(self, outcome: Outcome, detail: str, means: Means | None = None) -> Result:
         seconds = time.monotonic() - self.begin
-        return Result(self.name, operator_of(node_cases()[self.name]), outcome, detail, round(seconds, 3))
+        return Result(self.name, operator_of(case_of(self.name)), outcome, detail, round(seconds, 3), means)
 
 
 def run_cases(names: Sequence[str], processes: int, timeout_s: float) -> Iterator[Result]:
@@ -97,6 +99,6 @@ def _work(pipe: Connection[Any, Any], parents_end: Connection[Any, Any]) -> None
     os.dup2(silence, 2)
     try:
         while True:
-            pipe.send(judge(node_cases()[pipe.recv()]))
+            pipe.send(judge(case_of(pipe.recv())))
     except EOFError:
         return

@@ -10,6 +10,7 @@ from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 from onnxruntime import InferenceSession
 from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.oracle import run_model
 from prefuse.runtime.errors import CompileError, InvalidModelError, OptionError, UnsupportedModelError
 
 TEXT = """<ir_version: 8, opset_import: ["": %d]> main (float[N,4] x) => (float[N,4] y) <float[4] w = {1,2,3,4}> {
@@ -185,6 +186,18 @@ def test_all_unsupported_operators_are_named_at_once() -> None:
     assert "2 parts" in str(caught.value)
     assert "com.acme.Magic" in str(caught.value)
     assert "the nearest is Relu" in str(caught.value)
+
+
+@pytest.mark.parametrize("opset", [6, 7, 13])
+def test_slopes_of_old_models_belong_to_channels(opset: int) -> None:
+    """Before opset 7 one slope a channel; from then on NumPy's broadcasting, here along the last axis."""
+    text = f'<ir_version: 3, opset_import: ["": {opset}]> g (float[2,3,3] x, float[3] s) => (float[2,3,3] y) {{y = PRelu(x, s)}}'
+    x, slopes = np.random.default_rng(0).standard_normal((2, 3, 3)).astype(np.float32), np.array([0.1, 0.5, 2.0], np.float32)
+    model = parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(slopes, "s"))
+    (found,) = run_model(import_model(model), {"x": x}, "reference").values()
+    placed = slopes[:, None] if opset < 7 else slopes
+    np.testing.assert_allclose(found, np.where(x < 0, x * placed, x), rtol=1e-6)
 
 
 def test_sparse_tensors_are_unsupported() -> None:
