@@ -99,7 +99,7 @@ class _Attention:
     def build(self) -> BuiltKernel:
         operations = 2 + 2 * self.has(_DECAY) + 2 * self.has(_BETA) + 2 * self.shared  # of one element of the state in one step
         work = self.batch * self.steps * self.heads * self.rows * self.columns * operations
-        factors = self._decay_factors() if self.has(_DECAY) else None
+        factors = self._decay_factors() if self.has(_DECAY) and self.batch * self.steps else None
         whole, rest = divmod(self.columns, self.lanes)
         for count, lanes, first in ((whole, self.lanes, 0), (rest, 1, whole * self.lanes)):
             if self.batch * self.heads * count == 0:
@@ -118,10 +118,9 @@ class _Attention:
         def element(i: Expr) -> None:
             builder.store(factors, i, math.exponential(builder.name, builder.name(tirx.Cast(_TYPE, source[i]))))
 
-        if kind.elements:
-            with builder.chunks(self.batch * self.steps, kind.elements * _COST_OF_EXP) as row:
-                base = builder.bind(row * kind.shape[-1])
-                builder.vector_loop(kind.shape[-1], self.lanes, lambda i: element(base + i))
+        with builder.chunks(self.batch * self.steps, kind.elements * _COST_OF_EXP) as row:
+            base = builder.bind(row * kind.shape[-1])
+            builder.vector_loop(kind.shape[-1], self.lanes, lambda i: element(base + i))
         return factors
 
 
