@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from prefuse.runtime.plan import (
     Buffer,
     Copy,
+    Extent,
     Host,
     Kernel,
     Launch,
@@ -77,10 +78,14 @@ def plans(draw: st.DrawFn, max_streams: int = 3) -> Plan:
     for _ in range(draw(st.integers(1, 12))):
         values.append(_produce(draft, values))
     outputs = [_output(draft, value) for value in draw(st.lists(st.sampled_from(values), min_size=1, max_size=2))]
+    extents = [(Extent(0, _count(draft, values).buffer),) if draw(st.booleans()) else () for _ in outputs]
     return Plan(
         target="cpu:avx2,threads=1",
         inputs=tuple(Port(r.buffer, TensorType((r.size_bytes // 4,), "float32"), r.buffer) for r in inputs),
-        outputs=tuple(Port(r.buffer, TensorType((r.size_bytes,), "uint8"), r.buffer) for r in outputs),
+        outputs=tuple(
+            Port(r.buffer, TensorType((r.size_bytes,), "uint8"), r.buffer, found)
+            for r, found in zip(outputs, extents, strict=True)
+        ),
         spaces=SPACES,
         buffers=tuple(draft.buffers.values()),
         kernels=tuple(draft.kernels),
@@ -123,6 +128,13 @@ def _launch(draft: _Draft, reads: tuple[Region, ...], write: Region, inplace: tu
 def _output(draft: _Draft, value: Region) -> Region:
     made = draft.buffer(Role.OUTPUT, value.size_bytes, "caller")
     draft.add(Copy(value, made, draft.stream()))
+    return made
+
+
+def _count(draft: _Draft, values: list[Region]) -> Region:
+    """A step that writes how much of an output there is."""
+    made = draft.buffer(Role.OUTPUT, 8, "caller")
+    draft.add(Host("Count", (draft.draw(st.sampled_from(values)),), (made,), draft.stream()))
     return made
 
 
@@ -183,7 +195,7 @@ def _wrong_reads(plan: Plan) -> Iterator[str]:
                 yield f"step {number} reads wrong bytes of {region.buffer}"
         for region in step_writes(step):
             memory.update(_bytes(plan, region))
-    for port in plan.outputs:
-        size_bytes = next(buffer.size_bytes for buffer in plan.buffers if buffer.name == port.buffer)
-        if any(memory.get(place) != identity for place, identity in _bytes(plan, Region(port.buffer, 0, size_bytes))):
-            yield f"output {port.name} is not written"
+    for name in (*(port.buffer for port in plan.outputs), *plan.counts):
+        size_bytes = next(buffer.size_bytes for buffer in plan.buffers if buffer.name == name)
+        if any(memory.get(place) != identity for place, identity in _bytes(plan, Region(name, 0, size_bytes))):
+            yield f"output {name} is not written"

@@ -6,47 +6,38 @@ from collections.abc import Callable
 
 from tvm import tirx
 
-from ..builder import Expr, KernelBuilder
-from .common import minimum
+from ..builder import Buffer, Expr, KernelBuilder
 
 
 def sort_positions(
-    builder: KernelBuilder,
-    memory: Expr,
-    begin: Expr,
-    size: Expr,
-    most: int,
-    is_before: Callable[[Expr, Expr], Expr],
-    *,
-    work: int = 0,
-) -> Expr:
-    """Sort the `size` positions in memory[begin:begin + size], and return where in `memory` they stand afterwards.
+    builder: KernelBuilder, memory: Buffer, size: int, is_before: Callable[[Expr, Expr], Expr], *, work: int
+) -> int:
+    """Sort the positions in memory[:size], and return where in `memory` they begin afterwards.
 
-    Merges runs of 1, 2, 4, ... from one half of memory[begin:begin + 2 * most] to the other, in O(size log most).
+    Merges runs of 1, 2, 4, ... from one half of memory[:2 * size] to the other.
 
     Args:
         memory: an int32 buffer.
-        most: the largest that `size` can be.
         is_before: whether the first of two positions must stand before the second; a strict weak order. It may emit statements.
-        work: estimated scalar operations of one merge over all runs, where threads may share it; 0 in a thread already.
+        work: estimated scalar operations of one merge over all runs, which the threads share.
     """
-    levels = (most - 1).bit_length() if most > 1 else 0
+    levels = (size - 1).bit_length()
     with builder.loop(levels, name="level") as level:
-        half = builder.bind(tirx.bitwise_and(level, tirx.const(1, "int32")) * most)
-        source, target = builder.bind(begin + half), builder.bind(begin + (most - half))
+        source = builder.bind(tirx.bitwise_and(level, tirx.const(1, "int32")) * size)
+        target = builder.bind(size - source)
         width = builder.bind(tirx.shift_left(tirx.const(1, "int32"), level))
         pairs = builder.bind(tirx.floordiv(size + 2 * width - 1, 2 * width))
         with builder.dynamic_chunks(pairs, work) as pair:
             low = builder.bind(pair * 2 * width)
-            middle = builder.bind(minimum(low + width, size))
-            high = builder.bind(minimum(middle + width, size))
+            middle = builder.bind(tirx.min(low + width, size))
+            high = builder.bind(tirx.min(middle + width, size))
             _merge(builder, memory, (source, target), (low, middle, high), is_before)
-    return begin + (levels % 2) * most
+    return levels % 2 * size
 
 
 def _merge(
     builder: KernelBuilder,
-    memory: Expr,
+    memory: Buffer,
     places: tuple[Expr, Expr],
     runs: tuple[Expr, Expr, Expr],
     is_before: Callable[[Expr, Expr], Expr],

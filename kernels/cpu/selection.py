@@ -27,6 +27,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     (op,) = group.ops
     if len(op.outputs) != 2:
         return Refusal("the size of its result depends on data and is needed while compiling")
+    if target.is_gpu:
+        return Refusal("it counts on the CPU only")
     builder = new_builder(target)
     count = (_non_zero if op.op_type == "NonZero" else _compress)(group, op, builder)
     builder.store(builder.parameter(op.outputs[1], 1, "int64"), 0, tirx.Cast("int64", count))

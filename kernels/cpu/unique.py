@@ -6,12 +6,14 @@ As numpy.unique does: NaN is greater than every number; among elements all NaN a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..builder import Expr, KernelBuilder
+from ..builder import Buffer, Expr, KernelBuilder
 from ..formats import is_coded
 from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
@@ -19,6 +21,7 @@ from .anchored import accumulator_type
 from .common import finish, new_builder
 from .merge_sort import sort_positions
 from .selection import copy_slices
+from .sorting import Sorter, key_type, order_key
 
 OPERATORS = frozenset(["Unique"])
 
@@ -34,27 +37,31 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if is_coded(kind.dtype) or kind.dtype.startswith("complex"):
         return Refusal(f"{kind.dtype} has no order")
     builder = new_builder(target)
-    items = _Items(group, op, builder)
-    steps = items.size * max(items.size.bit_length(), 1) * 8
-    _store(group, op, builder, items, _group_equals(builder, items))
-    return finish("unique", builder, group, flops=steps)
+    axis = op.attribute("axis")
+    layout = _Layout.of((kind.elements,) if axis is None else kind.shape, axis or 0)
+    source = builder.parameter(op.inputs[0], kind.elements, kind.dtype)
+    is_elements = axis is None or len(kind.shape) == 1
+    items = _Elements(builder, source, layout, kind.dtype) if is_elements else _Slices(builder, source, layout, kind.dtype)
+    _store(group, op, builder, layout, _group_equals(builder, items, layout.size))
+    return finish("unique", builder, group, flops=8 * layout.size * layout.size.bit_length())
 
 
-class _Items:
-    """What is compared: `size` elements, or slices of `length` elements, each seen as [outer, inner] around the axis."""
+@dataclass(frozen=True)
+class _Layout:
+    """The input as [outer, size, inner] around the axis along which it has `size` items of `length` elements."""
 
-    def __init__(self, group: Group, op: Op, builder: KernelBuilder) -> None:
-        kind, axis = group.types[op.inputs[0]], op.attribute("axis")
-        shape = (kind.elements,) if axis is None else kind.shape
-        axis = 0 if axis is None else axis % len(shape)
-        self.outer, self.size, self.inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
-        self.length = self.outer * self.inner
-        self.are_slices = len(shape) > 1
-        self.builder = builder
-        self.source = builder.parameter(op.inputs[0], kind.elements, kind.dtype)
-        self.dtype = kind.dtype
-        self._working = "int32" if kind.dtype == "bool" else accumulator_type(kind.dtype)
-        self._is_float = "float" in kind.dtype
+    outer: int
+    size: int
+    inner: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], axis: int) -> _Layout:
+        axis %= len(shape)
+        return cls(prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
+
+    @property
+    def length(self) -> int:
+        return self.outer * self.inner
 
     def place(self, item: Expr, part: Expr) -> Expr:
         """Offset of one element of an item."""
@@ -64,48 +71,94 @@ class _Items:
             return item * self.inner + part
         return (tirx.floordiv(part, self.inner) * self.size + item) * self.inner + tirx.floormod(part, self.inner)
 
-    def is_before(self, first: Expr, second: Expr) -> Expr:
-        """Whether an item stands before another: by their first elements that are neither equal nor both NaN."""
-        if self.length == 0:
-            return tirx.const(False, "bool")
-        part = self._first_difference(first, second, self._is_same)
-        return self._is_less(self._read(first, part), self._read(second, part))
 
-    def differs(self, first: Expr, second: Expr) -> Expr:
-        """Whether two neighbours of the sorted order are different items."""
-        if self.length == 0:
+class _Items(Protocol):
+    """What is compared. Once sorted, equal ones are neighbours, in the order of their places."""
+
+    def sort(self) -> None: ...
+
+    def at(self, rank: Expr) -> Expr:
+        """The place of an item in the input, by its rank in the sorted order."""
+        ...
+
+    def differs(self, rank: Expr, other: Expr) -> Expr:
+        """Whether the items of two neighbouring ranks are different."""
+        ...
+
+
+class _Elements:
+    """Elements, sorted by integer keys: those are equal where the elements are, or where both are NaN."""
+
+    def __init__(self, builder: KernelBuilder, source: Expr, layout: _Layout, dtype: str) -> None:
+        self._builder, self._source, self._size, self._dtype = builder, source, layout.size, dtype
+        self._sorter = Sorter(builder, layout.size, key_type(dtype), 1)
+        self._entries = self._sorter.entries(tirx.const(0, "int32"))
+
+    def sort(self) -> None:
+        with self._builder.loop(self._size, name="item") as item:
+            self._entries.put(item, order_key(self._source[item], self._dtype, self._builder.name), item)
+        self._sorter.sort(tirx.const(0, "int32"), self._size)
+
+    def at(self, rank: Expr) -> Expr:
+        return self._entries.place(rank)
+
+    def differs(self, rank: Expr, other: Expr) -> Expr:
+        return tirx.NE(self._entries.key(rank), self._entries.key(other))
+
+
+class _Slices:
+    """Slices, sorted by their first elements that differ. A slice with a NaN is equal to none."""
+
+    def __init__(self, builder: KernelBuilder, source: Expr, layout: _Layout, dtype: str) -> None:
+        self._builder, self._source, self._layout, self._dtype = builder, source, layout, dtype
+        self._working = "int32" if dtype == "bool" else accumulator_type(dtype)
+        self._is_float = "float" in dtype
+        self._order = builder.workspace(2 * layout.size, "int32")
+        self._begin: Expr = 0
+
+    def sort(self) -> None:
+        builder, size = self._builder, self._layout.size
+        builder.vector_loop(size, builder.lanes("int32"), lambda i: builder.store(self._order, i, i))
+        self._begin = sort_positions(builder, self._order, size, self._is_before, work=8 * size)
+
+    def at(self, rank: Expr) -> Expr:
+        return self._order[self._begin + rank]
+
+    def differs(self, rank: Expr, other: Expr) -> Expr:
+        if self._layout.length == 0:
             return tirx.const(False, "bool")
-        if not self.are_slices:
-            return self._is_less(self._read(first, 0), self._read(second, 0))
+        first, second = self._builder.bind(self.at(rank)), self._builder.bind(self.at(other))
         part = self._first_difference(first, second, tirx.EQ)
         a, b = self._read(first, part), self._read(second, part)
         differs = tirx.Or(a < b, b < a)
         return tirx.Or(differs, tirx.Or(tirx.isnan(a), tirx.isnan(b))) if self._is_float else differs
 
-    def _first_difference(self, first: Expr, second: Expr, is_same: Callable[[Expr, Expr], Expr]) -> Expr:
-        """The first part in which two items are not the same, else the last one."""
-        if self.length == 1:
-            return tirx.const(0, "int32")
-        part = self.builder.local(1, "int32", "part")
-        self.builder.store(part, 0, tirx.const(0, "int32"))
-        same = is_same(self._read(first, part[0]), self._read(second, part[0]))
-        with self.builder.while_true(tirx.And(part[0] < self.length - 1, same)):
-            self.builder.store(part, 0, part[0] + 1)
-        return self.builder.bind(part[0])
-
-    def _read(self, item: Expr, part: Expr) -> Expr:
-        element = self.source[self.place(item, part)]
-        return element if self._working == self.dtype else tirx.Cast(self._working, element)
+    def _is_before(self, first: Expr, second: Expr) -> Expr:
+        """Whether a slice stands before another: by their first elements that are neither equal nor both NaN."""
+        if self._layout.length == 0:
+            return tirx.const(False, "bool")
+        part = self._first_difference(first, second, self._is_same)
+        a, b = self._read(first, part), self._read(second, part)
+        return tirx.Or(a < b, tirx.And(tirx.isnan(b), tirx.Not(tirx.isnan(a)))) if self._is_float else a < b
 
     # No comparison of floats may stand under a negation: TVM turns "not a < b" into "b <= a", which NaN makes false as well.
-
-    def _is_less(self, a: Expr, b: Expr) -> Expr:
-        less = a < b
-        return tirx.Or(less, tirx.And(tirx.isnan(b), tirx.Not(tirx.isnan(a)))) if self._is_float else less
 
     def _is_same(self, a: Expr, b: Expr) -> Expr:
         same = tirx.EQ(a, b)
         return tirx.Or(same, tirx.And(tirx.isnan(a), tirx.isnan(b))) if self._is_float else same
+
+    def _first_difference(self, first: Expr, second: Expr, is_same: Callable[[Expr, Expr], Expr]) -> Expr:
+        """The first part in which two slices are not the same, else the last one."""
+        part = self._builder.local(1, "int32", "part")
+        self._builder.store(part, 0, tirx.const(0, "int32"))
+        same = is_same(self._read(first, part[0]), self._read(second, part[0]))
+        with self._builder.while_true(tirx.And(part[0] < self._layout.length - 1, same)):
+            self._builder.store(part, 0, part[0] + 1)
+        return self._builder.bind(part[0])
+
+    def _read(self, item: Expr, part: Expr) -> Expr:
+        element = self._source[self._layout.place(item, part)]
+        return element if self._working == self._dtype else tirx.Cast(self._working, element)
 
 
 class _Classes:
@@ -115,23 +168,18 @@ class _Classes:
         self.first = builder.workspace(size, "int32")
         self.members = builder.workspace(size, "int32")
         self.of = builder.workspace(size, "int32")
-        self.rank = builder.workspace(size, "int32")  # of each class, by the first item
-        self.by_rank = builder.workspace(size, "int32")
         self.count: Expr = 0
 
 
-def _group_equals(builder: KernelBuilder, items: _Items) -> _Classes:
+def _group_equals(builder: KernelBuilder, items: _Items, size: int) -> _Classes:
     """Sort the items, and number the runs of equal ones."""
-    classes = _Classes(builder, items.size)
-    order = builder.workspace(2 * items.size, "int32")
-    builder.vector_loop(items.size, builder.lanes("int32"), lambda i: builder.store(order, i, i))
-    sorted_at = sort_positions(builder, order, 0, items.size, items.size, items.is_before, work=8 * items.size)
+    classes = _Classes(builder, size)
+    items.sort()
     count = builder.local(1, "int32", "count")
     builder.store(count, 0, tirx.const(0, "int32"))
-    with builder.loop(items.size, name="k") as k:
-        item = builder.bind(order[sorted_at + k])
-        before = builder.bind(order[sorted_at + tirx.max(k - 1, 0)])
-        with builder.when(tirx.Or(tirx.EQ(k, 0), items.differs(before, item))):
+    with builder.loop(size, name="rank") as rank:
+        item = builder.bind(items.at(rank))
+        with builder.when(tirx.Or(tirx.EQ(rank, 0), items.differs(builder.bind(tirx.max(rank - 1, 0)), rank))):
             builder.store(classes.first, count[0], item)
             builder.store(classes.members, count[0], tirx.const(0, "int32"))
             builder.store(count, 0, count[0] + 1)
@@ -142,47 +190,55 @@ def _group_equals(builder: KernelBuilder, items: _Items) -> _Classes:
     return classes
 
 
-def _rank_by_first(builder: KernelBuilder, items: _Items, classes: _Classes) -> None:
-    """Number the classes in the order of their first items."""
+def _rank_by_first(builder: KernelBuilder, size: int, classes: _Classes) -> tuple[Buffer, Buffer]:
+    """Number the classes in the order of their first items: the rank of each class, and the first item of each rank."""
+    ranks, items = builder.workspace(size, "int32"), builder.workspace(size, "int32")
     rank = builder.local(1, "int32", "rank")
     builder.store(rank, 0, tirx.const(0, "int32"))
-    with builder.loop(items.size, name="item") as item:
+    with builder.loop(size, name="item") as item:
         number = builder.bind(classes.of[item])
         with builder.when(tirx.EQ(classes.first[number], item)):
-            builder.store(classes.rank, number, rank[0])
+            builder.store(ranks, number, rank[0])
+            builder.store(items, rank[0], item)
             builder.store(rank, 0, rank[0] + 1)
+    return ranks, items
 
 
-def _store(group: Group, op: Op, builder: KernelBuilder, items: _Items, classes: _Classes) -> None:
+def _store(group: Group, op: Op, builder: KernelBuilder, layout: _Layout, classes: _Classes) -> None:
     """Write the outputs that are asked for."""
-    is_sorted = bool(op.attribute("sorted", 1))
-    if not is_sorted:
-        _rank_by_first(builder, items, classes)
+    ranks, firsts = None, classes.first
+    if not op.attribute("sorted", 1):
+        ranks, firsts = _rank_by_first(builder, layout.size, classes)
     values, indices, inverse, counts, count = (
         builder.parameter(name, group.types[name].elements, group.types[name].dtype) if name else None for name in op.outputs
     )
 
     def rank_of(number: Expr) -> Expr:
-        return number if is_sorted else classes.rank[number]
+        return number if ranks is None else ranks[number]
 
     with builder.loop(classes.count, name="class") as number:
         rank = builder.bind(rank_of(number))
-        builder.store(classes.by_rank, rank, classes.first[number])
         for out, found in ((indices, classes.first), (counts, classes.members)):
             if out is not None:
                 builder.store(out, rank, tirx.Cast("int64", found[number]))
     if inverse is not None:
-        with builder.loop(items.size, name="item") as item:
+        with builder.loop(layout.size, name="item") as item:
             builder.store(inverse, item, tirx.Cast("int64", rank_of(classes.of[item])))
-    if values is not None and items.length:
-
-        def copy(row: Expr, item: Expr, rank: Expr) -> None:
-            begin, end = builder.bind((row * items.size + item) * items.inner), (row * items.size + rank) * items.inner
-            end = builder.bind(end)
-            lanes = builder.lanes(items.dtype)
-            builder.vector_loop(items.inner, lanes, lambda j: builder.store(values, end + j, items.source[begin + j]))
-
-        work = items.size * items.length
-        copy_slices(builder, classes.by_rank, classes.count, items.outer, work, copy)
+    if values is not None:
+        kind = group.types[op.inputs[0]]
+        source = builder.parameter(op.inputs[0], kind.elements, kind.dtype)
+        _copy_items(builder, source, values, layout, firsts, classes.count, builder.lanes(kind.dtype))
     if count is not None:
         builder.store(count, 0, tirx.Cast("int64", classes.count))
+
+
+def _copy_items(
+    builder: KernelBuilder, source: Buffer, target: Buffer, layout: _Layout, places: Buffer, count: Expr, lanes: int
+) -> None:
+    """Copy the items at the first `count` of `places` to the front of the axis."""
+
+    def copy(row: Expr, item: Expr, rank: Expr) -> None:
+        begin, end = (builder.bind((row * layout.size + place) * layout.inner) for place in (item, rank))
+        builder.vector_loop(layout.inner, lanes, lambda j: builder.store(target, end + j, source[begin + j]))
+
+    copy_slices(builder, places, count, layout.outer, layout.size * layout.length, copy)

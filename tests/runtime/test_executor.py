@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from prefuse.runtime import native
 from prefuse.runtime.cpu_device import CpuArena
 from prefuse.runtime.errors import ArenaMemoryError, CompileError, InputError, ProgramFileError
 from prefuse.runtime.executor import CompiledModel, Context, load
-from prefuse.runtime.plan import Buffer, Launch, Plan, Port, Region, Role, Space, TensorType
+from prefuse.runtime.plan import Buffer, Extent, Launch, Plan, Port, Region, Role, Space, TensorType
 from prefuse.runtime.program_file import Program, read_program
 from prefuse.tests.runtime.tiny_program import ELEMENTS, expected
 
@@ -73,6 +74,46 @@ def model_of(
     )
     device = FakeDevice()
     return CompiledModel(Program(plan, b"", np.empty(0, np.uint8), {}), device), device.executable
+
+
+def bounded_model(shape: tuple[int, ...], axis: int) -> tuple[CompiledModel, FakeExecutable]:
+    """A model of x: float32[1] whose two outputs have an axis of a size that a run decides, one size for both."""
+    kind = TensorType(shape, "float32")
+    ports = tuple(Port(name, kind, name, (Extent(axis, "n"),)) for name in ("y", "z"))
+    plan = Plan("cpu:avx2,threads=1", (Port("x", TensorType((1,), "float32"), "x"),), ports, (), (), (), ())
+    device = FakeDevice()
+    return CompiledModel(Program(plan, b"", np.empty(0, np.uint8), {}), device), device.executable
+
+
+def fill(shape: tuple[int, ...], count: int) -> Callable[..., None]:
+    """A program that writes 0, 1, 2, ... to y, the same from 100 on to z, and their common size behind both."""
+
+    def call(x: int, y: int, z: int, n: int) -> None:
+        for address, first in ((y, 0), (z, 100)):
+            values = np.arange(first, first + int(np.prod(shape)), dtype=np.float32)
+            ctypes.memmove(address, values.ctypes.data, values.nbytes)
+        ctypes.c_int64.from_address(n).value = count
+
+    return call
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((6,), 0), ((6, 2), 0), ((2, 6), 1), ((2, 6, 3), 1)])
+@pytest.mark.parametrize("count", [0, 1, 4, 6])
+def test_outputs_are_cut_to_what_a_run_found(shape: tuple[int, ...], axis: int, count: int) -> None:
+    model, executable = bounded_model(shape, axis)
+    executable.call = fill(shape, count)
+    whole = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    want = np.take(whole, np.arange(count), axis)
+    x = np.zeros(1, np.float32)
+    for call in (model, model.context()):
+        for offset, got in zip((0, 100), arrays(call(x)), strict=True):
+            np.testing.assert_array_equal(got, want + offset)
+            assert got.flags.c_contiguous
+            assert got.base is None or got.base.nbytes <= 2 * got.nbytes, "a small result keeps a large buffer alive"
+        for offset, tensor in zip((0, 100), tensors(call(torch.from_numpy(x))), strict=True):
+            np.testing.assert_array_equal(tensor.numpy(), want + offset)
+            assert tensor.is_contiguous()
+            assert tensor.untyped_storage().nbytes() <= 2 * tensor.nbytes
 
 
 def arrays(results: object) -> tuple[np.ndarray, ...]:

@@ -16,6 +16,8 @@ from prefuse.runtime.plan import (
     ALIGNMENT,
     Buffer,
     Copy,
+    Extent,
+    Host,
     Kernel,
     Launch,
     Plan,
@@ -154,6 +156,42 @@ MUTANTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
 def test_mutants_are_rejected(name: str) -> None:
     mutate, fault = MUTANTS[name]
     faults = [str(found) for found in check_plan(mutate(example()))]
+    assert any(fault in found for found in faults), faults
+
+
+def bounded(plan: Plan, *extents: Extent, size_bytes: int = 8, role: Role = Role.OUTPUT) -> Plan:
+    """The plan with these extents on its output, and a last step that writes 8 bytes of n."""
+    return replace(
+        plan,
+        outputs=(replace(plan.outputs[0], extents=extents),),
+        buffers=(*plan.buffers, Buffer("n", role, size_bytes, "caller")),
+        steps=(*plan.steps, Host("Count", (whole("x"),), (Region("n", 0, 8),))),
+    )
+
+
+def test_extents_are_right() -> None:
+    assert check_plan(bounded(example(), Extent(0, "n"))) == ()
+
+
+@pytest.mark.parametrize(
+    ("plan", "fault"),
+    [
+        (with_step(bounded(example(), Extent(0, "n")), 6), "extent n: byte 0 is never written"),
+        (bounded(example(), Extent(1, "n")), "output y: its extents are of the axes [1], it has 1"),
+        (bounded(example(), Extent(0, "n"), Extent(0, "n")), "output y: its extents are of the axes [0, 0], it has 1"),
+        (bounded(example(), Extent(0, "n"), size_bytes=16), "output y: its extent n is no output buffer of 8 bytes"),
+        (bounded(example(), Extent(0, "n"), role=Role.INPUT), "output y: its extent n is no output buffer of 8 bytes"),
+        (bounded(example(), Extent(0, "q")), "output y: its extent q is no output buffer of 8 bytes"),
+        (bounded(example(), Extent(0, "y")), "port of buffer y: 2 have this name"),
+        (bounded(example()), "buffer n: no output of the program is in it"),
+        (
+            replace(bounded(example(), Extent(0, "n")), inputs=(Port("x", KIND, "x", (Extent(0, "n"),)),)),
+            "input x: an input has no extents",
+        ),
+    ],
+)
+def test_wrong_extents_are_rejected(plan: Plan, fault: str) -> None:
+    faults = [str(found) for found in check_plan(plan)]
     assert any(fault in found for found in faults), faults
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.plan_memory import PlanMemory
 from prefuse.runtime.errors import ProgramFileError
-from prefuse.runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
+from prefuse.runtime.plan import Buffer, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
 from prefuse.runtime.plan_text import parse_plan, print_plan
 from prefuse.runtime.target import Target
 from prefuse.tests.plan_strategies import plans
@@ -47,7 +47,10 @@ def test_text_is_for_people() -> None:
     plan = Plan(
         target="cpu:avx2,threads=2",
         inputs=(Port("x", TensorType((1, 16), "float32"), "x"),),
-        outputs=(Port("y 1", TensorType((), "float32"), "y 1"),),
+        outputs=(
+            Port("y 1", TensorType((), "float32"), "y 1"),
+            Port("z", TensorType((2, 9), "int64"), "z", (Extent(1, "n"), Extent(0, "m 2"))),
+        ),
         spaces=(Space("arena", 64, 4096),),
         buffers=(Buffer("x", Role.INPUT, 64, "caller"), Buffer("h", Role.ACTIVATION, 64, "arena", 0)),
         kernels=(Kernel("relu_0", "elementwise", 2, 16, 128),),
@@ -60,6 +63,7 @@ def test_text_is_for_people() -> None:
         "buffer h activation size 64 in arena at 0",
         "input x float32[1,16] in x",
         'output "y 1" float32[] in "y 1"',
+        'output z int64[2,9] in z extents (1=n, 0="m 2")',
         "kernel relu_0 template elementwise arguments 2 flops 16 bytes 128",
         "launch relu_0 (x[0:64]) -> (h[0:64]) inplace (0=0) label /Relu stream 1",
     ]
@@ -83,6 +87,7 @@ def test_text_is_for_people() -> None:
         (HEADER + "input x object[1] in x\n", "unknown element type 'object'"),
         (HEADER + "input x float33[1] in x\n", "unknown element type 'float33'"),
         (HEADER + "input x float32[1 2] in x\n", "expected ',', found '2'"),
+        (HEADER + "output y int8[2] in y extents (0 n)\n", "expected '=', found 'n'"),
         (HEADER + "copy a[8:4] -> b[0:4]\n", "region of 'a' ends at 4, before its start 8"),
         (HEADER + "launch k (a[0:4] -> (b[0:4])\n", "expected ',', found '->'"),
     ],
