@@ -36,11 +36,11 @@ _OPERATORS: dict[Kind, str] = {
         BitCast Concat DepthToSpace Expand Gather GatherElements GatherND Pad Slice SpaceToDepth Split Tile Transpose Trilu""",
     Kind.VIEW: "Flatten Identity Reshape Squeeze Unsqueeze",
     Kind.REDUCTION: """
-        ArgMax ArgMin AveragePool GlobalAveragePool GlobalMaxPool GroupNormalization InstanceNormalization LayerNormalization
-        LogSoftmax LpPool MaxPool RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
-        ReduceProd ReduceSum ReduceSumSquare Resize Softmax""",
+        ArgMax ArgMin AveragePool GlobalAveragePool GlobalMaxPool GridSample GroupNormalization InstanceNormalization
+        LayerNormalization LogSoftmax LpPool MaxPool RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
+        ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize Softmax""",
     Kind.OUTPUT_FUSABLE: "Conv ConvTranspose Gemm MatMul",
-    Kind.OPAQUE: "Compress CumSum GRU LSTM LinearAttention NonMaxSuppression NonZero RNN ScatterElements ScatterND TopK Unique",
+    Kind.OPAQUE: "Compress CumProd CumSum GRU LSTM LinearAttention NonMaxSuppression NonZero RNN ScatterElements ScatterND TopK Unique",
 }
 KIND_OF_OPERATOR: dict[str, Kind] = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 

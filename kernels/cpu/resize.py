@@ -290,7 +290,7 @@ class _Resize:
 
     def _store(self, index: Index, value: Expr, outside: Sequence[Expr]) -> None:
         dtype = self.group.types[self.anchor.outputs[0]].dtype
-        result = value if self.dtype is None else _rounded(value, dtype)
+        result = value if self.dtype is None else rounded(value, dtype)
         if outside:
             fill = tirx.const(self.anchor.attribute("extrapolation_value", 0.0), dtype)
             result = tirx.Select(reduce(tirx.Or, outside), fill, result)
@@ -325,12 +325,11 @@ class _Resize:
         return self.builder.local(elements, self.working, name)
 
 
-def _rounded(value: Expr, dtype: str) -> Expr:
+def rounded(value: Expr, dtype: str) -> Expr:
     """A weighted mean in the operand's type; integers by rounding, halves to even, held within their range."""
-    if "float" in dtype:
+    if str(value.ty) == dtype or "float" in dtype:
         return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
     info = np.iinfo(dtype)
     top = np.nextafter(2.0**63, 0) if dtype == "int64" else np.nextafter(2.0**64, 0) if dtype == "uint64" else float(info.max)
-    bounds = (tirx.const(float(bound), str(value.ty)) for bound in (info.min, top))
-    low, high = bounds
+    low, high = (tirx.const(float(bound), str(value.ty)) for bound in (info.min, top))
     return tirx.Cast(dtype, tirx.max(tirx.min(tirx.nearbyint(value), high), low))

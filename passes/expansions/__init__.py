@@ -9,13 +9,19 @@ import onnx_ir as ir
 
 from .encoding import one_hot
 from .grids import affine_grid
+from .images import batch_normalization, deform_conv, eye_like, global_lp_pool, max_unpool
 from .normalization import lp_normalization
 from .quantization import dequantize_linear, quantize_linear
 
 _BODIES: dict[str, Callable[[ir.Node], str | None]] = {
     "AffineGrid": affine_grid,
+    "BatchNormalization": batch_normalization,
+    "DeformConv": deform_conv,
     "DequantizeLinear": dequantize_linear,
+    "EyeLike": eye_like,
+    "GlobalLpPool": global_lp_pool,
     "LpNormalization": lp_normalization,
+    "MaxUnpool": max_unpool,
     "OneHot": one_hot,
     "QuantizeLinear": quantize_linear,
 }
@@ -28,7 +34,8 @@ def expansion_of(node: ir.Node, opset: int) -> ir.Function | None:
     if body is None:
         return None
     names = ", ".join(f"i{position}" for position in range(len(node.inputs)))
-    text = f'<domain: "prefuse.expansions", opset_import: ["": {opset}]> {node.op_type} ({names}) => (y) {{ {body} }}'
+    results = ", ".join(["y", *(f"y{position}" for position in range(1, len(node.outputs)))])
+    text = f'<domain: "prefuse.expansions", opset_import: ["": {opset}]> {node.op_type} ({names}) => ({results}) {{ {body} }}'
     return ir.serde.deserialize_function(onnx.parser.parse_function(text))
 
 
