@@ -1,4 +1,4 @@
-"""Gather, GatherElements and GatherND: elements at places that only a run knows, and CumSum.
+"""Gather, GatherElements and GatherND: elements at places that only a run knows.
 
 An index counts from the end where it is negative, and is held within its dimension: a wrong index reads a wrong element, never
 memory that is not the tensor's.
@@ -15,12 +15,11 @@ from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, row_major
 from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
-from ..values import literal_ints, pointwise_obstacle, split_anchor
-from .anchored import accumulator_type, bound_unravel, follow, merge_sections, nest
+from ..values import pointwise_obstacle, split_anchor
+from .anchored import bound_unravel, follow, merge_sections, nest
 from .common import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost
 
 OPERATORS = frozenset(["Gather", "GatherElements", "GatherND"])
-SCANS = frozenset(["CumSum"])
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -35,36 +34,6 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if elements:
         {"Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd}[anchor.op_type](group, anchor, builder)
     return finish("gather", builder, group, flops=elements * pointwise_cost(group))
-
-
-def build_scan(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes CumSum alone, along an axis known while compiling."""
-    (op,) = group.ops
-    axes = literal_ints(group, op.inputs[1])
-    if axes is None:
-        return Refusal("the axis is known only to a run")
-    kind = group.types[op.inputs[0]]
-    axis = axes[0] % len(kind.shape)
-    length, inner = kind.shape[axis], prod(kind.shape[axis + 1 :])
-    builder = new_builder(target)
-    source = builder.parameter(op.inputs[0], kind.elements, kind.dtype)
-    out = builder.parameter(op.outputs[0], kind.elements, kind.dtype)
-    working = accumulator_type(kind.dtype)
-    exclusive, backwards = bool(op.attribute("exclusive", 0)), bool(op.attribute("reverse", 0))
-    if kind.elements:
-        sums = builder.workspace(prod(kind.shape[:axis]) * inner, working)
-        with builder.chunks(prod(kind.shape[:axis]), kind.elements) as o, builder.loop(length, name="step") as step:
-            place = builder.bind((o * length + (length - 1 - step if backwards else step)) * inner)
-
-            def element(j: Expr) -> None:
-                before = tirx.Select(step > 0, sums[o * inner + j], tirx.const(0, working))
-                after = builder.name(before + tirx.Cast(working, source[place + j]))
-                before = builder.name(before)
-                builder.store(out, place + j, tirx.Cast(kind.dtype, before if exclusive else after))
-                builder.store(sums, o * inner + j, after)
-
-            builder.vector_loop(inner, builder.lanes(working), element)
-    return finish("scan", builder, group, flops=kind.elements)
 
 
 def _gather(group: Group, anchor: Op, builder: KernelBuilder) -> None:

@@ -1,4 +1,4 @@
-"""Gathers at run-time places, and CumSum."""
+"""Gathers at run-time places."""
 
 from __future__ import annotations
 
@@ -37,14 +37,6 @@ def gathers() -> list[Case]:
     return [*cases, *(followed(case) for case in cases if case.arrays["x0"].dtype == np.float32)]
 
 
-def scans() -> list[Case]:
-    axis = np.array(1, np.int64)
-    cases = [operator("CumSum", x(3, 7, 20, dtype="float64"), axis, rtol=1e-12)]
-    cases += [operator("CumSum", x(2, 9), np.array(-1, np.int64), rtol=1e-5, atol=1e-4, reverse=1)]
-    cases += [operator("CumSum", x(2, 9, 3, dtype="int64"), axis, exclusive=1)]
-    return [*cases, operator("CumSum", x(4, 5, dtype="int32"), axis, exclusive=1, reverse=1)]
-
-
 def test_an_index_out_of_range_reads_inside_the_tensor() -> None:
     data = x(4, 3)
     case = operator("Gather", data, np.array([99, -99], np.int64), variables=(1,), expected=[data[[3, 0]]])
@@ -52,7 +44,7 @@ def test_an_index_out_of_range_reads_inside_the_tensor() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("cases", [gathers, scans])
+@pytest.mark.parametrize("cases", [gathers])
 def test_gathers(cases: object, level: str) -> None:
     assert callable(cases)
     check(cases(), target_of(level))
