@@ -5,6 +5,7 @@
     # REMARK: fuse-epilogue: Relu not fused           part of a remark or rejection that some pass must make
     # NO-REMARK: fuse-epilogue                        part of none of them
     # NOT-EXECUTED: RandomNormal differs on each run  only where executing the model cannot tell anything, with the reason
+    # ENGINE: onnxruntime                             what executes the model, where onnx.reference gets it wrong
 
 Besides, each model is verified and executed before and after the pipeline on the same random inputs, and the last pass must
 find nothing more to do when it runs again.
@@ -26,7 +27,7 @@ from filecheck.parser import Parser
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.printer import print_model
 from prefuse.compiler.ir.verifier import verify_model
-from prefuse.compiler.oracle import Arrays, random_inputs, relative_error, run_model
+from prefuse.compiler.oracle import Arrays, Engine, random_inputs, relative_error, run_model
 from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.runtime.target import Target
@@ -44,6 +45,7 @@ class Directives:
     remarks: tuple[str, ...]
     no_remarks: tuple[str, ...]
     executed: bool
+    engine: Engine
 
 
 def read_directives(text: str) -> Directives:
@@ -52,13 +54,14 @@ def read_directives(text: str) -> Directives:
 
     (pipeline,) = all_of("RUN")
     assert "" not in all_of("NOT-EXECUTED"), "say why the model is not executed"
-    return Directives(pipeline, all_of("REMARK"), all_of("NO-REMARK"), not all_of("NOT-EXECUTED"))
+    engine: Engine = "onnxruntime" if "onnxruntime" in all_of("ENGINE") else "reference"
+    return Directives(pipeline, all_of("REMARK"), all_of("NO-REMARK"), not all_of("NOT-EXECUTED"), engine)
 
 
-def execute(model: ir.Model, inputs: Arrays) -> Arrays:
-    """onnx.reference's outputs; ONNX Runtime's where the reference lacks an operator."""
+def execute(model: ir.Model, inputs: Arrays, engine: Engine) -> Arrays:
+    """The engine's outputs; ONNX Runtime's where the reference lacks an operator."""
     try:
-        return run_model(model, inputs, "reference")
+        return run_model(model, inputs, engine)
     except Exception:  # it raises anything from NotImplementedError to TypeError
         return run_model(model, inputs, "onnxruntime")
 
@@ -101,7 +104,7 @@ def test_file(path: Path) -> None:
         assert not any(unwanted in line for line in said), f"a remark says {unwanted!r}"
     if directives.executed:
         inputs = random_inputs(original)
-        assert_same(execute(model, inputs), execute(original, inputs))
+        assert_same(execute(model, inputs, directives.engine), execute(original, inputs, directives.engine))
     (again,) = run_pipeline(model, passes[-1:], context)
     assert not again.changed, f"{passes[-1].name} says that it changed its own result"
     assert print_model(model) == result, f"{passes[-1].name} is not idempotent"
