@@ -255,6 +255,30 @@ def test_the_host_moves_bytes_as_onnx_says(call: str) -> None:
             np.testing.assert_array_equal(found, array)
 
 
+_SELECTED = """main (float[4,6] x) => (float[N] y) {
+    places = NonZero(x)
+    rows = Transpose<perm=[1,0]>(places)
+    chosen = GatherND(x, rows)
+    y = Exp(chosen)
+}"""
+
+
+def test_a_result_of_data_dependent_size_is_read_again() -> None:
+    net = _compiled(_SELECTED)
+    for zeros in (0, 5, 24, 5):
+        x = np.abs(_floats(24)) + 1
+        x[:zeros] = 0
+        _check(net, _SELECTED, x.reshape(4, 6))
+
+
+def test_many_shapes_are_warned_of() -> None:
+    net = prefuse.compile(_model("main (float[9] x) => (float[N] y) { p = NonZero(x) y = Cast<to=1>(p) }"), cache=False)
+    for ones in range(7):
+        net((np.arange(9) < ones).astype(np.float32))
+    with pytest.warns(UserWarning, match="stage 2 is compiled for the 8th shape"):
+        net(np.ones(9, np.float32))
+
+
 def test_host_steps_of_moves_are_not_the_reference() -> None:
     text = """main (float[3000] x) => (float[N] y) {
         most = ReduceMax<keepdims=0>(x)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import onnx_ir as ir
@@ -19,10 +21,13 @@ from ..ir.facts import dtype_name, has_static_type, infer_facts, source_of
 from ..ir.scopes import captured_by, read_values
 from ..pass_table import PASSES, STRUCTURE_PIPELINE
 from ..pipeline import Context, Pass, parse_pipeline, run_pipeline
-from ..specialize import SpecializedModel
+from ..sources import GraphSource
+from ..specialize import Call, Specialization, SpecializedModel
 from .host_operators import host_function
 from .partition import Stage, crossing_values, needs_host, partition
 from .stage_model import StageModel, stage_model
+
+_MANY_SHAPES = 8  # of one stage, before a warning
 
 
 def build_model(builder: Builder, key: str, model: ir.Model) -> CompiledModel | StagedModel:
@@ -89,14 +94,12 @@ class _Staging:
         )
 
     def _compiled(self, stage: StageModel) -> ProgramStep:
-        from ..sources import GraphSource
-
         self.programs += 1
         name = f"stage {self.programs}"
         builder = replace(self.builder, name=f"{self.builder.name}, {name}")
         program: Program
         if is_dynamic(stage.model) or shaping_inputs(stage.model) or any(value.dtype is None for value in stage.inputs):
-            program = SpecializedModel(GraphSource(stage.model, builder))
+            program = SpecializedModel(_StageSource(stage.model, builder))
         else:
             key = "" if builder.cache is None else builder.key("graph", model_digest(stage.model))
             program = builder.build(key, lambda: stage.model)
@@ -151,6 +154,21 @@ class _Staging:
     def _body(self, node: ir.Node, attribute: str, inputs: Sequence[ir.Value]) -> Procedure:
         graph = node.attributes[attribute].as_graph()
         return self._procedure(graph, inputs, captured_by(graph))
+
+
+class _StageSource(GraphSource):
+    """A stage whose shapes come from the run. Each new one costs a compilation, which nobody should find out by waiting."""
+
+    def __init__(self, model: ir.Model, builder: Builder) -> None:
+        super().__init__(model, builder)
+        self._name = builder.name
+        self._compiled = count(1)
+
+    def compile(self, call: Call) -> Specialization:
+        if next(self._compiled) == _MANY_SHAPES:
+            what = f"{self._name} is compiled for the {_MANY_SHAPES}th shape: its shapes depend on the data of each run"
+            warnings.warn(f"{what}, and each new one costs a compilation; pad the data to few sizes", stacklevel=2)
+        return super().compile(call)
 
 
 def _after(stages: Sequence[Stage], number: int) -> Iterable[ir.Node]:

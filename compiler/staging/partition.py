@@ -14,13 +14,10 @@ from enum import IntEnum
 import onnx_ir as ir
 
 from ..frontend.shaping import shaping_operands
+from ..ir.bounds import is_data_sized
 from ..ir.constants import constant_tensor
 from ..ir.scopes import read_values, subgraphs_of
 from .host_operators import DATA_MOVEMENT, HOST_OPERATORS, SEQUENCE_OPERATORS
-
-# Operators whose results have a size that their inputs' values decide. A program bounds it (pass bound-shapes); what reads such
-# a result is compiled when its size is known.
-_DATA_DEPENDENT = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 
 
 class Means(IntEnum):
@@ -74,8 +71,8 @@ class _Levels:
             self._record(node, level + 1, level + 1)
             return Means.HOST, level
         level = max([level, *(self.there.get(value, 0) for value in by_data)])
-        grows = node.domain == "" and node.op_type in _DATA_DEPENDENT
-        self._record(node, level + 1 if grows else level, level + 1)
+        # A program bounds a size that data decides (pass bound-shapes); what reads the result is compiled when the size is known.
+        self._record(node, level + 1 if is_data_sized(node) else level, level + 1)
         return Means.COMPILED, level
 
     def _record(self, node: ir.Node, computed: int, there: int) -> None:
@@ -93,7 +90,7 @@ class _Levels:
             producer = one.producer()
             if _is_constant(one) or (producer is not None and producer.op_type in ("Shape", "Size")):
                 self.shape_decided[one] = True
-            elif producer is None or needs_host(producer) or producer.op_type in _DATA_DEPENDENT:
+            elif producer is None or needs_host(producer) or is_data_sized(producer):
                 self.shape_decided[one] = False
             else:
                 unknown = [operand for operand in read_values(producer) if operand not in self.shape_decided]
