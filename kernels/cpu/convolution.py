@@ -1,9 +1,10 @@
 """Conv and ConvTranspose of any rank as tile products over a padded copy of the input, with followers in the tile store.
 
-Weights are the rows of A, packed at compile time; output positions are the columns of B. The input is copied once into planes
-with its padding around it and, for a stride s, split into the s phases of its positions. Then for each weight tap the positions
-that one output row reads are contiguous, and no im2col matrix is ever built. Where padding and stride ask for nothing, the
-input itself is the plane. A transposed convolution is one such product for each phase of its output positions.
+Weights are the rows of A, packed at compile time if they are constant; output positions are the columns of B. The input is
+copied once into planes with its padding around it and, for a stride s, split into the s phases of its positions. Then for each
+weight tap the positions that one output row reads are contiguous, and no im2col matrix is ever built. Where padding and stride
+ask for nothing, the input itself is the plane. A transposed convolution is one such product for each phase of its output
+positions.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .common import finish, minimum, new_builder
+from .packing import pack_in_kernel
 from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
 from .window import Window, read_window
 
@@ -30,15 +32,13 @@ _MAX_PHASES = 16  # of a transposed convolution's output: each is code of its ow
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one Conv or ConvTranspose whose weights are constant, with pointwise followers of its output's shape."""
+    """Takes one Conv or ConvTranspose, with pointwise followers of its output's shape."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("Conv", "ConvTranspose"):
         return Refusal("has no convolution")
     source = group.types[anchor.inputs[0]]
     if source.dtype not in _ACCUMULATORS:
         return Refusal(f"no convolution of {source.dtype}")
-    if anchor.inputs[1] not in group.constants:
-        return Refusal("weights are not constant")
     if len(source.shape) < 3:
         return Refusal("has no spatial dimension")
     window = read_window(group, anchor)
@@ -288,7 +288,9 @@ class _Convolution:
         return Plane(columns, planes.extents[-1], outputs[-1], is_row if self.rank > 2 else None)
 
     def _weights(self, number: int, taps: tuple[_Taps, ...], tile: int) -> Buffer:
-        """The packed weights of one product: a parameter of their own, since each phase packs other taps."""
+        """The packed weights of one product: a parameter of their own, since each phase packs other taps; scratch that the
+        kernel fills where they are not constant.
+        """
         name, kernel = self.anchor.inputs[1], self.window.kernel
         steps = tuple((dimension.first, dimension.step) for dimension in taps)
         spatial = tuple(range(3, 3 + self.rank))
@@ -299,6 +301,9 @@ class _Convolution:
             shape = (self.groups, self.out_channels // self.groups, self.channels // self.groups, *kernel)
             order = (0, 1, 2, *spatial)
         pack = PackPanels(shape, order, 1, 1, tile, ((0, 1),) * 3 + steps)
+        if name not in self.group.constants:
+            kind = self.group.types[name]
+            return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
         key = f"{name}/{number}"
         self.packed[key] = Operand(name, pack)
         return self.builder.parameter(key, pack.packed_type(self.source).elements, self.source.dtype)
