@@ -18,8 +18,8 @@ PASSES: dict[str, str] = {
 }
 
 DEFAULT_PIPELINE = (
-    "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,canonicalize,merge-equal,eliminate-dead,"
-    "bound-shapes,fuse-epilogue,order-nodes,plan-memory"
+    "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,"
+    "eliminate-dead,fuse-epilogue,order-nodes,plan-memory"
 )
 
 # What resolves shapes and control flow as far as can be before a run, where a model has any that is not plain.

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ..compiler.ir.bounds import is_data_sized
 from ..compiler.ir.constants import add_constant, constant_array, scalar_constant
-from ..compiler.ir.facts import SOURCE_KEY, has_static_type, source_of
+from ..compiler.ir.facts import SOURCE_KEY, has_static_type, infer_node, source_of
 from ..compiler.ir.functions import fuse_into_function
 from ..compiler.ir.names import fresh_name
 from ..compiler.ir.rewriter import Rejection, replace_node
@@ -36,7 +36,11 @@ class BoundShapes(Pass):
 
     def run(self, model: ir.Model, context: Context) -> bool:
         changed = False
-        for node in [node for node in model.graph if is_data_sized(node)]:
+        for node in tuple(model.graph):
+            if not is_data_sized(node):
+                if changed and not all(has_static_type(value) for value in node.outputs if value.name):
+                    infer_node(node, model)  # what it reads may have got a static shape
+                continue
             found = _match(node)
             if isinstance(found, Rejection):
                 context.reject(self.name, found)
