@@ -1,4 +1,7 @@
-"""Bodies, in ONNX's text, of operators that ONNX defines by prose alone: what `decompose` puts in their place."""
+"""Bodies of operators that ONNX defines by prose alone: what `decompose` puts in their place.
+
+A body is ONNX's text, whose inputs are i0, i1, ... and whose results are y, y1, ..., or a function written by `Body`.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,19 @@ from collections.abc import Callable
 import onnx
 import onnx_ir as ir
 
+from .contraction import einsum
 from .encoding import one_hot
 from .grids import affine_grid
 from .images import batch_normalization, deform_conv, eye_like, global_lp_pool, max_unpool
 from .normalization import lp_normalization
 from .quantization import dequantize_linear, quantize_linear
 
-_BODIES: dict[str, Callable[[ir.Node], str | None]] = {
+_BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "AffineGrid": affine_grid,
     "BatchNormalization": batch_normalization,
     "DeformConv": deform_conv,
     "DequantizeLinear": dequantize_linear,
+    "Einsum": einsum,
     "EyeLike": eye_like,
     "GlobalLpPool": global_lp_pool,
     "LpNormalization": lp_normalization,
@@ -29,10 +34,13 @@ _BODIES: dict[str, Callable[[ir.Node], str | None]] = {
 
 def expansion_of(node: ir.Node, opset: int) -> ir.Function | None:
     """A body for this node; None where there is none for its operator, types or shapes."""
-    write = _BODIES.get(node.op_type) if node.domain == "" else None
+    write = _BODIES.get(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
     body = None if write is None or not _is_static(node) else write(node)
     if body is None:
         return None
+    if isinstance(body, ir.Function):
+        body.opset_imports[""] = opset
+        return body
     names = ", ".join(f"i{position}" for position in range(len(node.inputs)))
     results = ", ".join(["y", *(f"y{position}" for position in range(1, len(node.outputs)))])
     text = f'<domain: "prefuse.expansions", opset_import: ["": {opset}]> {node.op_type} ({names}) => ({results}) {{ {body} }}'
