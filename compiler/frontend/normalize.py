@@ -1,24 +1,22 @@
 """One dialect for everything behind the frontend.
 
 After `normalize` a model has opset 18 or newer, no model-local functions except our own, no initializer that is also an input,
-and outputs that are distinct values, each made by a node.
+and outputs that are distinct values, each made by a node of the same graph.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
-from ..ir.constants import add_constant
-from ..ir.facts import infer_facts
 from ..ir.names import fresh_name
+from ..ir.scopes import subgraphs_of
+from .old_operators import respell_old_operators
 
 OLDEST_OPSET, DIALECT_OPSET = 1, 18
 _OUR_DOMAIN = "prefuse"
-_NUMPY_SLOPES_OPSET = 7  # from here on the slopes of PRelu broadcast as NumPy does
 _FREE_INITIALIZERS_IR = 4  # the first file format whose initializers need not be inputs too; the converter looks there
 _LARGEST_KEPT_BYTES = 1024  # constants that ONNX's converter may have to see: axes, shapes, scales
 
@@ -38,9 +36,8 @@ def normalize(model: ir.Model, where: str) -> ir.Model:
     opset = model.graph.opset_imports[""]
     if opset < DIALECT_OPSET:
         model = _upgrade(model, where)
-    if opset < _NUMPY_SLOPES_OPSET:
-        _spread_slopes(model, where)
-    _separate_outputs(model.graph)
+        respell_old_operators(model, opset, where)
+    _separate_outputs(model.graph, model.graph)
     return model
 
 
@@ -104,32 +101,20 @@ def _upgrade(model: ir.Model, where: str) -> ir.Model:
     return upgraded
 
 
-def _spread_slopes(model: ir.Model, where: str) -> None:
-    """Give the slopes of old PRelu nodes, one a channel, the channel's place, which ONNX's converter leaves undone."""
-    nodes = [node for node in model.graph.all_nodes() if node.op_type == "PRelu" and node.domain == ""]
-    if nodes:
-        infer_facts(model)
-    for node in nodes:
-        data, slope = node.inputs[:2]
-        if data is None or slope is None or data.shape is None or slope.shape is None:
-            raise UnsupportedModelError(where, f"PRelu of opset 6 or older at {node.name} with unknown shapes", "export it anew")
-        if len(slope.shape) != 1 or slope.shape[0] == 1 or len(data.shape) < 3:
-            continue
-        axes = add_constant(model, np.arange(1, len(data.shape) - 1), f"{slope.name}_axes")
-        spread = ir.Node("", "Unsqueeze", [slope, axes], name=fresh_name(model, f"{slope.name}_spread"))
-        spread.outputs[0].name = spread.name
-        assert node.graph is not None
-        node.graph.insert_before(node, spread)
-        node.replace_input_with(1, spread.outputs[0])
+def _separate_outputs(main: ir.Graph, graph: ir.Graph) -> None:
+    """Give each output a value of its own, made by a node: no input, constant or other output stands there itself.
 
-
-def _separate_outputs(graph: ir.Graph) -> None:
-    """Give each output a value of its own, made by a node: no input, constant or other output stands there itself."""
+    In the subgraphs too, whose outputs may not be values of the graphs around them either. `main` knows all names.
+    """
     seen: set[ir.Value] = set()
     for index, value in enumerate(graph.outputs):
-        if value.producer() is None or value in seen:
-            name = fresh_name(graph, f"{value.name}_output")
+        producer = value.producer()
+        if producer is None or producer.graph is not graph or value in seen:
+            name = fresh_name(main, f"{value.name}_output")
             node = ir.Node("", "Identity", [value], outputs=[ir.Value(name=name, shape=value.shape, type=value.type)], name=name)
             graph.append(node)
             graph.outputs[index] = node.outputs[0]
         seen.add(value)
+    for node in graph:
+        for subgraph in subgraphs_of(node):
+            _separate_outputs(main, subgraph)
