@@ -103,8 +103,7 @@ class _Suppression:
         builder.store(count, 0, tirx.const(0, "int32"))
         with builder.loop(self.boxes, name="box") as box:
             score = builder.bind(scores[number * self.boxes + box])
-            is_number = tirx.Or(score < 0.0, score >= 0.0)
-            with builder.when(is_number if threshold is None else score > threshold):
+            with builder.when(tirx.Not(tirx.isnan(score)) if threshold is None else score > threshold):
                 entries.put(count[0], order_key(score, "float32", builder.name, descending=True), box)
                 builder.store(count, 0, count[0] + 1)
         return count[0]
