@@ -1,0 +1,143 @@
+"""Runs device code without a GPU: TVM's CUDA C compiled by g++, its threads as fibers; and a driver library that launches it."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from prefuse.compiler.lowering.gpu.device_module import cuda_source, function_symbol
+from prefuse.kernels.gpu.grids import DeviceFunction
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template import BuiltKernel
+from prefuse.runtime.target import Target
+
+from ..kernels.harness import POISON, Case
+
+HERE = Path(__file__).parent
+CUDA, ROCM = Target("cuda", "sm_90"), Target("rocm", "gfx942")
+ORDERS = (0, 1)  # threads forwards and backwards
+_GUARD_BYTES = 256
+_SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\) \{')
+
+
+def need_compiler() -> str:
+    """g++, or the test is skipped."""
+    return shutil.which("g++") or pytest.skip("the simulator needs g++, which is absent")
+
+
+def compile_simulation(kernels: Mapping[str, DeviceFunction], folder: Path) -> Path:
+    """A library with a function sim_NAME(blocks, threads, arguments) for each function of the kernels."""
+    return compile_source(cuda_source(kernels, CUDA), folder)
+
+
+def compile_source(source: str, folder: Path) -> Path:
+    """The same, from CUDA C."""
+    wrappers = "\n".join(map(_wrapper, *zip(*_functions(source), strict=True)))
+    code, library = folder / "kernels.cpp", folder / "kernels.so"
+    code.write_text(f'#include "cudasim.h"\n{source}\n{wrappers}\n')
+    command = [
+        need_compiler(),
+        "-std=c++17",
+        "-O1",
+        "-w",
+        "-shared",
+        "-fPIC",
+        f"-I{HERE / 'include'}",
+        str(code),
+        "-o",
+        str(library),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[:4000]
+    return library
+
+
+def _functions(source: str) -> list[tuple[str, list[str], bool]]:
+    """Name, types of the parameters, and whether threads meet at barriers, of each kernel."""
+    found = list(_SIGNATURE.finditer(source))
+    ends = [*(one.start() for one in found[1:]), len(source)]
+    functions = []
+    for one, end in zip(found, ends, strict=True):
+        types = [text.strip().rpartition(" ")[0].replace("__restrict__", "") for text in one[2].split(",")]
+        functions.append((one[1], types, "__syncthreads" in source[one.start() : end]))
+    return functions
+
+
+def _wrapper(name: str, types: Sequence[str], meets: bool) -> str:
+    arguments = ", ".join(f"*({kind}*)a[{position}]" for position, kind in enumerate(types))
+    call = f"sim::launch(blocks, threads, {str(meets).lower()}, [=] {{ {name}({arguments}); }})"
+    return f'extern "C" int sim_{name}(unsigned blocks, unsigned threads, void** a) {{ return {call}; }}'
+
+
+@cache
+def fake_driver_library() -> str:
+    """Path of a libcuda.so.1 whose device is the simulator."""
+    library = Path(mkdtemp(prefix="prefuse-")) / "libcuda.so"
+    subprocess.run(
+        [need_compiler(), "-O1", "-shared", "-fPIC", str(HERE / "fake_cuda.cpp"), "-o", str(library), "-ldl"], check=True
+    )
+    return str(library)
+
+
+def build(case: Case, target: Target = CUDA) -> BuiltKernel:
+    """The kernel that a GPU's templates have for the group."""
+    built = build_kernel(case.group, target)
+    assert isinstance(built, BuiltKernel), f"{case.label}: {built}"
+    assert case.template in ("", built.template), f"{case.label} was taken by {built.template}: {built.refused}"
+    return built
+
+
+def check(cases: Sequence[Case], folder: Path) -> None:
+    """Every case gives what it must, whatever the order of threads, and writes nothing beyond its outputs."""
+    kernels = [build(case) for case in cases]
+    library = ctypes.CDLL(str(compile_simulation({f"k{i}": kernel.function for i, kernel in enumerate(kernels)}, folder)))
+    for order in ORDERS:
+        library.sim_order(order)
+        for number, (case, kernel) in enumerate(zip(cases, kernels, strict=True)):
+            case.got = _run(library, f"k{number}", case, kernel)
+            case.check()
+
+
+def _run(library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel) -> list[np.ndarray]:
+    inputs = [_guarded(_operand(case, kernel, position)) for position in range(len(kernel.operands))]
+    outputs = [_guarded(np.full(case.group.types[name].size_bytes, POISON, np.uint8)) for name in case.group.outputs]
+    scratch = [_guarded(np.full(kernel.workspace_bytes, POISON, np.uint8))] if kernel.workspace_bytes else []
+    pointers = [array.ctypes.data + _GUARD_BYTES for array in (*inputs, *outputs, *scratch)]
+    for grid in kernel.function.launches:
+        cells = (ctypes.c_uint64 * (len(pointers) + len(grid.scalars)))(*pointers, *grid.scalars)
+        size = ctypes.sizeof(ctypes.c_uint64)
+        places = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cells) + size * i for i in range(len(cells))))
+        launch = getattr(library, f"sim_{function_symbol(symbol, grid.function)}")
+        assert launch(grid.blocks, grid.threads, places) == 0, f"{case.label}: threads of a block miss a barrier"
+    for array in (*inputs, *outputs, *scratch):
+        edges = np.concatenate([array[:_GUARD_BYTES], array[array.size - _GUARD_BYTES :]])
+        assert (edges == POISON).all(), f"{case.label}: writes beyond a buffer"
+    return [
+        out[_GUARD_BYTES : out.size - _GUARD_BYTES]
+        .view(case.group.types[name].dtype)
+        .reshape(case.group.types[name].shape)
+        .copy()
+        for name, out in zip(case.group.outputs, outputs, strict=True)
+    ]
+
+
+def _operand(case: Case, kernel: BuiltKernel, position: int) -> np.ndarray:
+    operand = kernel.operands[position]
+    array = case.arrays[operand.name]
+    return operand.pack(array) if operand.pack else array
+
+
+def _guarded(array: np.ndarray) -> np.ndarray:
+    """The array's bytes with poison on both sides."""
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    whole = np.full(content.size + 2 * _GUARD_BYTES, POISON, np.uint8)
+    whole[_GUARD_BYTES : _GUARD_BYTES + content.size] = content
+    return whole
