@@ -20,6 +20,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from ...runtime.plan import TensorType
+from .bodies import infer_parameters
 from .cloning import copy_facts
 from .constants import constant_tensor
 from .scopes import read_values, subgraphs_of
@@ -144,6 +145,7 @@ class _Inference:
         if function is not None:
             self._visit_call(node, function)
             return
+        infer_parameters(node)
         for graph in subgraphs_of(node):
             self._visit_subgraph(graph)
         for output, fact in zip(node.outputs, self.infer(node), strict=True):

@@ -180,3 +180,34 @@ def test_inference_and_verification_are_linear() -> None:
         return work
 
     assert_scales(prepare, 1000, 2000, 3)
+
+
+def test_parameters_of_bodies_get_types() -> None:
+    """Where a model leaves them out: from the inputs of the node, as far as every iteration agrees with them."""
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
+        main (float[n,2] x, float[2,k] u, int64 t) => (float[m,2] y) {
+            y = Loop(t, "", x) <body = b (i, c, a) => (d, e) { d = Identity(c) f = Cast<to=1>(i) e = Mul(a, f) }>
+            z, zs = Scan(x, u) <num_scan_inputs=1, scan_input_axes=[-1], body = g (q, p) => (r, s) { r = Identity(q) s = Exp(p) }>
+            l = SequenceConstruct(x)
+            w = SequenceMap(l, x) <body = h (j, v) => (o) { o = Add(j, v) }>
+        }""")
+    infer_facts(model)
+    loop, scan, _, mapped = model.graph
+    bodies = [node.attributes["body"].as_graph() for node in (loop, scan, mapped)]
+    facts = [[(str(value.dtype), None if value.shape is None else str(value.shape)) for value in body.inputs] for body in bodies]
+    assert facts[0] == [("INT64", "[]"), ("BOOL", "[]"), ("FLOAT", None)]
+    assert facts[1] == [("FLOAT", "[n,2]"), ("FLOAT", "[2]")]
+    assert facts[2] == [("FLOAT", None), ("FLOAT", "[n,2]")]
+    assert bodies[2].outputs[0].dtype == ir.DataType.FLOAT
+
+
+def test_sequences_are_no_tensors() -> None:
+    """Although they have an element type and a shape of their elements."""
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
+        main (float[2,6] x) => (float[2,1] y) {
+            s = SplitToSequence<axis=1>(x) p = Constant<value_int=1>() y = SequenceAt(s, p) }""")
+    infer_facts(model)
+    split = next(iter(model.graph)).outputs[0]
+    assert split.shape is not None
+    assert not has_static_type(split)
+    assert has_static_type(model.graph.outputs[0])
