@@ -1,5 +1,5 @@
-// A libcuda for tests: the memory of the "device" is the host's, and a "binary" is the path of a shared library in which each
-// kernel is a function sim_NAME(blocks, threads, arguments). Copies are checked to name one address of each side.
+// A libcuda for tests: the memory of the "device" is the host's, and a "cubin" is an ELF header and the path of a shared library
+// in which each kernel is a function sim_NAME(blocks, threads, arguments). Copies must name one address of each side.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -50,8 +50,8 @@ Result cuMemFree_v2(uintptr_t address) {
 Result cuPointerGetAttribute(unsigned* value, int, uintptr_t address) {
   return on_device(address, 0) ? (*value = 2, OK) : INVALID_VALUE;
 }
-Result cuModuleLoadData(void** module, const char* path) {
-  *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+Result cuModuleLoadData(void** module, const char* image) {
+  *module = dlopen(image + 64, RTLD_NOW | RTLD_LOCAL);
   return *module ? OK : NO_BINARY;
 }
 Result cuModuleUnload(void* module) { return dlclose(module) ? INVALID_VALUE : OK; }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 import shutil
+import struct
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,6 +19,7 @@ from prefuse.compiler.lowering.gpu.device_module import cuda_source, function_sy
 from prefuse.kernels.gpu.grids import DeviceFunction
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
+from prefuse.runtime.cuda_driver import CudaDriver
 from prefuse.runtime.target import Target
 
 from ..kernels.harness import POISON, Case
@@ -85,6 +88,28 @@ def fake_driver_library() -> str:
         [need_compiler(), "-O1", "-shared", "-fPIC", str(HERE / "fake_cuda.cpp"), "-o", str(library), "-ldl"], check=True
     )
     return str(library)
+
+
+def simulated_cubin(library: Path, architecture: int = 90) -> bytes:
+    """What the fake driver takes for a cubin: the header of one, and the path of a library of `compile_simulation`."""
+    header = struct.pack("<4sBBBBB7xHHI24xI12x", b"\x7fELF", 2, 1, 1, 0x41, 8, 2, 190, 1, architecture << 8)
+    return header + str(library).encode() + b"\0"
+
+
+@pytest.fixture
+def simulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaDriver:
+    """Programs for CUDA are compiled for the simulator and run on it, through the driver's real binding."""
+    driver = CudaDriver(fake_driver_library())
+    counter = itertools.count()
+
+    def build_device_code(kernels: Mapping[str, DeviceFunction], target: Target) -> bytes:
+        folder = tmp_path / f"device{next(counter)}"
+        folder.mkdir()
+        return simulated_cubin(compile_simulation(kernels, folder))
+
+    monkeypatch.setattr("prefuse.compiler.lowering.program.build_device_code", build_device_code)
+    monkeypatch.setattr("prefuse.runtime.cuda_driver._driver", lambda: driver)
+    return driver
 
 
 def build(case: Case, target: Target = CUDA) -> BuiltKernel:

@@ -1,0 +1,220 @@
+"""Whole programs on the CUDA device: the driver is a C library of the test, its GPU the simulator."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import prefuse
+import pytest
+import torch
+from onnx import TensorProto, parser
+from prefuse.runtime.cuda_device import CudaDevice
+from prefuse.runtime.cuda_driver import CudaDriver, DriverError
+from prefuse.runtime.errors import ArenaMemoryError, DeviceError, InputError, OptionError, ProgramFileError
+from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.plan import Copy
+from prefuse.runtime.program_file import read_program
+from prefuse.runtime.target import Target
+
+from .simulator import fake_driver_library
+
+TEXT = """
+<ir_version: 10, opset_import: ["": 21]>
+main (float[3,8] x) => (float[3,5] y, float[3,8] same, float[15] flat)
+<float[8,5] w, float[5] b> {
+  h = MatMul(x, w)
+  a = Add(h, b)
+  y = Softmax(a)
+  same = Identity(x)
+  flat = Flatten_shape(y)
+}
+"""
+
+
+def small_model() -> onnx.ModelProto:
+    """A product with an epilogue, a normalization, an output that is an input, and one that is another output's view."""
+    model = parser.parse_model(TEXT.replace("flat = Flatten_shape(y)", "s = Constant<value_ints=[15]>() flat = Reshape(y, s)"))
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (8, 5)), ("b", (5,))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape, dtype=np.float32), name))
+    return model
+
+
+def expected(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
+    return [np.asarray(one) for one in onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})]
+
+
+def inputs() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((3, 8), dtype=np.float32)
+
+
+def test_a_program_runs_and_survives_its_file(simulated_gpu: CudaDriver, tmp_path: Path) -> None:
+    model = small_model()
+    net = prefuse.compile(model, target="cuda:sm_90", cache=False)
+    assert isinstance(net, CompiledModel)
+    assert any(isinstance(step, Copy) for step in net.plan.steps)
+    assert all(kernel.grids for kernel in net.plan.kernels)
+    path = tmp_path / "net.prefuse"
+    net.save(path)
+    x = inputs()
+    for program in (net, prefuse.load(path, verify=True)):
+        for _ in range(2):
+            for got, want in zip(program(x), expected(model, x), strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_torch_tensors_give_torch_tensors(simulated_gpu: CudaDriver) -> None:
+    model, x = small_model(), inputs()
+    y, *_ = prefuse.compile(model, target="cuda:sm_90", cache=False)(torch.from_numpy(x))
+    assert isinstance(y, torch.Tensor)
+    np.testing.assert_allclose(y.numpy(), expected(model, x)[0], rtol=1e-5)
+
+
+def test_addresses_on_the_device_are_used_where_they_are(simulated_gpu: CudaDriver) -> None:
+    """Memory of the driver in, memory of the driver out: nothing is staged."""
+    model, x = small_model(), inputs()
+    net = prefuse.compile(model, target="cuda:sm_90", cache=False)
+    device = CudaDevice(lambda: simulated_gpu)
+    invocation = device.load(net._program).bind(device.allocate(1 << 16))  # type: ignore[union-attr]
+    sizes = [port.type.size_bytes for port in (*net.plan.inputs, *net.plan.outputs)]
+    with simulated_gpu.active():
+        places = [simulated_gpu.allocate(size) for size in sizes]
+        simulated_gpu.copy_in(places[0], x.ctypes.data, x.nbytes, 0)
+    before = fake_bytes(simulated_gpu)
+    invocation(*places)
+    assert fake_bytes(simulated_gpu) == before
+    y = np.ctypeslib.as_array((ctypes.c_float * 15).from_address(places[1])).reshape(3, 5)
+    np.testing.assert_allclose(y, expected(model, x)[0], rtol=1e-5)
+
+
+def test_memory_of_the_device_is_freed(simulated_gpu: CudaDriver) -> None:
+    before = fake_bytes(simulated_gpu)
+    net = prefuse.compile(small_model(), target="cuda:sm_90", cache=False)
+    net(inputs())
+    assert fake_bytes(simulated_gpu) > before
+    del net
+    assert fake_bytes(simulated_gpu) == before
+
+
+def test_threads_share_the_program(simulated_gpu: CudaDriver) -> None:
+    model = small_model()
+    net = prefuse.compile(model, target="cuda:sm_90", cache=False)
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        x = np.random.default_rng(seed).standard_normal((3, 8), dtype=np.float32)
+        results = [net(x)[0] for _ in range(5)]
+        failures.extend(f"seed {seed}" for y in results if not np.allclose(y, expected(model, x)[0], rtol=1e-5))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    [one.start() for one in threads]
+    [one.join() for one in threads]
+    assert not failures
+
+
+def test_types_that_numpy_lacks(simulated_gpu: CudaDriver) -> None:
+    x = np.linspace(-3, 3, 24).astype(ml_dtypes.bfloat16).reshape(4, 6)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Add", ["x", "x"], ["h"]), onnx.helper.make_node("Relu", ["h"], ["y"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", TensorProto.BFLOAT16, x.shape)],
+        [onnx.helper.make_tensor_value_info("y", TensorProto.BFLOAT16, x.shape)],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    got = np.asarray(prefuse.compile(model, target="cuda:sm_90", cache=False)(x))
+    np.testing.assert_array_equal(got.astype(np.float32), np.maximum((x + x).astype(np.float32), 0))
+
+
+def test_without_a_driver(tmp_path: Path, simulated_gpu: CudaDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling, writing, reading and reporting need no GPU; a call says that there is none."""
+
+    def absent() -> CudaDriver:
+        raise DriverError("this machine has no NVIDIA driver")
+
+    monkeypatch.setattr("prefuse.runtime.cuda_driver._driver", absent)
+    path = tmp_path / "net.prefuse"
+    prefuse.compile(small_model(), target="cuda:sm_90", cache=False).save(path)
+    net = prefuse.load(path)
+    assert "for cuda:sm_90" in net.report()
+    with pytest.raises(DeviceError, match="no NVIDIA driver; run the program on a machine with an NVIDIA GPU"):
+        net(inputs())
+    with pytest.raises(OptionError, match=r'"cuda" is the GPU of this machine: .*name one, as in "cuda:sm_90"'):
+        Target.parse("cuda")
+
+
+def test_the_installed_gpu_is_the_default(simulated_gpu: CudaDriver) -> None:
+    assert Target.parse("cuda") == Target("cuda", "sm_90")
+
+
+def test_no_driver_library() -> None:
+    with pytest.raises(DriverError, match="no NVIDIA driver"):
+        CudaDriver("libcuda-that-is-not-there.so")
+
+
+def test_a_binary_that_the_gpu_cannot_run(simulated_gpu: CudaDriver, tmp_path: Path) -> None:
+    net = prefuse.compile(small_model(), target="cuda:sm_90", cache=False)
+    for library in tmp_path.glob("device*/kernels.so"):
+        library.unlink()
+    with pytest.raises(ProgramFileError, match=r"compiled for cuda:sm_90, which this GPU \(sm_90\) cannot run"):
+        net(inputs())
+
+
+def test_a_failed_launch(simulated_gpu: CudaDriver) -> None:
+    net = prefuse.compile(small_model(), target="cuda:sm_90", cache=False)
+    net(inputs())
+    simulated_gpu._library.fake_fail_next_launch()
+    with pytest.raises(DeviceError, match="cuLaunchKernel: CUDA_ERROR_OF_TEST"):
+        net(inputs())
+    net(inputs())
+
+
+def test_too_little_memory(simulated_gpu: CudaDriver) -> None:
+    with pytest.raises(ArenaMemoryError, match="no memory for 2199023255552 bytes of activations on the GPU"):
+        CudaDevice(lambda: simulated_gpu).allocate(1 << 41)
+
+
+def test_tensors_elsewhere_are_refused(simulated_gpu: CudaDriver) -> None:
+    net = prefuse.compile(small_model(), target="cuda:sm_90", cache=False)
+    with pytest.raises(InputError, match="on meta"):
+        net(torch.empty(3, 8, device="meta"))
+
+
+def test_programs_for_rocm_cannot_run_yet(simulated_gpu: CudaDriver, tmp_path: Path) -> None:
+    """Nor is a binary for another device taken for one of the target's."""
+    path = tmp_path / "net.prefuse"
+    prefuse.compile(small_model(), target="cuda:sm_90", cache=False).save(path)
+    program = read_program(path)
+    rocm = CompiledModel(program.__class__(_for_target(program.plan, "rocm:gfx942"), b"", program.constants, program.manifest))
+    with pytest.raises(DeviceError, match="rocm:gfx942: prefuse compiles for this device and cannot run programs on it yet"):
+        rocm(inputs())
+
+
+def _for_target(plan: object, target: str) -> object:
+    from dataclasses import replace
+
+    return replace(plan, target=target)  # type: ignore[type-var]
+
+
+def fake_bytes(driver: CudaDriver) -> int:
+    """Bytes allocated on the fake device."""
+    driver._library.fake_bytes.restype = ctypes.c_long
+    return int(driver._library.fake_bytes())
+
+
+def test_the_fake_driver_is_strict() -> None:
+    """Frees and allocates only inside of a context, copies only between both sides: mistakes of the device show."""
+    driver = CudaDriver(fake_driver_library())
+    with pytest.raises(DriverError):
+        driver.allocate(4)
+    with driver.active():
+        place = driver.allocate(4)
+        with pytest.raises(DriverError):
+            driver.copy_in(place, place, 4, 0)
+        with pytest.raises(DriverError):
+            driver.copy_out(inputs().ctypes.data, place, 8, 0)
+        driver.free(place)
