@@ -1,7 +1,8 @@
 """The shape of a Python value made of tensors: how to take it apart, and how to put it together again.
 
-A module's arguments and results are trees of tuples, lists, dictionaries and dataclasses. A compiled program knows only a row of
-tensors, so the tree is kept beside it as a `Structure`: hashable, hence part of a signature, and JSON, hence part of the cache.
+A module's arguments and results are trees of tuples, lists, dictionaries, dataclasses, and plain objects, such as the key-value
+caches of decoders, taken apart by their attributes. A compiled program knows only a row of tensors, so the tree is kept beside it
+as a `Structure`: hashable, hence part of a signature, and JSON, hence part of the cache.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A tuple, list, mapping, named tuple or dataclass. `keys` are a mapping's keys or a dataclass's field names."""
+    """A tuple, list, named tuple, mapping, dataclass or plain object. `keys` are those of a mapping, or names of attributes."""
 
     kind: type
     keys: tuple[str | int, ...] | None
@@ -73,7 +74,10 @@ def flatten(tree: object, where: str = "input") -> tuple[Structure, list[Tensor]
         InputError: something in it is neither a tensor, a container nor a plain value; `where` starts the path to it.
     """
     leaves: list[Tensor] = []
-    return _flatten(tree, where, leaves), leaves
+    try:
+        return _flatten(tree, where, leaves), leaves
+    except RecursionError:
+        raise InputError(where, f"a {type(tree).__qualname__} contains itself, or is nested too deeply", "unfold it") from None
 
 
 def _flatten(value: object, where: str, leaves: list[Tensor]) -> Structure:
@@ -82,7 +86,7 @@ def _flatten(value: object, where: str, leaves: list[Tensor]) -> Structure:
         return LEAF
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = tuple(field.name for field in dataclasses.fields(value) if field.init)
-        return Container(type(value), names, tuple(_flatten(getattr(value, name), f"{where}.{name}", leaves) for name in names))
+        return _flatten_attributes(value, names, where, leaves)
     if isinstance(value, dict):
         keys = tuple(value)
         if not all(isinstance(key, (str, int)) for key in keys):
@@ -93,11 +97,26 @@ def _flatten(value: object, where: str, leaves: list[Tensor]) -> Structure:
         return Container(type(value), None, children)
     if isinstance(value, _PLAIN) or type(value).__module__ == "torch":  # torch.dtype, torch.device, torch.layout
         return Constant(value, f"{type(value).__qualname__}:{value!r}")
+    if _is_plain_object(value):
+        return _flatten_attributes(value, tuple(vars(value)), where, leaves)
     raise InputError(
         where,
         f"{type(value).__module__}.{type(value).__qualname__} is neither a tensor nor a container of tensors",
         "pass and return tensors, numbers, strings, None, and tuples, lists, dictionaries or dataclasses of them",
     )
+
+
+def _flatten_attributes(value: object, names: tuple[str, ...], where: str, leaves: list[Tensor]) -> Container:
+    return Container(type(value), names, tuple(_flatten(getattr(value, name), f"{where}.{name}", leaves) for name in names))
+
+
+def _is_plain_object(value: object) -> bool:
+    """Whether the attributes in an object's dictionary are all that it consists of, and it can be made again from them."""
+    kind = type(value)
+    if callable(value) or not hasattr(value, "__dict__") or kind.__module__ == "builtins":
+        return False
+    has_slots = any(base.__dict__.get("__slots__") for base in kind.__mro__)
+    return kind.__new__ is object.__new__ and not has_slots
 
 
 def unflatten(structure: Structure, leaves: Sequence[object]) -> object:
@@ -129,7 +148,11 @@ def _unflatten(structure: Structure, row: Iterator[object]) -> object:
         named = dict(zip(structure.keys, children, strict=True))
         if dataclasses.is_dataclass(kind):
             return kind(**{str(key): child for key, child in named.items()})
-        return named if kind is dict else kind(named.items())
+        if issubclass(structure.kind, dict):
+            return named if kind is dict else kind(named.items())
+        made: object = object.__new__(structure.kind)
+        vars(made).update({str(key): child for key, child in named.items()})
+        return made
     if hasattr(kind, "_fields"):  # a named tuple takes its fields one by one
         return kind(*children)
     return kind(children)

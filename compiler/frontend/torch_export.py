@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ...runtime.errors import CompileError, InputError, UnsupportedModelError
 from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
+from .torch_operators import translations
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +89,14 @@ def _translate(program: torch.export.ExportedProgram, input_names: Sequence[str]
 
     try:
         exported = torch.onnx.export(
-            program, (), input_names=input_names, dynamo=True, optimize=False, verbose=False, external_data=False
+            program,
+            (),
+            input_names=input_names,
+            custom_translation_table=translations(),
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            external_data=False,
         )
     except Exception as error:  # torch's errors of this step are private
         missing = _operators_without_translation(program)
@@ -112,6 +120,8 @@ def _operators_without_translation(program: torch.export.ExportedProgram) -> lis
         from torch.onnx._internal.exporter import _core, _dispatching, _registration
 
         registry = _registration.ONNXRegistry.from_torchlib()
+        for operator, translation in translations().items():
+            registry.register_op(operator, translation)
         decomposed = _core._prepare_exported_program_for_export(program, registry=registry)
         calls = [node for node in decomposed.graph.nodes if node.op == "call_function"]
         missing = [node for node in calls if _dispatching.dispatch(node, registry)[0] is None]

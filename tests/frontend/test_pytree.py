@@ -1,8 +1,10 @@
 """Structures: apart and together again, hashable, and through JSON."""
 
 import json
+import threading
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +56,40 @@ def test_mappings_keep_their_class_and_order() -> None:
     again = unflatten(structure, leaves)
     assert type(again) is OrderedDict
     assert list(again) == ["b", "a"]
+
+
+class Cache:
+    """A plain object, as decoders of other libraries keep their keys and values in."""
+
+    def __init__(self, keys: object) -> None:
+        self.keys = keys
+        self.length = 3
+
+    def __repr__(self) -> str:
+        return f"Cache({self.keys!r}, {self.length})"
+
+
+def test_plain_objects_are_their_attributes() -> None:
+    structure, leaves = flatten({"cache": Cache([np.zeros(2), None])})
+    again = unflatten(from_json(json.loads(json.dumps(to_json(structure)))), leaves)
+    assert repr(again) == "{'cache': Cache([array([0., 0.]), None], 3)}"
+    assert flatten(again)[0] == structure
+    assert list(leaf_paths(structure)) == ["cache_keys_0"]
+
+
+@pytest.mark.parametrize(
+    "value", [len, json, threading.Lock(), Path("x"), {1.5: 1}, ValueError("no"), type("Slots", (), {"__slots__": ("a",)})()]
+)
+def test_objects_that_are_more_than_their_attributes_are_refused(value: object) -> None:
+    with pytest.raises(InputError, match="input"):
+        flatten(value)
+
+
+def test_an_object_that_contains_itself_is_refused() -> None:
+    cache = Cache(None)
+    cache.keys = [cache]
+    with pytest.raises(InputError, match="a Cache contains itself"):
+        flatten(cache)
 
 
 def test_names_of_leaves() -> None:
