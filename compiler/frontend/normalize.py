@@ -1,7 +1,8 @@
 """One dialect for everything behind the frontend.
 
-After `normalize` a model has opset 18 or newer, no model-local functions except our own, no initializer that is also an input,
-and outputs that are distinct values, each made by a node of the same graph.
+After `normalize` a model has opset 18 or newer, no operators of com.microsoft but those that are refused, no model-local
+functions except our own, no initializer that is also an input, and outputs that are distinct values, each made
+by a node of the same graph.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from onnx_ir.passes.common import InlinePass
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from ..ir.names import fresh_name
 from ..ir.scopes import subgraphs_of
-from .old_operators import respell_old_operators
+from .contrib import rewrite as contrib
+from .old_operators import respell_after_conversion, respell_before_conversion
 
 OLDEST_OPSET, DIALECT_OPSET = 1, 18
 _OUR_DOMAIN = "prefuse"
@@ -34,9 +36,14 @@ def normalize(model: ir.Model, where: str) -> ir.Model:
     for value in [value for value in model.graph.inputs if value.is_initializer()]:
         model.graph.inputs.remove(value)
     opset = model.graph.opset_imports[""]
-    if opset < DIALECT_OPSET:
-        model = _upgrade(model, where)
-        respell_old_operators(model, opset, where)
+    has_contrib = contrib.has_contrib(model)
+    oldest = contrib.OPSET if has_contrib else DIALECT_OPSET
+    if opset < oldest:
+        respell_before_conversion(model)
+        model = _upgrade(model, oldest, where)
+        respell_after_conversion(model, opset, where)
+    if has_contrib:
+        contrib.rewrite_contrib(model)
     _separate_outputs(model.graph, model.graph)
     return model
 
@@ -70,8 +77,8 @@ def _inline_functions(model: ir.Model, where: str) -> None:
         del model.functions[identifier]
 
 
-def _upgrade(model: ir.Model, where: str) -> ir.Model:
-    """Convert an old opset to the dialect's with ONNX's own converter, which gets to see small constants only."""
+def _upgrade(model: ir.Model, opset: int, where: str) -> ir.Model:
+    """Convert an older opset to this one with ONNX's own converter, which gets to see small constants only."""
     large = {
         name: value.const_value
         for name, value in model.graph.initializers.items()
@@ -86,11 +93,11 @@ def _upgrade(model: ir.Model, where: str) -> ir.Model:
         model.graph.inputs.append(value)
         value.const_value = None
     try:
-        proto = onnx.version_converter.convert_version(ir.to_proto(model), DIALECT_OPSET)
+        proto = onnx.version_converter.convert_version(ir.to_proto(model), opset)
     except Exception as error:  # ConvertError, RuntimeError and what its adapters raise
         version = model.graph.opset_imports[""]
         raise UnsupportedModelError(
-            where, f"opset {version} cannot be upgraded: {error}", f"export it with opset {DIALECT_OPSET} or newer"
+            where, f"opset {version} cannot be upgraded: {error}", f"export it with opset {opset} or newer"
         ) from error
     upgraded = ir.from_proto(proto)
     upgraded.meta.update(model.meta)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ...runtime.errors import UnsupportedModelError
 from ..ir.facts import schema_of, source_of
+from .contrib.rewrite import refusal_of
 
 _TYPES = (ir.TensorType, ir.SequenceType, ir.OptionalType)
 
@@ -55,7 +56,8 @@ def _unsupported_nodes(model: ir.Model) -> Iterator[Unsupported]:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         schema = schema_of(node, imports)
         if schema is None and node.domain != "":
-            yield Unsupported(source_of(node), name, "an operator outside ONNX, without a function body in the model")
+            reason = refusal_of(node) or "an operator outside ONNX, without a function body in the model"
+            yield Unsupported(source_of(node), name, reason)
         elif schema is None:
             known = difflib.get_close_matches(node.op_type, _operator_names(), 1)
             hint = f"; the nearest is {known[0]}" if known and known[0] != node.op_type else ""

@@ -1,0 +1,136 @@
+"""Products with, and rows of, weights of 2, 4 and 8 bits in blocks that share a scale. They stay as small as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ...ir.constants import constant_tensor
+from .activations import Results, add_all
+from .call import Call, RefusedNodeError
+
+_UNSIGNED = {2: ir.DataType.UINT2, 4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
+# The 16 numbers of bitsandbytes' formats: FP4, and the quantiles of the normal distribution (Dettmers et al., arXiv 2305.14314).
+_FP4 = (0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
+    *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+_BNB4 = {0: (*_FP4, *(-number for number in _FP4)), 1: _NF4}
+
+
+def matmul_n_bits(call: Call) -> Results:
+    """a @ dequantized(b).T + bias; b is [N, blocks, bytes of a block]."""
+    bits, columns, depth = call.integer("bits", 4), call.integer("N"), call.integer("K")
+    if bits not in _UNSIGNED or call.integer("weight_prepacked", 0):
+        raise RefusedNodeError(f"weights of {bits} bits, or prepacked, are not taken")
+    call.ignore("accuracy_level")  # of float32 nothing is lost
+    block = call.integer("block_size")
+    weight = _blockwise(call, bits, (columns, -(-depth // block)), block)
+    if weight.shape is None or weight.shape[1] != depth:
+        weight = call.op("Slice", weight, [0], [depth], [1])
+    product = call.op("MatMul", call.input(0), call.op("Transpose", weight, perm=[1, 0]))
+    return (add_all(call, product, call.optional(5)),)
+
+
+def matmul_bnb4(call: Call) -> Results:
+    """a @ w.T, or a @ w; the rows of w [N, K] are indices into 16 numbers, the first of two in the upper half of a byte."""
+    x, packed, largest = call.input(0), call.input(1), call.input(2)
+    columns, depth, block = call.integer("N"), call.integer("K"), call.integer("block_size")
+    table, kind = _BNB4.get(call.integer("quant_type")), call.dtype(x)
+    call.ignore("training_mode")
+    if table is None:
+        raise RefusedNodeError("its quant_type is not taken")
+    flat, four = call.op("Reshape", packed, [-1, 1]), np.array(4, np.uint8)
+    halves = call.op("BitShift", flat, four, direction="RIGHT"), call.op("BitwiseAnd", flat, np.array(15, np.uint8))
+    indices = call.op("Cast", call.op("Concat", *halves, axis=1), to=int(ir.DataType.INT32))
+    count, blocks = columns * depth, -(-columns * depth // block)
+    numbers = call.op("Reshape", call.op("Gather", np.array(table, kind.numpy()), indices), [-1])
+    rows = call.op("Reshape", largest, [-1, 1])
+    if count % block or count % 2:
+        numbers = call.op("Pad", call.op("Slice", numbers, [0], [count], [0]), [0, blocks * block - count])
+    scaled = call.op("Reshape", call.op("Mul", call.op("Reshape", numbers, [-1, block]), rows), [-1])
+    weight = call.op("Reshape", call.op("Slice", scaled, [0], [count], [0]), [columns, depth])
+    return (call.op("MatMul", x, call.op("Transpose", weight, perm=[1, 0]) if call.integer("transB", 1) else weight),)
+
+
+def gather_block_quantized(call: Call) -> Results:
+    """Rows of a quantized table along `gather_axis`, dequantized after they are gathered; zeros for an index out of range."""
+    data, zero = _table(call)
+    indices, scale, block = call.input(1), call.input(2), call.integer("block_size", 128)
+    rank = call.rank(data)
+    along, blocked = call.integer("gather_axis", 0) % rank, call.integer("quantize_axis", 1) % rank
+    if along == blocked or call.size(data, blocked) % block:
+        raise RefusedNodeError("gather_axis is quantize_axis, or the last block is not whole")
+    limit = call.like(indices, call.size(data, along))
+    is_inside = call.op("And", call.op("Less", indices, limit), call.op("GreaterOrEqual", indices, call.op("Neg", limit)))
+    safe = call.op("Where", is_inside, indices, call.like(indices, 0))
+    parts = [None if one is None else call.op("Gather", one, safe, axis=along) for one in (data, scale, zero)]
+    axis = blocked if blocked < along else blocked + call.rank(indices) - 1
+    y = call.op("DequantizeLinear", *parts, axis=axis, block_size=block)
+    shape = call.op("Unsqueeze", is_inside, list(range(call.rank(indices), call.rank(indices) + rank - along - 1)))
+    return (call.op("Where", shape, y, call.like(y, 0.0)),)
+
+
+def _blockwise(call: Call, bits: int, shape: tuple[int, int], block: int) -> ir.Value:
+    """The dequantized weight [N, blocks * block]."""
+    weight = _retyped(call, call.input(1), bits, (shape[0], shape[1] * block))
+    scale, zero = call.op("Reshape", call.input(2), list(shape)), call.optional(3)
+    if zero is not None and call.dtype(zero).is_floating_point():
+        blocks = call.op("Reshape", call.op("Cast", weight, to=int(call.dtype(scale))), [*shape, block])
+        centred = call.op("Sub", blocks, call.op("Reshape", zero, [*shape, 1]))
+        scaled = call.op("Mul", centred, call.op("Reshape", scale, [*shape, 1]))
+        return call.op("Reshape", scaled, [shape[0], -1])
+    points = _zero_points(call, zero, bits, shape)
+    return call.op("DequantizeLinear", weight, scale, points, axis=1, block_size=block)
+
+
+def _zero_points(call: Call, zero: ir.Value | None, bits: int, shape: tuple[int, int]) -> ir.Value:
+    """Zero points of all blocks [N, blocks]: the middle of the range, or unpacked from rows of whole bytes."""
+    kind = _UNSIGNED[bits]
+    if zero is None:
+        return call.constant(np.full(shape, 2 ** (bits - 1)).astype(kind.numpy()))
+    if shape[1] * bits % 8 == 0:
+        return _retyped(call, zero, bits, shape)
+    rows = call.known(zero, "zero_points").reshape(shape[0], -1)
+    return call.constant(_unpacked(rows, bits)[:, : shape[1]].astype(kind.numpy()))
+
+
+def _retyped(call: Call, value: ir.Value, bits: int, shape: tuple[int, ...]) -> ir.Value:
+    """The bytes of a constant as integers of fewer bits; the bytes themselves are shared, not read."""
+    tensor, kind = constant_tensor(value), _UNSIGNED[bits]
+    if tensor is None:
+        raise RefusedNodeError("its quantized weights are no constant")
+    if tensor.size * 8 != int(np.prod(shape)) * bits or tensor.dtype != ir.DataType.UINT8:
+        raise RefusedNodeError(f"its weights {list(tensor.shape)} are not of shape {list(shape)} in {bits} bits")
+    if isinstance(tensor, ir.ExternalTensor):
+        place = tensor.location, tensor.offset, tensor.length
+        return call.retyped(
+            ir.ExternalTensor(*place, kind, name=str(value.name), shape=ir.Shape(shape), base_dir=tensor.base_dir)
+        )
+    array = tensor.numpy().reshape(-1)
+    if bits == 8:
+        return call.constant(array.reshape(shape))
+    return call.retyped(ir.PackedTensor(array, kind, shape=ir.Shape(shape)))
+
+
+def _unpacked(rows: np.ndarray, bits: int) -> np.ndarray:
+    """The integers in rows of bytes, low bits first, one to a byte."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return ((rows[..., None] >> shifts) & np.uint8(2**bits - 1)).reshape(*rows.shape[:-1], -1)
+
+
+def _table(call: Call) -> tuple[ir.Value, ir.Value | None]:
+    """The quantized table and its zero points, one element an integer."""
+    data, zero, bits = call.input(0), call.optional(3), call.integer("bits", 4)
+    if call.dtype(data) != ir.DataType.UINT8:
+        return data, zero
+    *outer, last = [call.size(data, axis) for axis in range(call.rank(data))]
+    table = _retyped(call, data, bits, (*outer, last * 8 // bits))
+    scales = call.input(2)
+    shape = [call.size(scales, axis) for axis in range(call.rank(scales))]
+    if zero is None:
+        return table, call.constant(np.full(shape, 2 ** (bits - 1)).astype(_UNSIGNED[bits].numpy()))
+    unpacked = _unpacked(call.known(zero, "zero_points"), bits)[..., : shape[-1]]
+    return table, call.constant(unpacked.astype(_UNSIGNED[bits].numpy()))

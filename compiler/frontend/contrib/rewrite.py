@@ -1,0 +1,66 @@
+"""The walk that rewrites every node of com.microsoft in a model."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ...ir.facts import infer_node, schema_of
+from ...ir.scopes import subgraphs_of
+from .call import Call, RefusedNodeError
+from .table import OPERATORS, REFUSED
+
+DOMAIN = "com.microsoft"
+OPSET = 25  # of ONNX, in which the replacements are written: Attention with windows, integers of two bits
+
+_REFUSAL = "prefuse.refusal"  # key of a node's `meta`: why it stays
+# ONNX Runtime keeps these in ONNX's own domain, where its optimizer found no operator of the model's opset.
+_MISPLACED = ("LayerNormalization", "SimplifiedLayerNormalization")
+
+
+def has_contrib(model: ir.Model) -> bool:
+    """Whether an operator of the model is not ONNX's but of com.microsoft. Those that ONNX Runtime misplaces move there."""
+    found = False
+    for node in model.graph.all_nodes():
+        if node.domain == "" and node.op_type in _MISPLACED and schema_of(node, model.graph.opset_imports) is None:
+            node.domain = DOMAIN
+        found |= node.domain == DOMAIN
+    return found
+
+
+def rewrite_contrib(model: ir.Model) -> None:
+    """Put ONNX's operators in the place of com.microsoft's, in the graph and its subgraphs; the opset must be at least `OPSET`.
+
+    Results keep their names, and the new nodes the metadata of the old. What cannot be rewritten stays; `refusal_of` says why.
+    The facts of all values are known afterwards.
+    """
+    _rewrite_graph(model, model.graph)
+    if not any(node.domain == DOMAIN for node in model.graph.all_nodes()):
+        model.graph.opset_imports.pop(DOMAIN, None)
+
+
+def refusal_of(node: ir.Node) -> str | None:
+    """Why a node of com.microsoft could not be rewritten."""
+    found = node.meta.get(_REFUSAL)
+    return found if isinstance(found, str) else None
+
+
+def _rewrite_graph(model: ir.Model, graph: ir.Graph) -> None:
+    for node in tuple(graph):
+        for subgraph in subgraphs_of(node):
+            _rewrite_graph(model, subgraph)
+        if node.domain == DOMAIN:
+            _rewrite_node(model, node)
+        else:
+            infer_node(node, model)
+
+
+def _rewrite_node(model: ir.Model, node: ir.Node) -> None:
+    operator = OPERATORS.get(node.op_type)
+    if operator is None:
+        node.meta[_REFUSAL] = REFUSED.get(node.op_type, "an operator of com.microsoft without a rewrite")
+        return
+    call = Call(model, node)
+    try:
+        call.finish(operator.rewrite(call))
+    except RefusedNodeError as refusal:
+        node.meta[_REFUSAL] = str(refusal)
