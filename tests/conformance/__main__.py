@@ -39,9 +39,10 @@ def summary(results: Sequence[Result]) -> str:
     """Counts by outcome; what refuses most; all that went wrong."""
     counts = Counter(result.outcome for result in results)
     lines = [f"{outcome:8} {counts[outcome]:5}" for outcome in OUTCOMES]
-    means = Counter(result.means for result in results)
+    means = Counter(result.account.means for result in results if result.account)
     lines += ["", "passed by: " + ", ".join(f"{name} {means[name]}" for name in MEANS)]
-    lines += [f"{name}: " + " ".join(result.name for result in results if result.means == name) for name in ("host", "folded")]
+    for name in ("host", "folded"):
+        lines.append(f"{name}: " + " ".join(r.name for r in results if r.account and r.account.means == name))
     refused = Counter(result.operator for result in results if result.outcome == "refused")
     lines += ["", "refused: " + ", ".join(f"{name} {count}" for name, count in refused.most_common(40))]
     lines += [

@@ -17,7 +17,7 @@ from onnx.backend.test.case.node import collect_testcases as collect_nodes
 from onnx.backend.test.case.test_case import TestCase
 from prefuse.backend import UnsupportedByBackendError, prepare
 
-from .means import Means, means_of
+from .means import Account, account_of
 
 Outcome = Literal["pass", "wrong", "refused", "error", "crash", "hang"]
 OUTCOMES: tuple[Outcome, ...] = ("pass", "wrong", "refused", "error", "crash", "hang")
@@ -67,7 +67,7 @@ def operator_of(case: Case) -> str:
     return str(nodes[-1].op_type) if len(nodes) == 1 else str(case.name).removeprefix("test_")
 
 
-def judge(case: Case) -> tuple[Outcome, str, Means | None]:
+def judge(case: Case) -> tuple[Outcome, str, Account | None]:
     """Run a case, and say how it went, why, and what computed it."""
     try:
         model, rows = case.load()
@@ -76,7 +76,7 @@ def judge(case: Case) -> tuple[Outcome, str, Means | None]:
             got = prepared.run(inputs)
             if difference := _difference(got, outputs, case):
                 return "wrong", difference, None
-        return "pass", "", means_of(prepared.model)
+        return "pass", "", account_of(prepared.model)
     except UnsupportedByBackendError as refusal:
         return "refused", str(refusal), None
     except Exception as error:  # any other is a bug of ours, or an invalid model

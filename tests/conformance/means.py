@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from prefuse.compiler.specialize import SpecializedModel
@@ -13,33 +15,48 @@ Means = Literal["compiled", "folded", "host"]
 MEANS: tuple[Means, ...] = ("compiled", "folded", "host")
 
 
-def means_of(model: object) -> Means:
+@dataclass(frozen=True)
+class Account:
     """What computed the results of a model that has run.
 
-    "host": an operator ran in `onnx.reference`; "folded": nothing of it was left to compute at run time, all of its results are
-    constants of the program (the constants of a fold come from `onnx.reference` too); else "compiled".
+    `means` is "host" if an operator ran in `onnx.reference`; "folded" if nothing was left to compute at run time, as all results
+    are constants of the program (which `onnx.reference` computed, too); else "compiled". `ways` are the kernel templates of what
+    was compiled, and "stages" where the host decides or keeps sequences between programs.
     """
-    found = set(_means(model))
-    return "host" if "host" in found else "compiled" if "compiled" in found or not found else "folded"
+
+    means: Means
+    ways: tuple[str, ...]
 
 
-def _means(model: object) -> list[Means]:
+def account_of(model: object) -> Account:
+    """The account of all programs of a model."""
+    parts = list(_parts(model))
+    found = {part.means for part in parts}
+    means: Means = "host" if "host" in found else "compiled" if "compiled" in found or not found else "folded"
+    return Account(means, tuple(sorted({way for part in parts for way in part.ways})))
+
+
+def _parts(model: object) -> Iterator[Account]:
     if isinstance(model, SpecializedModel):
-        return [means for program in model.programs for means in _means(program)]
-    if isinstance(model, StagedModel):
-        found: list[Means] = ["compiled"]  # control flow and sequences, which are ours
-        for step in model.procedure.walk():
-            if isinstance(step, ProgramStep):
-                found += _means(step.program)
-            elif isinstance(step, HostStep) and step.is_reference:
-                found.append("host")
-        return found
-    assert isinstance(model, CompiledModel), type(model)
-    return [_means_of_plan(model.plan)]
+        for program in model.programs:
+            yield from _parts(program)
+        return
+    if isinstance(model, CompiledModel):
+        yield _account_of_plan(model.plan)
+        return
+    assert isinstance(model, StagedModel), type(model)
+    yield Account("compiled", ("stages",))  # control flow, sequences and moves of bytes are ours
+    for step in model.procedure.walk():
+        if isinstance(step, ProgramStep):
+            yield from _parts(step.program)
+        elif isinstance(step, HostStep) and step.is_reference:
+            yield Account("host", ())
 
 
-def _means_of_plan(plan: Plan) -> Means:
+def _account_of_plan(plan: Plan) -> Account:
     constants = {buffer.name for buffer in plan.buffers if buffer.role is Role.CONSTANT}
     copies = [step for step in plan.steps if isinstance(step, Copy)]
-    is_folded = bool(copies) and all(step.source.buffer in constants for step in copies)
-    return "folded" if is_folded and not any(isinstance(step, Launch) for step in plan.steps) else "compiled"
+    launched = {step.kernel for step in plan.steps if isinstance(step, Launch)}
+    templates = {kernel.template for kernel in plan.kernels if kernel.symbol in launched}
+    is_folded = bool(copies) and not launched and all(step.source.buffer in constants for step in copies)
+    return Account("folded" if is_folded else "compiled", tuple(sorted(templates)))

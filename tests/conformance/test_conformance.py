@@ -26,6 +26,7 @@ _ONCE_WRONG = (
     "mod_float_edge_cases_fmod_0_float16",
     "rotary_embedding_expanded",
     "rotary_embedding_no_position_ids_interleaved_expanded",
+    "scan_sum",
     "sce_mean_3d_expanded",
     "sce_mean_no_weight_ii_4d_log_prob_expanded",
     "spacetodepth_crd_mode_example",

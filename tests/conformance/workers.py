@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from .cases import Outcome, case_of, judge, operator_of
-from .means import Means
+from .means import Account
 
 _FORK = multiprocessing.get_context("fork")  # a new worker has the cases and the compiler in memory at once
 
@@ -27,7 +27,7 @@ class Result:
     outcome: Outcome
     detail: str
     seconds: float
-    means: Means | None = None  # of what passed
+    account: Account | None = None  # of what passed
 
 
 @dataclass
@@ -41,9 +41,9 @@ class _Worker:
         self.name, self.begin = name, time.monotonic()
         self.pipe.send(name)
 
-    def result(self, outcome: Outcome, detail: str, means: Means | None = None) -> Result:
+    def result(self, outcome: Outcome, detail: str, account: Account | None = None) -> Result:
         seconds = time.monotonic() - self.begin
-        return Result(self.name, operator_of(case_of(self.name)), outcome, detail, round(seconds, 3), means)
+        return Result(self.name, operator_of(case_of(self.name)), outcome, detail, round(seconds, 3), account)
 
 
 def run_cases(names: Sequence[str], processes: int, timeout_s: float) -> Iterator[Result]:

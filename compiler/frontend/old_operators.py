@@ -1,0 +1,89 @@
+"""Operators whose meaning changed with an opset, and which ONNX's version converter leaves as they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import UnsupportedModelError
+from ..ir.cloning import copy_value
+from ..ir.constants import add_constant
+from ..ir.facts import infer_facts
+from ..ir.names import fresh_name
+
+_NUMPY_SLOPES_OPSET = 7  # from here on the slopes of PRelu broadcast as NumPy does
+_BATCHED_SCAN_OPSET = 8  # the only one whose Scan has a batch dimension; the converter cuts it off the whole model
+
+
+def respell_before_conversion(model: ir.Model) -> None:
+    """Bring a model past an opset at which the converter changes its meaning.
+
+    Raises:
+        UnsupportedModelError: it has operators that stand in the way.
+    """
+    nodes = [node for node in model.graph.all_nodes() if node.op_type == "Scan" and node.domain == ""]
+    if model.graph.opset_imports[""] != _BATCHED_SCAN_OPSET or not nodes:
+        return
+    if any(node.op_type == "Upsample" for node in model.graph.all_nodes()):  # the other operator that changes its form here
+        raise UnsupportedModelError("model", "Scan of opset 8 beside Upsample", "export it with opset 9 or newer")
+    for node in nodes:
+        _scan_batch(model, node)
+    model.graph.opset_imports[""] = _BATCHED_SCAN_OPSET + 1
+
+
+def respell_after_conversion(model: ir.Model, opset: int, where: str) -> None:
+    """Give operators of a converted model, which had `opset`, the spelling in which they mean what they meant.
+
+    Raises:
+        UnsupportedModelError: there is no such spelling.
+    """
+    if opset < _NUMPY_SLOPES_OPSET:
+        _spread_slopes(model, where)
+
+
+def _spread_slopes(model: ir.Model, where: str) -> None:
+    """Give slopes of PRelu, one a channel, the channel's place."""
+    nodes = [node for node in model.graph.all_nodes() if node.op_type == "PRelu" and node.domain == ""]
+    if nodes:
+        infer_facts(model)
+    for node in nodes:
+        data, slope = node.inputs[:2]
+        if data is None or slope is None or data.shape is None or slope.shape is None:
+            raise UnsupportedModelError(where, f"PRelu of opset 6 or older at {node.name} with unknown shapes", "export it anew")
+        if len(slope.shape) != 1 or slope.shape[0] == 1 or len(data.shape) < 3:
+            continue
+        axes = add_constant(model, np.arange(1, len(data.shape) - 1), f"{slope.name}_axes")
+        spread = ir.Node("", "Unsqueeze", [slope, axes], name=fresh_name(model, f"{slope.name}_spread"))
+        spread.outputs[0].name = spread.name
+        assert node.graph is not None
+        node.graph.insert_before(node, spread)
+        node.replace_input_with(1, spread.outputs[0])
+
+
+def _scan_batch(model: ir.Model, node: ir.Node) -> None:
+    """Put a Scan of opset 8, which runs each item of a batch alone, into a Scan of opset 9 over the batch."""
+    if node.inputs[0] is not None:
+        raise UnsupportedModelError(node.name or "Scan", "lengths of sequences, of opset 8", "export it with opset 9 or newer")
+    given = [value for value in node.inputs[1:] if value is not None]
+    inner_inputs = [_item(model, value) for value in given]
+    inner_outputs = [_item(model, value) for value in node.outputs]
+    attributes = [node.attributes["body"], node.attributes["num_scan_inputs"]]
+    if "directions" in node.attributes:
+        attributes.append(ir.AttrInt64s("scan_input_directions", node.attributes["directions"].as_ints()))
+    inner = ir.Node("", "Scan", inner_inputs, attributes, outputs=inner_outputs, name=node.name)
+    body = ir.Graph(inner_inputs, inner_outputs, nodes=[inner], name=f"{node.name or 'Scan'}_batch")
+    for index, value in enumerate(given):
+        node.replace_input_with(index, value)
+    node.resize_inputs(len(given))
+    node.attributes.clear()
+    node.attributes.add(ir.AttrGraph("body", body))
+    node.attributes.add(ir.AttrInt64("num_scan_inputs", len(given)))
+
+
+def _item(model: ir.Model, value: ir.Value) -> ir.Value:
+    """A value of its own for one item of a batch."""
+    item = copy_value(value)
+    item.name = fresh_name(model, f"{value.name}_item")
+    if item.shape is not None:
+        item.shape = ir.Shape(item.shape.dims[1:])
+    return item
