@@ -45,11 +45,12 @@ def scalar_constant(value: ir.Value | None) -> float | int | bool | None:
     return element if isinstance(element, (bool, int)) else float(element)
 
 
-def add_constant(owner: ir.Model | ir.Graph, array: np.ndarray, name_hint: str) -> ir.Value:
-    """Add `array` as an initializer named after `name_hint`, with its facts, and return its value. The array is not copied."""
+def add_constant(owner: ir.Model | ir.Graph, contents: np.ndarray | ir.LazyTensor, name_hint: str) -> ir.Value:
+    """Add an initializer named after `name_hint`, with its facts, and return its value. Nothing is copied, nor a tensor read."""
     graph = owner.graph if isinstance(owner, ir.Model) else owner
     name = fresh_name(owner, name_hint)
-    tensor = ir.Tensor(np.asarray(array), name=name)
+    tensor = contents if isinstance(contents, ir.LazyTensor) else ir.Tensor(np.asarray(contents), name=name)
+    tensor.name = name
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
     graph.register_initializer(value)
     return value

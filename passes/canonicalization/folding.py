@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from ...compiler.ir.constants import constant_array
+from ...compiler.ir.constants import constant_array, constant_tensor
 from ...compiler.ir.facts import has_static_type
 from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.rewriter import Rejection
@@ -26,9 +28,10 @@ _MISREAD = frozenset({"AveragePool", "LpPool", "MaxPool"})
 
 
 def lift_constant(node: ir.Node, scope: Scope) -> Replacement | None:
-    """Constant nodes become initializers. Strings and sparse tensors stay as they are."""
-    array = constant_array(node.outputs[0])
-    return None if array is None else _as_constant(node, [array], scope)
+    """Constant nodes become initializers, what is computed lazily too. Strings and sparse tensors stay as they are."""
+    tensor = constant_tensor(node.outputs[0])
+    contents = tensor if isinstance(tensor, ir.LazyTensor) else constant_array(node.outputs[0])
+    return None if contents is None else _as_constant(node, [contents], scope)
 
 
 def fold_shape(node: ir.Node, scope: Scope) -> Replacement | None:
@@ -130,7 +133,7 @@ def _evaluate(node: ir.Node, inputs: dict[str, np.ndarray], scope: Scope) -> lis
     return arrays
 
 
-def _as_constant(node: ir.Node, arrays: list[np.ndarray], scope: Scope) -> Replacement:
+def _as_constant(node: ir.Node, arrays: Sequence[np.ndarray | ir.LazyTensor], scope: Scope) -> Replacement:
     """The node's outputs as initializers."""
     found = iter(arrays)
     pairs = [(output, None if output.name == "" else next(found)) for output in node.outputs]

@@ -36,9 +36,9 @@ class Scope:
     def opset(self) -> int:
         return self.model.graph.opset_imports.get("", 1)
 
-    def constant(self, array: np.ndarray, hint: str | None) -> ir.Value:
+    def constant(self, contents: np.ndarray | ir.LazyTensor, hint: str | None) -> ir.Value:
         """A new initializer of the main graph, which subgraphs see too."""
-        return add_constant(self.model, array, hint or "constant")
+        return add_constant(self.model, contents, hint or "constant")
 
     def ints(self, numbers: Sequence[int], hint: str | None) -> ir.Value:
         """A new int64 vector: a shape, axes, or pads."""

@@ -14,20 +14,25 @@ from .contraction import einsum
 from .encoding import one_hot
 from .grids import affine_grid
 from .images import batch_normalization, deform_conv, eye_like, global_lp_pool, max_unpool
+from .integer_products import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
 from .normalization import lp_normalization
 from .quantization import dequantize_linear, quantize_linear
 
 _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "AffineGrid": affine_grid,
     "BatchNormalization": batch_normalization,
+    "ConvInteger": conv_integer,
     "DeformConv": deform_conv,
     "DequantizeLinear": dequantize_linear,
     "Einsum": einsum,
     "EyeLike": eye_like,
     "GlobalLpPool": global_lp_pool,
     "LpNormalization": lp_normalization,
+    "MatMulInteger": matmul_integer,
     "MaxUnpool": max_unpool,
     "OneHot": one_hot,
+    "QLinearConv": qlinear_conv,
+    "QLinearMatMul": qlinear_matmul,
     "QuantizeLinear": quantize_linear,
 }
 

@@ -30,6 +30,9 @@ class Body:
         assert value is not None, f"{self._node.op_type} has no input {position}"
         return value
 
+    def has_input(self, position: int) -> bool:
+        return position < len(self.inputs) and self.inputs[position] is not None
+
     def op(self, op_type: str, *operands: ir.Value | np.ndarray | None, **attributes: Attribute) -> ir.Value:
         """The first output of an operator of ONNX; arrays become constants."""
         return self.ops(op_type, *operands, outputs=1, **attributes)[0]
@@ -40,9 +43,10 @@ class Body:
         node = ir.node(op_type, values, attributes or None, num_outputs=outputs)
         return self._add(node)
 
-    def constant(self, array: np.ndarray) -> ir.Value:
-        """A constant with the contents and the type of an array."""
-        return self._add(ir.node("Constant", [], {"value": ir.tensor(array)}))[0]
+    def constant(self, contents: np.ndarray | ir.TensorProtocol) -> ir.Value:
+        """A constant with the contents and the type of an array; a tensor is read only when it is needed."""
+        tensor = ir.tensor(contents) if isinstance(contents, np.ndarray) else contents
+        return self._add(ir.node("Constant", [], {"value": tensor}))[0]
 
     def reshape(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
         """`value` under another shape, in which 0 is an empty dimension."""
