@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from math import copysign
 
 import numpy as np
 from tvm import tirx
@@ -114,7 +115,11 @@ def _nonzero(e: Element, x: Expr) -> Expr:
 
 
 def _divide(e: Element, x: Inputs) -> Expr:
-    return x[0] / x[1] if e.dtype in _FLOATS else tirx.truncdiv(x[0], _nonzero(e, x[1]))
+    if e.dtype not in _FLOATS:
+        return tirx.truncdiv(x[0], _nonzero(e, x[1]))
+    if isinstance(x[1], tirx.FloatImm) and x[1].value == 0:  # TVM refuses to divide by it; the product is the same, NaN too
+        return x[0] * e.const(copysign(float("inf"), x[1].value))
+    return x[0] / x[1]
 
 
 def _mod(e: Element, x: Inputs) -> Expr:

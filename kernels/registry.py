@@ -16,6 +16,8 @@ from .cpu import (
     matmul,
     normalization,
     pooling,
+    pooling_indices,
+    random_numbers,
     recurrent,
     reduction,
     resize,
@@ -27,6 +29,8 @@ from .cpu import (
     trilu,
     unique,
 )
+from .gpu import convolution as gpu_convolution
+from .gpu import matmul as gpu_matmul
 from .gpu.grids import UncutError
 from .group import Group
 from .pointwise import POINTWISE
@@ -46,7 +50,10 @@ TEMPLATES: tuple[Template, ...] = (
     Template("pooling", pooling.build, pooling.OPERATORS),
     Template("grid_sample", grid_sample.build, grid_sample.OPERATORS),
     Template("resize", resize.build, resize.OPERATORS),
+    Template("pooling_indices", pooling_indices.build, pooling_indices.OPERATORS),
     Template("scatter", scatter.build, scatter.OPERATORS),
+    Template("random", random_numbers.build, random_numbers.OPERATORS),
+    Template("multinomial", random_numbers.build_multinomial, frozenset(["Multinomial"])),
     Template("topk", topk.build, topk.OPERATORS),
     Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"])),
     Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"])),
@@ -58,13 +65,20 @@ TEMPLATES: tuple[Template, ...] = (
 )
 
 
+# What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.
+GPU_TEMPLATES: tuple[Template, ...] = (
+    Template("matmul", gpu_matmul.build, frozenset(["MatMul", "Gemm"])),
+    Template("convolution", gpu_convolution.build, gpu_convolution.OPERATORS),
+)
+
+
 def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str, str], ...]:
     """The kernel of a group; where none of the templates for its anchor takes it, their names and reasons."""
     if large := [name for name, kind in group.types.items() if kind.elements > _MAX_ELEMENTS]:
         return (("all", f"{large[0]} has more than {_MAX_ELEMENTS} elements, which 32-bit indices cannot reach"),)
     anchors = {op.op_type for op in group.ops} - POINTWISE.keys()
     refused: list[tuple[str, str]] = []
-    for template in TEMPLATES:
+    for template in (*GPU_TEMPLATES, *TEMPLATES) if target.is_gpu else TEMPLATES:
         if not anchors <= template.anchors or bool(anchors) != bool(template.anchors):
             continue
         try:

@@ -17,7 +17,7 @@ class Kind(IntEnum):
 
     ELEMENTWISE = 0  # output[i] depends on input[i] alone
     BROADCAST = 1  # the same with NumPy broadcasting between inputs
-    INJECTIVE = 2  # output[i] reads one element of an input at a computed place
+    INJECTIVE = 2  # output[i] reads one element of an input at a computed place, or none
     VIEW = 3  # the same bytes under another shape: no kernel at all
     REDUCTION = 4  # output[i] reads a row or a window
     OUTPUT_FUSABLE = 5  # a matrix product or convolution, whose tile store takes an epilogue
@@ -33,14 +33,17 @@ _OPERATORS: dict[Kind, str] = {
         Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Clip Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min
         Mod Mul Or PRelu Pow Sub Sum Where Xor""",
     Kind.INJECTIVE: """
-        BitCast Concat DepthToSpace Expand Gather GatherElements GatherND Pad Slice SpaceToDepth Split Tile Transpose Trilu""",
+        Bernoulli BitCast Concat DepthToSpace Dropout Expand Gather GatherElements GatherND Pad RandomNormal RandomNormalLike
+        RandomUniform RandomUniformLike Slice SpaceToDepth Split Tile Transpose Trilu""",
     Kind.VIEW: "Flatten Identity Reshape Squeeze Unsqueeze",
     Kind.REDUCTION: """
         ArgMax ArgMin AveragePool GlobalAveragePool GlobalMaxPool GridSample GroupNormalization InstanceNormalization
         LayerNormalization LogSoftmax LpPool MaxPool RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
         ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize Softmax""",
     Kind.OUTPUT_FUSABLE: "Conv ConvTranspose Gemm MatMul",
-    Kind.OPAQUE: "Compress CumProd CumSum GRU LSTM LinearAttention NonMaxSuppression NonZero RNN ScatterElements ScatterND TopK Unique",
+    Kind.OPAQUE: """
+        Compress CumProd CumSum GRU LSTM LinearAttention Multinomial NonMaxSuppression NonZero RNN ScatterElements ScatterND TopK
+        Unique""",
 }
 KIND_OF_OPERATOR: dict[str, Kind] = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 

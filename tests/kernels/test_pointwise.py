@@ -159,3 +159,10 @@ def test_operators_agree_with_the_reference(kind: str, level: str) -> None:
 def test_every_pointwise_operator_is_tested() -> None:
     tested = {op.op_type for make in GROUPS.values() for case in make() for op in case.group.ops}
     assert tested >= POINTWISE.keys()
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_division_by_a_zero_in_the_code(dtype: str, zero: float) -> None:
+    x = np.array([1, -2, 0, -0.0, INF, -INF, NAN], dtype)
+    check([operator("Div", x, np.array(zero, dtype))], target_of("avx2"))
