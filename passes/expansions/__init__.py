@@ -16,6 +16,7 @@ from .grids import affine_grid
 from .images import batch_normalization, deform_conv, eye_like, global_lp_pool, max_unpool
 from .integer_products import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
 from .normalization import lp_normalization
+from .optimizers import adagrad, adam, momentum
 from .quantization import dequantize_linear, quantize_linear
 
 _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
@@ -34,6 +35,9 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "QLinearConv": qlinear_conv,
     "QLinearMatMul": qlinear_matmul,
     "QuantizeLinear": quantize_linear,
+    "ai.onnx.preview.training.Adagrad": adagrad,
+    "ai.onnx.preview.training.Adam": adam,
+    "ai.onnx.preview.training.Momentum": momentum,
 }
 
 
