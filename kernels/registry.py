@@ -20,6 +20,7 @@ from .cpu import (
     random_numbers,
     recurrent,
     reduction,
+    regions,
     resize,
     scan,
     scatter,
@@ -51,6 +52,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template("grid_sample", grid_sample.build, grid_sample.OPERATORS),
     Template("resize", resize.build, resize.OPERATORS),
     Template("pooling_indices", pooling_indices.build, pooling_indices.OPERATORS),
+    Template("regions", regions.build, regions.OPERATORS),
     Template("scatter", scatter.build, scatter.OPERATORS),
     Template("random", random_numbers.build, random_numbers.OPERATORS),
     Template("multinomial", random_numbers.build_multinomial, frozenset(["Multinomial"])),
@@ -67,8 +69,8 @@ TEMPLATES: tuple[Template, ...] = (
 
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.
 GPU_TEMPLATES: tuple[Template, ...] = (
-    Template("matmul", gpu_matmul.build, frozenset(["MatMul", "Gemm"])),
-    Template("convolution", gpu_convolution.build, gpu_convolution.OPERATORS),
+    Template("gpu_matmul", gpu_matmul.build, frozenset(["MatMul", "Gemm"])),
+    Template("gpu_convolution", gpu_convolution.build, gpu_convolution.OPERATORS),
 )
 
 

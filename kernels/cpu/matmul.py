@@ -22,7 +22,7 @@ Load = Callable[[Expr, Expr, Expr, Expr, Index], Expr]  # of TileProduct.a and .
 
 
 @dataclass(frozen=True)
-class _Side:
+class Side:
     """One operand as matrices of `lines` (rows of A, columns of B) by `depth`. `lines_last`: lines run fastest in memory.
 
     `batch` are its own batch dimensions, 1 where it broadcasts along the product's.
@@ -56,6 +56,12 @@ class _Side:
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes one MatMul or Gemm with pointwise followers of its output's shape."""
+    product = product_of(group, target)
+    return product if isinstance(product, Refusal) else product.build()
+
+
+def product_of(group: Group, target: Target) -> Product | Refusal:
+    """The group's product, to be built."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
         return Refusal("has no matrix product")
@@ -65,10 +71,10 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("both operands are one constant")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
-    return _Product(group, anchor, target).build()
+    return Product(group, anchor, target)
 
 
-class _Product:
+class Product:
     """One kernel being built."""
 
     def __init__(self, group: Group, anchor: Op, target: Target) -> None:
@@ -103,7 +109,7 @@ class _Product:
             self.accumulator,
             self._packed(a, tile.rows) if packs_a else self._in_place(a),
             self._packed(b, tile.columns) if packs_b else self._staged(b, tile.columns) if stages_b else self._in_place(b),
-            self._store(),
+            self.store(),
             a_padded=packs_a,
             b_padded=padded,
         )
@@ -111,7 +117,7 @@ class _Product:
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
         return finish("matmul", self.builder, self.group, flops=product.flops, packed=self.packed)
 
-    def _in_place(self, side: _Side) -> Load:
+    def _in_place(self, side: Side) -> Load:
         kind = self.group.types[side.name]
         buffer = self.builder.parameter(side.name, kind.elements, kind.dtype)
 
@@ -120,14 +126,14 @@ class _Product:
 
         return load
 
-    def _packed(self, side: _Side, tile: int) -> Load:
+    def _packed(self, side: Side, tile: int) -> Load:
         """The constant operand, packed at compile time."""
         pack = side.pack(tile)
         self.packed[side.name] = Operand(side.name, pack)
         elements = pack.packed_type(self.group.types[side.name]).elements
         return self._panels(side, tile, self.builder.parameter(side.name, elements, self.dtype))
 
-    def _staged(self, side: _Side, tile: int) -> Load:
+    def _staged(self, side: Side, tile: int) -> Load:
         """A copy in panels of the workspace, filled up with zeros."""
         builder, panels, matrices = self.builder, ceil(side.lines / tile), prod(side.batch)
         size = matrices * panels * side.depth * tile
@@ -143,7 +149,7 @@ class _Product:
                 builder.store(staged, (chunk * side.depth + k) * tile + i, tirx.Select(line < side.lines, value, zero))
         return self._panels(side, tile, staged)
 
-    def _panels(self, side: _Side, tile: int, buffer: Buffer) -> Load:
+    def _panels(self, side: Side, tile: int, buffer: Buffer) -> Load:
         panels = ceil(side.lines / tile)
 
         def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
@@ -152,7 +158,7 @@ class _Product:
 
         return load
 
-    def _store(self) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
+    def store(self) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
         group, builder = self.group, self.builder
         out, result = group.outputs[0], self.anchor.outputs[0]
         kind, shape = group.types[out], group.types[result].shape
@@ -184,14 +190,14 @@ class _Product:
         return value + (element * tirx.const(beta, self.accumulator) if beta != 1.0 else element)
 
 
-def _normal_form(group: Group, anchor: Op) -> tuple[tuple[int, ...], _Side, _Side]:
+def _normal_form(group: Group, anchor: Op) -> tuple[tuple[int, ...], Side, Side]:
     """The product's batch dimensions and its operands. A batch of rows that share one B becomes more rows."""
     a_name, b_name = anchor.inputs[:2]
     a, b = group.types[a_name].shape, group.types[b_name].shape
     if anchor.op_type == "Gemm":
         a_last, b_first = bool(anchor.attribute("transA", 0)), bool(anchor.attribute("transB", 0))
         m, k = (a[1], a[0]) if a_last else a
-        return (), _Side(a_name, (), m, k, a_last), _Side(b_name, (), b[0] if b_first else b[1], k, not b_first)
+        return (), Side(a_name, (), m, k, a_last), Side(b_name, (), b[0] if b_first else b[1], k, not b_first)
     a = (1, *a) if len(a) == 1 else a
     b = (*b, 1) if len(b) == 1 else b
     rank = max(len(a), len(b)) - 2
@@ -200,5 +206,5 @@ def _normal_form(group: Group, anchor: Op) -> tuple[tuple[int, ...], _Side, _Sid
     batch = tuple(y if x == 1 else x for x, y in zip(a_batch, b_batch, strict=True))
     (m, k), n = a[-2:], b[-1]
     if prod(b_batch) == 1 and a_batch == batch:
-        return (), _Side(a_name, (), prod(batch) * m, k, False), _Side(b_name, (), n, k, True)
-    return batch, _Side(a_name, a_batch, m, k, False), _Side(b_name, b_batch, n, k, True)
+        return (), Side(a_name, (), prod(batch) * m, k, False), Side(b_name, (), n, k, True)
+    return batch, Side(a_name, a_batch, m, k, False), Side(b_name, b_batch, n, k, True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prefuse.kernels.gpu import tile_product
 
 from ..kernels.harness import Case, followed, operator
 from .simulator import check
@@ -108,3 +109,30 @@ def products() -> list[Case]:
 def test_kernels(cases: object, tmp_path: Path) -> None:
     assert callable(cases)
     check(cases(), tmp_path)
+
+
+@pytest.mark.parametrize("tile", tile_product._TILES, ids=str)
+def test_every_tile_of_products(tile: tile_product.BlockTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edges in all three dimensions, transposed operands, more than one tile in each direction."""
+    monkeypatch.setattr(tile_product, "_TILES", (tile,))
+    shape = (tile.rows + 7, 37), (37, tile.columns + 5)
+    loose = {"rtol": 1e-4, "atol": 1e-4, "template": "gpu_matmul"}
+    plain = operator("MatMul", normal(*shape[0]), normal(*shape[1]), **loose)
+    turned = operator("Gemm", normal(*shape[0][::-1]), normal(*shape[1][::-1]), transA=1, transB=1, **loose)
+    check([plain, turned], tmp_path)
+
+
+def test_products_of_narrow_floats_add_up_in_float32(tmp_path: Path) -> None:
+    a, b = np.full((3, 4000), 0.1, np.float16), np.full((4000, 2), 0.1, np.float16)
+    expected = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16)
+    check([operator("MatMul", a, b, expected=[expected], rtol=1e-3, template="gpu_matmul")], tmp_path)
+
+
+def test_a_block_for_every_multiprocessor() -> None:
+    """Large products take large tiles, small ones enough blocks, and single rows no tall tile."""
+
+    def rows(m: int, n: int, batch: int = 1) -> int:
+        product = tile_product.BlockProduct(batch, m, n, 64, "float32", *[lambda *_: 0] * 3, True, False)  # type: ignore[arg-type]
+        return tile_product.choose_tile(product).rows
+
+    assert (rows(4096, 4096), rows(128, 768), rows(1, 4096), rows(32, 32, batch=500)) == (64, 16, 16, 32)
