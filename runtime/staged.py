@@ -265,6 +265,40 @@ class ScanStep:
         yield from (f"  {line}" for line in self.body.describe())
 
 
+@dataclass(frozen=True)
+class MapStep:
+    """SequenceMap: the body on the items of the first input; other sequences give theirs, tensors stay the same."""
+
+    source: str
+    inputs: tuple[str, ...]
+    body: Procedure
+    writes: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (*self.inputs, *self.body.captured)
+
+    @property
+    def bodies(self) -> tuple[Procedure, ...]:
+        return (self.body,)
+
+    def run(self, values: Values) -> None:
+        given = [values[name] for name in self.inputs]
+        lengths = {len(value) for value in given if isinstance(value, list)}
+        if len(lengths) != 1:
+            raise InputError(self.source, f"sequences of lengths {sorted(lengths)}", "give them one length")
+        rows = [
+            self.body.run(tuple(value[item] if isinstance(value, list) else value for value in given), values)
+            for item in range(lengths.pop())
+        ]
+        results: list[Value] = [[row[position] for row in rows] for position in range(len(self.writes))]
+        values.update(_named(self.writes, results))
+
+    def describe(self) -> Iterator[str]:
+        yield f"host: {self.source}, as long as its inputs; each item:"
+        yield from (f"  {line}" for line in self.body.describe())
+
+
 class StagedModel:
     """A model that runs in stages; calls as `CompiledModel` does. Threads may call it at the same time.
 

@@ -149,6 +149,19 @@ def test_sequences_come_in_are_changed_and_go_out() -> None:
     _check(net, text, [_floats(1)], _floats(3))
 
 
+def test_a_map_over_sequences_of_unlike_items() -> None:
+    text = """main (seq(float[N]) s, seq(float[N]) t, float[1] k) => (seq(float[M]) y) {
+        y = SequenceMap(s, t, k) <body = body (float[N] a, float[N] b, float[1] c) => (float[N] o) {
+            d = Mul(a, b)
+            o = Add(d, c)
+        }>
+    }"""
+    net = _compiled(text)
+    _check(net, text, [_floats(2), _floats(4)], [_floats(2, seed=1), _floats(4, seed=2)], _floats(1))
+    with pytest.raises(InputError, match="lengths"):
+        net([_floats(2)], [_floats(2)] * 2, _floats(1))
+
+
 def test_an_empty_optional_is_none() -> None:
     text = """main (optional(float[2]) o) => (bool has) { has = OptionalHasElement(o) }"""
     net = _compiled(text)

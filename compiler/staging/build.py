@@ -11,7 +11,18 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.executor import CompiledModel
-from ...runtime.staged import BranchStep, HostStep, LoopStep, Procedure, Program, ProgramStep, ScanStep, StagedModel, Step
+from ...runtime.staged import (
+    BranchStep,
+    HostStep,
+    LoopStep,
+    MapStep,
+    Procedure,
+    Program,
+    ProgramStep,
+    ScanStep,
+    StagedModel,
+    Step,
+)
 from ..builder import Builder
 from ..digest import model_digest
 from ..frontend.dimensions import is_dynamic
@@ -107,9 +118,9 @@ class _Staging:
         return ProgramStep(name, program, reads, writes)
 
     def _host(self, node: ir.Node) -> Step:
-        make = {"If": self._branch, "Loop": self._loop, "Scan": self._scan}.get(node.op_type) if node.domain == "" else None
-        if make is not None:
-            return make(node)
+        control = {"If": self._branch, "Loop": self._loop, "Scan": self._scan, "SequenceMap": self._map}
+        if node.domain == "" and node.op_type in control:
+            return control[node.op_type](node)
         function, is_reference = host_function(node, self.model.graph.opset_imports)
         return HostStep(_label(node), function, _names(node.inputs), _names(node.outputs), is_reference)
 
@@ -150,6 +161,10 @@ class _Staging:
             tuple(map(bool, of_each("scan_output_directions", len(slices)))),
             tuple(map(_slice_type, slices)),
         )
+
+    def _map(self, node: ir.Node) -> Step:
+        body = self._body(node, "body", node.attributes["body"].as_graph().inputs)
+        return MapStep(_label(node), _names(node.inputs), body, _names(node.outputs))
 
     def _body(self, node: ir.Node, attribute: str, inputs: Sequence[ir.Value]) -> Procedure:
         graph = node.attributes[attribute].as_graph()
