@@ -38,8 +38,8 @@ _OPERATORS: dict[Kind, str] = {
     Kind.VIEW: "Flatten Identity Reshape Squeeze Unsqueeze",
     Kind.REDUCTION: """
         ArgMax ArgMin AveragePool GlobalAveragePool GlobalMaxPool GridSample GroupNormalization InstanceNormalization
-        LayerNormalization LogSoftmax LpPool MaxPool RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
-        ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize Softmax""",
+        LayerNormalization LogSoftmax LpPool MaxPool MaxRoiPool RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
+        ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize RoiAlign Softmax""",
     Kind.OUTPUT_FUSABLE: "Conv ConvTranspose Gemm MatMul",
     Kind.OPAQUE: """
         Compress CumProd CumSum GRU LSTM LinearAttention Multinomial NonMaxSuppression NonZero RNN ScatterElements ScatterND TopK

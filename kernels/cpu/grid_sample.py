@@ -136,13 +136,13 @@ class _Sampling:
 
         n = coordinate if str(coordinate.ty) == dtype else tirx.Cast(dtype, coordinate)
         x = (n + const(1)) * const((extent - 1) / 2) if aligned else ((n + const(1)) * const(extent) - const(1)) * const(0.5)
-        x = _held(builder.name(x), const(-_FARTHEST), const(_FARTHEST))
+        x = held(builder.name(x), const(-_FARTHEST), const(_FARTHEST))
         if self.mode == "nearest":
             x = tirx.nearbyint(x)
         x = builder.name(x)
         low, high = (0.0, extent - 1.0) if aligned else (-0.5, extent - 0.5)
         if padding != "zeros":
-            back = _held(x, const(0), const(extent - 1)) if padding == "border" else _reflected(builder, x, low, high)
+            back = held(x, const(0), const(extent - 1)) if padding == "border" else _reflected(builder, x, low, high)
             x = builder.name(tirx.Select(tirx.Or(x < const(low), x > const(high)), back, x))
         whole = builder.name(tirx.floor(x))
         weights = self._weights(builder.name(x - whole))
@@ -218,7 +218,7 @@ class _Sampling:
         return tirx.Select(offset >= 0, value, tirx.const(0, self.working))
 
 
-def _held(x: Expr, low: Expr, high: Expr) -> Expr:
+def held(x: Expr, low: Expr, high: Expr) -> Expr:
     """x within its bounds; the lower one if it is NaN."""
     return tirx.Select(x > low, tirx.Select(x < high, x, high), low)
 
