@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,3 +92,10 @@ def test_the_frame_imports_neither_tvm_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_package_is_installed() -> None:
+    """pyproject lists packages by hand, as the root is one of them: a new folder must be there too."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {".".join(("prefuse", *path.parent.relative_to(ROOT).parts)) for path in SOURCES}
+    assert set(listed) == found

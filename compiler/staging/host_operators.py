@@ -6,13 +6,14 @@ The first two are ours and compute nothing: they keep lists, and move bytes with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from ...runtime.errors import InputError
+from ...runtime.errors import InputError, UnsupportedModelError
 from ...runtime.staged import Value
 from ..ir.facts import source_of
 
@@ -29,6 +30,8 @@ def host_function(node: ir.Node, opsets: Mapping[str, int]) -> tuple[HostFunctio
 
 def _reference(node: ir.Node, opsets: Mapping[str, int]) -> HostFunction:
     """A node by `onnx.reference`. Built at its first run: a branch may never be taken."""
+    if node.op_type == "ImageDecoder" and find_spec("PIL") is None:
+        raise UnsupportedModelError(source_of(node), "ImageDecoder needs Pillow", "pip install prefuse[images]")
     names = [f"i{position}" for position in range(len(node.inputs))]
     outputs = [value.name or f"unread{position}" for position, value in enumerate(node.outputs)]
     proto = ir.serde.serialize_node(node)
