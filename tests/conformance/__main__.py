@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .cases import OUTCOMES, SETS, cases
+from .chance import is_chance
 from .means import MEANS
 from .workers import Result, run_cases
 
@@ -43,6 +44,7 @@ def summary(results: Sequence[Result]) -> str:
     lines += ["", "passed by: " + ", ".join(f"{name} {means[name]}" for name in MEANS)]
     for name in ("host", "folded"):
         lines.append(f"{name}: " + " ".join(r.name for r in results if r.account and r.account.means == name))
+    lines.append("judged as random: " + " ".join(result.name for result in results if is_chance(result.name)))
     refused = Counter(result.operator for result in results if result.outcome == "refused")
     lines += ["", "refused: " + ", ".join(f"{name} {count}" for name, count in refused.most_common(40))]
     lines += [

@@ -17,6 +17,7 @@ from onnx.backend.test.case.node import collect_testcases as collect_nodes
 from onnx.backend.test.case.test_case import TestCase
 from prefuse.backend import UnsupportedByBackendError, prepare
 
+from .chance import chance_difference, is_chance
 from .means import Account, account_of
 
 Outcome = Literal["pass", "wrong", "refused", "error", "crash", "hang"]
@@ -74,7 +75,10 @@ def judge(case: Case) -> tuple[Outcome, str, Account | None]:
         prepared = prepare(model)
         for inputs, outputs in rows:
             got = prepared.run(inputs)
-            if difference := _difference(got, outputs, case):
+            by_chance = is_chance(case.name)
+            if difference := (
+                chance_difference(case.name, inputs, outputs, got) if by_chance else _difference(got, outputs, case)
+            ):
                 return "wrong", difference, None
         return "pass", "", account_of(prepared.model)
     except UnsupportedByBackendError as refusal:
