@@ -94,9 +94,13 @@ def unroll_scan(node: ir.Node, scope: Scope, max_nodes: int) -> Replacement | Re
 
 def map_sequence(node: ir.Node, scope: Scope, max_nodes: int) -> Replacement | Rejection:
     """SequenceMap over known sequences: the body once for each element."""
-    known = [elements_of(value) for value in node.inputs]
-    trips = len(known[0] or ())
-    for value, elements in zip(node.inputs, known, strict=True):
+    known: list[tuple[ir.Value, ...] | None] = []
+    for value in node.inputs:
+        elements = elements_of(value)
+        if isinstance(elements, Rejection):
+            return elements
+        known.append(elements)
+        trips = len(known[0] or ())
         if value is not None and isinstance(value.type, ir.SequenceType) and (elements is None or len(elements) < trips):
             what = "is not known" if elements is None else "is shorter than the first"
             return Rejection(f"SequenceMap not unrolled: %{value.name} {what}", (node,))

@@ -11,13 +11,34 @@ from ...compiler.ir.constants import constant_array, scalar_constant
 from ...compiler.ir.rewriter import Rejection
 from .scope import Replacement, Rule, Scope, becomes, input_at, operation, producer_of, spelled, static_shape
 
+# What looks at the elements of a sequence through `elements_of`, and needs no node that makes it.
+_READERS = frozenset(["ConcatFromSequence", "SequenceAt", "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap"])
 
-def elements_of(value: ir.Value | None) -> tuple[ir.Value, ...] | None:
-    """The tensors of a sequence, in order; None where they are not known."""
-    if producer_of(value, "SequenceEmpty"):
-        return ()
-    construct = producer_of(value, "SequenceConstruct")
-    return None if construct is None else tuple(element for element in construct.inputs if element is not None)
+
+def elements_of(value: ir.Value | None) -> tuple[ir.Value, ...] | Rejection | None:
+    """The tensors of a sequence, in order, after the insertions and removals that made it; None where they are not known.
+
+    A Rejection names an insertion or removal that does not fit.
+    """
+    edits: list[ir.Node] = []
+    while edit := producer_of(value, "SequenceInsert") or producer_of(value, "SequenceErase"):
+        edits.append(edit)
+        value = edit.inputs[0]
+    construct = producer_of(value, "SequenceConstruct") or producer_of(value, "SequenceEmpty")
+    if construct is None:
+        return None
+    elements = [element for element in construct.inputs if element is not None]
+    for edit in reversed(edits):
+        tensor = edit.inputs[1] if edit.op_type == "SequenceInsert" else None
+        index, places = (input_at(edit, 1), len(elements)) if tensor is None else (input_at(edit, 2), len(elements) + 1)
+        place = _position(edit, index, len(elements), places=places)
+        if not isinstance(place, int):
+            return place
+        if tensor is None:
+            del elements[place]
+        else:
+            elements.insert(place, tensor)
+    return tuple(elements)
 
 
 def sequence_of(elements: Sequence[ir.Value], dtype: ir.DataType | None) -> ir.Node:
@@ -27,50 +48,37 @@ def sequence_of(elements: Sequence[ir.Value], dtype: ir.DataType | None) -> ir.N
     return operation("SequenceEmpty", (), dtype=int(dtype or ir.DataType.FLOAT))
 
 
-def insert_element(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
-    """SequenceInsert into a known sequence, at the end where no position is given."""
-    elements, tensor = elements_of(node.inputs[0]), node.inputs[1]
-    if elements is None or tensor is None:
+def construct_at_once(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
+    """A known sequence is made by one node, where something needs it whole. (Else its edits are read, and die.)"""
+    result = node.outputs[0]
+    if not result.is_graph_output() and all(reader.op_type in _READERS for reader in result.consumers()):
         return None
-    place = _position(node, input_at(node, 2), len(elements), places=len(elements) + 1)
-    if not isinstance(place, int):
-        return place
-    return spelled(sequence_of((*elements[:place], tensor, *elements[place:]), tensor.dtype))
-
-
-def erase_element(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
-    """SequenceErase of a known sequence, of the last element where no position is given."""
-    elements = elements_of(node.inputs[0])
-    if elements is None:
-        return None
-    place = _position(node, input_at(node, 1), len(elements), places=len(elements))
-    if not isinstance(place, int):
-        return place
-    return spelled(sequence_of((*elements[:place], *elements[place + 1 :]), node.outputs[0].dtype))
+    elements = elements_of(result)
+    return spelled(sequence_of(elements, result.dtype)) if isinstance(elements, tuple) else elements
 
 
 def take_element(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
     """SequenceAt of a known sequence is that element."""
     elements = elements_of(node.inputs[0])
-    if elements is None:
-        return None
+    if not isinstance(elements, tuple):
+        return elements
     place = _position(node, node.inputs[1], len(elements), places=len(elements))
     return becomes(node, elements[place]) if isinstance(place, int) else place
 
 
-def count_elements(node: ir.Node, scope: Scope) -> Replacement | None:
+def count_elements(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
     """SequenceLength of a known sequence."""
     elements = elements_of(node.inputs[0])
-    if elements is None:
-        return None
+    if not isinstance(elements, tuple):
+        return elements
     return Replacement((), (scope.constant(np.array(len(elements)), node.outputs[0].name),), are_constants=True)
 
 
 def concat_elements(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
     """ConcatFromSequence of a known sequence is Concat, of its elements with a new dimension where `new_axis` says so."""
     elements, axis = elements_of(node.inputs[0]), node.attributes["axis"].as_int()
-    if elements is None:
-        return None
+    if not isinstance(elements, tuple):
+        return elements
     if not elements:
         return Rejection("ConcatFromSequence not resolved: nothing to concatenate", (node,))
     if not node.attributes.get_int("new_axis", 0):
@@ -162,8 +170,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "OptionalGetElement": (take_optional,),
     "OptionalHasElement": (decide_optional,),
     "SequenceAt": (take_element,),
-    "SequenceErase": (erase_element,),
-    "SequenceInsert": (insert_element,),
+    "SequenceErase": (construct_at_once,),
+    "SequenceInsert": (construct_at_once,),
     "SequenceLength": (count_elements,),
     "SplitToSequence": (split_into_elements,),
 }

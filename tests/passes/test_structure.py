@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -11,6 +13,7 @@ from prefuse.compiler.oracle import random_inputs, run_model
 from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.runtime.target import Target
+from prefuse.tests.scaling import assert_scales
 
 PIPELINE = "canonicalize,unroll-loops,eliminate-dead,merge-equal"
 PLAIN = {"Concat", "Reshape", "Gather", "Add", "Mul", "Exp", "Neg", "Identity", "Slice", "Constant", "Expand", "Cast", "Sub"}
@@ -107,7 +110,8 @@ def test_scan_of_nothing() -> None:
     inputs = random_inputs(model)
     found = run_model(result, inputs)
     np.testing.assert_array_equal(found["y"], inputs["x"])
-    assert (found["z"].shape, found["z"].dtype) == ((3, 0, 2), np.float32)
+    assert found["z"].shape == (3, 0, 2)
+    assert found["z"].dtype == np.float32
 
 
 def test_names_are_unique_where_bodies_share_them() -> None:
@@ -160,3 +164,18 @@ def test_optionals_are_their_contents() -> None:
     )
     assert sorted(node.op_type for node in result.graph) == ["Exp", "Exp", "Identity"], context.remarks
     assert [bool(value.const_value.numpy()) for value in result.graph.initializers.values() if value.const_value] == [True]
+
+
+def test_unrolling_is_linear() -> None:
+    """In the iterations, a sequence that grows with them included."""
+
+    def prepare(length: int) -> Callable[[], object]:
+        model = read(f"""main (float[{length},2] u) => (float[{length},2] z) {{
+            n = Constant<value_int={length}>() none = SequenceEmpty()
+            s = Loop(n, "", none) <body = b (int64 i, bool c, seq(float[2]) h) => (bool d, seq(float[2]) g) {{
+                d = Identity(c) r = Gather(u, i) q = Exp(r) g = SequenceInsert(h, q) }}>
+            z = ConcatFromSequence<axis=0, new_axis=1>(s) }}""")
+        passes = parse_pipeline("unroll-loops", PASSES)
+        return lambda: run_pipeline(model, passes, Context(Target.parse("cpu")), verify=False)
+
+    assert_scales(prepare, 100, 200, limit=2.7)
