@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import prod
 from typing import ClassVar
 
@@ -11,37 +12,41 @@ import numpy as np
 import onnx_ir as ir
 
 from ..compiler.ir.bounds import is_data_sized
+from ..compiler.ir.carried import carried_axis
 from ..compiler.ir.constants import add_constant, constant_array, scalar_constant
 from ..compiler.ir.facts import SOURCE_KEY, has_static_type, infer_node, source_of
 from ..compiler.ir.functions import fuse_into_function
 from ..compiler.ir.names import fresh_name
-from ..compiler.ir.rewriter import Rejection, replace_node
+from ..compiler.ir.rewriter import Rejection, graph_of, replace_node
 from ..compiler.pipeline import Context, Pass
+
+_OUTSIDE = -1  # the place of a node that is in a subgraph
 
 
 @dataclass(frozen=True)
 class BoundShapes(Pass):
     """Split operators whose results have a size that only a run knows into one of static size and a cut.
 
-    Before:  y = NonZero(x)                                             x: float[3,4], y: int64[2,?]
-    After:   count, y_max = prefuse.bounded_nonzero(x)                  y_max: int64[2,12], count: int64[1]
-             y = prefuse.trim(y_max, count)
+    Before:  y = NonZero(x);  z = Transpose(y)                          x: float[3,4], y: int64[2,?], z: int64[?,2]
+    After:   count, y = prefuse.bounded_nonzero(x)                      y: int64[2,12], count: int64[1]
+             z_max = Transpose(y);  z = prefuse.trim(z_max, count)      z_max: int64[12,2]
 
-    Legal when the inputs have static shapes and what is cut is read by nobody but the caller: a reader would have a size that
-    depends on data itself. Where the size follows from constants, the operator becomes a Gather or a constant, or the cut is
-    left out.
+    Legal when the inputs have static shapes and all that reads the results carries the axis of unknown size to its own results,
+    down to the outputs, where the cuts are: it then works on what nobody looks at, too. Where the size follows from constants,
+    the operator becomes a Gather or a constant, or the cut is left out.
     """
 
     name: ClassVar[str] = "bound-shapes"
 
     def run(self, model: ir.Model, context: Context) -> bool:
+        order = {node: index for index, node in enumerate(model.graph)}
         changed = False
         for node in tuple(model.graph):
             if not is_data_sized(node):
                 if changed and not all(has_static_type(value) for value in node.outputs if value.name):
                     infer_node(node, model)  # what it reads may have got a static shape
                 continue
-            found = _match(node)
+            found = _match(node, order)
             if isinstance(found, Rejection):
                 context.reject(self.name, found)
             else:
@@ -56,10 +61,6 @@ class _Result:
 
     shape: tuple[int, ...]
     axis: int | None
-
-    @property
-    def cut_shape(self) -> ir.Shape:
-        return ir.Shape([None if axis == self.axis else dim for axis, dim in enumerate(self.shape)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,46 +103,55 @@ class _Emptiness:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """An operator whose results are to be computed at their largest size, and those of unknown size cut."""
+    """An operator whose results are to be computed at their largest size, as are those of its readers, in order of the graph."""
 
     node: ir.Node
     results: tuple[_Result, ...]
+    readers: tuple[ir.Node, ...]
+    axes: dict[ir.Value, int]  # of every value of unknown size among the results and those of the readers
 
     def rewrite(self, model: ir.Model) -> None:
+        node = self.node
+        name = node.op_type.lower()
+        cut = [value for value in self.axes if value.is_graph_output()]
+        places = [(model.graph.outputs.index(value), self.axes[value]) for value in cut]
+        body, count, largest = self._body(model)
+        for old, result in zip(node.outputs, self.results, strict=False):
+            old.shape = ir.Shape(result.shape)
+        replace_node(model, node, body, largest)
+        for reader in self.readers:
+            for value in reader.outputs:
+                value.shape = None
+            infer_node(reader, model)
+        trims = [_trim(model, place, axis, count) for place, axis in places]
+        fuse_into_function(model, body, f"bounded_{name}").name = node.name
+        for trim in trims:
+            fuse_into_function(model, trim, "trim")
+
+    def _body(self, model: ir.Model) -> tuple[list[ir.Node], ir.Value, list[ir.Value | None]]:
+        """The operator with what pads its results, the number of results, and the padded results that somebody reads."""
         node = self.node
         operator = ir.Node("", node.op_type, node.inputs, node.attributes.values(), num_outputs=len(node.outputs), name=node.name)
         axis = self.results[0].axis or 0
         size = _make("Shape", operator.outputs[0], start=axis, end=axis + 1)
         count = size.outputs[0]
         count.name = fresh_name(model, f"{node.outputs[0].name or node.op_type.lower()}_count")
-        body, trims = [operator, size], list[list[ir.Node]]()
-        new_outputs: list[ir.Value | None] = []
+        body, largest = [operator, size], list[ir.Value | None]()
         for old, value, result in zip(node.outputs, operator.outputs, self.results, strict=False):
-            if not (old.uses() or old.is_graph_output()):
-                new_outputs.append(None)
-                continue
-            body += _padded(value, count, result)
-            new = body[-1].outputs[0]
-            old.shape = result.cut_shape
-            if result.axis is not None:
-                new.name = fresh_name(model, f"{old.name}_max")
-                trims.append(_trimmed(new, count, result.axis))
-                new = trims[-1][-1].outputs[0]
-            new_outputs.append(new)
-        for made in (body[1:], *trims):
-            for part in made:
-                part.metadata_props[SOURCE_KEY] = source_of(node)
-        replace_node(model, node, [*body, *(part for trim in trims for part in trim)], new_outputs)
-        fuse_into_function(model, body, f"bounded_{node.op_type.lower()}").name = node.name
-        for trim in trims:
-            fuse_into_function(model, trim, "trim")
+            is_read = bool(old.uses()) or old.is_graph_output()
+            if is_read:
+                body += _padded(value, count, result)
+            largest.append(body[-1].outputs[0] if is_read else None)
+        for part in body[1:]:
+            part.metadata_props[SOURCE_KEY] = source_of(node)
+        return body, count, largest
 
 
 _Match = _Selection | _Emptiness | _Bound
 
 
-def _match(node: ir.Node) -> _Match | Rejection:
-    """How the size of a node's results is bounded."""
+def _match(node: ir.Node, order: Mapping[ir.Node, int]) -> _Match | Rejection:
+    """How the size of a node's results is bounded; `order` is that of the graph."""
     for value in node.inputs:
         if value is not None and not has_static_type(value):
             return Rejection(f"{node.op_type} not bounded: the shape of its input %{value.name} is not known", (node,))
@@ -151,11 +161,58 @@ def _match(node: ir.Node) -> _Match | Rejection:
     if node.op_type == "Compress" and (condition := constant_array(node.inputs[1])) is not None:
         axis = results[0].axis if "axis" in node.attributes else None
         return _Selection(node, np.flatnonzero(condition[: _compressed_size(node)]), axis)
-    for value, result in zip(node.outputs, results, strict=False):
-        if result.axis is not None and (readers := value.consumers()):
-            why = f"%{value.name} is read by {readers[0].op_type}, whose size would depend on data"
-            return Rejection(f"{node.op_type} not bounded: {why}", (node, *readers))
-    return _Bound(node, results)
+    return _follow(node, results, order)
+
+
+def _follow(node: ir.Node, results: tuple[_Result, ...], order: Mapping[ir.Node, int]) -> _Bound | Rejection:
+    """The nodes to which the unknown size of a node's results spreads, in order of the graph."""
+    pairs = zip(node.outputs, results, strict=False)
+    axes = {value: result.axis for value, result in pairs if value.name and result.axis is not None}
+    readers: list[ir.Node] = []
+    pending: list[tuple[int, ir.Node]] = []
+    queued: set[ir.Node] = set()
+    fresh = list(axes)
+    while True:
+        for reader in (reader for value in fresh for reader in value.consumers() if reader not in queued):
+            if reader not in order:
+                return _rejection(node, reader, "a subgraph")
+            queued.add(reader)
+            heappush(pending, (order[reader], reader))
+        if not pending:
+            return _Bound(node, results, tuple(readers), axes)
+        _, reader = heappop(pending)
+        axis = carried_axis(reader, {value: axes[value] for value in reader.inputs if value is not None and value in axes})
+        if axis is None:
+            return _rejection(node, reader, reader.op_type)
+        readers.append(reader)
+        fresh = list(reader.outputs)
+        axes.update(dict.fromkeys(fresh, axis))
+
+
+def _rejection(node: ir.Node, reader: ir.Node, what: str) -> Rejection:
+    why = f"{what}, whose result may have any size, reads what it finds"
+    return Rejection(f"{node.op_type} not bounded: {why}", (node, reader))
+
+
+def _trim(model: ir.Model, place: int, axis: int, count: ir.Value) -> list[ir.Node]:
+    """Nodes that cut an output of the graph to its first `count` elements along an axis, under its name."""
+    value = model.graph.outputs[place]
+    producer = value.producer()
+    assert producer is not None, f"%{value.name} is no result"
+    nodes = _trimmed(value, count, axis)
+    for part in nodes:
+        part.metadata_props[SOURCE_KEY] = source_of(producer)
+    name, value.name = value.name, fresh_name(model, f"{value.name}_max")
+    nodes[-1].outputs[0].name = name
+    for part in nodes[:-1]:
+        part.outputs[0].name = fresh_name(model, f"{name}_bound")
+    graph_of(producer).insert_after(producer, nodes)
+    for part in nodes:
+        infer_node(part, model)
+    result = model.graph.outputs[place] = nodes[-1].outputs[0]
+    assert value.shape is not None
+    result.shape = ir.Shape([None if number == axis else dim for number, dim in enumerate(value.shape)])
+    return nodes
 
 
 # ------------------------------------------------------------------------------------------------------- largest shapes
