@@ -98,6 +98,7 @@ def attend(
     `mask` is the operator's, of whatever form; `extra` is added to the scores.
     """
     q, k, v = (_by_heads(call, one, heads) for one in (q, k, v))
+    size = call.size(v, 3)
     if past_key is not None and past_value is not None:
         k, v = (call.op("Concat", past, new, axis=2) for past, new in ((past_key, k), (past_value, v)))
     elif past_key is not None or past_value is not None:
@@ -111,7 +112,7 @@ def attend(
         causal = causal_bias(call, q, k, call.like(q, 0.0))
         bias = causal if bias is None else call.op("Add", bias, causal)
     y = call.op("Attention", q, k, v, bias, **scale_attribute(call), is_causal=int(is_causal and is_plain))
-    y = merged_heads(call, y)
+    y = merged_heads(call, y, heads * size)
     return (y, k, v) if has_states else (y, None, None)
 
 
@@ -133,9 +134,9 @@ def split_heads(call: Call, x: ir.Value, heads: int) -> ir.Value:
     return call.op("Transpose", call.op("Reshape", x, [0, 0, heads, call.size(x, 2) // heads]), perm=[0, 2, 1, 3])
 
 
-def merged_heads(call: Call, x: ir.Value) -> ir.Value:
-    """[B, H, S, D] as [B, S, H * D]"""
-    return call.op("Reshape", call.op("Transpose", x, perm=[0, 2, 1, 3]), [0, 0, call.size(x, 1) * call.size(x, 3)])
+def merged_heads(call: Call, x: ir.Value, width: int) -> ir.Value:
+    """[B, H, S, D] as [B, S, H * D], which is the width"""
+    return call.op("Reshape", call.op("Transpose", x, perm=[0, 2, 1, 3]), [0, 0, width])
 
 
 def _by_heads(call: Call, x: ir.Value, heads: int) -> ir.Value:

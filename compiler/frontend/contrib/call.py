@@ -27,7 +27,7 @@ class RefusedNodeError(Exception):
 
 
 class Call:
-    """Reads a node and writes its replacement before it. Methods raise `RefusedNodeError` where the node does not have what is asked for.
+    """Reads a node and writes its replacement before it. `RefusedNodeError` is raised where it does not have what is asked for.
 
     The facts of all values that are written are known at once, as far as those of the inputs are.
     """
@@ -161,11 +161,17 @@ class Call:
 
     def size(self, value: ir.Value, axis: int) -> int:
         """A dimension of a value that must be known."""
-        if value.shape is None or axis >= len(value.shape) or not isinstance(size := value.shape[axis], int):
+        size = self.dimension(value, axis)
+        if size is None:
             raise RefusedNodeError(f"dimension {axis} of {value.name} is unknown")
         return size
 
-    def has_shape(self, value: ir.Value | None) -> bool:
+    def dimension(self, value: ir.Value, axis: int) -> int | None:
+        """A dimension of a value; None where it is not known."""
+        size = None if value.shape is None or axis >= len(value.shape) else value.shape[axis]
+        return size if isinstance(size, int) else None
+
+    def is_filled(self, value: ir.Value | None) -> bool:
         """Whether a value is there with something in it: exporters pass empty tensors for states that are not there yet."""
         return value is not None and (value.shape is None or 0 not in value.shape)
 

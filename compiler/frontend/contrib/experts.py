@@ -11,7 +11,7 @@ import onnx_ir as ir
 from .activations import Results
 from .call import Call, RefusedNodeError
 
-_SIMPLE = {"relu": "Relu", "gelu": "Gelu", "silu": "Swish", "identity": "Identity"}
+_SIMPLE = {"relu": "Relu", "silu": "Swish", "identity": "Identity"}
 
 
 def mixture_of_experts(call: Call) -> Results:
@@ -53,8 +53,8 @@ def _activated(call: Call, inner: ir.Value, third: ir.Value | None) -> ir.Value:
         call.number("activation_beta", 0.0),
         call.number("swiglu_limit", 0.0),
     )
-    if name in _SIMPLE:
-        y = call.op(_SIMPLE[name], inner)
+    if name in _SIMPLE or name == "gelu":
+        y = call.op(_SIMPLE[name], inner) if name in _SIMPLE else call.op("Gelu", inner, approximate="tanh")
         return y if third is None else call.op("Mul", y, third)
     if name != "swiglu":
         raise RefusedNodeError(f"activation_type {name} is not taken")

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from ...ir.constants import scalar_constant
 from .activations import Results
 from .attention import merged_heads, scale_attribute, split_heads
 from .call import Call, RefusedNodeError
@@ -37,13 +38,14 @@ def group_query_attention(call: Call) -> Results:
     q, k, v = _operands(call)
     lengths = _lengths(call, q)
     q, k = _rotated(call, q, k, lengths)
+    width = call.size(q, 1) * call.size(v, 3)
     past_key, past_value = call.optional(3), call.optional(4)
     present_key = _written(call, past_key, k, lengths)
     present_value = _written(call, past_value, v, lengths)
     sink, smooth = call.optional(11), call.integer("smooth_softmax", -1) == 1
     attend = _attend_with_sink if sink is not None or smooth else _attend
     y = attend(call, q, present_key, present_value, lengths)
-    return merged_heads(call, y), present_key, present_value
+    return merged_heads(call, y, width), present_key, present_value
 
 
 def _refuse_special(call: Call) -> None:
@@ -100,12 +102,17 @@ def _rotated(call: Call, q: ir.Value, k: ir.Value, lengths: _Lengths) -> tuple[i
 
 def _written(call: Call, past: ir.Value | None, new: ir.Value, lengths: _Lengths) -> ir.Value:
     """The cache [B, G, C, D] with the new rows behind the valid ones of each row of the batch."""
-    if past is None or not call.has_shape(past):
+    if past is None or not call.is_filled(past):
         return new
-    rows = call.op("Squeeze", call.op("Shape", past, start=2, end=3), [0])
-    more = call.op("Max", call.op("Sub", lengths.total, rows), call.constant_int(0))
-    pads = call.op("Concat", np.zeros(1, np.int64), call.op("Unsqueeze", more, [0]), axis=0)
-    return call.op("TensorScatter", call.op("Pad", past, pads, None, [2]), new, lengths.past, axis=2)
+    rows, total = call.dimension(past, 2), scalar_constant(call.input(6))
+    if rows is not None and total is not None:
+        padded = call.op("Pad", past, [0, int(total) - rows], None, [2]) if total > rows else past
+    else:
+        length = call.op("Squeeze", call.op("Shape", past, start=2, end=3), [0])
+        more = call.op("Max", call.op("Sub", lengths.total, length), call.constant_int(0))
+        pads = call.op("Concat", np.zeros(1, np.int64), call.op("Unsqueeze", more, [0]), axis=0)
+        padded = call.op("Pad", past, pads, None, [2])
+    return call.op("TensorScatter", padded, new, lengths.past, axis=2)
 
 
 def _attend(call: Call, q: ir.Value, k: ir.Value, v: ir.Value, lengths: _Lengths) -> ir.Value:

@@ -57,19 +57,24 @@ def matmul_bnb4(call: Call) -> Results:
 
 def gather_block_quantized(call: Call) -> Results:
     """Rows of a quantized table along `gather_axis`, dequantized after they are gathered; zeros for an index out of range."""
-    data, zero = _table(call)
     indices, scale, block = call.input(1), call.input(2), call.integer("block_size", 128)
-    rank = call.rank(data)
+    table, bits, zero = _table(call)
+    rank, places = call.rank(table), call.rank(indices)
     along, blocked = call.integer("gather_axis", 0) % rank, call.integer("quantize_axis", 1) % rank
-    if along == blocked or call.size(data, blocked) % block:
-        raise RefusedNodeError("gather_axis is quantize_axis, or the last block is not whole")
-    limit = call.like(indices, call.size(data, along))
+    if along in (blocked, rank - 1) or call.size(scale, blocked) * block != call.size(table, blocked) * (
+        8 // bits if blocked == rank - 1 else 1
+    ):
+        raise RefusedNodeError("its rows are no whole blocks, or it gathers along them")
+    limit = call.like(indices, call.size(table, along))
     is_inside = call.op("And", call.op("Less", indices, limit), call.op("GreaterOrEqual", indices, call.op("Neg", limit)))
     safe = call.op("Where", is_inside, indices, call.like(indices, 0))
-    parts = [None if one is None else call.op("Gather", one, safe, axis=along) for one in (data, scale, zero)]
-    axis = blocked if blocked < along else blocked + call.rank(indices) - 1
-    y = call.op("DequantizeLinear", *parts, axis=axis, block_size=block)
-    shape = call.op("Unsqueeze", is_inside, list(range(call.rank(indices), call.rank(indices) + rank - along - 1)))
+    rows, factors, points = (call.op("Gather", one, safe, axis=along) for one in (table, scale, zero))
+    if call.dtype(call.input(0)) == ir.DataType.INT4:  # v = (code xor 8) - 8, and the zero points are 8 too large
+        rows = call.op("BitwiseXor", rows, np.array(0x88, np.uint8))
+    axis = blocked if blocked < along else blocked + places - 1
+    y = call.op("DequantizeLinear", _split_bytes(call, rows, bits), factors, points, axis=axis, block_size=block)
+    inner = rank - along - 1
+    shape = call.op("Unsqueeze", is_inside, list(range(places, places + inner))) if inner else is_inside
     return (call.op("Where", shape, y, call.like(y, 0.0)),)
 
 
@@ -121,16 +126,45 @@ def _unpacked(rows: np.ndarray, bits: int) -> np.ndarray:
     return ((rows[..., None] >> shifts) & np.uint8(2**bits - 1)).reshape(*rows.shape[:-1], -1)
 
 
-def _table(call: Call) -> tuple[ir.Value, ir.Value | None]:
-    """The quantized table and its zero points, one element an integer."""
+def _table(call: Call) -> tuple[ir.Value, int, ir.Value]:
+    """The table in bytes, the bits of its elements, and all its zero points, one a byte."""
     data, zero, bits = call.input(0), call.optional(3), call.integer("bits", 4)
-    if call.dtype(data) != ir.DataType.UINT8:
-        return data, zero
-    *outer, last = [call.size(data, axis) for axis in range(call.rank(data))]
-    table = _retyped(call, data, bits, (*outer, last * 8 // bits))
-    scales = call.input(2)
-    shape = [call.size(scales, axis) for axis in range(call.rank(scales))]
-    if zero is None:
-        return table, call.constant(np.full(shape, 2 ** (bits - 1)).astype(_UNSIGNED[bits].numpy()))
-    unpacked = _unpacked(call.known(zero, "zero_points"), bits)[..., : shape[-1]]
-    return table, call.constant(unpacked.astype(_UNSIGNED[bits].numpy()))
+    tensor, kind, scale = constant_tensor(data), call.dtype(data), call.input(2)
+    shape = [call.size(scale, axis) for axis in range(call.rank(scale))]
+    if kind == ir.DataType.UINT8 and bits in _UNSIGNED:
+        middle = 2 ** (bits - 1)
+        points = None if zero is None else _unpacked(call.known(zero, "zero_points"), bits)[..., : shape[-1]]
+        table = data
+    elif tensor is not None and kind in (ir.DataType.UINT4, ir.DataType.INT4) and call.size(data, call.rank(data) - 1) % 2 == 0:
+        bits, middle = 4, 0 if kind == ir.DataType.UINT4 else 8
+        points = None if zero is None else call.known(zero, "zero_points").astype(np.int32) + middle
+        table = _bytes_of(call, tensor)
+    else:
+        raise RefusedNodeError("only tables of 2, 4 and 8 bit integers in whole bytes are taken")
+    return table, bits, call.constant((np.full(shape, middle) if points is None else points).astype(np.uint8))
+
+
+def _bytes_of(call: Call, tensor: ir.TensorProtocol) -> ir.Value:
+    """The bytes in which the 4-bit integers of a constant lie, with half as many in the last dimension."""
+    *outer, last = tensor.shape.numpy()
+    shape = (*outer, last // 2)
+    if isinstance(tensor, ir.ExternalTensor):
+        place = tensor.location, tensor.offset, tensor.length
+        return call.retyped(
+            ir.ExternalTensor(*place, ir.DataType.UINT8, name=str(tensor.name), shape=ir.Shape(shape), base_dir=tensor.base_dir)
+        )
+    return call.constant(np.frombuffer(tensor.tobytes(), np.uint8).reshape(shape))
+
+
+def _split_bytes(call: Call, packed: ir.Value, bits: int) -> ir.Value:
+    """The integers in bytes, low bits first, as uint8, with more of them in the last dimension."""
+    if bits == 8:
+        return packed
+    rank = call.rank(packed)
+    byte, mask = call.op("Unsqueeze", packed, [rank]), np.array(2**bits - 1, np.uint8)
+    parts = [
+        call.op("BitwiseAnd", call.op("BitShift", byte, np.array(shift, np.uint8), direction="RIGHT"), mask)
+        for shift in range(0, 8, bits)
+    ]
+    size = call.size(packed, rank - 1) * len(parts)
+    return call.op("Reshape", call.op("Concat", *parts, axis=-1), [*[0] * (rank - 1), size])

@@ -131,6 +131,7 @@ def _group_normalization(call: Call, x: ir.Value) -> ir.Value:
     scale, bias = (call.op("Cast", call.input(position), to=kind) for position in (1, 2))
     groups, epsilon = call.integer("groups"), call.number("epsilon", 1e-5)
     y = call.op("GroupNormalization", inner, scale, bias, num_groups=groups, epsilon=epsilon)
+    y.shape = None if inner.shape is None else ir.Shape(inner.shape)  # of which ONNX infers nothing
     y = call.op("Swish", y) if activation else y
     return call.op("Transpose", y, perm=[0, *range(2, rank), 1]) if is_last else y
 
