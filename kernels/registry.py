@@ -7,7 +7,9 @@ from dataclasses import replace
 from ..runtime.target import Target
 from .cpu import (
     arg_reduction,
+    col2im,
     convolution,
+    determinant,
     elementwise,
     gather,
     grid_sample,
@@ -25,6 +27,7 @@ from .cpu import (
     scan,
     scatter,
     selection,
+    sequence,
     suppression,
     topk,
     trilu,
@@ -32,6 +35,8 @@ from .cpu import (
 )
 from .gpu import convolution as gpu_convolution
 from .gpu import matmul as gpu_matmul
+from .gpu import normalization as gpu_normalization
+from .gpu import reduction as gpu_reduction
 from .gpu.grids import UncutError
 from .group import Group
 from .pointwise import POINTWISE
@@ -53,6 +58,9 @@ TEMPLATES: tuple[Template, ...] = (
     Template("resize", resize.build, resize.OPERATORS),
     Template("pooling_indices", pooling_indices.build, pooling_indices.OPERATORS),
     Template("regions", regions.build, regions.OPERATORS),
+    Template("col2im", col2im.build, col2im.OPERATORS),
+    Template("sequence", sequence.build, sequence.OPERATORS),
+    Template("determinant", determinant.build, determinant.OPERATORS),
     Template("scatter", scatter.build, scatter.OPERATORS),
     Template("random", random_numbers.build, random_numbers.OPERATORS),
     Template("multinomial", random_numbers.build_multinomial, frozenset(["Multinomial"])),
@@ -70,6 +78,8 @@ TEMPLATES: tuple[Template, ...] = (
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.
 GPU_TEMPLATES: tuple[Template, ...] = (
     Template("gpu_matmul", gpu_matmul.build, frozenset(["MatMul", "Gemm"])),
+    Template("gpu_reduction", gpu_reduction.build, reduction.OPERATORS),
+    Template("gpu_normalization", gpu_normalization.build, normalization.OPERATORS),
     Template("gpu_convolution", gpu_convolution.build, gpu_convolution.OPERATORS),
 )
 

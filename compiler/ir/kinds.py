@@ -34,16 +34,16 @@ _OPERATORS: dict[Kind, str] = {
         Mod Mul Or PRelu Pow Sub Sum Where Xor""",
     Kind.INJECTIVE: """
         Bernoulli BitCast Concat DepthToSpace Dropout Expand Gather GatherElements GatherND Pad RandomNormal RandomNormalLike
-        RandomUniform RandomUniformLike Slice SpaceToDepth Split Tile Transpose Trilu""",
+        RandomUniform RandomUniformLike ReverseSequence Slice SpaceToDepth Split TensorScatter Tile Transpose Trilu""",
     Kind.VIEW: "Flatten Identity Reshape Squeeze Unsqueeze",
     Kind.REDUCTION: """
-        ArgMax ArgMin AveragePool GlobalAveragePool GlobalMaxPool GridSample GroupNormalization InstanceNormalization
+        ArgMax ArgMin AveragePool Col2Im GlobalAveragePool GlobalMaxPool GridSample GroupNormalization InstanceNormalization
         LayerNormalization LogSoftmax LpPool MaxPool MaxRoiPool RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
         ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize RoiAlign Softmax""",
     Kind.OUTPUT_FUSABLE: "Conv ConvTranspose Gemm MatMul",
     Kind.OPAQUE: """
-        Compress CumProd CumSum GRU LSTM LinearAttention Multinomial NonMaxSuppression NonZero RNN ScatterElements ScatterND TopK
-        Unique""",
+        Compress CumProd CumSum Det GRU LSTM LinearAttention Multinomial NonMaxSuppression NonZero RNN ScatterElements ScatterND
+        TopK Unique""",
 }
 KIND_OF_OPERATOR: dict[str, Kind] = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 
