@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from .contraction import einsum
 from .encoding import one_hot
+from .fourier import dft, stft
 from .grids import affine_grid
 from .images import batch_normalization, deform_conv, eye_like, global_lp_pool, max_unpool
 from .integer_products import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
@@ -23,6 +24,7 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "AffineGrid": affine_grid,
     "BatchNormalization": batch_normalization,
     "ConvInteger": conv_integer,
+    "DFT": dft,
     "DeformConv": deform_conv,
     "DequantizeLinear": dequantize_linear,
     "Einsum": einsum,
@@ -35,6 +37,7 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "QLinearConv": qlinear_conv,
     "QLinearMatMul": qlinear_matmul,
     "QuantizeLinear": quantize_linear,
+    "STFT": stft,
     "ai.onnx.preview.training.Adagrad": adagrad,
     "ai.onnx.preview.training.Adam": adam,
     "ai.onnx.preview.training.Momentum": momentum,
@@ -44,6 +47,7 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
 def expansion_of(node: ir.Node, opset: int) -> ir.Function | None:
     """A body for this node; None where there is none for its operator, types or shapes."""
     write = _BODIES.get(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
+    node.version = node.version or opset  # defaults of attributes depend on it
     body = None if write is None or not _is_static(node) else write(node)
     if body is None:
         return None
