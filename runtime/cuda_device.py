@@ -10,6 +10,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import NoReturn
 
 from .cuda_driver import OUT_OF_MEMORY, WRONG_BINARY, Driver, DriverError, Handle, driver
@@ -205,7 +206,7 @@ class _Running:
     def __enter__(self) -> None:
         self._active.__enter__()
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._active.__exit__(kind, error, trace)
         if isinstance(error, DriverError):
             raise DeviceError("GPU", str(error), "see the message of the driver") from error

@@ -19,7 +19,7 @@ from ..builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
 from ..values import broadcast_index, pointwise_obstacle, split_anchor
-from .anchored import accumulator_type, follow, merge_sections, nest, parallel_nest, sweep
+from .anchored import accumulator_type, follow, merge_sections, nest, parallel_nest
 from .common import finish, new_builder, pointwise_cost
 from .reduction import Fold, add, fold_block
 from .reduction_loops import Block, Loop, block_slots
@@ -28,8 +28,8 @@ _SOFTMAX = ("LogSoftmax", "Softmax")
 OPERATORS = frozenset([*_SOFTMAX, "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"])
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one normalization, with its followers."""
+def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKernel | Refusal:
+    """Takes one normalization, with its followers; `emit` writes the loops over the rows, `Rows.emit` if it is left out."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no normalization")
@@ -42,12 +42,12 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     work = operand.elements * ((16 if anchor.op_type in _SOFTMAX else 6) + pointwise_cost(group))
     if operand.elements:
         rows = _rows(group, builder, anchor)
-        rows.emit(work, rows.softmax if anchor.op_type in _SOFTMAX else rows.normalize)
+        (emit or Rows.emit)(rows, work, rows.softmax if anchor.op_type in _SOFTMAX else rows.normalize)
     return finish("normalization", builder, group, flops=work)
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """The dimensions of the operand, merged: those before a row, those of the row, those after it.
 
     If there are none after it, vectors run along the row; otherwise along the last dimension.
@@ -168,20 +168,15 @@ class _Rows:
         """The optional outputs of LayerNormalization, one element a row."""
         outer = self.row.start
         number = row_major(block.index[:outer], self.shape[:outer])
-        for name, value in zip(self.anchor.outputs[1:], (mean, inverse), strict=False):
-            if name:
-                self.builder.store(self._operand(name), number, tirx.Cast(self.group.types[name].dtype, value))
+        with block.once():
+            for name, value in zip(self.anchor.outputs[1:], (mean, inverse), strict=False):
+                if name:
+                    self.builder.store(self._operand(name), number, tirx.Cast(self.group.types[name].dtype, value))
 
     def _each_element(self, block: Block, body: Callable[[Expr, Index, Expr], None]) -> None:
         """`body(slot, index, offset)` for every element of the block's rows; slots of row-wise blocks mean nothing."""
         first, stop = self.row.start, self.row.stop
         extents = [self.shape[d] for d in self.row]
-
-        def along(outer: Index) -> None:
-            lead = (*block.index[:first], *outer)
-            base = self.builder.bind(row_major((*lead, 0), self.shape))
-            zero = tirx.const(0, "int32")
-            sweep(self.builder, extents[-1], block.lanes, lambda i: body(zero, (*lead, i), base + i))
 
         def across(inner: Index) -> None:
             place = (*block.index[:first], *inner, *block.index[stop:])
@@ -189,7 +184,8 @@ class _Rows:
             block.each_slot(lambda slot: body(slot, (*place[:-1], place[-1] + slot), base + slot))
 
         if self.rowwise:
-            nest(self.builder, extents[:-1], along)
+            zero = tirx.const(0, "int32")
+            block.each_of_row(extents, lambda inner, offset: body(zero, (*block.index[:first], *inner), offset))
         else:
             nest(self.builder, extents, across)
 
@@ -214,7 +210,10 @@ class _Rows:
         follow(self.group, self.builder, self.anchor, index, value if dtype == self.dtype else tirx.Cast(dtype, value))
 
 
-def _rows(group: Group, builder: KernelBuilder, anchor: Op) -> _Rows:
+EmitRows = Callable[[Rows, int, Callable[[Block], None]], None]
+
+
+def _rows(group: Group, builder: KernelBuilder, anchor: Op) -> Rows:
     shape = group.types[anchor.inputs[0]].shape or (1,)
     parameters: tuple[str, ...] = ()
     if anchor.op_type in _SOFTMAX:
@@ -232,7 +231,7 @@ def _rows(group: Group, builder: KernelBuilder, anchor: Op) -> _Rows:
     merged, runs = merge_sections(group, shape, sections, parameters)
     extents = tuple(prod(shape[axis] for axis in run) for section in runs for run in section)
     first = len(runs[0])
-    return _Rows(merged, builder, anchor, extents, range(first, first + len(runs[1])))
+    return Rows(merged, builder, anchor, extents, range(first, first + len(runs[1])))
 
 
 def _grouped(group: Group, anchor: Op) -> tuple[Group, tuple[int, ...]]:

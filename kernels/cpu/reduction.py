@@ -17,9 +17,7 @@ from ..template import BuiltKernel, Refusal
 from ..values import literal_ints, pointwise_obstacle, split_anchor
 from .anchored import accumulator_type, follow
 from .common import finish, new_builder, pointwise_cost
-from .reduction_loops import Block, reduce_blocks
-
-Combine = Callable[[Expr, Expr], Expr]
+from .reduction_loops import Block, Combine, EmitBlocks, reduce_blocks
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,8 @@ _FOLDS = {
 OPERATORS = frozenset(_FOLDS)
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one reduction over known dimensions, with its followers."""
+def build(group: Group, target: Target, emit: EmitBlocks | None = None) -> BuiltKernel | Refusal:
+    """Takes one reduction over known dimensions, with its followers; `emit` as of `reduce_blocks`."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no reduction")
@@ -80,13 +78,14 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
     def compute(merged: Group, block: Block) -> None:
         value = _accumulate(merged, anchor, block, dtype)
-        block.each_result(
-            lambda slot, index: follow(
-                merged, builder, anchor, index, _result(anchor, builder, value(slot), count, operand.dtype)
+        with block.once():
+            block.each_result(
+                lambda slot, index: follow(
+                    merged, builder, anchor, index, _result(anchor, builder, value(slot), count, operand.dtype)
+                )
             )
-        )
 
-    reduce_blocks(group, builder, operand.shape, axes, anchor.outputs[0], builder.lanes(dtype), work, compute)
+    reduce_blocks(group, builder, operand.shape, axes, anchor.outputs[0], builder.lanes(dtype), work, compute, emit)
     return finish("reduction", builder, group, flops=work)
 
 
@@ -138,12 +137,7 @@ def fold_block(block: Block, source: Buffer, dtype: str, fold: Fold) -> Buffer:
         builder.store(total, slot, fold.combine(total[slot], element))
 
     block.walk(update)
-    width = block.slots if block.rowwise else 1
-    while width > 1:
-        width = 1 << (width - 1).bit_length() - 1
-        rest = (block.slots if width * 2 > block.slots else width * 2) - width
-        with builder.loop(rest, "vectorized", "lane") as lane:
-            builder.store(total, lane, fold.combine(total[lane], total[width + lane]))
+    block.bring_together(total, fold.combine)
     return total
 
 

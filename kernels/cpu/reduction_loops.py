@@ -7,17 +7,19 @@ independent accumulators (row-wise); otherwise they run along the last kept dime
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 
 from tvm import tirx
 
-from ..builder import Expr, Index, KernelBuilder
+from ..builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..group import Group
-from .anchored import merge_sections, nest, parallel_nest
+from .anchored import merge_sections, nest, parallel_nest, sweep
 
 _ACCUMULATORS = 4  # independent vectors: an addition takes four cycles
 Update = Callable[[Expr, Expr, Expr], None]  # (accumulator slot, offset of the element, its number along the innermost loop)
+Combine = Callable[[Expr, Expr], Expr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Block:
-    """Results that are accumulated together: one of `slots` partial accumulators (row-wise) or `slots` of their own."""
+    """Results that are accumulated together: one of `slots` partial accumulators (row-wise) or `slots` of their own.
+
+    On a GPU a row-wise one may be the work of a block of threads, each with one accumulator (gpu/thread_block.py).
+    """
 
     builder: KernelBuilder
     slots: int
@@ -51,6 +56,29 @@ class Block:
             body(tirx.const(0, "int32"), self.index)
         else:
             self.each_slot(lambda slot: body(slot, (*self.index[:-1], self.index[-1] + slot)))
+
+    def once(self) -> AbstractContextManager[None]:
+        """Where results are stored: by one of those who have them."""
+        return nullcontext()
+
+    def bring_together(self, total: Buffer, combine: Combine) -> None:
+        """Combine row-wise accumulators in slot 0."""
+        width = self.slots if self.rowwise else 1
+        while width > 1:
+            width = 1 << (width - 1).bit_length() - 1
+            rest = (self.slots if width * 2 > self.slots else width * 2) - width
+            with self.builder.loop(rest, "vectorized", "lane") as lane:
+                self.builder.store(total, lane, combine(total[lane], total[width + lane]))
+
+    def each_of_row(self, extents: Sequence[int], body: Callable[[Index, Expr], None]) -> None:
+        """`body(index, offset)` for each element of a row of these extents, which lies at `base` without gaps."""
+        builder, last = self.builder, extents[-1]
+
+        def along(outer: Index) -> None:
+            base = builder.bind(self.base + row_major(outer, extents[:-1]) * last)
+            sweep(builder, last, self.lanes, lambda i: body((*outer, i), base + i))
+
+        nest(builder, extents[:-1], along)
 
     def walk(self, update: Update) -> None:
         """Call `update` for every element, inside of vectorised loops."""
@@ -93,10 +121,12 @@ def reduce_blocks(
     lanes: int,
     work: int,
     compute: Callable[[Group, Block], None],
+    emit: EmitBlocks | None = None,
 ) -> None:
     """Run `compute(merged group, block)` over all results of reducing an operand of this shape over `axes`.
 
-    `result` names the anchor's output, with or without the reduced dimensions.
+    `result` names the anchor's output, with or without the reduced dimensions. `emit` writes the loops over the results, those
+    of `emit_blocks` if it is left out.
     """
     out = group.types[result].shape
     if prod(out) == 0:
@@ -125,10 +155,10 @@ def reduce_blocks(
     for run in (run for section in runs for run in section):
         long = [input_axis[axis] for axis in run if out[axis] != 1]
         kept.append(Loop(prod(out[axis] for axis in run), strides[long[-1]] if long else 0))
-    _emit(merged_group, builder, kept, tuple(reduced), lanes, work, compute)
+    (emit or emit_blocks)(merged_group, builder, kept, tuple(reduced), lanes, work, compute)
 
 
-def _emit(
+def emit_blocks(
     group: Group,
     builder: KernelBuilder,
     kept: Sequence[Loop],
@@ -137,6 +167,7 @@ def _emit(
     work: int,
     compute: Callable[[Group, Block], None],
 ) -> None:
+    """Loops over the results in blocks of vectors. `kept` are the dimensions of the results, `reduced` those of the elements."""
     rowwise = bool(reduced) and reduced[-1].stride == 1
     side = reduced[-1].extent if rowwise else kept[-1].extent
     lanes, slots = block_slots(lanes, side)
@@ -155,6 +186,9 @@ def _emit(
         compute(group, Block(builder, slots, lanes, False, offset_of(place, kept), reduced, place))
 
     parallel_nest(builder, [*(loop.extent for loop in kept[:-1]), -(-side // slots)], work, columns)
+
+
+EmitBlocks = Callable[[Group, KernelBuilder, Sequence[Loop], tuple[Loop, ...], int, int, Callable[[Group, Block], None]], None]
 
 
 def block_slots(lanes: int, side: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from ..kernels.harness import Case, followed, operator
 from .simulator import check
 
 RNG = np.random.default_rng(7)
-CLOSE = {"rtol": 2e-6, "atol": 1e-6}
+CLOSE: dict[str, Any] = {"rtol": 2e-6, "atol": 1e-6}
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -86,7 +87,7 @@ def reducing() -> list[Case]:
 
 
 def products() -> list[Case]:
-    loose = {"rtol": 1e-4, "atol": 1e-4}
+    loose: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
     w, r, b = normal(1, 12, 5), normal(1, 12, 4), normal(1, 24)
     return [
         operator("MatMul", normal(20, 30), normal(30, 17), **loose),
@@ -116,7 +117,7 @@ def test_every_tile_of_products(tile: tile_product.BlockTile, tmp_path: Path, mo
     """Edges in all three dimensions, transposed operands, more than one tile in each direction."""
     monkeypatch.setattr(tile_product, "_TILES", (tile,))
     shape = (tile.rows + 7, 37), (37, tile.columns + 5)
-    loose = {"rtol": 1e-4, "atol": 1e-4, "template": "gpu_matmul"}
+    loose: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4, "template": "gpu_matmul"}
     plain = operator("MatMul", normal(*shape[0]), normal(*shape[1]), **loose)
     turned = operator("Gemm", normal(*shape[0][::-1]), normal(*shape[1][::-1]), transA=1, transB=1, **loose)
     check([plain, turned], tmp_path)
