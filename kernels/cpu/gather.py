@@ -18,22 +18,35 @@ from ..template import BuiltKernel, Refusal
 from ..values import pointwise_obstacle, split_anchor
 from .anchored import bound_unravel, follow, merge_sections, nest
 from .common import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost
+from .injective import as_bits
 
 OPERATORS = frozenset(["Gather", "GatherElements", "GatherND"])
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes one gathering operator with its followers."""
-    anchor, _ = split_anchor(group)
+    anchor, followers = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("gathers nothing")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
+    if not followers:
+        group = as_bits(group, (anchor.inputs[0], anchor.outputs[0]))
     builder = new_builder(target)
     elements = group.types[anchor.outputs[0]].elements
-    if elements:
+    if elements and group.types[anchor.inputs[0]].elements:
         {"Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd}[anchor.op_type](group, anchor, builder)
+    elif elements:
+        _fill(group, anchor, builder)
     return finish("gather", builder, group, flops=elements * pointwise_cost(group))
+
+
+def _fill(group: Group, anchor: Op, builder: KernelBuilder) -> None:
+    """Zeros: an operand without elements has none to give, whatever the indices say."""
+    kind = group.types[anchor.outputs[0]]
+    zero = tirx.const(0, kind.dtype)
+    lanes = narrowest_lanes(builder, group)
+    map_elements(builder, kind.shape, lanes, kind.elements, lambda index: follow(group, builder, anchor, index, zero))
 
 
 def _gather(group: Group, anchor: Op, builder: KernelBuilder) -> None:
@@ -102,6 +115,9 @@ def _copy_rows(
             follow(merged, builder, anchor, at, source[builder.bind(begin + inner)])
         return
     *middle, last = extents[2]
+    if prod(extents[2]) == 1:
+        _copy_elements(merged, anchor, builder, [*lead, *extents[2]], first, origin)
+        return
     with builder.chunks(prod(lead), 4 * prod(shape)) as chunk:
         at = bound_unravel(builder, chunk, lead)
         begin = builder.bind(origin(row_major(at[:first], lead[:first]), row_major(at[first:], lead[first:])))
@@ -117,9 +133,32 @@ def _copy_rows(
         nest(builder, middle, rows)
 
 
+def _copy_elements(
+    group: Group, anchor: Op, builder: KernelBuilder, extents: list[int], first: int, origin: Callable[[Expr, Expr], Expr]
+) -> None:
+    """As `_copy_rows`, of rows of one element: vectors run along the second section, or the `first` dimensions if it is short."""
+    data = group.types[anchor.inputs[0]]
+    source = builder.parameter(anchor.inputs[0], data.elements, data.dtype)
+    lanes = narrowest_lanes(builder, group)
+    lead = extents[: len(extents) - 1]
+    inner = len(lead) - 1 if lead[-1] >= lanes or first == 0 else max(range(first), key=lambda d: (lead[d] >= lanes, d))
+    order = [*(d for d in range(len(extents)) if d != inner), inner]
+
+    def element(permuted: Index) -> None:
+        index = tuple(permuted[order.index(d)] for d in range(len(extents)))
+        outer, position = row_major(index[:first], lead[:first]), row_major(index[first:-1], lead[first:])
+        follow(group, builder, anchor, index, source[origin(outer, position)])
+
+    map_elements(builder, tuple(extents[d] for d in order), lanes, 4 * prod(extents), element)
+
+
 def _index(group: Group, anchor: Op, builder: KernelBuilder, offset: Expr, extent: int) -> Expr:
     """The index at a flat offset of the operand of indices, within its dimension."""
     name = anchor.inputs[1]
+    literal = group.literal(name)
+    if literal is not None and literal.size == 1:
+        place = int(literal.item())
+        return min(max(place + extent if place < 0 else place, 0), extent - 1)
     kind = group.types[name]
     value = builder.parameter(name, kind.elements, kind.dtype)[offset]
     value = tirx.Cast("int64", value)
