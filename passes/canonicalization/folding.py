@@ -76,6 +76,7 @@ def fold(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
     if isinstance(results, Rejection):
         return results
     scope.budget_bytes -= max(0, output_bytes - input_bytes)
+    scope.folded.append(node.op_type)
     return _as_constant(node, results, scope)
 
 

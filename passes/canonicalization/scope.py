@@ -7,7 +7,7 @@ that it may add constants. A rule must make progress towards the canonical form:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -21,11 +21,15 @@ _BUDGETED_FOLDS = 16  # folds of the largest size that one model may have
 
 @dataclass(slots=True)
 class Scope:
-    """The model under rewrite. `budget_bytes` bounds what folding may still add to the model's constants."""
+    """The model under rewrite. `budget_bytes` bounds what folding may still add to the model's constants.
+
+    `folded` are the operators of the nodes that `onnx.reference` has computed.
+    """
 
     model: ir.Model
     fold_limit_bytes: int
     budget_bytes: int
+    folded: list[str] = field(default_factory=list)
 
     @classmethod
     def with_limit(cls, model: ir.Model, fold_limit_bytes: int) -> Scope:

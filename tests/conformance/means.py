@@ -20,7 +20,7 @@ class Account:
     """What computed the results of a model that has run.
 
     `means` is "host" if an operator ran in `onnx.reference`; "folded" if nothing was left to compute at run time, as all results
-    are constants of the program (which `onnx.reference` computed, too); else "compiled". `ways` are the kernel templates of what
+    are constants that `onnx.reference` computed for the compiler; else "compiled". `ways` are the kernel templates of what
     was compiled, and "stages" where the host decides or keeps sequences between programs.
     """
 
@@ -42,7 +42,7 @@ def _parts(model: object) -> Iterator[Account]:
             yield from _parts(program)
         return
     if isinstance(model, CompiledModel):
-        yield _account_of_plan(model.plan)
+        yield _account_of_plan(model.plan, "onnx.reference computed" in model.report())
         return
     assert isinstance(model, StagedModel), type(model)
     yield Account("compiled", ("stages",))  # control flow, sequences and moves of bytes are ours
@@ -53,10 +53,10 @@ def _parts(model: object) -> Iterator[Account]:
             yield Account("host", ())
 
 
-def _account_of_plan(plan: Plan) -> Account:
+def _account_of_plan(plan: Plan, has_reference: bool) -> Account:
     constants = {buffer.name for buffer in plan.buffers if buffer.role is Role.CONSTANT}
     copies = [step for step in plan.steps if isinstance(step, Copy)]
     launched = {step.kernel for step in plan.steps if isinstance(step, Launch)}
     templates = {kernel.template for kernel in plan.kernels if kernel.symbol in launched}
-    is_folded = bool(copies) and not launched and all(step.source.buffer in constants for step in copies)
+    is_folded = has_reference and bool(copies) and not launched and all(step.source.buffer in constants for step in copies)
     return Account("folded" if is_folded else "compiled", tuple(sorted(templates)))
