@@ -33,8 +33,9 @@ _OPERATORS: dict[Kind, str] = {
         Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Clip Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min
         Mod Mul Or PRelu Pow Sub Sum Where Xor""",
     Kind.INJECTIVE: """
-        Bernoulli BitCast Concat DepthToSpace Dropout Expand Gather GatherElements GatherND Pad RandomNormal RandomNormalLike
-        RandomUniform RandomUniformLike ReverseSequence Slice SpaceToDepth Split TensorScatter Tile Transpose Trilu""",
+        Bernoulli BitCast Concat DepthToSpace Dropout Expand Gather GatherElements GatherND OneHot Pad RandomNormal
+        RandomNormalLike RandomUniform RandomUniformLike ReverseSequence Slice SpaceToDepth Split TensorScatter Tile Transpose
+        Trilu""",
     Kind.VIEW: "Flatten Identity Reshape Squeeze Unsqueeze",
     Kind.REDUCTION: """
         ArgMax ArgMin AveragePool Col2Im GlobalAveragePool GlobalMaxPool GridSample GroupNormalization InstanceNormalization

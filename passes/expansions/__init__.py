@@ -11,7 +11,6 @@ import onnx
 import onnx_ir as ir
 
 from .contraction import einsum
-from .encoding import one_hot
 from .fourier import dft, stft
 from .grids import affine_grid
 from .images import batch_normalization, deform_conv, eye_like, global_lp_pool, max_unpool
@@ -33,7 +32,6 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "LpNormalization": lp_normalization,
     "MatMulInteger": matmul_integer,
     "MaxUnpool": max_unpool,
-    "OneHot": one_hot,
     "QLinearConv": qlinear_conv,
     "QLinearMatMul": qlinear_matmul,
     "QuantizeLinear": quantize_linear,
