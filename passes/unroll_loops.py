@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
+from ..compiler.ir.facts import source_of
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
+from ..runtime.errors import InvalidModelError
 from .canonicalization.scope import Replacement, Rule, Scope, is_read, static_shape
 from .canonicalization.sequences import elements_of, sequence_of
 from .canonicalization.walk import RuleTable, Walk
@@ -48,8 +51,18 @@ class UnrollLoops(Pass):
 
 
 def unroll_loop(node: ir.Node, scope: Scope, max_nodes: int) -> Replacement | Rejection:
-    """Loop: carried values go from iteration to iteration, and what each appends is stacked."""
+    """Loop: carried values go from iteration to iteration, and what each appends is stacked.
+
+    Raises:
+        InvalidModelError: the body does not give them all, or its length is no single number.
+    """
     body = node.attributes["body"].as_graph()
+    for name, value in zip(("trip count", "condition"), node.inputs, strict=False):
+        if (dims := static_shape(value)) is not None and prod(dims) != 1:
+            raise InvalidModelError(source_of(node), f"its {name} has the shape {list(dims)}", "give a single number")
+    if len(body.outputs) < len(node.inputs) - 1:
+        what = f"the body gives {len(body.outputs)} values for a condition and {len(node.inputs) - 2} carried values"
+        raise InvalidModelError(source_of(node), what, "correct the model")
     trips = trip_count(node, scope.model, max_nodes // _size(body))
     if isinstance(trips, Rejection):
         return trips
@@ -72,7 +85,7 @@ def unroll_scan(node: ir.Node, scope: Scope, max_nodes: int) -> Replacement | Re
     """Scan: an iteration takes a slice of each input along its axis, forwards or backwards; its results are stacked likewise."""
     body, count = node.attributes["body"].as_graph(), node.attributes["num_scan_inputs"].as_int()
     carried, scanned = list(node.inputs[:-count]), node.inputs[-count:]
-    axes, backward = _per_value(node, "scan_input_axes", count), _per_value(node, "scan_input_directions", count)
+    axes, backward = _axes(node, "scan_input_axes", count), _directions(node, "scan_input_directions", count)
     dims = static_shape(scanned[0])
     if dims is None:
         return Rejection("Scan not unrolled: its length is not known", (node,))
@@ -87,8 +100,8 @@ def unroll_scan(node: ir.Node, scope: Scope, max_nodes: int) -> Replacement | Re
         carried = list(results[: len(carried)])
         rows.append(results[len(carried) :])
     made = body.outputs[len(carried) :]
-    axes, backward = _per_value(node, "scan_output_axes", len(made)), _per_value(node, "scan_output_directions", len(made))
-    stacks = [Stack(value, axis, bool(reverse)) for value, axis, reverse in zip(made, axes, backward, strict=True)]
+    axes, backward = _axes(node, "scan_output_axes", len(made)), _directions(node, "scan_output_directions", len(made))
+    stacks = [Stack(value, axis, reverse) for value, axis, reverse in zip(made, axes, backward, strict=True)]
     return _collect(node, unroller, carried, stacks, rows)
 
 
@@ -156,9 +169,21 @@ def _size(body: ir.Graph) -> int:
     return max(1, sum(1 for _ in body.all_nodes()))
 
 
-def _per_value(node: ir.Node, name: str, count: int) -> tuple[int, ...]:
-    """An attribute with a number for each of `count` values, 0 where it is left out."""
+def _axes(node: ir.Node, name: str, count: int) -> tuple[int, ...]:
+    """An axis for each of `count` values, 0 where they are left out; inference has checked them."""
     return tuple(node.attributes.get_ints(name) or (0,) * count)
+
+
+def _directions(node: ir.Node, name: str, count: int) -> tuple[bool, ...]:
+    """Whether each of `count` values runs backwards, which is 1 in the attribute.
+
+    Raises:
+        InvalidModelError: there are more or fewer numbers than values, or others than 0 and 1.
+    """
+    numbers = tuple(node.attributes.get_ints(name) or (0,) * count)
+    if len(numbers) != count or not {0, 1}.issuperset(numbers):
+        raise InvalidModelError(source_of(node), f"{name} is {list(numbers)} for {count} values", "give 0 or 1 for each")
+    return tuple(number == 1 for number in numbers)
 
 
 _UNROLLED: dict[str, Unroll] = {"Loop": unroll_loop, "Scan": unroll_scan, "SequenceMap": map_sequence}

@@ -8,7 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_array, scalar_constant
+from ...compiler.ir.facts import source_of
 from ...compiler.ir.rewriter import Rejection
+from ...runtime.errors import InvalidModelError
 from .scope import Replacement, Rule, Scope, becomes, input_at, operation, producer_of, spelled, static_shape
 
 # What looks at the elements of a sequence through `elements_of`, and needs no node that makes it.
@@ -152,7 +154,11 @@ def _position(node: ir.Node, index: ir.Value | None, length: int, *, places: int
 
 
 def _bounds(split: ir.Node) -> list[tuple[int, int]] | None:
-    """Where each part of a SplitToSequence begins and ends; None where that is not known."""
+    """Where each part of a SplitToSequence begins and ends; None where that is not known.
+
+    Raises:
+        InvalidModelError: a length is negative, which inference does not notice.
+    """
     dims, sizes = static_shape(split.inputs[0]), input_at(split, 1)
     lengths = np.array(1) if sizes is None else constant_array(sizes)
     axis = split.attributes.get_int("axis", 0)
@@ -161,6 +167,8 @@ def _bounds(split: ir.Node) -> list[tuple[int, int]] | None:
     if lengths.ndim == 0:
         starts = range(0, dims[axis], int(lengths))
         return [(start, min(start + int(lengths), dims[axis])) for start in starts]
+    if (lengths < 0).any():
+        raise InvalidModelError(source_of(split), f"parts of {lengths.tolist()} elements", "give lengths that are not negative")
     ends = np.cumsum(lengths)
     return [(int(end - length), int(end)) for end, length in zip(ends, lengths, strict=True)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +13,7 @@ from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.oracle import random_inputs, run_model
 from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
+from prefuse.runtime.errors import InvalidModelError
 from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 
@@ -179,3 +181,25 @@ def test_unrolling_is_linear() -> None:
         return lambda: run_pipeline(model, passes, Context(Target.parse("cpu")), verify=False)
 
     assert_scales(prepare, 100, 200, limit=2.7)
+
+
+_SUM = "body = b (float[2] p, float[2] q) => (float[2] o) { o = Add(p, q) }"
+FAULTS = {
+    "scan_input_directions is [1] for 2 values": f"""main (float[3,2] u) => (float[3,2] z) {{
+        z = Scan(u, u) <num_scan_inputs=2, scan_input_directions=[1], {_SUM}> }}""",
+    "scan_output_directions is [2] for 1 values": f"""main (float[3,2] u) => (float[3,2] z) {{
+        z = Scan(u, u) <num_scan_inputs=2, scan_output_directions=[2], {_SUM}> }}""",
+    "the body gives 0 values for a condition and 1 carried values": """main (float[2] x) => (float[2] y) {
+        n = Constant<value_int=2>() y = Loop(n, "", x) <body = b (int64 i, bool c, float[2] a) => () { d = Identity(c) }> }""",
+    "its trip count has the shape [2]": """main (float[2] x) => (float[2] y) {
+        n = Constant<value_ints=[2, 3]>()
+        y = Loop(n, "", x) <body = b (int64 i, bool c, float[2] a) => (bool d, float[2] e) { d = Identity(c) e = Exp(a) }> }""",
+    "parts of [-2, 8] elements": """main (float[6] x) => (float[8] y) {
+        k = Constant<value_ints=[-2, 8]>() s = SplitToSequence(x, k) p = Constant<value_int=1>() y = SequenceAt(s, p) }""",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_that_inference_does_not_notice(fault: str) -> None:
+    with pytest.raises(InvalidModelError, match=re.escape(fault)):
+        compiled(read(FAULTS[fault]))
