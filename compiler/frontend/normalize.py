@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
+from ..ir.facts import set_constant_facts
 from ..ir.names import fresh_name
 from ..ir.scopes import subgraphs_of
 from .contrib import rewrite as contrib
@@ -90,6 +91,7 @@ def _upgrade(model: ir.Model, opset: int, where: str) -> ir.Model:
     model.ir_version = max(model.ir_version or 0, _FREE_INITIALIZERS_IR)
     for name in large:
         value = model.graph.initializers.pop(name)
+        set_constant_facts(value)
         model.graph.inputs.append(value)
         value.const_value = None
     try:

@@ -102,7 +102,7 @@ def infer_facts(model: ir.Model) -> None:
     """
     inference = _Inference(model)
     for value in model.graph.initializers.values():
-        _set_constant_facts(value)
+        set_constant_facts(value)
     for node in model.graph:
         inference.visit(node)
 
@@ -199,7 +199,7 @@ class _Inference:
 
     def _visit_subgraph(self, graph: ir.Graph) -> None:
         for value in graph.initializers.values():
-            _set_constant_facts(value)
+            set_constant_facts(value)
         for child in graph:
             self.visit(child)
 
@@ -250,7 +250,8 @@ def _schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | Non
         return None
 
 
-def _set_constant_facts(value: ir.Value) -> None:
+def set_constant_facts(value: ir.Value) -> None:
+    """Give a constant the type and shape of its tensor, whatever is recorded for it."""
     tensor = value.const_value
     if tensor is not None:
         value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...ir.facts import infer_node, schema_of
+from ...ir.facts import infer_node, schema_of, set_constant_facts
 from ...ir.scopes import subgraphs_of
 from .call import Call, RefusedNodeError
 from .table import OPERATORS, REFUSED
@@ -45,6 +45,8 @@ def refusal_of(node: ir.Node) -> str | None:
 
 
 def _rewrite_graph(model: ir.Model, graph: ir.Graph) -> None:
+    for value in graph.initializers.values():
+        set_constant_facts(value)
     for node in tuple(graph):
         for subgraph in subgraphs_of(node):
             _rewrite_graph(model, subgraph)
