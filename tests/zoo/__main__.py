@@ -27,7 +27,7 @@ def main() -> int:
     for result in judge_apart(names, arguments.processes, arguments.timeout):
         found[result.name] = result
         error = "" if result.error is None else f" {result.error:.1e} in {result.compile_seconds:.0f} s"
-        print(f"{result.name}: {result.outcome}{error} {' '.join(result.detail.split())[:400]}", flush=True)
+        print(f"{result.name}: {result.outcome}{error} {' '.join([*result.means, *result.detail.split()])[:400]}", flush=True)
     results = [found[name] for name in names]
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")

@@ -16,6 +16,7 @@ from prefuse.compiler.frontend.pytree import flatten
 from prefuse.runtime.errors import CompileError
 from torch import Tensor, nn
 
+from ..conformance.means import account_of
 from .architecture import Inputs
 from .architectures import ZOO
 
@@ -25,13 +26,17 @@ BOUND = 1e-4  # largest difference of an output, in relation to its largest elem
 
 @dataclass(frozen=True)
 class Result:
-    """How one architecture went. `error` is the largest difference in relation to the largest element, over all outputs."""
+    """How one architecture went. `error` is the largest difference in relation to the largest element, over all outputs.
+
+    `means` names what computed the result beside our kernels: "tvm-default" (slow), "stages", "host".
+    """
 
     name: str
     outcome: Outcome
     detail: str = ""
     error: float | None = None
     compile_seconds: float | None = None
+    means: tuple[str, ...] = ()
 
 
 def judge(name: str) -> Result:
@@ -52,7 +57,12 @@ def judge(name: str) -> Result:
         except Exception as bug:
             return Result(name, "error", f"{type(bug).__name__}: {bug}")
     difference, error = compare(got, expected)
-    return Result(name, "wrong" if difference else "agrees", difference, error, seconds)
+    return Result(name, "wrong" if difference else "agrees", difference, error, seconds, _means_beside_kernels(compiled))
+
+
+def _means_beside_kernels(compiled: object) -> tuple[str, ...]:
+    account = account_of(compiled)
+    return tuple(way for way in (*account.ways, account.means) if way in ("tvm-default", "stages", "host"))
 
 
 def compare(got: object, expected: object) -> tuple[str, float]:

@@ -28,10 +28,11 @@ def table(results: Sequence[Result]) -> str:
         f"({', '.join(f'{count} {outcome}' for outcome, count in counts.most_common())}).",
         "",
         "*Error* is the largest difference over all tensors of the result, relative to the largest element of the tensor, and",
-        "*compile* the seconds from a module to a program, torch's export included, on a machine that does other work too.",
+        "*compile* the seconds from a module to a program, torch's export included, on a machine that does other work too;",
+        "*beside* names what computed a part of the result that no kernel of ours did.",
         "",
-        "| architecture | class | family | result | error | compile |",
-        "|---|---|---|---|---|---|",
+        "| architecture | class | family | result | error | compile | beside |",
+        "|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*lines, *map(_row, results)]) + "\n"
 
@@ -42,7 +43,7 @@ def _row(result: Result) -> str:
     said = "agrees" if result.outcome == "agrees" else f"**{result.outcome}**: {_short(result.detail)}"
     error = "" if result.error is None else f"{result.error:.1e}"
     seconds = "" if result.compile_seconds is None else f"{result.compile_seconds:.0f}"
-    return f"| {result.name} | {kind} | {one.family} | {said} | {error} | {seconds} |"
+    return f"| {result.name} | {kind} | {one.family} | {said} | {error} | {seconds} | {', '.join(result.means)} |"
 
 
 def _short(text: str, limit: int = 200) -> str:

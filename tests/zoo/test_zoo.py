@@ -25,6 +25,7 @@ _REPRESENTATIVE = ("bert", "gpt2", "t5", "vit")  # one of each family that other
 def test_a_representative_agrees(name: str) -> None:
     result = judge(name)
     assert result.outcome == "agrees", result.detail
+    assert result.means == ()
 
 
 def test_results_and_caches_are_objects_as_the_module_gives_them() -> None:
@@ -81,4 +82,4 @@ def test_a_crash_and_a_hang_cost_one_row(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_table_has_a_row_for_each_result() -> None:
     page = table([Result("bert", "agrees", "", 1e-7, 3.0), Result("llama", "refused", "a | b in /x/site-packages/y/z.py:3")])
     assert "**1 of 2**" in page
-    assert r"| llama | LlamaForCausalLM | decoder | **refused**: a \| b in y/z.py:3 |  |  |" in page
+    assert r"| llama | LlamaForCausalLM | decoder | **refused**: a \| b in y/z.py:3 |  |  |  |" in page
