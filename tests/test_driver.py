@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import prefuse
 import pytest
+from prefuse.compiler.driver import compile_model
 from prefuse.runtime.errors import UnsupportedModelError
 from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.target import Target
 
 
 def compiled(text: str) -> CompiledModel:
@@ -53,9 +57,10 @@ def test_the_mean_of_nothing_is_no_number() -> None:
     assert np.isnan(result).all()
 
 
-def test_all_that_cannot_be_compiled_is_named_at_once() -> None:
+def test_all_that_cannot_be_compiled_is_named_at_once(tmp_path: Path) -> None:
     text = (
-        "main (float[4,7] x, int64[3] i) => (int64[2,n] y, float[m] z) { y = NonZero(x) k = Cast<to = 9>(i) z = Compress(x, k) }"
+        "main (float[4,7] x, bool[9] c) => (int64 y, float z) { p = NonZero(x) y = Size(p) q = Compress(x, c) z = ReduceMax(q) }"
     )
-    with pytest.raises(UnsupportedModelError, match=r"2 operators.*Compress.*NonZero|2 operators.*NonZero.*Compress"):
-        compiled(text)
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    with pytest.raises(UnsupportedModelError, match=r"4 operators.*NonZero.*Size.*Compress.*ReduceMax"):
+        compile_model(model, Target.parse("cpu"), name="four", output=tmp_path / "four.prefuse")

@@ -45,6 +45,22 @@ def is_data_sized(node: ir.Node) -> bool:
     return node.domain == "" and node.op_type in DATA_SIZED
 
 
+def sized_axes(node: ir.Node) -> dict[ir.Value, int]:
+    """The results of a data-sized operator whose size a run finds, each with the axis that has it, where that can be told."""
+    first = node.outputs[0]
+    axis: int | None = {"NonZero": 1}.get(node.op_type, 0)
+    attribute = node.attributes.get("axis")
+    if attribute is not None:
+        axis = attribute.as_int()
+        source = node.inputs[0]
+        if axis < 0:
+            axis = None if source is None or source.shape is None else axis + len(source.shape)
+    found = {} if axis is None else {first: axis}
+    if node.op_type == "Unique":
+        found |= {value: 0 for place, value in enumerate(node.outputs) if place in (1, 3) and value.name}
+    return found
+
+
 def bounded_of(model: ir.Model, node: ir.Node) -> Bounded | None:
     """What a bounded call computes; None for any other node."""
     if not is_fused(node):

@@ -12,7 +12,7 @@ from ...kernels.group import Group
 from ...kernels.template import BuiltKernel, Pack
 from ...runtime.plan import Buffer, Copy, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, Step, TensorType
 from ...runtime.target import Target
-from ..ir.bounds import trim_of
+from ..ir.bounds import Trim, trim_of
 from ..ir.constants import constant_array
 from ..ir.facts import source_of, tensor_type
 from ..ir.functions import fused_names
@@ -54,11 +54,7 @@ class _Drafting:
     def __init__(self, model: ir.Model, target: Target) -> None:
         self.graph = model.graph
         self.target = target
-        self.trims = {
-            value: trim
-            for value in self.graph.outputs
-            if (producer := value.producer()) is not None and (trim := trim_of(model, producer)) is not None
-        }
+        self.trims = {value: trim for value in self.graph.outputs if (trim := _trim_under(model, value)) is not None}
         self.buffers: dict[str, Buffer] = {}
         self.constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = {}
         self.steps: list[Step] = []
@@ -154,6 +150,13 @@ class _Drafting:
         )
         label = f"{'+'.join(fused_names(item.node)) or item.node.name or item.group.label} at {source_of(item.node)}"
         return Launch(item.symbol, tuple(reads), tuple(writes), tuple(scratch), inplace, label=label)
+
+
+def _trim_under(model: ir.Model, output: ir.Value) -> Trim | None:
+    """What cuts an output of the graph; equal outputs are one under identities."""
+    while (producer := output.producer()) is not None and producer.op_type == "Identity" and producer.inputs[0] is not None:
+        output = producer.inputs[0]
+    return None if producer is None else trim_of(model, producer)
 
 
 def _root(value: ir.Value) -> ir.Value:

@@ -14,7 +14,8 @@ from enum import IntEnum
 import onnx_ir as ir
 
 from ..frontend.shaping import shaping_operands
-from ..ir.bounds import is_data_sized
+from ..ir.bounds import is_data_sized, sized_axes
+from ..ir.carried import carried_axis
 from ..ir.constants import constant_tensor
 from ..ir.scopes import read_values, subgraphs_of
 from .host_operators import DATA_MOVEMENT, HOST_OPERATORS, SEQUENCE_OPERATORS
@@ -62,6 +63,7 @@ class _Levels:
         self.computed: dict[ir.Value, int] = {}
         self.there: dict[ir.Value, int] = {}
         self.shape_decided: dict[ir.Value, bool] = {}
+        self.sized: dict[ir.Value, tuple[ir.Node, int]] = {}  # what a stage bounds: the operator that sizes it, and its axis
 
     def place(self, node: ir.Node) -> tuple[Means, int]:
         level = max((self.computed.get(value, 0) for value in read_values(node)), default=0)
@@ -71,9 +73,29 @@ class _Levels:
             self._record(node, level + 1, level + 1)
             return Means.HOST, level
         level = max([level, *(self.there.get(value, 0) for value in by_data)])
-        # A program bounds a size that data decides (pass bound-shapes); what reads the result is compiled when the size is known.
-        self._record(node, level + 1 if is_data_sized(node) else level, level + 1)
+        # A program bounds a size that data decides, and carries it on to other results (pass bound-shapes); what else reads these
+        # is compiled when the size is known.
+        if (carried := self._carried(node)) is not None:
+            operator, axis = carried
+            level = self.computed[operator.outputs[0]] - 1
+            self.sized.update(dict.fromkeys(node.outputs, (operator, axis)))
+        elif is_data_sized(node):
+            self.sized.update({value: (node, axis) for value, axis in sized_axes(node).items()})
+        self._record(node, level + 1 if is_data_sized(node) or carried is not None else level, level + 1)
         return Means.COMPILED, level
+
+    def _carried(self, node: ir.Node) -> tuple[ir.Node, int] | None:
+        """The operator whose unknown size `node` carries on, and the axis; None where it must wait for that size."""
+        read = {value: self.sized[value] for value in node.inputs if value is not None and value in self.sized}
+        operators = {operator for operator, _ in read.values()}
+        if len(operators) != 1:
+            return None
+        (operator,) = operators
+        level = self.computed[operator.outputs[0]] - 1
+        if any(self.computed.get(value, 0) > level for value in read_values(node) if value not in read):
+            return None
+        axis = carried_axis(node, {value: axis for value, (_, axis) in read.items()})
+        return None if axis is None else (operator, axis)
 
     def _record(self, node: ir.Node, computed: int, there: int) -> None:
         for value in node.outputs:
