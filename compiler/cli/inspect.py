@@ -20,7 +20,7 @@ from ..pass_table import PASSES
 from ..pipeline import Context, parse_pipeline, run_pipeline
 from .common import JSON, MODEL, SHAPES, Shapes, concrete_model, is_program, show, size_text, table
 
-_UNTIL_LOWERING = "canonicalize,eliminate-dead,merge-equal,decompose,canonicalize,eliminate-dead"
+_UNTIL_LOWERING = "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,canonicalize,eliminate-dead"
 
 
 @dataclass(slots=True)
