@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -54,7 +55,7 @@ def uniform(count: int, key: tuple[int, int], dtype: str = "float32") -> np.ndar
     return ((a >> np.uint64(5)) * 2.0**26 + (b >> np.uint64(6))) * 2.0**-53
 
 
-def draws(op_type: str, shape: tuple[int, ...], expected: np.ndarray, **attributes: float) -> Case:
+def draws(op_type: str, shape: tuple[int, ...], expected: np.ndarray, **attributes: Any) -> Case:
     dtype = {"float16": 10, "float64": 11}.get(str(expected.dtype), 1)
     return operator(op_type, shape=shape, dtype=dtype, expected=[expected], rtol=1e-6, atol=1e-6, **attributes)
 
@@ -102,7 +103,7 @@ def dropout() -> Iterator[Case]:
             y = np.where(mask, x / np.float32(1 - ratio), 0).astype(np.float32)
         scalar, yes, no = np.array(ratio, np.float32), np.array(True), np.array(False)
         for variables in ((), (1, 2)):
-            operands = {"seed": seed, "variables": variables, "rtol": 1e-6}
+            operands: dict[str, Any] = {"seed": seed, "variables": variables, "rtol": 1e-6}
             yield operator("Dropout", x, scalar, yes, outputs=2, expected=[y, mask], **operands)
             yield operator("Dropout", x, scalar, no, outputs=2, expected=[x, np.ones_like(mask)], **operands)
         yield followed(operator("Dropout", x, scalar, yes, expected=[y], seed=seed, rtol=1e-6))
@@ -142,7 +143,8 @@ def test_without_a_seed_each_run_and_each_operator_draws_its_own() -> None:
         }"""
     model = prefuse.compile(onnx.parser.parse_model(text))
     x = np.zeros(1, np.float32)
-    first, second = ([np.asarray(value, np.float64) for value in model(x)] for _ in range(2))
+    runs = [cast(tuple[np.ndarray, ...], model(x)) for _ in range(2)]
+    first, second = ([np.asarray(value, np.float64) for value in run] for run in runs)
     for one, other in zip([*first, first[0]], [*second, first[3]], strict=True):
         assert np.mean(one == other) < 0.01
     for one in (first[0], first[1], first[3]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +25,7 @@ def scan(op_type: str, x: np.ndarray, axis: int, exclusive: int = 0, reverse: in
         first = np.full_like(np.take(expected, [0], axis), op_type == "CumProd")
         expected = np.concatenate([first, np.take(expected, range(x.shape[axis] - 1), axis)], axis)
     expected = (np.flip(expected, axis) if reverse else expected).astype(x.dtype)
-    attributes = {"exclusive": exclusive, "reverse": reverse}
+    attributes: dict[str, Any] = {"exclusive": exclusive, "reverse": reverse}
     place = np.array(axis, np.int64)
     return operator(op_type, x, place, opset=26, expected=[expected], rtol=rtol, atol=rtol, **attributes)
 

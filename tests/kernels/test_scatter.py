@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 import prefuse
 import pytest
+from numpy.typing import DTypeLike
 from prefuse.runtime.plan import Launch
 
 from .harness import LEVELS, Case, check, operator, target_of
@@ -28,8 +30,8 @@ _COMBINE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def x(*shape: int, dtype: object = "float32") -> np.ndarray:
-    return rng.integers(0, 2 if dtype == "bool" else 5, shape).astype(dtype)
+def x(*shape: int, dtype: DTypeLike = "float32") -> np.ndarray:
+    return np.asarray(rng.integers(0, 2 if dtype == "bool" else 5, shape), dtype)
 
 
 def at(extent: int, *shape: int, dtype: str = "int64") -> np.ndarray:
@@ -44,7 +46,7 @@ def elements(data: np.ndarray, indices: np.ndarray, axis: int = 0, reduction: st
         place[axis] = indices[index]
         if -data.shape[axis] <= place[axis] < data.shape[axis]:
             expected[tuple(place)] = _COMBINE[reduction](expected[tuple(place)], updates[index])
-    attributes = {"axis": axis, "reduction": reduction}
+    attributes: dict[str, Any] = {"axis": axis, "reduction": reduction}
     return operator("ScatterElements", data, indices, updates, variables=(1, 2), expected=[expected], **attributes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +18,7 @@ TYPES = (
 )
 
 
-def topk(x: np.ndarray, k: int, axis: int = -1, largest: int = 1, **attributes: int) -> Case:
+def topk(x: np.ndarray, k: int, axis: int = -1, largest: int = 1, **attributes: Any) -> Case:
     """Expected by a stable sort; of the greatest first: the stable order of the reversed row, reversed."""
     wide = x.astype(np.float64) if x.dtype.kind not in "iu" else x
     if largest:
