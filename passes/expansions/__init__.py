@@ -10,6 +10,7 @@ from collections.abc import Callable
 import onnx
 import onnx_ir as ir
 
+from . import classical, trees
 from .contraction import einsum
 from .fourier import dft, stft
 from .grids import affine_grid
@@ -36,6 +37,19 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "QLinearMatMul": qlinear_matmul,
     "QuantizeLinear": quantize_linear,
     "STFT": stft,
+    "ai.onnx.ml.ArrayFeatureExtractor": classical.array_feature_extractor,
+    "ai.onnx.ml.Binarizer": classical.binarizer,
+    "ai.onnx.ml.FeatureVectorizer": classical.feature_vectorizer,
+    "ai.onnx.ml.Imputer": classical.imputer,
+    "ai.onnx.ml.LabelEncoder": classical.label_encoder,
+    "ai.onnx.ml.LinearClassifier": classical.linear_classifier,
+    "ai.onnx.ml.LinearRegressor": classical.linear_regressor,
+    "ai.onnx.ml.Normalizer": classical.normalizer,
+    "ai.onnx.ml.OneHotEncoder": classical.one_hot_encoder,
+    "ai.onnx.ml.Scaler": classical.scaler,
+    "ai.onnx.ml.TreeEnsemble": trees.tree_ensemble,
+    "ai.onnx.ml.TreeEnsembleClassifier": trees.tree_ensemble_classifier,
+    "ai.onnx.ml.TreeEnsembleRegressor": trees.tree_ensemble_regressor,
     "ai.onnx.preview.training.Adagrad": adagrad,
     "ai.onnx.preview.training.Adam": adam,
     "ai.onnx.preview.training.Momentum": momentum,
