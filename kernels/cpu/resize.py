@@ -111,7 +111,8 @@ def _literal(group: Group, anchor: Op, position: int) -> np.ndarray | None:
 
 def _regular_region(group: Group, anchor: Op, axes: Sequence[Resampling]) -> Region | None:
     """The output as one strided view of the operand, where every dimension repeats or skips evenly."""
-    loops, base = [], 0
+    loops: list[tuple[Axis, ...]] = []
+    base = 0
     for axis, stride in zip(axes, row_strides(group.types[anchor.inputs[0]].shape), strict=True):
         (places,) = axis.indices
         if not len(places):
@@ -246,19 +247,20 @@ class _Resize:
         if last.axis is None:
             sweep(builder, last.outputs, self.lanes, lambda j: store(j, read(j)))
             return
+        taps = last.axis.taps
 
         def tap(j: Expr, t: Expr) -> tuple[Expr, Expr]:
             place = t * last.outputs + j
             return self._table(number, "weight", place), read(self._table(number, "index", place))
 
         if self.dtype is None:
-            sweep(builder, last.outputs, self.lanes, lambda j: store(j, tap(j, 0)[1]))
-        elif last.axis.taps <= _MOST_UNROLLED:
-            sweep(builder, last.outputs, self.lanes, lambda j: store(j, self._sum([tap(j, t) for t in range(last.axis.taps)])))
+            sweep(builder, last.outputs, self.lanes, lambda j: store(j, read(self._table(number, "index", j))))
+        elif taps <= _MOST_UNROLLED:
+            sweep(builder, last.outputs, self.lanes, lambda j: store(j, self._sum([tap(j, t) for t in range(taps)])))
         else:
             sums = self._buffer(last.outputs, "sums")
             sweep(builder, last.outputs, self.lanes, lambda j: builder.store(sums, j, tirx.const(0, self.working)))
-            with builder.loop(last.axis.taps, name="tap") as t:
+            with builder.loop(taps, name="tap") as t:
                 sweep(
                     builder,
                     last.outputs,
