@@ -111,7 +111,7 @@ def _translate(program: torch.export.ExportedProgram, input_names: Sequence[str]
             "torch.onnx", f"cannot translate the module: {str(cause).splitlines()[0]}", "simplify what forward() computes there"
         ) from error
     assert exported is not None
-    return exported.model
+    return exported.model.clone()  # the exporter leaves uses by branches that it has dropped
 
 
 def _operators_without_translation(program: torch.export.ExportedProgram) -> list[tuple[str, str]]:
