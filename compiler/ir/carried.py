@@ -121,7 +121,7 @@ def _slice(node: ir.Node, axes: Axes) -> int | None:
 
 def _gather(node: ir.Node, axes: Axes) -> int | None:
     """Parts of the data are carried around the gathered axis; indices choose parts, whatever they are."""
-    data, indices = node.inputs
+    data, indices = _two(node)
     gathered = _attribute(node, "axis", 0) % _rank(data)
     if data in axes and indices not in axes:
         axis = axes[data]
@@ -136,7 +136,7 @@ def _gather(node: ir.Node, axes: Axes) -> int | None:
 
 
 def _gather_nd(node: ir.Node, axes: Axes) -> int | None:
-    data, indices = node.inputs
+    data, indices = _two(node)
     if data in axes or indices not in axes or _attribute(node, "batch_dims", 0):
         return None
     depth = _dim(indices, _rank(indices) - 1)
@@ -206,6 +206,13 @@ def _of_first(node: ir.Node, axes: Axes) -> int | None:
     """The axis of the first input, where no other one is of unknown length."""
     first, *others = node.inputs
     return None if first is None or any(value in axes for value in others if value is not None) else axes.get(first)
+
+
+def _two(node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    first, second = node.inputs
+    assert first is not None
+    assert second is not None
+    return first, second
 
 
 def _rank(value: ir.Value | None) -> int:

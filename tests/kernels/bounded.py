@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from prefuse.kernels.group import Group, Op
 from prefuse.runtime.plan import TensorType
 
 from .harness import OPSET, POISON, Case, type_of
+
+Largest = tuple[tuple[int, ...], int | None]
 
 
 @dataclass
@@ -41,16 +42,16 @@ class BoundedCase(Case):
 def bounded(
     op_type: str,
     inputs: Sequence[np.ndarray | None],
-    largest: Sequence[tuple[tuple[int, ...], int | None] | None],
+    largest: Sequence[Largest | None],
     expected: Sequence[np.ndarray],
     *,
     constants: Sequence[int] = (),
-    **attributes: Any,
+    attributes: Mapping[str, int] | None = None,
 ) -> BoundedCase:
     """One bounded operator.
 
     Args:
-        largest: of each output, its largest shape and the axis that is cut; None for one that nobody asks for.
+        largest: of each output, its largest shape and the axis that is cut, if one is; None for one that nobody asks for.
         expected: what a run must find for those that are asked for.
         constants: the positions of inputs whose values the kernel may write into its code.
     """
@@ -62,7 +63,7 @@ def bounded(
     for name, (shape, _), array in zip(filter(None, outputs), asked, expected, strict=True):
         types[name] = TensorType(shape, str(array.dtype))
     literals = {names[position]: arrays[names[position]] for position in constants}
-    op = Op(op_type, tuple(names), (*outputs, "count"), attributes, OPSET)
+    op = Op(op_type, tuple(names), (*outputs, "count"), attributes or {}, OPSET)
     group = Group((op,), tuple(arrays), (*filter(None, outputs), "count"), types, frozenset(literals), literals)
-    label = f"{op_type} {[array.shape for array in arrays.values()]} {attributes}"
+    label = f"{op_type} {[array.shape for array in arrays.values()]} {attributes or ''}"
     return BoundedCase(group, arrays, expected, label=label, axes=[axis for _, axis in asked])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 from prefuse.kernels.registry import build_kernel
 from prefuse.runtime.plan import TensorType
@@ -16,8 +17,8 @@ from .harness import LEVELS, check, operator, run, target_of
 rng = np.random.default_rng(11)
 
 
-def sparse(*shape: int, dtype: object = np.float32, chance: float = 0.3) -> np.ndarray:
-    return np.where(rng.random(shape) < chance, rng.integers(1, 100, shape), 0).astype(dtype)
+def sparse(*shape: int, dtype: npt.DTypeLike = np.float32, chance: float = 0.3) -> np.ndarray:
+    return np.asarray(np.where(rng.random(shape) < chance, rng.integers(1, 100, shape), 0), dtype)
 
 
 def non_zero(x: np.ndarray) -> BoundedCase:
@@ -30,7 +31,7 @@ def compress(x: np.ndarray, condition: np.ndarray, axis: int | None) -> BoundedC
     found = np.compress(condition[:size], x, axis)
     place = 0 if axis is None else axis % x.ndim
     largest = (*found.shape[:place], min(condition.size, size), *found.shape[place + 1 :])
-    return bounded("Compress", [x, condition], [(largest, place)], [found], **({} if axis is None else {"axis": axis}))
+    return bounded("Compress", [x, condition], [(largest, place)], [found], attributes={} if axis is None else {"axis": axis})
 
 
 def non_zeros() -> list[BoundedCase]:

@@ -51,7 +51,9 @@ def suppression(
     inputs = [boxes.astype(np.float32), scores.astype(np.float32), *scalars]
     found = onnx_runtime(inputs, int(center)) if expected is None else expected
     most = scores.shape[0] * scores.shape[1] * (boxes.shape[1] if room is None else room)
-    return bounded("NonMaxSuppression", inputs, [((most, 3), 0)], [found], constants=constants, center_point_box=int(center))
+    return bounded(
+        "NonMaxSuppression", inputs, [((most, 3), 0)], [found], constants=constants, attributes={"center_point_box": int(center)}
+    )
 
 
 def scattered(batches: int, boxes: int) -> np.ndarray:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 from prefuse.kernels.registry import build_kernel
 
-from .bounded import BoundedCase, bounded
+from .bounded import BoundedCase, Largest, bounded
 from .harness import LEVELS, check, run, target_of
 
 rng = np.random.default_rng(12)
@@ -25,27 +26,32 @@ def unique(
         y, indices, counts = np.take(y, order, place), indices[order], counts[order]
         inverse = np.argsort(order)[inverse]
     largest = (size,) if axis is None else x.shape
-    shapes = [(largest, place), ((size,), 0), ((size,), None), ((size,), 0)]
-    attributes = {} if axis is None else {"axis": axis}
+    shapes: list[Largest] = [(largest, place), ((size,), 0), ((size,), None), ((size,), 0)]
     return bounded(
         "Unique",
         [x],
         [shape if number in asked else None for number, shape in enumerate(shapes)],
         [found for number, found in enumerate((y, indices, inverse, counts)) if number in asked],
-        sorted=int(is_sorted),
-        **attributes,
+        attributes={"sorted": int(is_sorted)} | ({} if axis is None else {"axis": axis}),
     )
 
 
-def few(*shape: int, dtype: object = np.float32, kinds: int = 3) -> np.ndarray:
-    return rng.integers(0, kinds, shape).astype(dtype)
+def few(*shape: int, dtype: npt.DTypeLike = np.float32, kinds: int = 3) -> np.ndarray:
+    return np.asarray(rng.integers(0, kinds, shape), dtype)
 
 
 def elements() -> list[BoundedCase]:
     special = np.array([np.nan, 1, -np.inf, np.nan, -0.0, 0.0, np.inf, 1, -1e-45, np.inf], np.float32)
     wide = np.array([2**64 - 1, 0, 2**63, 2**63 - 1, 2**63, 0], np.uint64)
     types = [np.float64, np.float16, np.bool_, np.int8, np.uint8, np.int16, np.uint32, np.int64]
-    cases = [few(1), few(9), few(3, 5), few(2, 3, 4, kinds=50), np.array(3, np.float32), np.arange(40)[::-1] - 7]
+    cases: list[np.ndarray] = [
+        few(1),
+        few(9),
+        few(3, 5),
+        few(2, 3, 4, kinds=50),
+        np.array(3, np.float32),
+        np.arange(40)[::-1] - 7,
+    ]
     cases += [special, special.astype(np.float64), special.astype(np.float16), wide, wide.astype(np.int64), few(5000, kinds=900)]
     cases += [few(29, dtype=dtype, kinds=2) for dtype in types]
     in_turn = [unique(x, is_sorted=number % 3 > 0) for number, x in enumerate(cases)]
@@ -84,8 +90,8 @@ def test_bfloat16_and_empty_slices() -> None:
     case = bounded("Unique", [x], [full, full, ((5,), None), full], [found, indices, inverse, counts])
     nothing = np.zeros((3, 0), np.float32)
     shapes = [((3, 0), 0), ((3,), 0), ((3,), None), ((3,), 0)]
-    equal = [nothing[:1], np.zeros(1, np.int64), np.zeros(3, np.int64), one]
-    check([case, bounded("Unique", [nothing], shapes, equal, axis=0)], target_of("avx2"))
+    equal: list[np.ndarray] = [nothing[:1], np.zeros(1, np.int64), np.zeros(3, np.int64), one]
+    check([case, bounded("Unique", [nothing], shapes, equal, attributes={"axis": 0})], target_of("avx2"))
 
 
 def test_results_are_the_same_in_every_run() -> None:
