@@ -47,7 +47,7 @@ class UnrollLoops(Pass):
         loops = {op_type: (_rule(unroll, self.max_nodes),) for op_type, unroll in _UNROLLED.items()}
         rules = RuleTable.of((*BEFORE_FOLDING, loops), AFTER_FOLDING)
         scope = Scope.with_limit(model, self.fold_limit_kib * 1024)
-        return Walk(scope, context, self.name, rules).visit_graph(model.graph)
+        return Walk(scope, context, self.name, rules).run()
 
 
 def unroll_loop(node: ir.Node, scope: Scope, max_nodes: int) -> Replacement | Rejection:

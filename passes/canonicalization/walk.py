@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -47,6 +48,14 @@ class Walk:
     context: Context
     name: str  # of the pass
     rules: RuleTable
+
+    def run(self) -> bool:
+        """Rewrite the model, and say which constants `onnx.reference` has computed; whether anything changed."""
+        changed = self.visit_graph(self.scope.model.graph)
+        if self.scope.folded:
+            counts = ", ".join(f"{operator} {count}" for operator, count in sorted(Counter(self.scope.folded).items()))
+            self.context.remark(self.name, f"onnx.reference computed constants: {counts}")
+        return changed
 
     def visit_graph(self, graph: ir.Graph) -> bool:
         """Rewrite a graph and the subgraphs of its nodes; whether anything changed."""
