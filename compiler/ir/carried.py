@@ -1,7 +1,7 @@
 """Operators that carry an axis of their input to their result: one part of the result for each part of the input.
 
 They can work on a tensor that is longer than what counts, as `bound-shapes` makes them: what is behind the end of the input
-is behind the end of the result. None of them traps on whatever stands there, which nobody has written.
+is behind the end of the result. Zeros stand there at first, and after a few operators anything: none of these traps on it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _broadcast(node: ir.Node, axes: Axes) -> int | None:
     """The axis counted from the right is the same for all; the other inputs must have one element along it."""
     inputs = [value for value in node.inputs if value is not None]
     if node.op_type in ("Div", "Mod") and any(value.dtype is None or not value.dtype.is_floating_point() for value in inputs):
-        return None  # a division of integers by what nobody has written traps
+        return None  # a division of integers by zero traps
     ranks = {value: _rank(value) for value in inputs}
     from_right = {ranks[value] - axis for value, axis in axes.items() if value in ranks}
     if len(from_right) != 1:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...kernels.group import Group, Op
-from ..ir.bounds import Bounded, bounded_of
+from ..ir.bounds import Bounded, bounded_of, trim_of
 from ..ir.constants import constant_tensor
 from ..ir.facts import tensor_type
 from ..ir.functions import body_of, is_fused
@@ -23,7 +23,8 @@ def group_of(model: ir.Model, node: ir.Node) -> Group:
     """The group of a node: the body of a fused call, or the operator alone.
 
     Values keep the names that they have outside; inner values of a call get names of their own. A bounded call is its operator
-    alone, with results of the largest size, and the size that a run finds after them, as an int64[1].
+    alone, with results of the largest size, and the size that a run finds after them, as an int64[1]. Its attribute "padded" says
+    that zeros must stand behind what is found, because somebody reads them; else nobody looks there.
 
     Raises:
         InvalidModelError: a value has no static type.
@@ -52,7 +53,9 @@ def _bounded_group(model: ir.Model, node: ir.Node, bounded: Bounded) -> Group:
     outputs = tuple("" if position is None else str(node.outputs[position].name) for position in results)
     types = {str(value.name): tensor_type(value) for value in (*node.inputs, *node.outputs) if value is not None}
     literals, constants = _literals(node)
-    op = Op(operator.op_type, inputs, outputs, dict(_attributes(operator)), _version(model, operator))
+    padded = any(trim_of(model, reader) is None for value in node.outputs for reader in value.consumers())
+    attributes = {**dict(_attributes(operator)), "padded": int(padded)}
+    op = Op(operator.op_type, inputs, outputs, attributes, _version(model, operator))
     return Group((op,), tuple(names.values()), tuple(str(value.name) for value in node.outputs), types, constants, literals)
 
 

@@ -31,6 +31,10 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("it counts on the CPU only")
     builder = new_builder(target)
     count = (_non_zero if op.op_type == "NonZero" else _compress)(group, op, builder)
+    if op.attribute("padded", 0):
+        axis = 1 if op.op_type == "NonZero" else op.attribute("axis", 0)
+        words = _words(group.types[op.outputs[0]].dtype) if op.op_type == "Compress" else None
+        clear_rest(builder, group, op.outputs[0], axis, count, words)
     builder.store(builder.parameter(op.outputs[1], 1, "int64"), 0, tirx.Cast("int64", count))
     return finish("selection", builder, group, flops=group.types[op.inputs[0]].elements)
 
@@ -134,6 +138,24 @@ def select(
     with builder.loop(threads, name="thread") as thread:
         builder.store(count, 0, count[0] + totals[thread])
     return builder.bind(count[0])
+
+
+def clear_rest(
+    builder: KernelBuilder, group: Group, name: str, axis: int, count: Expr, words: tuple[int, str] | None = None
+) -> None:
+    """Put zeros behind the first `count` elements of an output along an axis.
+
+    `words` are how many numbers of which type the kernel moves an element as, if not as one of its own type.
+    """
+    kind = group.types[name]
+    number, dtype = words or (1, kind.dtype)
+    axis %= len(kind.shape)
+    outer, size, inner = prod(kind.shape[:axis]), kind.shape[axis], prod(kind.shape[axis + 1 :]) * number
+    out = builder.parameter(name, kind.elements * number, dtype)
+    with builder.loop(outer, name="row") as row:
+        begin, end = builder.bind((row * size + count) * inner), builder.bind((row + 1) * size * inner)
+        lanes = builder.lanes(dtype)
+        builder.dynamic_vector_loop(begin, end, lanes, lambda i: builder.store(out, i, tirx.const(0, dtype)))
 
 
 def _words(dtype: str) -> tuple[int, str]:

@@ -16,6 +16,7 @@ from ..builder import Buffer, Expr, KernelBuilder, share
 from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
 from .common import finish, minimum, new_builder
+from .selection import clear_rest
 from .sorting import Entries, Sorter, key_type, order_key
 
 OPERATORS = frozenset(["NonMaxSuppression"])
@@ -92,6 +93,8 @@ class _Suppression:
                 for column, value in enumerate(row):
                     builder.store(out, (place[0] + rank) * 3 + column, tirx.Cast("int64", value))
             builder.store(place, 0, place[0] + lengths[number])
+        if self.op.attribute("padded", 0):
+            clear_rest(builder, self.group, result, 0, place[0])
         builder.store(builder.parameter(count, 1, "int64"), 0, tirx.Cast("int64", place[0]))
 
     def _collect(self, number: Expr, entries: Entries) -> Expr:

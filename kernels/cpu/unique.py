@@ -20,7 +20,7 @@ from ..template import BuiltKernel, Refusal
 from .anchored import accumulator_type
 from .common import finish, new_builder
 from .merge_sort import sort_positions
-from .selection import copy_slices
+from .selection import clear_rest, copy_slices
 from .sorting import Sorter, key_type, order_key
 
 OPERATORS = frozenset(["Unique"])
@@ -228,6 +228,10 @@ def _store(group: Group, op: Op, builder: KernelBuilder, layout: _Layout, classe
         kind = group.types[op.inputs[0]]
         source = builder.parameter(op.inputs[0], kind.elements, kind.dtype)
         _copy_items(builder, source, values, layout, firsts, classes.count, builder.lanes(kind.dtype))
+    if op.attribute("padded", 0):
+        for name, axis in zip(op.outputs, (op.attribute("axis", 0), 0, None, 0), strict=False):
+            if name and axis is not None:
+                clear_rest(builder, group, name, axis, classes.count)
     if count is not None:
         builder.store(count, 0, tirx.Cast("int64", classes.count))
 

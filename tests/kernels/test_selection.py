@@ -11,7 +11,7 @@ import pytest
 from prefuse.kernels.registry import build_kernel
 from prefuse.runtime.plan import TensorType
 
-from .bounded import BoundedCase, bounded
+from .bounded import BoundedCase, bounded, padded
 from .harness import LEVELS, check, operator, run, target_of
 
 rng = np.random.default_rng(11)
@@ -79,6 +79,22 @@ def compressions() -> list[BoundedCase]:
 @pytest.mark.parametrize("cases", [non_zeros, compressions])
 def test_selection(cases: Callable[[], list[BoundedCase]], level: str) -> None:
     check(cases(), target_of(level))
+
+
+def test_zeros_behind_what_is_found() -> None:
+    nothing = np.zeros((5, 17), np.float32)
+    rows = [
+        compress(sparse(3, 5, 17), rng.random(5) < 0.5, 1),
+        compress(sparse(9, dtype=np.complex128), rng.random(9) < 0.5, None),
+    ]
+    cases = [
+        non_zero(sparse(3, 5, 7)),
+        non_zero(nothing),
+        non_zero(nothing + 1),
+        *rows,
+        compress(nothing > 0, np.zeros(5, bool), 0),
+    ]
+    check([padded(case) for case in cases], target_of("avx2"))
 
 
 def test_results_are_the_same_in_every_run() -> None:

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from .bounded import BoundedCase, bounded
+from .bounded import BoundedCase, bounded, padded
 from .harness import LEVELS, check, run, target_of
 
 rng = np.random.default_rng(13)
@@ -110,6 +110,11 @@ def test_special_numbers() -> None:
         suppression(np.full((1, 5, 4), np.nan), scores, 9, 0.5, 0.0, expected=np.array([[0, 0, 2]])),
     ]
     check(cases, target_of("avx2"))
+
+
+def test_zeros_behind_what_is_found() -> None:
+    boxes, scores = scattered(2, 37), rng.random((2, 3, 37))
+    check([padded(suppression(boxes, scores, limit, 0.2)) for limit in (0, 5)], target_of("avx2"))
 
 
 def test_results_are_the_same_in_every_run() -> None:

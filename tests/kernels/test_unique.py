@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from prefuse.kernels.registry import build_kernel
 
-from .bounded import BoundedCase, Largest, bounded
+from .bounded import BoundedCase, Largest, bounded, padded
 from .harness import LEVELS, check, run, target_of
 
 rng = np.random.default_rng(12)
@@ -92,6 +92,12 @@ def test_bfloat16_and_empty_slices() -> None:
     shapes = [((3, 0), 0), ((3,), 0), ((3,), None), ((3,), 0)]
     equal: list[np.ndarray] = [nothing[:1], np.zeros(1, np.int64), np.zeros(3, np.int64), one]
     check([case, bounded("Unique", [nothing], shapes, equal, attributes={"axis": 0})], target_of("avx2"))
+
+
+def test_zeros_behind_what_is_found() -> None:
+    x = few(13, 3)
+    cases = [unique(x), unique(x, 0, is_sorted=False), unique(x.T.copy(), 1, asked=(Y, COUNTS)), unique(x, 0, asked=(INVERSE,))]
+    check([padded(case) for case in cases], target_of("avx2"))
 
 
 def test_results_are_the_same_in_every_run() -> None:
