@@ -31,6 +31,7 @@ class KernelBuilder:
     """
 
     is_grid = False
+    integer_bits = 128  # of the widest integers that the target's compiler knows
 
     def __init__(self, lanes_bytes: int, threads: int) -> None:
         self.vector_bytes = lanes_bytes

@@ -72,6 +72,20 @@ def _ordered(a: Expr, b: Expr, of_integers: Callable[[Expr, Expr], Expr], wins: 
     return tirx.Select(a <= tirx.const(_INF, str(a.ty)), tirx.Select(wins(a, b), a, b), a)
 
 
+def wrapping(function: Callable[..., Expr], *operands: Expr, widest: int = 128) -> Expr:
+    """A sum, difference or product that wraps around, of integers of up to half of `widest` bits; of others it is what it is.
+
+    TVM tells LLVM that results of 32 and 64 bits never overflow, from which LLVM draws false conclusions where they do. With
+    twice the bits they do not, and LLVM finds by itself that the upper half is not needed.
+    """
+    dtype = str(operands[0].ty)
+    bits = int(dtype.lstrip("uint")) if dtype.lstrip("u").startswith("int") else 0
+    if bits < 32 or 2 * bits > widest or all(isinstance(x, tirx.IntImm) for x in operands):
+        return function(*operands)
+    wide = dtype.replace(str(bits), str(2 * bits))
+    return tirx.Cast(dtype, function(*(tirx.Cast(wide, x) for x in operands)))
+
+
 @stepwise
 def exp(x: Expr) -> Steps:
     """e**x: x = n ln2 + r with |r| <= ln2 / 2. The power of two is applied in halves, so that denormal results survive."""

@@ -26,20 +26,24 @@ _FLOATS = ("float32", "float64", *_NARROW_FLOATS)
 
 @dataclass(frozen=True)
 class Element:
-    """The operator being expressed, the type it computes in, and how to name an intermediate so that it is computed once."""
+    """The operator being expressed, the type it computes in, how to name an intermediate so that it is computed once, and the
+    bits of the widest integers that the target's compiler knows."""
 
     op: Op
     dtype: str
     name: math.Name
+    widest: int = 128
 
     def const(self, value: float) -> Expr:
         return tirx.const(value, self.dtype)
 
 
-def apply(op: Op, inputs: list[Expr | None], input_dtypes: list[str], output_dtype: str, name: math.Name) -> Expr:
+def apply(
+    op: Op, inputs: list[Expr | None], input_dtypes: list[str], output_dtype: str, name: math.Name, widest: int = 128
+) -> Expr:
     """The element of `op` whose inputs' elements are given; None stands for an absent optional input."""
     dtype = input_dtypes[0] if op.op_type != "Where" else input_dtypes[1]
-    element = Element(op, "float32" if dtype in _NARROW_FLOATS else dtype, name)
+    element = Element(op, "float32" if dtype in _NARROW_FLOATS else dtype, name, widest)
     operands = [None if x is None else name(_widened(x, kind, name)) for x, kind in zip(inputs, input_dtypes, strict=True)]
     result = POINTWISE[op.op_type](element, operands)
     if not formats.is_coded(output_dtype):
@@ -86,6 +90,10 @@ def _cast(value: Expr, dtype: str, source: str) -> Expr:
 
 def _binary(function: Callable[[Expr, Expr], Expr]) -> Scalar:
     return lambda e, x: function(x[0], x[1])
+
+
+def _wrapping(function: Callable[..., Expr]) -> Scalar:
+    return lambda e, x: reduce(lambda a, b: math.wrapping(function, a, b, widest=e.widest), x)
 
 
 def _variadic(function: Callable[[Expr, Expr], Expr]) -> Scalar:
@@ -228,7 +236,7 @@ POINTWISE: dict[str, Scalar] = {
     "Abs": _integer_safe_abs,
     "Acos": lambda e, x: tirx.acos(x[0]),
     "Acosh": lambda e, x: tirx.acosh(x[0]),
-    "Add": _binary(lambda a, b: a + b),
+    "Add": _wrapping(lambda a, b: a + b),
     "And": _binary(tirx.And),
     "Asin": lambda e, x: tirx.asin(x[0]),
     "Asinh": lambda e, x: tirx.asinh(x[0]),
@@ -268,8 +276,8 @@ POINTWISE: dict[str, Scalar] = {
     "Min": _variadic(math.minimum),
     "Mish": lambda e, x: x[0] * _TANH(e, [e.name(_SOFTPLUS(e, x))]),
     "Mod": _mod,
-    "Mul": _binary(lambda a, b: a * b),
-    "Neg": lambda e, x: -x[0],
+    "Mul": _wrapping(lambda a, b: a * b),
+    "Neg": lambda e, x: math.wrapping(lambda a: -a, x[0], widest=e.widest),
     "Not": lambda e, x: tirx.Not(x[0]),
     "Or": _binary(tirx.Or),
     "PRelu": lambda e, x: tirx.Select(x[0] < e.const(0), x[0] * x[1], x[0]),
@@ -288,8 +296,8 @@ POINTWISE: dict[str, Scalar] = {
     "Softplus": _SOFTPLUS,
     "Softsign": lambda e, x: x[0] / (e.const(1) + tirx.abs(x[0])),
     "Sqrt": lambda e, x: tirx.sqrt(x[0]),
-    "Sub": _binary(lambda a, b: a - b),
-    "Sum": _variadic(lambda a, b: a + b),
+    "Sub": _wrapping(lambda a, b: a - b),
+    "Sum": _wrapping(lambda a, b: a + b),
     "Swish": lambda e, x: x[0] * _SIGMOID(e, [e.name(e.const(e.op.attribute("alpha", 1.0)) * x[0])]),
     "Tan": lambda e, x: tirx.tan(x[0]),
     "Tanh": _TANH,

@@ -58,7 +58,7 @@ class GroupValues:
         dtypes = [types[name].dtype if name else "" for name in names]
         shape = types[op.outputs[0]].shape
         inputs = [self.read(name, broadcast_index(index, shape, types[name].shape)) if name else None for name in names]
-        return pointwise.apply(op, inputs, dtypes, types[op.outputs[0]].dtype, self.builder.name)
+        return pointwise.apply(op, inputs, dtypes, types[op.outputs[0]].dtype, self.builder.name, self.builder.integer_bits)
 
 
 def broadcast_index(index: Index, shape: tuple[int, ...], source: tuple[int, ...]) -> Index:

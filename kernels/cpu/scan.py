@@ -8,6 +8,7 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.target import Target
+from .. import math
 from ..builder import Expr
 from ..group import Group
 from ..template import BuiltKernel, Refusal
@@ -53,7 +54,9 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
             def accumulate(j: Expr) -> None:
                 before = builder.name(total[j])
-                after = builder.name(combine(before, tirx.Cast(working, source[place + j])))
+                after = builder.name(
+                    math.wrapping(combine, before, tirx.Cast(working, source[place + j]), widest=builder.integer_bits)
+                )
                 builder.store(out, place + j, tirx.Cast(kind.dtype, before if is_exclusive else after))
                 builder.store(total, j, after)
 

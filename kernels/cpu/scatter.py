@@ -8,6 +8,7 @@ place belongs to one thread. Where nobody else reads the data, the output takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -54,8 +55,8 @@ def _combination(reduction: str, dtype: str, builder: KernelBuilder) -> Combine:
     if dtype == "bool":
         return (lambda old, new: old | new) if reduction in ("add", "max") else (lambda old, new: old & new)
     functions: dict[str, Combine] = {
-        "add": lambda a, b: a + b,
-        "mul": lambda a, b: a * b,
+        "add": partial(math.wrapping, lambda a, b: a + b, widest=builder.integer_bits),
+        "mul": partial(math.wrapping, lambda a, b: a * b, widest=builder.integer_bits),
         "max": math.maximum,
         "min": math.minimum,
     }

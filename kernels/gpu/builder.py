@@ -24,6 +24,7 @@ class GpuBuilder(KernelBuilder):
     """Collects the statements of one group's kernel, as `KernelBuilder` does, and ends in a `DeviceFunction`."""
 
     is_grid = True
+    integer_bits = 64
 
     def __init__(self) -> None:
         super().__init__(4, _RESIDENT_THREADS)

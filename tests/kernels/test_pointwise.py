@@ -8,9 +8,11 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
+from prefuse.kernels.group import Group, Op
 from prefuse.kernels.pointwise import POINTWISE
+from prefuse.runtime.plan import TensorType
 
-from .harness import LEVELS, Case, check, operator, target_of
+from .harness import LEVELS, Case, check, operator, target_of, type_of
 
 INF, NAN = float("inf"), float("nan")
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-30, -1e-30, 88.0, -88.0, 1e10, -1e10, INF, -INF, NAN]
@@ -166,3 +168,28 @@ def test_every_pointwise_operator_is_tested() -> None:
 def test_division_by_a_zero_in_the_code(dtype: str, zero: float) -> None:
     x = np.array([1, -2, 0, -0.0, INF, -INF, NAN], dtype)
     check([operator("Div", x, np.array(zero, dtype))], target_of("avx2"))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
+def test_integers_wrap_around(dtype: str) -> None:
+    """And what follows knows of it: LLVM must not think that a sum of two positive numbers is positive."""
+    info = np.iinfo(dtype)
+    x = np.array([info.max, info.min, info.max // 2 + 1, 3, info.max - 1] * 9, dtype)
+    with np.errstate(all="ignore"):
+        cases = [operator(name, x, x, variables=[1]) for name in ("Add", "Mul")]
+        cases += [operator("Sub", x, x[::-1], variables=[1]), operator("Add", x, np.array(info.max, dtype))]
+        if info.min:
+            cases.append(operator("Neg", x))
+        raised = x + np.array(7, dtype)
+    ops = (
+        Op("Add", ("x", "seven"), (".s",), {}, 23),
+        Op("Cast", (".s",), (".f",), {"to": 1}, 23),
+        Op("Sqrt", (".f",), ("y",), {}, 23),
+    )
+    seven = np.array(7, dtype)
+    types = {"x": type_of(x), "seven": type_of(seven), ".s": type_of(x), ".f": TensorType(x.shape, "float32")}
+    types["y"] = types[".f"]
+    group = Group(ops, ("x", "seven"), ("y",), types, frozenset(["seven"]), {"seven": seven})
+    with np.errstate(all="ignore"):
+        cases.append(Case(group, {"x": x, "seven": seven}, [np.sqrt(raised.astype(np.float32))], 1e-6))
+    check(cases, target_of("avx2"))
