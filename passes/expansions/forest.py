@@ -92,7 +92,9 @@ def forest_of_nodes(node: ir.Node, kind: str, count: int) -> Forest | None:
         at = place[tree, number]
         weights[at, target] = value if np.isnan(weights[at, target]) else weights[at, target] + value
     missing = _ints(node, "nodes_missing_value_tracks_true")
-    reached = np.concatenate([one[~is_leaf] for one in followers])
+    roots = np.setdiff1d(itself, np.concatenate([one[~is_leaf] for one in followers]))
+    if sorted(trees[roots].tolist()) != np.unique(trees).tolist():
+        return None
     return _checked(
         Forest(
             np.array([MODES.index(mode) if mode in MODES else 0 for mode in modes], np.int64),
@@ -102,7 +104,7 @@ def forest_of_nodes(node: ir.Node, kind: str, count: int) -> Forest | None:
             *followers,
             missing.astype(bool) if len(missing) else np.zeros(len(modes), bool),
             weights,
-            np.setdiff1d(itself, reached),
+            roots,
             0,
         )
     )

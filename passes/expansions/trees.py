@@ -31,10 +31,13 @@ def tree_ensemble(node: ir.Node) -> ir.Function | None:
 
 def tree_ensemble_regressor(node: ir.Node) -> ir.Function | None:
     """As TreeEnsemble, plus `base_values`, in float32."""
-    forest = forest_of_nodes(node, "target", node.attributes.get_int("n_targets", 1))
+    targets = node.attributes.get_int("n_targets", 1)
+    forest = forest_of_nodes(node, "target", targets)
     if forest is None or len(dims(node.inputs[0])) != 2:
         return None
     ensemble = _Ensemble(node, forest)
+    if ensemble.base.size not in (0, targets):
+        return None
     scores = ensemble.scores(node.attributes.get_string("aggregate_function", "SUM"))
     scores = transformed(ensemble.body, ensemble.with_base(scores), node.attributes.get_string("post_transform", "NONE"))
     return None if scores is None else ensemble.body.function(ensemble.body.cast(scores, "float32"))
@@ -43,8 +46,9 @@ def tree_ensemble_regressor(node: ir.Node) -> ir.Function | None:
 def tree_ensemble_classifier(node: ir.Node) -> ir.Function | None:
     """The label of the greatest sum, and all transformed sums.
 
-    Two classes of which the leaves weigh but one have the scores 1 - s and s where no weight is negative, else -s and s, as ONNX
-    Runtime has it; the specification is silent. Labels are integers.
+    The specification is silent on two classes of which the leaves weigh but one. ONNX Runtime: if that is the first, the scores
+    are 1 - s and s where no weight is negative, else -s and s, and only LOGISTIC transforms them; if it is the second, 0 and s.
+    The second class wins beyond 0.5 where no weight is negative, else beyond 0. Labels are integers.
     """
     labels = node.attributes.get_ints("classlabels_int64s", ())
     weighed = sorted(set(node.attributes.get_ints("class_ids", ())))
@@ -52,7 +56,11 @@ def tree_ensemble_classifier(node: ir.Node) -> ir.Function | None:
     if forest is None or len(labels) < 2 or len(dims(node.inputs[0])) != 2:
         return None
     ensemble, transform = _Ensemble(node, forest), node.attributes.get_string("post_transform", "NONE")
-    body = ensemble.body
+    body, base = ensemble.body, ensemble.base
+    if transform == "PROBIT" or (base.size not in (0, len(labels)) and (len(labels) > 2 or weighed != [0])):
+        return None
+    if len(labels) == 2 and base.size == 2 and len(weighed) == 1:
+        return None  # nobody says which of them counts
     if len(labels) > 2 or len(weighed) == 2:
         scores = ensemble.with_base(ensemble.scores("SUM"))
         chosen, results = body.op("ArgMax", scores, axis=1, keepdims=0), transformed(body, scores, transform)
@@ -68,6 +76,9 @@ class _Ensemble:
         self.node, self.body, self.forest = node, Body(node), forest
         self.rows, self.trees = dims(node.inputs[0])[0], len(forest.roots)
         self.working = np.dtype(np.float64 if dtype_of(node.inputs[0]) == ir.DataType.DOUBLE else np.float32)
+        tensor = node.attributes.get_tensor("base_values_as_tensor", None)
+        base = np.array(node.attributes.get_floats("base_values", ())) if tensor is None else tensor.numpy()
+        self.base = base.astype(self.working)
         self.x = self.body.cast(self.body.input(0), self.working.name)
 
     def scores(self, aggregate: str) -> ir.Value:
@@ -90,20 +101,23 @@ class _Ensemble:
         return body.op("Where", body.op("IsInf", best), np.array(0, self.working), best)
 
     def with_base(self, scores: ir.Value) -> ir.Value:
-        tensor = self.node.attributes.get_tensor("base_values_as_tensor", None)
-        base = np.array(self.node.attributes.get_floats("base_values", ())) if tensor is None else tensor.numpy()
-        return scores if not base.size else self.body.op("Add", scores, base.astype(self.working))
+        return self.body.op("Add", scores, self.base) if self.base.size else scores
 
     def binary(self, weighed: int, transform: str) -> tuple[ir.Value, ir.Value | None]:
         """Whether the second of two classes wins, and both scores, where leaves weigh one class alone."""
         body, zero = self.body, np.array(0, self.working)
-        score = self.with_base(body.op("Gather", self.scores("SUM"), ints([weighed]), axis=1))
+        score = body.op("Gather", self.scores("SUM"), ints([weighed]), axis=1)
         is_positive = bool(np.nanmin(self.forest.weights, initial=0.0) >= 0)
+        if weighed == 1:
+            other = body.op("Mul", score, zero)
+        else:
+            score = self.with_base(score)
+            turned = zero if not is_positive or transform == "LOGISTIC" else np.array(1, self.working)
+            other = body.op("Sub", turned, score)
+            transform = transform if transform == "LOGISTIC" else "NONE"
         threshold = np.array(0.5 if is_positive else 0.0, self.working)
         chosen = body.op("Squeeze", body.cast(body.op("Greater", score, threshold), "int64"), ints([1]))
-        other = body.op("Sub", np.array(1, self.working), score) if is_positive else body.op("Sub", zero, score)
-        both = body.op("Concat", other, score, axis=1)
-        return chosen, transformed(body, both, "NONE" if is_positive or transform != "LOGISTIC" else transform)
+        return chosen, transformed(body, body.op("Concat", other, score, axis=1), transform)
 
     def _leaves(self) -> ir.Value:
         """The number of the leaf that each row reaches in each tree, [rows, trees]."""
