@@ -12,6 +12,7 @@ PASSES: dict[str, str] = {
     "decompose": "prefuse.passes.decompose:Decompose",
     "bound-shapes": "prefuse.passes.bound_shapes:BoundShapes",
     "unroll-loops": "prefuse.passes.unroll_loops:UnrollLoops",
+    "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
     "order-nodes": "prefuse.passes.order_nodes:OrderNodes",
     "plan-memory": "prefuse.passes.plan_memory:PlanMemory",
@@ -19,7 +20,7 @@ PASSES: dict[str, str] = {
 
 DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,"
-    "eliminate-dead,fuse-epilogue,order-nodes,plan-memory"
+    "eliminate-dead,fuse-gather,fuse-epilogue,order-nodes,plan-memory"
 )
 
 # What resolves shapes and control flow as far as can be before a run, where a model has any that is not plain.

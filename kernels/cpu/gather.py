@@ -56,7 +56,7 @@ def _gather(group: Group, anchor: Op, builder: KernelBuilder) -> None:
     inner = prod(data[axis + 1 :])
 
     def origin(outer: Expr, position: Expr) -> Expr:
-        return (outer * data[axis] + _index(group, anchor, builder, position, data[axis])) * inner
+        return (outer * data[axis] + index_at(group, anchor, builder, position, data[axis])) * inner
 
     sections = (range(axis), range(axis, last), range(last, rank))
     _copy_rows(group, anchor, builder, sections, origin)
@@ -72,7 +72,7 @@ def _gather_nd(group: Group, anchor: Op, builder: KernelBuilder) -> None:
     def origin(outer: Expr, _: Expr) -> Expr:
         place = tirx.floordiv(outer, rows) if rows != 1 else outer
         for part, extent in enumerate(data[batches : batches + depth]):
-            place = place * extent + _index(group, anchor, builder, outer * depth + part, extent)
+            place = place * extent + index_at(group, anchor, builder, outer * depth + part, extent)
         return place * inner
 
     lead = len(indices) - 1
@@ -86,7 +86,7 @@ def _gather_elements(group: Group, anchor: Op, builder: KernelBuilder) -> None:
     source = builder.parameter(anchor.inputs[0], data.elements, data.dtype)
 
     def element(index: Index) -> None:
-        place = _index(group, anchor, builder, row_major(index, shape), data.shape[axis])
+        place = index_at(group, anchor, builder, row_major(index, shape), data.shape[axis])
         value = source[row_major((*index[:axis], place, *index[axis + 1 :]), data.shape)]
         follow(group, builder, anchor, index, value)
 
@@ -152,7 +152,7 @@ def _copy_elements(
     map_elements(builder, tuple(extents[d] for d in order), lanes, 4 * prod(extents), element)
 
 
-def _index(group: Group, anchor: Op, builder: KernelBuilder, offset: Expr, extent: int) -> Expr:
+def index_at(group: Group, anchor: Op, builder: KernelBuilder, offset: Expr, extent: int) -> Expr:
     """The index at a flat offset of the operand of indices, within its dimension."""
     name = anchor.inputs[1]
     literal = group.literal(name)

@@ -75,7 +75,10 @@ def product_of(group: Group, target: Target) -> Product | Refusal:
 
 
 class Product:
-    """One kernel being built."""
+    """One kernel being built. `shares_b`: neighbouring matrices of the batch often have the same B."""
+
+    template = "matmul"
+    shares_b = False
 
     def __init__(self, group: Group, anchor: Op, target: Target) -> None:
         self.group, self.anchor, self.target = group, anchor, target
@@ -112,10 +115,11 @@ class Product:
             self.store(),
             a_padded=packs_a,
             b_padded=padded,
+            shares_b=self.shares_b,
         )
         sizes = [self.group.types[side.name].size_bytes for side in (a, b)]
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
-        return finish("matmul", self.builder, self.group, flops=product.flops, packed=self.packed)
+        return finish(self.template, self.builder, self.group, flops=product.flops, packed=self.packed)
 
     def _in_place(self, side: Side) -> Load:
         kind = self.group.types[side.name]

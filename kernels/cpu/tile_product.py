@@ -57,7 +57,7 @@ class TileProduct:
     `depth` are the extents of the loops over k, outermost first. `a(batch, panel, start, row, ks)` is the element of A in row
     `start + row`, where `panel` is the number of the tile; `b(batch, panel, start, column, ks)` likewise, contiguous in
     `column`. With `a_padded` (`b_padded`) rows (columns) beyond the end may be read: panels are filled up with zeros.
-    `store(batch, m, r, c, value)` gets each result at column c of row r.
+    `store(batch, m, r, c, value)` gets each result at column c of row r. `shares_b`: neighbouring batches often have the same B.
     """
 
     batch: int
@@ -71,6 +71,7 @@ class TileProduct:
     store: Callable[[Expr, Expr, Expr, Expr, Expr], None]
     a_padded: bool
     b_padded: bool
+    shares_b: bool = False
 
     @property
     def flops(self) -> int:
@@ -123,7 +124,7 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     if product.batch * product.m * plane.columns == 0:
         return
     extents = {"batch": product.batch, "m": ceil(product.m / tile.rows), "n": ceil(plane.columns / tile.columns)}
-    order = ["batch", "m", "n"] if a_bytes > b_bytes else ["batch", "n", "m"]
+    order = ["n", "batch", "m"] if product.shares_b else ["batch", "m", "n"] if a_bytes > b_bytes else ["batch", "n", "m"]
     threads = builder.threads_for(product.flops // _WORK_PER_OPERATION)
     split = min(order, key=lambda axis: (ceil(extents[axis] / threads) * threads / extents[axis], order.index(axis)))
     with ExitStack() as loops:
