@@ -18,6 +18,7 @@ from .canonicalization.scope import Replacement, Rule, Scope, is_read, static_sh
 from .canonicalization.sequences import elements_of, sequence_of
 from .canonicalization.walk import RuleTable, Walk
 from .canonicalize import AFTER_FOLDING, BEFORE_FOLDING
+from .unrolling.decided import undecided_node
 from .unrolling.iterations import Unroller
 from .unrolling.trips import trip_count
 
@@ -66,7 +67,7 @@ def unroll_loop(node: ir.Node, scope: Scope, max_nodes: int) -> Replacement | Re
     trips = trip_count(node, scope.model, max_nodes // _size(body))
     if isinstance(trips, Rejection):
         return trips
-    if blame := _excess(node, trips, max_nodes):
+    if blame := _obstacle(node, trips, max_nodes):
         return blame
     unroller = Unroller(body, scope)
     carried = list(node.inputs[2:])
@@ -90,7 +91,7 @@ def unroll_scan(node: ir.Node, scope: Scope, max_nodes: int) -> Replacement | Re
     if dims is None:
         return Rejection("Scan not unrolled: its length is not known", (node,))
     trips = dims[axes[0]]
-    if blame := _excess(node, trips, max_nodes):
+    if blame := _obstacle(node, trips, max_nodes):
         return blame
     unroller = Unroller(body, scope)
     rows: list[list[ir.Value]] = []
@@ -117,7 +118,7 @@ def map_sequence(node: ir.Node, scope: Scope, max_nodes: int) -> Replacement | R
         if value is not None and isinstance(value.type, ir.SequenceType) and (elements is None or len(elements) < trips):
             what = "is not known" if elements is None else "is shorter than the first"
             return Rejection(f"SequenceMap not unrolled: %{value.name} {what}", (node,))
-    if blame := _excess(node, trips, max_nodes):
+    if blame := _obstacle(node, trips, max_nodes):
         return blame
     unroller = Unroller(node.attributes["body"].as_graph(), scope)
     pairs = list(zip(node.inputs, known, strict=True))
@@ -156,12 +157,14 @@ def _collect(
     return Replacement(tuple(unroller.nodes), tuple(outputs[: len(node.outputs)]))
 
 
-def _excess(node: ir.Node, trips: int, max_nodes: int) -> Rejection | None:
-    """A Rejection where the iterations would be more nodes than allowed."""
+def _obstacle(node: ir.Node, trips: int, max_nodes: int) -> Rejection | None:
+    """A Rejection where the iterations would be more nodes than allowed, or each of them would be decided in a run."""
     size = _size(node.attributes["body"].as_graph())
-    if trips * size <= max_nodes:
-        return None
-    return Rejection(f"{node.op_type} not unrolled: {trips} iterations of {size} nodes are more than {max_nodes}", (node,))
+    if trips * size > max_nodes:
+        return Rejection(f"{node.op_type} not unrolled: {trips} iterations of {size} nodes are more than {max_nodes}", (node,))
+    if trips > 1 and (undecided := undecided_node(node)) is not None:
+        return Rejection(f"{node.op_type} not unrolled: data decides {undecided.op_type} in each iteration", (node, undecided))
+    return None
 
 
 def _size(body: ir.Graph) -> int:
