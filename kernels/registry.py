@@ -40,6 +40,7 @@ from .gpu import matmul as gpu_matmul
 from .gpu import normalization as gpu_normalization
 from .gpu import reduction as gpu_reduction
 from .gpu.grids import UncutError
+from .gpu.rocm_limits import rocm_obstacle
 from .group import Group
 from .pointwise import POINTWISE
 from .template import BuiltKernel, Refusal, Template
@@ -101,6 +102,8 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
             built = template.build(group, target)
         except UncutError as reason:
             built = Refusal(f"no grids of threads: {reason}")
+        if target.kind == "rocm" and isinstance(built, BuiltKernel) and (missing := rocm_obstacle(built.function)):
+            built = Refusal(f"AMD GPUs have no {missing} in TVM")
         if isinstance(built, BuiltKernel):
             return replace(built, refused=tuple(refused))
         refused.append((template.name, built.reason))

@@ -28,6 +28,10 @@ def _summary(program: Program) -> Iterator[str]:
     for kind, ports in (("input", plan.inputs), ("output", plan.outputs)):
         yield from (f"  {kind} {port.name}: {port.type_text}" for port in ports)
     yield f"  {launches} launches of {len(plan.kernels)} kernels, {copies} copies, {host} host steps"
+    if functions := {grid.function for kernel in plan.kernels for grid in kernel.grids}:
+        symbols = {kernel.symbol: len(kernel.grids) for kernel in plan.kernels}
+        grids = sum(symbols[step.kernel] for step in plan.steps if isinstance(step, Launch))
+        yield f"  code for {plan.target}: {size(len(program.library))}, {len(functions)} functions, {grids} grids a call"
     for space in plan.spaces:
         held = ", ".join(
             sorted({buffer.role for buffer in plan.buffers if buffer.space == space.name and buffer.offset is not None})

@@ -43,7 +43,7 @@ def compile_simulation(kernels: Mapping[str, DeviceFunction], folder: Path) -> P
 
 def compile_source(source: str, folder: Path) -> Path:
     """The same, from CUDA C."""
-    wrappers = "\n".join(map(_wrapper, *zip(*_functions(source), strict=True)))
+    wrappers = "\n".join(_wrapper(*function) for function in _functions(source))
     code, library = folder / "kernels.cpp", folder / "kernels.so"
     code.write_text(f'#include "cudasim.h"\n{source}\n{wrappers}\n')
     command = [
@@ -66,7 +66,7 @@ def compile_source(source: str, folder: Path) -> Path:
 def _functions(source: str) -> list[tuple[str, list[str], bool]]:
     """Name, types of the parameters, and whether threads meet at barriers, of each kernel."""
     found = list(_SIGNATURE.finditer(source))
-    ends = [*(one.start() for one in found[1:]), len(source)]
+    ends = [*(one.start() for one in found), len(source)][1:]
     functions = []
     for one, end in zip(found, ends, strict=True):
         types = [text.strip().rpartition(" ")[0].replace("__restrict__", "") for text in one[2].split(",")]

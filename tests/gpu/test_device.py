@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -49,14 +51,26 @@ def expected(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
     return [np.asarray(one) for one in onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})]
 
 
+def run(net: object, x: object) -> list[Any]:
+    """All outputs of a call."""
+    assert callable(net)
+    return list(net(x))
+
+
+def compiled() -> CompiledModel:
+    """The small model for the simulated GPU."""
+    net = prefuse.compile(small_model(), target="cuda:sm_90", cache=False)
+    assert isinstance(net, CompiledModel)
+    return net
+
+
 def inputs() -> np.ndarray:
     return np.random.default_rng(1).standard_normal((3, 8), dtype=np.float32)
 
 
 def test_a_program_runs_and_survives_its_file(simulated_gpu: CudaDriver, tmp_path: Path) -> None:
     model = small_model()
-    net = prefuse.compile(model, target="cuda:sm_90", cache=False)
-    assert isinstance(net, CompiledModel)
+    net = compiled()
     assert any(isinstance(step, Copy) for step in net.plan.steps)
     assert all(kernel.grids for kernel in net.plan.kernels)
     path = tmp_path / "net.prefuse"
@@ -64,13 +78,13 @@ def test_a_program_runs_and_survives_its_file(simulated_gpu: CudaDriver, tmp_pat
     x = inputs()
     for program in (net, prefuse.load(path, verify=True)):
         for _ in range(2):
-            for got, want in zip(program(x), expected(model, x), strict=True):
+            for got, want in zip(run(program, x), expected(model, x), strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_torch_tensors_give_torch_tensors(simulated_gpu: CudaDriver) -> None:
     model, x = small_model(), inputs()
-    y, *_ = prefuse.compile(model, target="cuda:sm_90", cache=False)(torch.from_numpy(x))
+    y, *_ = run(compiled(), torch.from_numpy(x))
     assert isinstance(y, torch.Tensor)
     np.testing.assert_allclose(y.numpy(), expected(model, x)[0], rtol=1e-5)
 
@@ -78,9 +92,9 @@ def test_torch_tensors_give_torch_tensors(simulated_gpu: CudaDriver) -> None:
 def test_addresses_on_the_device_are_used_where_they_are(simulated_gpu: CudaDriver) -> None:
     """Memory of the driver in, memory of the driver out: nothing is staged."""
     model, x = small_model(), inputs()
-    net = prefuse.compile(model, target="cuda:sm_90", cache=False)
+    net = compiled()
     device = CudaDevice(lambda: simulated_gpu)
-    invocation = device.load(net._program).bind(device.allocate(1 << 16))  # type: ignore[union-attr]
+    invocation = device.load(net._program).bind(device.allocate(1 << 16))
     sizes = [port.type.size_bytes for port in (*net.plan.inputs, *net.plan.outputs)]
     with simulated_gpu.active():
         places = [simulated_gpu.allocate(size) for size in sizes]
@@ -94,7 +108,7 @@ def test_addresses_on_the_device_are_used_where_they_are(simulated_gpu: CudaDriv
 
 def test_memory_of_the_device_is_freed(simulated_gpu: CudaDriver) -> None:
     before = fake_bytes(simulated_gpu)
-    net = prefuse.compile(small_model(), target="cuda:sm_90", cache=False)
+    net = compiled()
     net(inputs())
     assert fake_bytes(simulated_gpu) > before
     del net
@@ -103,17 +117,19 @@ def test_memory_of_the_device_is_freed(simulated_gpu: CudaDriver) -> None:
 
 def test_threads_share_the_program(simulated_gpu: CudaDriver) -> None:
     model = small_model()
-    net = prefuse.compile(model, target="cuda:sm_90", cache=False)
+    net = compiled()
     failures: list[str] = []
 
     def work(seed: int) -> None:
         x = np.random.default_rng(seed).standard_normal((3, 8), dtype=np.float32)
-        results = [net(x)[0] for _ in range(5)]
+        results = [run(net, x)[0] for _ in range(5)]
         failures.extend(f"seed {seed}" for y in results if not np.allclose(y, expected(model, x)[0], rtol=1e-5))
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    [one.start() for one in threads]
-    [one.join() for one in threads]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
     assert not failures
 
 
@@ -126,7 +142,9 @@ def test_types_that_numpy_lacks(simulated_gpu: CudaDriver) -> None:
         [onnx.helper.make_tensor_value_info("y", TensorProto.BFLOAT16, x.shape)],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
-    got = np.asarray(prefuse.compile(model, target="cuda:sm_90", cache=False)(x))
+    net = prefuse.compile(model, target="cuda:sm_90", cache=False)
+    assert isinstance(net, CompiledModel)
+    got = np.asarray(net(x))
     np.testing.assert_array_equal(got.astype(np.float32), np.maximum((x + x).astype(np.float32), 0))
 
 
@@ -138,7 +156,7 @@ def test_without_a_driver(tmp_path: Path, simulated_gpu: CudaDriver, monkeypatch
 
     monkeypatch.setattr("prefuse.runtime.cuda_driver._driver", absent)
     path = tmp_path / "net.prefuse"
-    prefuse.compile(small_model(), target="cuda:sm_90", cache=False).save(path)
+    compiled().save(path)
     net = prefuse.load(path)
     assert "for cuda:sm_90" in net.report()
     with pytest.raises(DeviceError, match="no NVIDIA driver; run the program on a machine with an NVIDIA GPU"):
@@ -157,7 +175,7 @@ def test_no_driver_library() -> None:
 
 
 def test_a_binary_that_the_gpu_cannot_run(simulated_gpu: CudaDriver, tmp_path: Path) -> None:
-    net = prefuse.compile(small_model(), target="cuda:sm_90", cache=False)
+    net = compiled()
     for library in tmp_path.glob("device*/kernels.so"):
         library.unlink()
     with pytest.raises(ProgramFileError, match=r"compiled for cuda:sm_90, which this GPU \(sm_90\) cannot run"):
@@ -165,7 +183,7 @@ def test_a_binary_that_the_gpu_cannot_run(simulated_gpu: CudaDriver, tmp_path: P
 
 
 def test_a_failed_launch(simulated_gpu: CudaDriver) -> None:
-    net = prefuse.compile(small_model(), target="cuda:sm_90", cache=False)
+    net = compiled()
     net(inputs())
     simulated_gpu._library.fake_fail_next_launch()
     with pytest.raises(DeviceError, match="cuLaunchKernel: CUDA_ERROR_OF_TEST"):
@@ -179,25 +197,18 @@ def test_too_little_memory(simulated_gpu: CudaDriver) -> None:
 
 
 def test_tensors_elsewhere_are_refused(simulated_gpu: CudaDriver) -> None:
-    net = prefuse.compile(small_model(), target="cuda:sm_90", cache=False)
+    net = compiled()
     with pytest.raises(InputError, match="on meta"):
         net(torch.empty(3, 8, device="meta"))
 
 
 def test_programs_for_rocm_cannot_run_yet(simulated_gpu: CudaDriver, tmp_path: Path) -> None:
-    """Nor is a binary for another device taken for one of the target's."""
     path = tmp_path / "net.prefuse"
-    prefuse.compile(small_model(), target="cuda:sm_90", cache=False).save(path)
+    compiled().save(path)
     program = read_program(path)
-    rocm = CompiledModel(program.__class__(_for_target(program.plan, "rocm:gfx942"), b"", program.constants, program.manifest))
+    rocm = CompiledModel(replace(program, plan=replace(program.plan, target="rocm:gfx942")))
     with pytest.raises(DeviceError, match="rocm:gfx942: prefuse compiles for this device and cannot run programs on it yet"):
         rocm(inputs())
-
-
-def _for_target(plan: object, target: str) -> object:
-    from dataclasses import replace
-
-    return replace(plan, target=target)  # type: ignore[type-var]
 
 
 def fake_bytes(driver: CudaDriver) -> int:

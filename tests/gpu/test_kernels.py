@@ -132,8 +132,11 @@ def test_products_of_narrow_floats_add_up_in_float32(tmp_path: Path) -> None:
 def test_a_block_for_every_multiprocessor() -> None:
     """Large products take large tiles, small ones enough blocks, and single rows no tall tile."""
 
+    def nothing(*_: object) -> None:
+        return None
+
     def rows(m: int, n: int, batch: int = 1) -> int:
-        product = tile_product.BlockProduct(batch, m, n, 64, "float32", *[lambda *_: 0] * 3, True, False)  # type: ignore[arg-type]
+        product = tile_product.BlockProduct(batch, m, n, 64, "float32", nothing, nothing, nothing, True, False)
         return tile_product.choose_tile(product).rows
 
     assert (rows(4096, 4096), rows(128, 768), rows(1, 4096), rows(32, 32, batch=500)) == (64, 16, 16, 32)

@@ -38,7 +38,7 @@ def find_nvcc() -> str:
 def find_nvrtc() -> Path | None:
     """The NVRTC library of the package nvidia-cuda-nvrtc, or of a toolkit."""
     folders = [folder / "lib" for folder in _package_folders()] + [_TOOLKIT / "lib64"]
-    libraries = (path for folder in folders for path in sorted(folder.glob("libnvrtc.so*")))
+    libraries = (path for folder in folders for path in sorted(folder.glob("libnvrtc.so*[0-9]")))
     return next(libraries, None)
 
 
@@ -61,6 +61,8 @@ def _by_nvcc(nvcc: str, source: str, architecture: str) -> bytes:
 
 
 def _by_nvrtc(path: Path, source: str, architecture: str) -> bytes:
+    for part in sorted(path.parent.glob("libnvrtc-builtins.so*")):  # which NVRTC looks for by name only
+        ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
     library = ctypes.CDLL(str(path))
     includes = [folder / part for folder in _package_folders() for part in ("include", "include/cccl")]
     includes += [_TOOLKIT / "include", _TOOLKIT / "include" / "cccl"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +26,8 @@ from .device_module import device_module, device_target
 
 _HELPER = Path(__file__).with_name("rocm_helper.ll")
 _BARRIER = "prefuse_block_barrier"  # of the helper
+_EXPECTED = (b"Unable to detect ROCm version", b"Cannot get maximum number of threads for AMD codegen")
+_stderr = threading.Lock()
 _LINKERS = ("ld.lld-22", "ld.lld-21", "ld.lld-20", "ld.lld-19", "ld.lld")
 
 
@@ -41,23 +46,46 @@ def compile_rocm(kernels: Mapping[str, DeviceFunction], target: Target) -> RocmC
         CompileError: this machine has no LLD, or it failed; LLVM has no instructions for an operation, or no such GPU.
     """
     linked: list[bytes] = []
+    failed: list[CompileError] = []  # of the linker: TVM would make another exception of it
 
     def link(relocatable: Any) -> bytearray:
-        linked.append(_link(bytes(relocatable)))
+        try:
+            linked.append(_link(bytes(relocatable)))
+        except CompileError as error:
+            failed.append(error)
+            linked.append(b"")
         return bytearray(linked[-1])
 
     tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: tvm.runtime.convert([str(_HELPER)]), override=True)
     tvm_ffi.register_global_func("tvm_callback_rocm_link", link, override=True)
     native = device_target(target)
     try:
-        with native:
+        with native, _without_warnings():
             built = tvm.get_global_func("target.build.rocm")(_with_waiting_barriers(device_module(kernels, target)), native)
     except tvm.error.InternalError as error:
         what = str(error).strip().splitlines()[-1]
         raise CompileError(
             "ROCm compiler", f"LLVM failed for {target.level}: {what}", "name an architecture that it knows"
         ) from error
+    if failed:
+        raise failed[0]
     return RocmCode(linked[-1], str(built.inspect_source("asm")))
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keep from the user what TVM writes to the process's stderr, once a function, where it finds no AMD GPU to ask."""
+    sys.stderr.flush()
+    with _stderr, tempfile.TemporaryFile() as file:
+        saved = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            file.seek(0)
+            os.write(2, b"".join(line for line in file if not any(known in line for known in _EXPECTED)))
 
 
 def _with_waiting_barriers(module: Any) -> Any:

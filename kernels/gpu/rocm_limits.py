@@ -1,0 +1,38 @@
+"""What TVM's generator for AMD GPUs has no code for: found by compiling every pointwise operator in every type.
+
+The LLVM of the wheel has no device library of AMD's to call. Some functions end in an undefined symbol, those of float64 in the
+end of the process, so that kernels which need them are refused before they are compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm.ir import Call
+
+from .grids import DeviceFunction
+
+_IN_FLOAT32 = frozenset(["cos", "erf", "exp", "exp2", "log", "log10", "log2", "pow", "sigmoid", "sin", "tanh"])
+_NOWHERE = frozenset(
+    ["acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "cosh", "exp10", "fmod", "hypot", "ldexp", "log1p"]
+    + ["nextafter", "sinh", "tan"]
+)
+_EXTERNAL = ("call_extern", "call_pure_extern")
+
+
+def rocm_obstacle(device: DeviceFunction) -> str:
+    """The functions that the kernel calls and an AMD GPU has not; empty if there are none."""
+    missing: dict[str, None] = {}
+
+    def visit(call: Any) -> None:
+        name = str(getattr(call.op, "name", "")).removeprefix("tirx.")
+        dtype = str(call.ty)
+        if name in _EXTERNAL:
+            missing[f"{call.args[0].value} of {dtype}"] = None
+        elif name in _NOWHERE or (name in _IN_FLOAT32 and dtype != "float32"):
+            missing[f"{name} of {dtype}"] = None
+
+    for function in device.functions:
+        tvm_ffi.structural_walk(function.body, (Call, visit))
+    return ", ".join(missing)
