@@ -12,7 +12,9 @@ import onnx_ir as ir
 
 from . import classical, trees
 from .contraction import einsum
+from .encoding import hardmax
 from .fourier import dft, stft
+from .grams import tfidf_vectorizer
 from .grids import affine_grid
 from .images import batch_normalization, deform_conv, eye_like, global_lp_pool, max_unpool
 from .integer_products import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
@@ -30,6 +32,7 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "Einsum": einsum,
     "EyeLike": eye_like,
     "GlobalLpPool": global_lp_pool,
+    "Hardmax": hardmax,
     "LpNormalization": lp_normalization,
     "MatMulInteger": matmul_integer,
     "MaxUnpool": max_unpool,
@@ -37,6 +40,7 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "QLinearMatMul": qlinear_matmul,
     "QuantizeLinear": quantize_linear,
     "STFT": stft,
+    "TfIdfVectorizer": tfidf_vectorizer,
     "ai.onnx.ml.ArrayFeatureExtractor": classical.array_feature_extractor,
     "ai.onnx.ml.Binarizer": classical.binarizer,
     "ai.onnx.ml.FeatureVectorizer": classical.feature_vectorizer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -78,13 +78,14 @@ def forest_of_nodes(node: ir.Node, kind: str, count: int) -> Forest | None:
         return None
     itself = np.arange(len(modes))
     is_leaf = np.array([mode == "LEAF" for mode in modes], bool)
-    followers = []
-    for name in ("nodes_truenodeids", "nodes_falsenodeids"):
+
+    def successors(name: str) -> np.ndarray:
         keys = zip(trees.tolist(), _ints(node, name).tolist(), strict=True)
-        found = np.array(
+        return np.array(
             [at if leaf else place.get(key, -1) for at, leaf, key in zip(itself, is_leaf, keys, strict=True)], np.int64
         )
-        followers.append(found)
+
+    yes, no = successors("nodes_truenodeids"), successors("nodes_falsenodeids")
     weights = np.full((len(modes), count), np.nan)
     entries = zip(*(_ints(node, f"{kind}_{what}").tolist() for what in ("treeids", "nodeids", "ids")), strict=True)
     values = _floats(node, f"{kind}_weights")
@@ -92,7 +93,7 @@ def forest_of_nodes(node: ir.Node, kind: str, count: int) -> Forest | None:
         at = place[tree, number]
         weights[at, target] = value if np.isnan(weights[at, target]) else weights[at, target] + value
     missing = _ints(node, "nodes_missing_value_tracks_true")
-    roots = np.setdiff1d(itself, np.concatenate([one[~is_leaf] for one in followers]))
+    roots = np.setdiff1d(itself, np.concatenate([yes[~is_leaf], no[~is_leaf]]))
     if sorted(trees[roots].tolist()) != np.unique(trees).tolist():
         return None
     return _checked(
@@ -101,7 +102,8 @@ def forest_of_nodes(node: ir.Node, kind: str, count: int) -> Forest | None:
             np.where(is_leaf, 0, _ints(node, "nodes_featureids")),
             np.where(is_leaf, 0.0, _floats(node, "nodes_values")),
             np.zeros((len(modes), 0)),
-            *followers,
+            yes,
+            no,
             missing.astype(bool) if len(missing) else np.zeros(len(modes), bool),
             weights,
             roots,
@@ -124,8 +126,7 @@ def _checked(forest: Forest) -> Forest | None:
         if depth > _MAX_DEPTH:
             return None
         reached = np.unique(np.concatenate([forest.yes[inner], forest.no[inner]]))
-    fields = {name: getattr(forest, name) for name in forest.__dataclass_fields__}
-    return Forest(**{**fields, "depth": depth})
+    return replace(forest, depth=depth)
 
 
 def _members(modes: np.ndarray, values: np.ndarray | None, count: int) -> np.ndarray:

@@ -166,7 +166,8 @@ def _is_direct(n: int) -> bool:
 def _roots(n: int, sign: int, rows: int, columns: int) -> np.ndarray:
     """e^(sign 2 pi i j k / n) for j below `rows` and k below `columns`; from the remainder of j k, so that the angle is exact."""
     places = np.outer(np.arange(rows, dtype=np.int64), np.arange(columns, dtype=np.int64)) % n
-    return np.exp(sign * 2j * np.pi / n * places)
+    roots: np.ndarray = np.exp(sign * 2j * np.pi / n * places)
+    return roots
 
 
 def _largest_factor(n: int) -> int:

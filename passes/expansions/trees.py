@@ -25,8 +25,8 @@ def tree_ensemble(node: ir.Node) -> ir.Function | None:
     if forest is None or len(dims(node.inputs[0])) != 2:
         return None
     ensemble = _Ensemble(node, forest)
-    scores = transformed(ensemble.body, ensemble.scores(aggregate), transform)
-    return None if scores is None else ensemble.body.function(ensemble.body.cast(scores, dtype_of(node.inputs[0])))
+    results = transformed(ensemble.body, ensemble.scores(aggregate), transform)
+    return None if results is None else ensemble.body.function(ensemble.body.cast(results, dtype_of(node.inputs[0])))
 
 
 def tree_ensemble_regressor(node: ir.Node) -> ir.Function | None:
@@ -39,8 +39,8 @@ def tree_ensemble_regressor(node: ir.Node) -> ir.Function | None:
     if ensemble.base.size not in (0, targets):
         return None
     scores = ensemble.scores(node.attributes.get_string("aggregate_function", "SUM"))
-    scores = transformed(ensemble.body, ensemble.with_base(scores), node.attributes.get_string("post_transform", "NONE"))
-    return None if scores is None else ensemble.body.function(ensemble.body.cast(scores, "float32"))
+    results = transformed(ensemble.body, ensemble.with_base(scores), node.attributes.get_string("post_transform", "NONE"))
+    return None if results is None else ensemble.body.function(ensemble.body.cast(results, "float32"))
 
 
 def tree_ensemble_classifier(node: ir.Node) -> ir.Function | None:
