@@ -7,6 +7,7 @@ rounding after each operation, so that a box on the threshold is judged as there
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -15,9 +16,10 @@ from ...runtime.target import Target
 from ..builder import Buffer, Expr, KernelBuilder, share
 from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
-from .common import finish, minimum, new_builder
+from .common import finish, new_builder
+from .heap import Heap
 from .selection import clear_rest
-from .sorting import Entries, Sorter, key_type, order_key
+from .sorting import Entries, order_key
 
 OPERATORS = frozenset(["NonMaxSuppression"])
 
@@ -34,17 +36,35 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     lists = batches * classes
     room = group.types[op.outputs[0]].shape[0] // lists
     work = lists * boxes * (16 + 8 * room)
-    suppression = _Suppression(group, op, builder, classes, boxes, room, builder.workspace(lists * room, "int32"))
-    lengths = builder.workspace(lists, "int32")
     threads = min(builder.threads_for(work), lists)
-    sorter = Sorter(builder, boxes, key_type("float32"), threads)
+    suppression = _Suppression(
+        group, op, builder, classes, boxes, room, builder.workspace(lists * room, "int32"), _Corners(builder, threads, room)
+    )
+    lengths, keys = builder.workspace(lists, "int32"), builder.workspace(threads * boxes, "int64")
     with builder.loop(threads, "parallel", "thread") as thread:
+        entries = Entries(builder, keys, None, builder.bind(thread * boxes))
         begin, end = share(thread, threads, lists)
         with builder.loop(end - begin, name="list") as i:
             number = builder.bind(begin + i)
-            builder.store(lengths, number, suppression.select(number, sorter, thread))
+            builder.store(lengths, number, suppression.select(number, entries, thread))
     suppression.store(lists, lengths)
     return finish("suppression", builder, group, flops=work)
+
+
+class _Corners:
+    """Of the boxes that a thread has selected: least y, least x, greatest y, greatest x, each `room` numbers in a row."""
+
+    def __init__(self, builder: KernelBuilder, threads: int, room: int) -> None:
+        self._builder = builder
+        self._room = room
+        self._memory = builder.workspace(threads * 4 * room, "float32")
+
+    def put(self, thread: Expr, number: Expr, corners: Sequence[Expr]) -> None:
+        for side, corner in enumerate(corners):
+            self._builder.store(self._memory, (thread * 4 + side) * self._room + number, corner)
+
+    def get(self, thread: Expr, number: Expr) -> list[Expr]:
+        return [self._builder.bind(self._memory[(thread * 4 + side) * self._room + number]) for side in range(4)]
 
 
 @dataclass(frozen=True)
@@ -58,25 +78,29 @@ class _Suppression:
     boxes: int
     room: int
     selected: Buffer
+    corners: _Corners
 
-    def select(self, number: Expr, sorter: Sorter, thread: Expr) -> Expr:
+    def select(self, number: Expr, entries: Entries, thread: Expr) -> Expr:
         """Put the boxes selected for a list into its room; how many they are."""
         builder = self.builder
-        entries = sorter.entries(thread)
-        candidates = builder.bind(self._collect(number, entries))
-        sorter.sort(thread, candidates)
-        overlap = _Overlap(self, builder.bind(tirx.floordiv(number, self.classes) * self.boxes))
-        limit = self._limit()
-        rank, found = builder.local(1, "int32", "rank"), builder.local(1, "int32", "found")
-        builder.store(rank, 0, tirx.const(0, "int32"))
+        limit, threshold = self._limit(), self._scalar(3, "float32")
+        heap = Heap(builder, entries, builder.bind(self._collect(number, entries)))
+        first = builder.bind(tirx.floordiv(number, self.classes) * self.boxes)
+        found = builder.local(1, "int32", "found")
         builder.store(found, 0, tirx.const(0, "int32"))
-        with builder.while_true(tirx.And(rank[0] < candidates, found[0] < limit)):
-            box = builder.bind(entries.place(rank[0]))
-            kept = self._first_overlapping(overlap, number, box, found)
-            with builder.when(tirx.EQ(kept, found[0])):
+        with builder.while_true(tirx.And(heap.size > 0, found[0] < limit)):
+            box = heap.pop()
+            corners = self._corners_of(builder.bind(first + box))
+            other, hit = builder.local(1, "int32", "other"), builder.local(1, "int32", "hit")
+            builder.store(other, 0, tirx.const(0, "int32"))
+            builder.store(hit, 0, tirx.const(0, "int32"))
+            with builder.while_true(tirx.And(other[0] < found[0], tirx.EQ(hit[0], 0))):
+                self._compare(corners, self.corners.get(thread, other[0]), threshold, hit)
+                builder.store(other, 0, other[0] + 1)
+            with builder.when(tirx.EQ(hit[0], 0)):
                 builder.store(self.selected, number * self.room + found[0], box)
+                self.corners.put(thread, found[0], corners)
                 builder.store(found, 0, found[0] + 1)
-            builder.store(rank, 0, rank[0] + 1)
         return found[0]
 
     def store(self, lists: int, lengths: Buffer) -> None:
@@ -111,19 +135,29 @@ class _Suppression:
                 builder.store(count, 0, count[0] + 1)
         return count[0]
 
-    def _first_overlapping(self, overlap: _Overlap, number: Expr, box: Expr, found: Buffer) -> Expr:
-        """The number of the first selected box that `box` overlaps too much; `found` if there is none."""
+    def _corners_of(self, box: Expr) -> list[Expr]:
+        """The corners of a box, given by any two opposite ones (y, x, y, x), or as (x, y, width, height) around its centre."""
+        builder, name = self.builder, self.op.inputs[0]
+        boxes = builder.parameter(name, self.group.types[name].elements, "float32")
+        a, b, c, d = (builder.bind(boxes[box * 4 + part]) for part in range(4))
+        if self.op.attribute("center_point_box", 0):
+            x, y = builder.bind(c * 0.5), builder.bind(d * 0.5)
+            return [builder.bind(side) for side in (b - y, a - x, b + y, a + x)]
+        return [builder.bind(side) for side in (tirx.min(a, c), tirx.min(b, d), tirx.max(a, c), tirx.max(b, d))]
+
+    def _compare(self, one: Sequence[Expr], other: Sequence[Expr], threshold: Expr | None, hit: Buffer) -> None:
+        """Set `hit` if two boxes overlap by more than the threshold. Nothing overlaps a box without area."""
         builder = self.builder
-        corners = overlap.corners(box)
-        other, hit = builder.local(1, "int32", "other"), builder.local(1, "int32", "hit")
-        builder.store(other, 0, tirx.const(0, "int32"))
-        builder.store(hit, 0, tirx.const(0, "int32"))
-        with builder.while_true(tirx.And(other[0] < found[0], tirx.EQ(hit[0], 0))):
-            rival = overlap.corners(builder.bind(self.selected[number * self.room + other[0]]))
-            is_hit = builder.bind(tirx.Cast("int32", overlap.is_too_large(corners, rival)))
-            builder.store(hit, 0, is_hit)
-            builder.store(other, 0, other[0] + 1 - is_hit)
-        return builder.bind(other[0])
+        height = builder.bind(tirx.min(one[2], other[2]) - tirx.max(one[0], other[0]))
+        width = builder.bind(tirx.min(one[3], other[3]) - tirx.max(one[1], other[1]))
+        with builder.when(tirx.And(height > 0.0, width > 0.0)):
+            common = builder.bind(_product(width, height))
+            first, second = (builder.bind(_product(box[3] - box[1], box[2] - box[0])) for box in (one, other))
+            union = builder.bind(first + second - common)
+            too_large = common / union > (tirx.const(0.0, "float32") if threshold is None else threshold)
+            for extent in (common, first, second, union):
+                too_large = tirx.And(extent > 0.0, too_large)
+            builder.store(hit, 0, tirx.Cast("int32", too_large))
 
     def _limit(self) -> Expr:
         """The most boxes that may be selected for a list, within its room."""
@@ -142,49 +176,6 @@ class _Suppression:
         if literal is not None:
             return tirx.const(literal.item(), dtype)
         return self.builder.bind(self.builder.parameter(name, 1, dtype)[0])
-
-
-_Corners = tuple[Expr, Expr, Expr, Expr]  # least y, least x, greatest y, greatest x
-
-
-class _Overlap:
-    """The boxes of one batch, which begin with number `first`, and their intersection over union."""
-
-    def __init__(self, call: _Suppression, first: Expr) -> None:
-        self.builder = call.builder
-        name = call.op.inputs[0]
-        self.boxes = call.builder.parameter(name, call.group.types[name].elements, "float32")
-        self.first = first
-        self.is_centered = bool(call.op.attribute("center_point_box", 0))
-        self.threshold = call._scalar(3, "float32")
-
-    def corners(self, box: Expr) -> _Corners:
-        """The corners of a box, given by any two opposite ones (y, x, y, x), or as (x, y, width, height) around its centre."""
-        builder = self.builder
-        begin = builder.bind((self.first + box) * 4)
-        a, b, c, d = (builder.bind(self.boxes[begin + part]) for part in range(4))
-        if self.is_centered:
-            half = builder.bind(c * 0.5), builder.bind(d * 0.5)
-            sides = b - half[1], a - half[0], b + half[1], a + half[0]
-        else:
-            sides = minimum(a, c), minimum(b, d), tirx.max(a, c), tirx.max(b, d)
-        y0, x0, y1, x1 = map(builder.bind, sides)
-        return y0, x0, y1, x1
-
-    def is_too_large(self, one: _Corners, other: _Corners) -> Expr:
-        """Whether two boxes overlap by more than the threshold. Nothing overlaps a box without area."""
-        bind = self.builder.bind
-        height = bind(tirx.min(one[2], other[2]) - tirx.max(one[0], other[0]))
-        width = bind(tirx.min(one[3], other[3]) - tirx.max(one[1], other[1]))
-        common, first, second = bind(_product(width, height)), self._area(one), self._area(other)
-        union = bind(first + second - common)
-        too_large = common / union > (tirx.const(0.0, "float32") if self.threshold is None else self.threshold)
-        for extent in (height, width, common, first, second, union):
-            too_large = tirx.And(extent > 0.0, too_large)
-        return too_large
-
-    def _area(self, box: _Corners) -> Expr:
-        return self.builder.bind(_product(box[3] - box[1], box[2] - box[0]))
 
 
 def _product(a: Expr, b: Expr) -> Expr:
