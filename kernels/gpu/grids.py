@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Range
+from tvm.ir.expr import TensorLoad
 
 BLOCK_THREADS = 256  # the most that TVM compiles ROCm kernels for
 _WARP_THREADS = 32
@@ -214,8 +215,8 @@ def _written(statements: Sequence[Any], *, of_registers: bool) -> frozenset[str]
 
 def _read(statements: Sequence[Any]) -> frozenset[str]:
     """Names of the buffers in memory that the statements read."""
-    loads = _collected(statements, tirx.BufferLoad)
-    return frozenset(load.buffer.name for load in loads if load.buffer.scope() != "local")
+    sources = [load.source for load in _collected(statements, TensorLoad)]
+    return frozenset(source.name for source in sources if source.scope() != "local")
 
 
 def _allocated(statement: Any) -> frozenset[str]:

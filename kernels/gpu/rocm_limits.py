@@ -14,10 +14,8 @@ from tvm.ir import Call
 from .grids import DeviceFunction
 
 _IN_FLOAT32 = frozenset(["cos", "erf", "exp", "exp2", "log", "log10", "log2", "pow", "sigmoid", "sin", "tanh"])
-_NOWHERE = frozenset(
-    ["acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "cosh", "exp10", "fmod", "hypot", "ldexp", "log1p"]
-    + ["nextafter", "sinh", "tan"]
-)
+_INVERSE = frozenset(["acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh"])
+_NOWHERE = _INVERSE | {"copysign", "cosh", "exp10", "fmod", "hypot", "ldexp", "log1p", "nextafter", "sinh", "tan"}
 _EXTERNAL = ("call_extern", "call_pure_extern")
 
 

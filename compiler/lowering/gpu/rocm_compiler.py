@@ -58,10 +58,10 @@ def compile_rocm(kernels: Mapping[str, DeviceFunction], target: Target) -> RocmC
 
     tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: tvm.runtime.convert([str(_HELPER)]), override=True)
     tvm_ffi.register_global_func("tvm_callback_rocm_link", link, override=True)
-    native = device_target(target)
     try:
-        with native, _without_warnings():
-            built = tvm.get_global_func("target.build.rocm")(_with_waiting_barriers(device_module(kernels, target)), native)
+        with _without_warnings(), device_target(target) as native:
+            module = _with_waiting_barriers(device_module(kernels, target))
+            built = tvm.get_global_func("target.build.rocm")(module, native)
     except tvm.error.InternalError as error:
         what = str(error).strip().splitlines()[-1]
         raise CompileError(
