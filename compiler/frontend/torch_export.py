@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -72,7 +74,8 @@ def _trace(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> torch.
     import torch
 
     try:
-        return torch.export.export(module, tensors, strict=False)
+        with _without_graph_dump():
+            return torch.export.export(module, tensors, strict=False)
     except CompileError:
         raise
     except Exception as error:  # whatever the user's forward or torch's tracer raises
@@ -139,14 +142,17 @@ def _source_line(stack_trace: str) -> str:
 
 
 def _user_line(error: BaseException) -> str:
-    """ "file:line" of the innermost frame of the user's code that an exception passed."""
-    place, trace = "forward()", error.__traceback__
+    """ "file:line" of the innermost frame of the user's code that an exception passed, else of a library's that is not torch."""
+    own, library, trace = "", "", error.__traceback__
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
-        if path != __file__ and "-packages/" not in path and "/prefuse/" not in path and not path.startswith("<"):
-            place = f"{path}:{trace.tb_lineno}"
+        if path != __file__ and "/prefuse/" not in path and not path.startswith("<"):
+            if "-packages/" not in path:
+                own = f"{path}:{trace.tb_lineno}"
+            elif "-packages/torch/" not in path:
+                library = f"{path}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return place
+    return own or library or "forward()"
 
 
 def _input_names(module: torch.nn.Module, arguments: Structure) -> list[str]:
@@ -193,6 +199,20 @@ def _evaluation_mode(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+@contextmanager
+def _without_graph_dump() -> Iterator[None]:
+    """Pass on what is written to the error stream, but for the thousands of lines with which torch reports a failed trace."""
+    written, dump = io.StringIO(), ""
+    try:
+        with redirect_stderr(written):
+            yield
+    except Exception as error:
+        dump = str(getattr(error, "partial_fx_graph", ""))
+        raise
+    finally:
+        sys.stderr.write(written.getvalue().replace(dump, "").lstrip("\n") if dump else written.getvalue())
 
 
 @contextmanager

@@ -106,6 +106,17 @@ def test_a_branch_on_data_is_named_with_its_line() -> None:
         export(Branch(), torch.randn(2))
 
 
+def test_a_failed_trace_is_one_error_and_no_dump(capfd: pytest.CaptureFixture[str]) -> None:
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            print("traced", file=sys.stderr)
+            return x + 1 if bool(x.sum() > 0) else x
+
+    with pytest.raises(CompileError, match=rf"{__file__}:\d+: torch.export cannot trace"):
+        export(Branch(), torch.randn(2))
+    assert capfd.readouterr().err.strip() == "traced"
+
+
 def test_a_result_that_is_no_tensor() -> None:
     class Odd(nn.Module):
         def forward(self, x: torch.Tensor) -> object:
