@@ -245,18 +245,19 @@ class _Recurrence:
             return
         with builder.loop(operands.steps, name="step") as step:
             for plan, share in zip(plans, work, strict=True):
-                with builder.chunks(operands.directions * plan.panels, share * operands.directions) as chunk:
-                    d, panel = bound_unravel(builder, chunk, (operands.directions, plan.panels))
-                    self._emit_panel(plan, d, step, panel)
+                blocks = ceil(operands.batch / plan.tile.rows) if builder.is_grid else 1
+                with builder.chunks(operands.directions * plan.panels * blocks, share * operands.directions) as chunk:
+                    d, panel, rows = bound_unravel(builder, chunk, (operands.directions, plan.panels, blocks))
+                    self._emit_panel(plan, d, step, panel, rows if builder.is_grid else None)
 
-    def _emit_panel(self, plan: _StagePlan, direction: Expr, step: Expr, panel: Expr) -> None:
-        """New states of the hidden units of one panel, for all rows of the batch."""
+    def _emit_panel(self, plan: _StagePlan, direction: Expr, step: Expr, panel: Expr, only: Expr | None = None) -> None:
+        """New states of the hidden units of one panel, for all rows of the batch or for one block of them."""
         builder, operands, tile = self.builder, self.operands, plan.tile
         place = self._place(direction, step, panel)
         source, origin = self.states[plan.stage.reads], place.old[plan.stage.reads]
         first = builder.bind((direction * plan.panels + panel) * operands.hidden * tile.columns)
-        with builder.loop(ceil(operands.batch / tile.rows), name="rows") as block:
-            begin = builder.bind(block * tile.rows)
+        with builder.loop(ceil(operands.batch / tile.rows) if only is None else 1, name="rows") as block:
+            begin = builder.bind((block if only is None else only) * tile.rows)
             start = builder.bind(tirx.min(begin, operands.batch - tile.rows))
             finished = sum_tile(
                 builder,

@@ -21,7 +21,7 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ..builder import Buffer, Expr, KernelBuilder, share
+from ..builder import Buffer, Expr, KernelBuilder, share, unravel
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
 _WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
@@ -124,6 +124,11 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     if product.batch * product.m * plane.columns == 0:
         return
     extents = {"batch": product.batch, "m": ceil(product.m / tile.rows), "n": ceil(plane.columns / tile.columns)}
+    if builder.is_grid:
+        with builder.chunks(prod(extents.values()), product.flops) as chunk:
+            batch, m_tile, n_tile = (builder.bind(part) for part in unravel(chunk, tuple(extents.values())))
+            _emit_tile(builder, product, batch, m_tile, n_tile)
+        return
     order = ["n", "batch", "m"] if product.shares_b else ["batch", "m", "n"] if a_bytes > b_bytes else ["batch", "n", "m"]
     threads = builder.threads_for(product.flops // _WORK_PER_OPERATION)
     split = min(order, key=lambda axis: (ceil(extents[axis] / threads) * threads / extents[axis], order.index(axis)))

@@ -103,6 +103,8 @@ def products() -> list[Case]:
         with_constants(followed(operator("Conv", normal(1, 3, 8, 8), normal(5, 3, 3, 3), **loose)), "x1"),
         with_constants(operator("ConvTranspose", normal(1, 3, 5, 5), normal(3, 4, 3, 3), strides=[2, 2], **loose), "x1"),
         with_constants(operator("GRU", normal(6, 3, 5), w, r, b, outputs=2, hidden_size=4, **loose), "x1", "x2"),
+        operator("GRU", normal(5, 37, 5), w, r, b, outputs=2, hidden_size=4, **loose),
+        operator("LSTM", normal(3, 2, 5), normal(1, 16, 5), normal(1, 16, 4), outputs=3, hidden_size=4, **loose),
     ]
 
 
