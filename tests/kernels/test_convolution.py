@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from prefuse.kernels.group import Group, Op
@@ -95,8 +97,24 @@ def transposed() -> list[Case]:
     ]
 
 
+def of_a_run() -> list[Case]:
+    """Weights that are not constant: packed by the kernel."""
+    cases = [
+        convolution((1, 16, 13, 13), 24, 3, 1, 1),
+        convolution((2, 6, 9, 11), 4, 3, 2, 1, group=2),
+        convolution((1, 8, 13, 13), 8, 3, 1, 1, group=8),
+        convolution((2, 5, 17), 7, 3, 1, 2, 2),
+        convolution((1, 4, 8, 8), 6, 3, 1, 1, dtype="float16"),
+        convolution((2, 6, 5, 7), 4, 3, 2, 1, transposed=True, extra=1),
+        convolution((1, 4, 9), 6, 4, 3, 1, 2, group=2, transposed=True),
+        convolution((1, 4, 5, 5), 6, 2, 3, transposed=True),
+        convolution((1, 40, 33, 33), 30, 3, 1, 1),
+    ]
+    return [replace(case, group=replace(case.group, constants=frozenset())) for case in cases]
+
+
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("cases", [plain, transposed])
+@pytest.mark.parametrize("cases", [plain, transposed, of_a_run])
 def test_convolutions(cases: object, level: str) -> None:
     assert callable(cases)
     check(cases(), target_of(level))
