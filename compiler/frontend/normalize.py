@@ -80,6 +80,7 @@ def _inline_functions(model: ir.Model, where: str) -> None:
 
 def _upgrade(model: ir.Model, opset: int, where: str) -> ir.Model:
     """Convert an older opset to this one with ONNX's own converter, which gets to see small constants only."""
+    metadata = {str(node.outputs[0].name): dict(node.metadata_props) for node in model.graph.all_nodes() if node.outputs}
     large = {
         name: value.const_value
         for name, value in model.graph.initializers.items()
@@ -103,6 +104,9 @@ def _upgrade(model: ir.Model, opset: int, where: str) -> ir.Model:
         ) from error
     upgraded = ir.from_proto(proto)
     upgraded.meta.update(model.meta)
+    for node in upgraded.graph.all_nodes():
+        if node.outputs:
+            node.metadata_props.update(metadata.get(str(node.outputs[0].name), {}))  # which the converter drops
     for value in [value for value in upgraded.graph.inputs if value.name in large]:
         upgraded.graph.inputs.remove(value)
         value.const_value = large[str(value.name)]

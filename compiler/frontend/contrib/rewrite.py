@@ -7,7 +7,7 @@ import onnx_ir as ir
 from ...ir.facts import infer_node, schema_of, set_constant_facts
 from ...ir.scopes import subgraphs_of
 from .call import Call, RefusedNodeError
-from .table import OPERATORS, REFUSED
+from .table import OPERATORS, REFUSED, REFUSED_DOMAINS
 
 DOMAIN = "com.microsoft"
 OPSET = 25  # of ONNX, in which the replacements are written: Attention with windows, integers of two bits
@@ -39,9 +39,9 @@ def rewrite_contrib(model: ir.Model) -> None:
 
 
 def refusal_of(node: ir.Node) -> str | None:
-    """Why a node of com.microsoft could not be rewritten."""
+    """Why a node of one of ONNX Runtime's domains could not be rewritten; None for others."""
     found = node.meta.get(_REFUSAL)
-    return found if isinstance(found, str) else None
+    return found if isinstance(found, str) else REFUSED_DOMAINS.get(node.domain)
 
 
 def _rewrite_graph(model: ir.Model, graph: ir.Graph) -> None:

@@ -105,10 +105,15 @@ OPERATORS: dict[str, Operator] = {
 
 _GENERATES = "a whole decoding loop in one operator; export the decoder alone and loop outside"
 _PADDING = "works on sequences without padding, whose layout only ONNX Runtime's GPU kernels have"
+_PAGED = "attends to blocks that only a run chooses"
 _DEVICE = "made for the memory layout of one GPU kernel"
 _TRAINING = "a random operator of training"
 _TEXT = "strings are not computed with"
 _COMPILED = "holds code of another compiler"
+
+_NEW = "not taken yet; export its float operators"
+_CPU = "saved for the CPU that it ran on; save the model with ONNX Runtime's extended optimizations at most"
+REFUSED_DOMAINS: dict[str, str] = {"com.microsoft.nchwc": _CPU, "com.ms.internal.nhwc": _CPU}
 
 REFUSED: dict[str, str] = {
     "AttnLSTM": "an LSTM with attention inside, which no exporter makes today",
@@ -117,25 +122,42 @@ REFUSED: dict[str, str] = {
     "BifurcationDetector": "its result's size is decided by a run, for speculative decoding",
     "BitmaskBiasDropout": _TRAINING,
     "BitmaskDropout": _TRAINING,
+    "CausalConvWithState": _NEW,
     "CropAndResize": "an image operator that no exporter makes today; use RoiAlign",
     "DecoderAttention": "replaced by MultiHeadAttention",
     "DecoderMaskedSelfAttention": "its cache is laid out for one GPU kernel; save the model with the CPU provider",
     "DequantizeBFP": _DEVICE,
     "DequantizeWithOrder": _DEVICE,
     "DynamicQuantizeLSTM": "its states are quantized at every step; keep the LSTM in float32",
+    "DynamicSparseAttention": _PAGED,
     "DynamicTimeWarping": "a search along a path that only a run knows",
     "EPContext": _COMPILED,
+    "EngramGate": _NEW,
+    "GatedDeltaNet": _NEW,
     "GemmFloat8": _DEVICE,
     "GreedySearch": _GENERATES,
+    "HyperConnectionPostMix": _NEW,
+    "HyperConnectionPreMix": _NEW,
     "Inverse": "the inverse of a matrix is not computed; export what it is multiplied with as a solution",
     "Irfft": "use ONNX's DFT with inverse=1",
+    "LinearAttention": _NEW,
+    "LinearAttentionGate": _NEW,
     "LongformerAttention": _DEVICE,
+    "MRotaryEmbedding": _NEW,
+    "MatMulBlockQuantizedFp4Weight": _DEVICE,
+    "MatMulBlockQuantizedFp8Weight": _DEVICE,
+    "MatMulFpQ4": _DEVICE,
+    "MatMulNBitsMlp": _DEVICE,
+    "MatMulNBitsQkv": _DEVICE,
     "MaxpoolWithMask": "for ONNX Runtime's internal use",
     "MurmurHash3": _TEXT,
+    "NGramHashMapping": _NEW,
     "NGramRepeatBlock": "part of a decoding loop; loop outside",
     "PackedAttention": _PADDING,
     "PackedMultiHeadAttention": _PADDING,
+    "PackedSparseAttentionIndexer": _PAGED,
     "PagedAttention": _PADDING,
+    "QMoE": _NEW,
     "QOrderedAttention": _DEVICE,
     "QOrderedGelu": _DEVICE,
     "QOrderedLayerNormalization": _DEVICE,
@@ -145,10 +167,16 @@ REFUSED: dict[str, str] = {
     "QuantizeWithOrder": _DEVICE,
     "RemovePadding": _PADDING,
     "RestorePadding": _PADDING,
+    "SampleOp": "a sample of ONNX Runtime's documentation",
     "Sampling": _GENERATES,
     "Snpe": _COMPILED,
+    "SparseAttention": _PAGED,
+    "SparseAttentionIndexer": _PAGED,
+    "SparsePagedAttention": _PAGED,
     "SparseToDenseMatMul": "sparse tensors are not taken; store them as dense ones",
     "Tokenizer": _TEXT,
+    "VarlenCausalConvWithState": _PADDING,
+    "VarlenNGramHashMapping": _NEW,
     "WhisperBeamSearch": _GENERATES,
     "WordConvEmbedding": "embeds characters of words, which no exporter makes today",
 }

@@ -1,0 +1,247 @@
+"""ONNX Runtime's operators on 8-bit integers, and its weights of 2, 4 and 8 bits in blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx.external_data_helper import convert_model_to_external_data
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.runtime.errors import UnsupportedModelError
+
+from .contrib_oracle import Case, check
+
+RANDOM = np.random.default_rng(8)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+def positive(*shape: int) -> np.ndarray:
+    return np.abs(floats(*shape)) + np.float32(0.01)
+
+
+def bytes_(*shape: int) -> np.ndarray:
+    return RANDOM.integers(0, 256, shape).astype(np.uint8)
+
+
+def signed(*shape: int) -> np.ndarray:
+    return RANDOM.integers(-127, 128, shape).astype(np.int8)
+
+
+def scale(number: float) -> np.ndarray:
+    return np.array(number, np.float32)
+
+
+def point(number: int, kind: type[np.generic] = np.uint8) -> np.ndarray:
+    return np.array(number, kind)
+
+
+IN, OUT = [scale(0.02), point(120)], [scale(0.005), point(3)]
+POOL = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+INT8_OUT = [scale(0.1), point(0, np.int8)]
+EMBEDDING = [
+    *(RANDOM.integers(0, count, (2, 4)).astype(np.int32) for count in (9, 2)),
+    *(bytes_(9, 8), bytes_(6, 8), bytes_(2, 8), bytes_(8), bytes_(8)),
+    np.array([[1, 1, 1, 0], [1, 1, 0, 0]], np.int32),
+    *map(scale, (0.02, 0.03, 0.01, 0.02, 0.02)),
+    *map(point, (100, 90, 8, 100, 90)),
+]
+CONVOLUTION = [bytes_(1, 7, 6, 4), *IN, signed(5, 4, 3, 3), scale(0.01), point(0, np.int8), scale(0.3), point(100)]
+INTEGER_CASES = {
+    "add": Case("QLinearAdd", [bytes_(3, 5), *IN, bytes_(5), scale(0.03), point(100), scale(0.04), point(128)], steps=1),
+    "multiply": Case(
+        "QLinearMul",
+        [signed(3, 5), scale(0.02), point(-3, np.int8), signed(3, 5), scale(0.03), point(2, np.int8), *INT8_OUT],
+        steps=1,
+    ),
+    "sigmoid": Case("QLinearSigmoid", [bytes_(3, 5), *IN, *OUT], steps=1),
+    "leaky-relu": Case("QLinearLeakyRelu", [bytes_(3, 5), *IN, *OUT], {"alpha": 0.1}, steps=1),
+    "softmax": Case("QLinearSoftmax", [bytes_(3, 5), *IN, *OUT], {"opset": 13}, steps=1),
+    "old-softmax": Case("QLinearSoftmax", [bytes_(2, 3, 5), *IN, *OUT], {"opset": 12, "axis": 1}, steps=1),
+    "average-pool": Case("QLinearAveragePool", [bytes_(1, 4, 6, 6), *IN, *OUT], POOL, steps=1),
+    "average-pool-last": Case(
+        "QLinearAveragePool", [bytes_(1, 6, 6, 4), *IN, *OUT], {**POOL, "channels_last": 1, "count_include_pad": 1}, steps=1
+    ),
+    "global-pool": Case("QLinearGlobalAveragePool", [bytes_(1, 4, 6, 6), *IN, *OUT], steps=1),
+    "global-pool-last": Case("QLinearGlobalAveragePool", [bytes_(1, 6, 6, 4), *IN, *OUT], {"channels_last": 1}, steps=1),
+    "concat": Case(
+        "QLinearConcat",
+        [*OUT, bytes_(2, 3), *IN, bytes_(2, 4), scale(0.01), point(7)],
+        {"axis": 1},
+        constants=(0, 1, 3, 4, 6, 7),
+        steps=1,
+    ),
+    "where": Case(
+        "QLinearWhere",
+        [RANDOM.random((3, 5)) > 0.5, bytes_(3, 5), *IN, bytes_(3, 5), scale(0.03), point(4), *OUT],
+        constants=(2, 3, 5, 6, 7, 8),
+        steps=1,
+    ),
+    "convolution": Case("QLinearConv", CONVOLUTION, {"channels_last": 1}, constants=range(1, 8), steps=1),
+    "quantize-16": Case("QuantizeLinear", [floats(3, 5), scale(0.001), point(300, np.uint16)]),
+    "quantize-columns": Case("QuantizeLinear", [floats(3, 5), positive(5), signed(5)], {"axis": 1}),
+    "dequantize-16": Case(
+        "DequantizeLinear", [RANDOM.integers(0, 999, (3, 5)).astype(np.int16), scale(0.02), point(7, np.int16)]
+    ),
+    "dequantize-32": Case("DequantizeLinear", [RANDOM.integers(0, 999, (3, 5)).astype(np.int32), scale(0.02)]),
+    "gemm": Case(
+        "QGemm",
+        [bytes_(3, 4), *IN, signed(5, 4), positive(5), signed(5), RANDOM.integers(-99, 99, 5).astype(np.int32)],
+        {"transB": 1, "alpha": 0.5},
+    ),
+    "gemm-to-bytes": Case(
+        "QGemm", [bytes_(3, 4), *IN, bytes_(4, 5), scale(0.01), point(99), None, scale(0.05), point(60)], steps=1
+    ),
+    "product-to-float": Case(
+        "MatMulIntegerToFloat", [bytes_(2, 3, 4), signed(4, 5), scale(0.02), positive(5), point(120), signed(5), floats(5)]
+    ),
+    "dynamic-product": Case(
+        "DynamicQuantizeMatMul", [floats(2, 3, 4), signed(4, 5), scale(0.02), point(3, np.int8), floats(5)], tolerance=1e-4
+    ),
+    "embedding": Case("QEmbedLayerNormalization", EMBEDDING, outputs=(1, 1), tolerance=1e-4),
+}
+
+
+@pytest.mark.parametrize("case", INTEGER_CASES.values(), ids=INTEGER_CASES)
+def test_integers(case: Case) -> None:
+    check(case)
+
+
+def test_integers_by_hand() -> None:
+    """What ONNX Runtime's CPU has no kernels for."""
+    a, b = bytes_(3, 5), bytes_(5)
+    product = (a.astype(np.int32) - 3) * b
+    check(Case("MulInteger", [a, point(3), b]), [product])
+    check(Case("ReduceSumInteger", [a], {"axes": [1], "keepdims": 0}), [a.sum(1, dtype=np.int32)])
+    mean = ((a.astype(np.float64) - 120) * 0.02).mean(1, keepdims=True)
+    expected = np.clip(np.rint(mean / 0.005) + 3, 0, 255).astype(np.uint8)
+    check(Case("QLinearReduceMean", [a, *IN, *OUT], {"axes": [1], "keepdims": 1}, steps=1), [expected])
+
+
+def test_zero_points_may_be_left_out() -> None:
+    a, b = bytes_(3, 5), bytes_(5)
+    expected = np.clip(np.rint((a * 0.02 + b * 0.03) / 0.09), 0, 255).astype(np.uint8)
+    check(Case("QLinearAdd", [a, scale(0.02), None, b, scale(0.03), None, scale(0.09)], steps=1), [expected])
+
+
+def low_bit(bits: int, columns: int, depth: int, block: int, zero: str = "", kind: type[np.generic] = np.float32) -> Case:
+    """MatMulNBits with random weights; zero points packed, as floats, or none."""
+    blocks = -(-depth // block)
+    points: dict[str, np.ndarray | None] = {
+        "": None,
+        "packed": bytes_(columns, -(-blocks * bits // 8)),
+        "float": (RANDOM.random((columns, blocks)) * 2**bits).astype(kind),
+    }
+    scales = (positive(columns, blocks) * 0.1).astype(kind)
+    inputs = [floats(2, 3, depth).astype(kind), bytes_(columns, blocks, block * bits // 8), scales, points[zero]]
+    attributes = {"bits": bits, "N": columns, "K": depth, "block_size": block}
+    return Case("MatMulNBits", inputs, attributes, constants=(1, 2, 3), tolerance=2e-5 if kind is np.float32 else 5e-3)
+
+
+LOW_BIT = {
+    **{f"{bits}-{zero or 'middle'}": low_bit(bits, 5, 64, 32, zero) for bits in (2, 4, 8) for zero in ("", "packed")},
+    **{f"{bits}-float": low_bit(bits, 5, 64, 32, "float") for bits in (2, 4)},
+    "uneven": low_bit(4, 5, 70, 16, "packed"),
+    "float16": low_bit(4, 8, 96, 32, "packed", np.float16),
+}
+
+
+@pytest.mark.parametrize("case", LOW_BIT.values(), ids=LOW_BIT)
+def test_low_bit_products(case: Case) -> None:
+    check(case)
+
+
+def test_low_bit_bias() -> None:
+    case = low_bit(4, 5, 70, 16)
+    check(Case(case.op_type, [*case.inputs, None, floats(5)], case.attributes, constants=case.constants))
+
+
+def test_low_bit_weights_stay_packed_and_shared(tmp_path: Path) -> None:
+    model = low_bit(4, 64, 512, 32, "packed").model()
+    convert_model_to_external_data(model, all_tensors_to_one_file=True, location="weights", size_threshold=100)
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = import_model(tmp_path / "m.onnx").graph
+    weight = next(value.const_value for value in graph.initializers.values() if value.shape == (64, 512))
+    assert isinstance(weight, ir.ExternalTensor)
+    assert weight.dtype == ir.DataType.UINT4
+    assert weight.nbytes == 64 * 512 // 2
+
+
+def test_low_bit_weights_that_are_not_taken() -> None:
+    case = low_bit(4, 5, 64, 32)
+    with pytest.raises(UnsupportedModelError, match="MatMulNBits: its quantized weights are no constant"):
+        import_model(Case(case.op_type, case.inputs, case.attributes, constants=(2,)).model())
+    groups = [*case.inputs[:3], None, np.zeros(64, np.int32)]
+    with pytest.raises(UnsupportedModelError, match="MatMulNBits: input 4 is not taken"):
+        import_model(Case(case.op_type, groups, case.attributes, constants=(1, 2)).model())
+    with pytest.raises(UnsupportedModelError, match=r"are not of shape \[5, 128\] in 4 bits"):
+        import_model(Case(case.op_type, case.inputs, {**case.attributes, "K": 128}, constants=(1, 2)).model())
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(4, 16), (3, 21)])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_products_of_bitsandbytes(columns: int, depth: int, kind: int) -> None:
+    count = columns * depth
+    inputs = [floats(2, depth), bytes_((count + 1) // 2), positive(-(-count // 16))]
+    attributes = {"N": columns, "K": depth, "block_size": 16, "quant_type": kind}
+    check(Case("MatMulBnb4", inputs, attributes, constants=(1, 2)))
+
+
+def nibbles(kind: type[np.generic], *shape: int) -> np.ndarray:
+    return RANDOM.integers(-8 if kind is ml_dtypes.int4 else 0, 8, shape).astype(kind)
+
+
+OUTSIDE = np.array([[0, -9, 99]])
+TABLES = {
+    "bytes-4": Case(
+        "GatherBlockQuantized",
+        [bytes_(9, 32), RANDOM.integers(0, 9, (2, 3)), positive(9, 4), bytes_(9, 2)],
+        {"block_size": 16, "bits": 4},
+        constants=(0, 2, 3),
+    ),
+    "bytes-4-middle": Case(
+        "GatherBlockQuantized", [bytes_(9, 32), OUTSIDE, positive(9, 2)], {"block_size": 32, "bits": 4}, constants=(0, 2)
+    ),
+    "bytes-8": Case(
+        "GatherBlockQuantized",
+        [bytes_(9, 64), OUTSIDE, positive(9, 2), bytes_(9, 2)],
+        {"block_size": 32, "bits": 8},
+        constants=(0, 2, 3),
+    ),
+    **{
+        f"{kind.__name__}-{name}": Case(
+            "GatherBlockQuantized",
+            [nibbles(kind, *shape), OUTSIDE if axis else np.array([0, 1, 1]), positive(*blocks), nibbles(kind, *blocks)],
+            {"block_size": 16, "quantize_axis": axis, "gather_axis": 1 - axis},
+            constants=(0, 2, 3),
+        )
+        for kind in (ml_dtypes.int4, ml_dtypes.uint4)
+        for name, shape, blocks, axis in (("rows", (9, 32), (9, 2), 1), ("columns", (16, 3, 4), (1, 3, 4), 0))
+    },
+}
+
+
+@pytest.mark.parametrize("case", TABLES.values(), ids=TABLES)
+def test_quantized_tables(case: Case) -> None:
+    check(case)
+
+
+COMPILED = {
+    "add": INTEGER_CASES["add"],
+    "convolution": INTEGER_CASES["convolution"],
+    "gemm": INTEGER_CASES["gemm"],
+    "2-bits": LOW_BIT["2-packed"],
+    "4-bits": LOW_BIT["uneven"],
+    "table": TABLES["int4-rows"],
+}
+
+
+@pytest.mark.parametrize("case", COMPILED.values(), ids=COMPILED)
+def test_compiled(case: Case) -> None:
+    check(case, is_compiled=True)
