@@ -89,14 +89,15 @@ def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
         key = group.key()
         if key not in kernels:
             kernels[key] = _build(model, node, group, target, len(kernels))
-        found = kernels[key]
+        found, bounded = kernels[key], bounded_of(model, node)
         if not isinstance(found, str):
             symbol, kernel, numbers = found
             lowered.append(LoweredGroup(node, group, _bind(kernel, numbers, group), symbol))
-        elif is_fused(node) and bounded_of(model, node) is None:
+        elif is_fused(node) and bounded is None:
             pending.extend(reversed([part for part in inline_function(model, node) if not _is_trivial(model, part)]))
         else:
-            obstacles.append(f"{node.op_type} at {source_of(node)} ({found})")
+            operator = node if bounded is None else bounded.operator
+            obstacles.append(f"{operator.op_type} at {source_of(node)} ({found})")
     if obstacles:
         what = f"{len(obstacles)} operators cannot be compiled: " + "; ".join(dict.fromkeys(obstacles))
         raise UnsupportedModelError("model", what, "replace them, or add a template (docs/architecture.md says how)")

@@ -20,6 +20,7 @@ from .anchored import accumulator_type
 from .common import finish, new_builder
 
 OPERATORS = frozenset(["NonZero", "Compress"])
+_LARGEST = 2**30 - 1  # what is moved in two words has twice as many of them
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -29,6 +30,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("the size of its result depends on data and is needed while compiling")
     if target.is_gpu:
         return Refusal("it counts on the CPU only")
+    if (elements := group.types[op.inputs[0]].elements) > _LARGEST:
+        return Refusal(f"{elements} elements are more than 32-bit indices can count twice")
     builder = new_builder(target)
     count = (_non_zero if op.op_type == "NonZero" else _compress)(group, op, builder)
     if op.attribute("padded", 0):

@@ -30,7 +30,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if len(op.outputs) != 2:
         return Refusal("the size of its result depends on data and is needed while compiling")
     if target.is_gpu:
-        return Refusal("it sorts on the CPU only")
+        return Refusal("it takes candidates from a heap on the CPU only")
     builder = new_builder(target)
     batches, classes, boxes = group.types[op.inputs[1]].shape
     lists = batches * classes

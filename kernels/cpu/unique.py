@@ -24,6 +24,7 @@ from .selection import clear_rest, copy_slices
 from .sorting import Sorter, key_type, order_key
 
 OPERATORS = frozenset(["Unique"])
+_LARGEST = 2**29  # a sort reckons with up to three times as many
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -36,6 +37,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("it sorts on the CPU only")
     if is_coded(kind.dtype) or kind.dtype.startswith("complex"):
         return Refusal(f"{kind.dtype} has no order")
+    if kind.elements > _LARGEST:
+        return Refusal(f"{kind.elements} elements are more than 32-bit places can be sorted of")
     builder = new_builder(target)
     axis = op.attribute("axis")
     layout = _Layout.of((kind.elements,) if axis is None else kind.shape, axis or 0)

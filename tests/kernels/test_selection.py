@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from prefuse.kernels.registry import build_kernel
 from prefuse.runtime.plan import TensorType
+from prefuse.runtime.target import Target
 
 from .bounded import BoundedCase, bounded, padded
 from .harness import LEVELS, check, operator, run, target_of
@@ -111,3 +113,16 @@ def test_what_is_not_bounded_is_refused() -> None:
     assert build_kernel(case.group, target_of("avx2")) == (
         ("selection", "the size of its result depends on data and is needed while compiling"),
     )
+
+
+@pytest.mark.parametrize(
+    ("level", "elements", "reason"),
+    [
+        ("cpu:avx2", 2**30, "1073741824 elements are more than 32-bit indices can count twice"),
+        ("cuda:sm_90", 2**20, "it counts on the CPU only"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(level: str, elements: int, reason: str) -> None:
+    case = compress(sparse(9), np.ones(9, bool), None)
+    types = dict(case.group.types) | {"x0": TensorType((elements,), "int8")}
+    assert build_kernel(replace(case.group, types=types), Target.parse(level)) == (("selection", reason),)

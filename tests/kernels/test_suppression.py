@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from prefuse.kernels.registry import build_kernel
+from prefuse.runtime.target import Target
 
 from .bounded import BoundedCase, bounded, padded
 from .harness import LEVELS, check, run, target_of
@@ -122,3 +124,9 @@ def test_results_are_the_same_in_every_run() -> None:
     one, other = suppression(boxes, scores, 300), suppression(boxes, scores, 300)
     run([one, other], target_of("avx2"))
     assert [got.tobytes() for got in one.got] == [got.tobytes() for got in other.got]
+
+
+def test_a_gpu_is_refused() -> None:
+    case = suppression(scattered(1, 9), ties(1, 1, 9), 9)
+    refused = (("suppression", "it takes candidates from a heap on the CPU only"),)
+    assert build_kernel(case.group, Target.parse("cuda:sm_90")) == refused

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
 from prefuse.kernels.registry import build_kernel
+from prefuse.runtime.plan import TensorType
+from prefuse.runtime.target import Target
 
 from .bounded import BoundedCase, Largest, bounded, padded
 from .harness import LEVELS, check, run, target_of
@@ -107,6 +111,11 @@ def test_results_are_the_same_in_every_run() -> None:
     assert [got.tobytes() for got in one.got] == [got.tobytes() for got in other.got]
 
 
-def test_complex_numbers_have_no_order() -> None:
-    case = unique(few(4, dtype=np.complex64))
-    assert build_kernel(case.group, target_of("avx2")) == (("unique", "complex64 has no order"),)
+def test_what_cannot_be_sorted_is_refused() -> None:
+    case = unique(few(9))
+    large = replace(case.group, types=dict(case.group.types) | {"x0": TensorType((2**29 + 1,), "float32")})
+    why = "536870913 elements are more than 32-bit places can be sorted of"
+    assert build_kernel(large, target_of("avx2")) == (("unique", why),)
+    assert build_kernel(case.group, Target.parse("cuda:sm_90")) == (("unique", "it sorts on the CPU only"),)
+    complex_numbers = unique(few(4, dtype=np.complex64))
+    assert build_kernel(complex_numbers.group, target_of("avx2")) == (("unique", "complex64 has no order"),)
