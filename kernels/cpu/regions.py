@@ -80,7 +80,7 @@ class _Regions:
 
         def several(index: Index) -> None:
             region, row, column, number = index
-            channel = builder.bind(tirx.min(number * lanes, channels - lanes))
+            channel = builder.name(tirx.min(number * lanes, channels - lanes))
             sums = builder.local(lanes, self.dtype, "sums")
             scale = compute(sums, lanes, region, (row, column), channel)
 
@@ -95,7 +95,7 @@ class _Regions:
     def _align(self, sums: Buffer, lanes: int, region: Expr, place: tuple[Expr, Expr], channel: Expr) -> Expr | None:
         """The samples of a bin added up, or the greatest; what to divide by."""
         builder, takes_max = self.builder, self.anchor.attribute("mode", "avg") == "max"
-        base = builder.bind(self._batch(self.anchor.inputs[2], region) * self.image[1] + channel)
+        base = builder.name(self._batch(self.anchor.inputs[2], region) * self.image[1] + channel)
         bins = [self._bin(region, place[d], d) for d in (0, 1)]
         self._fill(sums, lanes, -np.inf if takes_max else 0)
         bounds = [self._reached(one) for one in bins]
@@ -105,11 +105,11 @@ class _Regions:
         ):
             steps = (bounds[0][0] + i, bounds[1][0] + j)
             ats = [
-                builder.bind(one.begin + (tirx.Cast(self.dtype, step) + self._const(0.5)) * one.step)
+                builder.name(one.begin + (tirx.Cast(self.dtype, step) + self._const(0.5)) * one.step)
                 for one, step in zip(bins, steps, strict=True)
             ]
             self._sample(sums, lanes, base, ats, takes_max)
-        count = builder.bind(reduce(mul, (tirx.Cast(self.dtype, one.count) for one in bins)))
+        count = builder.name(reduce(mul, (tirx.Cast(self.dtype, one.count) for one in bins)))
         if not takes_max:
             return tirx.max(count, self._const(1))
         skipped = [tirx.NE(last - first, one.count) for (first, last), one in zip(bounds, bins, strict=True)]
@@ -124,17 +124,17 @@ class _Regions:
         outputs = self.group.types[anchor.outputs[0]].shape[2 + dimension]
         shifted = anchor.attribute("coordinate_transformation_mode", "half_pixel") == "half_pixel"
         scale, shift = self._const(anchor.attribute("spatial_scale", 1.0)), self._const(0.5 if shifted else 0.0)
-        first, last = (builder.bind(self._corner(region, side * 2 + 1 - dimension) * scale - shift) for side in (0, 1))
+        first, last = (builder.name(self._corner(region, side * 2 + 1 - dimension) * scale - shift) for side in (0, 1))
         size = last - first if shifted else tirx.max(last - first, self._const(1))
-        whole = builder.bind(size / self._const(outputs))
+        whole = builder.name(size / self._const(outputs))
         ratio = anchor.attribute("sampling_ratio", 0)
         if ratio > 0:
             count, number = tirx.const(ratio, "int32"), self._const(ratio)
         else:
-            number = builder.bind(held(tirx.ceil(whole), self._const(0), self._const(_MOST_SAMPLES)))
-            count = builder.bind(tirx.Cast("int32", number))
-        begin = builder.bind(first + tirx.Cast(self.dtype, place) * whole)
-        return _Bin(begin, builder.bind(whole / tirx.max(number, self._const(1))), count, self.image[2 + dimension])
+            number = builder.name(held(tirx.ceil(whole), self._const(0), self._const(_MOST_SAMPLES)))
+            count = builder.name(tirx.Cast("int32", number))
+        begin = builder.name(first + tirx.Cast(self.dtype, place) * whole)
+        return _Bin(begin, builder.name(whole / tirx.max(number, self._const(1))), count, self.image[2 + dimension])
 
     def _reached(self, one: _Bin) -> tuple[Expr, Expr]:
         """The samples [first, last) of a bin among which are all that lie near the image."""
@@ -145,8 +145,8 @@ class _Regions:
         forward = one.step > self._const(0)
         first = tirx.Select(forward, held(near, self._const(0), whole), self._const(0))
         last = tirx.Select(forward, held(far, self._const(0), whole), whole)
-        begin = builder.bind(tirx.Cast("int32", first))
-        return begin, builder.bind(tirx.max(tirx.min(tirx.Cast("int32", last), one.count), begin))
+        begin = builder.name(tirx.Cast("int32", first))
+        return begin, builder.name(tirx.max(tirx.min(tirx.Cast("int32", last), one.count), begin))
 
     def _sample(self, sums: Buffer, lanes: int, base: Expr, ats: list[Expr], takes_max: bool) -> None:
         """Add the mean of the four elements around a place, or take the greatest of their shares of it."""
@@ -157,7 +157,7 @@ class _Regions:
         with builder.when(near):
             sides = [self._neighbours(at, extent) for at, extent in zip(ats, self.image[2:], strict=True)]
             terms = [(y * self.image[3] + x, wy * wx) for y, wy in sides[0] for x, wx in sides[1]]
-            offsets = [(builder.bind(offset), builder.bind(weight)) for offset, weight in terms]
+            offsets = [(builder.name(offset), builder.name(weight)) for offset, weight in terms]
             plane = self.image[2] * self.image[3]
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 parts = [weight * self._element((base + lane) * plane + offset) for offset, weight in offsets]
@@ -170,37 +170,37 @@ class _Regions:
     def _neighbours(self, at: Expr, extent: int) -> list[tuple[Expr, Expr]]:
         """The two elements around a coordinate between -1 and the extent, and their weights; at the end the last one alone."""
         builder = self.builder
-        inner = builder.bind(tirx.max(at, self._const(0)))
-        low = builder.bind(tirx.min(tirx.Cast("int32", inner), extent - 1))
-        high = builder.bind(tirx.min(low + 1, extent - 1))
-        share = builder.bind(tirx.Select(low >= extent - 1, self._const(0), inner - tirx.Cast(self.dtype, low)))
-        return [(low, builder.bind(self._const(1) - share)), (high, share)]
+        inner = builder.name(tirx.max(at, self._const(0)))
+        low = builder.name(tirx.min(tirx.Cast("int32", inner), extent - 1))
+        high = builder.name(tirx.min(low + 1, extent - 1))
+        share = builder.name(tirx.Select(low >= extent - 1, self._const(0), inner - tirx.Cast(self.dtype, low)))
+        return [(low, builder.name(self._const(1) - share)), (high, share)]
 
     def _pool(self, sums: Buffer, lanes: int, region: Expr, place: tuple[Expr, Expr], channel: Expr) -> None:
         """The greatest element of a bin whose borders are whole pixels (R. Girshick, Fast R-CNN, 2015); 0 of none."""
         builder = self.builder
-        base = builder.bind(self._batch(self.anchor.inputs[1], region, 5) * self.image[1] + channel)
+        base = builder.name(self._batch(self.anchor.inputs[1], region, 5) * self.image[1] + channel)
         scale = self._const(self.anchor.attribute("spatial_scale", 1.0))
         bounds = []
         for d in (0, 1):
             outputs, extent = self.group.types[self.anchor.outputs[0]].shape[2 + d], self.image[2 + d]
             first, last = (
-                builder.bind(
+                builder.name(
                     tirx.floor(held(self._corner(region, 1 + side * 2 + 1 - d) * scale, *self._range) + self._const(0.5))
                 )
                 for side in (0, 1)
             )
-            size = builder.bind(tirx.max(last - first + self._const(1), self._const(1)) / self._const(outputs))
+            size = builder.name(tirx.max(last - first + self._const(1), self._const(1)) / self._const(outputs))
             at = tirx.Cast(self.dtype, place[d])
             begin, end = tirx.floor(at * size) + first, tirx.ceil((at + self._const(1)) * size) + first
             bounds.append(
-                [builder.bind(tirx.Cast("int32", held(one, self._const(0), self._const(extent)))) for one in (begin, end)]
+                [builder.name(tirx.Cast("int32", held(one, self._const(0), self._const(extent)))) for one in (begin, end)]
             )
         self._fill(sums, lanes, -np.inf)
         plane = self.image[2] * self.image[3]
         (top, bottom), (left, right) = bounds
         with builder.loop(tirx.max(bottom - top, 0), name="y") as i, builder.loop(tirx.max(right - left, 0), name="x") as j:
-            offset = builder.bind((top + i) * self.image[3] + left + j)
+            offset = builder.name((top + i) * self.image[3] + left + j)
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 builder.store(sums, lane, math.maximum(sums[lane], builder.name(self._element((base + lane) * plane + offset))))
         with builder.when(tirx.Or(bottom <= top, right <= left)):
@@ -220,9 +220,9 @@ class _Regions:
         value = self.builder.parameter(name, kind.elements, kind.dtype)[region * columns]
         if "float" in kind.dtype:
             value = held(tirx.Cast(self.dtype, value), self._const(0), self._const(self.image[0] - 1))
-            return self.builder.bind(tirx.Cast("int32", value))
+            return self.builder.name(tirx.Cast("int32", value))
         bounded = tirx.max(tirx.min(tirx.Cast("int64", value), self.image[0] - 1), tirx.const(0, "int64"))
-        return self.builder.bind(tirx.Cast("int32", bounded))
+        return self.builder.name(tirx.Cast("int32", bounded))
 
     def _corner(self, region: Expr, column: Expr) -> Expr:
         name = self.anchor.inputs[1]
