@@ -46,7 +46,8 @@ def compile(
             once per input shape where it has symbolic dimensions. The weights are read now: later changes do not count.
         args: example positional inputs.
         kwargs: example keyword inputs.
-        target: "cpu" (this machine), or an instruction-set level of it such as "cpu:avx2".
+        target: "cpu" (this machine), or an instruction-set level of it such as "cpu:avx2"; "cuda" (this machine's GPU),
+            "cuda:sm_90", "rocm:gfx942" and the like, for which no GPU need be here.
         precision: "float32".
         name: what reports call the program.
         cache: whether compiled programs are kept on disk: True is $PREFUSE_CACHE or the platform's folder for caches.

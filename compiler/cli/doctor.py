@@ -26,8 +26,10 @@ _PACKAGES = {
     "torch": "pip install prefuse[torch], to compile PyTorch modules",
     "onnxscript": "pip install prefuse[torch], to compile PyTorch modules",
     "openvino": "pip install prefuse[bench], to compare with it",
+    "nvidia-cuda-nvrtc": "pip install prefuse[cuda], to compile for NVIDIA GPUs without a CUDA toolkit",
+    "ziglang": "pip install prefuse[rocm], to compile for AMD GPUs without LLD",
 }
-_TOOLS = {"nvcc": "the CUDA toolkit", "hipcc": "ROCm", "gcc": "a C compiler", "clang": "a C compiler"}
+_TOOLS = {"nvcc": "the CUDA toolkit", "ld.lld": "LLD, to compile for AMD GPUs", "gcc": "a C compiler", "clang": "a C compiler"}
 _FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 
 
