@@ -55,7 +55,12 @@ SHAPES = click.option(
     help="Concrete shape of an input with symbolic dimensions, such as x=1,3,224,224. May be repeated.",
 )  # fmt: skip
 COMPILE_OPTIONS: Callable[[F], F] = _combine(
-    click.option("--target", default="cpu", show_default=True, help="What to compile for: cpu, cpu:avx2, cpu:avx512, cuda, cuda:sm_90, rocm:gfx942."),
+    click.option(
+        "--target",
+        default="cpu",
+        show_default=True,
+        help="What to compile for: cpu, cpu:avx2, cpu:avx512, cuda, cuda:sm_90, rocm:gfx942.",
+    ),
     click.option("--threads", type=int, help="Threads of one call; all cores of this process if left out."),
     click.option("--pipeline", help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}."),
     click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of compiled programs."),
