@@ -21,6 +21,7 @@ Inputs = list[Expr]  # None for an absent optional input, which only Clip has
 Scalar = Callable[["Element", Inputs], Expr]
 
 _NARROW_FLOATS = ("float16", "bfloat16")
+_OF_CODES = ("Cast", "IsInf", "IsNaN")  # what may be asked of elements that lie in memory as a code
 _FLOATS = ("float32", "float64", *_NARROW_FLOATS)
 
 
@@ -43,23 +44,34 @@ def apply(
 ) -> Expr:
     """The element of `op` whose inputs' elements are given; None stands for an absent optional input."""
     dtype = input_dtypes[0] if op.op_type != "Where" else input_dtypes[1]
-    element = Element(op, "float32" if dtype in _NARROW_FLOATS else dtype, name, widest)
-    operands = [None if x is None else name(_widened(x, kind, name)) for x, kind in zip(inputs, input_dtypes, strict=True)]
-    result = POINTWISE[op.op_type](element, operands)
-    if not formats.is_coded(output_dtype):
-        return _cast(result, output_dtype, str(result.ty))
-    number = _cast(result, formats.decoded_type(output_dtype), str(result.ty))
-    if output_dtype == formats.SCALE:
-        rounding = op.attribute("round_mode", "up")
-        return formats.encode_scale(number, name, saturate=bool(op.attribute("saturate", 1)), round_mode=rounding)
-    return formats.encode(number, output_dtype, name, saturate=bool(op.attribute("saturate", 1)))
+    element = Element(op, working_type(dtype), name, widest)
+    operands = [None if x is None else name(widened(x, kind, name)) for x, kind in zip(inputs, input_dtypes, strict=True)]
+    return narrowed(POINTWISE[op.op_type](element, operands), output_dtype, op, name)
 
 
-def _widened(x: Expr, dtype: str, name: math.Name) -> Expr:
+def working_type(dtype: str) -> str:
+    """The type that elements are computed in."""
+    if formats.is_coded(dtype):
+        return formats.decoded_type(dtype)
+    return "float32" if dtype in _NARROW_FLOATS else dtype
+
+
+def widened(x: Expr, dtype: str, name: math.Name) -> Expr:
     """An operand's element in the type that it is computed in."""
     if formats.is_coded(dtype):
         return formats.decode(x, dtype, name)
     return _cast(x, "float32", dtype) if dtype in _NARROW_FLOATS else x
+
+
+def narrowed(result: Expr, dtype: str, op: Op, name: math.Name) -> Expr:
+    """A result of `op` as an element of its output's type; the operator's attributes say how Cast rounds to some of them."""
+    if not formats.is_coded(dtype):
+        return _cast(result, dtype, str(result.ty))
+    number = _cast(result, formats.decoded_type(dtype), str(result.ty))
+    saturates = bool(op.attribute("saturate", 1))
+    if dtype == formats.SCALE:
+        return formats.encode_scale(number, name, saturate=saturates, round_mode=op.attribute("round_mode", "up"))
+    return formats.encode(number, dtype, name, saturate=saturates)
 
 
 def supports(op: Op, input_dtypes: list[str], output_dtype: str) -> str:
@@ -68,7 +80,7 @@ def supports(op: Op, input_dtypes: list[str], output_dtype: str) -> str:
         return f"{op.op_type} has no scalar form"
     for dtype in (*input_dtypes, output_dtype):
         if formats.is_coded(dtype):
-            if op.op_type != "Cast":
+            if op.op_type not in _OF_CODES:
                 return f"no arithmetic on {dtype}"
         elif dtype not in _FLOATS and dtype != "bool" and np.dtype(dtype).kind not in "iu":
             return f"no arithmetic on {dtype}"
@@ -81,10 +93,11 @@ def _cast(value: Expr, dtype: str, source: str) -> Expr:
     if dtype == "bool":
         nonzero = tirx.NE(value, tirx.const(0, source))  # false for NaN, in LLVM's ordered comparison
         return tirx.Or(nonzero, tirx.isnan(value)) if source in _FLOATS else nonzero
-    if (
-        source in _FLOATS and dtype not in _FLOATS and dtype.startswith("uint")
-    ):  # negative floats wrap, as in C on x86 and in NumPy
-        return tirx.Cast(dtype, tirx.Cast("int64", value))
+    if source in _FLOATS and dtype.startswith("uint"):  # negative floats wrap, as in C on x86 and in NumPy
+        wrapped = tirx.Cast(dtype, tirx.Cast("int64", value))
+        if dtype != "uint64":
+            return wrapped
+        return tirx.Select(value >= tirx.const(2.0**63, source), tirx.Cast(dtype, value), wrapped)
     return tirx.Cast(dtype, value)
 
 
@@ -190,9 +203,12 @@ def _celu(e: Element, x: Inputs) -> Expr:
 
 
 def _shrink(e: Element, x: Inputs) -> Expr:
-    bias, bound = e.op.attribute("bias", 0.0), e.op.attribute("lambd", 0.5)
-    middle = tirx.Select(x[0] > e.const(bound), x[0] - e.const(bias), e.const(0))
-    return tirx.Select(x[0] < e.const(-bound), x[0] + e.const(bias), middle)
+    """Integers are shrunk as float64 and cut to integers again."""
+    working = e.dtype if e.dtype in _FLOATS else "float64"
+    bias, bound = (tirx.const(e.op.attribute(key, default), working) for key, default in (("bias", 0.0), ("lambd", 0.5)))
+    value = e.name(_cast(x[0], working, e.dtype))
+    middle = tirx.Select(value > bound, value - bias, tirx.const(0, working))
+    return tirx.Select(value < -bound, value + bias, middle)
 
 
 def _sign(e: Element, x: Inputs) -> Expr:

@@ -93,6 +93,8 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
     """The kernel of a group; where none of the templates for its anchor takes it, their names and reasons."""
     if large := [name for name, kind in group.types.items() if kind.elements > _MAX_ELEMENTS]:
         return (("all", f"{large[0]} has more than {_MAX_ELEMENTS} elements, which 32-bit indices cannot reach"),)
+    if wide := [name for name, kind in group.types.items() if kind.dtype == "complex128"]:
+        return (("all", f"{wide[0]} is complex128, which no machine word holds"),)
     anchors = {op.op_type for op in group.ops} - POINTWISE.keys()
     refused: list[tuple[str, str]] = []
     for template in (*GPU_TEMPLATES, *TEMPLATES) if target.is_gpu else TEMPLATES:

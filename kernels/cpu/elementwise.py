@@ -12,12 +12,14 @@ from ..pointwise import POINTWISE
 from ..template import BuiltKernel, Refusal
 from ..values import GroupValues, pointwise_obstacle
 from .common import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost, same_place_operands
+from .injective import as_bits
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes pointwise operators only, all of whose outputs have one shape."""
     if any(op.op_type not in POINTWISE for op in group.ops):
         return Refusal("has an operator that is not pointwise")
+    group = _choices_as_bits(group)
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
     if len({group.types[name].shape for name in group.outputs}) != 1:
@@ -36,6 +38,14 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     work = prod(shape) * pointwise_cost(group)
     map_elements(builder, shape, narrowest_lanes(builder, merged), work, element)
     return finish("elementwise", builder, merged, flops=work, inplace=same_place_operands(group))
+
+
+def _choices_as_bits(group: Group) -> Group:
+    """The group, if it only chooses elements, with them seen as integers: complex ones can be chosen, too."""
+    names = {name for op in group.ops for name in (*op.inputs[1:], *op.outputs)}
+    if all(op.op_type == "Where" and op.inputs[0] not in names for op in group.ops):
+        return as_bits(group, sorted(names))
+    return group
 
 
 def merge_dimensions(group: Group) -> Group:

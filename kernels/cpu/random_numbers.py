@@ -17,10 +17,11 @@ from ...runtime.target import Target
 from .. import math
 from ..builder import Buffer, Expr, KernelBuilder, row_major, unravel
 from ..group import Group, Op
+from ..pointwise import narrowed, widened, working_type
 from ..random import Key, normal, philox, seed_key, uniform
 from ..template import BuiltKernel, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
-from .anchored import accumulator_type, follow, merge_sections
+from .anchored import follow, merge_sections
 from .common import finish, new_builder, pointwise_cost
 
 _GENERATORS = frozenset(["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"])
@@ -36,8 +37,6 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("draws no random numbers")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
-    if reason := _obstacle(group, anchor):
-        return Refusal(reason)
     builder = new_builder(target)
     if builder.is_grid and anchor.attribute("seed") is None:
         return Refusal("without a seed, which a GPU cannot draw")
@@ -49,16 +48,6 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         draw = _Dropout(group, anchor, builder) if anchor.op_type == "Dropout" else _Draw(group, anchor, builder)
         draw.each_block(elements, work)
     return finish("random", builder, group, flops=work)
-
-
-def _obstacle(group: Group, anchor: Op) -> str:
-    """Why the operator's types are refused; empty if they are not."""
-    names = [*anchor.outputs, *(anchor.inputs if anchor.op_type in ("Bernoulli", "Dropout") else ())]
-    for name in names:
-        dtype = group.types[name].dtype if name else "bool"
-        if dtype not in ("bfloat16", "float16") and np.dtype(dtype).isbuiltin != 1:
-            return f"no arithmetic on {dtype}"
-    return ""
 
 
 def draw_key(builder: KernelBuilder, op: Op) -> Key:
@@ -95,7 +84,7 @@ class _Draw:
     def dtype(self) -> str:
         """The type of the random numbers."""
         name = self.anchor.inputs[0] if self.anchor.op_type == "Bernoulli" else self.anchor.outputs[0]
-        return accumulator_type(self.group.types[name].dtype)
+        return working_type(self.group.types[name].dtype)
 
     def each_block(self, elements: int, work: int) -> None:
         builder, dtype = self.builder, self.dtype
@@ -123,14 +112,16 @@ class _Draw:
         anchor, dtype = self.anchor, self.dtype
         if anchor.op_type == "Bernoulli":
             chance = self.values.load(anchor.inputs[0], place)
-            value = tirx.Cast(self._result(), number < tirx.Cast(dtype, chance))
+            value = number < tirx.Cast(dtype, chance)
         else:
-            value = tirx.Cast(self._result(), _placed(anchor, number, dtype))
-        index = unravel(place, self.extents)
-        follow(self.merged, self.builder, anchor, index, value)
+            value = _placed(anchor, number, dtype)
+        self._store(place, value)
 
-    def _result(self) -> str:
-        return self.group.types[self.anchor.outputs[0]].dtype
+    def _store(self, place: Expr, value: Expr) -> None:
+        """Store the first output's element at a flat offset, and what follows it."""
+        result = self.group.types[self.anchor.outputs[0]].dtype
+        value = narrowed(value, result, self.anchor, self.builder.name)
+        follow(self.merged, self.builder, self.anchor, unravel(place, self.extents), value)
 
 
 class _Dropout(_Draw):
@@ -139,7 +130,7 @@ class _Dropout(_Draw):
     def __init__(self, group: Group, anchor: Op, builder: KernelBuilder) -> None:
         super().__init__(group, anchor, builder)
         given = [*anchor.inputs, "", ""]
-        self.working = accumulator_type(group.types[given[0]].dtype)
+        self.working = working_type(group.types[given[0]].dtype)
         self.ratio = self._scalar(given[1], self.working, 0.5)
         kept = builder.name(tirx.const(1, self.working) - self.ratio)
         # Where none is kept nothing is scaled; TVM does not fold a quotient by zero.
@@ -160,7 +151,8 @@ class _Dropout(_Draw):
         """An operand of one element; a name for it, or a constant."""
         if not name:
             return tirx.const(default, dtype)
-        value = self.values.read(name, (0,) * len(self.group.types[name].shape))
+        kind, name_it = self.group.types[name], self.builder.name
+        value = widened(self.values.read(name, (0,) * len(kind.shape)), kind.dtype, name_it)
         return self.builder.bind(value if str(value.ty) == dtype else tirx.Cast(dtype, value))
 
     def element(self, place: Expr, number: Expr) -> None:
@@ -172,11 +164,10 @@ class _Dropout(_Draw):
                 kind = self.group.types[mask]
                 builder.store(builder.parameter(mask, kind.elements, kind.dtype), row_major(index, self.extents), is_kept)
         if result:
-            kind = self.group.types[result]
-            x = builder.name(tirx.Cast(self.working, self.values.load(self.anchor.inputs[0], place)))
+            operand = self.anchor.inputs[0]
+            x = builder.name(widened(self.values.load(operand, place), self.group.types[operand].dtype, builder.name))
             scaled = tirx.Select(is_kept, x * self.scale, tirx.const(0, self.working))
-            value = tirx.Cast(kind.dtype, tirx.Select(self.trains, scaled, x))
-            follow(self.merged, builder, self.anchor, index, value)
+            self._store(place, tirx.Select(self.trains, scaled, x))
 
 
 def _placed(op: Op, number: Expr, dtype: str) -> Expr:

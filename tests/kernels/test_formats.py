@@ -37,6 +37,16 @@ def test_rounding_to_a_narrow_float_and_back(level: str) -> None:
     check(cases, target_of(level))
 
 
+def test_what_codes_are_no_numbers() -> None:
+    cases = []
+    for name in FLOATS:
+        codes = np.arange(256, dtype=np.uint8).view(name)
+        numbers = codes.astype(np.float32)
+        cases.append(operator("IsNaN", codes, expected=[np.isnan(numbers)]))
+        cases.append(operator("IsInf", codes, expected=[np.isinf(numbers)]))
+    check(cases, target_of("avx2"))
+
+
 def test_integers_of_four_and_two_bits() -> None:
     cases = []
     for name in ("int4", "uint4", "int2", "uint2"):

@@ -193,3 +193,22 @@ def test_integers_wrap_around(dtype: str) -> None:
     with np.errstate(all="ignore"):
         cases.append(Case(group, {"x": x, "seven": seven}, [np.sqrt(raised.astype(np.float32))], 1e-6))
     check(cases, target_of("avx2"))
+
+
+def test_floats_beyond_the_signed_integers_are_unsigned_ones() -> None:
+    x = np.array([0, 1.75, 2.0**31, 2.0**32 - 256, 2.0**63, 1.5 * 2.0**63, 2.0**64 - 2.0**40, -3.0], np.float32)
+    expected = [np.array([int(v) % 2**64 for v in x], np.uint64)]
+    cases = [operator("Cast", x.astype(dtype), to=13, expected=expected) for dtype in ("float32", "float64")]
+    cases.append(operator("Cast", x[:4], to=12, expected=[x[:4].astype(np.uint32)]))
+    check(cases, target_of("avx2"))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_are_shrunk_as_real_numbers(dtype: str) -> None:
+    x = np.arange(0 if dtype[0] == "u" else -6, 7).astype(dtype)
+    check([operator("Shrink", x, lambd=1.5, bias=0.75), operator("Shrink", x, bias=-1.5)], target_of("avx2"))
+
+
+def test_complex_numbers_are_chosen_as_bits() -> None:
+    x, y = (np.arange(6) * (1 + 2j)).astype(np.complex64), (-np.arange(6) - 1j).astype(np.complex64)
+    check([operator("Where", np.arange(6) % 2 == 0, x, y, variables=(1, 2))], target_of("avx2"))

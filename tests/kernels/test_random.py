@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 import onnx
 import prefuse
@@ -109,6 +110,9 @@ def dropout() -> Iterator[Case]:
         yield followed(operator("Dropout", x, scalar, yes, expected=[y], seed=seed, rtol=1e-6))
     half = x.astype(np.float16)
     kept = (uniform(x.size, (5, 0)) >= 0.5).reshape(x.shape)
+    coded = x.astype(ml_dtypes.float8_e5m2)
+    dropped = np.where(kept, coded.astype(np.float32) * 2, 0).astype(ml_dtypes.float8_e5m2)
+    yield operator("Dropout", coded, None, np.array(True), seed=5, expected=[dropped])
     yield operator("Dropout", half, None, np.array(True), seed=5, expected=[np.where(kept, half * 2, 0).astype(np.float16)])
 
 
