@@ -15,7 +15,7 @@ from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from ..ir.facts import set_constant_facts
 from ..ir.names import fresh_name
 from ..ir.scopes import subgraphs_of
-from .contrib import rewrite as contrib
+from .contrib.rewrite import needed_opset, rewrite_contrib
 from .old_operators import respell_after_conversion, respell_before_conversion
 
 OLDEST_OPSET, DIALECT_OPSET = 1, 18
@@ -37,14 +37,14 @@ def normalize(model: ir.Model, where: str) -> ir.Model:
     for value in [value for value in model.graph.inputs if value.is_initializer()]:
         model.graph.inputs.remove(value)
     opset = model.graph.opset_imports[""]
-    has_contrib = contrib.has_contrib(model)
-    oldest = contrib.OPSET if has_contrib else DIALECT_OPSET
+    needed = needed_opset(model)
+    oldest = max(DIALECT_OPSET, needed or 0)
     if opset < oldest:
         respell_before_conversion(model)
         model = _upgrade(model, oldest, where)
         respell_after_conversion(model, opset, where)
-    if has_contrib:
-        contrib.rewrite_contrib(model)
+    if needed is not None:
+        rewrite_contrib(model)
     _separate_outputs(model.graph, model.graph)
     return model
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from onnx import parser
 from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_state
-from prefuse.compiler.frontend.contrib.rewrite import OPSET
 from prefuse.compiler.frontend.contrib.table import OPERATORS, REFUSED
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.runtime.errors import UnsupportedModelError
@@ -33,6 +32,19 @@ def conv(activation: str, *parameters: float) -> Case:
     if parameters:
         attributes["activation_params"] = list(parameters)
     return Case("FusedConv", [floats(1, 4, 6, 6), floats(4, 2, 3, 3), floats(4)], attributes)
+
+
+def attention_with_state(rule: str, *more: np.ndarray, **attributes: object) -> Case:
+    """LinearAttention of 2 heads with 8 numbers of keys and 4 of values."""
+    inputs = [floats(2, 3, 16), floats(2, 3, 16), floats(2, 3, 8), *more]
+    heads = {"q_num_heads": 2, "kv_num_heads": 2}
+    return Case("LinearAttention", inputs, {**heads, "update_rule": rule, **attributes}, (1, 1))
+
+
+def three_positions(heads: int = 2, *, sizes: tuple[int, ...] = (2, 3, 32), **attributes: object) -> Case:
+    tables = [floats(9, 8), floats(9, 8)]
+    settings = {"mrope_section": [4, 2, 2], "num_heads": heads, **attributes}
+    return Case("MRotaryEmbedding", [floats(*sizes), ids(9, 3, 2, 3).astype(np.int64), *tables], settings)
 
 
 def experts(name: str, **attributes: object) -> Case:
@@ -113,6 +125,16 @@ CASES = {
     "distance": Case("CDist", [floats(3, 5), floats(4, 5)]),
     "euclidean": Case("CDist", [floats(3, 5), floats(4, 5)], {"metric": "euclidean"}),
     "unfold": Case("UnfoldTensor", [floats(3, 7, 2)], {"dim": 1, "size": 3, "step": 2}),
+    "state": attention_with_state("linear", scale=0.3),
+    "state-gated": attention_with_state("gated_delta", floats(2, 2, 8, 4), -np.abs(floats(2, 3, 2)), np.abs(floats(2, 3, 2))),
+    "causal-conv": Case("CausalConvWithState", [floats(2, 3, 7), floats(3, 1, 4)], outputs=(1, 1)),
+    "causal-conv-state": Case(
+        "CausalConvWithState", [floats(2, 3, 7), floats(3, 1, 4), floats(3), floats(2, 3, 3)], {"activation": "silu"}, (1, 1)
+    ),
+    "positions-chunked": three_positions(),
+    "positions-alternating": three_positions(mrope_layout=1),
+    "positions-of-heads": three_positions(0, sizes=(2, 2, 3, 16), interleaved=1),
+    "positions-of-a-part": three_positions(sizes=(2, 3, 64), rotary_embedding_dim=16),
     **{f"experts-{name}": experts(name, normalize_routing_weights=1) for name in ("relu", "gelu", "silu")},
     "experts-swiglu": experts("swiglu", swiglu_fusion=1, activation_alpha=1.702, activation_beta=1.0, swiglu_limit=7.0),
 }
@@ -262,7 +284,7 @@ def test_names_and_sources_stay() -> None:
     assert [node.op_type for node in graph] == ["Add", "Gelu", "Relu"]
     assert graph.node(1).outputs[0].name == "h"
     assert [node.metadata_props.get("prefuse.source") for node in graph] == ["net.py:7", "net.py:7", None]
-    assert graph.opset_imports == {"": OPSET}
+    assert graph.opset_imports == {"": OPERATORS["BiasGelu"].opset}
     assert str(graph.outputs[0].shape) == "[N,4]"
 
 
@@ -333,4 +355,4 @@ def test_old_opsets() -> None:
     """The replacements are of a newer opset, to which the rest of the model is brought."""
     case = Case("BiasGelu", [floats(3, 5), floats(5)], opset=11)
     check(case, by_onnxruntime(case))
-    assert onnx.defs.onnx_opset_version() >= OPSET
+    assert onnx.defs.onnx_opset_version() >= max(operator.opset for operator in OPERATORS.values())

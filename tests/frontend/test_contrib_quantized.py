@@ -232,7 +232,47 @@ def test_quantized_tables(case: Case) -> None:
     check(case)
 
 
+def experts(
+    *, block: int = 0, with_points: bool = False, chances: np.ndarray | None = None, bits: int = 4, **more: object
+) -> Case:
+    """QMoE: 6 tokens of 32 numbers, 4 experts with 64 inner numbers; scales of rows, or of blocks of them."""
+    inner = 128 if more["activation_type"] == "swiglu" else 64
+    layers: list[np.ndarray | None] = []
+    points: list[np.ndarray | None] = []
+    for rows, depth in ((inner, 32), (32, 64)):
+        blocks = (4, rows, depth // block) if block else (4, rows)
+        layers += [bytes_(4, rows, depth * bits // 8), positive(*blocks) * np.float32(0.05), floats(4, rows)]
+        points.append(bytes_(*blocks[:-1], -(-blocks[-1] * bits // 8)) if with_points else None)
+    inputs = [floats(6, 32), floats(6, 4), *layers, None, None, None, *points, None, chances]
+    attributes = {"k": 2, "expert_weight_bits": bits, "normalize_routing_weights": int(chances is None), **more}
+    if block:
+        attributes["block_size"] = block
+    return Case("QMoE", inputs, attributes, constants=(2, 3, 4, 5, 6, 7, 11, 12), tolerance=1e-4)
+
+
+EXPERTS = {
+    "rows": experts(activation_type="silu"),
+    "rows-of-bytes": experts(activation_type="silu", bits=8, with_points=True),
+    "rows-and-points": experts(activation_type="relu", with_points=True, chances=positive(6, 4)),
+    "blocks": experts(activation_type="gelu", block=16, with_points=True),
+    "swiglu": experts(activation_type="swiglu", swiglu_fusion=1, activation_alpha=1.7, activation_beta=1.0),
+}
+
+
+@pytest.mark.parametrize("case", EXPERTS.values(), ids=EXPERTS)
+def test_quantized_experts(case: Case) -> None:
+    check(case)
+
+
+def test_experts_whose_routing_weights_do_not_add_up() -> None:
+    """ONNX Runtime's CPU normalizes them whatever the attribute says."""
+    case = experts(activation_type="relu", normalize_routing_weights=0)
+    with pytest.raises(UnsupportedModelError, match="disagree"):
+        import_model(case.model())
+
+
 COMPILED = {
+    "experts": EXPERTS["blocks"],
     "add": INTEGER_CASES["add"],
     "convolution": INTEGER_CASES["convolution"],
     "gemm": INTEGER_CASES["gemm"],

@@ -5,40 +5,85 @@ Shapes: R rows, E experts, H hidden size, I inner size.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
 from .activations import Results
 from .call import Call, RefusedNodeError
+from .low_bit import dequantized
 
 _SIMPLE = {"relu": "Relu", "silu": "Swish", "identity": "Identity"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A product of each expert: the weight [E, out, in] and the bias [E, out]."""
+
+    weight: ir.Value
+    bias: ir.Value | None
+
+
 def mixture_of_experts(call: Call) -> Results:
     """The sum over the best experts of weight * fc2(activation(fc1(x)) * fc3(x)), of the shape of the input."""
+    first, second = (_Layer(call.input(position), call.optional(position + 1)) for position in (2, 4))
+    third = call.optional(6)
+    return _mixture(call, None, first, second, None if third is None else _Layer(third, call.optional(7)))
+
+
+def quantized_mixture_of_experts(call: Call) -> Results:
+    """`mixture_of_experts` whose weights are of 2, 4 or 8 bits."""
+    if call.text("quant_type", "int") != "int" or call.integer("weights_prepacked", -1) == 1:
+        raise RefusedNodeError("weights other than plain integers are not taken")
+    if call.optional(14) is None and not call.integer("normalize_routing_weights", 0):
+        raise RefusedNodeError("ONNX Runtime's kernels disagree on routing weights that are not normalized")
+    call.ignore("accuracy_level")  # of float32 nothing is lost
+    first, second = _quantized_layer(call, 1, 2, 11), _quantized_layer(call, 2, 5, 12)
+    third = None if call.optional(8) is None else _quantized_layer(call, 3, 8, 13)
+    return _mixture(call, call.optional(14), first, second, third)
+
+
+def _quantized_layer(call: Call, number: int, position: int, zero: int) -> _Layer:
+    """The layer whose weight, scales and bias are inputs from a position on; the scales are of rows, or of blocks of them."""
+    bits = call.integer(f"fc{number}_expert_weight_bits", call.integer("expert_weight_bits", 4))
+    packed, scale = call.input(position), call.input(position + 1)
+    outer = call.size(packed, 0), call.size(packed, 1)
+    blocks = call.size(scale, 2) if call.rank(scale) == 3 else 1
+    call.ignore("block_size")  # the scales say it
+    depth = call.size(packed, 2) * 8 // bits
+    weight = dequantized(call, packed, scale, call.optional(zero), bits, (*outer, blocks), depth // blocks)
+    return _Layer(weight, call.optional(position + 2))
+
+
+def _mixture(call: Call, chances: ir.Value | None, first: _Layer, second: _Layer, third: _Layer | None) -> Results:
+    """`chances` are the weights of the experts that the router chooses; None: those are the router's own."""
     if call.integer("use_sparse_mixer", 0):
         raise RefusedNodeError("attribute use_sparse_mixer is not taken")
     x = call.input(0)
     rows = call.op("Reshape", x, [1, -1, call.size(x, call.rank(x) - 1)])
-    inner = _linear(call, rows, call.input(2), call.optional(3))
-    gate = call.optional(6)
-    third = None if gate is None else _linear(call, rows, gate, call.optional(7))
-    outer = _linear(call, _activated(call, inner, third), call.input(4), call.optional(5))
-    weights = call.op("Unsqueeze", call.op("Transpose", _routing(call, call.input(1)), perm=[1, 0]), [2])
+    inner = _linear(call, rows, first)
+    gate = None if third is None else _linear(call, rows, third)
+    outer = _linear(call, _activated(call, inner, gate), second)
+    weights = call.op("Unsqueeze", call.op("Transpose", _routing(call, call.input(1), chances), perm=[1, 0]), [2])
     total = call.op("ReduceSum", call.op("Mul", outer, weights), [0], keepdims=0)
     return (call.op("Reshape", total, call.op("Shape", x)),)
 
 
-def _linear(call: Call, x: ir.Value, weight: ir.Value, bias: ir.Value | None) -> ir.Value:
-    """[E, R, out] of x [1 or E, R, in] and a weight [E, out, in]"""
-    y = call.op("MatMul", x, call.op("Transpose", weight, perm=[0, 2, 1]))
-    return y if bias is None else call.op("Add", y, call.op("Unsqueeze", bias, [1]))
+def _linear(call: Call, x: ir.Value, layer: _Layer) -> ir.Value:
+    """[E, R, out] of x [1 or E, R, in]"""
+    y = call.op("MatMul", x, call.op("Transpose", layer.weight, perm=[0, 2, 1]))
+    return y if layer.bias is None else call.op("Add", y, call.op("Unsqueeze", layer.bias, [1]))
 
 
-def _routing(call: Call, logits: ir.Value) -> ir.Value:
-    """[R, E]: the softmax of the logits at the best k experts, and 0 elsewhere."""
+def _routing(call: Call, logits: ir.Value, chances: ir.Value | None) -> ir.Value:
+    """[R, E]: the softmax of the logits, or other chances, at the k experts of the largest logits, and 0 elsewhere."""
     count, best = call.size(logits, 1), call.integer("k", 1)
-    values, indices = call.ops(2, "TopK", call.op("Softmax", logits, axis=-1), np.array([best]), axis=-1)
+    if chances is None:
+        values, indices = call.ops(2, "TopK", call.op("Softmax", logits, axis=-1), np.array([best]), axis=-1)
+    else:
+        _, indices = call.ops(2, "TopK", logits, np.array([best]), axis=-1)
+        values = call.op("GatherElements", chances, indices, axis=1)
     if call.integer("normalize_routing_weights", 0):
         values = call.op("Div", values, call.op("ReduceSum", values, [1], keepdims=1))
     is_chosen = call.op("Equal", call.op("Unsqueeze", indices, [2]), np.arange(count))

@@ -23,12 +23,13 @@ _BNB4 = {0: (*_FP4, *(-number for number in _FP4)), 1: _NF4}
 def matmul_n_bits(call: Call) -> Results:
     """a @ dequantized(b).T + bias; b is [N, blocks, bytes of a block]."""
     bits, columns, depth = call.integer("bits", 4), call.integer("N"), call.integer("K")
-    if bits not in _UNSIGNED or call.integer("weight_prepacked", 0):
-        raise RefusedNodeError(f"weights of {bits} bits, or prepacked, are not taken")
+    if call.integer("weight_prepacked", 0):
+        raise RefusedNodeError("prepacked weights are not taken")
     call.ignore("accuracy_level")  # of float32 nothing is lost
     block = call.integer("block_size")
-    weight = _blockwise(call, bits, (columns, -(-depth // block)), block)
-    if weight.shape is None or weight.shape[1] != depth:
+    shape = columns, -(-depth // block)
+    weight = dequantized(call, call.input(1), call.input(2), call.optional(3), bits, shape, block)
+    if shape[1] * block != depth:
         weight = call.op("Slice", weight, [0], [depth], [1])
     product = call.op("MatMul", call.input(0), call.op("Transpose", weight, perm=[1, 0]))
     return (add_all(call, product, call.optional(5)),)
@@ -78,28 +79,37 @@ def gather_block_quantized(call: Call) -> Results:
     return (call.op("Where", shape, y, call.like(y, 0.0)),)
 
 
-def _blockwise(call: Call, bits: int, shape: tuple[int, int], block: int) -> ir.Value:
-    """The dequantized weight [N, blocks * block]."""
-    weight = _retyped(call, call.input(1), bits, (shape[0], shape[1] * block))
-    scale, zero = call.op("Reshape", call.input(2), list(shape)), call.optional(3)
+def dequantized(
+    call: Call, packed: ir.Value, scale: ir.Value, zero: ir.Value | None, bits: int, shape: tuple[int, ...], block: int
+) -> ir.Value:
+    """The weight [..., blocks * block] whose rows lie packed in bytes; `shape` is that of the scales [..., blocks].
+
+    Zero points are floats, or integers packed along the blocks; those of rows of one block may be packed along the rows.
+    """
+    if bits not in _UNSIGNED:
+        raise RefusedNodeError(f"weights of {bits} bits are not taken")
+    count = shape[-1] * block
+    weight = _retyped(call, packed, bits, (*shape[:-1], count))
+    scale = call.op("Reshape", scale, list(shape))
     if zero is not None and call.dtype(zero).is_floating_point():
         blocks = call.op("Reshape", call.op("Cast", weight, to=int(call.dtype(scale))), [*shape, block])
         centred = call.op("Sub", blocks, call.op("Reshape", zero, [*shape, 1]))
         scaled = call.op("Mul", centred, call.op("Reshape", scale, [*shape, 1]))
-        return call.op("Reshape", scaled, [shape[0], -1])
+        return call.op("Reshape", scaled, [*shape[:-1], count])
     points = _zero_points(call, zero, bits, shape)
-    return call.op("DequantizeLinear", weight, scale, points, axis=1, block_size=block)
+    return call.op("DequantizeLinear", weight, scale, points, axis=len(shape) - 1, block_size=block)
 
 
-def _zero_points(call: Call, zero: ir.Value | None, bits: int, shape: tuple[int, int]) -> ir.Value:
-    """Zero points of all blocks [N, blocks]: the middle of the range, or unpacked from rows of whole bytes."""
+def _zero_points(call: Call, zero: ir.Value | None, bits: int, shape: tuple[int, ...]) -> ir.Value:
+    """Zero points of all blocks: the middle of the range, or unpacked from rows of whole bytes."""
     kind = _UNSIGNED[bits]
     if zero is None:
         return call.constant(np.full(shape, 2 ** (bits - 1)).astype(kind.numpy()))
-    if shape[1] * bits % 8 == 0:
+    along = shape if shape[-1] > 1 or call.rank(zero) == len(shape) else shape[:-1]  # the dimensions that are packed
+    if along[-1] * bits % 8 == 0:
         return _retyped(call, zero, bits, shape)
-    rows = call.known(zero, "zero_points").reshape(shape[0], -1)
-    return call.constant(_unpacked(rows, bits)[:, : shape[1]].astype(kind.numpy()))
+    rows = call.known(zero, "zero_points").reshape(*along[:-1], -1)
+    return call.constant(_unpacked(rows, bits)[..., : along[-1]].astype(kind.numpy()).reshape(shape))
 
 
 def _retyped(call: Call, value: ir.Value, bits: int, shape: tuple[int, ...]) -> ir.Value:

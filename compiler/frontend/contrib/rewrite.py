@@ -10,25 +10,28 @@ from .call import Call, RefusedNodeError
 from .table import OPERATORS, REFUSED, REFUSED_DOMAINS
 
 DOMAIN = "com.microsoft"
-OPSET = 25  # of ONNX, in which the replacements are written: Attention with windows, integers of two bits
 
 _REFUSAL = "prefuse.refusal"  # key of a node's `meta`: why it stays
 # ONNX Runtime keeps these in ONNX's own domain, where its optimizer found no operator of the model's opset.
 _MISPLACED = ("LayerNormalization", "SimplifiedLayerNormalization")
 
 
-def has_contrib(model: ir.Model) -> bool:
-    """Whether an operator of the model is not ONNX's but of com.microsoft. Those that ONNX Runtime misplaces move there."""
-    found = False
+def needed_opset(model: ir.Model) -> int | None:
+    """The opset of ONNX in which all of a model's operators of com.microsoft can be rewritten; None where it has none.
+
+    Those that ONNX Runtime misplaces move there.
+    """
+    needed: list[int] = []
     for node in model.graph.all_nodes():
         if node.domain == "" and node.op_type in _MISPLACED and schema_of(node, model.graph.opset_imports) is None:
             node.domain = DOMAIN
-        found |= node.domain == DOMAIN
-    return found
+        if node.domain == DOMAIN:
+            needed.append(OPERATORS[node.op_type].opset if node.op_type in OPERATORS else 0)
+    return max(needed, default=None)
 
 
 def rewrite_contrib(model: ir.Model) -> None:
-    """Put ONNX's operators in the place of com.microsoft's, in the graph and its subgraphs; the opset must be at least `OPSET`.
+    """Put ONNX's operators in the place of com.microsoft's, in the graph and its subgraphs; the opset must be the needed one.
 
     Results keep their names, and the new nodes the metadata of the old. What cannot be rewritten stays; `refusal_of` says why.
     The facts of all values are known afterwards.

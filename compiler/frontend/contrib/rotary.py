@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from .activations import Results
@@ -36,6 +37,44 @@ def rotary_embedding(call: Call) -> Results:
             rotary_embedding_dim=0 if is_whole else width,
         ),
     )
+
+
+def multimodal_rotary_embedding(call: Call) -> Results:
+    """Rotation whose angles are of three positions (time, height, width) [3, B, S], each for a section of the head."""
+    x, positions, cos, sin = (call.input(position) for position in range(4))
+    sections = call.integers("mrope_section")
+    width = call.size(cos, 1)
+    if sections is None or len(sections) != 3 or sum(sections) != width:
+        raise RefusedNodeError("its mrope_section does not fit the tables")
+    if call.number("scale", 1.0) != 1.0 or call.integer("is_packed_batching", 0):
+        raise RefusedNodeError("attributes scale and is_packed_batching are not taken")
+    heads, size = call.integer("num_heads", 0), call.integer("rotary_embedding_dim", 0)
+    heads = heads or (call.size(x, 2) // (2 * width) if call.rank(x) == 3 else 0)
+    streams = np.array(_streams(sections, bool(call.integer("mrope_layout", 0))))
+    chosen = [_angles(call, table, positions, streams) for table in (cos, sin)]
+    attributes = {"interleaved": call.integer("interleaved", 0), "rotary_embedding_dim": size}
+    return (call.op("RotaryEmbedding", x, *chosen, num_heads=heads if call.rank(x) == 3 else 0, **attributes),)
+
+
+def _streams(sections: tuple[int, ...], is_interleaved: bool) -> list[int]:
+    """Which of the three positions each column of the tables is for."""
+    if not is_interleaved:
+        return [stream for stream, count in enumerate(sections) for _ in range(count)]
+    columns = [0] * sum(sections)
+    for stream in (1, 2):
+        for column in range(stream, min(3 * sections[stream], len(columns)), 3):
+            columns[column] = stream
+    return columns
+
+
+def _angles(call: Call, table: ir.Value, positions: ir.Value, streams: np.ndarray) -> ir.Value:
+    """[B, S, columns]: each column of the table at the position of its stream."""
+    rows = call.op("Gather", table, positions, axis=0)
+    split = call.ops(3, "Split", rows, axis=0, num_outputs=3)
+    first, *others = (call.op("Squeeze", one, [0]) for one in split)
+    for stream, other in enumerate(others, 1):
+        first = call.op("Where", streams == stream, other, first)
+    return first
 
 
 def gemma_rotary_embedding(call: Call) -> Results:

@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import activations, attention, experts, group_query, low_bit, normalization, products, quantized, rotary, tensors
+from . import (
+    activations,
+    attention,
+    experts,
+    group_query,
+    low_bit,
+    normalization,
+    products,
+    quantized,
+    recurrent,
+    rotary,
+    tensors,
+)
 from .activations import Results
 from .call import Call
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """How one operator is rewritten: by a function, which gives values for its outputs, in order."""
+    """How one operator is rewritten: by a function, which gives values for its outputs in order, in ONNX of at least an opset."""
 
     rewrite: Callable[[Call], Results]
+    opset: int
 
     @property
     def summary(self) -> str:
@@ -22,8 +35,11 @@ class Operator:
         return (self.rewrite.__doc__ or "").strip().splitlines()[0]
 
 
+_OPSET = 25  # Attention with windows, integers of two bits
+_NEWER = {"CausalConvWithState": 27, "LinearAttention": 27}
+
 OPERATORS: dict[str, Operator] = {
-    name: Operator(rewrite)
+    name: Operator(rewrite, _NEWER.get(name, _OPSET))
     for name, rewrite in {
         "Attention": attention.attention,
         "BiasAdd": activations.bias_add,
@@ -32,6 +48,7 @@ OPERATORS: dict[str, Operator] = {
         "BiasSplitGelu": activations.bias_split_gelu,
         "BranchwiseRMSNorm": normalization.branchwise_rms_norm,
         "CDist": tensors.cdist,
+        "CausalConvWithState": recurrent.causal_convolution,
         "ComplexMul": tensors.complex_multiply,
         "ComplexMulConj": tensors.complex_multiply,
         "ConvTransposeWithDynamicPads": products.conv_transpose_with_dynamic_pads,
@@ -58,6 +75,8 @@ OPERATORS: dict[str, Operator] = {
         "GroupQueryAttention": group_query.group_query_attention,
         "IsAllFinite": tensors.is_all_finite,
         "LayerNormalization": normalization.layer_normalization,
+        "LinearAttention": recurrent.linear_attention,
+        "MRotaryEmbedding": rotary.multimodal_rotary_embedding,
         "MatMulBnb4": low_bit.matmul_bnb4,
         "MatMulInteger16": products.integer_matmul,
         "MatMulIntegerToFloat": quantized.matmul_to_float,
@@ -83,6 +102,7 @@ OPERATORS: dict[str, Operator] = {
         "QLinearSigmoid": quantized.sigmoid,
         "QLinearSoftmax": quantized.softmax,
         "QLinearWhere": quantized.where,
+        "QMoE": experts.quantized_mixture_of_experts,
         "QuantizeLinear": quantized.quantize_linear,
         "QuickGelu": activations.quick_gelu,
         "Range": tensors.arange,
@@ -122,7 +142,6 @@ REFUSED: dict[str, str] = {
     "BifurcationDetector": "its result's size is decided by a run, for speculative decoding",
     "BitmaskBiasDropout": _TRAINING,
     "BitmaskDropout": _TRAINING,
-    "CausalConvWithState": _NEW,
     "CropAndResize": "an image operator that no exporter makes today; use RoiAlign",
     "DecoderAttention": "replaced by MultiHeadAttention",
     "DecoderMaskedSelfAttention": "its cache is laid out for one GPU kernel; save the model with the CPU provider",
@@ -140,10 +159,8 @@ REFUSED: dict[str, str] = {
     "HyperConnectionPreMix": _NEW,
     "Inverse": "the inverse of a matrix is not computed; export what it is multiplied with as a solution",
     "Irfft": "use ONNX's DFT with inverse=1",
-    "LinearAttention": _NEW,
     "LinearAttentionGate": _NEW,
     "LongformerAttention": _DEVICE,
-    "MRotaryEmbedding": _NEW,
     "MatMulBlockQuantizedFp4Weight": _DEVICE,
     "MatMulBlockQuantizedFp8Weight": _DEVICE,
     "MatMulFpQ4": _DEVICE,
@@ -157,7 +174,6 @@ REFUSED: dict[str, str] = {
     "PackedMultiHeadAttention": _PADDING,
     "PackedSparseAttentionIndexer": _PAGED,
     "PagedAttention": _PADDING,
-    "QMoE": _NEW,
     "QOrderedAttention": _DEVICE,
     "QOrderedGelu": _DEVICE,
     "QOrderedLayerNormalization": _DEVICE,
