@@ -7,6 +7,7 @@ work is dealt out evenly.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -20,7 +21,8 @@ from .anchored import accumulator_type
 from .common import finish, new_builder
 
 OPERATORS = frozenset(["NonZero", "Compress"])
-_LARGEST = 2**30 - 1  # what is moved in two words has twice as many of them
+_PARTS = {"complex64": (2, "float32")}  # the real and the imaginary one
+_LARGEST = 2**30 - 1  # the parts of complex numbers are twice as many
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -31,13 +33,13 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if target.is_gpu:
         return Refusal("it counts on the CPU only")
     if (elements := group.types[op.inputs[0]].elements) > _LARGEST:
-        return Refusal(f"{elements} elements are more than 32-bit indices can count twice")
+        return Refusal(f"{elements} elements are more than 32-bit indices reach the parts of")
     builder = new_builder(target)
     count = (_non_zero if op.op_type == "NonZero" else _compress)(group, op, builder)
     if op.attribute("padded", 0):
         axis = 1 if op.op_type == "NonZero" else op.attribute("axis", 0)
-        words = _words(group.types[op.outputs[0]].dtype) if op.op_type == "Compress" else None
-        clear_rest(builder, group, op.outputs[0], axis, count, words)
+        word = _word(group.types[op.outputs[0]].dtype) if op.op_type == "Compress" else ""
+        clear_rest(builder, group, op.outputs[0], axis, count, word)
     builder.store(builder.parameter(op.outputs[1], 1, "int64"), 0, tirx.Cast("int64", count))
     return finish("selection", builder, group, flops=group.types[op.inputs[0]].elements)
 
@@ -45,14 +47,18 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 def _non_zero(group: Group, op: Op, builder: KernelBuilder) -> Expr:
     """Row r of the result has the indices along dimension r of the elements that are not zero, in row-major order."""
     kind, largest = group.types[op.inputs[0]], group.types[op.outputs[0]]
-    source = builder.parameter(op.inputs[0], kind.elements, kind.dtype)
+    parts, dtype = _PARTS.get(kind.dtype, (1, kind.dtype))
+    source = builder.parameter(op.inputs[0], kind.elements * parts, dtype)
     out = builder.parameter(op.outputs[0], largest.elements, "int64")
-    working = "int32" if kind.dtype == "bool" else accumulator_type(kind.dtype)
+    working = "int32" if dtype == "bool" else accumulator_type(dtype)
+
+    def is_not_zero(element: Expr) -> Expr:
+        element = element if working == dtype else tirx.Cast(working, element)
+        is_other = tirx.NE(element, tirx.const(0, working))
+        return tirx.Or(is_other, tirx.isnan(element)) if "float" in working else is_other
 
     def is_chosen(position: Expr) -> Expr:
-        element = source[position] if working == kind.dtype else tirx.Cast(working, source[position])
-        chosen = tirx.NE(element, tirx.const(0, working))
-        return tirx.Or(chosen, tirx.isnan(element)) if "float" in working else chosen
+        return reduce(tirx.Or, (is_not_zero(source[position * parts + part]) for part in range(parts)))
 
     def store(position: Expr, place: Expr) -> None:
         for row, index in enumerate(unravel(position, kind.shape)):
@@ -68,11 +74,10 @@ def _compress(group: Group, op: Op, builder: KernelBuilder) -> Expr:
     shape = (data.elements,) if axis is None else data.shape
     axis = 0 if axis is None else axis % len(shape)
     outer, size, inner, most = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]), largest.shape[axis]
-    words, dtype = _words(data.dtype)
-    inner *= words
+    dtype = _word(data.dtype)
     condition = builder.parameter(op.inputs[1], group.types[op.inputs[1]].elements, "bool")
-    source = builder.parameter(op.inputs[0], data.elements * words, dtype)
-    out = builder.parameter(op.outputs[0], largest.elements * words, dtype)
+    source = builder.parameter(op.inputs[0], data.elements, dtype)
+    out = builder.parameter(op.outputs[0], largest.elements, dtype)
 
     def copy(row: Expr, position: Expr, place: Expr) -> None:
         begin, end = builder.bind((row * size + position) * inner), builder.bind((row * most + place) * inner)
@@ -143,28 +148,22 @@ def select(
     return builder.bind(count[0])
 
 
-def clear_rest(
-    builder: KernelBuilder, group: Group, name: str, axis: int, count: Expr, words: tuple[int, str] | None = None
-) -> None:
-    """Put zeros behind the first `count` elements of an output along an axis.
-
-    `words` are how many numbers of which type the kernel moves an element as, if not as one of its own type.
-    """
+def clear_rest(builder: KernelBuilder, group: Group, name: str, axis: int, count: Expr, dtype: str = "") -> None:
+    """Put zeros behind the first `count` elements of an output along an axis; it is stored as `dtype`, if not as its own type."""
     kind = group.types[name]
-    number, dtype = words or (1, kind.dtype)
+    dtype = dtype or kind.dtype
     axis %= len(kind.shape)
-    outer, size, inner = prod(kind.shape[:axis]), kind.shape[axis], prod(kind.shape[axis + 1 :]) * number
-    out = builder.parameter(name, kind.elements * number, dtype)
+    outer, size, inner = prod(kind.shape[:axis]), kind.shape[axis], prod(kind.shape[axis + 1 :])
+    out = builder.parameter(name, kind.elements, dtype)
     with builder.loop(outer, name="row") as row:
         begin, end = builder.bind((row * size + count) * inner), builder.bind((row + 1) * size * inner)
         lanes = builder.lanes(dtype)
         builder.dynamic_vector_loop(begin, end, lanes, lambda i: builder.store(out, i, tirx.const(0, dtype)))
 
 
-def _words(dtype: str) -> tuple[int, str]:
-    """How many unsigned integers an element is moved as, and of which type."""
-    size_bytes = np.dtype(dtype).itemsize
-    return (2, "uint64") if size_bytes == 16 else (1, f"uint{8 * size_bytes}")
+def _word(dtype: str) -> str:
+    """The unsigned integer that an element is moved as."""
+    return f"uint{8 * np.dtype(dtype).itemsize}"
 
 
 def _int32(value: Expr) -> Expr:
