@@ -15,14 +15,15 @@ from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from .compiler.api import compile_model
-from .runtime.errors import UnsupportedModelError
+from .runtime.errors import OptionError, UnsupportedModelError
+from .runtime.target import Target
 
 if TYPE_CHECKING:
     from .compiler.specialize import SpecializedModel
     from .runtime.executor import CompiledModel
     from .runtime.staged import StagedModel
 
-_DEVICES = ("CPU",)
+_TARGETS = {"CPU": "cpu", "CUDA": "cuda"}  # of the devices, as ONNX names them
 
 
 class UnsupportedByBackendError(UnsupportedModelError, BackendIsNotSupposedToImplementIt):
@@ -35,10 +36,10 @@ class UnsupportedByBackendError(UnsupportedModelError, BackendIsNotSupposedToImp
 class PrefuseRep(BackendRep):
     """A prepared model. A part of it may be compiled only when `run` brings the values that decide its shapes."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, target: str = "cpu") -> None:
         initializers = {tensor.name for tensor in model.graph.initializer}
         self._inputs = [value.name for value in model.graph.input if value.name not in initializers]
-        self._model = _supported(compile_model, model, cache=False, options={})
+        self._model = _supported(compile_model, model, target=target, cache=False, options={})
 
     @property
     def model(self) -> CompiledModel | StagedModel | SpecializedModel:
@@ -68,8 +69,8 @@ class PrefuseBackend(Backend):
             CompileError: it is no valid model.
         """
         if not cls.supports_device(device):
-            raise UnsupportedByBackendError(UnsupportedModelError("device", f"no {device} device", f"use {_DEVICES[0]}"))
-        return PrefuseRep(model)
+            raise UnsupportedByBackendError(UnsupportedModelError("device", f"no {device} device", "use CPU"))
+        return PrefuseRep(model, _TARGETS[device.split(":")[0]])
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
@@ -94,8 +95,12 @@ class PrefuseBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether this installation compiles for a device, named as ONNX names them."""
-        return device.split(":")[0] in _DEVICES
+        """Whether this machine has a device, named as ONNX names them, and prefuse compiles for it."""
+        try:
+            Target.parse(_TARGETS[device.split(":")[0]])
+        except (KeyError, OptionError):
+            return False
+        return True
 
 
 def _supported(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -57,12 +57,15 @@ class ModuleSource:
             self._remember(key, content, result)
         return Specialization(program, result)
 
+    def _example(self, tensor: Tensor) -> torch.Tensor:
+        return _example(tensor, on_gpu=self._builder.options.target.kind == "cuda")
+
     def _export(self, call: Call) -> tuple[ir.Model, Structure]:
         from .frontend.importer import prepare_graph
         from .frontend.torch_export import export_module
 
         self._builder.report("export", 0.0)
-        model, result = export_module(self._module, call.structure, [_example(tensor) for tensor in call.tensors])
+        model, result = export_module(self._module, call.structure, [self._example(tensor) for tensor in call.tensors])
         return prepare_graph(model, self._builder.name), result
 
     def _key(self, call: Call) -> str | None:
@@ -157,8 +160,8 @@ class GraphSource:
         return {name: shape for name, (shape, _) in zip(self._names, keys, strict=True) if name in self._dtypes}
 
 
-def _example(value: Tensor) -> torch.Tensor:
-    """A torch tensor of this type, to export with; the elements do not matter.
+def _example(value: Tensor, *, on_gpu: bool) -> torch.Tensor:
+    """A torch tensor of this type on the CPU, to export with; the elements do not matter. `on_gpu`: the program will run there.
 
     Raises:
         InputError: a compiled program could not take the tensor.
@@ -166,6 +169,8 @@ def _example(value: Tensor) -> torch.Tensor:
     import torch
 
     if isinstance(value, torch.Tensor):
+        if on_gpu and value.is_cuda:  # the module is exported where its weights are
+            return torch.empty(value.shape, dtype=value.dtype)
         if not value.is_cpu or value.layout is not torch.strided:
             raise InputError("input", f"a {value.layout} tensor on {value.device}", "give a dense tensor on the CPU")
         return value.detach()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
@@ -39,7 +40,7 @@ class DeviceMemory:
 
     def __del__(self) -> None:
         if self.address:
-            with self._gpu.active():
+            with suppress(DriverError), self._gpu.active():  # the driver may be gone before the process
                 self._gpu.free(self.address)
 
 
@@ -193,7 +194,7 @@ class CudaExecutable:
 
     def __del__(self) -> None:
         if self._gpu is not None and self._module:
-            with self._gpu.active():
+            with suppress(DriverError), self._gpu.active():
                 self._gpu.unload(self._module)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from .plan import ALIGNMENT, Buffer, Copy, Launch, Plan, Port, Record, Region, Role, Step, Wait, step_reads, step_writes
 
+_BLOCK_THREADS = 1024  # of any GPU
 _COUNT_BYTES = 8  # one int64
 _CALLER_ROLES = (Role.INPUT, Role.OUTPUT)
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
@@ -148,6 +149,10 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
                 if step.event not in recorded:
                     yield Fault(where, f"it waits for event {step.event}, which no earlier step records")
     yield from _check_workspaces(plan, buffers)
+    for kernel in plan.kernels:
+        for grid in kernel.grids:
+            if not (0 < grid.blocks < 2**31 and 0 < grid.threads <= _BLOCK_THREADS):
+                yield Fault(f"kernel {kernel.symbol}", f"no device runs {grid.blocks} blocks of {grid.threads} threads")
 
 
 def _check_region(where: str, region: Region, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:

@@ -157,6 +157,8 @@ class _Cutter:
         extent = int(loop.extent)
         threads = min(BLOCK_THREADS, -(-extent // _WARP_THREADS) * _WARP_THREADS)
         blocks = -(-extent // threads)
+        if blocks * threads >= 2**31:
+            raise UncutError(f"{extent} threads are more than 32-bit numbers count")
         block, thread = tirx.Var("block", "int32"), tirx.Var("thread", "int32")
         number = block * tirx.const(threads, "int32") + thread
         body: Any = tirx.SeqStmt([tirx.Bind(loop.loop_var, number), loop.body])

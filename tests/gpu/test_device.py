@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import prefuse
+import prefuse.backend as backend
 import pytest
 import torch
 from onnx import TensorProto, parser
@@ -167,6 +168,22 @@ def test_without_a_driver(tmp_path: Path, simulated_gpu: CudaDriver, monkeypatch
 
 def test_the_installed_gpu_is_the_default(simulated_gpu: CudaDriver) -> None:
     assert Target.parse("cuda") == Target("cuda", "sm_90")
+
+
+def test_onnx_backend_interface(simulated_gpu: CudaDriver) -> None:
+    model, x = small_model(), inputs()
+    assert backend.supports_device("CUDA")
+    y, *_ = backend.prepare(model, "CUDA:0").run([x])
+    np.testing.assert_allclose(y, expected(model, x)[0], rtol=1e-5)
+
+
+def test_a_torch_module(simulated_gpu: CudaDriver) -> None:
+    """Compiled at its first call, its tensors on the CPU."""
+    module = torch.nn.Sequential(torch.nn.Linear(6, 70), torch.nn.GELU(), torch.nn.LayerNorm(70)).eval()
+    x = torch.from_numpy(np.random.default_rng(3).standard_normal((5, 6), dtype=np.float32))
+    y = prefuse.compile(module, target="cuda:sm_90", cache=False)(x)
+    assert isinstance(y, torch.Tensor)
+    torch.testing.assert_close(y, module(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_no_driver_library() -> None:
