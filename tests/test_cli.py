@@ -106,7 +106,8 @@ def test_opt_prints_what_changed_and_how_long_it_took(prefuse_cli: Terminal, dyn
 
 
 def test_opt_starts_and_stops(prefuse_cli: Terminal, dynamic: Path) -> None:
-    found = prefuse_cli.json("opt", dynamic, "--start", "merge-equal", "--stop", "4")
+    pipeline = "canonicalize,eliminate-dead,merge-equal,decompose,canonicalize,fuse-epilogue"
+    found = prefuse_cli.json("opt", dynamic, "--pipeline", pipeline, "--start", "merge-equal", "--stop", "4")
     assert [one["pass"] for one in found["passes"]] == ["merge-equal", "decompose", "canonicalize"]
 
 
