@@ -38,7 +38,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
     builder = new_builder(target)
-    if builder.is_grid and anchor.attribute("seed") is None:
+    if builder.is_grid and _needs_entropy(group, anchor):
         return Refusal("without a seed, which a GPU cannot draw")
     result = next(name for name in anchor.outputs if name)
     shape = group.types[result].shape
@@ -50,10 +50,20 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     return finish("random", builder, group, flops=work)
 
 
-def draw_key(builder: KernelBuilder, op: Op) -> Key:
+def _needs_entropy(group: Group, op: Op) -> bool:
+    """Whether some run may have to draw a key: there is no seed, nor is this a Dropout that never trains."""
+    if op.op_type == "Dropout":
+        training = (*op.inputs, "", "")[2]
+        literal = group.literal(training)
+        if not training or (literal is not None and not literal.item()):
+            return False
+    return op.attribute("seed") is None
+
+
+def _draw_key(builder: KernelBuilder, group: Group, op: Op) -> Key:
     """The key of an operator: its seed, or bytes of the operating system; of the CPU's clock, if that has none to give."""
-    seed = op.attribute("seed")
-    if seed is not None:
+    if not _needs_entropy(group, op):
+        seed = op.attribute("seed", 0)
         return seed_key(int(seed) if op.op_type == "Dropout" else int(np.array(seed, np.float32).view(np.uint32)))
     words = builder.local(2, "uint32", "key")
     clock = builder.bind(tirx.call_llvm_intrin("int64", "llvm.readcyclecounter"))
@@ -70,15 +80,11 @@ class _Draw:
         self.group = group
         self.anchor = anchor
         self.builder = builder
-        self.key = draw_key(builder, anchor) if self.draws() else seed_key(0)
+        self.key = _draw_key(builder, group, anchor)
         self.values = GroupValues(group, builder)
         self.shape = next(group.types[name].shape for name in anchor.outputs if name)
         self.merged, runs = merge_sections(group, self.shape, [range(len(self.shape))])
         self.extents = [prod(self.shape[axis] for axis in run) for run in runs[0]]
-
-    def draws(self) -> bool:
-        """Whether some run may need the numbers."""
-        return True
 
     @property
     def dtype(self) -> str:
@@ -138,11 +144,6 @@ class _Dropout(_Draw):
         self.threshold = builder.bind(tirx.Cast("float32", self.ratio))
         self.trains = self._scalar(given[2], "bool", 0.0)
 
-    def draws(self) -> bool:
-        training = (*self.anchor.inputs, "", "")[2]
-        literal = self.group.literal(training)
-        return training != "" and (literal is None or bool(literal.item()))
-
     @property
     def dtype(self) -> str:
         return "float32"
@@ -184,13 +185,13 @@ def build_multinomial(group: Group, target: Target) -> BuiltKernel | Refusal:
     kind, result = group.types[op.inputs[0]], group.types[op.outputs[0]]
     (rows, classes), samples = kind.shape, result.shape[1]
     builder = new_builder(target)
-    if builder.is_grid and op.attribute("seed") is None:
+    if builder.is_grid and _needs_entropy(group, op):
         return Refusal("without a seed, which a GPU cannot draw")
     if result.elements and not classes:
         return Refusal("there are no classes to draw from")
     work = rows * (classes * 20 + samples * (_COST + 4 * classes.bit_length()))
     if result.elements:
-        key = draw_key(builder, op)
+        key = _draw_key(builder, group, op)
         totals = builder.workspace(rows * classes, "float64")
         out = builder.parameter(op.outputs[0], result.elements, result.dtype)
         with builder.chunks(rows, work) as row:
