@@ -19,6 +19,7 @@ from ..compiler.ir.functions import fuse_into_function
 from ..compiler.ir.names import fresh_name
 from ..compiler.ir.rewriter import Rejection, graph_of, replace_node
 from ..compiler.pipeline import Context, Pass
+from ..runtime.errors import InvalidModelError
 
 _OUTSIDE = -1  # the place of a node that is in a subgraph
 
@@ -151,10 +152,15 @@ _Match = _Selection | _Emptiness | _Bound
 
 
 def _match(node: ir.Node, order: Mapping[ir.Node, int]) -> _Match | Rejection:
-    """How the size of a node's results is bounded; `order` is that of the graph."""
+    """How the size of a node's results is bounded; `order` is that of the graph.
+
+    Raises:
+        InvalidModelError: the node's inputs do not fit its operator.
+    """
     for value in node.inputs:
         if value is not None and not has_static_type(value):
             return Rejection(f"{node.op_type} not bounded: the shape of its input %{value.name} is not known", (node,))
+    _check(node)
     results = _RESULTS[node.op_type](node)
     if any(result.shape[result.axis] == 0 for result in results if result.axis is not None):
         return _Emptiness(node, results)
@@ -216,6 +222,23 @@ def _trim(model: ir.Model, place: int, axis: int, count: ir.Value) -> list[ir.No
 
 
 # ------------------------------------------------------------------------------------------------------- largest shapes
+
+
+def _check(node: ir.Node) -> None:
+    """Raise an InvalidModelError for what ONNX's inference lets pass."""
+    fault = ""
+    if node.op_type == "Compress" and len(_shape(node, 1)) != 1:
+        fault = f"its condition has the shape {list(_shape(node, 1))}, not one dimension"
+    if node.op_type == "NonMaxSuppression":
+        boxes, scores, scalars = _shape(node, 0), _shape(node, 1), range(2, len(node.inputs))
+        if len(boxes) != 3 or len(scores) != 3 or boxes != (scores[0], scores[2], 4):
+            fault = f"boxes {list(boxes)} and scores {list(scores)} are not [batches, boxes, 4] and [batches, classes, boxes]"
+        elif any(prod(_shape(node, place)) > 1 for place in scalars if node.inputs[place] is not None):
+            fault = "its limits are not single numbers"
+        elif node.attributes.get_int("center_point_box", 0) not in (0, 1):
+            fault = f"center_point_box is {node.attributes.get_int('center_point_box')}, not 0 or 1"
+    if fault:
+        raise InvalidModelError(source_of(node), f"{node.op_type}: {fault}", "correct the model")
 
 
 def _compress_results(node: ir.Node) -> tuple[_Result, ...]:

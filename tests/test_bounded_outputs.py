@@ -11,6 +11,7 @@ import prefuse
 import pytest
 import torch
 from prefuse.compiler.cli import main
+from prefuse.compiler.oracle import run_model
 from prefuse.runtime.executor import CompiledModel, load
 from prefuse.runtime.plan import Extent
 
@@ -125,3 +126,39 @@ def test_a_masked_selection_is_one_program() -> None:
         for got, want in zip(net(given), Masked()(given), strict=True):  # type: ignore[call-overload]
             torch.testing.assert_close(got, want)
     assert [port.type_text for port in net.outputs] == ["float32[<=6]", "int64[<=6,2]"]
+
+
+SELECTIONS = {
+    "masked": ("float[N,3] x", "float[?] y", "n = NonZero(x) i = Transpose(n) v = GatherND(x, i) y = Exp(v)"),
+    "masked, then summed": (
+        "float[N,3] x",
+        "float y",
+        "n = NonZero(x) i = Transpose(n) v = GatherND(x, i) y = ReduceSum<keepdims = 0>(v)",
+    ),
+    "selected twice": (
+        "float[N,3] x, bool[N] c",
+        "int64[1,?] y",
+        "v = Compress<axis = 0>(x, c) m = ReduceMax<keepdims = 0>(v, one) y = NonZero(m)",
+    ),
+    "kinds of rows": (
+        "float[N,3] x",
+        "float[?] y, int64[N] z",
+        "u, q, z = Unique<axis = 0>(x) y = ReduceMin<keepdims = 0>(u, one)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_selections_of_any_shape(name: str) -> None:
+    """Whether one program holds the model or stages do, for shapes that only a call knows."""
+    inputs, outputs, nodes = SELECTIONS[name]
+    text = f'<ir_version: 10, opset_import: ["": 21]> main ({inputs}) => ({outputs}) <int64[1] one = {{1}}> {{ {nodes} }}'
+    net = prefuse.compile(ir.from_onnx_text(text), cache=False)
+    for rows in (4, 7):
+        x = np.maximum(rng.integers(-2, 3, (rows, 3)), 0).astype(np.float32)
+        given = {"x": x, "c": rng.random(rows) < 0.7} if "c" in inputs.split() else {"x": x}
+        results = net(**given)
+        wanted = run_model(ir.from_onnx_text(text), given, "onnxruntime")
+        for got, want in zip(results if isinstance(results, tuple) else (results,), wanted.values(), strict=True):
+            np.testing.assert_allclose(got, want, 1e-6)
+            assert got.shape == want.shape

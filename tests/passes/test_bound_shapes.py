@@ -11,6 +11,7 @@ from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.oracle import run_model
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.bound_shapes import BoundShapes
+from prefuse.runtime.errors import InvalidModelError
 from prefuse.runtime.target import Target
 
 INPUTS = {
@@ -144,3 +145,25 @@ def test_left(name: str) -> None:
     assert remarks
     assert all("not bounded: " in remark and "whose result may have any size" in remark for remark in remarks)
     assert any(is_data_sized(node) for node in model.graph)
+
+
+@pytest.mark.parametrize(
+    ("signature", "node", "fault"),
+    [
+        ("float[3,4] x, bool[3,1] c", "Compress<axis = 0>(x, c)", r"its condition has the shape \[3, 1\], not one dimension"),
+        ("float[5,4] b, float[1,2,5] s", "NonMaxSuppression(b, s)", r"boxes \[5, 4\] and scores \[1, 2, 5\] are not"),
+        ("float[1,5,4] b, float[2,5] s", "NonMaxSuppression(b, s)", r"boxes \[1, 5, 4\] and scores \[2, 5\] are not"),
+        ("float[1,5,4] b, float[2,1,5] s", "NonMaxSuppression(b, s)", "are not"),
+        ("float[1,5,4] b, float[1,1,6] s", "NonMaxSuppression(b, s)", "are not"),
+        ("float[1,5,3] b, float[1,1,5] s", "NonMaxSuppression(b, s)", "are not"),
+        ("float[1,5,4] b, float[1,1,5] s, int64[2] k", "NonMaxSuppression(b, s, k)", "its limits are not single numbers"),
+        ("float[1,5,4] b, float[1,1,5] s", "NonMaxSuppression<center_point_box = 2>(b, s)", "center_point_box is 2, not 0 or 1"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_a_fault_of_the_model(signature: str, node: str, fault: str) -> None:
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> main ({signature}) => (float[n] y) {{ y = {node} }}')
+    for value in model.graph.outputs:
+        value.shape = value.type = None
+    infer_facts(model)
+    with pytest.raises(InvalidModelError, match=fault):
+        BoundShapes().run(model, Context(Target.parse("cpu")))
