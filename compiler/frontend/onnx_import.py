@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from ..ir.scopes import subgraphs_of
 
 EXTERNAL_FILES = "prefuse.external_files"  # key of a model's `meta`: names of the files with external data, in its folder
+_PACKED = {"INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2, "INT2": 4, "UINT2": 4}  # elements in one item of a typed field
 _BROKEN = "export the model again, or copy the whole file"
 
 
@@ -49,9 +52,17 @@ def model_of_proto(proto: onnx.ModelProto, where: str = "ModelProto", folder: Pa
     """The graph of a proto, which keeps the weights; `folder` is where its external data lies. Raises as `read_onnx`."""
     if not proto.HasField("graph") or not proto.opset_import:
         raise InvalidModelError(where, "has no graph or no opset: it is empty, cut short or no ONNX model", _BROKEN)
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        if _has_map(value.type):
+            raise UnsupportedModelError(
+                where, f"value {value.name} is a map", "export the model without ZipMap (skl2onnx: options={'zipmap': False})"
+            )
+    names = Counter(tensor.name for tensor in proto.graph.initializer)
+    if twice := [name for name, number in names.items() if number > 1]:
+        raise InvalidModelError(where, f"initializers of one name: {', '.join(twice)}", _BROKEN)
     if proto.graph.sparse_initializer:
-        names = ", ".join(tensor.values.name for tensor in proto.graph.sparse_initializer)
-        raise UnsupportedModelError(where, f"sparse initializers ({names})", "store them as dense tensors")
+        sparse = ", ".join(tensor.values.name for tensor in proto.graph.sparse_initializer)
+        raise UnsupportedModelError(where, f"sparse initializers ({sparse})", "store them as dense tensors")
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises what it meets: KeyError, TypeError, ValueError and its own
@@ -65,6 +76,11 @@ def model_of_proto(proto: onnx.ModelProto, where: str = "ModelProto", folder: Pa
             _check_inline(tensor, where)
     model.meta[EXTERNAL_FILES] = sorted(external)
     return model
+
+
+def _has_map(kind: onnx.TypeProto) -> bool:
+    """Whether a type is a map or a sequence of maps."""
+    return kind.HasField("map_type") or (kind.HasField("sequence_type") and _has_map(kind.sequence_type.elem_type))
 
 
 def _tensors(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
@@ -86,6 +102,8 @@ def _check_external(tensor: ir.ExternalTensor, where: str, folder: Path | None) 
             "give the path of the ONNX file",
         )
     location = os.fspath(tensor.location)
+    if "\0" in location:
+        raise InvalidModelError(where, f"the data of tensor {tensor.name} is at {location!r}", _BROKEN)
     base, path = os.path.realpath(folder), os.path.realpath(folder / location)
     if os.path.isabs(location) or not path.startswith(base.rstrip(os.sep) + os.sep):
         raise InvalidModelError(
@@ -112,14 +130,30 @@ def _check_external(tensor: ir.ExternalTensor, where: str, folder: Path | None) 
 
 
 def _check_inline(tensor: ir.serde.TensorProtoTensor, where: str) -> None:
-    """That a tensor inside the proto has as many bytes as its shape needs (typed fields are checked when read)."""
+    """That a tensor inside the proto has as many bytes or elements as its shape needs."""
     proto = tensor.raw
-    if proto.HasField("raw_data") and len(proto.raw_data) != tensor.nbytes:
-        raise InvalidModelError(
-            where,
-            f"tensor {tensor.name} ({tensor.dtype}{tensor.shape}) has {len(proto.raw_data)} bytes of {tensor.nbytes}",
-            _BROKEN,
-        )
+    if min(proto.dims, default=0) < 0:
+        raise InvalidModelError(where, f"tensor {tensor.name} has the shape {list(proto.dims)}", _BROKEN)
+    if proto.HasField("raw_data"):
+        found, needed, unit = len(proto.raw_data), tensor.nbytes, "bytes"
+    else:
+        found, needed, unit = _typed_elements(proto), math.prod(proto.dims), "elements"
+    if found != needed:
+        what = f"tensor {tensor.name} ({tensor.dtype}{tensor.shape}) has {found} {unit} of {needed}"
+        raise InvalidModelError(where, what, _BROKEN)
+
+
+def _typed_elements(proto: onnx.TensorProto) -> int:
+    """How many elements the typed field of a tensor holds; those narrower than a byte may leave some of the last byte unused."""
+    field = onnx.helper.tensor_dtype_to_field(proto.data_type)
+    stored = len(getattr(proto, field))
+    if proto.data_type in (onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128):
+        return stored // 2
+    per_item = _PACKED.get(onnx.TensorProto.DataType.Name(proto.data_type), 1)
+    if per_item == 1:
+        return stored
+    needed = math.prod(proto.dims)
+    return needed if stored == -(-needed // per_item) else stored * per_item
 
 
 def _first_line(error: BaseException) -> str:

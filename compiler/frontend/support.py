@@ -14,6 +14,14 @@ from ...runtime.errors import UnsupportedModelError
 from ..ir.facts import schema_of, source_of
 from .contrib.rewrite import refusal_of
 
+# Operators that ONNX defines and nothing here takes.
+_REFUSED = {
+    "ai.onnx.ml.CastMap": "maps are no tensors",
+    "ai.onnx.ml.DictVectorizer": "maps are no tensors",
+    "ai.onnx.ml.SVMClassifier": "the specification does not say how its votes become scores",
+    "ai.onnx.ml.ZipMap": "maps are no tensors; export the model without it",
+    "ai.onnx.preview.training.Gradient": "export the gradient's own operators: only the exporter knows what it differentiates",
+}
 _TYPES = (ir.TensorType, ir.SequenceType, ir.OptionalType)
 
 
@@ -62,6 +70,8 @@ def _unsupported_nodes(model: ir.Model) -> Iterator[Unsupported]:
             known = difflib.get_close_matches(node.op_type, _operator_names(), 1)
             hint = f"; the nearest is {known[0]}" if known and known[0] != node.op_type else ""
             yield Unsupported(source_of(node), name, f"no operator of ONNX opset {imports['']}{hint}")
+        elif name in _REFUSED:
+            yield Unsupported(source_of(node), name, _REFUSED[name])
         elif schema.deprecated:
             yield Unsupported(source_of(node), name, f"withdrawn in ONNX opset {schema.since_version}")
 

@@ -7,8 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from ...compiler.ir.facts import source_of
+from ...runtime.errors import InvalidModelError
+from .common import dims
+
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 _MEMBER = MODES.index("BRANCH_MEMBER")
+_FIX = "export the model again"
 _MAX_DEPTH = 512  # steps from a root to a leaf, each of which is a dozen operators
 
 
@@ -46,14 +51,20 @@ def forest_of_ensemble(node: ir.Node) -> Forest | None:
     }
     inner, targets, roots = len(ints["featureids"]), _ints(node, "leaf_targetids"), _ints(node, "tree_roots")
     modes, splits, leaf_weights = (_tensor(node, name) for name in ("nodes_modes", "nodes_splits", "leaf_weights"))
-    if modes is None or splits is None or leaf_weights is None or len(targets) != len(leaf_weights):
+    if modes is None or splits is None or leaf_weights is None:
         return None
+    missing = _ints(node, "nodes_missing_value_tracks_true")
+    missing = missing if len(missing) else np.zeros(inner, np.int64)
+    _check_lengths(node, *ints.values(), modes, splits, missing)
+    _check_lengths(node, targets, leaf_weights)
     count = node.attributes.get_int("n_targets", int(targets.max(initial=0)) + 1)
     itself = inner + np.arange(len(targets))
     weights = np.full((inner + len(targets), count), np.nan)
+    _check_range(node, "leaf_targetids", targets, count)
+    _check_range(node, "nodes_modes", modes, len(MODES))
     weights[itself, targets] = leaf_weights
-    missing = _ints(node, "nodes_missing_value_tracks_true")
     return _checked(
+        node,
         Forest(
             _with_leaves(modes.astype(np.int64), targets),
             _with_leaves(ints["featureids"], targets),
@@ -61,18 +72,22 @@ def forest_of_ensemble(node: ir.Node) -> Forest | None:
             _members(modes, _tensor(node, "membership_values"), inner + len(targets)),
             np.concatenate([ints["truenodeids"] + inner * ints["trueleafs"], itself]),
             np.concatenate([ints["falsenodeids"] + inner * ints["falseleafs"], itself]),
-            _with_leaves(missing if len(missing) else np.zeros(inner, np.int64), targets).astype(bool),
+            _with_leaves(missing, targets).astype(bool),
             weights,
             roots,
             0,
-        )
+        ),
     )
 
 
 def forest_of_nodes(node: ir.Node, kind: str, count: int) -> Forest | None:
     """The trees of a TreeEnsembleRegressor (`kind` "target") or Classifier ("class") with `count` of these."""
     modes = [str(mode) for mode in node.attributes.get_strings("nodes_modes", ())]
-    trees, numbers = _ints(node, "nodes_treeids"), _ints(node, "nodes_nodeids")
+    trees, numbers, values = _ints(node, "nodes_treeids"), _ints(node, "nodes_nodeids"), _floats(node, "nodes_values")
+    others = (_ints(node, f"nodes_{name}") for name in ("featureids", "truenodeids", "falsenodeids"))
+    missing = _ints(node, "nodes_missing_value_tracks_true")
+    missing = missing if len(missing) else np.zeros(len(modes), np.int64)
+    _check_lengths(node, trees, numbers, np.array(modes), values, missing, *others)
     place = {key: at for at, key in enumerate(zip(trees.tolist(), numbers.tolist(), strict=True))}
     if len(place) != len(modes):
         return None
@@ -87,33 +102,51 @@ def forest_of_nodes(node: ir.Node, kind: str, count: int) -> Forest | None:
 
     yes, no = successors("nodes_truenodeids"), successors("nodes_falsenodeids")
     weights = np.full((len(modes), count), np.nan)
-    entries = zip(*(_ints(node, f"{kind}_{what}").tolist() for what in ("treeids", "nodeids", "ids")), strict=True)
-    values = _floats(node, f"{kind}_weights")
-    for (tree, number, target), value in zip(entries, values, strict=True):
-        at = place[tree, number]
+    entries = [*(_ints(node, f"{kind}_{what}") for what in ("treeids", "nodeids", "ids")), _floats(node, f"{kind}_weights")]
+    _check_lengths(node, *entries)
+    _check_range(node, f"{kind}_ids", entries[2], count)
+    for tree, number, target, value in zip(*(entry.tolist() for entry in entries), strict=True):
+        at = place.get((tree, number))
+        if at is None:
+            raise InvalidModelError(
+                source_of(node), f"{node.op_type} weighs node {number} of tree {tree}, which is not there", _FIX
+            )
         weights[at, target] = value if np.isnan(weights[at, target]) else weights[at, target] + value
-    missing = _ints(node, "nodes_missing_value_tracks_true")
     roots = np.setdiff1d(itself, np.concatenate([yes[~is_leaf], no[~is_leaf]]))
     if sorted(trees[roots].tolist()) != np.unique(trees).tolist():
         return None
     return _checked(
+        node,
         Forest(
             np.array([MODES.index(mode) if mode in MODES else 0 for mode in modes], np.int64),
             np.where(is_leaf, 0, _ints(node, "nodes_featureids")),
-            np.where(is_leaf, 0.0, _floats(node, "nodes_values")),
+            np.where(is_leaf, 0.0, values),
             np.zeros((len(modes), 0)),
             yes,
             no,
-            missing.astype(bool) if len(missing) else np.zeros(len(modes), bool),
+            missing.astype(bool),
             weights,
             roots,
             0,
-        )
+        ),
     )
 
 
-def _checked(forest: Forest) -> Forest | None:
-    """The forest with its depth; None where an index is out of range, or ways run in circles or too deep."""
+def _check_lengths(node: ir.Node, *parallel: np.ndarray) -> None:
+    """Raise InvalidModelError unless these attributes have one length."""
+    if len({len(one) for one in parallel}) > 1:
+        raise InvalidModelError(source_of(node), f"attributes of {node.op_type} that belong together differ in length", _FIX)
+
+
+def _check_range(node: ir.Node, name: str, numbers: np.ndarray, count: int) -> None:
+    """Raise InvalidModelError unless all numbers are below `count`."""
+    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < count):
+        raise InvalidModelError(source_of(node), f"{name} of {node.op_type} has a number that is not below {count}", _FIX)
+
+
+def _checked(node: ir.Node, forest: Forest) -> Forest | None:
+    """The forest with its depth; None where a successor is out of range, or ways run in circles or too deep."""
+    _check_range(node, "nodes_featureids", forest.features, dims(node.inputs[0])[-1])
     count = len(forest.yes)
     reached, depth = np.unique(forest.roots), 0
     while True:

@@ -7,6 +7,7 @@ from math import prod
 
 import onnx_ir as ir
 
+from ...compiler.ir.constants import constant_array
 from .common import dims
 
 _FLOAT, _DOUBLE = int(ir.DataType.FLOAT), int(ir.DataType.DOUBLE)
@@ -169,18 +170,21 @@ def global_lp_pool(node: ir.Node) -> str | None:
 
 
 def max_unpool(node: ir.Node) -> str | None:
-    """Zeros with the elements scattered to their flat indices; an output_shape with more elements has zeros behind."""
+    """Zeros with the elements scattered to their flat indices; a larger output_shape has zeros behind each dimension."""
     x = dims(node.inputs[0])
     dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
     rank = len(x) - 2
     kernel = node.attributes.get_ints("kernel_shape")
-    result = node.outputs[0]
-    if dtype is None or kernel is None or result.shape is None or not result.shape.is_static():
+    if dtype is None or kernel is None:
         return None
     strides, pads = node.attributes.get_ints("strides") or [1] * rank, node.attributes.get_ints("pads") or [0] * (2 * rank)
     spatial = zip(x[2:], strides, kernel, pads[:rank], pads[rank:], strict=True)
     shape = [*x[:2], *((extent - 1) * step - low - high + width for extent, step, width, low, high in spatial)]
-    wanted = [int(extent) for extent in result.shape.numpy()]
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    sizes = shape if given is None else constant_array(given)
+    if sizes is None or len(sizes) != len(shape):
+        return None
+    wanted = [int(extent) for extent in sizes]
     after = [a - b for a, b in zip(wanted, shape, strict=True)]
     if min(after) < 0 or 0 in wanted:
         return None

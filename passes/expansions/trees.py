@@ -20,9 +20,10 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 def tree_ensemble(node: ir.Node) -> ir.Function | None:
     """The transformed sums, means, least or greatest weights of the leaves; in the type of x."""
-    forest, transform = forest_of_ensemble(node), TRANSFORMS[node.attributes.get_int("post_transform", 0)]
+    forest = forest_of_ensemble(node) if len(dims(node.inputs[0])) == 2 else None
+    transform = TRANSFORMS[node.attributes.get_int("post_transform", 0)]
     aggregate = _AGGREGATES[node.attributes.get_int("aggregate_function", 1)]
-    if forest is None or len(dims(node.inputs[0])) != 2:
+    if forest is None:
         return None
     ensemble = _Ensemble(node, forest)
     results = transformed(ensemble.body, ensemble.scores(aggregate), transform)
@@ -32,8 +33,8 @@ def tree_ensemble(node: ir.Node) -> ir.Function | None:
 def tree_ensemble_regressor(node: ir.Node) -> ir.Function | None:
     """As TreeEnsemble, plus `base_values`, in float32."""
     targets = node.attributes.get_int("n_targets", 1)
-    forest = forest_of_nodes(node, "target", targets)
-    if forest is None or len(dims(node.inputs[0])) != 2:
+    forest = forest_of_nodes(node, "target", targets) if len(dims(node.inputs[0])) == 2 else None
+    if forest is None:
         return None
     ensemble = _Ensemble(node, forest)
     if ensemble.base.size not in (0, targets):
@@ -52,8 +53,9 @@ def tree_ensemble_classifier(node: ir.Node) -> ir.Function | None:
     """
     labels = node.attributes.get_ints("classlabels_int64s", ())
     weighed = sorted(set(node.attributes.get_ints("class_ids", ())))
-    forest = forest_of_nodes(node, "class", max(len(labels), 1))
-    if forest is None or len(labels) < 2 or len(dims(node.inputs[0])) != 2:
+    is_taken = len(labels) > 1 and len(weighed) > 0 and len(dims(node.inputs[0])) == 2
+    forest = forest_of_nodes(node, "class", len(labels)) if is_taken else None
+    if forest is None:
         return None
     ensemble, transform = _Ensemble(node, forest), node.attributes.get_string("post_transform", "NONE")
     body, base = ensemble.body, ensemble.base
