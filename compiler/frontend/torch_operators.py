@@ -13,7 +13,14 @@ def translations() -> dict[Operator, Translation]:
     """The translation of each operator, for torch.onnx.export. Operators of libraries that are not imported are left out."""
     import torch
 
-    found: dict[Operator, Translation] = {torch.ops.aten.rsub.Scalar: _rsub, torch.ops.aten._grouped_mm.default: _grouped_mm}
+    aten = torch.ops.aten
+    found: dict[Operator, Translation] = {
+        aten.rsub.Scalar: _rsub,
+        aten.erfinv.default: _erfinv,
+        aten._cdist_forward.default: _cdist,
+        aten.searchsorted.Tensor: _searchsorted,
+        aten._grouped_mm.default: _grouped_mm,
+    }
     fallback = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if fallback is not None:
         found[fallback.default] = _grouped_mm
@@ -32,6 +39,85 @@ def _rsub(self: Any, other: Any, alpha: Any = 1) -> Any:
         self = op.Cast(self, to=ir.DataType.FLOAT)
     scaled = self if alpha == 1 else op.Mul(self, op.CastLike(alpha, self))
     return op.Sub(op.CastLike(other, self), scaled)
+
+
+# M. Giles, "Approximating the erfinv function", GPU Computing Gems, 2011: the single precision polynomials, from the highest
+# power down. The first is for the middle, in w - 2.5, the second for the tails, in sqrt(w) - 3.
+_ERFINV_MIDDLE = (
+    2.81022636e-08,
+    3.43273939e-07,
+    -3.5233877e-06,
+    -4.39150654e-06,
+    0.00021858087,
+    -0.00125372503,
+    -0.00417768164,
+    0.246640727,
+    1.50140941,
+)
+_ERFINV_TAIL = (
+    -0.000200214257,
+    0.000100950558,
+    0.00134934322,
+    -0.00367342844,
+    0.00573950773,
+    -0.0076224613,
+    0.00943887047,
+    1.00167406,
+    2.83297682,
+)
+
+
+def _erfinv(self: Any) -> Any:
+    """The inverse of the error function: infinite at -1 and 1, NaN beyond; to a few units in the last place of float32."""
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    x = op.Cast(self, to=ir.DataType.FLOAT)
+    w = op.Neg(op.Log(op.Mul(op.Sub(1.0, x), op.Add(1.0, x))))
+
+    def polynomial(coefficients: tuple[float, ...], at: Any) -> Any:
+        value = op.Constant(value_float=coefficients[0])
+        for coefficient in coefficients[1:]:
+            value = op.Add(op.Mul(value, at), coefficient)
+        return value
+
+    middle = polynomial(_ERFINV_MIDDLE, op.Sub(w, 2.5))
+    tail = polynomial(_ERFINV_TAIL, op.Sub(op.Sqrt(op.Max(w, 5.0)), 3.0))
+    scale = op.Where(op.Less(w, 5.0), middle, tail)
+    infinite = op.Mul(x, op.Constant(value_float=float("inf")))
+    return op.CastLike(op.Where(op.Equal(op.Abs(x), 1.0), infinite, op.Mul(scale, x)), self)
+
+
+def _cdist(x1: Any, x2: Any, p: float, compute_mode: Any = None) -> Any:
+    """The p-norms of the differences of all pairs of rows: [..., P, M] and [..., R, M] -> [..., P, R]."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    difference = op.Abs(op.Sub(op.Unsqueeze(x1, [-2]), op.Unsqueeze(x2, [-3])))
+    if p == 0.0:
+        return op.ReduceSum(op.CastLike(op.Greater(difference, op.CastLike(0.0, difference)), difference), [-1], keepdims=0)
+    if p == 1.0:
+        return op.ReduceSum(difference, [-1], keepdims=0)
+    if p == 2.0:
+        return op.ReduceL2(difference, [-1], keepdims=0)
+    if p == float("inf"):
+        return op.ReduceMax(difference, [-1], keepdims=0)
+    powers = op.ReduceSum(op.Pow(difference, op.CastLike(p, difference)), [-1], keepdims=0)
+    return op.Pow(powers, op.CastLike(1.0 / p, difference))
+
+
+def _searchsorted(
+    sorted_sequence: Any, self: Any, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None
+) -> Any:
+    """How many elements of a sorted row [..., N] stand before each value [..., M]; equal ones do if `right`."""
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    if sorter is not None:
+        raise NotImplementedError("searchsorted with a sorter")
+    row, value = op.Unsqueeze(sorted_sequence, [-2]), op.Unsqueeze(self, [-1])
+    is_before = op.LessOrEqual(row, value) if right or side == "right" else op.Less(row, value)
+    count = op.ReduceSum(op.Cast(is_before, to=ir.DataType.INT32), [-1], keepdims=0)
+    return count if out_int32 else op.Cast(count, to=ir.DataType.INT64)
 
 
 def _grouped_mm(rows: Any, weights: Any, offsets: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:

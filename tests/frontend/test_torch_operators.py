@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import prefuse
 import pytest
 import torch
@@ -22,6 +24,30 @@ def test_numbers_minus_tensors(dtype: torch.dtype) -> None:
     for a, b in zip(got, Reversed()(mask), strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
+
+
+class Several(nn.Module):
+    def forward(self, x: Tensor, rows: Tensor, others: Tensor, row: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        norms = tuple(torch.cdist(rows, others, p) for p in (0.0, 1.0, 1.5, 2.0, math.inf))
+        places = torch.searchsorted(row, values), torch.searchsorted(row, values, right=True, out_int32=True)
+        return torch.erfinv(x), *norms, *places
+
+
+def test_operators_that_the_exporter_lacks() -> None:
+    """At the ends of their domains too: erfinv of -1, 1 and beyond, values outside of the row and equal to its elements."""
+    x = torch.cat([torch.linspace(-1, 1, 101), torch.tensor([0.999999, -0.9999999, 1.5, math.nan, 0.0, 1e-20])])
+    inputs = (
+        x,
+        torch.randn(2, 5, 3),
+        torch.randn(2, 4, 3),
+        torch.tensor([-1.0, 0.0, 0.0, 2.0]),
+        torch.tensor([-5.0, 0.0, 1.0, 2.0, 7.0]),
+    )
+    got = prefuse.compile(Several(), inputs, cache=False)(*inputs)
+    assert isinstance(got, tuple)
+    for a, b in zip(got, Several()(*inputs), strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-6 * float(a.dtype.is_floating_point), equal_nan=True)
 
 
 class Grouped(nn.Module):
