@@ -62,7 +62,7 @@ def _sweep_graph(graph: ir.Graph, opsets: Mapping[str, int]) -> bool:
 
 def _drop_outputs(node: ir.Node, opsets: Mapping[str, int]) -> bool:
     """Leave out the optional outputs that nothing reads."""
-    if len(node.outputs) < 2:
+    if len(node.outputs) < 2 or _trains(node):
         return False
     schema = schema_of(node, opsets)
     if schema is None:
@@ -76,6 +76,11 @@ def _drop_outputs(node: ir.Node, opsets: Mapping[str, int]) -> bool:
     needed = max(index for index, output in enumerate(node.outputs) if output.name != "") + 1
     node.resize_outputs(needed)
     return changed
+
+
+def _trains(node: ir.Node) -> bool:
+    """Whether the node is a BatchNormalization in training mode, whose optional outputs ONNX then requires."""
+    return node.op_type == "BatchNormalization" and node.domain == "" and node.attributes.get_int("training_mode", 0) != 0
 
 
 def _drop_initializers(graph: ir.Graph) -> bool:

@@ -10,6 +10,7 @@ from ..ir.cloning import copy_value
 from ..ir.constants import add_constant
 from ..ir.facts import infer_facts
 from ..ir.names import fresh_name
+from .old_images import respell_images_after, respell_images_before
 
 _NUMPY_SLOPES_OPSET = 7  # from here on the slopes of PRelu broadcast as NumPy does
 _BATCHED_SCAN_OPSET = 8  # the only one whose Scan has a batch dimension; the converter cuts it off the whole model
@@ -21,6 +22,7 @@ def respell_before_conversion(model: ir.Model) -> None:
     Raises:
         UnsupportedModelError: it has operators that stand in the way.
     """
+    respell_images_before(model)
     nodes = [node for node in model.graph.all_nodes() if node.op_type == "Scan" and node.domain == ""]
     if model.graph.opset_imports[""] != _BATCHED_SCAN_OPSET or not nodes:
         return
@@ -37,6 +39,7 @@ def respell_after_conversion(model: ir.Model, opset: int, where: str) -> None:
     Raises:
         UnsupportedModelError: there is no such spelling.
     """
+    respell_images_after(model, opset)
     if opset < _NUMPY_SLOPES_OPSET:
         _spread_slopes(model, where)
 
