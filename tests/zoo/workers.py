@@ -10,6 +10,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
+
 from .judge import Result, judge
 
 _FORK = multiprocessing.get_context("fork")  # a new process has torch, transformers and the compiler in memory at once
@@ -63,4 +65,5 @@ def _work(pipe: Connection[Any, Any], name: str) -> None:
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
+    torch.set_num_threads(1)  # processes are dealt to the cores, not threads
     pipe.send(judge(name))
