@@ -13,6 +13,7 @@ from ...compiler.ir.rewriter import Rejection
 from ...runtime.errors import InvalidModelError
 from .scope import Replacement, Rule, Scope, becomes, input_at, operation, producer_of, spelled, static_shape
 
+_WIDEST_CONCAT = 64  # tensors that one Concat joins: its kernel takes a pointer and writes a loop for each of them
 # What looks at the elements of a sequence through `elements_of`, and needs no node that makes it.
 _READERS = frozenset(["ConcatFromSequence", "SequenceAt", "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap"])
 
@@ -84,15 +85,26 @@ def concat_elements(node: ir.Node, scope: Scope) -> Replacement | Rejection | No
     if not elements:
         return Rejection("ConcatFromSequence not resolved: nothing to concatenate", (node,))
     if not node.attributes.get_int("new_axis", 0):
-        return spelled(operation("Concat", elements, axis=axis))
+        return spelled(*concatenate(elements, axis))
     return spelled(*stack(elements, axis, scope, node.outputs[0].name))
 
 
-def stack(elements: Sequence[ir.Value], axis: int, scope: Scope, hint: str | None) -> tuple[ir.Node, ...]:
+def stack(elements: Sequence[ir.Value], axis: int, scope: Scope, hint: str | None) -> list[ir.Node]:
     """Nodes that stack tensors along a new dimension; the last of them gives the result."""
     axes = scope.ints([axis], hint)
     parts = [operation("Unsqueeze", [element, axes]) for element in elements]
-    return (*parts, operation("Concat", [part.outputs[0] for part in parts], axis=axis))
+    return [*parts, *concatenate([part.outputs[0] for part in parts], axis)]
+
+
+def concatenate(parts: Sequence[ir.Value], axis: int) -> list[ir.Node]:
+    """Nodes that join tensors in a tree of bounded width; the last of them gives the result."""
+    nodes: list[ir.Node] = []
+    while len(parts) > _WIDEST_CONCAT:
+        rows = [parts[begin : begin + _WIDEST_CONCAT] for begin in range(0, len(parts), _WIDEST_CONCAT)]
+        level = [operation("Concat", row, axis=axis) for row in rows]
+        nodes += level
+        parts = [node.outputs[0] for node in level]
+    return [*nodes, operation("Concat", parts, axis=axis)]
 
 
 def split_into_elements(node: ir.Node, scope: Scope) -> Replacement | None:

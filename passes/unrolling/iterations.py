@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -11,8 +12,7 @@ from ...compiler.ir.cloning import ValueMap, clone_node
 from ...compiler.ir.constants import share_constant
 from ...compiler.ir.names import fresh_name
 from ..canonicalization.scope import Scope, is_read, operation, static_shape
-
-_WIDEST_CONCAT = 64  # tensors that one Concat joins; its kernel takes a pointer and writes a loop for each of them
+from ..canonicalization.sequences import stack
 
 
 class Unroller:
@@ -22,7 +22,11 @@ class Unroller:
         self.nodes: list[ir.Node] = []
         self._body = body
         self._scope = scope
-        self._constants: ValueMap = {value: share_constant(scope.model, value) for value in body.initializers.values()}
+
+    @cached_property
+    def _constants(self) -> ValueMap:
+        """The body's initializers as constants of the model, once for all iterations."""
+        return {value: share_constant(self._scope.model, value) for value in self._body.initializers.values()}
 
     def run(self, arguments: Sequence[ir.Value | None]) -> list[ir.Value]:
         """Append one iteration, with these values for the body's parameters, and return its results."""
@@ -33,6 +37,7 @@ class Unroller:
             for output in node.outputs:
                 if output.name:
                     output.name = fresh_name(self._scope.model, output.name)
+                    output.shape = None  # what is recorded in the body need not be true of every iteration
             self.nodes.append(node)
         return [found for value in self._body.outputs if (found := values.get(value, value)) is not None]
 
@@ -40,17 +45,13 @@ class Unroller:
         """A constant to give for a parameter; None where the body does not look at it."""
         return self._scope.constant(array, parameter.name) if is_read(parameter) else None
 
-    def operation(self, op_type: str, inputs: Sequence[ir.Value | None], hint: str | None, **attributes: int) -> ir.Value:
-        """The result of a new node, appended."""
-        node = operation(op_type, inputs, **attributes)
-        node.outputs[0].name = fresh_name(self._scope.model, hint or op_type.lower())
-        self.nodes.append(node)
-        return node.outputs[0]
-
     def take(self, value: ir.Value | None, place: int, axis: int) -> ir.Value:
         """The elements of `value` at a place of an axis, without that dimension."""
-        hint = None if value is None else value.name
-        return self.operation("Gather", [value, self._scope.constant(np.array(place), hint)], hint, axis=axis)
+        node = operation(
+            "Gather", [value, self._scope.constant(np.array(place), None if value is None else value.name)], axis=axis
+        )
+        self.nodes.append(node)
+        return node.outputs[0]
 
     def empty(self, value: ir.Value, axis: int, hint: str | None) -> ir.Value | None:
         """A stack of no tensors like `value`, a result of the body; None where its shape is not known."""
@@ -62,12 +63,6 @@ class Unroller:
 
     def stack(self, elements: Sequence[ir.Value], axis: int, hint: str | None) -> ir.Value:
         """The tensors along a new dimension."""
-        axes = self._scope.ints([axis], hint)
-        return self.concat([self.operation("Unsqueeze", [element, axes], hint) for element in elements], axis, hint)
-
-    def concat(self, parts: Sequence[ir.Value], axis: int, hint: str | None) -> ir.Value:
-        """The tensors one after the other, joined in a tree of bounded width."""
-        while len(parts) > _WIDEST_CONCAT:
-            rows = [parts[begin : begin + _WIDEST_CONCAT] for begin in range(0, len(parts), _WIDEST_CONCAT)]
-            parts = [self.operation("Concat", row, hint, axis=axis) for row in rows]
-        return self.operation("Concat", parts, hint, axis=axis)
+        nodes = stack(elements, axis, self._scope, hint)
+        self.nodes += nodes
+        return nodes[-1].outputs[0]
