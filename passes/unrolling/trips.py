@@ -27,12 +27,12 @@ def trip_count(node: ir.Node, model: ir.Model, most: int) -> int | Rejection:
     """
     bound, condition = input_at(node, 0), input_at(node, 1)
     limit, first = scalar_constant(bound), scalar_constant(condition)
+    if (limit is not None and limit <= 0) or (first is not None and not first):
+        return 0
     if bound is not None and limit is None:
         return _rejection(node, "its trip count is not constant")
-    if condition is not None and first is None and limit != 0:
+    if condition is not None and first is None:
         return _rejection(node, "its condition is not constant at first")
-    if (limit is not None and limit <= 0) or (condition is not None and not first):
-        return 0
     decision = _decision(node, model)
     return decision if isinstance(decision, Rejection) else _count(node, decision, model, limit, most)
 
