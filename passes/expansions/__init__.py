@@ -51,6 +51,7 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "ai.onnx.ml.Normalizer": classical.normalizer,
     "ai.onnx.ml.OneHotEncoder": classical.one_hot_encoder,
     "ai.onnx.ml.Scaler": classical.scaler,
+    "ai.onnx.ml.SVMRegressor": classical.svm_regressor,
     "ai.onnx.ml.TreeEnsemble": trees.tree_ensemble,
     "ai.onnx.ml.TreeEnsembleClassifier": trees.tree_ensemble_classifier,
     "ai.onnx.ml.TreeEnsembleRegressor": trees.tree_ensemble_regressor,

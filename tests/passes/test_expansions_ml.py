@@ -9,6 +9,8 @@ import onnx
 import onnxruntime
 import prefuse
 import pytest
+from onnx import numpy_helper
+from prefuse.runtime.errors import InvalidModelError, UnsupportedModelError
 
 from .expanding import evaluate, expanded, one_node, operators
 
@@ -199,3 +201,73 @@ def test_simple(name: str) -> None:
 
 def test_feature_vectorizer() -> None:
     _agrees("FeatureVectorizer", {"a": _X, "b": _X[:, :2].astype(np.float32)}, inputdimensions=[5, 2])
+
+
+@pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
+@pytest.mark.parametrize("one_class", [0, 1])
+def test_svm_regressor(kernel: str, one_class: int) -> None:
+    generator = np.random.default_rng(6)
+    attributes = {
+        "support_vectors": generator.standard_normal(15).tolist(),
+        "coefficients": [0.5, -0.25, 1.0],
+        "rho": [0.1],
+        "kernel_params": [0.3, 0.5, 3.0],
+        "n_supports": 3,
+    }
+    _agrees("SVMRegressor", {"x": _X}, kernel_type=kernel, one_class=one_class, **attributes)
+
+
+def _small_ensemble(**changes: object) -> onnx.ModelProto:
+    """Two trees: x0 in {1, 2} ? (x1 > 0.5 ? 10 : 20) : 30, and x2 in {3} ? 1 : 2, for two targets."""
+    attributes: dict[str, object] = {
+        "n_targets": 2,
+        "tree_roots": [0, 2],
+        "nodes_modes": numpy_helper.from_array(np.array([6, 3, 6], np.uint8)),
+        "nodes_splits": numpy_helper.from_array(np.array([0.0, 0.5, 0.0], np.float32)),
+        "nodes_featureids": [0, 1, 2],
+        "nodes_truenodeids": [1, 0, 3],
+        "nodes_falsenodeids": [2, 1, 4],
+        "nodes_trueleafs": [0, 1, 1],
+        "nodes_falseleafs": [1, 1, 1],
+        "nodes_missing_value_tracks_true": [0, 1, 0],
+        "leaf_targetids": [0, 0, 0, 1, 1],
+        "leaf_weights": numpy_helper.from_array(np.array([10, 20, 30, 1, 2], np.float32)),
+        "membership_values": numpy_helper.from_array(np.array([1, 2, np.nan, 3, np.nan], np.float32)),
+    }
+    x = np.zeros((5, 3), np.float32)
+    return one_node("TreeEnsemble", {"x": x}, domain="ai.onnx.ml", **{**attributes, **changes})
+
+
+def test_ensemble_of_version_5() -> None:
+    """Members of sets, a missing value that counts as true, an inner node before a leaf, and trees of one target each."""
+    x = np.array([[1, 0.75, 3], [2, 0.25, 0], [2, np.nan, 3], [0, 9, 2], [np.nan, 1, np.nan]], np.float32)
+    (found,) = (prefuse.compile(_small_ensemble(), cache=False)(x),)
+    np.testing.assert_array_equal(found, [[10, 1], [20, 2], [10, 1], [30, 2], [30, 2]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes_featureids": [0, 1]}, "must have 3 elements"),  # ONNX's own inference
+        ({"nodes_missing_value_tracks_true": [1]}, "differ in length"),
+        ({"nodes_featureids": [0, 1, 3]}, "not below 3"),
+        ({"leaf_targetids": [0, 0, 0, 1, 2]}, "not below 2"),
+    ],
+)
+def test_a_broken_ensemble_is_the_models_fault(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidModelError, match=message):
+        expanded(_small_ensemble(**changes))
+
+
+def test_ways_that_never_end_are_left() -> None:
+    assert "TreeEnsemble" in operators(expanded(_small_ensemble(nodes_truenodeids=[0, 0, 3])))
+
+
+def test_a_map_is_refused_by_name() -> None:
+    model = _model("LinearRegressor", {"x": _X}, coefficients=[1.0] * 5)
+    of_map = onnx.helper.make_map_type_proto(
+        onnx.TensorProto.INT64, onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+    )
+    model.graph.output.append(onnx.helper.make_value_info("z", onnx.helper.make_sequence_type_proto(of_map)))
+    with pytest.raises(UnsupportedModelError, match="value z is a map"):
+        prefuse.compile(model, cache=False)
