@@ -249,7 +249,6 @@ def test_ensemble_of_version_5() -> None:
     ("changes", "message"),
     [
         ({"nodes_featureids": [0, 1]}, "must have 3 elements"),  # ONNX's own inference
-        ({"nodes_missing_value_tracks_true": [1]}, "differ in length"),
         ({"nodes_featureids": [0, 1, 3]}, "not below 3"),
         ({"leaf_targetids": [0, 0, 0, 1, 2]}, "not below 2"),
     ],
@@ -257,6 +256,21 @@ def test_ensemble_of_version_5() -> None:
 def test_a_broken_ensemble_is_the_models_fault(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidModelError, match=message):
         expanded(_small_ensemble(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes_values": [0.0]}, "differ in length"),
+        ({"target_nodeids": [99] * 6}, "weighs node 99 of tree 0"),
+        ({"target_ids": [0, 0, 0, 1, 0, 0]}, "not below 1"),
+        ({"nodes_featureids": [7] * 10}, "not below 5"),
+    ],
+)
+def test_broken_trees_are_the_models_fault(changes: dict[str, object], message: str) -> None:
+    attributes = _trees(2, 2, 1, "target")
+    with pytest.raises(InvalidModelError, match=message):
+        expanded(_model("TreeEnsembleRegressor", {"x": _X}, **{**attributes, **changes}))
 
 
 def test_ways_that_never_end_are_left() -> None:
