@@ -7,6 +7,7 @@ import pytest
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
+from prefuse.runtime.target import Target
 
 from .harness import LEVELS, Case, check, target_of, type_of
 
@@ -51,6 +52,12 @@ def test_products_by_chosen_matrices(level: str) -> None:
         product(rng.integers(0, 8, 40).tolist(), 8, 1, 160, 96),
     ]
     check(cases, target_of(level))
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90", "rocm:gfx942"])
+def test_gpus_take_the_two_operators_apart(target: str) -> None:
+    refused = build_kernel(product([0, 1], 2, 1, 4, 4).group, Target.parse(target))
+    assert refused == (("gathered_matmul", "is for CPUs"),)
 
 
 def test_other_products_are_refused() -> None:
