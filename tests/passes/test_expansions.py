@@ -17,6 +17,8 @@ MODELS = {
     "l1": "(float[2,3,4] x) => (float[2,3,4] y) { a = Abs(x) y = LpNormalization<p=1, axis=1>(a) }",
     "l2": "(float[2,3,4] x) => (float[2,3,4] y) { y = LpNormalization<p=2>(x) }",
     "hardmax": "(float[2,3,4] x) => (float[2,3,4] y) { r = Round(x) y = Hardmax<axis=-2>(r) }",
+    "hardmax of a row": "(float[7] x) => (float[7] y) { y = Hardmax(x) }",
+    "hardmax of nothing": "(float[3,0] x) => (float[3,0] y) { y = Hardmax(x) }",
     "tensor": "(float[3,4] x, float s, uint8 z) => (uint8[3,4] y) { y = QuantizeLinear(x, s, z) }",
     "channel": "(float[2,3,4] x, float[3] s, int8[3] z) => (int8[2,3,4] y) { y = QuantizeLinear<axis=1>(x, s, z) }",
     "block": "(float[2,4] x, float[2,2] s) => (int8[2,4] y) { y = QuantizeLinear<axis=1, block_size=2, output_dtype=3>(x, s) }",
