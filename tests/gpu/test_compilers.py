@@ -30,12 +30,13 @@ _BARRIER = re.compile(r"\bs_barrier(_signal)?\b")
 
 
 def kernels(target: Target) -> dict[str, DeviceFunction]:
-    """A product, a reduction and a normalization, which share memory in blocks, and a kernel that does not."""
+    """What shares memory in blocks: a product, a convolution, a reduction, a normalization; and a kernel that does not."""
     x = np.zeros((80, 90), np.float32)
     cases = (
         operator("MatMul", x, x.T.copy(), template="gpu_matmul"),
         operator("ReduceSum", x, np.array([1]), template="gpu_reduction"),
         operator("Softmax", x, template="gpu_normalization", expected=[x]),
+        operator("Conv", np.zeros((1, 8, 9, 9), np.float32), np.zeros((16, 8, 3, 3), np.float32), template="gpu_convolution"),
         operator("Tanh", x),
     )
     return {f"k{number}": build(case, target).function for number, case in enumerate(cases)}
@@ -61,8 +62,8 @@ def unwaited_barriers(assembly: str) -> list[int]:
 @pytest.mark.parametrize("level", AMD)
 def test_barriers_wait_for_lds(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assembly = rocm_assembly(level, monkeypatch)
-    assert len(_BARRIER.findall(assembly)) >= 12
-    assert len(_LDS_STORE.findall(assembly)) >= 4
+    assert len(_BARRIER.findall(assembly)) >= 14
+    assert len(_LDS_STORE.findall(assembly)) >= 6
     assert unwaited_barriers(assembly) == []
     sizes = set(map(int, re.findall(r"\.max_flat_workgroup_size: *(\d+)", assembly)))
     assert sizes == {BLOCK_THREADS}
@@ -123,7 +124,7 @@ def test_missing_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CompileError, match=r"neither nvcc nor NVRTC; .*pip install prefuse\[cuda\]"):
         compile_cuda("", "sm_90")
     monkeypatch.setattr(rocm_compiler, "find_spec", lambda name: None)
-    monkeypatch.setattr(rocm_compiler.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(CompileError, match=r"no ld.lld; pip install prefuse\[rocm\]"):
         find_lld()
 
