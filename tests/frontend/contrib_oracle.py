@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -31,7 +32,7 @@ class Case:
 
     op_type: str
     inputs: Sequence[Array]
-    attributes: Mapping[str, object] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     outputs: Sequence[int] = (1,)
     constants: Sequence[int] = ()
     tolerance: float = 1e-5

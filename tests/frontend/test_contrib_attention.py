@@ -214,7 +214,7 @@ def test_packed_and_normalized_queries() -> None:
 
     def normalized(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         heads = x.reshape(1, 4, -1, 16)
-        return (heads / np.sqrt((heads**2).mean(-1, keepdims=True) + 1e-6) * weight).reshape(x.shape).astype(np.float32)
+        return np.asarray(heads / np.sqrt((heads**2).mean(-1, keepdims=True) + 1e-6) * weight, np.float32).reshape(x.shape)
 
     before = [normalized(q, weights[0]), normalized(k, weights[1]), v, None, None, *rows]
     expected = by_onnxruntime(Case("GroupQueryAttention", before, attributes, (1, 1, 1)))

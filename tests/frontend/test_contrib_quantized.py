@@ -23,7 +23,7 @@ def floats(*shape: int) -> np.ndarray:
 
 
 def positive(*shape: int) -> np.ndarray:
-    return np.abs(floats(*shape)) + np.float32(0.01)
+    return np.asarray(np.abs(floats(*shape)) + 0.01, np.float32)
 
 
 def bytes_(*shape: int) -> np.ndarray:

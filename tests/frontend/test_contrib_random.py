@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,15 @@ from .contrib_oracle import Case, by_onnxruntime, check, rewritten
 
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
 Draw = Any  # of hypothesis: draws a value of a strategy
+
+
+def drawn_by(random: np.random.Generator) -> Callable[..., np.ndarray]:
+    """Arrays of the shapes asked for, of the standard normal distribution."""
+
+    def floats(*shape: int) -> np.ndarray:
+        return np.asarray(random.normal(size=shape), np.float32)
+
+    return floats
 
 
 def masks(draw: Draw, random: np.random.Generator, batch: int, queries: int, keys: int) -> np.ndarray | None:
@@ -36,8 +46,8 @@ def attentions(draw: Draw) -> Case:
     batch, queries, heads, size = (draw(st.integers(1, limit)) for limit in (3, 4, 3, 4))
     past = draw(st.integers(0, 3))
     width = heads * size
-    floats = lambda *shape: random.normal(size=shape).astype(np.float32)  # noqa: E731
-    inputs = [floats(batch, queries, 5), floats(5, 3 * width), floats(3 * width)]
+    floats = drawn_by(random)
+    inputs: list[np.ndarray | None] = [floats(batch, queries, 5), floats(5, 3 * width), floats(3 * width)]
     inputs.append(masks(draw, random, batch, queries, past + queries))
     inputs.append(floats(2, batch, heads, past, size) if past else None)
     if not past and draw(st.booleans()):  # ONNX Runtime's CPU takes one of both
@@ -52,8 +62,9 @@ def attentions(draw: Draw) -> Case:
 def cross_attentions(draw: Draw) -> Case:
     random = np.random.default_rng(draw(st.integers(0, 999)))
     batch, queries, keys, heads, size, value_size = (draw(st.integers(1, limit)) for limit in (3, 4, 4, 3, 4, 4))
-    floats = lambda *shape: random.normal(size=shape).astype(np.float32)  # noqa: E731
-    inputs = [floats(batch, queries, heads * size), floats(batch, keys, heads * size), floats(batch, keys, heads * value_size)]
+    floats = drawn_by(random)
+    widths = (queries, heads * size), (keys, heads * size), (keys, heads * value_size)
+    inputs: list[np.ndarray | None] = [floats(batch, *width) for width in widths]
     inputs.append(floats(heads * (2 * size + value_size)) if draw(st.booleans()) else None)
     inputs.append(masks(draw, random, batch, queries, keys))
     if draw(st.booleans()):
@@ -82,12 +93,11 @@ def grouped_attentions(draw: Draw) -> tuple[Case, int]:
     past, more = draw(st.sampled_from([(0, 0), (3, 0), (4, 4)]))
     queries = draw(st.integers(1, 4))
     batch = 1 if past and queries > 1 else draw(st.integers(1, 2))
-    floats = lambda *shape: random.normal(size=shape).astype(np.float32)  # noqa: E731
+    floats = drawn_by(random)
     widths = groups * share * size, groups * size, groups * size
     cache = [floats(batch, groups, past + more, size) if past else None for _ in range(2)]
-    operands = [floats(batch, queries, width) for width in widths]
-    if draw(st.booleans()):
-        operands = [np.concatenate(operands, 2), None, None]
+    apart = [floats(batch, queries, width) for width in widths]
+    operands = [np.concatenate(apart, 2), None, None] if draw(st.booleans()) else apart
     total = past + queries
     inputs = [*operands, *cache, np.full(batch, total - 1, np.int32), np.array(total, np.int32)]
     chosen = draw(st.sets(st.sampled_from([("local_window_size", 2), ("softcap", 1.5), ("scale", 0.4)])))
