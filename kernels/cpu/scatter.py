@@ -25,6 +25,8 @@ from .injective import as_bits
 
 OPERATORS = frozenset(["ScatterElements", "ScatterND"])
 _LONG_SLICE = 1024  # elements of a slice that are worth dealing to threads
+_SHORT_SLICE = 16  # elements below which looking up whose a slice is costs more than writing it
+_COLUMNS = 64  # that a thread updates together
 Combine = Callable[[Expr, Expr], Expr]
 
 
@@ -129,9 +131,15 @@ class _Scatter:
                 before = bound_unravel(builder, row, rows)
                 nest(builder, columns, lambda after: update(before, i, after))
             return
-        with builder.chunks(prod(rows) * prod(columns), work) as line, builder.loop(length, name="i") as i:
-            index = bound_unravel(builder, line, [*rows, *columns])
-            update(index[: len(rows)], i, index[len(rows) :])
+        # Each place belongs to one column; neighbouring ones go together, as they share cache lines.
+        width = 1 if builder.is_grid else min(_COLUMNS, prod(columns))
+        blocks = -(-prod(columns) // width)
+        with builder.chunks(prod(rows) * blocks, work) as chunk:
+            before = bound_unravel(builder, tirx.floordiv(chunk, blocks), rows)
+            first = builder.bind(tirx.floormod(chunk, blocks) * width)
+            count = builder.bind(tirx.min(prod(columns) - first, width))
+            with builder.loop(length, name="i") as i, builder.loop(count, name="j") as j:
+                update(before, i, bound_unravel(builder, builder.bind(first + j), columns))
 
     def slices(self) -> None:
         """ScatterND: whole slices of the data, each of them at a tuple of indices."""
@@ -139,7 +147,7 @@ class _Scatter:
         leading, slice_size = self.data.shape[:depth], prod(self.data.shape[depth:])
         count = prod(self.indices.shape[:-1])
         work = count * (4 * depth + slice_size)
-        threads = builder.threads_for(work)
+        threads = builder.threads_for(work) if slice_size >= _SHORT_SLICE else 1
         if builder.is_grid:
             with builder.chunks(slice_size, work) as j, builder.loop(count, name="n") as n:
                 self._slice(n, leading, 0, prod(leading), lambda place: self._update(place * slice_size + j, n * slice_size + j))
