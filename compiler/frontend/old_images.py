@@ -9,6 +9,7 @@ from ...runtime.errors import UnsupportedModelError
 from ..ir.constants import add_constant, constant_array
 from ..ir.names import fresh_name
 
+_RESIZE_OPSET = 10  # before, there is Upsample alone
 _COORDINATES_OPSET = 11  # from here on Resize says how it maps coordinates
 _TRAINING_OPSET = 14  # from here on BatchNormalization says that it trains
 _TESTING_OPSET = 7  # before, it says that it does not
@@ -45,7 +46,7 @@ def respell_images_after(model: ir.Model, opset: int) -> None:
         if node.domain == _KEPT_DOMAIN:
             node.domain = ""
         elif node.op_type == "Resize" and node.domain == "" and opset < _COORDINATES_OPSET:
-            _spell_out_resize(model, node)
+            _spell_out_resize(model, node, can_shrink=opset >= _RESIZE_OPSET)
         elif node.metadata_props.pop(_TRAINING_MARK, None):
             node.attributes.add(ir.AttrInt64("training_mode", 1))
             _add_running_statistics(model, node)
@@ -77,14 +78,17 @@ def _add_running_statistics(model: ir.Model, node: ir.Node) -> None:
         output.name = fresh_name(model, f"{node.outputs[0].name}_statistic")
 
 
-def _spell_out_resize(model: ir.Model, node: ir.Node) -> None:
+def _spell_out_resize(model: ir.Model, node: ir.Node, *, can_shrink: bool) -> None:
     """A Resize or Upsample of an old opset: output x reads x / scale, rounded down, where it shrinks up, to the nearest element.
 
-    The rounding is what ONNX Runtime does and ONNX's own cases of opset 10 ask for.
+    The rounding is what ONNX Runtime does and ONNX's own cases of opset 10 ask for. An Upsample never shrinks.
     """
     node.attributes.add(ir.AttrString("coordinate_transformation_mode", "asymmetric"))
     if node.attributes.get_string("mode", "nearest") in ("bilinear", "linear"):
         node.attributes.add(ir.AttrString("mode", "linear"))
+        return
+    if not can_shrink:
+        node.attributes.add(ir.AttrString("nearest_mode", "floor"))
         return
     scales = constant_array(node.inputs[2])
     if scales is None:

@@ -226,4 +226,4 @@ class _Pooling:
         power = self.anchor.attribute("p", 2)
         if power == 1:
             return tirx.abs(value)
-        return value * value if power == 2 else tirx.pow(tirx.abs(value), tirx.const(power, self.dtype))
+        return reduce(lambda a, b: self.builder.name(a * b), [tirx.abs(value) if power % 2 else value] * power)
