@@ -114,4 +114,7 @@ def quantize_linear(node: ir.Node) -> ir.Function | None:
         working = ir.DataType.DOUBLE if dtype_of(node.inputs[0]) == ir.DataType.INT32 else ir.DataType.FLOAT
     wide, divisor = body.cast(body.input(0), working), body.cast(place.write(body, body.input(1)), working)
     offset = None if zero is None else body.cast(place.write(body, body.input(2)), "float32")
-    return body.function(saturated(body, body.op("Div", wide, divisor), offset, result, node.attributes.get_int("saturate", 1)))
+    quotient = body.op("Div", wide, divisor)
+    if working != ir.DataType.DOUBLE:
+        quotient = body.cast(quotient, "float32")  # Round takes bfloat16 since opset 22 only
+    return body.function(saturated(body, quotient, offset, result, node.attributes.get_int("saturate", 1)))
