@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ....kernels.gpu.grids import DeviceFunction
+from ....kernels.template import BuiltKernel
 from ....runtime.plan import Grid
 from ....runtime.target import Target
 from .cuda_compiler import compile_cuda
 from .device_module import cuda_source, function_symbol
 from .rocm_compiler import compile_rocm
+
+_OPERATIONS_PER_THREAD = 20_000  # some 20 microseconds of one thread, if nothing else waits
 
 
 def build_device_code(kernels: Mapping[str, DeviceFunction], target: Target) -> bytes:
@@ -21,6 +24,16 @@ def build_device_code(kernels: Mapping[str, DeviceFunction], target: Target) -> 
     if target.kind == "cuda":
         return compile_cuda(cuda_source(kernels, target), target.level)
     return compile_rocm(kernels, target).code_object
+
+
+def few_threads(kernel: BuiltKernel) -> str:
+    """What is slow about a kernel on a GPU: so few threads that each has much to do. Empty where nothing is."""
+    if not isinstance(kernel.function, DeviceFunction):
+        return ""
+    threads = max((one.blocks * one.threads for one in kernel.function.launches), default=1)
+    if kernel.flops <= _OPERATIONS_PER_THREAD * threads:
+        return ""
+    return f"{kernel.template} for {kernel.flops / 1e6:.1f} MFLOP in grids of at most {threads} threads"
 
 
 def grids_of(symbol: str, function: object) -> tuple[Grid, ...]:
