@@ -209,3 +209,14 @@ def test_dequantized_weights_are_computed_when_read() -> None:
 def test_scales_of_no_known_place_are_left(shape: tuple[int, ...], scale: tuple[int, ...], attributes: dict[str, int]) -> None:
     inputs = {"x": np.zeros(shape, np.float32), "s": np.ones(scale, np.float32)}
     assert "QuantizeLinear" in operators(expanded(one_node("QuantizeLinear", inputs, **attributes)))
+
+
+def test_qlinear_matmul_of_8_bit_floats() -> None:
+    """Sums in float32; the result is rounded once, and saturates."""
+    a, b = ((_GENERATOR.standard_normal(shape) * 4).astype(ml_dtypes.float8_e4m3fn) for shape in ((3, 5), (5, 4)))
+    scales, zero = (np.array(0.5, np.float32), np.array(2.0, np.float32), np.array(0.01, np.float32)), np.zeros((), a.dtype)
+    operands = (a, scales[0], zero, b, scales[1], zero, scales[2], zero)
+    inputs = {f"i{at}": array for at, array in enumerate(operands)}
+    found = prefuse.compile(one_node("QLinearMatMul", inputs), cache=False)(*operands)
+    exact = a.astype(np.float32) @ b.astype(np.float32) * np.float32(0.5 * 2.0 / 0.01)
+    np.testing.assert_array_equal(found.astype(np.float32), np.clip(exact, -448, 448).astype(a.dtype).astype(np.float32))
