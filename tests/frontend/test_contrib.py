@@ -12,7 +12,7 @@ from onnx import parser
 from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_state
 from prefuse.compiler.frontend.contrib.table import OPERATORS, REFUSED
 from prefuse.compiler.frontend.importer import import_model
-from prefuse.runtime.errors import UnsupportedModelError
+from prefuse.runtime.errors import InvalidModelError, UnsupportedModelError
 
 from .contrib_oracle import Case, by_onnxruntime, check
 
@@ -328,6 +328,19 @@ REFUSALS = {
 def test_refusals_have_reasons(reason: str) -> None:
     model = parser.parse_model(HEAD + f"(float[2,5,8] x, float[8,24] w) => (float y) {{ y = {REFUSALS[reason]} }}")
     with pytest.raises(UnsupportedModelError, match=reason):
+        import_model(model)
+
+
+BROKEN = ["FusedMatMul<alpha = 1>(x, x)", "BiasGelu(x, n)", "MoE(x, x, x, x, x)", "QLinearSigmoid(x, x, x, x, x)"]
+
+
+@pytest.mark.parametrize(
+    "text", [*BROKEN, "FusedMatMul(x, g)", "Attention<num_heads = 0>(x, v)", "MatMulNBits<N = 4, K = 8, block_size = 0>(x, w, w)"]
+)
+def test_broken_nodes_are_one_error_that_names_them(text: str) -> None:
+    inputs = "(float[2,5,8] x, int64[8] n, float[3] g, float[8,24] v)"
+    model = parser.parse_model(f"{HEAD}{inputs} => (float y) <uint8[4] w = {{1, 2, 3, 4}}> {{ y = com.microsoft.{text} }}")
+    with pytest.raises((InvalidModelError, UnsupportedModelError), match=text.partition("(")[0].partition("<")[0]):
         import_model(model)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...ir.facts import infer_node, schema_of, set_constant_facts
+from ....runtime.errors import CompileError, InvalidModelError
+from ...ir.facts import infer_node, schema_of, set_constant_facts, source_of
 from ...ir.scopes import subgraphs_of
 from .call import Call, RefusedNodeError
 from .table import OPERATORS, REFUSED, REFUSED_DOMAINS
@@ -35,6 +36,9 @@ def rewrite_contrib(model: ir.Model) -> None:
 
     Results keep their names, and the new nodes the metadata of the old. What cannot be rewritten stays; `refusal_of` says why.
     The facts of all values are known afterwards.
+
+    Raises:
+        InvalidModelError: a node breaks the definition of its operator.
     """
     _rewrite_graph(model, model.graph)
     if not any(node.domain == DOMAIN for node in model.graph.all_nodes()):
@@ -69,3 +73,7 @@ def _rewrite_node(model: ir.Model, node: ir.Node) -> None:
         call.finish(operator.rewrite(call))
     except RefusedNodeError as refusal:
         node.meta[_REFUSAL] = str(refusal)
+    except Exception as error:  # of onnx_ir and ONNX's inference: a type or attribute that the operator does not have
+        reason = error.what if isinstance(error, CompileError) else error
+        what = f"com.microsoft.{node.op_type} is not what ONNX Runtime defines: {reason}"
+        raise InvalidModelError(source_of(node), what, "correct the model") from error
