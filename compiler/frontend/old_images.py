@@ -95,7 +95,7 @@ def _spell_out_resize(model: ir.Model, node: ir.Node, *, can_shrink: bool) -> No
         raise UnsupportedModelError(
             f"Resize {node.name or ''}".strip(), "scales of opset 10 that only a run knows", "export it with opset 11 or newer"
         )
-    shrinks = (scales < 1).any()
+    shrinks = bool((scales < 1).any())
     if shrinks and (scales > 1).any():
         _shrink_before(model, node, scales)
         shrinks = False

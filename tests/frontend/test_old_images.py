@@ -74,7 +74,7 @@ def test_old_nearest_resizing_by_scales_of_a_run_is_refused() -> None:
     ("opset", "outputs", "attributes"), [(9, 3, {}), (13, 5, {}), (6, 1, {"is_test": 0}), (14, 3, {"training_mode": 1})]
 )
 def test_training_batch_normalization_uses_the_statistics_of_the_batch(
-    opset: int, outputs: int, attributes: dict[str, int]
+    opset: int, outputs: int, attributes: dict[str, Any]
 ) -> None:
     x = torch.randn(4, 3, 5)
     scale, bias, mean, variance = torch.rand(4, 3)
@@ -99,6 +99,6 @@ def test_saved_statistics_are_refused() -> None:
 @pytest.mark.parametrize("op_type", ["LpPool", "GlobalLpPool"])
 def test_the_first_powers_were_numbers_with_a_fraction(op_type: str) -> None:
     x = rng.standard_normal((1, 2, 4, 6)).astype(np.float32)
-    kernel = {"kernel_shape": [4, 6]} if op_type == "LpPool" else {}
+    kernel: dict[str, Any] = {"kernel_shape": [4, 6]} if op_type == "LpPool" else {}
     got = ours(one_node(op_type, 1, x, p=3.0, **kernel), x)
     np.testing.assert_allclose(got, (np.abs(x) ** 3).sum((2, 3), keepdims=True) ** (1 / 3), rtol=1e-5)

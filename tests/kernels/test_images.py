@@ -39,7 +39,7 @@ def pool(x: np.ndarray, reverse: bool = False, **attributes: Any) -> Case:
                 best = element, plane + int(np.ravel_multi_index(where, extents, order="F" if reverse else "C"))
         assert best is not None
         values[at], indices[at] = best
-    storage = {"storage_order": 1} if reverse else {}
+    storage: dict[str, Any] = {"storage_order": 1} if reverse else {}
     return operator("MaxPool", x, expected=[values, indices], outputs=2, template="pooling_indices", **attributes, **storage)
 
 

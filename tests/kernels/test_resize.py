@@ -60,7 +60,7 @@ def nearest() -> list[Case]:
 
 def even() -> list[Case]:
     """Whole factors: strided copies."""
-    asymmetric = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    asymmetric: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return [
         resize((2, 3, 5, 21), (1, 1, 2, 2)),
         resize((1, 2, 4, 35), (1, 1, 3, 2), **asymmetric),
