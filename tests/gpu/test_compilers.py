@@ -178,6 +178,8 @@ def test_command_line(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     try:
         prefuse.compile(small_model(), target=target, cache=False)
     except CompileError as error:
+        if "this machine has" not in error.what:
+            raise
         pytest.skip(str(error))
     terminal = Terminal(monkeypatch, capsys)
     model, program = tmp_path / "m.onnx", tmp_path / "m.prefuse"

@@ -170,6 +170,17 @@ def test_the_installed_gpu_is_the_default(simulated_gpu: CudaDriver) -> None:
     assert Target.parse("cuda") == Target("cuda", "sm_90")
 
 
+def test_kernels_of_few_threads_are_reported_as_slow(simulated_gpu: CudaDriver) -> None:
+    """A sum along a long axis has a thread for each of its three rows."""
+    text = """<ir_version: 10, opset_import: ["": 21]> main (float[3,600000] x) => (float[3,600000] y) <int64 a = {1}> {
+      y = CumSum(x, a)
+    }"""
+    slow = prefuse.compile(parser.parse_model(text), target="cuda:sm_90", cache=False)
+    assert isinstance(slow, CompiledModel)
+    assert "CumSum: scan for 1.8 MFLOP in grids of at most 32 threads" in slow.report()
+    assert "slow paths: none" in compiled().report()
+
+
 def test_onnx_backend_interface(simulated_gpu: CudaDriver) -> None:
     model, x = small_model(), inputs()
     assert backend.supports_device("CUDA")
