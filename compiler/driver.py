@@ -18,6 +18,7 @@ from ..runtime.target import Target
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import inline_function, is_fused
+from .lowering.gpu.device_code import few_threads
 from .lowering.groups import group_of
 from .lowering.planning import LoweredGroup, PlanDraft, draft_plan, is_view
 from .lowering.program import build_library
@@ -144,10 +145,12 @@ def _constant_sources(draft: PlanDraft, offsets: dict[str, int | None]) -> list[
 
 def _report(lowered: list[LoweredGroup], context: Context) -> dict[str, object]:
     """What `CompiledModel.report` shows beyond the Plan: where the program is slow, and what the passes refused, with reasons."""
+    reasons = {
+        **{item.symbol: f"{TEMPLATE}{_reasons(item.kernel.refused)}" for item in lowered if item.kernel.template == TEMPLATE},
+        **{item.symbol: few for item in lowered if (few := few_threads(item.kernel))},
+    }
     slow = [
-        f"{item.node.op_type} at {source_of(item.node)}: {TEMPLATE}{_reasons(item.kernel.refused)}"
-        for item in lowered
-        if item.kernel.template == TEMPLATE
+        f"{item.node.op_type} at {source_of(item.node)}: {reasons[item.symbol]}" for item in lowered if item.symbol in reasons
     ]
     return {"slow_paths": slow or "none", "remarks": [str(remark) for remark in context.remarks[:_REMARKS]]}
 
