@@ -171,6 +171,7 @@ def test_low_bit_weights_stay_packed_and_shared(tmp_path: Path) -> None:
     assert isinstance(weight, ir.ExternalTensor)
     assert weight.dtype == ir.DataType.UINT4
     assert weight.nbytes == 64 * 512 // 2
+    assert not any(value.dtype == ir.DataType.UINT8 for value in graph.initializers.values())  # the bytes are there once
 
 
 def test_low_bit_weights_that_are_not_taken() -> None:

@@ -176,7 +176,10 @@ class Call:
         return value is not None and (value.shape is None or 0 not in value.shape)
 
     def finish(self, results: Sequence[ir.Value | None]) -> None:
-        """Put values in the place of the node's outputs, in order; None, and outputs beyond the end, are not computed."""
+        """Put values in the place of the node's outputs, in order; None, and outputs beyond the end, are not computed.
+
+        Constants that nobody reads any more leave the graph: their bytes may lie under another type in it now.
+        """
         self._check_all_read()
         outputs = self._node.outputs
         values = [*results[: len(outputs)], *[None] * (len(outputs) - len(results))]
@@ -184,7 +187,11 @@ class Call:
             if value is None and self.is_asked(position):
                 raise RefusedNodeError(f"output {position} is asked for")
         placed = [None if value is None else self._named(value, old) for value, old in zip(values, outputs, strict=True)]
+        inputs = self._node.inputs
         replace_node(self._model, self._node, (), placed)
+        for value in inputs:
+            if value is not None and value.is_initializer() and not _is_used(value):
+                self._graph.initializers.pop(str(value.name), None)
 
     def _named(self, value: ir.Value, old: ir.Value) -> ir.Value:
         """The value, made here and under the name of what it replaces."""
