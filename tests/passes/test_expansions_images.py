@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
+import onnx
 import prefuse
 import pytest
 
 from .expanding import evaluate, expanded, one_node, operators
 
 rng = np.random.default_rng(19)
+
+
+def computed(model: onnx.ModelProto, *arrays: np.ndarray) -> np.ndarray:
+    return np.asarray(prefuse.compile(model, cache=False)(*arrays))
 
 
 def deformed(
@@ -61,9 +67,9 @@ def deformed(
         ((1, 1, 1, 1), (1, 1), (1, 1), {}),
     ],
 )
-def test_deform_conv(shape: tuple[int, ...], kernel: tuple[int, ...], places: tuple[int, ...], more: dict[str, object]) -> None:
-    rank, group = len(kernel), int(str(more.get("group", 1)))
-    own = int(str(more.get("offset_group", 1))) * int(np.prod(kernel))
+def test_deform_conv(shape: tuple[int, ...], kernel: tuple[int, ...], places: tuple[int, ...], more: dict[str, Any]) -> None:
+    rank, group = len(kernel), int(more.get("group", 1))
+    own = int(more.get("offset_group", 1)) * int(np.prod(kernel))
     arrays = [
         rng.standard_normal(shape),
         rng.standard_normal((4, shape[1] // group, *kernel)),
@@ -72,10 +78,16 @@ def test_deform_conv(shape: tuple[int, ...], kernel: tuple[int, ...], places: tu
         rng.uniform(0, 1, (shape[0], own, *places)),
     ]
     arrays = [array.astype(np.float32) for array in arrays]
-    defaults = {"strides": [1] * rank, "pads": [0] * (2 * rank), "dilations": [1] * rank, "group": 1, "offset_group": 1}
-    inputs = dict(zip("xwobm", arrays, strict=True))
-    got = prefuse.compile(one_node("DeformConv", inputs, kernel_shape=kernel, **more), cache=False)(*arrays)
-    expected = deformed(*(array.astype(np.float64) for array in arrays), **{**defaults, **more})  # type: ignore[arg-type]
+    defaults: dict[str, Any] = {
+        "strides": [1] * rank,
+        "pads": [0] * (2 * rank),
+        "dilations": [1] * rank,
+        "group": 1,
+        "offset_group": 1,
+    }
+    inputs: dict[str, np.ndarray] = dict(zip("xwobm", arrays, strict=True))
+    got = computed(one_node("DeformConv", inputs, kernel_shape=kernel, **more), *arrays)
+    expected = deformed(*(array.astype(np.float64) for array in arrays), **{**defaults, **more})
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -86,18 +98,17 @@ def test_batch_normalization_of_statistics_of_a_run(shape: tuple[int, ...], dtyp
     statistics = np.float32 if dtype == "float16" else x.dtype
     channels = [rng.uniform(0.5, 2, 3).astype(statistics) for _ in range(4)]
     model = one_node("BatchNormalization", dict(zip("xsbmv", [x, *channels], strict=True)), epsilon=0.01)
-    got = prefuse.compile(model, cache=False)(x, *channels)
+    got = computed(model, x, *channels)
     scale, bias, mean, variance = (c.astype(np.float64).reshape(-1, *[1] * (len(shape) - 2)) for c in channels)
     expected = scale * (x.astype(np.float64) - mean) / np.sqrt(variance + 0.01) + bias
     assert got.dtype == x.dtype
-    np.testing.assert_allclose(
-        got.astype(np.float64), expected, **{"float16": {"rtol": 2e-3}}.get(dtype, {"rtol": 1e-5, "atol": 1e-6})
-    )
+    tolerance = 2e-3 if dtype == "float16" else 1e-5
+    np.testing.assert_allclose(got.astype(np.float64), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("shape", "attributes"), [((3, 5), {}), ((5, 3), {"k": 2}), ((4, 4), {"k": -3, "dtype": 9}),
                                                    ((2, 3), {"k": 7, "dtype": 10})])  # fmt: skip
-def test_eye_like(shape: tuple[int, ...], attributes: dict[str, int]) -> None:
+def test_eye_like(shape: tuple[int, ...], attributes: dict[str, Any]) -> None:
     inputs = {"x": np.zeros(shape, np.int8)}
     model = one_node("EyeLike", inputs, **attributes)
     made = expanded(model)
@@ -110,7 +121,7 @@ def test_eye_like(shape: tuple[int, ...], attributes: dict[str, int]) -> None:
 @pytest.mark.parametrize(("order", "dtype"), [(1, "float32"), (2, "float16"), (3, "float32"), (5, "float64")])
 def test_global_lp_pool(order: int, dtype: str) -> None:
     x = rng.standard_normal((2, 3, 4, 5)).astype(dtype)
-    got = prefuse.compile(one_node("GlobalLpPool", {"x": x}, p=order), cache=False)(x)
+    got = computed(one_node("GlobalLpPool", {"x": x}, p=order), x)
     expected = (np.abs(x.astype(np.float64)) ** order).sum((2, 3), keepdims=True) ** (1 / order)
     np.testing.assert_allclose(got.astype(np.float64), expected, rtol=1e-3 if dtype == "float16" else 1e-5)
 
@@ -123,14 +134,14 @@ def test_max_unpool(extents: tuple[int, int], pads: list[int], sizes: tuple[int,
     places = rng.permutation(2 * extents[0] * extents[1])[: x.size].reshape(x.shape)
     whole = np.zeros((2, 1, *extents), np.float32)
     whole.reshape(-1)[places.ravel()] = x.ravel()
-    inputs = {"x": x, "i": places}
+    inputs: dict[str, np.ndarray] = {"x": x, "i": places}
     expected = whole
     if sizes is not None:
         inputs["c_s"] = np.array([2, 1, *sizes])
         expected = np.zeros((2, 1, *sizes), np.float32)
         expected[:, :, : extents[0], : extents[1]] = whole
     model = one_node("MaxUnpool", inputs, kernel_shape=[2, 2], strides=[2, 2], pads=pads)
-    np.testing.assert_array_equal(prefuse.compile(model, cache=False)(x, places), expected)
+    np.testing.assert_array_equal(computed(model, x, places), expected)
 
 
 def test_a_large_eye_is_left_alone() -> None:
