@@ -177,9 +177,7 @@ def to_json(structure: Structure) -> Json:
     if isinstance(structure, Leaf):
         return "leaf"
     if isinstance(structure, Constant):
-        if not isinstance(structure.value, (bool, int, float, str, type(None))):
-            raise TypeError(f"{structure.value!r} has no JSON form")
-        return {"constant": structure.value}
+        return _constant_to_json(structure.value)
     kind = structure.kind
     if _find_class(kind.__module__, kind.__qualname__) is not kind:
         raise TypeError(f"{kind} cannot be found by its name")
@@ -198,8 +196,8 @@ def from_json(data: object) -> Structure:
         return LEAF
     if not isinstance(data, dict):
         raise TypeError(f"{data!r} is no structure")
-    if "constant" in data:
-        value = data["constant"]
+    if "constant" in data or "torch" in data:
+        value = data["constant"] if "constant" in data else _torch_value(str(data["torch"]), str(data["value"]))
         return Constant(value, f"{type(value).__qualname__}:{value!r}")
     kind, keys, children = _find_class(str(data["module"]), str(data["class"])), data["keys"], data["children"]
     if kind is None or not isinstance(children, list):
@@ -208,6 +206,29 @@ def from_json(data: object) -> Structure:
     if names is not None and len(names) != len(children):
         raise ValueError(f"{data!r} has {len(children)} children for {len(names)} keys")
     return Container(kind, names, tuple(from_json(child) for child in children))
+
+
+def _constant_to_json(value: object) -> Json:
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return {"constant": value}
+    kind = type(value).__qualname__
+    if type(value).__module__ != "torch" or kind not in ("dtype", "device"):
+        raise TypeError(f"{value!r} has no JSON form")
+    return {"torch": kind, "value": str(value).removeprefix("torch.")}
+
+
+def _torch_value(kind: str, text: str) -> object:
+    """A dtype or device of torch, which a process that has no torch cannot hold. Raises TypeError."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise TypeError(f"torch is not there for {text}")
+    try:
+        found = torch.device(text) if kind == "device" else getattr(torch, text, None)
+    except RuntimeError as error:
+        raise TypeError(f"{text} is no device of torch") from error
+    if not isinstance(found, (torch.device, torch.dtype)):
+        raise TypeError(f"{text} is no {kind} of torch")
+    return found
 
 
 def _find_class(module: str, qualified_name: str) -> type | None:

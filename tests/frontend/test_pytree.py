@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from prefuse.compiler.frontend.pytree import flatten, from_json, leaf_paths, to_json, unflatten
@@ -92,6 +93,14 @@ def test_an_object_that_contains_itself_is_refused() -> None:
         flatten(cache)
 
 
+@pytest.mark.parametrize("value", [torch.float32, torch.bfloat16, torch.device("cpu"), torch.device("cuda", 1)])
+def test_types_and_devices_of_torch_have_a_json_form(value: object) -> None:
+    structure, _ = flatten({"kind": value})
+    again = from_json(json.loads(json.dumps(to_json(structure))))
+    assert again == structure
+    assert unflatten(again, ()) == {"kind": value}
+
+
 def test_names_of_leaves() -> None:
     structure, _ = flatten({"a": [np.ones(1), np.ones(1)], "b": Pair(np.ones(1), 3)})
     assert list(leaf_paths(structure, "in")) == ["in_a_0", "in_a_1", "in_b_first"]
@@ -102,7 +111,18 @@ def test_an_unknown_object_is_named_with_its_place() -> None:
         flatten((1, {"k": object()}))
 
 
-@pytest.mark.parametrize("data", [None, 3, [], {}, {"module": "no.such", "class": "X", "keys": None, "children": []}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        3,
+        [],
+        {},
+        {"torch": "dtype", "value": "nn"},
+        {"torch": "device", "value": "x"},
+        {"module": "no.such", "class": "X", "keys": None, "children": []},
+    ],
+)
 def test_what_is_no_structure(data: object) -> None:
     with pytest.raises((TypeError, KeyError, ValueError)):
         from_json(data)
