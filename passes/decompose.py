@@ -16,9 +16,9 @@ from ..compiler.ir.kinds import is_known
 from ..compiler.ir.rewriter import Rejection, replace_node
 from ..compiler.ir.scopes import captured_values, subgraphs_of
 from ..compiler.pipeline import Context, Pass
-from .determinism import RANDOM_OPERATORS
+from ..compiler.ir.randomness import RANDOM_OPERATORS
 from .eliminate_dead import release_subgraphs
-from .expansions import expansion_of
+from .expansions import PARTLY_EXPANDED, expansion_of
 
 # Operators that meant something else before this opset, although their attributes look the same.
 _CHANGED_MEANING = {"Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
@@ -59,7 +59,7 @@ class Decompose(Pass):
             return None
         if node.op_identifier() in model.functions:
             return inline_function(model, node)
-        if is_known(node) or node.op_type in RANDOM_OPERATORS:
+        if (is_known(node) and node.op_type not in PARTLY_EXPANDED) or node.op_type in RANDOM_OPERATORS:
             return None
         function = expansion_of(node, model.graph.opset_imports[""]) or _function_body(node, model)
         if function is None:

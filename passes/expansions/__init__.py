@@ -16,7 +16,7 @@ from .encoding import hardmax
 from .fourier import dft, stft
 from .grams import tfidf_vectorizer
 from .grids import affine_grid
-from .images import batch_normalization, deform_conv, eye_like, global_lp_pool, max_unpool
+from .images import batch_normalization, conv_transpose, deform_conv, eye_like, global_lp_pool, max_unpool
 from .integer_products import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
 from .normalization import lp_normalization
 from .optimizers import adagrad, adam, momentum
@@ -26,6 +26,7 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "AffineGrid": affine_grid,
     "BatchNormalization": batch_normalization,
     "ConvInteger": conv_integer,
+    "ConvTranspose": conv_transpose,
     "DFT": dft,
     "DeformConv": deform_conv,
     "DequantizeLinear": dequantize_linear,
@@ -59,6 +60,8 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "ai.onnx.preview.training.Adam": adam,
     "ai.onnx.preview.training.Momentum": momentum,
 }
+
+PARTLY_EXPANDED = frozenset(["ConvTranspose"])  # operators that lowering knows, of which some are better expanded
 
 
 def expansion_of(node: ir.Node, opset: int) -> ir.Function | None:

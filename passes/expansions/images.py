@@ -1,4 +1,4 @@
-"""Operators on images: BatchNormalization, DeformConv, EyeLike, GlobalLpPool and MaxUnpool."""
+"""Operators on images: BatchNormalization, ConvTranspose, DeformConv, EyeLike, GlobalLpPool and MaxUnpool."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .common import dims
 
 _FLOAT, _DOUBLE = int(ir.DataType.FLOAT), int(ir.DataType.DOUBLE)
 _MOST_DIAGONALS = 1 << 16  # rows and columns of an EyeLike, whose numbers are constants
+_MOST_PHASES = 16  # of a ConvTranspose's output positions, that its template takes
 _MOST_DEFORMED_DIMENSIONS = 3  # that GridSample has
 
 
@@ -57,6 +58,37 @@ def _running_statistics(node: ir.Node, working: int) -> str:
             sum_{name} = Add(kept_{name}, taken_{name}) flat_{name} = Reshape(sum_{name}, flat)
             y{position} = Cast<to={int(given.dtype)}>(flat_{name}) """
     return body
+
+
+def conv_transpose(node: ir.Node) -> str | None:
+    """A matrix product whose columns Col2Im adds up, where the strides are so large that each output has few taps.
+
+    None where they are not: the convolution template is faster up to 16 phases of output positions and does not take more.
+    """
+    x, weights, result = (dims(value) for value in (node.inputs[0], node.inputs[1], node.outputs[0]))
+    rank, groups = len(x) - 2, node.attributes.get_int("group", 1)
+    strides, dilations = (node.attributes.get_ints(name) or [1] * rank for name in ("strides", "dilations"))
+    auto = node.attributes.get_string("auto_pad", "NOTSET")
+    if prod(strides) <= _MOST_PHASES or auto != "NOTSET" or "output_shape" in node.attributes or len(result) != rank + 2:
+        return None
+    begins = (node.attributes.get_ints("pads") or [0] * (2 * rank))[:rank]
+    sides = zip(x[2:], strides, dilations, weights[2:], result[2:], begins, strict=True)
+    ends = [(i - 1) * s + d * (k - 1) + 1 - o - begin for i, s, d, k, o, begin in sides]
+    if min(ends) < 0 or 0 in (*x, *weights):
+        return None
+    channels, columns = weights[1] * groups, weights[1] * prod(weights[2:])
+    body = f"""rows_shape = Constant<value_ints={[groups, x[1] // groups, columns]}>() rows = Reshape(i1, rows_shape)
+        turned = Transpose<perm=[0, 2, 1]>(rows)
+        places_shape = Constant<value_ints={[x[0], groups, x[1] // groups, prod(x[2:])]}>() places = Reshape(i0, places_shape)
+        products = MatMul(turned, places)
+        blocks_shape = Constant<value_ints={[x[0], groups * columns, prod(x[2:])]}>() blocks = Reshape(products, blocks_shape)
+        image = Constant<value_ints={list(result[2:])}>() block = Constant<value_ints={list(weights[2:])}>()
+        sums = Col2Im<strides={list(strides)}, dilations={list(dilations)}, pads={[*begins, *ends]}>(blocks, image, block) """
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return body + "y = Identity(sums)"
+    return (
+        body + f"bias_shape = Constant<value_ints={[channels, *[1] * rank]}>() bias = Reshape(i2, bias_shape) y = Add(sums, bias)"
+    )
 
 
 def deform_conv(node: ir.Node) -> str | None:

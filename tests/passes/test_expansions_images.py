@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import prefuse
 import pytest
+import torch
 
 from .expanding import evaluate, expanded, one_node, operators
 
@@ -89,6 +90,41 @@ def test_deform_conv(shape: tuple[int, ...], kernel: tuple[int, ...], places: tu
     got = computed(one_node("DeformConv", inputs, kernel_shape=kernel, **more), *arrays)
     expected = deformed(*(array.astype(np.float64) for array in arrays), **{**defaults, **more})
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "more"),
+    [
+        ((2, 4, 3, 2), (5, 6), {"stride": (5, 4), "groups": 2}),
+        ((1, 3, 7), (36,), {"stride": 17, "padding": 9, "output_padding": 2}),
+        ((1, 2, 3, 3), (3, 3), {"stride": (6, 3), "dilation": (2, 1), "padding": (1, 0)}),
+    ],
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_conv_transpose_of_many_phases(
+    shape: tuple[int, ...], kernel: tuple[int, ...], more: dict[str, Any], has_bias: bool
+) -> None:
+    """Which the convolution template refuses; fewer phases stay."""
+    rank, groups = len(kernel), more.get("groups", 1)
+    x, weights, bias = torch.randn(shape), torch.randn(shape[1], 3, *kernel), torch.randn(3 * groups)
+    transpose = torch.nn.functional.conv_transpose1d if rank == 1 else torch.nn.functional.conv_transpose2d
+    expected = transpose(x.double(), weights.double(), bias.double() if has_bias else None, **more)
+
+    def each(name: str, default: int) -> list[int]:
+        value = more.get(name, default)
+        return [value] * rank if isinstance(value, int) else list(value)
+
+    inputs = {"x": x.numpy(), "c_w": weights.numpy()} | ({"c_b": bias.numpy()} if has_bias else {})
+    attributes: dict[str, Any] = {"strides": each("stride", 1), "dilations": each("dilation", 1), "group": groups}
+    attributes |= {"pads": each("padding", 0) * 2, "output_padding": each("output_padding", 0)}
+    model = one_node("ConvTranspose", inputs, **attributes)
+    assert "Col2Im" in operators(expanded(model))
+    np.testing.assert_allclose(computed(model, x.numpy()), expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_conv_transpose_of_few_phases_stays() -> None:
+    x, weights = np.zeros((1, 2, 3, 3), np.float32), np.zeros((2, 1, 4, 4), np.float32)
+    assert "ConvTranspose" in operators(expanded(one_node("ConvTranspose", {"x": x, "c_w": weights}, strides=[4, 4])))
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((2, 3, 4, 5), "float32"), ((4, 3), "float32"), ((2, 3, 4), "float16"),
