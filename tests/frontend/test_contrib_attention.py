@@ -77,6 +77,7 @@ MULTI_HEAD = {
         {"num_heads": 2, "scale": 0.2},
     ),
     "ends": Case("MultiHeadAttention", [QUERIES, *KEYS, None, ints(3, 5)], {"num_heads": 2}),
+    "causal-among-more-keys": Case("MultiHeadAttention", [QUERIES, *KEYS, None, ROWS], {"num_heads": 2, "unidirectional": 1}),
     "squares": Case("MultiHeadAttention", [QUERIES, *KEYS, None, SQUARES[:, :3]], {"num_heads": 2}),
     "past": Case(
         "MultiHeadAttention", [QUERIES, *NEW, floats(24), None, None, *STATES], {"num_heads": 2, "unidirectional": 1}, (1, 1, 1)

@@ -69,7 +69,8 @@ def cross_attentions(draw: Draw) -> Case:
     inputs.append(masks(draw, random, batch, queries, keys))
     if draw(st.booleans()):
         inputs.append(floats(1, heads, queries, keys))
-    return Case("MultiHeadAttention", inputs, {"num_heads": heads}, (1, 1, 1) if draw(st.booleans()) else (1,))
+    attributes = {"num_heads": heads, "unidirectional": draw(st.integers(0, 1))}
+    return Case("MultiHeadAttention", inputs, attributes, (1, 1, 1) if draw(st.booleans()) else (1,))
 
 
 @st.composite

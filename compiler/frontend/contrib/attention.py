@@ -104,12 +104,12 @@ def attend(
     elif past_key is not None or past_value is not None:
         raise RefusedNodeError("has only one of both past states")
     is_causal = bool(call.integer("unidirectional", 0))
-    bias = mask_bias(call, q, k, Mask(mask, call.number("mask_filter_value", -10000.0), is_causal))
+    bias = mask_bias(call, q, k, Mask(mask, call.number("mask_filter_value", -10000.0), is_causal, past_key))
     if extra is not None:
         bias = extra if bias is None else call.op("Add", bias, extra)
     is_plain = mask is None and past_key is None  # then ONNX's own causal mask is meant
     if is_causal and mask is None and not is_plain:
-        causal = causal_bias(call, q, k, call.like(q, 0.0))
+        causal = causal_bias(call, q, k, call.like(q, 0.0), past_key)
         bias = causal if bias is None else call.op("Add", bias, causal)
     y = call.op("Attention", q, k, v, bias, **scale_attribute(call), is_causal=int(is_causal and is_plain))
     y = merged_heads(call, y, heads * size)
