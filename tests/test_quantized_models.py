@@ -26,7 +26,7 @@ from onnxruntime.quantization import (
 _WIDTH = 32
 
 
-class _Samples(CalibrationDataReader):
+class _Samples(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no type stubs
     def __init__(self, shape: tuple[int, ...]) -> None:
         generator = np.random.default_rng(1)
         self._samples = iter([{"x": generator.standard_normal(shape).astype(np.float32)} for _ in range(4)])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+import prefuse
 from onnx.reference import ReferenceEvaluator
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.pipeline import Context, run_pipeline
@@ -21,7 +23,7 @@ def one_node(
     *,
     domain: str = "",
     opset: int = onnx.defs.onnx_opset_version(),
-    **attributes: object,
+    **attributes: Any,
 ) -> onnx.ModelProto:
     """A model of one operator. Inputs whose name begins with "c_" are initializers; an empty name leaves an input out."""
     names = [f"y{number}" for number in range(outputs)]
@@ -54,7 +56,14 @@ def operators(model: onnx.ModelProto) -> set[str]:
 def evaluate(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
     """What onnx.reference computes; `inputs` as for `one_node`."""
     wanted = {value.name for value in model.graph.input}
-    return ReferenceEvaluator(model).run(None, {k: v for k, v in inputs.items() if k in wanted})
+    results = ReferenceEvaluator(model).run(None, {k: v for k, v in inputs.items() if k in wanted})
+    return [np.asarray(result) for result in results]
+
+
+def compiled(model: onnx.ModelProto, *inputs: np.ndarray) -> list[np.ndarray]:
+    """What the model computes, compiled."""
+    results = prefuse.compile(model, cache=False)(*inputs)
+    return [np.asarray(result) for result in (results if isinstance(results, tuple) else (results,))]
 
 
 def _type(array: np.ndarray) -> int:

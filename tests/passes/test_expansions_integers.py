@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
-import prefuse
 import pytest
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.pipeline import Context, run_pipeline
@@ -14,7 +15,7 @@ from prefuse.passes.canonicalize import Canonicalize
 from prefuse.passes.decompose import Decompose
 from prefuse.runtime.target import Target
 
-from .expanding import evaluate, expanded, one_node, operators
+from .expanding import compiled, evaluate, expanded, one_node, operators
 
 _GENERATOR = np.random.default_rng(0)
 
@@ -43,7 +44,7 @@ def test_matmul_integer_is_exact(depth: int, types: tuple[type, type]) -> None:
     exact = (a.astype(np.int64) - inputs["za"]) @ (b.astype(np.int64) - inputs["zb"])
     np.testing.assert_array_equal(evaluate(model, inputs)[0], exact)
     if depth == 3000:
-        np.testing.assert_array_equal(prefuse.compile(model, cache=False)(*inputs.values()), exact)
+        np.testing.assert_array_equal(compiled(model, *inputs.values())[0], exact)
 
 
 def test_known_weights_bound_the_sums() -> None:
@@ -102,7 +103,7 @@ def test_conv_integer_is_exact(channels: int) -> None:
     padded = np.pad(x.astype(np.int64) - 200, ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))[:, :, ::2]
     exact = np.einsum("nchwij,ocij->nohw", windows, w.astype(np.int64) - 3)
-    np.testing.assert_array_equal(prefuse.compile(source, cache=False)(x), exact)
+    np.testing.assert_array_equal(compiled(source, x)[0], exact)
     np.testing.assert_array_equal(evaluate(model, inputs)[0], exact)
 
 
@@ -114,7 +115,7 @@ def test_qlinear_conv_by_channel() -> None:
     bias = _GENERATOR.integers(-9999, 9999, 6, np.int32)
     operands = (x, xs, xz, w, ws, wz, ys, yz, bias)
     inputs = {f"{'c_' if at else ''}{at}": np.asarray(array) for at, array in enumerate(operands)}
-    found = prefuse.compile(one_node("QLinearConv", inputs, group=2, pads=[1, 1]), cache=False)(x)
+    (found,) = compiled(one_node("QLinearConv", inputs, group=2, pads=[1, 1]), x)
     padded = np.pad(x.astype(np.float64) + 7, ((0, 0), (0, 0), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, 3, axis=2).reshape(1, 2, 2, 7, 3)
     weights = (w.astype(np.float64) - wz[:, None, None]).reshape(2, 3, 2, 3)
@@ -134,7 +135,7 @@ def test_quantize_and_back(narrow: str, blocks: int) -> None:
     x = (_GENERATOR.standard_normal((3, 8)) * 4).astype(np.float32)
     code = int(ir.DataType.from_numpy(np.dtype(narrow)))
     scale = (_GENERATOR.random((3, 2)) + 0.5).astype(np.float32) if blocks else np.array(0.7, np.float32)
-    attributes = {"axis": 1, "block_size": blocks, "output_dtype": code}
+    attributes: dict[str, Any] = {"axis": 1, "block_size": blocks, "output_dtype": code}
     inputs = {"x": x, "s": scale}
     source = one_node("QuantizeLinear", inputs, **attributes)
     (q,), (expected,) = evaluate(expanded(source), inputs), evaluate(source, inputs)
@@ -151,7 +152,7 @@ def test_the_last_block_may_be_shorter() -> None:
     model = one_node("DequantizeLinear", inputs, axis=1, block_size=3)
     exact = q * np.repeat(scale, 3, axis=1)[:, :7]
     np.testing.assert_array_equal(evaluate(expanded(model), inputs)[0], exact)
-    np.testing.assert_array_equal(prefuse.compile(model, cache=False)(q, scale), exact)
+    np.testing.assert_array_equal(compiled(model, q, scale)[0], exact)
     constant = one_node("DequantizeLinear", {"c_q": q, "c_s": scale}, axis=1, block_size=3)
     np.testing.assert_array_equal(evaluate(expanded(constant), {})[0], exact)
 
@@ -169,8 +170,9 @@ def test_the_scale_says_how_precise_the_quotient_is() -> None:
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_narrow_floats_at_opset_21(dtype: type) -> None:
     """Opset 21 has no Round of bfloat16. A kernel keeps its quotient in float32, so that it may be a quantum nearer the truth."""
-    x, scale = (_GENERATOR.standard_normal(50) * 9).astype(dtype), np.array(0.07, dtype)
-    found = prefuse.compile(one_node("QuantizeLinear", {"x": x, "s": scale}, opset=21, output_dtype=3), cache=False)(x, scale)
+    x: np.ndarray = np.asarray(_GENERATOR.standard_normal(50) * 9, dtype)
+    scale: np.ndarray = np.array(0.07, dtype)
+    (found,) = compiled(one_node("QuantizeLinear", {"x": x, "s": scale}, opset=21, output_dtype=3), x, scale)
     exact = np.clip(np.rint((x / scale).astype(np.float32)), -128, 127)
     np.testing.assert_allclose(found, exact, atol=0 if dtype == np.float16 else 1)
 
@@ -181,7 +183,7 @@ def test_powers_of_two_scale_exactly() -> None:
     inputs = {"x": x, "s": scale}
     model = one_node("QuantizeLinear", inputs, axis=1, output_dtype=int(onnx.TensorProto.INT8))
     exact = np.clip(np.rint(x / np.array([0.25, 8.0, 1.0])), -128, 127)
-    np.testing.assert_array_equal(prefuse.compile(model, cache=False)(x, scale), exact.astype(np.int8))
+    np.testing.assert_array_equal(compiled(model, x, scale)[0], exact.astype(np.int8))
 
 
 def test_dequantized_weights_are_computed_when_read() -> None:
@@ -206,7 +208,7 @@ def test_dequantized_weights_are_computed_when_read() -> None:
     ("shape", "scale", "attributes"),
     [((3, 8), (3, 3), {"axis": 1, "block_size": 4}), ((3, 8), (5,), {"axis": 1}), ((3, 8), (2, 8), {"axis": 1, "block_size": 1})],
 )
-def test_scales_of_no_known_place_are_left(shape: tuple[int, ...], scale: tuple[int, ...], attributes: dict[str, int]) -> None:
+def test_scales_of_no_known_place_are_left(shape: tuple[int, ...], scale: tuple[int, ...], attributes: dict[str, Any]) -> None:
     inputs = {"x": np.zeros(shape, np.float32), "s": np.ones(scale, np.float32)}
     assert "QuantizeLinear" in operators(expanded(one_node("QuantizeLinear", inputs, **attributes)))
 
@@ -217,6 +219,6 @@ def test_qlinear_matmul_of_8_bit_floats() -> None:
     scales, zero = (np.array(0.5, np.float32), np.array(2.0, np.float32), np.array(0.01, np.float32)), np.zeros((), a.dtype)
     operands = (a, scales[0], zero, b, scales[1], zero, scales[2], zero)
     inputs = {f"i{at}": array for at, array in enumerate(operands)}
-    found = prefuse.compile(one_node("QLinearMatMul", inputs), cache=False)(*operands)
+    (found,) = compiled(one_node("QLinearMatMul", inputs), *operands)
     exact = a.astype(np.float32) @ b.astype(np.float32) * np.float32(0.5 * 2.0 / 0.01)
     np.testing.assert_array_equal(found.astype(np.float32), np.clip(exact, -448, 448).astype(a.dtype).astype(np.float32))

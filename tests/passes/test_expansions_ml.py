@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,13 +13,13 @@ import pytest
 from onnx import numpy_helper
 from prefuse.runtime.errors import InvalidModelError, UnsupportedModelError
 
-from .expanding import evaluate, expanded, one_node, operators
+from .expanding import compiled, evaluate, expanded, one_node, operators
 
 _VERSION = 4  # of the domain: 5 withdraws the older operators on trees
 _X = np.random.default_rng(0).integers(-3, 4, (11, 5)).astype(np.float32)
 
 
-def _model(op_type: str, inputs: Mapping[str, np.ndarray], outputs: int = 1, **attributes: object) -> onnx.ModelProto:
+def _model(op_type: str, inputs: Mapping[str, np.ndarray], outputs: int = 1, **attributes: Any) -> onnx.ModelProto:
     model = one_node(op_type, inputs, outputs, domain="ai.onnx.ml", opset=21, **attributes)
     model.opset_import[1].version = _VERSION
     for value in model.graph.output:
@@ -27,26 +28,26 @@ def _model(op_type: str, inputs: Mapping[str, np.ndarray], outputs: int = 1, **a
 
 
 def _agrees(
-    op_type: str, inputs: Mapping[str, np.ndarray], outputs: int = 1, *, is_compiled: bool = False, **attributes: object
+    op_type: str, inputs: Mapping[str, np.ndarray], outputs: int = 1, *, is_compiled: bool = False, **attributes: Any
 ) -> None:
     """The body, evaluated by onnx.reference or compiled, has ONNX Runtime's results."""
     model = _model(op_type, inputs, outputs, **attributes)
     expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, dict(inputs))
     assert op_type not in operators(expanded(model))
-    found = prefuse.compile(model, cache=False)(*inputs.values()) if is_compiled else evaluate(expanded(model), inputs)
-    for a, b in zip(found if isinstance(found, (tuple, list)) else (found,), expected, strict=True):
+    found = compiled(model, *inputs.values()) if is_compiled else evaluate(expanded(model), inputs)
+    for a, b in zip(found, expected, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def _trees(
     trees: int, depth: int, targets: int, kind: str, *, modes: tuple[str, ...] = ("BRANCH_LEQ",), seed: int = 0, per_leaf: int = 1
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Attributes of full trees with random comparisons, leaves of random weights, and some leaves above the last level."""
     generator = np.random.default_rng(seed)
-    nodes: dict[str, list[object]] = {name: [] for name in ("treeids", "nodeids", "featureids", "modes", "values", "truenodeids")}
+    nodes: dict[str, list[Any]] = {name: [] for name in ("treeids", "nodeids", "featureids", "modes", "values", "truenodeids")}
     nodes |= {"falsenodeids": [], "missing_value_tracks_true": []}
-    leaves: dict[str, list[object]] = {name: [] for name in ("treeids", "nodeids", "ids", "weights")}
+    leaves: dict[str, list[Any]] = {name: [] for name in ("treeids", "nodeids", "ids", "weights")}
     for tree in range(trees):
         for number in range(2 ** (depth + 1) - 1):
             is_leaf = number >= 2**depth - 1 or number == 1
@@ -61,7 +62,7 @@ def _trees(
     unreachable = set(range(3, 5)) if depth > 1 else set()
     keep = [at for at, number in enumerate(nodes["nodeids"]) if number not in unreachable and number not in _below(unreachable)]
     keep_leaf = [at for at, n in enumerate(leaves["nodeids"]) if n not in unreachable and n not in _below(unreachable)]
-    result: dict[str, object] = {f"nodes_{name}": [values[at] for at in keep] for name, values in nodes.items()}
+    result: dict[str, Any] = {f"nodes_{name}": [values[at] for at in keep] for name, values in nodes.items()}
     return result | {f"{kind}_{name}": [values[at] for at in keep_leaf] for name, values in leaves.items()}
 
 
@@ -103,8 +104,8 @@ def test_classifier_of_many(transform: str) -> None:
 def test_classifier_of_two_by_one(transform: str, positive: bool, weighed: int, base: int) -> None:
     attributes = _trees(3, 3, 1, "class")
     if positive:
-        attributes["class_weights"] = [abs(w) / 5 for w in attributes["class_weights"]]  # type: ignore[attr-defined]
-    attributes["class_ids"] = [weighed] * len(attributes["class_ids"])  # type: ignore[arg-type]
+        attributes["class_weights"] = [abs(w) / 5 for w in attributes["class_weights"]]
+    attributes["class_ids"] = [weighed] * len(attributes["class_ids"])
     attributes |= {"base_values": [0.25]} if base else {}
     _agrees("TreeEnsembleClassifier", {"x": _X}, 2, post_transform=transform, classlabels_int64s=[3, 8], **attributes)
 
@@ -114,7 +115,7 @@ def test_classifier_of_two_by_both() -> None:
     attributes = _trees(3, 3, 2, "class", per_leaf=2)
     model = _model("TreeEnsembleClassifier", {"x": _X}, 2, classlabels_int64s=[4, 2], **attributes)
     _, scores = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": _X})
-    labels, found = prefuse.compile(model, cache=False)(_X)
+    labels, found = compiled(model, _X)
     np.testing.assert_allclose(found, scores, rtol=1e-5)
     np.testing.assert_array_equal(labels, np.where(scores[:, 1] > scores[:, 0], 2, 4))
 
@@ -129,17 +130,17 @@ def test_classifier_of_two_by_both() -> None:
     ],
     ids=str,
 )
-def test_what_the_specification_leaves_open_is_refused(attributes: dict[str, object]) -> None:
+def test_what_the_specification_leaves_open_is_refused(attributes: dict[str, Any]) -> None:
     trees = _trees(1, 2, 1, "class")
     if attributes.get("class_ids"):
-        attributes = attributes | {"class_ids": [1] * len(trees["class_ids"])}  # type: ignore[arg-type]
+        attributes = attributes | {"class_ids": [1] * len(trees["class_ids"])}
     if attributes.get("nodes_truenodeids"):
-        attributes = {"nodes_truenodeids": [0] * len(trees["nodes_modes"])}  # type: ignore[arg-type]
+        attributes = {"nodes_truenodeids": [0] * len(trees["nodes_modes"])}
     model = _model("TreeEnsembleClassifier", {"x": _X}, 2, **{**trees, "classlabels_int64s": [0, 1], **attributes})
     assert "TreeEnsembleClassifier" in operators(expanded(model))
 
 
-_ENCODERS = {
+_ENCODERS: dict[str, tuple[dict[str, Any], type]] = {
     "ints": ({"keys_int64s": [3, -1, 2], "values_floats": [0.5, 1.5, 2.5]}, np.int64),
     "floats": ({"keys_floats": [2.0, float("nan")], "values_int64s": [7, 9]}, np.float32),
     "default": ({"keys_int64s": [3], "values_int64s": [1], "default_int64": 42}, np.int64),
@@ -159,24 +160,24 @@ def test_the_last_of_equal_keys_counts() -> None:
     """As the specification says; ONNX Runtime takes the first."""
     x = np.array([3, 4, 5], np.int64)
     model = _model("LabelEncoder", {"x": x}, keys_int64s=[3, 4, 3], values_int64s=[1, 2, 7])
-    np.testing.assert_array_equal(prefuse.compile(model, cache=False)(x), [7, 2, -1])
+    np.testing.assert_array_equal(compiled(model, x)[0], [7, 2, -1])
 
 
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC"])
 def test_linear(transform: str) -> None:
     weights = np.random.default_rng(1).standard_normal(15).tolist()
-    common = {"coefficients": weights, "intercepts": [0.1, -0.2, 0.3], "post_transform": transform}
+    common: dict[str, Any] = {"coefficients": weights, "intercepts": [0.1, -0.2, 0.3], "post_transform": transform}
     _agrees("LinearRegressor", {"x": _X}, targets=3, **common)
     _agrees("LinearClassifier", {"x": _X}, 2, classlabels_ints=[4, 2, 6], **common)
 
 
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
 def test_linear_classifier_of_one_score(transform: str) -> None:
-    attributes = {"coefficients": [0.5, -1.0, 0.25, 1.0, 0.1], "intercepts": [0.2], "post_transform": transform}
+    attributes: dict[str, Any] = {"coefficients": [0.5, -1.0, 0.25, 1.0, 0.1], "intercepts": [0.2], "post_transform": transform}
     _agrees("LinearClassifier", {"x": _X}, 2, classlabels_ints=[4, 2], **attributes)
 
 
-_SIMPLE = {
+_SIMPLE: dict[str, tuple[str, dict[str, Any]]] = {
     "scaler": ("Scaler", {"scale": [1.0, 2.0, 3.0, 4.0, 5.0], "offset": [0.5] * 5}),
     "scaler of one": ("Scaler", {"scale": [0.3], "offset": [-0.7]}),
     "max": ("Normalizer", {"norm": "MAX"}),
@@ -207,7 +208,7 @@ def test_feature_vectorizer() -> None:
 @pytest.mark.parametrize("one_class", [0, 1])
 def test_svm_regressor(kernel: str, one_class: int) -> None:
     generator = np.random.default_rng(6)
-    attributes = {
+    attributes: dict[str, Any] = {
         "support_vectors": generator.standard_normal(15).tolist(),
         "coefficients": [0.5, -0.25, 1.0],
         "rho": [0.1],
@@ -217,9 +218,9 @@ def test_svm_regressor(kernel: str, one_class: int) -> None:
     _agrees("SVMRegressor", {"x": _X}, kernel_type=kernel, one_class=one_class, **attributes)
 
 
-def _small_ensemble(**changes: object) -> onnx.ModelProto:
+def _small_ensemble(**changes: Any) -> onnx.ModelProto:
     """Two trees: x0 in {1, 2} ? (x1 > 0.5 ? 10 : 20) : 30, and x2 in {3} ? 1 : 2, for two targets."""
-    attributes: dict[str, object] = {
+    attributes: dict[str, Any] = {
         "n_targets": 2,
         "tree_roots": [0, 2],
         "nodes_modes": numpy_helper.from_array(np.array([6, 3, 6], np.uint8)),
@@ -241,7 +242,7 @@ def _small_ensemble(**changes: object) -> onnx.ModelProto:
 def test_ensemble_of_version_5() -> None:
     """Members of sets, a missing value that counts as true, an inner node before a leaf, and trees of one target each."""
     x = np.array([[1, 0.75, 3], [2, 0.25, 0], [2, np.nan, 3], [0, 9, 2], [np.nan, 1, np.nan]], np.float32)
-    (found,) = (prefuse.compile(_small_ensemble(), cache=False)(x),)
+    (found,) = compiled(_small_ensemble(), x)
     np.testing.assert_array_equal(found, [[10, 1], [20, 2], [10, 1], [30, 2], [30, 2]])
 
 
@@ -253,7 +254,7 @@ def test_ensemble_of_version_5() -> None:
         ({"leaf_targetids": [0, 0, 0, 1, 2]}, "not below 2"),
     ],
 )
-def test_a_broken_ensemble_is_the_models_fault(changes: dict[str, object], message: str) -> None:
+def test_a_broken_ensemble_is_the_models_fault(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidModelError, match=message):
         expanded(_small_ensemble(**changes))
 
@@ -267,7 +268,7 @@ def test_a_broken_ensemble_is_the_models_fault(changes: dict[str, object], messa
         ({"nodes_featureids": [7] * 10}, "not below 5"),
     ],
 )
-def test_broken_trees_are_the_models_fault(changes: dict[str, object], message: str) -> None:
+def test_broken_trees_are_the_models_fault(changes: dict[str, Any], message: str) -> None:
     attributes = _trees(2, 2, 1, "target")
     with pytest.raises(InvalidModelError, match=message):
         expanded(_model("TreeEnsembleRegressor", {"x": _X}, **{**attributes, **changes}))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import prefuse
 import pytest
 from prefuse.runtime.errors import UnsupportedModelError
 
-from .expanding import evaluate, expanded, one_node
+from .expanding import compiled, evaluate, expanded, one_node
 
 _DOMAIN = "ai.onnx.preview.training"
 _SHAPES = ((3, 4), (5,))
@@ -40,7 +41,7 @@ def _momentum(nesterov: bool) -> Callable[..., State]:
 
 _MOMENTUM = {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.01}
 _ADAM = {"alpha": 0.8, "beta": 0.95, "epsilon": 1e-3, "norm_coefficient": 0.01, "norm_coefficient_post": 0.02}
-CASES = {
+CASES: dict[str, tuple[str, int, Callable[..., State], dict[str, Any]]] = {
     "adagrad": ("Adagrad", 3, _adagrad, {"norm_coefficient": 0.01, "decay_factor": 0.1, "epsilon": 1e-3}),
     "adam": ("Adam", 4, _adam, _ADAM),
     "momentum": ("Momentum", 3, _momentum(False), {"mode": "standard", **_MOMENTUM}),
@@ -54,7 +55,7 @@ CASES = {
 def test_two_tensors_at_once(name: str, step: int, dtype: type) -> None:
     op_type, kinds, update, attributes = CASES[name]
     generator = np.random.default_rng(0)
-    tensors = [[generator.random(shape).astype(dtype) for shape in _SHAPES] for _ in range(kinds)]
+    tensors: list[State] = [[generator.random(shape).astype(dtype) for shape in _SHAPES] for _ in range(kinds)]
     inputs = {"r": np.array(0.1, dtype), "t": np.array(step, np.int64)}
     inputs |= {f"x{kind}{n}": array for kind, row in enumerate(tensors) for n, array in enumerate(row)}
     outputs = (kinds - 1) * len(_SHAPES)
@@ -65,7 +66,7 @@ def test_two_tensors_at_once(name: str, step: int, dtype: type) -> None:
         assert a.dtype == dtype
         np.testing.assert_allclose(a, b, rtol=1e-5)  # attributes are float32 numbers
     if name == "adam" and dtype == np.float32:
-        for a, b in zip(prefuse.compile(model, cache=False)(*inputs.values()), found, strict=True):
+        for a, b in zip(compiled(model, *inputs.values()), found, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
