@@ -15,6 +15,7 @@ from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from .compiler.api import compile_model
+from .compiler.options import EXTRA_OPTIONS
 from .runtime.errors import OptionError, UnsupportedModelError
 from .runtime.target import Target
 
@@ -36,10 +37,10 @@ class UnsupportedByBackendError(UnsupportedModelError, BackendIsNotSupposedToImp
 class PrefuseRep(BackendRep):
     """A prepared model. A part of it may be compiled only when `run` brings the values that decide its shapes."""
 
-    def __init__(self, model: onnx.ModelProto, target: str = "cpu") -> None:
+    def __init__(self, model: onnx.ModelProto, target: str = "cpu", options: Mapping[str, object] | None = None) -> None:
         initializers = {tensor.name for tensor in model.graph.initializer}
         self._inputs = [value.name for value in model.graph.input if value.name not in initializers]
-        self._model = _supported(compile_model, model, target=target, cache=False, options={})
+        self._model = _supported(compile_model, model, target=target, cache=False, options=options or {})
 
     @property
     def model(self) -> CompiledModel | StagedModel | SpecializedModel:
@@ -62,7 +63,7 @@ class PrefuseBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PrefuseRep:
-        """Compile a model.
+        """Compile a model, with the options of `prefuse.compile` among the arguments.
 
         Raises:
             UnsupportedByBackendError: prefuse refuses it, or the device.
@@ -70,7 +71,8 @@ class PrefuseBackend(Backend):
         """
         if not cls.supports_device(device):
             raise UnsupportedByBackendError(UnsupportedModelError("device", f"no {device} device", "use CPU"))
-        return PrefuseRep(model, _TARGETS[device.split(":")[0]])
+        options = {name: value for name, value in kwargs.items() if name in EXTRA_OPTIONS}
+        return PrefuseRep(model, _TARGETS[device.split(":")[0]], options)
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:

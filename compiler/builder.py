@@ -75,9 +75,13 @@ class Builder:
         """
         if (known := self.recall(key)) is not None:
             return known
-        from .staging.build import build_model  # imports onnx, which a warm start does without
+        from .ir.randomness import check_repeatable  # imports onnx, which a warm start does without
+        from .staging.build import build_model
 
-        return build_model(self, key, model())
+        graph = model()
+        if not self.options.random:
+            check_repeatable(graph)
+        return build_model(self, key, graph)
 
     def build_program(self, key: str, model: Callable[[], ir.Model]) -> CompiledModel:
         """The program of `key`: from the cache, else compiled from `model()`, whose shapes are static.

@@ -18,6 +18,7 @@ from ..runtime.target import Target
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import inline_function, is_fused
+from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import group_of
 from .lowering.planning import LoweredGroup, PlanDraft, draft_plan, is_view
@@ -51,6 +52,7 @@ def compile_model(
     context = Context(target)
     tell("inferring shapes", 0.0)
     infer_facts(model)
+    check_nodes(model)
 
     def passed(record: PassRecord) -> None:
         tell(record.name, 0.05)

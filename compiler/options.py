@@ -10,19 +10,24 @@ from ..runtime.errors import OptionError
 from ..runtime.target import Target
 
 PRECISIONS = ("float32",)
-EXTRA_OPTIONS = ("pipeline", "threads")
+EXTRA_OPTIONS = ("pipeline", "random", "threads")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Everything beside the model that decides the compiled program. `pipeline` None is the default pipeline."""
+    """Everything beside the model that decides the compiled program. `pipeline` None is the default pipeline.
+
+    `random` says that the model may draw random numbers.
+    """
 
     target: Target
     precision: str = "float32"
     pipeline: str | None = None
+    random: bool = False
 
     def __str__(self) -> str:
-        return f"target={self.target} precision={self.precision} pipeline={self.pipeline or 'default'}"
+        random = " random" if self.random else ""
+        return f"target={self.target} precision={self.precision} pipeline={self.pipeline or 'default'}{random}"
 
 
 def parse_options(target: str, precision: str, extra: Mapping[str, object]) -> Options:
@@ -41,9 +46,12 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object]) -> O
     threads, pipeline = extra.get("threads"), extra.get("pipeline")
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)):
         raise OptionError("threads", f"{threads!r} is not a whole number", "give the number of threads of one call")
+    random = extra.get("random", False)
+    if not isinstance(random, bool):
+        raise OptionError("random", f"{random!r} is neither True nor False", "say whether the model may draw random numbers")
     if pipeline is not None:
         pipeline = _check_pipeline(pipeline)
-    return Options(Target.parse(target, threads), precision, pipeline)
+    return Options(Target.parse(target, threads), precision, pipeline, random)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -130,14 +130,21 @@ def _float(fast: Callable[[math.Name, Expr], Expr], exact: Callable[[Expr], Expr
     return lambda e, x: fast(e.name, x[0]) if e.dtype == "float32" else exact(x[0])
 
 
-def _nonzero(e: Element, x: Expr) -> Expr:
-    """An integer divisor that cannot trap; the quotient by zero is undefined, a crash is not."""
-    return tirx.Select(tirx.EQ(x, e.const(0)), e.const(1), x)
+def _divisor(e: Element, x: Expr) -> Expr:
+    """An integer divisor that cannot trap: 1 for 0, by which a quotient is undefined, and for -1, where the least overflows."""
+    traps = tirx.EQ(x, e.const(0))
+    if not e.dtype.startswith("u"):
+        traps = tirx.Or(traps, tirx.EQ(x, e.const(-1)))
+    return tirx.Select(traps, e.const(1), x)
 
 
 def _divide(e: Element, x: Inputs) -> Expr:
     if e.dtype not in _FLOATS:
-        return tirx.truncdiv(x[0], _nonzero(e, x[1]))
+        quotient = tirx.truncdiv(x[0], _divisor(e, x[1]))
+        if e.dtype.startswith("u"):
+            return quotient
+        opposite = math.wrapping(lambda a: -a, x[0], widest=e.widest)
+        return tirx.Select(tirx.EQ(x[1], e.const(-1)), opposite, quotient)
     if isinstance(x[1], tirx.FloatImm) and x[1].value == 0:  # TVM refuses to divide by it; the product is the same, NaN too
         return x[0] * e.const(copysign(float("inf"), x[1].value))
     return x[0] / x[1]
@@ -145,9 +152,9 @@ def _divide(e: Element, x: Inputs) -> Expr:
 
 def _mod(e: Element, x: Inputs) -> Expr:
     if e.op.attribute("fmod", 0):
-        return _libm("fmod", *x) if e.dtype in _FLOATS else tirx.truncmod(x[0], _nonzero(e, x[1]))
+        return _libm("fmod", *x) if e.dtype in _FLOATS else tirx.truncmod(x[0], _divisor(e, x[1]))
     if e.dtype not in _FLOATS:
-        return tirx.floormod(x[0], _nonzero(e, x[1]))
+        return tirx.floormod(x[0], _divisor(e, x[1]))
     rest = _libm("fmod", *x)  # has the sign of the dividend; Python's, which ONNX takes, that of the divisor
     zero = e.const(0)
     other_sign = tirx.Or(tirx.And(rest < zero, x[1] > zero), tirx.And(rest > zero, x[1] < zero))

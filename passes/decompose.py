@@ -13,10 +13,10 @@ from ..compiler.ir.cloning import ValueMap, clone_node, copy_value
 from ..compiler.ir.facts import schema_of
 from ..compiler.ir.functions import inline_function, is_fused
 from ..compiler.ir.kinds import is_known
+from ..compiler.ir.randomness import RANDOM_OPERATORS
 from ..compiler.ir.rewriter import Rejection, replace_node
 from ..compiler.ir.scopes import captured_values, subgraphs_of
 from ..compiler.pipeline import Context, Pass
-from ..compiler.ir.randomness import RANDOM_OPERATORS
 from .eliminate_dead import release_subgraphs
 from .expansions import PARTLY_EXPANDED, expansion_of
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..compiler.ir.constants import scalar_constant
-
-RANDOM_OPERATORS = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
+from ..compiler.ir.randomness import draws_random_numbers
 
 
 def is_deterministic(node: ir.Node, model: ir.Model) -> bool:
@@ -18,12 +14,4 @@ def is_deterministic(node: ir.Node, model: ir.Model) -> bool:
     """
     if function := model.functions.get(node.op_identifier()):
         return all(is_deterministic(child, model) for child in function.all_nodes())
-    if node.domain != "" or node.op_type in RANDOM_OPERATORS:
-        return False
-    return node.op_type != "Dropout" or not _may_train(node, model.graph.opset_imports.get("", 1))
-
-
-def _may_train(dropout: ir.Node, opset: int) -> bool:
-    """Whether a Dropout may draw random numbers: from opset 12 on, an input says so."""
-    training = dropout.inputs[2] if opset >= 12 and len(dropout.inputs) > 2 else None
-    return training is not None and scalar_constant(training) is not False
+    return node.domain == "" and not draws_random_numbers(node, model.graph.opset_imports.get("", 1))

@@ -63,7 +63,7 @@ def _try_program(
     """Compare the outputs of the native program with the engine's."""
     broken = BisectResult(_LOWERING)
     try:
-        net = compile_graph(graph, "bisect", target, None, pipeline, no_cache=True)
+        net = compile_graph(graph, "bisect", target, None, True, pipeline, no_cache=True)
         found = net(**inputs)
     except (CompileError, PassError) as error:
         return replace(broken, failure=str(error))

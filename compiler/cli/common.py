@@ -62,6 +62,7 @@ COMPILE_OPTIONS: Callable[[F], F] = _combine(
         help="What to compile for: cpu, cpu:avx2, cpu:avx512, cuda, cuda:sm_90, rocm:gfx942.",
     ),
     click.option("--threads", type=int, help="Threads of one call; all cores of this process if left out."),
+    click.option("--random", is_flag=True, help="Take a model that draws random numbers, whose calls differ."),
     click.option("--pipeline", help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}."),
     click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of compiled programs."),
 )
@@ -86,21 +87,21 @@ def concrete_model(path: Path, shapes: Shapes) -> ir.Model:
 
 
 def compile_graph(
-    graph: ir.Model, name: str, target: str, threads: int | None, pipeline: str | None, no_cache: bool
+    graph: ir.Model, name: str, target: str, threads: int | None, random: bool, pipeline: str | None, no_cache: bool
 ) -> CompiledModel | StagedModel:
     """Compile a graph as the command line asks, with a progress bar."""
-    builder = Builder(compile_options(target, threads, pipeline), name, open_cache(not no_cache), ConsoleProgress())
+    builder = Builder(compile_options(target, threads, random, pipeline), name, open_cache(not no_cache), ConsoleProgress())
     with builder.reporting():
         return build_graph(graph, builder)
 
 
-def compile_options(target: str, threads: int | None, pipeline: str | None = None) -> Options:
+def compile_options(target: str, threads: int | None, random: bool = False, pipeline: str | None = None) -> Options:
     """The options of the command line.
 
     Raises:
         OptionError: one is not what it should be.
     """
-    extra = {key: value for key, value in (("threads", threads), ("pipeline", pipeline)) if value is not None}
+    extra = {key: value for key, value in (("threads", threads), ("random", random), ("pipeline", pipeline)) if value is not None}
     return parse_options(target, "float32", extra)
 
 

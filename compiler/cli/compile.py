@@ -36,6 +36,7 @@ def command(
     shapes: Shapes,
     target: str,
     threads: int | None,
+    random: bool,
     pipeline: str | None,
     no_cache: bool,
     as_json: bool,
@@ -45,7 +46,7 @@ def command(
     path = output or Path(model.with_suffix(".prefuse").name)
     check_output(path)
     begin = time.perf_counter()
-    compiled = compile_graph(concrete_model(model, shapes), name or model.stem, target, threads, pipeline, no_cache)
+    compiled = compile_graph(concrete_model(model, shapes), name or model.stem, target, threads, random, pipeline, no_cache)
     compiled.save(path)
     seconds, size_bytes = time.perf_counter() - begin, path.stat().st_size
     result = {

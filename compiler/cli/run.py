@@ -59,6 +59,7 @@ def command(
     shapes: Shapes,
     target: str,
     threads: int | None,
+    random: bool,
     pipeline: str | None,
     no_cache: bool,
     as_json: bool,
@@ -71,7 +72,7 @@ def command(
         net: CompiledModel | StagedModel = load(model)
     else:
         graph = concrete_model(model, shapes)
-        net = compile_graph(graph, model.stem, target, threads, pipeline, no_cache)
+        net = compile_graph(graph, model.stem, target, threads, random, pipeline, no_cache)
     inputs = read_inputs(inputs_path, net.input_names) if inputs_path else _random_inputs(net, graph, seed)
     results = _call(net, inputs)
     if output:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ...runtime.errors import CompileError, InvalidModelError, OptionError
 from ..ir.facts import infer_facts
+from ..ir.validity import check_nodes
 from ..ir.verifier import verify_model
 from .normalize import normalize
 from .onnx_import import model_of_proto, parse_onnx, read_onnx
@@ -54,6 +55,7 @@ def prepare_graph(model: ir.Model, where: str) -> ir.Model:
         check_supported(model)
         verify_model(model)
         infer_facts(model)
+        check_nodes(model)
     except CompileError:
         raise
     except Exception as error:  # VerificationError, and whatever onnx and onnx_ir meet in a broken model

@@ -16,11 +16,13 @@ from ..ir.facts import set_constant_facts
 from ..ir.names import fresh_name
 from ..ir.scopes import subgraphs_of
 from .contrib.rewrite import needed_opset, rewrite_contrib
+from .function_calls import inlined_nodes
 from .old_operators import respell_after_conversion, respell_before_conversion
 
 OLDEST_OPSET, DIALECT_OPSET = 1, 18
 _OUR_DOMAIN = "prefuse"
 _FREE_INITIALIZERS_IR = 4  # the first file format whose initializers need not be inputs too; the converter looks there
+_LARGEST_NODES = 1_000_000  # after inlining: a short file may call itself into more than any memory holds
 _LARGEST_KEPT_BYTES = 1024  # constants that ONNX's converter may have to see: axes, shapes, scales
 
 
@@ -68,6 +70,9 @@ def _import_default_domain(model: ir.Model, where: str) -> None:
 
 
 def _inline_functions(model: ir.Model, where: str) -> None:
+    if (nodes := inlined_nodes(model)) > _LARGEST_NODES:
+        what = f"its functions call each other into {nodes} nodes"
+        raise UnsupportedModelError(where, what, f"{_LARGEST_NODES} are the most that are taken")
     try:
         InlinePass(criteria=lambda function: function.domain != _OUR_DOMAIN)(model)
     except (ir.passes.PreconditionError, ir.passes.PassError) as error:

@@ -30,6 +30,7 @@ from ..frontend.shaping import shaping_inputs
 from ..ir.constants import constant_tensor
 from ..ir.facts import dtype_name, has_static_type, infer_facts, source_of
 from ..ir.scopes import captured_by, read_values
+from ..ir.validity import check_nodes
 from ..pass_table import PASSES, STRUCTURE_PIPELINE
 from ..pipeline import Context, Pass, parse_pipeline, run_pipeline
 from ..sources import GraphSource
@@ -62,6 +63,7 @@ def _structured(model: ir.Model, builder: Builder) -> ir.Model | None:
     builder.report("structure", 0.0)
     passes = [one for one in parse_pipeline(STRUCTURE_PIPELINE, PASSES) if isinstance(one, Pass)]
     infer_facts(changed)
+    check_nodes(changed)
     run_pipeline(changed, passes, Context(builder.options.target))
     infer_facts(changed)
     stages = partition(tuple(changed.graph))

@@ -72,7 +72,7 @@ def judge(case: Case) -> tuple[Outcome, str, Account | None]:
     """Run a case, and say how it went, why, and what computed it."""
     try:
         model, rows = case.load()
-        prepared = prepare(model)
+        prepared = prepare(model, random=is_chance(case.name))
         for inputs, outputs in rows:
             got = prepared.run(inputs)
             by_chance = is_chance(case.name)

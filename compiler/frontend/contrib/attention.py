@@ -98,18 +98,20 @@ def attend(
     `mask` is the operator's, of whatever form; `extra` is added to the scores.
     """
     q, k, v = (_by_heads(call, one, heads) for one in (q, k, v))
-    size = call.size(v, 3)
+    size, is_causal = call.size(v, 3), bool(call.integer("unidirectional", 0))
+    is_square = q.shape is not None and k.shape is not None and q.shape[2] == k.shape[2]
+    if is_causal and not is_square and None not in (rows := call.dimension(q, 2), call.dimension(k, 2)) and rows != 1:
+        raise RefusedNodeError("ONNX Runtime's kernels disagree on causal attention to more or fewer new keys than queries")
     if past_key is not None and past_value is not None:
         k, v = (call.op("Concat", past, new, axis=2) for past, new in ((past_key, k), (past_value, v)))
     elif past_key is not None or past_value is not None:
         raise RefusedNodeError("has only one of both past states")
-    is_causal = bool(call.integer("unidirectional", 0))
-    bias = mask_bias(call, q, k, Mask(mask, call.number("mask_filter_value", -10000.0), is_causal, past_key))
+    bias = mask_bias(call, q, k, Mask(mask, call.number("mask_filter_value", -10000.0), is_causal))
     if extra is not None:
         bias = extra if bias is None else call.op("Add", bias, extra)
-    is_plain = mask is None and past_key is None  # then ONNX's own causal mask is meant
+    is_plain = mask is None and past_key is None and is_square  # then ONNX's own causal mask is meant
     if is_causal and mask is None and not is_plain:
-        causal = causal_bias(call, q, k, call.like(q, 0.0), past_key)
+        causal = causal_bias(call, q, k, call.like(q, 0.0))
         bias = causal if bias is None else call.op("Add", bias, causal)
     y = call.op("Attention", q, k, v, bias, **scale_attribute(call), is_causal=int(is_causal and is_plain))
     y = merged_heads(call, y, heads * size)

@@ -18,14 +18,12 @@ class Mask:
     """A mask input, what is added where it is 0, and whether queries see later keys.
 
     A mask is 1 for keys that take part, of shape [B, T] or [B, S, T]; or the ends of the rows [B], or those and then their
-    starts [2 B]. Later keys get the lowest number of the type, as ONNX Runtime has it: those behind the query, which counts
-    from the first key that is not of the past.
+    starts [2 B]. Later keys get the lowest number of the type, as ONNX Runtime has it; the last query is at the last key.
     """
 
     tensor: ir.Value | None
     filter_value: float
     is_causal: bool
-    past: ir.Value | None = None  # the keys of the past [B, H, P, D]
 
 
 def mask_bias(call: Call, q: ir.Value, k: ir.Value, mask: Mask) -> ir.Value | None:
@@ -34,7 +32,7 @@ def mask_bias(call: Call, q: ir.Value, k: ir.Value, mask: Mask) -> ir.Value | No
         return None
     is_kept = _is_kept(call, q, k, mask.tensor)
     bias = call.op("Where", is_kept, call.like(q, 0.0), call.like(q, mask.filter_value))
-    return causal_bias(call, q, k, bias, mask.past) if mask.is_causal else bias
+    return causal_bias(call, q, k, bias) if mask.is_causal else bias
 
 
 def _is_kept(call: Call, q: ir.Value, k: ir.Value, mask: ir.Value) -> ir.Value:
@@ -62,12 +60,11 @@ def _is_between(call: Call, q: ir.Value, k: ir.Value, mask: ir.Value) -> ir.Valu
     return call.op("And", before, call.op("GreaterOrEqual", position, call.op("Reshape", starts, [-1, 1, 1, 1])))
 
 
-def causal_bias(call: Call, q: ir.Value, k: ir.Value, bias: ir.Value, past: ir.Value | None) -> ir.Value:
+def causal_bias(call: Call, q: ir.Value, k: ir.Value, bias: ir.Value) -> ir.Value:
     """The bias, and the lowest number for keys after the query."""
     lowest = float(ml_dtypes.finfo(call.dtype(q).numpy()).min)
-    row = ascending(call, call.op("Shape", q, start=2, end=3))
-    if past is not None:
-        row = call.op("Add", row, call.op("Shape", past, start=2, end=3))
+    queries, keys = (call.op("Shape", x, start=2, end=3) for x in (q, k))
+    row = call.op("Add", ascending(call, queries), call.op("Sub", keys, queries))
     is_seen = call.op("LessOrEqual", _positions(call, k), call.op("Unsqueeze", row, [1]))
     return call.op("Where", is_seen, bias, call.like(q, lowest))
 

@@ -1,0 +1,102 @@
+"""Rules of the ONNX specification that neither onnx's checker nor its shape inference enforces, and on which kernels rely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import onnx_ir as ir
+
+from ...runtime.errors import InvalidModelError, UnsupportedModelError
+from .facts import source_of
+from .kinds import Kind, kind_of
+
+_LARGEST_BYTES = 1 << 46  # of one tensor: more than any machine has, and far from where sizes overflow
+
+Fault = str | None
+Rule = Callable[[ir.Node], Fault]
+
+
+def check_nodes(model: ir.Model) -> None:
+    """Raise the error of the first node that breaks a rule, as far as its shapes are known.
+
+    Raises:
+        InvalidModelError: an attribute or a shape that the operator cannot have.
+        UnsupportedModelError: a tensor larger than any memory.
+    """
+    for value in model.graph.inputs:
+        _check_size(value, f"input {value.name}")
+    for node in model.graph.all_nodes():
+        if node.domain != "":
+            continue
+        for rule in _RULES.get(node.op_type, ()):
+            if fault := rule(node):
+                raise InvalidModelError(source_of(node), f"{node.op_type} {fault}", "correct the model")
+        if kind_of(node) is Kind.VIEW and (fault := _changes_size(node)):
+            raise InvalidModelError(source_of(node), f"{node.op_type} {fault}", "correct the model")
+        for value in node.outputs:
+            _check_size(value, source_of(node))
+
+
+def _check_size(value: ir.Value, where: str) -> None:
+    dims = _dims(value)
+    if dims is None:
+        return
+    if min(dims, default=0) < 0:
+        raise InvalidModelError(where, f"{value.name} has shape {list(dims)}, with a negative dimension", "correct the model")
+    if value.dtype is not None and value.dtype != ir.DataType.STRING and prod(dims) * value.dtype.itemsize > _LARGEST_BYTES:
+        what = f"{value.name} has shape {list(dims)}, more than {_LARGEST_BYTES >> 40} TiB"
+        raise UnsupportedModelError(where, what, "make it smaller")
+
+
+def _changes_size(node: ir.Node) -> Fault:
+    before, after = (None if value is None else _dims(value) for value in (node.inputs[0], node.outputs[0]))
+    if before is None or after is None or prod(before) == prod(after):
+        return None
+    return f"turns {prod(before)} elements into {prod(after)}"
+
+
+def _window(node: ir.Node) -> Fault:
+    """Sizes and steps of a window are positive, pads are not negative, and there is one of each for every axis."""
+    data = None if node.inputs[0] is None else node.inputs[0].shape
+    axes = None if data is None else len(data) - 2
+    for name, least, each in (("kernel_shape", 1, 1), ("strides", 1, 1), ("dilations", 1, 1), ("pads", 0, 2)):
+        numbers = node.attributes.get_ints(name)
+        if not numbers:
+            continue
+        if min(numbers) < least:
+            return f"has {name} {list(numbers)}, where {least} is the least"
+        if axes is not None and len(numbers) != each * axes:
+            return f"has {len(numbers)} {name} for {axes} axes"
+    return None
+
+
+def _groups(node: ir.Node) -> Fault:
+    """Channels and filters come in equal groups."""
+    group = node.attributes.get_int("group", 1)
+    if group < 1:
+        return f"has group {group}"
+    data, weight = (None if value is None else value.shape for value in node.inputs[:2])
+    if data is None or weight is None or len(data) < 2 or len(weight) < 2:
+        return None
+    channels, first, second = data[1], weight[0], weight[1]
+    if not isinstance(channels, int) or not isinstance(first, int) or not isinstance(second, int):
+        return None
+    is_transposed = node.op_type == "ConvTranspose"
+    expected = first if is_transposed else second * group
+    if channels != expected or (not is_transposed and first % group) or channels % group:
+        return f"has {channels} channels and weights {list(weight)} in {group} groups"
+    return None
+
+
+def _dims(value: ir.Value) -> tuple[int, ...] | None:
+    if value.shape is None or not value.shape.is_static():
+        return None
+    return tuple(value.shape.numpy())
+
+
+_WINDOWED = ("AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "LpPool", "MaxPool", "QLinearConv")
+_RULES: dict[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(_WINDOWED, (_window,)),
+    **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose"), (_window, _groups)),
+}

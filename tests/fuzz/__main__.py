@@ -1,0 +1,43 @@
+"""Files from strangers, at the repository's root: `python -m tests.fuzz [--mutations N] [--models N] [--seed N]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+
+import prefuse.compiler.driver  # noqa: F401  (loads the compiler once, before the forks)
+
+from ..worker_pool import Lost, run_apart
+from .broken import broken_files
+from .generated import generated_models
+from .judge import GOOD, Verdict, judge
+from .mutations import mutations
+
+TIMEOUT_S, MEMORY_BYTES = 30.0, 6 << 30
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--mutations", type=int, default=1000, help="mutated models and programs")
+    parser.add_argument("--models", type=int, default=2000, help="generated models")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    arguments = parser.parse_args()
+    samples = [
+        *broken_files(),
+        *mutations(arguments.mutations, arguments.seed),
+        *generated_models(arguments.models, arguments.seed),
+    ]
+    counts: Counter[str] = Counter()
+    for done in run_apart(samples, judge, processes=arguments.processes, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES):
+        verdict = Verdict(done.result.how, done.result.detail) if isinstance(done.result, Lost) else done.result
+        counts[verdict.outcome] += 1
+        if verdict.outcome not in GOOD:
+            print(f"{verdict.outcome}: {done.task.name}: {verdict.detail[:300]}", flush=True)
+    print(", ".join(f"{outcome} {count}" for outcome, count in counts.most_common()))
+    return int(any(outcome not in GOOD for outcome in counts))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,114 @@
+"""What onnx's inference lets through and kernels could not stand."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import prefuse
+import pytest
+from onnx import parser
+from prefuse.compiler.frontend.function_calls import inlined_nodes
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.ir.validity import check_nodes
+from prefuse.runtime.errors import InvalidModelError, UnsupportedModelError
+from prefuse.tests.fuzz.broken import doubling_functions
+
+_CONV = "main (float[1,%d,4,4] x, float[%d,%d,2,2] w) => (float[A,B,C,D] y) { y = %s<%s>(x, w) }"
+_HEADER = '<ir_version: 8, opset_import: ["": 18]>\n'
+
+
+def _compile(text: str) -> object:
+    return prefuse.compile(parser.parse_model(_HEADER + text), cache=False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "operator", "attributes", "message"),
+    [
+        ((2, 2, 1), "Conv", "group=0", "group 0"),
+        ((3, 2, 1), "Conv", "group=2", "3 channels"),
+        ((4, 3, 2), "Conv", "group=2", "4 channels"),
+        ((3, 2, 1), "ConvTranspose", "group=1", "3 channels"),
+        ((1, 1, 1), "Conv", "strides=[0,1]", "Conv"),
+        ((1, 1, 1), "Conv", "dilations=[1,-1]", "Conv"),
+        ((1, 1, 1), "Conv", "pads=[0,0,0,-1]", "Conv"),
+        ((1, 1, 1), "Conv", "pads=[0,0]", "Conv"),
+    ],
+)
+def test_windows_and_groups_that_cannot_be(shape: tuple[int, ...], operator: str, attributes: str, message: str) -> None:
+    with pytest.raises(InvalidModelError, match=message):
+        _compile(_CONV % (*shape, operator, attributes))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [("kernel_shape=[0,2]", "1 is the least"), ("kernel_shape=[2,2], pads=[0,0,0,-1]", "0 is the least")],
+)
+def test_windows_of_pools_that_cannot_be(attributes: str, message: str) -> None:
+    """onnx's inference has its own words for some of this, so that the rules are asked directly."""
+    model = ir.from_onnx_text(_HEADER + f"main (float[1,1,4,4] x) => (float[A,B,C,D] y) {{ y = MaxPool<{attributes}>(x) }}")
+    with pytest.raises(InvalidModelError, match=message):
+        check_nodes(model)
+
+
+def test_a_view_keeps_its_elements() -> None:
+    with pytest.raises(InvalidModelError, match="6 elements into 5"):
+        _compile("main (float[2,3] x) => (float[5] y) <int64[1] s = {5}> { y = Reshape(x, s) }")
+
+
+def test_sizes_beyond_all_memory() -> None:
+    with pytest.raises(UnsupportedModelError, match="64 TiB"):
+        _compile("main (float[4294967296,4294967296,4] x) => (float[A,B,C] y) { y = Relu(x) }")
+
+
+def test_negative_dimensions() -> None:
+    with pytest.raises(InvalidModelError, match="negative dimension"):
+        _compile("main (float[6] x) => (float[N] y, int64[N] i) <int64[1] k = {-1}> { y, i = TopK(x, k) }")
+
+
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_no_integer_division_traps(operator: str, bits: int) -> None:
+    """The quotient by zero is undefined; the least by -1 wraps around, as NumPy and C's compilers have it; nothing crashes."""
+    least = np.iinfo(f"int{bits}").min
+    net = _compile(f"main (int{bits}[4] x, int{bits}[4] d) => (int{bits}[4] y) {{ y = {operator}(x, d) }}")
+    x, d = np.array([least, least, 7, -7], f"int{bits}"), np.array([-1, 0, 0, 2], f"int{bits}")
+    assert callable(net)
+    found = net(x, d)
+    expected = [least, -3] if operator == "Div" else [0, 1]
+    assert [found[0], found[3]] == expected
+
+
+def test_functions_are_counted_before_they_are_inlined() -> None:
+    with pytest.raises(UnsupportedModelError, match="into 1099511627776 nodes"):
+        import_model(doubling_functions(40))
+    small = import_model(doubling_functions(5))
+    assert len(small.graph) == 32
+
+
+def test_counting_calls_ends_on_a_circle() -> None:
+    model = doubling_functions(3)
+    model.functions[-1].node[0].op_type = "f0"
+    assert inlined_nodes(ir.from_proto(model)) > 0
+
+
+@pytest.mark.parametrize("kept", [1, 5])
+def test_typed_data_of_the_wrong_length(kept: int) -> None:
+    model = parser.parse_model(_HEADER + "main (float[3] x) => (float[3] y) <float[3] w = {1,2,3}> { y = Add(x, w) }")
+    del model.graph.initializer[0].float_data[:]
+    model.graph.initializer[0].float_data.extend([1.0] * kept)
+    with pytest.raises(InvalidModelError, match=f"{kept} elements of 3"):
+        import_model(model)
+
+
+def test_packed_typed_data_is_taken() -> None:
+    model = parser.parse_model('<ir_version: 10, opset_import: ["": 21]> main (float[3] x) => (float[3] y) { y = Relu(x) }')
+    model.graph.initializer.append(onnx.helper.make_tensor("w", onnx.TensorProto.INT4, [3], [1, 2, 3]))
+    assert import_model(model)
+
+
+def test_initializers_of_one_name() -> None:
+    model = parser.parse_model(_HEADER + "main (float[3] x) => (float[3] y) <float[3] w = {1,2,3}> { y = Add(x, w) }")
+    model.graph.initializer.append(model.graph.initializer[0])
+    with pytest.raises(InvalidModelError, match="one name: w"):
+        import_model(model)
