@@ -23,6 +23,7 @@ def test_random_numbers_are_drawn_where_that_is_meant() -> None:
     net = prefuse.compile(parser.parse_model(_HEADER + _NOISE), cache=False, random=True)
     first, second = net(_ONES), net(_ONES)
     assert isinstance(first, np.ndarray)
+    assert isinstance(second, np.ndarray)
     assert ((first >= 1) & (first < 2)).all()
     assert not np.array_equal(first, second)
 

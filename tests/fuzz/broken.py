@@ -7,6 +7,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
 import prefuse
@@ -144,8 +145,18 @@ def _relu() -> onnx.ModelProto:
     )
 
 
-def _initializer(model: onnx.ModelProto) -> TensorProto:
+def _initializer(model: onnx.ModelProto) -> Any:
     return model.graph.initializer[0]
+
+
+def _raw_data(model: onnx.ModelProto, content: bytes) -> None:
+    _initializer(model).ClearField("float_data")
+    _initializer(model).raw_data = content
+
+
+def _name_alike(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        node.name = "n"
 
 
 # Sound models with one field changed.
@@ -164,12 +175,12 @@ _CHANGES: dict[str, Callable[[onnx.ModelProto], object]] = {
     "two inputs of one name": lambda m: m.graph.input.append(m.graph.input[0]),
     "two outputs of one name": lambda m: m.graph.output.append(m.graph.output[0]),
     "two initializers of one name": lambda m: m.graph.initializer.append(m.graph.initializer[0]),
-    "two nodes of one name": lambda m: [setattr(node, "name", "n") for node in m.graph.node],
+    "two nodes of one name": _name_alike,
     "nodes without outputs": lambda m: m.graph.node[0].ClearField("output"),
     "node without an operator": lambda m: m.graph.node[0].ClearField("op_type"),
     "nodes in the wrong order": lambda m: m.graph.node.reverse(),
-    "raw data too short": lambda m: setattr(_initializer(m), "raw_data", b"\0" * 5) or _initializer(m).ClearField("float_data"),
-    "raw data too long": lambda m: setattr(_initializer(m), "raw_data", b"\0" * 500) or _initializer(m).ClearField("float_data"),
+    "raw data too short": lambda m: _raw_data(m, b"\0" * 5),
+    "raw data too long": lambda m: _raw_data(m, b"\0" * 500),
     "typed data too short": lambda m: _initializer(m).float_data.__delitem__(slice(1, None)),
     "typed data of another type": lambda m: setattr(_initializer(m), "data_type", TensorProto.INT64),
     "unknown type of data": lambda m: setattr(_initializer(m), "data_type", 55),
