@@ -69,7 +69,8 @@ def cross_attentions(draw: Draw) -> Case:
     inputs.append(masks(draw, random, batch, queries, keys))
     if draw(st.booleans()):
         inputs.append(floats(1, heads, queries, keys))
-    attributes = {"num_heads": heads, "unidirectional": draw(st.integers(0, 1))}
+    is_causal = draw(st.booleans()) and queries in (1, keys)
+    attributes = {"num_heads": heads, "unidirectional": int(is_causal)}
     return Case("MultiHeadAttention", inputs, attributes, (1, 1, 1) if draw(st.booleans()) else (1,))
 
 

@@ -100,7 +100,8 @@ def attend(
     q, k, v = (_by_heads(call, one, heads) for one in (q, k, v))
     size, is_causal = call.size(v, 3), bool(call.integer("unidirectional", 0))
     is_square = q.shape is not None and k.shape is not None and q.shape[2] == k.shape[2]
-    if is_causal and not is_square and None not in (rows := call.dimension(q, 2), call.dimension(k, 2)) and rows != 1:
+    rows, columns = call.dimension(q, 2), call.dimension(k, 2)
+    if is_causal and rows is not None and columns is not None and rows not in (1, columns):
         raise RefusedNodeError("ONNX Runtime's kernels disagree on causal attention to more or fewer new keys than queries")
     if past_key is not None and past_value is not None:
         k, v = (call.op("Concat", past, new, axis=2) for past, new in ((past_key, k), (past_value, v)))
