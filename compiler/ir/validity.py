@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from .facts import source_of
 from .kinds import Kind, kind_of
+from .scopes import subgraphs_of
 
 _LARGEST_BYTES = 1 << 46  # of one tensor: more than any machine has, and far from where sizes overflow
 
@@ -26,16 +27,28 @@ def check_nodes(model: ir.Model) -> None:
     """
     for value in model.graph.inputs:
         _check_size(value, f"input {value.name}")
-    for node in model.graph.all_nodes():
-        if node.domain != "":
-            continue
-        for rule in _RULES.get(node.op_type, ()):
-            if fault := rule(node):
-                raise InvalidModelError(source_of(node), f"{node.op_type} {fault}", "correct the model")
-        if kind_of(node) is Kind.VIEW and (fault := _changes_size(node)):
+    for node in model.graph:
+        check_node(node)
+
+
+def check_node(node: ir.Node) -> None:
+    """Raise if a node, or one in its body, breaks a rule; a branch of an If may do so as long as nothing takes it.
+
+    Raises: as `check_nodes`.
+    """
+    if node.op_type != "If":
+        for graph in subgraphs_of(node):
+            for inner in graph:
+                check_node(inner)
+    if node.domain != "":
+        return
+    for rule in _RULES.get(node.op_type, ()):
+        if fault := rule(node):
             raise InvalidModelError(source_of(node), f"{node.op_type} {fault}", "correct the model")
-        for value in node.outputs:
-            _check_size(value, source_of(node))
+    if kind_of(node) is Kind.VIEW and (fault := _changes_size(node)):
+        raise InvalidModelError(source_of(node), f"{node.op_type} {fault}", "correct the model")
+    for value in node.outputs:
+        _check_size(value, source_of(node))
 
 
 def _check_size(value: ir.Value, where: str) -> None:

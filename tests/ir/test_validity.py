@@ -112,3 +112,17 @@ def test_initializers_of_one_name() -> None:
     model.graph.initializer.append(model.graph.initializer[0])
     with pytest.raises(InvalidModelError, match="one name: w"):
         import_model(model)
+
+
+def test_a_branch_is_checked_when_it_is_taken() -> None:
+    """Inference makes a part of -1 elements of it, which is no fault of a model that never takes the branch."""
+    text = """main (float[4] x, int64[5] s) => (int64[1] y) {{
+        p = Constant<value=bool {{{taken}}}>()
+        y = If(p) <
+            then_branch = t () => (int64[a] d) {{ a, b, c, d = Split<num_outputs=4>(s) }},
+            else_branch = e () => (int64[1] f) {{ zero = Constant<value_ints=[0]>() f = Gather(s, zero) }}> }}"""
+    program = _compile(text.format(taken=0))
+    assert callable(program)
+    assert list(program(np.zeros(4, np.float32), np.array([7, 1, 1, 1, 1]))) == [7]
+    with pytest.raises(InvalidModelError, match="negative dimension"):
+        _compile(text.format(taken=1))
