@@ -10,9 +10,10 @@ import prefuse.compiler.driver  # noqa: F401  (loads the compiler once, before t
 
 from ..worker_pool import Lost, run_apart
 from .broken import broken_files
-from .generated import generated_models
-from .judge import GOOD, Verdict, judge
+from .generated import Generated, generated_models
+from .judge import GOOD, Sample, Verdict, judge
 from .mutations import mutations
+from .oracle import judge_generated
 
 TIMEOUT_S, MEMORY_BYTES = 30.0, 6 << 30
 
@@ -30,13 +31,18 @@ def main() -> int:
         *generated_models(arguments.models, arguments.seed),
     ]
     counts: Counter[str] = Counter()
-    for done in run_apart(samples, judge, processes=arguments.processes, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES):
+    for done in run_apart(samples, judge_any, processes=arguments.processes, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES):
         verdict = Verdict(done.result.how, done.result.detail) if isinstance(done.result, Lost) else done.result
         counts[verdict.outcome] += 1
         if verdict.outcome not in GOOD:
             print(f"{verdict.outcome}: {done.task.name}: {verdict.detail[:300]}", flush=True)
     print(", ".join(f"{outcome} {count}" for outcome, count in counts.most_common()))
     return int(any(outcome not in GOOD for outcome in counts))
+
+
+def judge_any(sample: Sample) -> Verdict:
+    """Generated models come with numbers, and are judged by what they compute."""
+    return judge_generated(sample) if isinstance(sample, Generated) else judge(sample)
 
 
 if __name__ == "__main__":
