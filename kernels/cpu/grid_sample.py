@@ -141,7 +141,9 @@ class _Sampling:
             x = tirx.nearbyint(x)
         x = builder.name(x)
         low, high = (0.0, extent - 1.0) if aligned else (-0.5, extent - 0.5)
-        if padding != "zeros":
+        # With cubic weights the elements are held within the border, not the place: as torch and ONNX Runtime have it, from which
+        # models come, and unlike onnx.reference.
+        if padding == "reflection" or (padding == "border" and self.mode != "cubic"):
             back = held(x, const(0), const(extent - 1)) if padding == "border" else _reflected(builder, x, low, high)
             x = builder.name(tirx.Select(tirx.Or(x < const(low), x > const(high)), back, x))
         whole = builder.name(tirx.floor(x))
