@@ -77,7 +77,10 @@ def _randomize(module: nn.Module) -> None:
 
 
 def _calibrate(module: nn.Module, inputs: Inputs) -> None:
-    """Batch-norm statistics of the inputs themselves, so that activations stay of order one through any depth."""
+    """Batch-norm statistics of the inputs themselves, so that activations stay of order one through any depth.
+
+    Images must be large enough that the last planes have several positions: the statistics of two numbers alone blow rounding up.
+    """
     norms = [layer for layer in module.modules() if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))]
     for norm in norms:
         norm.train().momentum = 1.0

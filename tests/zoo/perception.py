@@ -38,8 +38,8 @@ VISION: tuple[Architecture, ...] = (
     _image("convnextv2", "ConvNextV2Model", num_stages=2, **_TWO_STAGES),
     _image("resnet", "ResNetForImageClassification", embedding_size=16, hidden_sizes=[32, 64], depths=[1, 2]),
     _image("regnet", "RegNetModel", embedding_size=16, groups_width=8, **_TWO_STAGES),
-    _image("mobilenet-v1", "MobileNetV1Model", depth_multiplier=0.25),
-    _image("mobilenet-v2", "MobileNetV2ForImageClassification", depth_multiplier=0.25),
+    _large_image("mobilenet-v1", "MobileNetV1Model", depth_multiplier=0.25),
+    _large_image("mobilenet-v2", "MobileNetV2ForImageClassification", depth_multiplier=0.25),
     _image("efficientnet", "EfficientNetModel", width_coefficient=0.25, depth_coefficient=0.25, hidden_dim=320),
     _large_image(
         "mobilevit",
