@@ -67,7 +67,8 @@ class KernelBuilder:
 
     def workspace(self, elements: int, dtype: str) -> Buffer:
         """Scratch bytes of the arena, private to the kernel and cache-line aligned; the planner places them."""
-        buffer = tirx.decl_buffer((max(elements, 1),), dtype, name=f"w{len(self._views)}", layout=None)
+        elements = max(elements, 1)
+        buffer = tirx.decl_buffer((elements,), dtype, name=f"w{len(self._views)}", layout=None)
         self._views.append((buffer, dtype, self.workspace_bytes))
         self.workspace_bytes += -(-elements * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
         return buffer

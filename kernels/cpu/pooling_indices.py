@@ -54,15 +54,20 @@ class _IndexedPooling:
         kind = self.group.types[self.anchor.inputs[0]]
         least = -np.inf if "float" in kind.dtype else int(np.iinfo(kind.dtype).min)
         lanes = min(builder.lanes(kind.dtype), builder.lanes("int32"))
-        best, at = builder.local(length, kind.dtype, "best"), builder.local(length, "int32", "at")
+        best, at = builder.local(length, self._working(kind.dtype), "best"), builder.local(length, "int32", "at")
 
         def begin(j: Expr) -> None:
-            builder.store(best, j, tirx.const(least, kind.dtype))
+            builder.store(best, j, tirx.const(least, self._working(kind.dtype)))
             builder.store(at, j, tirx.const(-1, "int32"))
 
         sweep(builder, length, lanes, begin)
         nest(builder, self.window.kernel, lambda tap: self._compare(best, at, tuple(place), first, (length, lanes), tap))
         self._store(best, at, tuple(place), first, (length, lanes))
+
+    @staticmethod
+    def _working(dtype: str) -> str:
+        """The type in which elements are compared."""
+        return "float32" if dtype == "bfloat16" else dtype
 
     def _compare(self, best: Buffer, at: Buffer, place: Index, first: Expr, run: tuple[int, int], tap: Index) -> None:
         """Let the element that one tap of the window reads take the place of lesser ones. The first of equals stays."""
@@ -77,7 +82,8 @@ class _IndexedPooling:
 
         def element(j: Expr) -> None:
             where = builder.name(column + j * step)
-            x = builder.name(source[row + tirx.max(tirx.min(where, width - 1), tirx.const(0, "int32"))])
+            element = source[row + tirx.max(tirx.min(where, width - 1), tirx.const(0, "int32"))]
+            x = builder.name(element if str(best.dtype) == kind.dtype else tirx.Cast(str(best.dtype), element))
             wins = tirx.Or(x > best[j], at[j] < 0)
             if "float" in kind.dtype:
                 wins = tirx.Or(wins, tirx.And(tirx.isnan(x), tirx.Not(tirx.isnan(best[j]))))
@@ -98,7 +104,7 @@ class _IndexedPooling:
         base = builder.bind(row_major((*place, first), value.shape))
 
         def element(j: Expr) -> None:
-            builder.store(values, base + j, best[j])
+            builder.store(values, base + j, best[j] if str(best.dtype) == value.dtype else tirx.Cast(value.dtype, best[j]))
             builder.store(wheres, base + j, tirx.Cast(indices.dtype, self._index(at[j])))
 
         sweep(builder, *run, element)

@@ -72,6 +72,8 @@ def build(group: Group, target: Target, emit: EmitBlocks | None = None) -> Built
     operand = group.types[anchor.inputs[0]]
     builder = new_builder(target)
     dtype = "uint8" if operand.dtype == "bool" else accumulator_type(operand.dtype)
+    if anchor.op_type == "ReduceLogSumExp" and "float" not in dtype:
+        dtype = "float64"
     count = prod(operand.shape[axis] for axis in axes)
     cost = 20 if anchor.op_type == "ReduceLogSumExp" else 2
     work = operand.elements * cost + group.types[group.outputs[0]].elements * pointwise_cost(group)

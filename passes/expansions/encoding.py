@@ -14,6 +14,6 @@ def hardmax(node: ir.Node) -> str:
         return "y = Identity(i0)"
     axis = node.attributes.get_int("axis", -1) % len(shape)
     return f"""place = ArgMax<axis={axis}>(i0) count = Constant<value_int={shape[axis]}>()
-        numbers = Constant<value_floats=[0.0, 1.0]>() pair = Cast<to={int(dtype_of(node.inputs[0]))}>(numbers)
-        hot = OneHot<axis={axis}>(place, count, pair) shape = Constant<value_ints={list(shape)}>()
-        y = Reshape<allowzero=1>(hot, shape)"""
+        pair = Constant<value_floats=[0.0, 1.0]>() hot = OneHot<axis={axis}>(place, count, pair)
+        shape = Constant<value_ints={list(shape)}>() whole = Reshape<allowzero=1>(hot, shape)
+        y = Cast<to={int(dtype_of(node.inputs[0]))}>(whole)"""
