@@ -78,15 +78,16 @@ def _fill(draft: Draft, count: int) -> None:
 
 def _forget_unread(draft: Draft) -> None:
     """Drop the inputs and constants that a recipe made before it failed."""
-    read = {name for node in draft.nodes for name in [*node.input, *_captured(node)]}
+    read = {name for node in draft.nodes for name in [*node.input, *captured_names(node)]}
     draft.inputs = [info for info in draft.inputs if info.name in read]
     draft.initializers = [tensor for tensor in draft.initializers if tensor.name in read]
     draft.feeds = {name: array for name, array in draft.feeds.items() if name in read}
 
 
-def _captured(node: onnx.NodeProto) -> Iterator[str]:
+def captured_names(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node's graphs read, those of their own among them."""
     for attribute in node.attribute:
         for inner in attribute.g.node:
             yield from inner.input
-            yield from _captured(inner)
+            yield from captured_names(inner)
         yield from (output.name for output in attribute.g.output)

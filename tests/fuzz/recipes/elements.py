@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..draft import BOOL, FLOAT, TENSOR_OF, Draft, kind_of
@@ -96,7 +98,7 @@ def with_number(b: Draft) -> None:
     op_type = b.pick(_ALPHA)
     b.schema(op_type)
     names = {"Selu": ("alpha", "gamma"), "HardSigmoid": ("alpha", "beta"), "Shrink": ("bias", "lambd")}.get(op_type, ("alpha",))
-    attributes = {name: round(float(b.rng.uniform(0.1, 2)), 2) for name in names if b.chance(0.7)}
+    attributes: dict[str, Any] = {name: round(float(b.rng.uniform(0.1, 2)), 2) for name in names if b.chance(0.7)}
     b.op(op_type, b.tensor(b.dtype(op_type, kinds="f")), **attributes)
 
 
@@ -191,7 +193,7 @@ def reduce(b: Draft) -> None:
 
 def extreme_index(b: Draft) -> None:
     op_type = b.pick(["ArgMax", "ArgMin"])
-    x = b.tensor(b.dtype(op_type), 1, nonempty=True)
+    x = b.fresh(b.dtype(op_type), b.shape(1, nonempty=True), 0.1)  # of computed numbers, rounding would choose
     axis, last = b.axis(len(b.shape_of(x))), b.pick([None, 0, 1])
     b.op(op_type, x, axis=axis, keepdims=b.pick([None, 0, 1]), select_last_index=last)
 

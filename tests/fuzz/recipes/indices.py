@@ -78,7 +78,7 @@ def one_hot(b: Draft) -> None:
 
 
 def top_k(b: Draft) -> None:
-    x = b.tensor(b.dtype("TopK", kinds="fiu"), 1, 4, nonempty=True)
+    x = b.fresh(b.dtype("TopK", kinds="fiu"), b.shape(1, 4, nonempty=True), 0.1)  # of computed numbers, rounding would choose
     shape = b.shape_of(x)
     axis = b.axis(len(shape))
     b.op("TopK", x, b.ints(b.integer(0, shape[axis])), axis=axis, largest=b.integer(0, 1), outputs=2)
@@ -103,7 +103,7 @@ def compress(b: Draft) -> None:
 
 
 def unique(b: Draft) -> None:
-    x = b.tensor(b.dtype("Unique", kinds="fiu"), 1, 3, nonempty=True)
+    x = b.fresh(b.dtype("Unique", kinds="fiu"), b.shape(1, 3, nonempty=True), 0.1)
     shape = b.shape_of(x)
     axis = b.pick([None, b.axis(len(shape))])
     found = b.op("Unique", x, axis=axis, sorted=b.integer(0, 1), outputs=b.integer(1, 4))

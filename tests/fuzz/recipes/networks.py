@@ -63,12 +63,12 @@ def recurrent(b: Draft) -> None:
     direction = b.pick(["forward", "reverse", "bidirectional"])
     ways = 2 if direction == "bidirectional" else 1
     layout = int(b.since(14) and b.chance(0.2))
-    x = b.fresh(FLOAT, (batch, steps, width) if layout else (steps, batch, width), 0.0)
-    weights = [b.fresh(FLOAT, (ways, gates * hidden, size), 0.8) for size in (width, hidden)]
-    optional = [b.fresh(FLOAT, (ways, 2 * gates * hidden), 0.8) if b.chance(0.6) else ""]
+    x = b.finite(FLOAT, (batch, steps, width) if layout else (steps, batch, width), 0.0)
+    weights = [b.finite(FLOAT, (ways, gates * hidden, size), 0.8) for size in (width, hidden)]
+    optional = [b.finite(FLOAT, (ways, 2 * gates * hidden), 0.8) if b.chance(0.6) else ""]
     if not layout and b.chance(0.5):
         optional += [b.value(b.rng.integers(1, steps + 1, batch).astype(np.int32)) if b.chance(0.5) else ""]
-        optional += [b.fresh(FLOAT, (ways, batch, hidden)) for _ in range(1 if op_type != "LSTM" else 2)]
+        optional += [b.finite(FLOAT, (ways, batch, hidden)) for _ in range(1 if op_type != "LSTM" else 2)]
     extra = {"linear_before_reset": b.integer(0, 1)} if op_type == "GRU" else {}
     outputs = 3 if op_type == "LSTM" else 2
     b.op(
@@ -97,7 +97,7 @@ def dequantize(b: Draft) -> None:
 
 
 def dynamic(b: Draft) -> None:
-    b.op("DynamicQuantizeLinear", b.fresh(FLOAT, b.shape(nonempty=True), 0.1), outputs=3)
+    b.op("DynamicQuantizeLinear", b.finite(FLOAT, b.shape(nonempty=True), 0.1), outputs=3)
 
 
 def integer_product(b: Draft) -> None:

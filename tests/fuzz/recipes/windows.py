@@ -21,10 +21,11 @@ def _window(b: Draft, kernel: list[int], *, dilated: bool = True) -> _Window:
     rank = len(kernel)
     auto = b.pick([None, None, None, "SAME_UPPER", "VALID", "NOTSET"])
     plain = auto in (None, "NOTSET")
+    limit = min(kernel) if auto == "SAME_UPPER" else 3  # of windows with gaps between them, the padding would be negative
     return {
         "auto_pad": auto,
         "pads": [b.integer(0, size - 1) for size in kernel * 2] if plain and b.chance(0.6) else None,
-        "strides": [b.integer(1, 3) for _ in range(rank)] if b.chance(0.6) else None,
+        "strides": [b.integer(1, limit) for _ in range(rank)] if b.chance(0.6) else None,
         "dilations": [b.integer(1, 2) for _ in range(rank)] if dilated and auto != "SAME_UPPER" and b.chance(0.4) else None,
     }
 
@@ -42,7 +43,7 @@ def conv(b: Draft) -> None:
     if b.chance(0.2):
         groups = inside = outside = b.integer(2, 9)
     x = b.fresh(FLOAT, (b.integer(0, 3) if b.chance(0.2) else 1, inside, *image), 0.05)
-    weight = b.fresh(FLOAT, (outside, inside // groups, *kernel), 0.8)
+    weight = b.finite(FLOAT, (outside, inside // groups, *kernel), 0.8)
     bias = [b.fresh(FLOAT, (outside,), 0.8)] if b.chance(0.5) else []
     (y,) = b.op("Conv", x, weight, *bias, group=groups, kernel_shape=kernel if b.chance(0.6) else None, **_window(b, kernel))
     if b.chance(0.4):
@@ -58,7 +59,9 @@ def conv_transpose(b: Draft) -> None:
     extra = [b.integer(0, stride - 1) for stride in strides] if b.chance(0.3) else None
     x = b.fresh(FLOAT, (1, inside, *image), 0.05)
     bias = [b.fresh(FLOAT, (groups * outside,), 0.8)] if b.chance(0.5) else []
-    b.op("ConvTranspose", x, b.fresh(FLOAT, (inside, outside, *kernel), 0.8), *bias, group=groups, output_padding=extra, **window)
+    b.op(
+        "ConvTranspose", x, b.finite(FLOAT, (inside, outside, *kernel), 0.8), *bias, group=groups, output_padding=extra, **window
+    )
 
 
 def conv_integer(b: Draft) -> None:
@@ -92,13 +95,13 @@ def average_pool(b: Draft) -> None:
 
 def lp_pool(b: Draft) -> None:
     kernel, image = _sizes(b, b.pick([1, 2]))
-    x = b.fresh(FLOAT, (1, b.integer(1, 3), *image), 0.1)
+    x = b.finite(FLOAT, (1, b.integer(1, 3), *image), 0.1)
     b.op("LpPool", x, kernel_shape=kernel, p=b.integer(1, 3), **_window(b, kernel, dilated=False))
 
 
 def global_pool(b: Draft) -> None:
     op_type = b.pick(["GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"])
-    b.op(op_type, b.tensor(FLOAT, 3, 5, nonempty=True))
+    b.op(op_type, b.finite(FLOAT, b.shape(3, 5, nonempty=True), 0.1))
 
 
 def resize(b: Draft) -> None:
@@ -114,12 +117,12 @@ def resize(b: Draft) -> None:
         how = ["", b.ints(*shape[:2], *(b.integer(1, 9) for _ in range(rank)))]
     antialias = b.integer(0, 1) if b.since(18) and mode != "nearest" and b.chance(0.3) else None
     attributes: dict[str, Any] = {"coordinate_transformation_mode": places, "nearest_mode": nearest, "antialias": antialias}
-    b.op("Resize", b.fresh(dtype, shape, 0.05), "", *how, mode=mode, **attributes)
+    b.op("Resize", b.finite(dtype, shape, 0.05), "", *how, mode=mode, **attributes)
 
 
 def grid_sample(b: Draft) -> None:
     n, c = b.integer(1, 2), b.integer(1, 3)
-    x = b.fresh(FLOAT, (n, c, b.integer(1, 6), b.integer(1, 6)), 0.05)
+    x = b.finite(FLOAT, (n, c, b.integer(1, 6), b.integer(1, 6)), 0.05)
     grid = b.value(b.rng.uniform(-1.3, 1.3, (n, b.integer(1, 5), b.integer(1, 5), 2)).astype(np.float32))
     names = ["linear", "nearest", "cubic"] if b.since(20) else ["bilinear", "nearest", "bicubic"]
     padding = b.pick(["zeros", "border", "reflection"])
@@ -128,15 +131,27 @@ def grid_sample(b: Draft) -> None:
 
 def roi_align(b: Draft) -> None:
     n = b.integer(1, 2)
-    x = b.fresh(FLOAT, (n, b.integer(1, 3), b.integer(2, 9), b.integer(2, 9)), 0.0)
+    x = b.finite(FLOAT, (n, b.integer(1, 3), b.integer(2, 9), b.integer(2, 9)), 0.0)
     count = b.integer(1, 4)
     corners = b.rng.random((count, 2)) * 4
     boxes = np.concatenate([corners, corners + b.rng.random((count, 2)) * 4 + 0.5], -1).astype(np.float32)
-    attributes = {"output_height": b.integer(1, 3), "output_width": b.integer(1, 3), "sampling_ratio": b.integer(1, 2)}
+    attributes: dict[str, Any] = {
+        "output_height": b.integer(1, 3),
+        "output_width": b.integer(1, 3),
+        "sampling_ratio": b.integer(1, 2),
+    }
     places: dict[str, Any] = (
         {"coordinate_transformation_mode": b.pick(["half_pixel", "output_half_pixel"])} if b.since(16) else {}
     )
-    b.op("RoiAlign", x, b.value(boxes), b.value(b.rng.integers(0, n, count)), mode=b.pick(["avg", "max"]), **attributes, **places)
+    b.op(
+        "RoiAlign",
+        x,
+        b.value(boxes),
+        b.value(b.rng.integers(0, n, count)),
+        mode=b.pick(["avg", "max"]),
+        coordinate_transformation_mode=places,
+        **attributes,
+    )
 
 
 def columns(b: Draft) -> None:
