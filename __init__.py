@@ -70,7 +70,7 @@ def compile(
     )
 
 
-def load(path: str | os.PathLike[str], *, verify: bool = False) -> CompiledModel:
+def load(path: str | os.PathLike[str], *, verify: bool = False) -> CompiledModel | StagedModel:
     """Load a `.prefuse` file, without torch or a compiler.
 
     It holds native code that runs with your rights: load only files that you trust, and exchange ONNX with strangers.
@@ -82,6 +82,6 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> CompiledModel
     Raises:
         CompileError: no such file, a corrupt one, or one for another CPU or version.
     """
-    from .runtime.executor import load
+    from .runtime.staged_file import load
 
     return load(path, verify=verify)

@@ -14,7 +14,7 @@ from typing import Protocol
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel, Context
 from ..runtime.plan import Plan, Port
-from ..runtime.staged import StagedModel
+from ..runtime.staged import StagedModel, StagedPort
 from .frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflatten
 
 _CAPACITY = 16  # specialisations kept in memory
@@ -106,12 +106,12 @@ class SpecializedModel:
         return self._only("plan").plan
 
     @property
-    def inputs(self) -> tuple[Port, ...]:
+    def inputs(self) -> tuple[Port, ...] | tuple[StagedPort, ...]:
         """Names and types of the inputs of the only specialisation."""
         return self._only("inputs").inputs
 
     @property
-    def outputs(self) -> tuple[Port, ...]:
+    def outputs(self) -> tuple[Port, ...] | tuple[StagedPort, ...]:
         """Names and types of the outputs of the only specialisation."""
         return self._only("outputs").outputs
 
@@ -123,7 +123,7 @@ class SpecializedModel:
         """Write the only specialisation to a `.prefuse` file. What is loaded from it takes and returns tensors in a row.
 
         Raises:
-            OptionError: there is none yet, or more than one.
+            OptionError: there is none yet, or more than one, or it is in stages that no file can hold.
             ProgramFileError: the file cannot be written.
         """
         self._only("save").save(path)

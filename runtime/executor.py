@@ -72,6 +72,11 @@ class CompiledModel:
         return Context(self._device, self._executable, self._signature, self._arena_bytes)
 
     @property
+    def program(self) -> Program:
+        """The program: its plan, native code and weights."""
+        return self._program
+
+    @property
     def plan(self) -> Plan:
         """Every kernel, buffer and step of the program."""
         return self._program.plan

@@ -204,7 +204,7 @@ class _Line:
 
     def tensor_type(self) -> TensorType:
         dtype = self.name()
-        if not _is_dtype(dtype):
+        if not is_dtype(dtype):
             raise _SyntaxError(f"unknown element type {dtype!r}")
         return TensorType(self.items("[", self.number, "]"), dtype)
 
@@ -345,7 +345,7 @@ def _unquote(text: str) -> str:
         raise _SyntaxError(f"malformed name {text[:40]}") from error
 
 
-def _is_dtype(name: str) -> bool:
+def is_dtype(name: str) -> bool:
     """Whether `name` is the canonical name of a numeric NumPy or ml_dtypes type."""
     try:
         dtype = np.dtype(name)

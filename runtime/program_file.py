@@ -13,21 +13,33 @@ Everything that is data is checked before use; the hash of the weights only on r
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import mmap
 import os
-import secrets
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
+from .archive import (
+    COPY_AGAIN,
+    LOCAL_HEADER,
+    NOT_OURS,
+    RECOMPILE,
+    ZIP64_BYTES,
+    Section,
+    check_hash,
+    check_members,
+    member_section,
+    new_archive,
+    reading,
+    version,
+    write_member,
+)
 from .device_binary import check_binary
 from .errors import OptionError, ProgramFileError
 from .plan import ALIGNMENT, Plan, Role, TensorType
@@ -41,10 +53,6 @@ CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "rocm": "kernels.hsaco"}  
 _HEADER = (
     "constants.safetensors header"  # its own hash, so that the place of the weights is known to be right without reading them
 )
-_RECOMPILE = "compile the model again"
-_COPY_AGAIN = "the file is corrupt or cut short; copy it again or compile the model again"
-_LARGEST_TEXT_BYTES = 1 << 26  # thirty times the plan of a model of 5,000 nodes
-_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, name length, extra length
 _SAFETENSORS_DTYPES = {
     **{f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)},
     "bool": "BOOL",
@@ -93,14 +101,9 @@ def write_program(
     placed = {buffer.name: buffer.offset for buffer in plan.buffers if buffer.role is Role.CONSTANT}
     assert placed == {source.name: source.offset for source in constants}, "constants are not those of the plan"
     ordered = sorted(constants, key=lambda source: (source.offset, source.type.size_bytes))
-    _write(
-        Path(path),
-        plan,
-        library,
-        _safetensors_header(ordered, constants_bytes(plan)),
-        _data(ordered, constants_bytes(plan)),
-        manifest,
-    )
+    header, data = constants_header(ordered, constants_bytes(plan)), constants_data(ordered, constants_bytes(plan))
+    with new_archive(Path(path)) as archive:
+        _write_members(archive, plan, library, header, data, manifest)
 
 
 def save_program(path: str | os.PathLike[str], program: Program) -> None:
@@ -109,8 +112,14 @@ def save_program(path: str | os.PathLike[str], program: Program) -> None:
     Raises:
         ProgramFileError: the file cannot be written.
     """
+    with new_archive(Path(path)) as archive:
+        write_program_members(archive, program)
+
+
+def write_program_members(archive: zipfile.ZipFile, program: Program) -> str:
+    """Write a program that was read from a file to an archive, which may be part of another. Returns the manifest's sha256."""
     data = (program.constants.data,)
-    _write(Path(path), program.plan, program.library, program.constants_header, data, program.manifest)
+    return _write_members(archive, program.plan, program.library, program.constants_header, data, program.manifest)
 
 
 def constants_bytes(plan: Plan) -> int:
@@ -128,42 +137,14 @@ def read_program(path: str | os.PathLike[str], *, verify: bool = False) -> Progr
     Raises:
         ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
     """
-    try:
-        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-            return _read(path, file, archive, verify)
-    except ProgramFileError as error:
-        raise ProgramFileError(_where(path, error.where), error.what, error.fix) from error
-    except FileNotFoundError as error:
-        raise ProgramFileError(str(path), "no such file", "check the path") from error
-    except OSError as error:
-        raise ProgramFileError(
-            str(path), f"cannot be read: {error.strerror or error}", "check the path and its permissions"
-        ) from error
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, LookupError, struct.error) as error:
-        raise ProgramFileError(str(path), f"not a sound program file ({error})", _COPY_AGAIN) from error
+    with reading(path), open(path, "rb") as file:
+        return read_section(Section.whole(file), verify=verify)
 
 
-def _where(path: str | os.PathLike[str], where: str) -> str:
-    return str(path) if where == str(path) else f"{path}: {where}"
-
-
-def _write(
-    path: Path, plan: Plan, library: bytes, header: bytes, data: Iterable[memoryview | bytes], manifest: Mapping[str, object]
-) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                _write_members(archive, plan, library, header, data, manifest)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ProgramFileError(
-            str(path), f"cannot be written: {error.strerror or error}", "check the folder, its space and rights"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+def read_section(section: Section, *, verify: bool) -> Program:
+    """As `read_program`, from part of a file. Its faults are errors of all kinds, which `reading` translates."""
+    with zipfile.ZipFile(section) as archive:
+        return _read(section, archive, verify)
 
 
 def _write_members(
@@ -173,30 +154,38 @@ def _write_members(
     header: bytes,
     data: Iterable[memoryview | bytes],
     manifest: Mapping[str, object],
-) -> None:
+) -> str:
     code = CODE[Target.parse(plan.target).kind]
     hashes = {
-        PLAN: _write_member(archive, PLAN, [print_plan(plan).encode()]),
-        code: _write_member(archive, code, [library]),
+        PLAN: write_member(archive, PLAN, [print_plan(plan).encode()]),
+        code: write_member(archive, code, [library]),
     }
-    file = archive.fp
-    assert file is not None
-    # The zip's local header of a large member is 30 bytes, its name and 20 bytes of zip64 sizes; then come 8 bytes of length.
-    start = file.tell() + _LOCAL_HEADER.size + len(CONSTANTS) + 20 + 8
-    header = header.rstrip(b" ")
-    header += b" " * (-(start + len(header)) % ALIGNMENT)
-    header = struct.pack("<Q", len(header)) + header
-    hashes[_HEADER] = hashlib.sha256(header).hexdigest()
-    hashes[CONSTANTS] = _write_member(archive, CONSTANTS, _chain(header, data))
+    hashes.update(write_constants(archive, header, data))
     own = {
         "format": FORMAT,
-        "prefuse": _version("prefuse"),
-        "tvm": _version("apache-tvm"),
+        "prefuse": version("prefuse"),
+        "tvm": version("apache-tvm"),
         "target": plan.target,
         "sha256": hashes,
     }
-    text = json.dumps({**manifest, **own}, indent=1, sort_keys=True)
-    _write_member(archive, MANIFEST, [text.encode()])
+    return write_member(archive, MANIFEST, [manifest_text({**manifest, **own})])
+
+
+def manifest_text(manifest: Mapping[str, object]) -> bytes:
+    """The member of a manifest, equal for equal ones."""
+    return json.dumps(manifest, indent=1, sort_keys=True).encode()
+
+
+def write_constants(archive: zipfile.ZipFile, header: bytes, data: Iterable[memoryview | bytes]) -> dict[str, str]:
+    """Write the member of the weights, whose data is aligned in the file. Returns its hashes for the manifest."""
+    file = archive.fp
+    assert file is not None
+    start = file.tell() + LOCAL_HEADER.size + len(CONSTANTS) + ZIP64_BYTES + 8  # 8 bytes of length
+    header = header.rstrip(b" ")
+    header += b" " * (-(start + len(header)) % ALIGNMENT)
+    header = struct.pack("<Q", len(header)) + header
+    whole = write_member(archive, CONSTANTS, _chain(header, data))
+    return {_HEADER: hashlib.sha256(header).hexdigest(), CONSTANTS: whole}
 
 
 def _chain(header: bytes, data: Iterable[memoryview | bytes]) -> Iterator[memoryview | bytes]:
@@ -204,17 +193,7 @@ def _chain(header: bytes, data: Iterable[memoryview | bytes]) -> Iterator[memory
     yield from data
 
 
-def _write_member(archive: zipfile.ZipFile, name: str, pieces: Iterable[memoryview | bytes]) -> str:
-    """Write a member piece by piece, with a fixed date so that equal programs are equal files. Returns its sha256."""
-    digest = hashlib.sha256()
-    with archive.open(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), "w", force_zip64=True) as member:
-        for piece in pieces:
-            digest.update(piece)
-            member.write(piece)
-    return digest.hexdigest()
-
-
-def _safetensors_header(sources: Sequence[ConstantSource], size_bytes: int) -> bytes:
+def constants_header(sources: Sequence[ConstantSource], size_bytes: int) -> bytes:
     """The header of safetensors. The format allows no gaps, so that padding between constants is a tensor too."""
     entries: dict[str, object] = {"__metadata__": {"format": "prefuse"}}
     position = 0
@@ -233,7 +212,7 @@ def _safetensors_header(sources: Sequence[ConstantSource], size_bytes: int) -> b
     return json.dumps(entries, separators=(",", ":")).encode()
 
 
-def _data(sources: Sequence[ConstantSource], size_bytes: int) -> Iterator[memoryview | bytes]:
+def constants_data(sources: Sequence[ConstantSource], size_bytes: int) -> Iterator[memoryview | bytes]:
     """The constants' bytes in the order of their offsets, with zeros between them."""
     position = 0
     for source in sources:
@@ -248,7 +227,7 @@ def _data(sources: Sequence[ConstantSource], size_bytes: int) -> Iterator[memory
     yield bytes(size_bytes - position)
 
 
-def _read(path: str | os.PathLike[str], file: IO[bytes], archive: zipfile.ZipFile, verify: bool) -> Program:
+def _read(section: Section, archive: zipfile.ZipFile, verify: bool) -> Program:
     members = _members(archive)
     manifest = _read_manifest(archive.read(members[MANIFEST]))
     code = next(name for name in members if name in CODE.values())
@@ -256,22 +235,18 @@ def _read(path: str | os.PathLike[str], file: IO[bytes], archive: zipfile.ZipFil
     hashes = manifest["sha256"]
     assert isinstance(hashes, dict)
     for name, content in ((PLAN, plan_bytes), (code, library)):
-        _check_hash(name, hashlib.sha256(content).hexdigest(), hashes)
+        check_hash(name, hashlib.sha256(content).hexdigest(), hashes)
     plan = parse_plan(plan_bytes.decode())
     if plan.target != manifest["target"]:
-        raise ProgramFileError(MANIFEST, f"its target {manifest['target']!r} is not the plan's, {plan.target!r}", _RECOMPILE)
+        raise ProgramFileError(MANIFEST, f"its target {manifest['target']!r} is not the plan's, {plan.target!r}", RECOMPILE)
     _check_target(plan.target, code, library)
     if faults := check_plan(plan):
-        raise ProgramFileError(PLAN, str(faults[0]), _RECOMPILE)
-    header, constants = _map_constants(file, members[CONSTANTS], hashes)
+        raise ProgramFileError(PLAN, str(faults[0]), RECOMPILE)
+    header, constants = map_constants(section, members[CONSTANTS], hashes)
     if constants.size != constants_bytes(plan):
-        raise ProgramFileError(
-            CONSTANTS, f"{constants.size} bytes of weights, the plan needs {constants_bytes(plan)}", _RECOMPILE
-        )
+        raise ProgramFileError(CONSTANTS, f"{constants.size} bytes of weights, the plan needs {constants_bytes(plan)}", RECOMPILE)
     if verify:
-        digest = hashlib.sha256(struct.pack("<Q", len(header)) + header)
-        digest.update(constants.data)
-        _check_hash(CONSTANTS, digest.hexdigest(), hashes)
+        verify_constants(header, constants, hashes)
     return Program(plan, library, constants, manifest, header)
 
 
@@ -280,74 +255,65 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     infos = archive.infolist()
     if sorted(info.filename for info in infos) not in [sorted((PLAN, code, CONSTANTS, MANIFEST)) for code in CODE.values()]:
         names = ", ".join(repr(info.filename) for info in infos[:5]) or "nothing"
-        raise ProgramFileError("archive", f"it holds {names}, not the members of a program", "give a file that prefuse wrote")
-    for info in infos:
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size or info.flag_bits & 1:
-            raise ProgramFileError(info.filename, "the member is compressed or encrypted", "give a file that prefuse wrote")
-        if info.filename in (PLAN, MANIFEST) and info.file_size > _LARGEST_TEXT_BYTES:
-            raise ProgramFileError(info.filename, f"{info.file_size} bytes of text", "give a file that prefuse wrote")
+        raise ProgramFileError("archive", f"it holds {names}, not the members of a program", NOT_OURS)
+    check_members(archive, (PLAN, MANIFEST))
     return {info.filename: info for info in infos}
 
 
 def _read_manifest(content: bytes) -> dict[str, object]:
     manifest = json.loads(content)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("sha256"), dict):
-        raise ProgramFileError(MANIFEST, "not a program's manifest", _COPY_AGAIN)
+        raise ProgramFileError(MANIFEST, "not a program's manifest", COPY_AGAIN)
     if manifest.get("format") != FORMAT:
         what = f"a program of format {manifest.get('format')!r}; this prefuse reads format {FORMAT}"
-        raise ProgramFileError(MANIFEST, what, f"{_RECOMPILE} with prefuse {_version('prefuse')}")
-    if manifest.get("tvm") != _version("apache-tvm"):
-        what = f"made with apache-tvm {manifest.get('tvm')!r}; installed is {_version('apache-tvm')}"
-        raise ProgramFileError(MANIFEST, what, f"{_RECOMPILE}, or install that version")
+        raise ProgramFileError(MANIFEST, what, f"{RECOMPILE} with prefuse {version('prefuse')}")
+    if manifest.get("tvm") != version("apache-tvm"):
+        what = f"made with apache-tvm {manifest.get('tvm')!r}; installed is {version('apache-tvm')}"
+        raise ProgramFileError(MANIFEST, what, f"{RECOMPILE}, or install that version")
     return manifest
-
-
-def _check_hash(name: str, found: str, hashes: Mapping[str, object]) -> None:
-    if hashes.get(name) != found:
-        raise ProgramFileError(name, "its hash is not the one in the manifest", _COPY_AGAIN)
 
 
 def _check_target(text: str, code: str, library: bytes) -> None:
     try:
         target = Target.parse(text)
     except OptionError as error:
-        raise ProgramFileError("target", error.what, _RECOMPILE) from error
+        raise ProgramFileError("target", error.what, RECOMPILE) from error
     if code != CODE[target.kind]:
-        raise ProgramFileError(code, f"no code for {text}", _RECOMPILE)
+        raise ProgramFileError(code, f"no code for {text}", RECOMPILE)
     if target.is_gpu:
         check_binary(library, target, code)
     missing = target.missing_features()
     if missing:
         raise ProgramFileError(
-            "target", f"compiled for {text}; this CPU lacks {', '.join(missing)}", f"{_RECOMPILE} on this machine"
+            "target", f"compiled for {text}; this CPU lacks {', '.join(missing)}", f"{RECOMPILE} on this machine"
         )
 
 
-def _map_constants(file: IO[bytes], info: zipfile.ZipInfo, hashes: Mapping[str, object]) -> tuple[bytes, np.ndarray]:
-    """The safetensors header, without its length, and the data after it as bytes mapped from the file."""
-    file.seek(info.header_offset)
-    signature, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
-    file.seek(start)
-    prefix = file.read(8)
+def map_constants(section: Section, info: zipfile.ZipInfo, hashes: Mapping[str, object]) -> tuple[bytes, np.ndarray]:
+    """The safetensors header, without its length, and the data after it as bytes mapped from the file.
+
+    Raises:
+        ProgramFileError: the header is not the one of the manifest, or the data is not where it should be.
+    """
+    member = member_section(section, info)
+    prefix = member.read(8)
     length = int.from_bytes(prefix, "little")
-    data = start + 8 + length
-    size = info.file_size - 8 - length
-    if signature != b"PK\x03\x04" or size < 0 or data % ALIGNMENT or data + size > os.fstat(file.fileno()).st_size:
-        raise ProgramFileError(CONSTANTS, "the weights are not where they should be", _COPY_AGAIN)
-    header = file.read(length)
-    _check_hash(_HEADER, hashlib.sha256(prefix + header).hexdigest(), hashes)
+    data, size = member.start + 8 + length, info.file_size - 8 - length
+    if size < 0 or data % ALIGNMENT:
+        raise ProgramFileError(CONSTANTS, "the weights are not where they should be", COPY_AGAIN)
+    header = member.read(length)
+    check_hash(_HEADER, hashlib.sha256(prefix + header).hexdigest(), hashes)
     if not size:
         return header, np.empty(0, np.uint8)
     first_page = data - data % mmap.ALLOCATIONGRANULARITY
-    mapped = mmap.mmap(file.fileno(), data + size - first_page, access=mmap.ACCESS_READ, offset=first_page)
+    mapped = mmap.mmap(section.fileno(), data + size - first_page, access=mmap.ACCESS_READ, offset=first_page)
     with suppress(OSError):  # only a hint: read ahead, the first call needs them all
         mapped.madvise(mmap.MADV_WILLNEED)
     return header, np.frombuffer(mapped, np.uint8, size, data - first_page)
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+def verify_constants(header: bytes, constants: np.ndarray, hashes: Mapping[str, object]) -> None:
+    """Check the hash of the weights, which reads them all. Raises ProgramFileError."""
+    digest = hashlib.sha256(struct.pack("<Q", len(header)) + header)
+    digest.update(constants.data)
+    check_hash(CONSTANTS, digest.hexdigest(), hashes)

@@ -20,6 +20,7 @@ from prefuse.compiler.specialize import SpecializedModel
 from prefuse.examples.models import MODELS
 from prefuse.runtime.executor import CompiledModel, Context
 from prefuse.runtime.plan_checker import check_plan
+from prefuse.runtime.staged import StagedModel
 from prefuse.runtime.target import Target
 
 _TOLERANCE = 1e-5  # relative, of the 2-norm
@@ -63,7 +64,7 @@ def _row(result: object) -> tuple[Any, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def call(net: CompiledModel | Context, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+def call(net: CompiledModel | Context | StagedModel, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     return _row(net(*inputs))
 
 

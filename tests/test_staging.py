@@ -14,7 +14,10 @@ import pytest
 import torch
 from prefuse.compiler.staging.host_operators import host_function
 from prefuse.runtime.errors import InputError, OptionError
-from prefuse.runtime.staged import HostStep, StagedModel
+from prefuse.runtime.host_operators import HostOperator
+from prefuse.runtime.plan import TensorType
+from prefuse.runtime.procedure import HostStep
+from prefuse.runtime.staged import StagedModel
 
 Run = Callable[..., Any]
 _HEADER = '<ir_version: 10, opset_import: ["": 21]>\n'
@@ -201,12 +204,17 @@ def test_torch_in_torch_out(loop: Any) -> None:
     assert s.shape == (2, 4, 3)
 
 
-def test_what_one_plan_describes_is_refused_with_a_reason(loop: StagedModel) -> None:
-    for name in ("plan", "inputs", "outputs"):
-        with pytest.raises(OptionError, match="runs in stages"):
-            getattr(loop, name)
+def test_no_single_plan_describes_stages(loop: StagedModel) -> None:
     with pytest.raises(OptionError, match="runs in stages"):
-        loop.save("x.prefuse")
+        _ = loop.plan
+
+
+def test_inputs_and_outputs_have_names_and_types_where_these_are_static(loop: StagedModel) -> None:
+    assert [(port.name, port.type_text) for port in loop.inputs] == [("x", "float32[4,3]"), ("n", "int64[]"), ("go", "bool[]")]
+    assert loop.inputs[0].type == TensorType((4, 3), "float32")
+    assert [(port.name, port.type is None) for port in loop.outputs] == [("y", False), ("s", True)]
+    assert loop.input_names == ("x", "n", "go")
+    assert "  input x: float32[4,3]" in loop.report()
 
 
 def test_wrong_inputs_name_the_input() -> None:
@@ -259,8 +267,8 @@ def test_the_host_moves_bytes_as_onnx_says(call: str) -> None:
         value.type.tensor_type.ClearField("shape")
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     node = ir.serde.deserialize_node(model.graph.node[0])
-    function, is_reference = host_function(node, {"": 21})
-    assert not is_reference
+    function = host_function(node, {"": 21}, "node")
+    assert isinstance(function, HostOperator)
     for case in _MOVES[call]:
         operands = [np.array(values, np.int64) for values in case]
         expected = session.run(None, {"x": x, **dict(zip(names, operands, strict=True))})

@@ -69,10 +69,10 @@ def _try_program(
         return replace(broken, failure=str(error))
     row = found if isinstance(found, tuple) else (found,)
     expected = run_model(graph, inputs, engine)
-    for port, array in zip(net.outputs, row, strict=True):
-        error_there = relative_error(np.asarray(array), expected[port.name])
+    for name, array in zip(net.output_names, row, strict=True):
+        error_there = relative_error(np.asarray(array), expected[name])
         if not error_there <= tolerance:
-            return replace(broken, tensor=port.name, error=error_there)
+            return replace(broken, tensor=name, error=error_there)
     return BisectResult()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ...runtime.executor import CompiledModel
 from .common import (
     COMPILE_OPTIONS,
     JSON,
@@ -15,6 +16,7 @@ from .common import (
     Shapes,
     check_output,
     compile_graph,
+    compile_options,
     concrete_model,
     refuse_program,
     show,
@@ -41,7 +43,7 @@ def command(
     no_cache: bool,
     as_json: bool,
 ) -> None:
-    """Compile the ONNX file MODEL into one .prefuse program."""
+    """Compile the ONNX file MODEL into one .prefuse file."""
     refuse_program(model, "compile")
     path = output or Path(model.with_suffix(".prefuse").name)
     check_output(path)
@@ -49,12 +51,13 @@ def command(
     compiled = compile_graph(concrete_model(model, shapes), name or model.stem, target, threads, random, pipeline, no_cache)
     compiled.save(path)
     seconds, size_bytes = time.perf_counter() - begin, path.stat().st_size
+    plan = compiled.plan if isinstance(compiled, CompiledModel) else None  # a model in stages has one in each
     result = {
         "output": str(path),
-        "target": compiled.plan.target,
+        "target": str(compile_options(target, threads).target),
         "seconds": round(seconds, 3),
         "size_bytes": size_bytes,
-        "spaces": {space.name: space.size_bytes for space in compiled.plan.spaces},
+        "spaces": {} if plan is None else {space.name: space.size_bytes for space in plan.spaces},
         "report": compiled.report(),
     }
     show(as_json, result, compiled.report(), f"\n{path}: {size_text(size_bytes)}, compiled in {seconds:.1f} s")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import numpy as np
 
-from ...runtime.executor import CompiledModel, load
-from ...runtime.staged import StagedModel
+from ...runtime.errors import InputError
+from ...runtime.executor import CompiledModel
+from ...runtime.plan import Port
+from ...runtime.staged import StagedModel, StagedPort
+from ...runtime.staged_file import load
 from .common import (
     COMPILE_OPTIONS,
     JSON,
@@ -91,7 +95,19 @@ def command(
 def _call(net: CompiledModel | StagedModel, inputs: Arrays) -> Arrays:
     found = net(**inputs)
     row = found if isinstance(found, tuple) else (found,)
-    return {name: np.asarray(array) for name, array in zip(net.output_names, row, strict=True)}
+    return _arrays(zip(net.output_names, row, strict=True))
+
+
+def _arrays(values: Iterable[tuple[str, object]]) -> Arrays:
+    """The arrays of results: items of a sequence by their places, none for an empty optional, strings as NumPy has them."""
+    arrays: Arrays = {}
+    for name, value in values:
+        if isinstance(value, list):
+            arrays |= _arrays((f"{name}[{place}]", item) for place, item in enumerate(value))
+        elif value is not None:
+            array = np.asarray(value)
+            arrays[name] = array.astype(np.str_) if array.dtype == object else array
+    return arrays
 
 
 def _random_inputs(net: CompiledModel | StagedModel, graph: ir.Model | None, seed: int) -> Arrays:
@@ -102,7 +118,12 @@ def _random_inputs(net: CompiledModel | StagedModel, graph: ir.Model | None, see
         return random_inputs(graph, seed)
     generator = np.random.default_rng(seed)
     arrays = {}
-    for port in net.inputs:
+    ports: Sequence[Port | StagedPort] = net.inputs
+    for port in ports:
+        if port.type is None:
+            raise InputError(
+                f"input {port.name!r}", f"a {port.type_text} cannot be made up", "give --inputs, or call the model in Python"
+            )
         dtype = np.dtype(port.type.dtype)
         is_float = dtype.kind not in "biu"
         arrays[port.name] = generator.normal(size=port.type.shape).astype(dtype) if is_float else np.zeros(port.type.shape, dtype)
@@ -122,8 +143,9 @@ def _compare(
     options.log_severity_level = 3  # errors only
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     expected = session.run(None, inputs)
-    pairs = zip(results.items(), expected, strict=True)
-    errors = {name: relative_error(array, np.asarray(truth)) for (name, array), truth in pairs}
+    truths = _arrays(zip(net.output_names, expected, strict=True))
+    both = results.keys() & truths.keys()  # a sequence may have another length
+    errors = {name: relative_error(results[name], truths[name]) if name in both else math.inf for name in results | truths}
     return errors, _latency_us(lambda: session.run(None, inputs), repeat)
 
 
@@ -157,6 +179,8 @@ def _show(as_json: bool, results: Arrays, latencies: dict[str, Latency], errors:
 
 
 def _moments(array: np.ndarray) -> tuple[str, str]:
+    if array.dtype.kind == "U":
+        return "-", "-"
     values = array.astype(np.float64)
     return (f"{values.mean():.4g}", f"{values.std():.4g}") if values.size else ("-", "-")
 

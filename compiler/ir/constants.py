@@ -24,6 +24,10 @@ def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
         return attribute.as_tensor()
     if attribute.name in _CONSTANT_DTYPES:
         return ir.Tensor(np.array(attribute.value, _CONSTANT_DTYPES[attribute.name]), name=value.name)
+    if attribute.name == "value_string":
+        return ir.StringTensor(np.array(attribute.as_string().encode(), object), name=value.name)
+    if attribute.name == "value_strings":
+        return ir.StringTensor(np.array([text.encode() for text in attribute.as_strings()], object), name=value.name)
     return None
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.executor import CompiledModel
-from ...runtime.staged import (
+from ...runtime.plan import TensorType
+from ...runtime.procedure import (
     BranchStep,
     HostStep,
     LoopStep,
@@ -20,9 +21,9 @@ from ...runtime.staged import (
     Program,
     ProgramStep,
     ScanStep,
-    StagedModel,
     Step,
 )
+from ...runtime.staged import StagedModel, StagedPort
 from ..builder import Builder
 from ..digest import model_digest
 from ..frontend.dimensions import is_dynamic
@@ -52,7 +53,8 @@ def build_model(builder: Builder, key: str, model: ir.Model) -> CompiledModel | 
     if staged is None:
         return builder.build_program(key, lambda: model)
     procedure = _Staging(staged, builder).procedure()
-    return StagedModel(builder.name, procedure, procedure.inputs, procedure.outputs)
+    graph = staged.graph
+    return StagedModel(builder.name, procedure, tuple(map(_port, graph.inputs)), tuple(map(_port, graph.outputs)))
 
 
 def _structured(model: ir.Model, builder: Builder) -> ir.Model | None:
@@ -96,7 +98,7 @@ class _Staging:
                 outputs = crossing_values(stage.compiled, later)
                 if outputs:
                     steps.append(self._compiled(stage_model(stage.compiled, outputs, self.model)))
-            steps += [self._host(node) for node in stage.host]
+            steps += [self._host(node) for node in stage.host if constant_tensor(node.outputs[0]) is None]
         hosted = [value for stage in stages for node in stage.host for value in read_values(node)]
         return Procedure(
             tuple(str(value.name) for value in inputs),
@@ -123,8 +125,8 @@ class _Staging:
         control = {"If": self._branch, "Loop": self._loop, "Scan": self._scan, "SequenceMap": self._map}
         if node.domain == "" and node.op_type in control:
             return control[node.op_type](node)
-        function, is_reference = host_function(node, self.model.graph.opset_imports)
-        return HostStep(_label(node), function, _names(node.inputs), _names(node.outputs), is_reference)
+        function = host_function(node, self.model.graph.opset_imports, _label(node))
+        return HostStep(_label(node), function, _names(node.inputs), _names(node.outputs))
 
     def _branch(self, node: ir.Node) -> Step:
         then, otherwise = (self._body(node, name, ()) for name in ("then_branch", "else_branch"))
@@ -218,6 +220,22 @@ def _slice_type(value: ir.Value) -> tuple[tuple[int, ...], str]:
     if value.dtype is None:
         return shape, "float32"
     return shape, "object" if value.dtype == ir.DataType.STRING else dtype_name(value.dtype)
+
+
+def _port(value: ir.Value) -> StagedPort:
+    """A value as the user sees it."""
+    name = str(value.name)
+    if isinstance(value.type, ir.SequenceType | ir.OptionalType):
+        return StagedPort(name, None, "sequence" if isinstance(value.type, ir.SequenceType) else "optional")
+    if value.dtype is None:
+        return StagedPort(name, None, "tensor")
+    shape = "[...]" if value.shape is None else f"[{','.join(map(str, value.shape))}]"
+    if value.dtype == ir.DataType.STRING:
+        return StagedPort(name, None, f"string{shape}")
+    dtype = dtype_name(value.dtype)
+    sizes = () if value.shape is None else tuple(dim for dim in value.shape if isinstance(dim, int))
+    is_static = value.shape is not None and len(sizes) == len(value.shape)
+    return StagedPort(name, TensorType(sizes, dtype) if is_static else None, f"{dtype}{shape}")
 
 
 def _names(values: Iterable[ir.Value | None]) -> tuple[str, ...]:

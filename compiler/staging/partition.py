@@ -13,12 +13,13 @@ from enum import IntEnum
 
 import onnx_ir as ir
 
+from ...runtime.host_operators import DATA_MOVEMENT, SEQUENCE_OPERATORS
 from ..frontend.shaping import shaping_operands
 from ..ir.bounds import is_data_sized, sized_axes
 from ..ir.carried import carried_axis
 from ..ir.constants import constant_tensor
 from ..ir.scopes import read_values, subgraphs_of
-from .host_operators import DATA_MOVEMENT, HOST_OPERATORS, SEQUENCE_OPERATORS
+from .host_operators import HOST_OPERATORS
 
 
 class Means(IntEnum):

@@ -9,7 +9,8 @@ from typing import Literal
 from prefuse.compiler.specialize import SpecializedModel
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Copy, Launch, Plan, Role
-from prefuse.runtime.staged import HostStep, ProgramStep, StagedModel
+from prefuse.runtime.procedure import HostStep, ProgramStep
+from prefuse.runtime.staged import StagedModel
 
 Means = Literal["compiled", "folded", "host"]
 MEANS: tuple[Means, ...] = ("compiled", "folded", "host")

@@ -1,0 +1,217 @@
+"""The `.prefuse` file of a model in stages: one zip whose members are stored uncompressed.
+
+    stages.json            the model's inputs and outputs and its Procedure (procedure_data), and where its constants lie
+    constants.safetensors  what the host reads of the model's constants, as in the file of one program
+    stage-N.prefuse        a program, as a file of its own would hold it; its weights are mapped from here
+    manifest.json          versions and hashes
+
+A weight that two stages read is in both of their programs. Everything that is data is checked before use; the hashes of the
+weights only on request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from .archive import (
+    COPY_AGAIN,
+    NOT_OURS,
+    RECOMPILE,
+    Section,
+    archive_member,
+    check_hash,
+    check_members,
+    member_section,
+    new_archive,
+    reading,
+    version,
+    write_member,
+)
+from .errors import OptionError, ProgramFileError
+from .executor import CompiledModel
+from .plan import ALIGNMENT, TensorType
+from .procedure import HostStep, Procedure, ProgramStep
+from .procedure_checker import check_staged
+from .procedure_data import DEEPEST, DataError, ProcedureReader, ProcedureWriter, tensor_type
+from .program_file import (
+    CONSTANTS,
+    MANIFEST,
+    ConstantSource,
+    constants_data,
+    constants_header,
+    manifest_text,
+    map_constants,
+    read_section,
+    verify_constants,
+    write_constants,
+    write_program_members,
+)
+from .staged import StagedModel
+
+FORMAT = 1
+STAGES = "stages.json"
+
+
+def save_staged(path: str | os.PathLike[str], model: StagedModel) -> None:
+    """Write a model to a file, or leave whatever was at `path` untouched.
+
+    Raises:
+        OptionError: a stage or a step is nothing that a file could hold.
+        ProgramFileError: the file cannot be written.
+    """
+    if obstacles := list(_obstacles(model.procedure, 1)):
+        raise OptionError("save", "; ".join(obstacles[:3]), "keep the ONNX file: compiled stages are kept in the cache")
+    writer = ProcedureWriter()
+    data = writer.model(model)
+    entries, sources, size_bytes = _placed(writer.constants)
+    text = json.dumps({"model": data, "constants": entries}, separators=(",", ":")).encode()
+    with new_archive(Path(path)) as archive:
+        hashes = {STAGES: write_member(archive, STAGES, [text])}
+        hashes.update(write_constants(archive, constants_header(sources, size_bytes), constants_data(sources, size_bytes)))
+        for number, program in enumerate(writer.programs, 1):
+            with archive_member(archive, _stage(number)) as inner:
+                hashes[_stage(number)] = write_program_members(inner, program.program)
+        manifest = {"format": FORMAT, "name": model.name, "prefuse": version("prefuse"), "sha256": hashes}
+        write_member(archive, MANIFEST, [manifest_text(manifest)])
+
+
+def load(path: str | os.PathLike[str], *, verify: bool = False) -> CompiledModel | StagedModel:
+    """Load a `.prefuse` file of one program or of several. They hold native code that runs with your rights.
+
+    Args:
+        verify: also check the hashes of the weights, which reads them all.
+
+    Raises:
+        ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
+    """
+    with reading(path), open(path, "rb") as file:
+        section = Section.whole(file)
+        with zipfile.ZipFile(section) as archive:
+            if STAGES in archive.namelist():
+                return _read(section, archive, verify)
+        return CompiledModel(read_section(section, verify=verify))
+
+
+def _obstacles(procedure: Procedure, depth: int) -> Iterator[str]:
+    """Why no file could hold a procedure that is inside `depth` - 1 others."""
+    if depth > DEEPEST:
+        yield f"more than {DEEPEST} branches and loops are in one another"
+        return
+    for step in procedure.steps:
+        for body in step.bodies:
+            yield from _obstacles(body, depth + 1)
+        if isinstance(step, HostStep) and step.is_reference:
+            yield f"{step.source} is computed by onnx.reference, which needs onnx and the node"
+        elif isinstance(step, ProgramStep) and isinstance(step.program, StagedModel):
+            yield from _obstacles(step.program.procedure, depth + 1)
+        elif isinstance(step, ProgramStep) and not isinstance(step.program, CompiledModel):
+            yield f"{step.name} is compiled for the shapes of each run, which needs the compiler"
+
+
+# ------------------------------------------------------------------------------------------------ constants of the host
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """The array of a constant, when it is due."""
+
+    array: np.ndarray
+
+    def __call__(self) -> np.ndarray:
+        return self.array
+
+
+def _placed(constants: Sequence[np.ndarray]) -> tuple[list[dict[str, object]], list[ConstantSource], int]:
+    """What stages.json says of each constant, those that the member of the constants holds, and its size in bytes."""
+    entries: list[dict[str, object]] = []
+    sources: list[ConstantSource] = []
+    end = 0
+    for number, array in enumerate(constants):
+        if array.dtype == object:
+            entries.append({"shape": array.shape, "strings": [str(item) for item in array.flat]})
+            continue
+        offset = end + -end % ALIGNMENT
+        kind = TensorType(array.shape, array.dtype.name)
+        entries.append({"type": [kind.shape, kind.dtype], "offset": offset})
+        sources.append(ConstantSource(str(number), kind, offset, _Array(array)))
+        end = offset + kind.size_bytes
+    return entries, sources, end
+
+
+def _constant(data: object, mapped: np.ndarray) -> np.ndarray:
+    """The constant that an entry describes. Raises DataError."""
+    if isinstance(data, dict) and data.keys() == {"shape", "strings"}:
+        (shape, _), strings = tensor_type([data["shape"], "object"], "object"), data["strings"]
+        if not isinstance(strings, list) or len(strings) != prod(shape) or not all(isinstance(item, str) for item in strings):
+            raise DataError("strings that do not fill their shape")
+        return np.array(strings, object).reshape(shape)
+    if not isinstance(data, dict) or data.keys() != {"type", "offset"}:
+        raise DataError("a constant without type and offset")
+    kind, offset = TensorType(*tensor_type(data["type"])), data["offset"]
+    if type(offset) is not int or offset < 0 or offset % ALIGNMENT or offset + kind.size_bytes > mapped.size:
+        raise DataError(f"a constant {kind} that is not in {mapped.size} bytes")
+    return mapped[offset : offset + kind.size_bytes].view(kind.dtype).reshape(kind.shape)
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def _read(section: Section, archive: zipfile.ZipFile, verify: bool) -> StagedModel:
+    members = {info.filename: info for info in archive.infolist()}
+    count = len(archive.infolist()) - 3
+    stages = [_stage(number) for number in range(1, count + 1)]
+    if members.keys() != {STAGES, CONSTANTS, MANIFEST, *stages} or len(members) != count + 3:
+        raise ProgramFileError("archive", "it does not hold the members of a model in stages", NOT_OURS)
+    check_members(archive, (STAGES, MANIFEST))
+    hashes = _hashes(archive.read(members[MANIFEST]))
+    text = archive.read(members[STAGES])
+    check_hash(STAGES, hashlib.sha256(text).hexdigest(), hashes)
+    header, mapped = map_constants(section, members[CONSTANTS], hashes)
+    if verify:
+        verify_constants(header, mapped, hashes)
+    programs = [_program(name, member_section(section, members[name]), hashes, verify) for name in stages]
+    return _model(json.loads(text), programs, mapped)
+
+
+def _hashes(content: bytes) -> Mapping[str, object]:
+    manifest = json.loads(content)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("sha256"), dict):
+        raise ProgramFileError(MANIFEST, "not the manifest of a model in stages", COPY_AGAIN)
+    if manifest.get("format") != FORMAT:
+        what = f"a model in stages of format {manifest.get('format')!r}; this prefuse reads format {FORMAT}"
+        raise ProgramFileError(MANIFEST, what, f"{RECOMPILE} with prefuse {version('prefuse')}")
+    hashes: Mapping[str, object] = manifest["sha256"]
+    return hashes
+
+
+def _program(name: str, section: Section, hashes: Mapping[str, object], verify: bool) -> CompiledModel:
+    with reading(name):
+        program = read_section(section, verify=verify)
+        check_hash(MANIFEST, hashlib.sha256(manifest_text(program.manifest)).hexdigest(), {MANIFEST: hashes.get(name)})
+        return CompiledModel(program)
+
+
+def _model(data: object, programs: Sequence[CompiledModel], mapped: np.ndarray) -> StagedModel:
+    try:
+        if not isinstance(data, dict) or data.keys() != {"model", "constants"} or not isinstance(data["constants"], list):
+            raise DataError("it holds no model")
+        constants = [_constant(entry, mapped) for entry in data["constants"]]
+        model = ProcedureReader(programs, constants).model(data["model"])
+    except DataError as error:
+        raise ProgramFileError(STAGES, str(error), RECOMPILE) from error
+    if fault := next(check_staged(model), None):
+        raise ProgramFileError(STAGES, fault, RECOMPILE)
+    return model
+
+
+def _stage(number: int) -> str:
+    return f"stage-{number}.prefuse"
