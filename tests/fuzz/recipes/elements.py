@@ -232,7 +232,7 @@ def image_norm(b: Draft) -> None:
         groups = b.pick([group for group in range(1, shape[1] + 1) if shape[1] % group == 0])
         b.op(op_type, x, b.fresh(dtype, channels), b.fresh(dtype, channels), num_groups=groups)
     elif op_type == "LRN":
-        b.op(op_type, x, size=b.pick([1, 3, 5]), alpha=0.5, beta=0.75, bias=1.5)
+        b.op(op_type, b.finite(dtype, shape, 0.1), size=b.pick([1, 3, 5]), alpha=0.5, beta=0.75, bias=1.5)
     else:
         b.op("LpNormalization", x, axis=b.axis(len(shape)), p=b.integer(1, 2))
 

@@ -55,7 +55,11 @@ def flatten(b: Draft) -> None:
 def expand(b: Draft) -> None:
     x = b.tensor(b.dtype("Expand"), 0, 4)
     sizes = [b.pick([1, 2, 3]) if size == 1 else b.pick([1, size]) for size in b.shape_of(x)]
-    b.op("Expand", x, b.ints(*([b.integer(0, 3)] if b.chance(0.3) else []), *sizes[b.integer(0, len(sizes)) * b.chance(0.2) :]))
+    if b.chance(0.3):
+        sizes = [b.integer(0, 3), *sizes]
+    elif b.chance(0.2):
+        sizes = sizes[b.integer(0, len(sizes)) :]
+    b.op("Expand", x, b.ints(*sizes))
 
 
 def tile(b: Draft) -> None:

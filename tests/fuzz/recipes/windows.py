@@ -140,18 +140,9 @@ def roi_align(b: Draft) -> None:
         "output_width": b.integer(1, 3),
         "sampling_ratio": b.integer(1, 2),
     }
-    places: dict[str, Any] = (
-        {"coordinate_transformation_mode": b.pick(["half_pixel", "output_half_pixel"])} if b.since(16) else {}
-    )
-    b.op(
-        "RoiAlign",
-        x,
-        b.value(boxes),
-        b.value(b.rng.integers(0, n, count)),
-        mode=b.pick(["avg", "max"]),
-        coordinate_transformation_mode=places,
-        **attributes,
-    )
+    places = b.pick(["half_pixel", "output_half_pixel"]) if b.since(16) else None
+    inputs = [x, b.value(boxes), b.value(b.rng.integers(0, n, count))]
+    b.op("RoiAlign", *inputs, mode=b.pick(["avg", "max"]), coordinate_transformation_mode=places, **attributes)
 
 
 def columns(b: Draft) -> None:
