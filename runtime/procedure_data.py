@@ -6,6 +6,7 @@ form, and the whole by `procedure_checker` for its sense.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -149,7 +150,7 @@ class ProcedureWriter:
         return place
 
     def _constant(self, array: np.ndarray) -> int:
-        content = tuple(array.flat) if array.dtype == object else array.tobytes()
+        content = tuple(array.flat) if array.dtype == object else hashlib.sha256(array.tobytes()).digest()
         place = self._places.setdefault((array.shape, array.dtype.name, content), len(self.constants))
         if place == len(self.constants):
             self.constants.append(array)

@@ -154,6 +154,25 @@ def test_inspect(prefuse_cli: Terminal, model: Path, tmp_path: Path) -> None:
     assert "float32[2,4]" in prefuse_cli("inspect", tmp_path / "m.prefuse")
 
 
+def test_a_model_in_stages_is_compiled_run_and_inspected(prefuse_cli: Terminal, tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[4] x, int64 n, bool go, seq(float[4]) s) => (float[4] y, seq(float[4]) t) {
+        y = Loop(n, go, x) <body = b (int64 i, bool c, float[4] a) => (bool d, float[4] e) { d = Identity(c) e = Neg(a) }>
+        t = SequenceInsert(s, y)
+    }"""
+    model, program = tmp_path / "s.onnx", tmp_path / "s.prefuse"
+    onnx.save(parser.parse_model(text), model)
+    found = prefuse_cli.json("compile", model, "-o", program)
+    assert found["size_bytes"] == program.stat().st_size
+    assert "input s: sequence" in prefuse_cli("inspect", program)
+    assert "input 's': a sequence cannot be made up" in prefuse_cli("run", program, status=1)
+    text = text.replace(", seq(float[4]) s)", ")").replace("SequenceInsert(s, y)", "SequenceConstruct(y, x)")
+    onnx.save(parser.parse_model(text), model)
+    prefuse_cli("compile", model, "-o", program)
+    outputs = prefuse_cli.json("run", program, "--repeat", 1)["outputs"]
+    assert {name: one["shape"] for name, one in outputs.items()} == {"y": [4], "t[0]": [4], "t[1]": [4]}
+
+
 def test_inspect_lists_what_cannot_be_compiled(prefuse_cli: Terminal, tmp_path: Path) -> None:
     text = '<ir_version: 8, opset_import: ["": 18, "x": 1]> g (float[4] x) => (float[4] y) {y = x.Odd(x)}'
     onnx.save(parser.parse_model(text), tmp_path / "n.onnx")

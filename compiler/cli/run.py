@@ -122,7 +122,9 @@ def _random_inputs(net: CompiledModel | StagedModel, graph: ir.Model | None, see
     for port in ports:
         if port.type is None:
             raise InputError(
-                f"input {port.name!r}", f"a {port.type_text} cannot be made up", "give --inputs, or call the model in Python"
+                f"input {port.name!r}",
+                f"a {port.type_text} cannot be made up",
+                "give --inputs if it is a tensor, else call it in Python",
             )
         dtype = np.dtype(port.type.dtype)
         is_float = dtype.kind not in "biu"
