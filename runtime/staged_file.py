@@ -16,7 +16,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -69,7 +69,8 @@ def save_staged(path: str | os.PathLike[str], model: StagedModel) -> None:
         ProgramFileError: the file cannot be written.
     """
     if obstacles := list(_obstacles(model.procedure, 1)):
-        raise OptionError("save", "; ".join(obstacles[:3]), "keep the ONNX file: compiled stages are kept in the cache")
+        fix = "keep the ONNX file, whose compiled stages are in the cache, or make the shapes of its inputs static"
+        raise OptionError("save", "; ".join(obstacles[:3]), fix)
     writer = ProcedureWriter()
     data = writer.model(model)
     entries, sources, size_bytes = _placed(writer.constants)
@@ -120,16 +121,6 @@ def _obstacles(procedure: Procedure, depth: int) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------ constants of the host
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
-    """The array of a constant, when it is due."""
-
-    array: np.ndarray
-
-    def __call__(self) -> np.ndarray:
-        return self.array
-
-
 def _placed(constants: Sequence[np.ndarray]) -> tuple[list[dict[str, object]], list[ConstantSource], int]:
     """What stages.json says of each constant, those that the member of the constants holds, and its size in bytes."""
     entries: list[dict[str, object]] = []
@@ -142,7 +133,7 @@ def _placed(constants: Sequence[np.ndarray]) -> tuple[list[dict[str, object]], l
         offset = end + -end % ALIGNMENT
         kind = TensorType(array.shape, array.dtype.name)
         entries.append({"type": [kind.shape, kind.dtype], "offset": offset})
-        sources.append(ConstantSource(str(number), kind, offset, _Array(array)))
+        sources.append(ConstantSource(str(number), kind, offset, partial(np.asarray, array)))
         end = offset + kind.size_bytes
     return entries, sources, end
 

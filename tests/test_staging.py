@@ -16,7 +16,7 @@ from prefuse.compiler.staging.host_operators import host_function
 from prefuse.runtime.errors import InputError, OptionError
 from prefuse.runtime.host_operators import HostOperator
 from prefuse.runtime.plan import TensorType
-from prefuse.runtime.procedure import HostStep
+from prefuse.runtime.procedure import HostStep, Procedure, ScanStep
 from prefuse.runtime.staged import StagedModel
 
 Run = Callable[..., Any]
@@ -236,6 +236,13 @@ def test_slices_of_a_loop_must_agree() -> None:
     }"""
     with pytest.raises(InputError, match="differ in shape"):
         _compiled(text)(_floats(5), np.array(3))
+
+
+def test_what_numpy_refuses_names_the_step() -> None:
+    body = Procedure(("a",), (), (), {}, ())
+    step = ScanStep("Scan at s", (), ("x",), body, (), (3,), (False,), (), (), ())
+    with pytest.raises(InputError, match="Scan at s: AxisError"):
+        step.run({"x": np.zeros(2)})
 
 
 _MOVES: dict[str, list[tuple[list[int], ...]]] = {

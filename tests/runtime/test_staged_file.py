@@ -173,6 +173,13 @@ def test_nested_control_flow_round_trip(nested: StagedModel, nested_file: Path) 
         assert _same(again(*call), nested(*call))
 
 
+def test_a_model_is_saved_over_the_file_that_it_is_mapped_from(nested_file: Path, tmp_path: Path) -> None:
+    content, path = nested_file.read_bytes(), tmp_path / "x.prefuse"
+    path.write_bytes(content)
+    prefuse.load(path).save(path)
+    assert path.read_bytes() == content
+
+
 def test_weights_of_stages_are_mapped_and_aligned(nested_file: Path) -> None:
     model = prefuse.load(nested_file)
     assert isinstance(model, StagedModel)
@@ -365,6 +372,15 @@ def test_truncation_anywhere(nested_file: Path, tmp_path: Path) -> None:
         path.write_bytes(content[:length])
         with pytest.raises(ProgramFileError):
             prefuse.load(path)
+
+
+def test_a_file_cut_behind_a_stage_is_not_taken_for_that_stage(nested_file: Path, tmp_path: Path) -> None:
+    """What is left ends as the file of a program does."""
+    with zipfile.ZipFile(nested_file) as archive:
+        end = archive.getinfo("manifest.json").header_offset
+    (tmp_path / "x.prefuse").write_bytes(nested_file.read_bytes()[:end])
+    with pytest.raises(ProgramFileError, match="does not begin with its first member"):
+        prefuse.load(tmp_path / "x.prefuse")
 
 
 def test_bit_flips_anywhere(nested: StagedModel, nested_file: Path, tmp_path: Path) -> None:
