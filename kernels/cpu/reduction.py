@@ -158,7 +158,17 @@ def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: int, dtype: 
             value = math.logarithm(builder.name, _real(total))
     if dtype == "bool":
         return tirx.NE(value, tirx.const(0, "uint8"))
-    return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
+    return value if str(value.ty) == dtype else tirx.Cast(dtype, _held(value, dtype))
+
+
+def _held(value: Expr, dtype: str) -> Expr:
+    """A logarithm within an integer type that is to hold it: the one of nothing is minus infinity, whose cast is no number."""
+    if "int" not in dtype or "float" not in str(value.ty):
+        return value
+    info = np.iinfo(dtype)
+    most = np.nextafter(np.float64(info.max), 0) if info.bits == 64 else np.float64(info.max)
+    least, most = (tirx.const(float(bound), str(value.ty)) for bound in (info.min, most))
+    return tirx.max(tirx.min(value, most), least)
 
 
 def _bounded(value: float, dtype: str) -> float | int:

@@ -18,7 +18,7 @@ from .grams import tfidf_vectorizer
 from .grids import affine_grid
 from .images import batch_normalization, conv_transpose, deform_conv, eye_like, global_lp_pool, max_unpool
 from .integer_products import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
-from .normalization import lp_normalization
+from .normalization import lp_normalization, lrn
 from .optimizers import adagrad, adam, momentum
 from .quantization import dequantize_linear, quantize_linear
 
@@ -34,6 +34,7 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "EyeLike": eye_like,
     "GlobalLpPool": global_lp_pool,
     "Hardmax": hardmax,
+    "LRN": lrn,
     "LpNormalization": lp_normalization,
     "MatMulInteger": matmul_integer,
     "MaxUnpool": max_unpool,

@@ -1,8 +1,14 @@
-"""LpNormalization."""
+"""LpNormalization and LRN."""
 
 from __future__ import annotations
 
+from math import prod
+
 import onnx_ir as ir
+
+from .common import dims
+
+_LRN_DEFAULTS = (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
 
 
 def lp_normalization(node: ir.Node) -> str:
@@ -11,3 +17,26 @@ def lp_normalization(node: ir.Node) -> str:
     return f"""axes = Constant<value_ints=[{axis}]>() norm = ReduceL{order}<keepdims=1>(i0, axes)
         none = Constant<value_int=0>() zero = CastLike(none, norm) empty = Equal(norm, zero)
         quotient = Div(i0, norm) y = Where(empty, zero, quotient)"""
+
+
+def lrn(node: ir.Node) -> str | None:
+    """x / (bias + alpha / size * the sum of squares of neighbouring channels) ** beta (ONNX LRN).
+
+    The sum divided by the size is an average over windows along the channels, the padding counted in; the other dimensions
+    are one.
+    """
+    shape, dtype = dims(node.inputs[0]), node.outputs[0].dtype
+    if dtype is None:
+        return None
+    if 0 in shape:
+        return "y = Identity(i0)"
+    size = node.attributes.get_int("size")
+    before, after = (size - 1) // 2, size // 2
+    alpha, beta, bias = (node.attributes.get_float(name, value) for name, value in _LRN_DEFAULTS)
+    planes = [shape[0], 1, shape[1], prod(shape[2:])]
+    return f"""squares = Mul(i0, i0) planes = Constant<value_ints={planes}>() plane = Reshape(squares, planes)
+        means = AveragePool<kernel_shape=[{size}, 1], pads=[{before}, 0, {after}, 0], count_include_pad=1>(plane)
+        shape = Constant<value_ints={list(shape)}>() mean = Reshape(means, shape)
+        alpha = Constant<value_float={alpha!r}>() beta = Constant<value_float={beta!r}>() bias = Constant<value_float={bias!r}>()
+        own_alpha = Cast<to={int(dtype)}>(alpha) own_beta = Cast<to={int(dtype)}>(beta) own_bias = Cast<to={int(dtype)}>(bias)
+        scaled = Mul(own_alpha, mean) base = Add(own_bias, scaled) divisor = Pow(base, own_beta) y = Div(i0, divisor)"""
