@@ -109,7 +109,10 @@ def _upgrade(model: ir.Model, opset: int, where: str) -> ir.Model:
         ) from error
     upgraded = ir.from_proto(proto)
     upgraded.meta.update(model.meta)
+    declared = {value.name: value.shape for node in model.graph.all_nodes() for value in node.outputs}
     for node in upgraded.graph.all_nodes():
+        for value in node.outputs:  # what the converter's own inference adds is not always right
+            value.shape = declared.get(value.name)
         if node.outputs:
             node.metadata_props.update(metadata.get(str(node.outputs[0].name), {}))  # which the converter drops
     for value in [value for value in upgraded.graph.inputs if value.name in large]:

@@ -28,6 +28,7 @@ from .scopes import read_values, subgraphs_of
 SOURCE_KEY = "prefuse.source"  # metadata of a node made from others: their sources
 _STACK_KEY = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_POOLS, _POOLS_OPSET = ("AveragePool", "LpPool", "MaxPool"), 22
 _MAX_KNOWN_ELEMENTS = 64  # constants up to this size are shown to inference: shapes, axes, pads, scales
 
 
@@ -156,7 +157,7 @@ class _Inference:
         nothing: list[Fact | None] = [None] * len(node.outputs)
         if node.op_type == "Constant" and node.domain == "" and (tensor := constant_tensor(node.outputs[0])) is not None:
             return [Fact(ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy()))]
-        schema = schema_of(node, self._opsets)
+        schema = _schema_for_inference(node, self._opsets)
         reads = read_values(node)
         if schema is None or any(value.type is None for value in reads):
             return nothing
@@ -240,6 +241,14 @@ def schema_of(node: ir.Node, opsets: Mapping[str, int]) -> onnx.defs.OpSchema | 
     """The ONNX schema of a node's operator at the version imported; None for an operator that ONNX does not know."""
     version = opsets.get(node.domain, opsets.get("ai.onnx") if node.domain == "" else None)
     return None if version is None else _schema(node.op_type, version, node.domain)
+
+
+def _schema_for_inference(node: ir.Node, opsets: Mapping[str, int]) -> onnx.defs.OpSchema | None:
+    """The schema whose inference is right: before opset 22 that of pools counts, with ceil_mode, a window beyond the input."""
+    schema = schema_of(node, opsets)
+    if schema is None or node.domain != "" or node.op_type not in _POOLS:
+        return schema
+    return _schema(node.op_type, max(schema.since_version, _POOLS_OPSET), "")
 
 
 @cache

@@ -103,6 +103,13 @@ def test_odd_numbers_through_rows() -> None:
     assert np.array_equal(share[2], [0, 0, 1])
 
 
+def test_a_bias_times_zero_is_not_read() -> None:
+    x, w = rng.standard_normal((2, 3)).astype(np.float32), rng.standard_normal((3, 4)).astype(np.float32)
+    text = "main (float[2,3] x, float[3,4] w, float[4] c) => (float[2,4] y) { y = Gemm<beta=0.0>(x, w, c) }"
+    (found,) = _run(text, x, w, np.full(4, np.nan, np.float32))
+    np.testing.assert_allclose(found, x @ w, rtol=1e-5)
+
+
 def test_hardmax_of_bfloat16() -> None:
     x = np.array([[1, 3, 3], [np.nan, 2, 0]], ml_dtypes.bfloat16)
     (hot,) = _run("main (bfloat16[2,3] x) => (bfloat16[2,3] y) { y = Hardmax(x) }", x)

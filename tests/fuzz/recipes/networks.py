@@ -77,7 +77,7 @@ def recurrent(b: Draft) -> None:
 
 
 def quantize(b: Draft) -> None:
-    x = b.tensor(FLOAT, 1, 4)
+    x = b.finite(FLOAT, b.shape(1, 4), 0.1)
     shape = b.shape_of(x)
     dtype = b.pick([INT8, UINT8])
     axis = b.axis(len(shape)) if b.chance(0.5) else None

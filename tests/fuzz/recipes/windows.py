@@ -30,6 +30,11 @@ def _window(b: Draft, kernel: list[int], *, dilated: bool = True) -> _Window:
     }
 
 
+def _ceil_mode(b: Draft) -> int | None:
+    """Only where ONNX's inference, which declares the outputs, does not count a window beyond the input."""
+    return b.pick([None, 0, 1]) if b.since(22) else None
+
+
 def _sizes(b: Draft, rank: int) -> tuple[list[int], tuple[int, ...]]:
     """A window, and an image that holds it when it is dilated by two."""
     kernel = [b.pick([1, 2, 3, 3]) for _ in range(rank)]
@@ -83,14 +88,14 @@ def max_pool(b: Draft) -> None:
     dtype = b.dtype("MaxPool")
     window = _window(b, kernel)
     x = b.finite(dtype, (b.integer(1, 2), b.integer(1, 3), *image), 0.1)
-    b.op("MaxPool", x, kernel_shape=kernel, ceil_mode=b.pick([None, 0, 1]), outputs=b.pick([1, 1, 2]), **window)
+    b.op("MaxPool", x, kernel_shape=kernel, ceil_mode=_ceil_mode(b), outputs=b.pick([1, 1, 2]), **window)
 
 
 def average_pool(b: Draft) -> None:
     kernel, image = _sizes(b, b.pick([1, 2, 2, 3]))
     x = b.fresh(FLOAT, (b.integer(1, 2), b.integer(1, 3), *image), 0.1)
     window = _window(b, kernel, dilated=b.since(19))
-    b.op("AveragePool", x, kernel_shape=kernel, ceil_mode=b.pick([None, 0, 1]), count_include_pad=b.integer(0, 1), **window)
+    b.op("AveragePool", x, kernel_shape=kernel, ceil_mode=_ceil_mode(b), count_include_pad=b.integer(0, 1), **window)
 
 
 def lp_pool(b: Draft) -> None:
