@@ -100,7 +100,7 @@ def affine_batch_normalization(node: ir.Node, scope: Scope) -> Replacement | Non
 
 
 def plain_gemm(node: ir.Node, scope: Scope) -> Replacement | None:
-    """Gemm keeps only transB: transA becomes a Transpose, alpha and beta become Mul. Times zero, a bias is not read, as in BLAS."""
+    """Gemm keeps only transB: transA becomes a Transpose, alpha and beta become Mul; a bias times zero is not read (BLAS)."""
     alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
     transposes, bias = bool(node.attributes.get_int("transA", 0)), input_at(node, 2)
     scales_bias = bias is not None and beta != 1.0

@@ -26,6 +26,7 @@ def test_no_window_starts_beyond_the_input(opset: int) -> None:
             w = MaxPool<kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1, pads=[1, 1, 1, 1]>(x) }}"""
     )
     found = prefuse.compile(model, cache=False)(x)
+    assert isinstance(found, tuple)
     expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
     for got, want in zip(found, expected, strict=True):
         np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-6)
