@@ -145,7 +145,7 @@ def test_without_a_seed_each_run_and_each_operator_draws_its_own() -> None:
           c = RandomNormal<shape=[4096]>()
           d = RandomUniform<shape=[4096]>()
         }"""
-    model = prefuse.compile(onnx.parser.parse_model(text))
+    model = prefuse.compile(onnx.parser.parse_model(text), cache=False, random=True)
     x = np.zeros(1, np.float32)
     runs = [cast(tuple[np.ndarray, ...], model(x)) for _ in range(2)]
     first, second = ([np.asarray(value, np.float64) for value in run] for run in runs)
@@ -164,7 +164,7 @@ def test_with_a_seed_each_run_draws_the_same() -> None:
           t = Constant<value = bool {1}>()
           y = Dropout<seed = 5>(x, , t)
         }"""
-    model = prefuse.compile(onnx.parser.parse_model(text))
+    model = prefuse.compile(onnx.parser.parse_model(text), cache=False, random=True)
     x = np.ones(99, np.float32)
     np.testing.assert_array_equal(model(x), model(x))
     np.testing.assert_array_equal(model(x), 2 * (uniform(99, (5, 0)) >= 0.5))
