@@ -165,7 +165,7 @@ class _Inference:
             types = {str(value.name): _type_proto(value) for value in reads}
             imports = [onnx.helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
             found = infer_node_outputs(schema, self._proto(node), types, self._known_data(node), None, imports)
-        except InferenceError as error:
+        except (InferenceError, onnx.checker.ValidationError) as error:
             message = (
                 str(error).strip().splitlines()[-1].removeprefix("[ShapeInferenceError] ").removeprefix("[TypeInferenceError] ")
             )

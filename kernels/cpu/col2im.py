@@ -32,8 +32,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     image, block = (literal_ints(group, name) for name in anchor.inputs[1:3])
     if image is None or block is None:
         return Refusal("the image's or the block's shape is known only to a run")
-    if group.types[anchor.inputs[0]].dtype == "bool":
-        return Refusal("booleans have no sum")
+    if (dtype := group.types[anchor.inputs[0]].dtype) == "bool" or dtype.startswith("complex"):
+        return Refusal(f"no sums of {dtype}")
     builder = new_builder(target)
     joining = _Joining(group, builder, anchor, image, block)
     work = group.types[anchor.outputs[0]].elements * prod(block) * 4

@@ -211,3 +211,11 @@ def test_sequences_are_no_tensors() -> None:
     assert split.shape is not None
     assert not has_static_type(split)
     assert has_static_type(model.graph.outputs[0])
+
+
+def test_a_type_that_an_operator_lacks_is_one_error() -> None:
+    """onnx's schemas raise another error for it than its inference does."""
+    text = '<ir_version: 8, opset_import: ["": 18]> main (float[2,2] x, float16[2,2] w) => (float[2,2] y) { y = MatMul(x, w) }'
+    model = ir.from_onnx_text(text)
+    with pytest.raises(InvalidModelError, match="MatMul does not fit its inputs"):
+        infer_facts(model)
