@@ -11,7 +11,8 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q
+	# One process a core; a file stays in one, so that what its fixtures compile is compiled once.
+	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -52,8 +52,9 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         moved = group if followers else as_bits(group, (anchor.inputs[0], anchor.outputs[0]))
         copy_regions(moved, builder, anchor, group.outputs[0], [regular])
         return finish("resize", builder, moved, flops=elements * pointwise_cost(group))
-    if group.types[anchor.inputs[0]].dtype == "bool" and not nearest:
-        return Refusal("booleans have no mean")
+    dtype = group.types[anchor.inputs[0]].dtype
+    if dtype.startswith("complex") or (dtype == "bool" and not nearest):
+        return Refusal(f"no means of {dtype}")
     resize = _Resize.of(group, builder, anchor, axes)
     if resize.largest_row > _LARGEST_ROW:
         return Refusal(f"rows of {resize.largest_row} elements, more than {_LARGEST_ROW}, would wait on the stack")
