@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from ..worker_pool import in_new_thread
 from .cases import Outcome, case_of, judge, operator_of
 from .means import Account
 
@@ -99,6 +100,6 @@ def _work(pipe: Connection[Any, Any], parents_end: Connection[Any, Any]) -> None
     os.dup2(silence, 2)
     try:
         while True:
-            pipe.send(judge(case_of(pipe.recv())))
+            pipe.send(in_new_thread(judge, case_of(pipe.recv())))
     except EOFError:
         return

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..worker_pool import in_new_thread
 from .judge import Result, judge
 
 _FORK = multiprocessing.get_context("fork")  # a new process has torch, transformers and the compiler in memory at once
@@ -66,4 +67,4 @@ def _work(pipe: Connection[Any, Any], name: str) -> None:
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     torch.set_num_threads(1)  # processes are dealt to the cores, not threads
-    pipe.send(judge(name))
+    pipe.send(in_new_thread(judge, name))
