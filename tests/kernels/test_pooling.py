@@ -30,6 +30,7 @@ def plane(kind: str) -> list[Case]:
         pool(kind, (1, 1, 6, 5), kernel_shape=(2, 2), strides=(2, 2), ceil_mode=1),
         pool(kind, (1, 2, 10, 19), kernel_shape=(3, 3), strides=(2, 2), auto_pad="SAME_UPPER"),
         same_lower(kind),
+        *(between_windows(kind, mode) for mode in ("SAME_UPPER", "SAME_LOWER")),
         pool(kind, (1, 2, 12, 33), kernel_shape=(3, 3), dilations=(2, 3)),
     ]
 
@@ -39,6 +40,13 @@ def same_lower(kind: str) -> Case:
     padded = pool(kind, (1, 2, 10, 18), kernel_shape=(2, 3), strides=(1, 2), pads=(1, 1, 0, 0))
     attributes: dict[str, Any] = {"kernel_shape": (2, 3), "strides": (1, 2), "auto_pad": "SAME_LOWER"}
     return operator(f"{kind}Pool", padded.arrays["x0"], expected=padded.expected, rtol=1e-5, atol=1e-5, **attributes)
+
+
+def between_windows(kind: str, mode: str) -> Case:
+    """Strides leap over elements, so that nothing is padded; ONNX Runtime and onnx.reference would cut elements off."""
+    plain = pool(kind, (1, 2, 6, 40), kernel_shape=(1, 2), strides=(3, 4))
+    attributes: dict[str, Any] = {"kernel_shape": (1, 2), "strides": (3, 4), "auto_pad": mode}
+    return operator(f"{kind}Pool", plain.arrays["x0"], expected=plain.expected, rtol=1e-5, atol=1e-5, **attributes)
 
 
 def maximum() -> list[Case]:

@@ -40,33 +40,47 @@ def gather_nd(b: Draft) -> None:
 
 
 def scatter_elements(b: Draft) -> None:
-    x = b.tensor(b.dtype("ScatterElements"), 1, 4, nonempty=True)
+    reduction = _reduction(b)
+    x = _scattered_into(b, "ScatterElements", reduction)
     dtype, shape = b.types[x]
     axis = b.axis(len(shape))
-    reduction = _reduction(b)
     sizes = [b.integer(0, size) for size in shape]
     if reduction is not None:
         sizes[axis] = b.integer(0, 6)
         indices = _places(b, shape[axis], tuple(sizes))
     else:  # no place twice
         indices = np.argsort(b.rng.random((*shape,)), axis)[tuple(slice(size) for size in sizes)]
-    b.op("ScatterElements", x, b.value(indices.astype(INT64)), b.fresh(dtype, indices.shape), axis=axis, reduction=reduction)
+    updates = _updates(b, dtype, indices.shape, reduction)
+    b.op("ScatterElements", x, b.value(indices.astype(INT64)), updates, axis=axis, reduction=reduction)
 
 
 def scatter_nd(b: Draft) -> None:
-    x = b.tensor(b.dtype("ScatterND"), 1, 4, nonempty=True)
+    reduction = _reduction(b)
+    x = _scattered_into(b, "ScatterND", reduction)
     dtype, shape = b.types[x]
     depth = b.integer(1, len(shape))
-    reduction = _reduction(b)
     all_places = np.stack(np.meshgrid(*map(np.arange, shape[:depth]), indexing="ij"), -1).reshape(-1, depth)
     count = b.integer(0, min(6, len(all_places)))
     rows = all_places[b.rng.choice(len(all_places), count, replace=reduction is not None)]
-    b.op("ScatterND", x, b.value(rows.astype(INT64)), b.fresh(dtype, (count, *shape[depth:])), reduction=reduction)
+    updates = _updates(b, dtype, (count, *shape[depth:]), reduction)
+    b.op("ScatterND", x, b.value(rows.astype(INT64)), updates, reduction=reduction)
 
 
 def _reduction(b: Draft) -> str | None:
     allowed = ["add", "mul"] * b.since(16) + ["max", "min"] * b.since(18)
     return b.pick([None, None, *allowed])
+
+
+def _scattered_into(b: Draft, op_type: str, reduction: str | None) -> str:
+    """Data to update; without NaN for a greatest or least, of which the references let the order of operands decide."""
+    dtype = b.dtype(op_type)
+    if reduction in ("max", "min"):
+        return b.finite(dtype, b.shape(1, 4, nonempty=True), 0.1)
+    return b.tensor(dtype, 1, 4, nonempty=True)
+
+
+def _updates(b: Draft, dtype: np.dtype, shape: Shape, reduction: str | None) -> str:
+    return b.finite(dtype, shape) if reduction in ("max", "min") else b.fresh(dtype, shape)
 
 
 def one_hot(b: Draft) -> None:

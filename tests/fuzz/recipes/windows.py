@@ -21,7 +21,7 @@ def _window(b: Draft, kernel: list[int], *, dilated: bool = True) -> _Window:
     rank = len(kernel)
     auto = b.pick([None, None, None, "SAME_UPPER", "VALID", "NOTSET"])
     plain = auto in (None, "NOTSET")
-    limit = min(kernel) if auto == "SAME_UPPER" else 3  # of windows with gaps between them, the padding would be negative
+    limit = min(kernel) if auto == "SAME_UPPER" else 3  # references take negative padding where strides leap, in pools only
     return {
         "auto_pad": auto,
         "pads": [b.integer(0, size - 1) for size in kernel * 2] if plain and b.chance(0.6) else None,
@@ -117,7 +117,9 @@ def resize(b: Draft) -> None:
     places = b.pick(["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
     nearest = b.pick(["round_prefer_floor", "floor", "ceil", "round_prefer_ceil"]) if mode == "nearest" else None
     if b.chance(0.5):
-        how = [b.value(np.array([1, 1, *(b.pick([0.5, 1, 1.5, 2, 3]) for _ in range(rank))], np.float32), 1.0)]
+        # Of a length that is no whole number, ONNX Runtime aligns the corners of the whole one below; ONNX's node tests do not.
+        scales = [1, 2, 3] if places == "align_corners" else [0.5, 1, 1.5, 2, 3]
+        how = [b.value(np.array([1, 1, *(b.pick(scales) for _ in range(rank))], np.float32), 1.0)]
     else:
         how = ["", b.ints(*shape[:2], *(b.integer(1, 9) for _ in range(rank)))]
     antialias = b.integer(0, 1) if b.since(18) and mode != "nearest" and b.chance(0.3) else None
