@@ -9,14 +9,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Literal, TypeVar
+
+from prefuse.compiler.pass_table import PASSES
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _FORK = multiprocessing.get_context("fork")  # a new process has what its parent has imported in memory at once
+_COMPILER = (  # with what it imports only when it is due
+    "prefuse.compiler.driver",
+    "prefuse.compiler.frontend.importer",
+    "prefuse.compiler.frontend.shaping",
+    "prefuse.compiler.staging.build",
+    *(place.partition(":")[0] for place in PASSES.values()),
+)
 
 
 @dataclass(frozen=True)
@@ -39,11 +49,15 @@ class Done(Generic[T, R]):
 def run_apart(
     tasks: Sequence[T], work: Callable[[T], R], *, processes: int, timeout_s: float, memory_bytes: int | None = None
 ) -> Iterator[Done[T, R]]:
-    """`work` on every task in a process of its own, in the order in which they end. Results must be picklable.
+    """`work` on every task in a process of its own, which has the compiler in memory, in the order in which they end.
+
+    Results must be picklable.
 
     Args:
         memory_bytes: of address space that a task may take beyond what its process has at the start.
     """
+    for module in _COMPILER:
+        import_module(module)
     pending = list(reversed(tasks))
     running: dict[Connection[Any, Any], tuple[T, BaseProcess, float]] = {}
     while pending or running:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from .cases import OUTCOMES, SETS, cases
+from .cases import OUTCOMES, SETS, Result, cases, run_cases
 from .chance import is_chance
 from .means import MEANS
-from .workers import Result, run_cases
 
 
 def main() -> int:

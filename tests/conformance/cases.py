@@ -1,4 +1,4 @@
-"""ONNX's conformance cases, and how prefuse fares on one of them."""
+"""ONNX's conformance cases, and how prefuse fares on them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from onnx.backend.test.case.node import collect_testcases as collect_nodes
 from onnx.backend.test.case.test_case import TestCase
 from prefuse.backend import UnsupportedByBackendError, prepare
 
+from ..worker_pool import Lost, run_apart
 from .chance import chance_difference, is_chance
 from .means import Account, account_of
 
@@ -42,8 +43,20 @@ class Case:
     atol: float
 
 
+@dataclass(frozen=True)
+class Result:
+    """How one case went."""
+
+    name: str
+    operator: str
+    outcome: Outcome
+    detail: str
+    seconds: float
+    account: Account | None = None  # of what passed
+
+
 @cache
-def cases(kind: str = "node") -> dict[str, Case]:
+def cases(kind: str) -> dict[str, Case]:
     """All cases of one of the sets of the installed onnx, by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -68,8 +81,16 @@ def operator_of(case: Case) -> str:
     return str(nodes[-1].op_type) if len(nodes) == 1 else str(case.name).removeprefix("test_")
 
 
-def judge(case: Case) -> tuple[Outcome, str, Account | None]:
+def run_cases(names: Sequence[str], processes: int, timeout_s: float) -> Iterator[Result]:
+    """Results in the order in which they come. A crash or a hang costs one case and is counted."""
+    for done in run_apart(names, judge, processes=processes, timeout_s=timeout_s):
+        outcome, detail, account = (done.result.how, done.result.detail, None) if isinstance(done.result, Lost) else done.result
+        yield Result(done.task, operator_of(case_of(done.task)), outcome, detail, done.seconds, account)
+
+
+def judge(name: str) -> tuple[Outcome, str, Account | None]:
     """Run a case, and say how it went, why, and what computed it."""
+    case = case_of(name)
     try:
         model, rows = case.load()
         prepared = prepare(model, random=is_chance(case.name))

@@ -210,4 +210,4 @@ def test_every_operator_has_a_row() -> None:
     text = PAGE.read_text()
     missing = [name for domain in DOMAINS for name in operators(domain) if f"\n| {name} |" not in text]
     assert not missing
-    assert cases()
+    assert cases("node")

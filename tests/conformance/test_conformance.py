@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .cases import cases
-from .workers import Result, run_cases
+from .cases import Result, cases, run_cases
 
 _STRIDE = 8  # of the suite's cases in order; enough of each operator for a minute
 _ONCE_WRONG = (
@@ -42,7 +41,7 @@ _MOST_NOT_PASSING = 0.30  # of the sample: what is refused, or stops with an err
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Result]:
-    names = list(cases())
+    names = list(cases("node"))
     chosen = dict.fromkeys([*names[::_STRIDE], *(f"test_{name}" for name in (*_ONCE_WRONG, *_REFUSED_SINCE_WRONG))])
     return {result.name.removeprefix("test_"): result for result in run_cases(list(chosen), processes=2, timeout_s=30)}
 

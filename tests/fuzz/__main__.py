@@ -6,8 +6,6 @@ import argparse
 import os
 from collections import Counter
 
-import prefuse.compiler.driver  # noqa: F401  (loads the compiler once, before the forks)
-
 from ..worker_pool import Lost, run_apart
 from .broken import broken_files
 from .generated import Generated, generated_models

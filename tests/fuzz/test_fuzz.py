@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-import prefuse.compiler.driver  # noqa: F401  (loads the compiler once, before the forks)
 import pytest
 
 from ..worker_pool import Done, Lost, run_apart

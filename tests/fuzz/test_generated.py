@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import prefuse.compiler.driver  # noqa: F401  (loads the compiler once, before the forks)
 import pytest
 from onnx import parser
 

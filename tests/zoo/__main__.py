@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .architectures import ZOO
+from .judge import judge_apart
 from .table import table
-from .workers import judge_apart
 
 
 def main() -> int:

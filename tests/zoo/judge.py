@@ -1,4 +1,4 @@
-"""How prefuse fares on one architecture, beside torch."""
+"""How prefuse fares on architectures, beside torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import logging
 import time
 import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,7 @@ from prefuse.runtime.errors import CompileError
 from torch import Tensor, nn
 
 from ..conformance.means import account_of
+from ..worker_pool import Lost, run_apart
 from .architecture import Inputs
 from .architectures import ZOO
 
@@ -37,6 +39,20 @@ class Result:
     error: float | None = None
     compile_seconds: float | None = None
     means: tuple[str, ...] = ()
+
+
+def judge_apart(names: Sequence[str], processes: int, timeout_s: float) -> Iterator[Result]:
+    """The results of all architectures, as they come. A crash or a hang costs one row of the table."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    for done in run_apart(names, _judge_on_one_core, processes=processes, timeout_s=timeout_s):
+        yield Result(done.task, done.result.how, done.result.detail) if isinstance(done.result, Lost) else done.result
+
+
+def _judge_on_one_core(name: str) -> Result:
+    torch.set_num_threads(1)  # processes are dealt to the cores, not threads
+    return judge(name)
 
 
 def judge(name: str) -> Result:

@@ -13,9 +13,9 @@ import torch
 import transformers
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from . import workers
+from . import judge as judging
 from .architectures import ZOO
-from .judge import Result, compare, judge
+from .judge import Result, compare, judge, judge_apart
 from .table import table
 
 _REPRESENTATIVE = ("bert", "gpt2", "t5", "vit")  # one of each family that others are variations of
@@ -74,8 +74,8 @@ def test_a_crash_and_a_hang_cost_one_row(monkeypatch: pytest.MonkeyPatch) -> Non
             time.sleep(60)
         return Result(name, "agrees")
 
-    monkeypatch.setattr(workers, "judge", act)
-    found = {result.name: result.outcome for result in workers.judge_apart(["crash", "hang", "good"], processes=1, timeout_s=2.0)}
+    monkeypatch.setattr(judging, "judge", act)
+    found = {result.name: result.outcome for result in judge_apart(["crash", "hang", "good"], processes=1, timeout_s=2.0)}
     assert found == {"crash": "crash", "hang": "hang", "good": "agrees"}
 
 
