@@ -6,6 +6,7 @@ import errno
 import hashlib
 import importlib.metadata
 import io
+import json
 import os
 import secrets
 import struct
@@ -18,6 +19,7 @@ from typing import IO
 from .errors import ProgramFileError
 from .plan import ALIGNMENT
 
+MANIFEST = "manifest.json"  # the member with the hashes of the others
 RECOMPILE = "compile the model again"
 COPY_AGAIN = "the file is corrupt or cut short; copy it again or compile the model again"
 NOT_OURS = "give a file that prefuse wrote"
@@ -163,6 +165,26 @@ def member_section(section: Section, info: zipfile.ZipInfo) -> Section:
     if signature != b"PK\x03\x04" or start + info.file_size > section.size_bytes:
         raise ProgramFileError(info.filename, "the member is not where it should be", COPY_AGAIN)
     return Section(section._file, section.start + start, info.file_size)
+
+
+def manifest_text(manifest: Mapping[str, object]) -> bytes:
+    """The member of a manifest, equal for equal ones."""
+    return json.dumps(manifest, indent=1, sort_keys=True).encode()
+
+
+def parse_manifest(content: bytes, kind: str, number: int) -> tuple[dict[str, object], dict[str, object]]:
+    """A manifest and the hashes in it. `kind` is what the archive should hold, `number` the format of it that is read here.
+
+    Raises:
+        ProgramFileError: it is the manifest of something else, or of another format.
+    """
+    manifest = json.loads(content)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("sha256"), dict):
+        raise ProgramFileError(MANIFEST, f"not the manifest of {kind}", COPY_AGAIN)
+    if manifest.get("format") != number:
+        what = f"{kind} of format {manifest.get('format')!r}; this prefuse reads format {number}"
+        raise ProgramFileError(MANIFEST, what, f"{RECOMPILE} with prefuse {version('prefuse')}")
+    return manifest, manifest["sha256"]
 
 
 def check_hash(name: str, found: str, hashes: Mapping[str, object]) -> None:

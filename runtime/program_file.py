@@ -28,14 +28,17 @@ import numpy as np
 from .archive import (
     COPY_AGAIN,
     LOCAL_HEADER,
+    MANIFEST,
     NOT_OURS,
     RECOMPILE,
     ZIP64_BYTES,
     Section,
     check_hash,
     check_members,
+    manifest_text,
     member_section,
     new_archive,
+    parse_manifest,
     reading,
     version,
     write_member,
@@ -48,7 +51,7 @@ from .plan_text import parse_plan, print_plan
 from .target import Target
 
 FORMAT = 1
-PLAN, CONSTANTS, MANIFEST = "plan.txt", "constants.safetensors", "manifest.json"
+PLAN, CONSTANTS = "plan.txt", "constants.safetensors"
 CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "rocm": "kernels.hsaco"}  # the member with the native code
 _HEADER = (
     "constants.safetensors header"  # its own hash, so that the place of the weights is known to be right without reading them
@@ -171,11 +174,6 @@ def _write_members(
     return write_member(archive, MANIFEST, [manifest_text({**manifest, **own})])
 
 
-def manifest_text(manifest: Mapping[str, object]) -> bytes:
-    """The member of a manifest, equal for equal ones."""
-    return json.dumps(manifest, indent=1, sort_keys=True).encode()
-
-
 def write_constants(archive: zipfile.ZipFile, header: bytes, data: Iterable[memoryview | bytes]) -> dict[str, str]:
     """Write the member of the weights, whose data is aligned in the file. Returns its hashes for the manifest."""
     file = archive.fp
@@ -229,11 +227,9 @@ def constants_data(sources: Sequence[ConstantSource], size_bytes: int) -> Iterat
 
 def _read(section: Section, archive: zipfile.ZipFile, verify: bool) -> Program:
     members = _members(archive)
-    manifest = _read_manifest(archive.read(members[MANIFEST]))
+    manifest, hashes = _read_manifest(archive.read(members[MANIFEST]))
     code = next(name for name in members if name in CODE.values())
     plan_bytes, library = archive.read(members[PLAN]), archive.read(members[code])
-    hashes = manifest["sha256"]
-    assert isinstance(hashes, dict)
     for name, content in ((PLAN, plan_bytes), (code, library)):
         check_hash(name, hashlib.sha256(content).hexdigest(), hashes)
     plan = parse_plan(plan_bytes.decode())
@@ -260,17 +256,12 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     return {info.filename: info for info in infos}
 
 
-def _read_manifest(content: bytes) -> dict[str, object]:
-    manifest = json.loads(content)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("sha256"), dict):
-        raise ProgramFileError(MANIFEST, "not a program's manifest", COPY_AGAIN)
-    if manifest.get("format") != FORMAT:
-        what = f"a program of format {manifest.get('format')!r}; this prefuse reads format {FORMAT}"
-        raise ProgramFileError(MANIFEST, what, f"{RECOMPILE} with prefuse {version('prefuse')}")
+def _read_manifest(content: bytes) -> tuple[dict[str, object], dict[str, object]]:
+    manifest, hashes = parse_manifest(content, "a program", FORMAT)
     if manifest.get("tvm") != version("apache-tvm"):
         what = f"made with apache-tvm {manifest.get('tvm')!r}; installed is {version('apache-tvm')}"
         raise ProgramFileError(MANIFEST, what, f"{RECOMPILE}, or install that version")
-    return manifest
+    return manifest, hashes
 
 
 def _check_target(text: str, code: str, library: bytes) -> None:

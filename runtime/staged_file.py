@@ -23,15 +23,17 @@ from pathlib import Path
 import numpy as np
 
 from .archive import (
-    COPY_AGAIN,
+    MANIFEST,
     NOT_OURS,
     RECOMPILE,
     Section,
     archive_member,
     check_hash,
     check_members,
+    manifest_text,
     member_section,
     new_archive,
+    parse_manifest,
     reading,
     version,
     write_member,
@@ -44,11 +46,9 @@ from .procedure_checker import check_staged
 from .procedure_data import DEEPEST, DataError, ProcedureReader, ProcedureWriter, tensor_type
 from .program_file import (
     CONSTANTS,
-    MANIFEST,
     ConstantSource,
     constants_data,
     constants_header,
-    manifest_text,
     map_constants,
     read_section,
     verify_constants,
@@ -163,7 +163,7 @@ def _read(section: Section, archive: zipfile.ZipFile, verify: bool) -> StagedMod
     if members.keys() != {STAGES, CONSTANTS, MANIFEST, *stages} or len(members) != count + 3:
         raise ProgramFileError("archive", "it does not hold the members of a model in stages", NOT_OURS)
     check_members(archive, (STAGES, MANIFEST))
-    hashes = _hashes(archive.read(members[MANIFEST]))
+    _, hashes = parse_manifest(archive.read(members[MANIFEST]), "a model in stages", FORMAT)
     text = archive.read(members[STAGES])
     check_hash(STAGES, hashlib.sha256(text).hexdigest(), hashes)
     header, mapped = map_constants(section, members[CONSTANTS], hashes)
@@ -171,17 +171,6 @@ def _read(section: Section, archive: zipfile.ZipFile, verify: bool) -> StagedMod
         verify_constants(header, mapped, hashes)
     programs = [_program(name, member_section(section, members[name]), hashes, verify) for name in stages]
     return _model(json.loads(text), programs, mapped)
-
-
-def _hashes(content: bytes) -> Mapping[str, object]:
-    manifest = json.loads(content)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("sha256"), dict):
-        raise ProgramFileError(MANIFEST, "not the manifest of a model in stages", COPY_AGAIN)
-    if manifest.get("format") != FORMAT:
-        what = f"a model in stages of format {manifest.get('format')!r}; this prefuse reads format {FORMAT}"
-        raise ProgramFileError(MANIFEST, what, f"{RECOMPILE} with prefuse {version('prefuse')}")
-    hashes: Mapping[str, object] = manifest["sha256"]
-    return hashes
 
 
 def _program(name: str, section: Section, hashes: Mapping[str, object], verify: bool) -> CompiledModel:
