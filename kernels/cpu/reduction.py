@@ -17,7 +17,7 @@ from ..template import BuiltKernel, Refusal
 from ..values import literal_ints, pointwise_obstacle, split_anchor
 from .anchored import accumulator_type, follow
 from .common import finish, new_builder, pointwise_cost
-from .reduction_loops import Block, Combine, EmitBlocks, reduce_blocks
+from .reduction_loops import Block, Combine, EmitResults, reduce_blocks
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ _FOLDS = {
 OPERATORS = frozenset(_FOLDS)
 
 
-def build(group: Group, target: Target, emit: EmitBlocks | None = None) -> BuiltKernel | Refusal:
+def build(group: Group, target: Target, emit: EmitResults | None = None) -> BuiltKernel | Refusal:
     """Takes one reduction over known dimensions, with its followers; `emit` as of `reduce_blocks`."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:

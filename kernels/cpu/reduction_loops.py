@@ -121,12 +121,12 @@ def reduce_blocks(
     lanes: int,
     work: int,
     compute: Callable[[Group, Block], None],
-    emit: EmitBlocks | None = None,
+    emit: EmitResults | None = None,
 ) -> None:
     """Run `compute(merged group, block)` over all results of reducing an operand of this shape over `axes`.
 
-    `result` names the anchor's output, with or without the reduced dimensions. `emit` writes the loops over the results, those
-    of `emit_blocks` if it is left out.
+    `result` names the anchor's output, with or without the reduced dimensions. `emit` writes the loops over the results,
+    `Results.emit` if it is left out.
     """
     out = group.types[result].shape
     if prod(out) == 0:
@@ -155,40 +155,51 @@ def reduce_blocks(
     for run in (run for section in runs for run in section):
         long = [input_axis[axis] for axis in run if out[axis] != 1]
         kept.append(Loop(prod(out[axis] for axis in run), strides[long[-1]] if long else 0))
-    (emit or emit_blocks)(merged_group, builder, kept, tuple(reduced), lanes, work, compute)
+    results = Results(builder, tuple(kept), tuple(reduced), lanes)
+    (emit or Results.emit)(results, work, lambda block: compute(merged_group, block))
 
 
-def emit_blocks(
-    group: Group,
-    builder: KernelBuilder,
-    kept: Sequence[Loop],
-    reduced: tuple[Loop, ...],
-    lanes: int,
-    work: int,
-    compute: Callable[[Group, Block], None],
-) -> None:
-    """Loops over the results in blocks of vectors. `kept` are the dimensions of the results, `reduced` those of the elements."""
-    rowwise = bool(reduced) and reduced[-1].stride == 1
-    side = reduced[-1].extent if rowwise else kept[-1].extent
-    lanes, slots = block_slots(lanes, side)
-    if rowwise:
-        parallel_nest(
-            builder,
-            [loop.extent for loop in kept],
-            work,
-            lambda index: compute(group, Block(builder, slots, lanes, True, offset_of(index, kept), reduced, index)),
-        )
-        return
+@dataclass(frozen=True)
+class Results:
+    """The results of a reduction: `kept` are the loops over them, `reduced` those over the elements of each."""
 
-    def columns(index: Index) -> None:
-        start = builder.bind(tirx.min(index[-1] * slots, side - slots))
-        place = (*index[:-1], start)
-        compute(group, Block(builder, slots, lanes, False, offset_of(place, kept), reduced, place))
+    builder: KernelBuilder
+    kept: tuple[Loop, ...]
+    reduced: tuple[Loop, ...]
+    lanes: int  # of a vector, at most
 
-    parallel_nest(builder, [*(loop.extent for loop in kept[:-1]), -(-side // slots)], work, columns)
+    @property
+    def extents(self) -> list[int]:
+        return [loop.extent for loop in self.kept]
+
+    @property
+    def rowwise(self) -> bool:
+        """Whether the elements of a result lie side by side."""
+        return bool(self.reduced) and self.reduced[-1].stride == 1
+
+    def emit(self, work: int, compute: Callable[[Block], None]) -> None:
+        """Run `compute(block)` for every result that vectors run along, or for every block of neighbouring ones."""
+        builder, kept, reduced = self.builder, self.kept, self.reduced
+        side = reduced[-1].extent if self.rowwise else kept[-1].extent
+        lanes, slots = block_slots(self.lanes, side)
+        if self.rowwise:
+            parallel_nest(
+                builder,
+                self.extents,
+                work,
+                lambda index: compute(Block(builder, slots, lanes, True, offset_of(index, kept), reduced, index)),
+            )
+            return
+
+        def columns(index: Index) -> None:
+            start = builder.bind(tirx.min(index[-1] * slots, side - slots))
+            place = (*index[:-1], start)
+            compute(Block(builder, slots, lanes, False, offset_of(place, kept), reduced, place))
+
+        parallel_nest(builder, [*self.extents[:-1], -(-side // slots)], work, columns)
 
 
-EmitBlocks = Callable[[Group, KernelBuilder, Sequence[Loop], tuple[Loop, ...], int, int, Callable[[Group, Block], None]], None]
+EmitResults = Callable[[Results, int, Callable[[Block], None]], None]
 
 
 def block_slots(lanes: int, side: int) -> tuple[int, int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
 from ...runtime.target import Target
-from ..builder import KernelBuilder
 from ..cpu import reduction
-from ..cpu.reduction_loops import Block, Loop, emit_blocks, offset_of
+from ..cpu.reduction_loops import Block, Results, offset_of
 from ..group import Group
 from ..template import BuiltKernel, Refusal
 from .builder import GpuBuilder
@@ -24,19 +23,10 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     return built if isinstance(built, Refusal) else replace(built, template="gpu_reduction")
 
 
-def _emit(
-    group: Group,
-    builder: KernelBuilder,
-    kept: Sequence[Loop],
-    reduced: tuple[Loop, ...],
-    lanes: int,
-    work: int,
-    compute: Callable[[Group, Block], None],
-) -> None:
-    assert isinstance(builder, GpuBuilder)
-    extents = [loop.extent for loop in kept]
-    is_column = bool(reduced) and reduced[-1].stride != 1
-    if prod(loop.extent for loop in reduced) < SHORT_ROW or (is_column and prod(extents) >= _MANY_RESULTS):
-        emit_blocks(group, builder, kept, reduced, lanes, work, compute)
+def _emit(results: Results, work: int, compute: Callable[[Block], None]) -> None:
+    length = prod(loop.extent for loop in results.reduced)
+    if length < SHORT_ROW or (not results.rowwise and prod(results.extents) >= _MANY_RESULTS):
+        results.emit(work, compute)
         return
-    emit_rows(builder, extents, lambda index: offset_of(index, kept), reduced, lambda block: compute(group, block))
+    assert isinstance(results.builder, GpuBuilder)
+    emit_rows(results.builder, results.extents, lambda index: offset_of(index, results.kept), results.reduced, compute)
