@@ -15,7 +15,18 @@ from ...runtime.target import Target
 from ..oracle import BisectResult, Engine, bisect_pipeline, random_inputs, relative_error, run_model
 from ..pass_table import DEFAULT_PIPELINE, PASSES
 from ..pipeline import Context, Pass, PassError, format_pipeline, parse_pipeline
-from .common import JSON, MODEL, SHAPES, Shapes, compile_graph, concrete_model, read_inputs, refuse_program, show
+from .common import (
+    JSON,
+    MODEL,
+    SHAPES,
+    CompileArguments,
+    Shapes,
+    compile_graph,
+    concrete_model,
+    read_inputs,
+    refuse_program,
+    show,
+)
 
 _LOWERING = "lowering"  # what comes after the last graph pass: plan passes, kernels and native code
 
@@ -63,7 +74,7 @@ def _try_program(
     """Compare the outputs of the native program with the engine's."""
     broken = BisectResult(_LOWERING)
     try:
-        net = compile_graph(graph, "bisect", target, None, True, pipeline, no_cache=True)
+        net = compile_graph(graph, "bisect", CompileArguments(target, random=True, pipeline=pipeline, no_cache=True))
         found = net(**inputs)
     except (CompileError, PassError) as error:
         return replace(broken, failure=str(error))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from ...runtime.staged import StagedModel
 
 Shapes = dict[str, tuple[int, ...]]
-F = TypeVar("F", bound=Callable[..., object])
 
 
 def _parse_shapes(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> Shapes:
@@ -39,22 +40,35 @@ def _parse_shapes(context: click.Context, parameter: click.Parameter, texts: tup
     return shapes
 
 
-def _combine(*options: Callable[[F], F]) -> Callable[[F], F]:
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
 MODEL = click.argument("model", type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 SHAPES = click.option(
     "--shape", "shapes", multiple=True, callback=_parse_shapes, metavar="NAME=SIZES",
     help="Concrete shape of an input with symbolic dimensions, such as x=1,3,224,224. May be repeated.",
 )  # fmt: skip
-COMPILE_OPTIONS: Callable[[F], F] = _combine(
+
+
+@dataclass(frozen=True)
+class CompileArguments:
+    """What the command line says of compiling."""
+
+    target: str = "cpu"
+    threads: int | None = None
+    random: bool = False
+    pipeline: str | None = None
+    no_cache: bool = False
+
+    def options(self) -> Options:
+        """Them as the compiler's options.
+
+        Raises:
+            OptionError: one is not what it should be.
+        """
+        extra = {"threads": self.threads, "random": self.random, "pipeline": self.pipeline}
+        return parse_options(self.target, "float32", {key: value for key, value in extra.items() if value is not None})
+
+
+_COMPILE_OPTIONS = (
     click.option(
         "--target",
         default="cpu",
@@ -66,6 +80,19 @@ COMPILE_OPTIONS: Callable[[F], F] = _combine(
     click.option("--pipeline", help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}."),
     click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of compiled programs."),
 )
+
+
+def with_compile_arguments(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the options of compiling, all in its argument `arguments`."""
+
+    @wraps(function)
+    def command(**given: Any) -> None:
+        arguments = CompileArguments(**{field.name: given.pop(field.name) for field in fields(CompileArguments)})
+        function(**given, arguments=arguments)
+
+    for option in reversed(_COMPILE_OPTIONS):
+        command = option(command)
+    return command
 
 
 def concrete_model(path: Path, shapes: Shapes) -> ir.Model:
@@ -86,23 +113,11 @@ def concrete_model(path: Path, shapes: Shapes) -> ir.Model:
     return model
 
 
-def compile_graph(
-    graph: ir.Model, name: str, target: str, threads: int | None, random: bool, pipeline: str | None, no_cache: bool
-) -> CompiledModel | StagedModel:
+def compile_graph(graph: ir.Model, name: str, arguments: CompileArguments) -> CompiledModel | StagedModel:
     """Compile a graph as the command line asks, with a progress bar."""
-    builder = Builder(compile_options(target, threads, random, pipeline), name, open_cache(not no_cache), ConsoleProgress())
+    builder = Builder(arguments.options(), name, open_cache(not arguments.no_cache), ConsoleProgress())
     with builder.reporting():
         return build_graph(graph, builder)
-
-
-def compile_options(target: str, threads: int | None, random: bool = False, pipeline: str | None = None) -> Options:
-    """The options of the command line.
-
-    Raises:
-        OptionError: one is not what it should be.
-    """
-    extra = {key: value for key, value in (("threads", threads), ("random", random), ("pipeline", pipeline)) if value is not None}
-    return parse_options(target, "float32", extra)
 
 
 def read_inputs(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:

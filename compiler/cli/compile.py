@@ -9,18 +9,18 @@ import click
 
 from ...runtime.executor import CompiledModel
 from .common import (
-    COMPILE_OPTIONS,
     JSON,
     MODEL,
     SHAPES,
+    CompileArguments,
     Shapes,
     check_output,
     compile_graph,
-    compile_options,
     concrete_model,
     refuse_program,
     show,
     size_text,
+    with_compile_arguments,
 )
 
 
@@ -29,18 +29,14 @@ from .common import (
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it; MODEL.prefuse if left out.")
 @click.option("--name", help="What reports call the program; the file's name if left out.")
 @SHAPES
-@COMPILE_OPTIONS
+@with_compile_arguments
 @JSON
 def command(
     model: Path,
     output: Path | None,
     name: str | None,
     shapes: Shapes,
-    target: str,
-    threads: int | None,
-    random: bool,
-    pipeline: str | None,
-    no_cache: bool,
+    arguments: CompileArguments,
     as_json: bool,
 ) -> None:
     """Compile the ONNX file MODEL into one .prefuse file."""
@@ -48,13 +44,13 @@ def command(
     path = output or Path(model.with_suffix(".prefuse").name)
     check_output(path)
     begin = time.perf_counter()
-    compiled = compile_graph(concrete_model(model, shapes), name or model.stem, target, threads, random, pipeline, no_cache)
+    compiled = compile_graph(concrete_model(model, shapes), name or model.stem, arguments)
     compiled.save(path)
     seconds, size_bytes = time.perf_counter() - begin, path.stat().st_size
     plan = compiled.plan if isinstance(compiled, CompiledModel) else None  # a model in stages has one in each
     result = {
         "output": str(path),
-        "target": str(compile_options(target, threads).target),
+        "target": str(arguments.options().target),
         "seconds": round(seconds, 3),
         "size_bytes": size_bytes,
         "spaces": {} if plan is None else {space.name: space.size_bytes for space in plan.spaces},

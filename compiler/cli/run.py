@@ -19,19 +19,19 @@ from ...runtime.plan import Port
 from ...runtime.staged import StagedModel, StagedPort
 from ...runtime.staged_file import load
 from .common import (
-    COMPILE_OPTIONS,
     JSON,
     MODEL,
     SHAPES,
+    CompileArguments,
     Shapes,
     compile_graph,
-    compile_options,
     concrete_model,
     is_program,
     read_inputs,
     refuse_program,
     show,
     table,
+    with_compile_arguments,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ Latency = dict[str, float]
 @click.option("--compare", type=click.Choice(["onnxruntime"]), help="Compare outputs and latency with this engine.")
 @click.option("--tolerance", default=1e-4, show_default=True, help="Largest relative error that --compare lets pass.")
 @SHAPES
-@COMPILE_OPTIONS
+@with_compile_arguments
 @JSON
 def command(
     model: Path,
@@ -61,11 +61,7 @@ def command(
     compare: str | None,
     tolerance: float,
     shapes: Shapes,
-    target: str,
-    threads: int | None,
-    random: bool,
-    pipeline: str | None,
-    no_cache: bool,
+    arguments: CompileArguments,
     as_json: bool,
 ) -> None:
     """Run MODEL, an ONNX file or a .prefuse program. Exits with status 1 if --compare finds too large an error."""
@@ -76,7 +72,7 @@ def command(
         net: CompiledModel | StagedModel = load(model)
     else:
         graph = concrete_model(model, shapes)
-        net = compile_graph(graph, model.stem, target, threads, random, pipeline, no_cache)
+        net = compile_graph(graph, model.stem, arguments)
     inputs = read_inputs(inputs_path, net.input_names) if inputs_path else _random_inputs(net, graph, seed)
     results = _call(net, inputs)
     if output:
@@ -84,9 +80,7 @@ def command(
     latencies = {"prefuse": _latency_us(lambda: net(**inputs), repeat)}
     errors: dict[str, float] = {}
     if compare:
-        errors, latencies[compare] = _compare(
-            model, inputs, results, net, compile_options(target, threads).target.threads, repeat
-        )
+        errors, latencies[compare] = _compare(model, inputs, results, net, arguments.options().target.threads, repeat)
     _show(as_json, results, latencies, errors)
     if any(not error <= tolerance for error in errors.values()):
         sys.exit(1)
