@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from . import cases as judging
 from .cases import Result, cases, run_cases
 
 _STRIDE = 8  # of the suite's cases in order; enough of each operator for a minute
@@ -59,3 +62,10 @@ def test_most_of_the_sample_passes(results: dict[str, Result]) -> None:
     """So that a lost operator is noticed; the command lists which."""
     lost = [result.name for result in results.values() if result.outcome != "pass"]
     assert len(lost) <= _MOST_NOT_PASSING * len(results), lost
+
+
+def test_a_crash_costs_one_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "judge", lambda name: os._exit(3) if name == "test_abs" else ("pass", "", None))
+    found = {result.name: result for result in run_cases(["test_abs", "test_acos"], processes=1, timeout_s=30)}
+    assert (found["test_abs"].outcome, found["test_abs"].detail) == ("crash", "exit code 3")
+    assert (found["test_acos"].outcome, found["test_acos"].operator) == ("pass", "Acos")
