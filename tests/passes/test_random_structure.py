@@ -33,7 +33,7 @@ def assert_equal_results(found: Callable[[Arrays], np.ndarray], model: ir.Model)
         np.testing.assert_allclose(found(inputs), run_model(model, inputs)["y"], rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=SLOW)
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
 @given(model=structured_models())
 def test_passes_keep_results(model: ir.Model) -> None:
     """And a second walk finds nothing to do."""
@@ -47,7 +47,7 @@ def test_passes_keep_results(model: ir.Model) -> None:
     assert_equal_results(lambda inputs: run_model(model, inputs)["y"], original)
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, database=None, suppress_health_check=SLOW)
+@settings(max_examples=4, deadline=None, suppress_health_check=SLOW)
 @given(model=structured_models())
 def test_programs_give_the_results(model: ir.Model) -> None:
     """The passes in stages, where a run decides."""
