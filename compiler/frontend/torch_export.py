@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -34,7 +35,8 @@ def export_module(module: torch.nn.Module, arguments: Structure, leaves: Sequenc
 
     Raises:
         CompileError: torch cannot trace the module.
-        UnsupportedModelError: operators of it have no ONNX form; all are named, with their source lines.
+        UnsupportedModelError: operators of it have no ONNX form; all are named, with their source lines. Or one has none as it
+            is called there.
     """
     import torch
 
@@ -64,7 +66,8 @@ def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
     """The graph of an exported program; its dynamic dimensions stay symbolic.
 
     Raises:
-        UnsupportedModelError: operators of it have no ONNX form; all are named, with their source lines.
+        UnsupportedModelError: operators of it have no ONNX form; all are named, with their source lines. Or one has none as it
+            is called there.
     """
     with _quiet():
         return _translate(program)
@@ -109,12 +112,28 @@ def _translate(program: torch.export.ExportedProgram, input_names: Sequence[str]
                 "no ONNX form of " + "; ".join(f"{name} ({where})" for where, name in missing),
                 "replace them in the module",
             ) from error
-        cause = error.__cause__ or error
-        raise UnsupportedModelError(
-            "torch.onnx", f"cannot translate the module: {str(cause).splitlines()[0]}", "simplify what forward() computes there"
-        ) from error
+        raise _untranslated(error) from error
     assert exported is not None
     return exported.model.clone()  # the exporter leaves uses by branches that it has dropped
+
+
+def _untranslated(error: BaseException) -> UnsupportedModelError:
+    """What a failed translation means to the user: which call, where in the source, and why; what to do, if ours refused it."""
+    import torch
+
+    causes = [error]
+    while cause := causes[-1].__cause__:
+        causes.append(cause)
+    frames = [frame for cause in causes for frame, _ in walk_tb(cause.__traceback__)]
+    calls = [node for frame in frames if isinstance(node := frame.f_locals.get("node"), torch.fx.Node)]  # private to torch
+    where, what = "torch.onnx", "the module"
+    if calls:
+        where, what = _source_line(str(calls[-1].meta.get("stack_trace", ""))) or calls[-1].name, str(calls[-1].target)
+    refusal = next((cause for cause in causes if isinstance(cause, UnsupportedModelError)), None)
+    if refusal is not None:
+        return UnsupportedModelError(where, f"no ONNX form of {what}: {refusal.what}", refusal.fix)
+    reason = next(iter(str(causes[-1]).splitlines()), type(causes[-1]).__name__)
+    return UnsupportedModelError(where, f"cannot translate {what}: {reason}", "compute it otherwise in forward()")
 
 
 def _operators_without_translation(program: torch.export.ExportedProgram) -> list[tuple[str, str]]:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...runtime.errors import UnsupportedModelError
+
 Operator = Callable[..., Any]  # an overload of torch's
 Translation = Callable[..., Any]  # of onnxscript values and Python numbers to an onnxscript value
 
 
 def translations() -> dict[Operator, Translation]:
-    """The translation of each operator, for torch.onnx.export. Operators of libraries that are not imported are left out."""
+    """The translation of each operator, for torch.onnx.export. Operators of libraries that are not imported are left out.
+
+    A translation raises UnsupportedModelError where it has no form for its arguments; who exports knows the source line.
+    """
     import torch
 
     aten = torch.ops.aten
@@ -18,6 +23,7 @@ def translations() -> dict[Operator, Translation]:
         aten.rsub.Scalar: _rsub,
         aten.erfinv.default: _erfinv,
         aten._cdist_forward.default: _cdist,
+        aten.searchsorted.Scalar: _searchsorted,
         aten.searchsorted.Tensor: _searchsorted,
         aten._grouped_mm.default: _grouped_mm,
     }
@@ -108,28 +114,39 @@ def _cdist(x1: Any, x2: Any, p: float, compute_mode: Any = None) -> Any:
 def _searchsorted(
     sorted_sequence: Any, self: Any, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None
 ) -> Any:
-    """How many elements of a sorted row [..., N] stand before each value [..., M]; equal ones do if `right`."""
+    """How many elements of a sorted row [..., N] or [N] stand before each value [..., M]; equal ones do if `right`.
+
+    `sorter` [..., N] are the places of a row's elements in order, where the row is not sorted. All elements stand before NaN.
+    A value that is one number is compared in the type that torch promotes it and the row to.
+    """
     import onnx_ir as ir
     from onnxscript.onnx_opset import opset18 as op
 
-    if sorter is not None:
-        raise NotImplementedError("searchsorted with a sorter")
-    row, value = op.Unsqueeze(sorted_sequence, [-2]), op.Unsqueeze(self, [-1])
-    is_before = op.LessOrEqual(row, value) if right or side == "right" else op.Less(row, value)
-    count = op.ReduceSum(op.Cast(is_before, to=ir.DataType.INT32), [-1], keepdims=0)
+    row = sorted_sequence if sorter is None else op.GatherElements(sorted_sequence, sorter, axis=-1)
+    if isinstance(self, float) and not sorted_sequence.dtype.is_floating_point():
+        row = op.Cast(row, to=ir.DataType.FLOAT)
+    value = op.Unsqueeze(op.CastLike(self, row) if isinstance(self, (int, float)) else self, [-1])
+    if len(sorted_sequence.shape) > 1:
+        row = op.Unsqueeze(row, [-2])
+    is_after = op.Greater(row, value) if right or side == "right" else op.GreaterOrEqual(row, value)
+    count = op.ReduceSum(op.Cast(op.Not(is_after), to=ir.DataType.INT32), [-1], keepdims=0)
     return count if out_int32 else op.Cast(count, to=ir.DataType.INT64)
 
 
 def _grouped_mm(rows: Any, weights: Any, offsets: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    """Rows [S, K], sorted by group, by the matrix of their group: [S, K] x [G, K, N] -> [S, N].
+    """Rows [S, K], sorted by group, by the matrix of their group: [S, K] x [G, K, N] -> [S, N]; or [G, S, K] x [G, K, N].
 
     `offsets` [G] are the ends of the groups, so the group of a row is the number of ends that it is not before. Rows behind the
     last end are in no group; torch leaves them undefined, here they go with the last one.
     """
     from onnxscript.onnx_opset import opset18 as op
 
-    if offsets is None or bias is not None or out_dtype is not None or len(rows.shape) != 2 or len(weights.shape) != 3:
-        raise NotImplementedError("a grouped product other than of [S, K] rows by [G, K, N] matrices")
+    ranks = len(rows.shape), len(weights.shape)
+    if bias is None and offsets is None and ranks == (3, 3):
+        return op.MatMul(rows, weights)
+    if bias is not None or offsets is None or ranks != (2, 3):
+        what = f"a grouped product of {ranks[0]} by {ranks[1]} dimensions" + (" with a bias" if bias is not None else "")
+        raise UnsupportedModelError("grouped_mm", what, "multiply rows [S, K] by matrices [G, K, N], with the ends of the groups")
     count = op.Shape(rows, start=0, end=1)
     row = op.Range(op.Constant(value_int=0), op.Squeeze(count), op.Constant(value_int=1))
     is_behind = op.LessOrEqual(op.Cast(op.Unsqueeze(offsets, [0]), to=7), op.Unsqueeze(row, [1]))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import prefuse
 import pytest
 import torch
 import transformers.integrations.moe  # noqa: F401  (registers the operator for grouped products)
+from prefuse.compiler.frontend import torch_export
+from prefuse.runtime.errors import UnsupportedModelError
 from torch import Tensor, nn
 
 
@@ -50,6 +53,34 @@ def test_operators_that_the_exporter_lacks() -> None:
         torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-6 * float(a.dtype.is_floating_point), equal_nan=True)
 
 
+class Searches(nn.Module):
+    def forward(self, row: Tensor, values: Tensor, rows: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        """`places` are those of the elements of each of `rows` in order."""
+        return (
+            torch.searchsorted(row, values),
+            torch.searchsorted(row, values, right=True),
+            torch.searchsorted(row, values[0, 0]),
+            torch.searchsorted(row, 2.0, side="right"),
+            torch.searchsorted(row.to(torch.int32), 2.5, out_int32=True),
+            torch.searchsorted(rows, values, sorter=places),
+            torch.searchsorted(rows, values, sorter=places, side="right", out_int32=True),
+        )
+
+
+def test_searches_in_rows() -> None:
+    """Of NaN, which stands behind all, of tensors without dimensions, of numbers, and in rows that a sorter puts in order."""
+    values, rows = (
+        torch.tensor([[2.0, math.nan, 0.5], [9.0, 2.0, -1.0]]),
+        torch.tensor([[3.0, 1.0, 2.0, 2.0], [9.0, 4.0, 5.0, -1.0]]),
+    )
+    inputs = torch.tensor([1.0, 2.0, 2.0, 4.0]), values, rows, rows.argsort()
+    got = prefuse.compile(Searches(), inputs, cache=False)(*inputs)
+    assert isinstance(got, tuple)
+    for a, b in zip(got, Searches()(*inputs), strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
 class Grouped(nn.Module):
     def forward(self, rows: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
         product: Tensor = torch.ops.transformers.grouped_mm_fallback(rows, weights, offsets)
@@ -64,3 +95,45 @@ def test_a_grouped_product_takes_the_matrix_of_each_group() -> None:
     got = prefuse.compile(Grouped(), (rows, weights, offsets), cache=False)(rows, weights, offsets)
     assert isinstance(got, Tensor)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+class Products(nn.Module):
+    def forward(self, rows: Tensor, weights: Tensor, offsets: Tensor | None = None) -> Tensor:
+        product: Tensor = torch._grouped_mm(rows, weights, offs=offsets, out_dtype=rows.dtype)
+        return product
+
+
+def test_groups_of_one_size_are_a_product_of_matrices() -> None:
+    rows, weights = torch.randn(2, 16, 16).bfloat16(), torch.randn(2, 16, 8).bfloat16()
+    got = prefuse.compile(Products(), (rows, weights), cache=False)(rows, weights)
+    assert isinstance(got, Tensor)
+    torch.testing.assert_close(got, Products()(rows, weights), rtol=1e-2, atol=1e-2)
+
+
+def test_a_form_that_is_refused_is_one_error_with_its_line() -> None:
+    """Groups of columns: torch multiplies each by the rows of its group."""
+    inputs = torch.randn(16, 16).bfloat16(), torch.randn(16, 8).bfloat16(), torch.tensor([8, 16], dtype=torch.int32)
+    line = Products.forward.__code__.co_firstlineno + 1
+    message = rf"{__file__}:{line}: no ONNX form of aten._grouped_mm.default: a grouped product of 2 by 2 dimensions; multiply"
+    with pytest.raises(UnsupportedModelError, match=message):
+        prefuse.compile(Products(), inputs, cache=False)
+
+
+def test_a_translation_that_fails_is_one_error_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch's exporter wraps it in twice is not what the user reads, nor is an error that the user was handling."""
+
+    class Inverse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.erfinv(x)
+
+    def fail(x: Any) -> Any:
+        raise IndexError("no such axis\nas this")
+
+    monkeypatch.setattr(torch_export, "translations", lambda: {torch.ops.aten.erfinv.default: fail})
+    line = Inverse.forward.__code__.co_firstlineno + 1
+    message = rf"{__file__}:{line}: cannot translate aten.erfinv.default: no such axis; "
+    try:
+        raise KeyError("another")
+    except KeyError:
+        with pytest.raises(UnsupportedModelError, match=message):
+            prefuse.compile(Inverse(), torch.zeros(3), cache=False)
