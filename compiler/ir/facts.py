@@ -214,8 +214,8 @@ class _Inference:
             tensor = None if source is None else constant_tensor(source)
             if value is None or tensor is None or tensor.size > _MAX_KNOWN_ELEMENTS:
                 continue
-            if node.op_type == "Range" and tensor.size == 1:  # ONNX's body of AffineGrid gives it vectors of one element
-                tensor = ir.Tensor(tensor.numpy().reshape(()), name=value.name)
+            if node.op_type == "Range" and tensor.size == 1:
+                tensor = ir.Tensor(_range_operand(tensor.numpy()), name=value.name)
             known[str(value.name)] = ir.serde.serialize_tensor(tensor)
         return known
 
@@ -235,6 +235,11 @@ class _Inference:
                 ir.serde.serialize_attribute(one) for one in resolved if not one.is_ref() and one.value is not None
             )
         return proto
+
+
+def _range_operand(number: np.ndarray) -> np.ndarray:
+    """What ONNX infers a Range's length from: no vector, as its body of AffineGrid gives it, and no int16."""
+    return number.reshape(()).astype(np.int64 if number.dtype == np.int16 else number.dtype)
 
 
 def schema_of(node: ir.Node, opsets: Mapping[str, int]) -> onnx.defs.OpSchema | None:

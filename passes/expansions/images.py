@@ -68,13 +68,11 @@ def conv_transpose(node: ir.Node) -> str | None:
     x, weights, result = (dims(value) for value in (node.inputs[0], node.inputs[1], node.outputs[0]))
     rank, groups = len(x) - 2, node.attributes.get_int("group", 1)
     strides, dilations = (node.attributes.get_ints(name) or [1] * rank for name in ("strides", "dilations"))
-    auto = node.attributes.get_string("auto_pad", "NOTSET")
-    if prod(strides) <= _MOST_PHASES or auto != "NOTSET" or "output_shape" in node.attributes or len(result) != rank + 2:
+    if prod(strides) <= _MOST_PHASES or len(result) != rank + 2:
         return None
-    begins = (node.attributes.get_ints("pads") or [0] * (2 * rank))[:rank]
-    sides = zip(x[2:], strides, dilations, weights[2:], result[2:], begins, strict=True)
-    ends = [(i - 1) * s + d * (k - 1) + 1 - o - begin for i, s, d, k, o, begin in sides]
-    if min(ends) < 0 or 0 in (*x, *weights):
+    begins, ends = _cuts(node, x[2:], weights[2:], result[2:])
+    image = [extent + min(end, 0) for extent, end in zip(result[2:], ends, strict=True)]
+    if 0 in (*x, *weights) or min(image) < 1:
         return None
     channels, columns = weights[1] * groups, weights[1] * prod(weights[2:])
     body = f"""rows_shape = Constant<value_ints={[groups, x[1] // groups, columns]}>() rows = Reshape(i1, rows_shape)
@@ -82,13 +80,39 @@ def conv_transpose(node: ir.Node) -> str | None:
         places_shape = Constant<value_ints={[x[0], groups, x[1] // groups, prod(x[2:])]}>() places = Reshape(i0, places_shape)
         products = MatMul(turned, places)
         blocks_shape = Constant<value_ints={[x[0], groups * columns, prod(x[2:])]}>() blocks = Reshape(products, blocks_shape)
-        image = Constant<value_ints={list(result[2:])}>() block = Constant<value_ints={list(weights[2:])}>()
-        sums = Col2Im<strides={list(strides)}, dilations={list(dilations)}, pads={[*begins, *ends]}>(blocks, image, block) """
+        image = Constant<value_ints={image}>() block = Constant<value_ints={list(weights[2:])}>()
+        sums = Col2Im<strides={list(strides)}, dilations={list(dilations)}, pads={[*begins, *(max(end, 0) for end in ends)]}>(
+            blocks, image, block)
+        beyond = Constant<value_ints={[*[0] * (rank + 4), *(max(-end, 0) for end in ends)]}>() full = Pad(sums, beyond) """
     if len(node.inputs) < 3 or node.inputs[2] is None:
-        return body + "y = Identity(sums)"
+        return body + "y = Identity(full)"
     return (
-        body + f"bias_shape = Constant<value_ints={[channels, *[1] * rank]}>() bias = Reshape(i2, bias_shape) y = Add(sums, bias)"
+        body
+        + f"bias_shape = Constant<value_ints={[channels, *[1] * rank]}>() bias = Reshape(i2, bias_shape) y = Add(full, bias)"
     )
+
+
+def _cuts(
+    node: ir.Node, extents: Sequence[int], kernel: Sequence[int], result: Sequence[int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """What a ConvTranspose's sums lose before and after each spatial axis; after it less than 0 where zeros are added.
+
+    Its operator text says: `pads`, or what makes the result as large as `auto_pad` or `output_shape` ask.
+    """
+    rank = len(extents)
+    strides, dilations = (node.attributes.get_ints(name) or [1] * rank for name in ("strides", "dilations"))
+    sides = zip(extents, strides, dilations, kernel, result, strict=True)
+    totals = [(extent - 1) * s + d * (k - 1) + 1 - out for extent, s, d, k, out in sides]
+    auto = node.attributes.get_string("auto_pad", "NOTSET")
+    if auto == "NOTSET" and "output_shape" not in node.attributes:
+        begins = list((node.attributes.get_ints("pads") or [0] * (2 * rank))[:rank])
+    elif auto == "VALID":
+        begins = [0] * rank
+    else:
+        extra = node.attributes.get_ints("output_padding") or [0] * rank
+        shared = [max(total + more, 0) for total, more in zip(totals, extra, strict=True)]
+        begins = [whole // 2 if auto == "SAME_UPPER" else whole - whole // 2 for whole in shared]
+    return begins, [total - begin for total, begin in zip(totals, begins, strict=True)]
 
 
 def deform_conv(node: ir.Node) -> str | None:
@@ -221,7 +245,7 @@ def max_unpool(node: ir.Node) -> str | None:
     if min(after) < 0 or 0 in wanted:
         return None
     rest = (
-        f"ends = Constant<value_ints={[0] * len(shape) + after}>() y = Pad(whole, ends)" if any(after) else "y = Identity(whole)"
+        f"ends = Constant<value_ints={[0] * len(shape) + after}>() y = Pad(whole, ends)" if any(after) else "y = Identity(full)"
     )
     return f"""flat = Constant<value_ints=[-1]>() values = Reshape(i0, flat) places = Reshape(i1, flat)
         count = Constant<value_ints={[prod(shape)]}>() nothing = Constant<value_float=0.0>() zero = Cast<to={int(dtype)}>(nothing)

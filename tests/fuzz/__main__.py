@@ -29,13 +29,20 @@ def main() -> int:
         *generated_models(arguments.models, arguments.seed),
     ]
     counts: Counter[str] = Counter()
+    faults = 0
     for done in run_apart(samples, judge_any, processes=arguments.processes, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES):
         verdict = Verdict(done.result.how, done.result.detail) if isinstance(done.result, Lost) else done.result
         counts[verdict.outcome] += 1
-        if verdict.outcome not in GOOD:
+        if not is_good(done.task, verdict):
+            faults += 1
             print(f"{verdict.outcome}: {done.task.name}: {verdict.detail[:300]}", flush=True)
     print(", ".join(f"{outcome} {count}" for outcome, count in counts.most_common()))
-    return int(any(outcome not in GOOD for outcome in counts))
+    return int(faults > 0)
+
+
+def is_good(sample: Sample, verdict: Verdict) -> bool:
+    """Generated models are valid, so that a refusal is a fault."""
+    return verdict.outcome == "accepted" if isinstance(sample, Generated) else verdict.outcome in GOOD
 
 
 def judge_any(sample: Sample) -> Verdict:

@@ -213,6 +213,12 @@ def test_sequences_are_no_tensors() -> None:
     assert has_static_type(model.graph.outputs[0])
 
 
+def test_a_range_of_int16_has_a_length() -> None:
+    """Of which onnx's own inference says nothing."""
+    model = model_of("main () => (int16[N] y) <int16 a = {1}, int16 b = {8}, int16 c = {2}> { y = Range(a, b, c) }")
+    assert types_of(model) == {"y": "int16[4]"}
+
+
 def test_a_type_that_an_operator_lacks_is_one_error() -> None:
     """onnx's schemas raise another error for it than its inference does."""
     text = '<ir_version: 8, opset_import: ["": 18]> main (float[2,2] x, float16[2,2] w) => (float[2,2] y) { y = MatMul(x, w) }'

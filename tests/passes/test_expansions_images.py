@@ -98,15 +98,17 @@ def test_deform_conv(shape: tuple[int, ...], kernel: tuple[int, ...], places: tu
         ((2, 4, 3, 2), (5, 6), {"stride": (5, 4), "groups": 2}),
         ((1, 3, 7), (36,), {"stride": 17, "padding": 9, "output_padding": 2}),
         ((1, 2, 3, 3), (3, 3), {"stride": (6, 3), "dilation": (2, 1), "padding": (1, 0)}),
+        ((1, 2, 3, 3), (2, 3), {"stride": (5, 4), "output_padding": (2, 1)}),
     ],
 )
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_conv_transpose_of_many_phases(
     shape: tuple[int, ...], kernel: tuple[int, ...], more: dict[str, Any], has_bias: bool
 ) -> None:
-    """Which the convolution template refuses; fewer phases stay."""
+    """Which the convolution template refuses; fewer phases stay. An infinite element reaches its own outputs only."""
     rank, groups = len(kernel), more.get("groups", 1)
     x, weights, bias = torch.randn(shape), torch.randn(shape[1], 3, *kernel), torch.randn(3 * groups)
+    x.view(-1)[1] = torch.inf
     transpose = torch.nn.functional.conv_transpose1d if rank == 1 else torch.nn.functional.conv_transpose2d
     expected = transpose(x.double(), weights.double(), bias.double() if has_bias else None, **more)
 
@@ -120,6 +122,27 @@ def test_conv_transpose_of_many_phases(
     model = one_node("ConvTranspose", inputs, **attributes)
     assert "Col2Im" in operators(expanded(model))
     np.testing.assert_allclose(computed(model, x.numpy()), expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "begin", "ends"),
+    [
+        ({"auto_pad": "SAME_UPPER"}, (0, 0), (15, 12)),
+        ({"auto_pad": "SAME_LOWER"}, (1, 1), (16, 13)),
+        ({"auto_pad": "VALID"}, (0, 0), (16, 13)),
+        ({"output_shape": [11, 10]}, (3, 2), (14, 12)),
+        ({"auto_pad": "SAME_UPPER", "output_shape": [11, 10]}, (2, 1), (13, 11)),
+    ],
+)
+def test_conv_transpose_of_many_phases_cuts(attributes: dict[str, Any], begin: tuple[int, int], ends: tuple[int, int]) -> None:
+    """The sums, 16 by 13 of them, lose what is asked; the odd one at the end for SAME_UPPER, else at the beginning."""
+    x, weights = (torch.randn(shape, dtype=torch.float64) for shape in ((1, 2, 3, 3), (2, 1, 6, 5)))
+    x[0, 0, 1, 1] = torch.inf
+    whole = torch.nn.functional.conv_transpose2d(x, weights, stride=(5, 4)).numpy()
+    model = one_node("ConvTranspose", {"x": x.numpy(), "c_w": weights.numpy()}, strides=[5, 4], **attributes)
+    assert "ConvTranspose" not in operators(expanded(model))
+    expected = whole[:, :, begin[0] : ends[0], begin[1] : ends[1]]
+    np.testing.assert_allclose(computed(model, x.numpy()), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_conv_transpose_of_few_phases_stays() -> None:

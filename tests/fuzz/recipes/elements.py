@@ -180,7 +180,8 @@ def is_inf(b: Draft) -> None:
 
 def reduce(b: Draft) -> None:
     op_type = b.pick(_REDUCTIONS)
-    dtype = b.dtype(op_type)
+    # Of integers, ONNX's bodies round the logarithm at the end, ONNX Runtime at the steps before.
+    dtype = b.dtype(op_type, kinds="f") if "Log" in op_type else b.dtype(op_type)
     x = b.tensor(dtype)
     axes = b.axes(len(b.shape_of(x)))
     keepdims = b.pick([None, 0, 1])

@@ -23,6 +23,8 @@ def reshape(b: Draft) -> None:
         sizes.insert(b.integer(0, len(sizes)), 1)
     if sizes and 0 not in sizes and b.chance(0.5):
         sizes[b.integer(0, len(sizes) - 1)] = -1
+    if 0 in sizes and not b.since(14):  # it would name the size of the operand's dimension
+        sizes = list(shape)
     b.op("Reshape", x, b.ints(*sizes), allowzero=1 if 0 in sizes and b.since(14) else None)
 
 
