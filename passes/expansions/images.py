@@ -87,8 +87,7 @@ def conv_transpose(node: ir.Node) -> str | None:
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return body + "y = Identity(full)"
     return (
-        body
-        + f"bias_shape = Constant<value_ints={[channels, *[1] * rank]}>() bias = Reshape(i2, bias_shape) y = Add(full, bias)"
+        body + f"bias_shape = Constant<value_ints={[channels, *[1] * rank]}>() bias = Reshape(i2, bias_shape) y = Add(full, bias)"
     )
 
 
@@ -245,7 +244,7 @@ def max_unpool(node: ir.Node) -> str | None:
     if min(after) < 0 or 0 in wanted:
         return None
     rest = (
-        f"ends = Constant<value_ints={[0] * len(shape) + after}>() y = Pad(whole, ends)" if any(after) else "y = Identity(full)"
+        f"ends = Constant<value_ints={[0] * len(shape) + after}>() y = Pad(whole, ends)" if any(after) else "y = Identity(whole)"
     )
     return f"""flat = Constant<value_ints=[-1]>() values = Reshape(i0, flat) places = Reshape(i1, flat)
         count = Constant<value_ints={[prod(shape)]}>() nothing = Constant<value_float=0.0>() zero = Cast<to={int(dtype)}>(nothing)
