@@ -238,8 +238,9 @@ class _Inference:
 
 
 def _range_operand(number: np.ndarray) -> np.ndarray:
-    """What ONNX infers a Range's length from: no vector, as its body of AffineGrid gives it, and no int16."""
-    return number.reshape(()).astype(np.int64 if number.dtype == np.int16 else number.dtype)
+    """What ONNX infers a Range's length from: no vector, as its body of AffineGrid gives it, and no number of 16 bits."""
+    wide = number.dtype if number.dtype.itemsize > 2 else np.int64 if number.dtype == np.int16 else np.float64
+    return number.reshape(()).astype(wide)
 
 
 def schema_of(node: ir.Node, opsets: Mapping[str, int]) -> onnx.defs.OpSchema | None:

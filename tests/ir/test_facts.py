@@ -213,10 +213,14 @@ def test_sequences_are_no_tensors() -> None:
     assert has_static_type(model.graph.outputs[0])
 
 
-def test_a_range_of_int16_has_a_length() -> None:
+@pytest.mark.parametrize("kind", ["int16", "float16", "bfloat16"])
+def test_a_range_of_16_bits_has_a_length(kind: str) -> None:
     """Of which onnx's own inference says nothing."""
-    model = model_of("main () => (int16[N] y) <int16 a = {1}, int16 b = {8}, int16 c = {2}> { y = Range(a, b, c) }")
-    assert types_of(model) == {"y": "int16[4]"}
+    model = ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["": 27]>
+        main () => ({kind}[N] y) <{kind} a = {{1}}, {kind} b = {{8}}, {kind} c = {{2}}> {{ y = Range(a, b, c) }}"""
+    )
+    assert types_of(model) == {"y": f"{kind}[4]"}
 
 
 def test_a_type_that_an_operator_lacks_is_one_error() -> None:
