@@ -239,10 +239,17 @@ def row_major(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
 def unravel(offset: Expr, shape: Sequence[int]) -> Index:
     """Index of a flat offset."""
     index: list[Expr] = []
+    divide, remainder = (int.__floordiv__, int.__mod__) if isinstance(offset, int) else (tirx.floordiv, tirx.floormod)
     for extent in reversed(shape[1:]):
-        index.append(tirx.floormod(offset, extent) if extent != 1 else 0)
-        offset = tirx.floordiv(offset, extent) if extent != 1 else offset
+        index.append(remainder(offset, extent) if extent != 1 else 0)
+        offset = divide(offset, extent) if extent != 1 else offset
     return (offset, *reversed(index)) if shape else ()
+
+
+def broadcast_index(index: Index, shape: tuple[int, ...], source: tuple[int, ...]) -> Index:
+    """Where an element of `shape` reads from a value of shape `source`, by NumPy's broadcasting rule."""
+    tail = index[len(index) - len(source) :]
+    return tuple(0 if extent == 1 else i for i, extent in zip(tail, source, strict=True))
 
 
 def _pointer(name: str, dtype: str) -> Any:

@@ -87,6 +87,12 @@ class Group:
         return "_".join(op.op_type.lower() for op in self.ops[:6]) + (f"_and_{len(self.ops) - 6}" if len(self.ops) > 6 else "")
 
 
+def literal_ints(group: Group, name: str) -> tuple[int, ...] | None:
+    """A small constant as Python integers."""
+    value = group.literal(name)
+    return None if value is None else tuple(int(v) for v in np.ravel(value))
+
+
 def _frozen(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())

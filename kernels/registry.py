@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..runtime.target import Target
 from .cpu import (
     arg_reduction,
+    attention,
     col2im,
     convolution,
     determinant,
@@ -42,8 +43,8 @@ from .gpu import reduction as gpu_reduction
 from .gpu.grids import UncutError
 from .gpu.rocm_limits import rocm_obstacle
 from .group import Group
-from .pointwise import POINTWISE
 from .template import BuiltKernel, Refusal, Template
+from .values import anchors_of, surroundings
 
 _MAX_ELEMENTS = 2**31 - 1
 
@@ -70,7 +71,8 @@ TEMPLATES: tuple[Template, ...] = (
     Template("multinomial", random_numbers.build_multinomial, frozenset(["Multinomial"])),
     Template("topk", topk.build, topk.OPERATORS),
     Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"])),
-    Template("gathered_matmul", gathered_matmul.build, gathered_matmul.OPERATORS),
+    Template("gathered_matmul", gathered_matmul.build, gathered_matmul.OPERATORS, has_surroundings=True),
+    Template("attention", attention.build, attention.ANCHORS, has_surroundings=True),
     Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"])),
     Template("recurrent", recurrent.build, recurrent.OPERATORS),
     Template("linear_attention", linear_attention.build, linear_attention.OPERATORS),
@@ -95,10 +97,14 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
         return (("all", f"{large[0]} has more than {_MAX_ELEMENTS} elements, which 32-bit indices cannot reach"),)
     if wide := [name for name, kind in group.types.items() if kind.dtype == "complex128"]:
         return (("all", f"{wide[0]} is complex128, which no machine word holds"),)
-    anchors = {op.op_type for op in group.ops} - POINTWISE.keys()
+    anchors = {op.op_type for op in anchors_of(group)}
+    is_bare = not anchors or not surroundings(group)
     refused: list[tuple[str, str]] = []
     for template in (*GPU_TEMPLATES, *TEMPLATES) if target.is_gpu else TEMPLATES:
         if not anchors <= template.anchors or bool(anchors) != bool(template.anchors):
+            continue
+        if not is_bare and not template.has_surroundings:
+            refused.append((template.name, "reads its operands and stores its result through no other operators"))
             continue
         try:
             built = template.build(group, target)

@@ -63,9 +63,12 @@ class BuiltKernel:
 class Template:
     """One way to compute a kind of group. `build` returns a Refusal where the group does not fit.
 
-    Only groups whose one operator that is not pointwise is among `anchors` are shown to it; groups without one if that is empty.
+    Only groups whose operators that are neither pointwise nor views are among `anchors` are shown to it; groups without one if
+    that is empty. `has_surroundings` says that it reads its operands through views and pointwise operators and stores its result
+    through views; else groups of its anchors with such operators are not for it.
     """
 
     name: str
     build: Callable[[Group, Target], BuiltKernel | Refusal]
     anchors: frozenset[str] = frozenset()
+    has_surroundings: bool = False

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from tvm import tirx
 
-from . import pointwise
-from .builder import Expr, Index, KernelBuilder, row_major
+from . import pointwise, views
+from .builder import Expr, Index, KernelBuilder, broadcast_index, row_major
 from .formats import is_coded
 from .group import Group, Op
 
@@ -19,8 +18,9 @@ class GroupValues:
     """Reads elements of a group's values at one place of the loop nest.
 
     `given` says how to read the values that the template computes itself: its anchor's output. What else is asked for is an
-    input, a literal, or the pointwise operator that produces it, evaluated at the (broadcast) index. Values with several
-    readers are bound to a name, once per `GroupValues`, so make a new one in each loop body.
+    input, a literal, the pointwise operator that produces it, evaluated at the (broadcast) index, or a view, read where the
+    element lies in its operand. Values with several readers are bound to a name, once per `GroupValues`, so make a new one in
+    each loop body.
     """
 
     def __init__(self, group: Group, builder: KernelBuilder, given: dict[str, Reader] | None = None) -> None:
@@ -39,6 +39,10 @@ class GroupValues:
         producer = self.group.producers.get(name)
         if producer is None:
             return self.load(name, row_major(index, self.group.types[name].shape))
+        if producer.op_type not in pointwise.POINTWISE:
+            view = views.view_of(self.group, producer)
+            assert view is not None, f"{producer.op_type} is no view"
+            return self.read(producer.inputs[0], view.source(self.group, producer, name, index))
         if self.group.reader_counts[name] == 1:
             return self._apply(producer, index)
         key = (name, str(index))
@@ -61,18 +65,32 @@ class GroupValues:
         return pointwise.apply(op, inputs, dtypes, types[op.outputs[0]].dtype, self.builder.name, self.builder.integer_bits)
 
 
-def broadcast_index(index: Index, shape: tuple[int, ...], source: tuple[int, ...]) -> Index:
-    """Where an element of `shape` reads from a value of shape `source`, by NumPy's broadcasting rule."""
-    tail = index[len(index) - len(source) :]
-    return tuple(0 if extent == 1 else i for i, extent in zip(tail, source, strict=True))
+def anchors_of(group: Group) -> tuple[Op, ...]:
+    """The operators that decide which template takes a group: all that are neither pointwise nor views, or a view alone."""
+    others = tuple(op for op in group.ops if op.op_type not in pointwise.POINTWISE)
+    return others if len(others) == 1 else tuple(op for op in others if views.view_of(group, op) is None)
 
 
 def split_anchor(group: Group) -> tuple[Op | None, tuple[Op, ...]]:
-    """The one operator of a group that is not pointwise, if there is one, and the pointwise ones."""
-    anchors = [op for op in group.ops if op.op_type not in pointwise.POINTWISE]
+    """The one anchor of a group, if there is one, and the pointwise operators."""
+    anchors = anchors_of(group)
     followers = tuple(op for op in group.ops if op.op_type in pointwise.POINTWISE)
     assert len(anchors) <= 1, f"a group has one anchor, this has {[op.op_type for op in anchors]}"
     return (anchors[0] if anchors else None), followers
+
+
+def surroundings(group: Group) -> tuple[Op, ...]:
+    """What only templates that read and store through other operators can have in a group: views beside its anchors, and
+    pointwise operators before one."""
+    anchors = anchors_of(group)
+    before, waiting = set[str](), [name for op in anchors for name in op.inputs if name in group.producers]
+    while waiting:
+        name = waiting.pop()
+        if name not in before:
+            before.add(name)
+            waiting += [other for other in group.producers[name].inputs if other in group.producers]
+    beside = [op for op in group.ops if all(op is not anchor for anchor in anchors)]
+    return tuple(op for op in beside if op.op_type not in pointwise.POINTWISE or not before.isdisjoint(op.outputs))
 
 
 def pointwise_obstacle(group: Group) -> str:
@@ -83,9 +101,3 @@ def pointwise_obstacle(group: Group) -> str:
             if reason := pointwise.supports(op, dtypes, group.types[op.outputs[0]].dtype):
                 return reason
     return ""
-
-
-def literal_ints(group: Group, name: str) -> tuple[int, ...] | None:
-    """A small constant as Python integers."""
-    value = group.literal(name)
-    return None if value is None else tuple(int(v) for v in np.ravel(value))

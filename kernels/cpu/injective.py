@@ -15,9 +15,10 @@ import numpy as np
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import row_major
-from ..group import Group, Op
+from ..group import Group, Op, literal_ints
 from ..template import BuiltKernel, Refusal
-from ..values import literal_ints, pointwise_obstacle, split_anchor
+from ..values import pointwise_obstacle, split_anchor
+from ..views import permutation, slice_places
 from .common import finish, new_builder, pointwise_cost
 from .strided_copy import Axis, Region, copy_regions
 
@@ -104,8 +105,7 @@ def _copy(group: Group, op: Op) -> Regions:
 def _transpose(group: Group, op: Op) -> Regions:
     shape = group.types[op.inputs[0]].shape
     strides = row_strides(shape)
-    order = op.attribute("perm") or tuple(reversed(range(len(shape))))
-    return _whole(group, op, [[Axis(shape[axis], strides[axis])] for axis in order])
+    return _whole(group, op, [[Axis(shape[axis], strides[axis])] for axis in permutation(group, op)])
 
 
 def _expand(group: Group, op: Op) -> Regions:
@@ -124,18 +124,13 @@ def _tile(group: Group, op: Op) -> Regions:
 
 
 def _slice(group: Group, op: Op) -> Regions:
-    shape, out = group.types[op.inputs[0]].shape, group.types[op.outputs[0]].shape
-    strides = row_strides(shape)
-    starts = ints(group, op, 1)
-    axes = ints(group, op, 3, tuple(range(len(starts))))
-    steps = ints(group, op, 4, (1,) * len(starts))
-    loops, base = [Axis(*pair) for pair in zip(out, strides, strict=True)], 0
-    for axis, start, step in zip((axis % len(shape) for axis in axes), starts, steps, strict=True):
-        extent = shape[axis]
-        first = min(max(start + extent if start < 0 else start, 0), extent if step > 0 else extent - 1)
-        base += first * strides[axis]
-        loops[axis] = Axis(out[axis], step * strides[axis])
-    return _whole(group, op, [[axis] for axis in loops], base)
+    out, strides = group.types[op.outputs[0]].shape, row_strides(group.types[op.inputs[0]].shape)
+    places = slice_places(group, op)
+    if places is None:
+        raise _UnknownOperandError("places")
+    base = sum(first * stride for (first, _), stride in zip(places, strides, strict=True))
+    loops = [[Axis(n, step * stride)] for n, (_, step), stride in zip(out, places, strides, strict=True)]
+    return _whole(group, op, loops, base)
 
 
 def _concat(group: Group, op: Op) -> Regions:

@@ -9,10 +9,10 @@ from math import ceil, prod
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..builder import Buffer, Expr, Index, row_major, unravel
+from ..builder import Buffer, Expr, Index, broadcast_index, row_major, unravel
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
-from ..values import GroupValues, broadcast_index, pointwise_obstacle, split_anchor
+from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .common import finish, new_builder
 from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
 

@@ -15,10 +15,10 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from .. import math
-from ..builder import Buffer, Expr, Index, KernelBuilder, row_major
+from ..builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major
 from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
-from ..values import broadcast_index, pointwise_obstacle, split_anchor
+from ..values import pointwise_obstacle, split_anchor
 from .anchored import accumulator_type, follow, merge_sections, nest, parallel_nest
 from .common import finish, new_builder, pointwise_cost
 from .reduction import Fold, add, fold_block

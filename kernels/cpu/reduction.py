@@ -12,9 +12,9 @@ from tvm import tirx
 from ...runtime.target import Target
 from .. import math
 from ..builder import Buffer, Expr, KernelBuilder
-from ..group import Group, Op
+from ..group import Group, Op, literal_ints
 from ..template import BuiltKernel, Refusal
-from ..values import literal_ints, pointwise_obstacle, split_anchor
+from ..values import pointwise_obstacle, split_anchor
 from .anchored import accumulator_type, follow
 from .common import finish, new_builder, pointwise_cost
 from .reduction_loops import Block, Combine, EmitResults, reduce_blocks

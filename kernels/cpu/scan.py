@@ -10,9 +10,8 @@ from tvm import tirx
 from ...runtime.target import Target
 from .. import math
 from ..builder import Expr
-from ..group import Group
+from ..group import Group, literal_ints
 from ..template import BuiltKernel, Refusal
-from ..values import literal_ints
 from .anchored import accumulator_type
 from .common import finish, new_builder
 from .reduction_loops import block_slots
