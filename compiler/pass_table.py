@@ -12,6 +12,7 @@ PASSES: dict[str, str] = {
     "decompose": "prefuse.passes.decompose:Decompose",
     "bound-shapes": "prefuse.passes.bound_shapes:BoundShapes",
     "unroll-loops": "prefuse.passes.unroll_loops:UnrollLoops",
+    "fuse-attention": "prefuse.passes.fuse_attention:FuseAttention",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
     "order-nodes": "prefuse.passes.order_nodes:OrderNodes",
