@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +15,14 @@ from ..runtime.errors import UnsupportedModelError
 from ..runtime.plan import Role
 from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
+from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import inline_function, is_fused
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import group_of
-from .lowering.planning import LoweredGroup, PlanDraft, draft_plan, is_view
+from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan
 from .lowering.program import build_library
 from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .pass_table import DEFAULT_PIPELINE, PASSES
@@ -59,8 +60,10 @@ def compile_model(
 
     run_pipeline(model, passes, context, on_pass=passed)
     tell("choosing kernels", 0.2)
-    lowered = lower_groups(model, target)
-    draft = draft_plan(model, lowered, target)
+    lowered, aliases = lower_groups(model, target)
+    for rejection in aliases.rejections:
+        context.reject("alias", rejection)
+    draft = draft_plan(model, lowered, target, aliases)
     plan = run_plan_pipeline(draft.plan, passes, context)
     tell("generating code", 0.4)
     functions = {item.symbol: item.kernel.function for item in lowered}
@@ -71,40 +74,65 @@ def compile_model(
     tell("done", 1.0)
 
 
-def lower_groups(model: ir.Model, target: Target) -> list[LoweredGroup]:
-    """A kernel for each node that computes something, in the graph's order; equal groups share one.
+def lower_groups(model: ir.Model, target: Target) -> tuple[list[LoweredGroup], Aliases]:
+    """A kernel for each node that computes something, in the graph's order, and where values lie that need none.
 
-    Views and empty tensors need none.
+    Equal groups share a kernel. Empty tensors need none. A fused group that no template takes is taken apart, and its operators
+    are lowered one by one; so what can do without a kernel is known when all others have theirs.
 
-    A fused group that no template takes is taken apart, and its operators are lowered one by one.
+    Raises:
+        UnsupportedModelError: operators that no template takes; all of them at once.
     """
-    kernels: dict[str, tuple[str, BuiltKernel, dict[int, str]] | str] = {}
-    lowered: list[LoweredGroup] = []
-    obstacles: list[str] = []
-    pending = [node for node in reversed(list(model.graph)) if not _is_trivial(model, node)]
-    while pending:
-        node = pending.pop()
+    lowering = _Lowering(model, target)
+    lowering.lower(model.graph)
+    aliases = aliases_of(model)
+    for node in model.graph:
+        if may_be_alias(node) and node not in aliases.free and not _is_trivial(model, node):
+            lowering.lower_node(node)
+    if lowering.obstacles:
+        what = f"{len(lowering.obstacles)} operators cannot be compiled: " + "; ".join(dict.fromkeys(lowering.obstacles))
+        raise UnsupportedModelError("model", what, "replace them, or add a template (docs/architecture.md says how)")
+    return [lowering.groups[node] for node in model.graph if node in lowering.groups], aliases
+
+
+class _Lowering:
+    """The kernels found so far, by the structure of their groups, and the groups that they compute, by node."""
+
+    def __init__(self, model: ir.Model, target: Target) -> None:
+        self.model = model
+        self.target = target
+        self.kernels: dict[str, tuple[str, BuiltKernel, dict[int, str]] | str] = {}
+        self.groups: dict[ir.Node, LoweredGroup] = {}
+        self.obstacles: list[str] = []
+
+    def lower(self, nodes: Iterable[ir.Node]) -> None:
+        """Lower what certainly needs a kernel, and of groups taken apart likewise."""
+        pending = list(reversed(list(nodes)))
+        while pending:
+            node = pending.pop()
+            if not may_be_alias(node) and not _is_trivial(self.model, node):
+                pending.extend(reversed(self.lower_node(node)))
+
+    def lower_node(self, node: ir.Node) -> tuple[ir.Node, ...]:
+        """Find the kernel of a node, or else the nodes that it becomes."""
         try:
-            group = group_of(model, node)
+            group = group_of(self.model, node)
         except UnsupportedModelError as refusal:  # of its shapes
-            obstacles.append(f"{node.op_type} at {refusal.where} ({refusal.what})")
-            continue
+            self.obstacles.append(f"{node.op_type} at {refusal.where} ({refusal.what})")
+            return ()
         key = group.key()
-        if key not in kernels:
-            kernels[key] = _build(model, node, group, target, len(kernels))
-        found, bounded = kernels[key], bounded_of(model, node)
+        if key not in self.kernels:
+            self.kernels[key] = _build(self.model, node, group, self.target, len(self.kernels))
+        found, bounded = self.kernels[key], bounded_of(self.model, node)
         if not isinstance(found, str):
             symbol, kernel, numbers = found
-            lowered.append(LoweredGroup(node, group, _bind(kernel, numbers, group), symbol))
+            self.groups[node] = LoweredGroup(node, group, _bind(kernel, numbers, group), symbol)
         elif is_fused(node) and bounded is None:
-            pending.extend(reversed([part for part in inline_function(model, node) if not _is_trivial(model, part)]))
+            return inline_function(self.model, node)
         else:
             operator = node if bounded is None else bounded.operator
-            obstacles.append(f"{operator.op_type} at {source_of(node)} ({found})")
-    if obstacles:
-        what = f"{len(obstacles)} operators cannot be compiled: " + "; ".join(dict.fromkeys(obstacles))
-        raise UnsupportedModelError("model", what, "replace them, or add a template (docs/architecture.md says how)")
-    return lowered
+            self.obstacles.append(f"{operator.op_type} at {source_of(node)} ({found})")
+        return ()
 
 
 def _is_trivial(model: ir.Model, node: ir.Node) -> bool:

@@ -42,7 +42,7 @@ def check_plan(plan: Plan) -> tuple[Fault, ...]:
     if faults:
         return tuple(faults)
     schedule = _Schedule(plan)
-    checks = (_check_overlap_in_steps, _check_coverage, _check_races, _check_sharing)
+    checks = (_check_overlap_in_steps, _check_single_writes, _check_coverage, _check_races, _check_sharing)
     return tuple(fault for check in checks for fault in check(schedule))
 
 
@@ -307,6 +307,17 @@ def _check_overlap_in_steps(schedule: _Schedule) -> Iterator[Fault]:
             for place, read in enumerate(reads):
                 if _meet(read, write) and not (read == write and (number, place) in pairs):
                     yield Fault(f"step {index}", f"its write {number} and read {place} share bytes of {write.buffer}")
+
+
+def _check_single_writes(schedule: _Schedule) -> Iterator[Fault]:
+    """No step overwrites a byte of a buffer that another step has written there: parts of a buffer are of different values."""
+    for name, uses in schedule.uses.items():
+        writes = sorted((use for use in uses if use.is_write and use.region.size_bytes), key=lambda use: use.region.offset)
+        for first, second in pairwise(writes):
+            if first.step != second.step and _meet(first.region, second.region):
+                steps = sorted((first.step, second.step))
+                what = f"it overwrites byte {second.region.offset} of {name}, which is of step {steps[0]}"
+                yield Fault(f"step {steps[1]}", what)
 
 
 def _check_sharing(schedule: _Schedule) -> Iterator[Fault]:

@@ -181,6 +181,27 @@ def _merge(b: Builder) -> ir.Value | None:
     return b.add("Concat", [value, active, *([active] if b.draw(st.booleans()) else [])], axis=b.axis(value))
 
 
+def _pieces(b: Builder) -> ir.Value | None:
+    """Parts of a vector and what is computed of them, joined and joined again, in whatever order, one perhaps twice."""
+    value = b.value(min_rank=1)
+    size = 0 if value is None else int(np.prod(shape_of(value)))
+    if value is None or not 2 <= size <= _MAX_ELEMENTS // 8:
+        return None
+    flat = b.add("Reshape", [value, b.ints(-1)])
+    cut = b.draw(st.integers(1, size - 1))
+    pool = [flat, b.add("Tanh", [flat]), b.add("Slice", [flat, b.ints(cut), b.ints(size), b.ints(0)])]
+    pool.append(b.add("Gather", [pool[1], b.ints(cut - 1, cut)], axis=0))
+    pool.append(b.add("Neg", [pool[2]]))
+    pool.append(b.add("Unsqueeze", [b.add("Gather", [flat, b.constant(np.array(-1, np.int64))], axis=0), b.ints(0)]))
+    for _ in range(b.draw(st.integers(1, 4))):
+        parts = b.draw(st.lists(st.sampled_from(pool), min_size=1, max_size=3))
+        if sum(np.prod(shape_of(part)) for part in parts) <= _MAX_ELEMENTS:
+            pool.append(b.add(b.draw(st.sampled_from(["Sin", "Identity"])), [b.add("Concat", parts, axis=0)]))
+            if b.draw(st.booleans()):
+                pool.append(b.add("Abs", [b.draw(st.sampled_from(pool))]))
+    return pool[-1]
+
+
 def _residual(b: Builder) -> ir.Value | None:
     """A value read again behind a view of it."""
     value = b.value(min_rank=1)
@@ -194,7 +215,7 @@ def _residual(b: Builder) -> ir.Value | None:
 _EXTRA: tuple[Move, ...] = (
     _batched_matmul, _vector_matmul, _windowed_convolution, _windowed_convolution, _windowed_pool, _reduce_axes, _reduce_axes,
     _layer_norm, _softmax_with_mask, _gather_rows, _compare, _integers, _shape_arithmetic, _depth_to_space, _gather_elements,
-    _triangle, _merge, _residual, _residual,
+    _triangle, _merge, _residual, _residual, _pieces, _pieces,
 )  # fmt: skip
 
 

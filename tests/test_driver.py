@@ -43,6 +43,22 @@ def test_outputs_that_are_inputs_constants_and_each_other() -> None:
         np.testing.assert_array_equal(result, wanted)
 
 
+def test_parts_and_joined_values_cost_no_kernel() -> None:
+    """Split and the index are places in h; both sums are written where c lies, which is the caller's; x is copied beside them."""
+    text = "main (float[2,3] x) => (float[5,3] c) <int64[2] sizes = {1, 1}, int64 last = {-1}, float[3] one = {1.0, 2.0, 3.0}> {"
+    net = compiled(
+        text + "h = Softmax(x) p, q = Split<axis = 0>(h, sizes) g = Gather<axis = 0>(h, last) a = Softmax(p) n = Neg(g)"
+        " m = Mul(n, one) k = Constant<value_ints = [1, 3]>() r = Reshape(m, k) s = Softmax(q) c = Concat<axis = 0>(a, r, x, s) }"
+    )
+    x = np.array([[0.5, -1, 2], [3, 0, 1]], np.float32)
+    h = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    a, s = (np.exp(row) / np.exp(row).sum() for row in h)
+    np.testing.assert_allclose(net(x), np.stack([a, -h[1] * [1, 2, 3], *x, s]), rtol=1e-6)
+    assert [type(step).__name__ for step in net.plan.steps].count("Copy") == 1
+    assert len(net.plan.steps) == 5
+    assert "alias: 24 bytes of %c are copied: %x is an input of the graph" in net.report()
+
+
 def test_an_anchor_reads_constants_of_one_element_from_memory() -> None:
     text = "main (float[2,3,1] x) => (float[2,3,1] y) <float[1] s = {0.5}, float[1] b = {0.25}, float[1] c = {2.0}>"
     net = compiled(text + "{ n = LayerNormalization<axis = 2>(x, s, b) m = Mul(n, c) y = Add(m, x) }")

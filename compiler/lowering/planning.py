@@ -1,4 +1,4 @@
-"""From an ordered graph to a Plan without addresses: one launch a group, and views that share their source's bytes."""
+"""From an ordered graph to a Plan without addresses: one launch a group, and values that share the bytes of others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ...kernels.group import Group
 from ...kernels.template import BuiltKernel, Pack
 from ...runtime.plan import Buffer, Copy, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, Step, TensorType
 from ...runtime.target import Target
+from ..ir.aliases import Aliases, find_aliases, view_root
 from ..ir.bounds import Trim, trim_of
 from ..ir.constants import constant_array
 from ..ir.facts import source_of, tensor_type
 from ..ir.functions import fused_names
-from ..ir.kinds import Kind, kind_of
 from .gpu.device_code import grids_of
 
 ARENA, CONSTANTS, CALLER = "arena", "constants", "caller"
@@ -40,20 +40,23 @@ class PlanDraft:
     constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = field(default_factory=dict)
 
 
-def is_view(node: ir.Node) -> bool:
-    """Whether the node only gives the same bytes another shape."""
-    return kind_of(node) is Kind.VIEW
+def aliases_of(model: ir.Model) -> Aliases:
+    """What of a graph needs no memory of its own; what the caller gets is written where he wants it."""
+    results = [_result(value, _trim_under(model, value)) for value in model.graph.outputs]
+    counts = [trim.count for value in model.graph.outputs if (trim := _trim_under(model, value)) is not None]
+    return find_aliases(model.graph, results + counts)
 
 
-def draft_plan(model: ir.Model, lowered: list[LoweredGroup], target: Target) -> PlanDraft:
-    """The Plan of a graph in the order of its nodes, all on one stream. Nodes that are views become aliases."""
-    return _Drafting(model, target).draft(lowered)
+def draft_plan(model: ir.Model, lowered: list[LoweredGroup], target: Target, aliases: Aliases) -> PlanDraft:
+    """The Plan of a graph in the order of its nodes, all on one stream."""
+    return _Drafting(model, target, aliases).draft(lowered)
 
 
 class _Drafting:
-    def __init__(self, model: ir.Model, target: Target) -> None:
+    def __init__(self, model: ir.Model, target: Target, aliases: Aliases) -> None:
         self.graph = model.graph
         self.target = target
+        self.aliases = aliases
         self.trims = {value: trim for value in self.graph.outputs if (trim := _trim_under(model, value)) is not None}
         self.buffers: dict[str, Buffer] = {}
         self.constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = {}
@@ -64,7 +67,11 @@ class _Drafting:
         inputs = [self._port(value, Role.INPUT, str(value.name)) for value in self.graph.inputs]
         outputs = [self._output(position, value) for position, value in enumerate(self.graph.outputs)]
         kernels: dict[str, Kernel] = {}
-        for item in lowered:
+        launched = {item.node: item for item in lowered}
+        for node in self.graph:
+            self.steps += [self._copy(value, node, offset) for value, offset in self.aliases.free.get(node, ())]
+            if (item := launched.get(node)) is None:
+                continue
             step = self._launch(item)
             self.steps.append(step)
             moved = sum(region.size_bytes for region in step.reads + step.writes)
@@ -74,7 +81,7 @@ class _Drafting:
             kernels.setdefault(item.symbol, kernel)
         for position, value in enumerate(self.graph.outputs):
             name = _output_buffer(position, value)
-            source = self._region(self._result(value))
+            source = self._region(_result(value, self.trims.get(value)))
             if source.buffer != name:
                 self.steps.append(Copy(source, Region(name, 0, source.size_bytes)))
         spaces = (Space(ARENA), Space(CONSTANTS), Space(CALLER))
@@ -86,16 +93,12 @@ class _Drafting:
         """The values whose kernel can write straight into the caller's output; the first output that wants a value gets it."""
         claimed: dict[ir.Value, str] = {}
         for position, value in enumerate(self.graph.outputs):
-            root = self._result(value)
+            root = view_root(_result(value, self.trims.get(value)))
             if root.producer() is not None and not _is_constant(root):
                 claimed.setdefault(root, _output_buffer(position, value))
         for trim in self.trims.values():
             claimed[trim.count] = f"count:{trim.count.name}"
         return claimed
-
-    def _result(self, output: ir.Value) -> ir.Value:
-        """The value whose bytes an output of the graph is, at their largest where a run decides its size."""
-        return _root(self.trims[output].data if output in self.trims else output)
 
     def _output(self, position: int, value: ir.Value) -> Port:
         trim = self.trims.get(value)
@@ -112,14 +115,24 @@ class _Drafting:
         return Port(str(value.name), kind, buffer)
 
     def _region(self, value: ir.Value) -> Region:
-        """The whole buffer of a value that is no view, made at its first use."""
-        kind = tensor_type(value)
+        """Where a value lies: a buffer made at its first use, or a part of one."""
+        place = self.aliases.place(value)
+        buffer = self._buffer(place.value)
+        return Region(buffer, place.offset_bytes, tensor_type(value).size_bytes)
+
+    def _buffer(self, value: ir.Value) -> str:
+        """The buffer of a value that has memory of its own."""
+        if _is_constant(value):
+            return self._constant_region(value, None).buffer
         name = self.claimed.get(value, str(value.name))
         if name not in self.buffers:
-            if _is_constant(value):
-                return self._constant_region(value, None)
-            self.buffers[name] = Buffer(name, Role.ACTIVATION, kind.size_bytes, ARENA)
-        return Region(name, 0, kind.size_bytes)
+            self.buffers[name] = Buffer(name, Role.ACTIVATION, tensor_type(value).size_bytes, ARENA)
+        return name
+
+    def _copy(self, value: ir.Value, concat: ir.Node, offset_bytes: int) -> Copy:
+        """An operand of a Concat to its place in the result, where its kernel could not write."""
+        source, result = self._region(value), self._region(concat.outputs[0])
+        return Copy(source, Region(result.buffer, result.offset + offset_bytes, source.size_bytes))
 
     def _constant_region(self, value: ir.Value, pack: Pack | None) -> Region:
         source = tensor_type(value)
@@ -134,9 +147,8 @@ class _Drafting:
         values = {str(value.name): value for value in item.node.inputs if value is not None}
         reads = []
         for operand in item.kernel.operands:
-            root = _root(values[operand.name])
-            constant = operand.pack is not None or _is_constant(root)
-            reads.append(self._constant_region(root, operand.pack) if constant else self._region(root))
+            value = values[operand.name]
+            reads.append(self._region(value) if operand.pack is None else self._constant_region(value, operand.pack))
         writes = [self._region(value) for value in item.node.outputs if value.name]
         scratch = []
         if item.kernel.workspace_bytes:
@@ -159,11 +171,9 @@ def _trim_under(model: ir.Model, output: ir.Value) -> Trim | None:
     return None if producer is None else trim_of(model, producer)
 
 
-def _root(value: ir.Value) -> ir.Value:
-    """The value whose bytes a chain of views shows."""
-    while (producer := value.producer()) is not None and is_view(producer) and producer.inputs[0] is not None:
-        value = producer.inputs[0]
-    return value
+def _result(output: ir.Value, trim: Trim | None) -> ir.Value:
+    """The value whose bytes an output of the graph is, at their largest where a run decides its size."""
+    return output if trim is None else trim.data
 
 
 def _is_constant(value: ir.Value) -> bool:

@@ -159,6 +159,54 @@ def test_mutants_are_rejected(name: str) -> None:
     assert any(fault in found for found in faults), faults
 
 
+def joined() -> Plan:
+    """Two values written side by side into c, a Concat in place, then one of them and all of c read.
+
+    0: c[:256] = k(x)      1: c[256:] = copy x      2: y = two(c[256:], c) with scratch s
+    """
+    part, rest, all_of = Region("c", 0, BYTES), Region("c", BYTES, BYTES), Region("c", 0, 2 * BYTES)
+    plan = example()
+    kept = tuple(buffer for buffer in plan.buffers if buffer.name in "xys")
+    return replace(
+        plan,
+        buffers=(*kept, Buffer("c", Role.ACTIVATION, 2 * BYTES, "arena", 0)),
+        steps=(
+            Launch("k", (whole("x"),), (part,)),
+            Copy(whole("x"), rest),
+            Launch("two", (rest, all_of), (whole("y"),), (whole("s"),)),
+        ),
+    )
+
+
+def copied_to(offset: int) -> Plan:
+    return with_step(joined(), 1, Copy(whole("x"), Region("c", offset, BYTES)))
+
+
+def test_parts_of_a_buffer_are_right() -> None:
+    assert check_plan(joined()) == ()
+    assert simulated_faults(joined()) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "fault"),
+    [
+        (copied_to(0), "step 1: it overwrites byte 0 of c, which is of step 0"),
+        (copied_to(64), "step 1: it overwrites byte 64 of c, which is of step 0"),
+        (copied_to(64), "step 2: it reads byte 320 of c, which no step before it has written"),
+        (copied_to(320), "step 1: bytes [320, 576) are not inside c, which has 512"),
+        (with_step(joined(), 1), "step 1: it reads byte 256 of c, which no step before it has written"),
+        (
+            with_launch(joined(), 2, writes=(Region("c", 0, BYTES),)),
+            "step 2: its write 0 and read 1 share bytes of space arena",
+        ),
+        (with_launch(joined(), 0, reads=(Region("c", 128, BYTES),)), "step 0: its write 0 and read 0 share bytes"),
+    ],
+)
+def test_wrong_parts_are_rejected(plan: Plan, fault: str) -> None:
+    faults = [str(found) for found in check_plan(plan)]
+    assert any(fault in found for found in faults), faults
+
+
 def bounded(plan: Plan, *extents: Extent, size_bytes: int = 8, role: Role = Role.OUTPUT) -> Plan:
     """The plan with these extents on its output, and a last step that writes 8 bytes of n."""
     return replace(
