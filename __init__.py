@@ -53,7 +53,8 @@ def compile(
         cache: whether compiled programs are kept on disk: True is $PREFUSE_CACHE or the platform's folder for caches.
         progress: True shows a bar; a function is called with the stage and the fraction done.
         options: `threads` (int), of one call; `pipeline` (str), the passes to run instead of the default ones; `random` (bool),
-            whether the model may draw random numbers, which makes its calls differ: without it, such a model is refused.
+            whether the model may draw random numbers, which makes its calls differ: without it, such a model is refused;
+            `profile` (bool), whether the program shall have the counters that `profile` on the result needs.
 
     Returns:
         A callable: inputs in order or by name, NumPy arrays or torch tensors. An `nn.Module` gives its own output structure,

@@ -34,16 +34,24 @@ class CompileModel(Protocol):
         name: str,
         output: Path,
         progress: Progress | None = None,
+        profile: bool = False,
     ) -> None: ...
 
 
 def drive(
-    model: ir.Model, target: Target, *, pipeline: str | None = None, name: str, output: Path, progress: Progress | None = None
+    model: ir.Model,
+    target: Target,
+    *,
+    pipeline: str | None = None,
+    name: str,
+    output: Path,
+    progress: Progress | None = None,
+    profile: bool = False,
 ) -> None:
     """The real driver, imported at the first compilation: it needs TVM, which takes seconds to import."""
     from .driver import compile_model
 
-    compile_model(model, target, pipeline=pipeline, name=name, output=output, progress=progress)
+    compile_model(model, target, pipeline=pipeline, name=name, output=output, progress=progress, profile=profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,13 @@ class Builder:
             options = self.options
             graph = model().clone()  # the driver changes it, and where the cache fails this is called again
             self.compile_model(
-                graph, options.target, pipeline=options.pipeline, name=self.name, output=output, progress=self.progress
+                graph,
+                options.target,
+                pipeline=options.pipeline,
+                name=self.name,
+                output=output,
+                progress=self.progress,
+                profile=options.profile,
             )
 
         program = build_uncached(write) if self.cache is None else self.cache.load(key, write)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from ..kernels.registry import build_kernel
 from ..kernels.template import BuiltKernel, Refusal
 from ..runtime.errors import UnsupportedModelError
 from ..runtime.plan import Role
+from ..runtime.profile import GroupDescription, describe_groups
 from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
+from .debugging.grouping import lone_groups, members_of
 from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
@@ -22,10 +24,10 @@ from .ir.functions import inline_function, is_fused
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import group_of
-from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan
+from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
 from .lowering.program import build_library
 from .lowering.tvm_importer import TEMPLATE, import_kernel
-from .pass_table import DEFAULT_PIPELINE, PASSES
+from .pass_table import PASSES, named_pipeline
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
 
 _REMARKS = 200  # lines kept of each list of the report
@@ -40,8 +42,11 @@ def compile_model(
     name: str,
     output: Path,
     progress: Progress | None = None,
+    profile: bool = False,
 ) -> None:
     """Compile a model whose shapes are all static, changing it, and write the program file `output`.
+
+    With `profile` the program has counters and describes its groups.
 
     Raises:
         OptionError: the pipeline names an unknown pass or option.
@@ -49,7 +54,7 @@ def compile_model(
         PassError: a pass broke the model: a bug of prefuse.
     """
     tell = progress or (lambda text, fraction: None)
-    passes = parse_pipeline(pipeline or DEFAULT_PIPELINE, PASSES)
+    passes = parse_pipeline(named_pipeline(pipeline), PASSES)
     context = Context(target)
     tell("inferring shapes", 0.0)
     infer_facts(model)
@@ -67,10 +72,14 @@ def compile_model(
     plan = run_plan_pipeline(draft.plan, passes, context)
     tell("generating code", 0.4)
     functions = {item.symbol: item.kernel.function for item in lowered}
-    library = build_library(plan, functions, target)
+    library = build_library(plan, functions, target, profile=profile)
     tell("writing the program", 0.9)
     sources = _constant_sources(draft, {b.name: b.offset for b in plan.buffers if b.role is Role.CONSTANT})
-    write_program(output, plan, library, sources, {"name": name, "report": _report(lowered, context)})
+    alone = lone_groups(model, lowered, context.remarks)
+    manifest = {"name": name, "report": _report(lowered, context, alone)}
+    if profile:
+        manifest["groups"] = describe_groups({launch_label(item): _description(item, alone) for item in lowered})
+    write_program(output, plan, library, sources, manifest)
     tell("done", 1.0)
 
 
@@ -173,8 +182,13 @@ def _constant_sources(draft: PlanDraft, offsets: dict[str, int | None]) -> list[
     return sources
 
 
-def _report(lowered: list[LoweredGroup], context: Context) -> dict[str, object]:
-    """What `CompiledModel.report` shows beyond the Plan: where the program is slow, and what the passes refused, with reasons."""
+def _description(item: LoweredGroup, alone: Mapping[str, tuple[str, ...]]) -> GroupDescription:
+    names = members_of(item.node)
+    return GroupDescription(names, source_of(item.node), item.kernel.refused, alone.get(str(item.node.name), ()))
+
+
+def _report(lowered: list[LoweredGroup], context: Context, alone: Mapping[str, tuple[str, ...]]) -> dict[str, object]:
+    """What `CompiledModel.report` shows beyond the Plan: where the program is slow, what stayed alone, and what was refused."""
     reasons = {
         **{item.symbol: f"{TEMPLATE}{_reasons(item.kernel.refused)}" for item in lowered if item.kernel.template == TEMPLATE},
         **{item.symbol: few for item in lowered if (few := few_threads(item.kernel))},
@@ -182,7 +196,13 @@ def _report(lowered: list[LoweredGroup], context: Context) -> dict[str, object]:
     slow = [
         f"{item.node.op_type} at {source_of(item.node)}: {reasons[item.symbol]}" for item in lowered if item.symbol in reasons
     ]
-    return {"slow_paths": slow or "none", "remarks": [str(remark) for remark in context.remarks[:_REMARKS]]}
+    lone = [
+        f"{item.node.op_type} at {source_of(item.node)}: {'; '.join(why)}"
+        for item in lowered
+        if (why := alone.get(str(item.node.name)))
+    ]
+    remarks = list(dict.fromkeys(map(str, context.remarks)))
+    return {"slow_paths": slow or "none", "groups_of_one_node": lone[:_REMARKS], "remarks": remarks[:_REMARKS]}
 
 
 def _reasons(refused: tuple[tuple[str, str], ...]) -> str:

@@ -10,24 +10,25 @@ from ..runtime.errors import OptionError
 from ..runtime.target import Target
 
 PRECISIONS = ("float32",)
-EXTRA_OPTIONS = ("pipeline", "random", "threads")
+EXTRA_OPTIONS = ("pipeline", "profile", "random", "threads")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Everything beside the model that decides the compiled program. `pipeline` None is the default pipeline.
 
-    `random` says that the model may draw random numbers.
+    `random` says that the model may draw random numbers, `profile` that the program shall have counters.
     """
 
     target: Target
     precision: str = "float32"
     pipeline: str | None = None
     random: bool = False
+    profile: bool = False
 
     def __str__(self) -> str:
-        random = " random" if self.random else ""
-        return f"target={self.target} precision={self.precision} pipeline={self.pipeline or 'default'}{random}"
+        flags = " random" * self.random + " profile" * self.profile
+        return f"target={self.target} precision={self.precision} pipeline={self.pipeline or 'default'}{flags}"
 
 
 def parse_options(target: str, precision: str, extra: Mapping[str, object]) -> Options:
@@ -46,12 +47,23 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object]) -> O
     threads, pipeline = extra.get("threads"), extra.get("pipeline")
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)):
         raise OptionError("threads", f"{threads!r} is not a whole number", "give the number of threads of one call")
-    random = extra.get("random", False)
-    if not isinstance(random, bool):
-        raise OptionError("random", f"{random!r} is neither True nor False", "say whether the model may draw random numbers")
+    random = _flag(extra, "random", "say whether the model may draw random numbers")
+    profile = _flag(extra, "profile", "say whether the program shall have counters")
     if pipeline is not None:
         pipeline = _check_pipeline(pipeline)
-    return Options(Target.parse(target, threads), precision, pipeline, random)
+    parsed = Target.parse(target, threads)
+    if profile and parsed.is_gpu:
+        raise OptionError(
+            "profile", f"programs for {parsed} have no counters", "leave it out, and time them with the GPU's tools"
+        )
+    return Options(parsed, precision, pipeline, random, profile)
+
+
+def _flag(extra: Mapping[str, object], name: str, fix: str) -> bool:
+    value = extra.get(name, False)
+    if not isinstance(value, bool):
+        raise OptionError(name, f"{value!r} is neither True nor False", fix)
+    return value
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -66,9 +78,9 @@ _ARGUMENTS = ("args", "kwargs", "target", "precision", "name", "cache", "progres
 
 def _check_pipeline(pipeline: object) -> str:
     """The canonical text of a pipeline."""
-    from .pass_table import PASSES
+    from .pass_table import PASSES, named_pipeline
     from .pipeline import format_pipeline, parse_pipeline
 
     if not isinstance(pipeline, str):
         raise OptionError("pipeline", f"{pipeline!r} is not a string", 'write it as "canonicalize,fuse-epilogue{max-ops=4}"')
-    return format_pipeline(parse_pipeline(pipeline, PASSES))
+    return format_pipeline(parse_pipeline(named_pipeline(pipeline), PASSES))

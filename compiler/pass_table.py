@@ -5,6 +5,8 @@ Strings, so that naming a pass imports nothing.
 
 from __future__ import annotations
 
+import re
+
 PASSES: dict[str, str] = {
     "canonicalize": "prefuse.passes.canonicalize:Canonicalize",
     "eliminate-dead": "prefuse.passes.eliminate_dead:EliminateDead",
@@ -26,3 +28,20 @@ DEFAULT_PIPELINE = (
 
 # What resolves shapes and control flow as far as can be before a run, where a model has any that is not plain.
 STRUCTURE_PIPELINE = "canonicalize,unroll-loops,eliminate-dead,decompose,canonicalize,eliminate-dead"
+
+# Passes of these names put several nodes into one or move work between them; what they leave out still compiles.
+_FUSION_PREFIXES = ("fuse-", "merge-", "fold-", "concat-", "choose-")
+_NOT_FUSION = ("merge-equal",)
+_ITEM = re.compile(r"[^,{}]+(?:\{[^}]*\})?")  # a pass with its options
+
+
+def without_fusion(pipeline: str) -> str:
+    """A pipeline without its fusing passes, so that each operator is a group of its own."""
+    items = _ITEM.findall(pipeline)
+    return ",".join(item for item in items if item.startswith(_NOT_FUSION) or not item.startswith(_FUSION_PREFIXES))
+
+
+def named_pipeline(text: str | None) -> str:
+    """The pipeline that a text means: itself, or what "default" (and None) and "no-fusion" (or "none") stand for."""
+    no_fusion = without_fusion(DEFAULT_PIPELINE)
+    return {"default": DEFAULT_PIPELINE, "no-fusion": no_fusion, "none": no_fusion}.get(text or "default", text or "")

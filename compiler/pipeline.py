@@ -26,6 +26,7 @@ from ..runtime.errors import CompileError, OptionError
 from ..runtime.plan import Plan
 from ..runtime.plan_checker import check_plan
 from ..runtime.target import Target
+from .ir.functions import fused_names, is_fused
 from .ir.printer import print_model
 from .ir.rewriter import Rejection
 from .ir.verifier import verify_model
@@ -36,11 +37,14 @@ OptionValue = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What a pass has to say of some nodes, which it names (nodes may be gone by the time somebody reads this)."""
+    """What a pass has to say of some nodes, which it names (nodes may be gone by the time somebody reads this).
+
+    `nodes` has the names of each: its own, then those of the nodes fused into it.
+    """
 
     pass_name: str
     message: str
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[tuple[str, ...], ...] = ()
     kind: Literal["remark", "rejection"] = "remark"
 
     def __str__(self) -> str:
@@ -57,15 +61,16 @@ class Context:
 
     def remark(self, pass_name: str, message: str, nodes: Iterable[ir.Node] = ()) -> None:
         """Record something worth knowing that a pass did or saw."""
-        self.remarks.append(Remark(pass_name, message, _names(nodes)))
+        self.remarks.append(Remark(pass_name, message, tuple(map(_names, nodes))))
 
     def reject(self, pass_name: str, rejection: Rejection) -> None:
         """Record why a rewrite was refused, for `prefuse why-not`."""
-        self.remarks.append(Remark(pass_name, rejection.reason, _names(rejection.nodes), "rejection"))
+        self.remarks.append(Remark(pass_name, rejection.reason, tuple(map(_names, rejection.nodes)), "rejection"))
 
 
-def _names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
-    return tuple(node.name or node.op_type for node in nodes)
+def _names(node: ir.Node) -> tuple[str, ...]:
+    members = fused_names(node) if is_fused(node) else ()
+    return tuple(dict.fromkeys((node.name or node.op_type, *members)))
 
 
 @dataclass(frozen=True)

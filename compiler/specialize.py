@@ -14,6 +14,7 @@ from typing import Protocol
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel, Context
 from ..runtime.plan import Plan, Port
+from ..runtime.profile import Profile
 from ..runtime.staged import StagedModel, StagedPort
 from .frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflatten
 
@@ -95,6 +96,11 @@ class SpecializedModel:
     def specialize(self, *inputs: object, **named: object) -> CompiledModel | StagedModel:
         """The program for inputs like these, as a model of its own: it takes and returns their tensors in a row."""
         return self._find(inputs, named)[0].model
+
+    def profile(self, *inputs: object, runs: int = 20, **named: object) -> Profile:
+        """The times of each step in `runs` calls with these inputs. Raises as `CompiledModel.profile`, and CompileError."""
+        found, tensors = self._find(inputs, named)
+        return found.model.profile(*tensors, runs=runs)
 
     def context(self) -> SpecializedContext:
         """A caller of its own, with arenas that no other call uses."""

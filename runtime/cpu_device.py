@@ -12,11 +12,13 @@ from pathlib import Path
 
 from . import native
 from .device import Arena
-from .errors import ArenaMemoryError, CompileError, ProgramFileError
+from .errors import ArenaMemoryError, CompileError, OptionError, ProgramFileError
 from .program_file import Program
 from .target import Target
 
 MAIN = "prefuse_main"  # takes int64 addresses: arena, constants, the plan's parameters
+PROFILE = "prefuse_profile"  # the same and the address of the stamps; only in programs that are compiled to be profiled
+STAMP_BYTES = 16  # struct timespec: seconds and nanoseconds, an int64 each
 _INT = 1  # tag of an integer argument
 _HUGE_PAGE_BYTES = 2 << 20
 _SHARE_ALL_CORES = -3  # TVM's affinity mode that pins no thread to a core of its own
@@ -38,9 +40,9 @@ class CpuArena:
 
 
 class CpuInvocation:
-    """The argument block of one caller."""
+    """The argument block of one caller of one native function."""
 
-    def __init__(self, executable: CpuExecutable, arena: Arena, arguments: int) -> None:
+    def __init__(self, executable: CpuExecutable, function: native.Function, arena: Arena, arguments: int) -> None:
         self._executable = executable
         self._arena = arena
         self._block = (ctypes.c_int64 * (2 * arguments))(*(_INT, 0) * arguments)  # TVMFFIAny[arguments]
@@ -48,7 +50,8 @@ class CpuInvocation:
         self._threads = executable.threads
         self._result = native.Any()
         self._call = native.tvm_ffi().TVMFFIFunctionCall
-        self._arguments = (executable.main.handle, ctypes.addressof(self._block), arguments, ctypes.addressof(self._result))
+        self._function = function
+        self._arguments = (function.handle, ctypes.addressof(self._block), arguments, ctypes.addressof(self._result))
 
     def __call__(self, *addresses: int) -> None:
         if _pool.threads != self._threads:
@@ -73,7 +76,14 @@ class CpuExecutable:
             raise ProgramFileError("library.so", str(error), "compile the model again") from error
 
     def bind(self, arena: Arena) -> CpuInvocation:
-        return CpuInvocation(self, arena, self._arguments)
+        return CpuInvocation(self, self.main, arena, self._arguments)
+
+    def bind_profile(self, arena: Arena) -> CpuInvocation:
+        try:
+            function = native.library_function(self._library, PROFILE)
+        except native.NativeError as error:
+            raise OptionError("profile", "the program has no counters", "compile the model with profile=True") from error
+        return CpuInvocation(self, function, arena, self._arguments + 1)
 
 
 class CpuDevice:

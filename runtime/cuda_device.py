@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from .cuda_driver import OUT_OF_MEMORY, WRONG_BINARY, Driver, DriverError, Handle, driver
 from .device import Arena
-from .errors import ArenaMemoryError, DeviceError, ProgramFileError
+from .errors import ArenaMemoryError, DeviceError, OptionError, ProgramFileError
 from .plan import Copy, Kernel, Launch, Plan, Region, Role
 from .program_file import Program
 
@@ -159,6 +159,9 @@ class CudaExecutable:
         with self.running():
             return CudaInvocation(self, arena)
 
+    def bind_profile(self, arena: Arena) -> NoReturn:
+        raise OptionError("profile", "programs for GPUs have no counters", "time them with NVIDIA's tools: nsys profile")
+
     def running(self) -> _Running:
         return _Running(self.gpu)
 
@@ -243,6 +246,9 @@ class NoDevice:
         raise DeviceError(self._kind, "prefuse compiles for this device and cannot run programs on it yet", "")
 
     def bind(self, arena: Arena) -> NoReturn:
+        self.allocate(0)
+
+    def bind_profile(self, arena: Arena) -> NoReturn:
         self.allocate(0)
 
 

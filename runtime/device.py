@@ -26,6 +26,13 @@ class Executable(Protocol):
 
     def bind(self, arena: Arena) -> Invocation: ...
 
+    def bind_profile(self, arena: Arena) -> Invocation:
+        """As `bind`; calls take one address more, where the clock is stored before the first step and after each one.
+
+        Raises:
+            OptionError: the program has no counters.
+        """
+
 
 class Device(Protocol):
     """A place that runs programs. `torch_devices` names, as torch does, where tensors may lie that are given to them."""

@@ -16,8 +16,9 @@ import numpy as np
 from .cpu_device import CpuDevice
 from .cuda_device import CudaDevice, NoDevice
 from .device import Arena, Device, Executable, Invocation
-from .errors import InputError, ProgramFileError
+from .errors import InputError, OptionError, ProgramFileError
 from .plan import Plan, Port, Role
+from .profile import Profile, Recorder, descriptions_of
 from .program_file import Program, read_program, save_program
 from .report import render_report
 from .target import Target
@@ -105,6 +106,22 @@ class CompiledModel:
         """What was fused, which kernels run, how much memory they take, and where the slow paths are."""
         return render_report(self._program)
 
+    def profile(self, *inputs: object, runs: int = 20, **named: object) -> Profile:
+        """The times of each step in `runs` calls, after one that does not count.
+
+        Raises:
+            OptionError: the program has no counters: it was not compiled with profile=True, or is for a GPU.
+            InputError: the inputs are not those of the model.
+        """
+        if runs < 1:
+            raise OptionError("runs", f"{runs} calls", "give a number from 1 on")
+        recorder = Recorder(self._executable, runs + 1, len(self.plan.steps))
+        context = Context(self._device, recorder, self._signature, self._arena_bytes)
+        for _ in range(runs + 1):
+            context(*inputs, **named)
+        name = str(self._program.manifest.get("name", "model"))
+        return Profile(name, self.plan, descriptions_of(self._program), recorder.stamps_ns()[1:])
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a `.prefuse` file, whole or not at all.
 
@@ -117,7 +134,7 @@ class CompiledModel:
 class Context:
     """One caller of a compiled model: an arena, kept from call to call. One thread at a time may call it."""
 
-    def __init__(self, device: Device, executable: Executable, signature: _Signature, size_bytes: int) -> None:
+    def __init__(self, device: Device, executable: Executable | Recorder, signature: _Signature, size_bytes: int) -> None:
         self._device = device
         self._executable = executable
         self._signature = signature

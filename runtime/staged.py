@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import NoReturn
 
 from .errors import OptionError
 from .executor import in_order
@@ -69,6 +70,10 @@ class StagedModel:
         """No single plan describes the model: raises OptionError."""
         why = "the model runs in stages, whose shapes or number depend on the data of the run"
         raise OptionError("plan", why, "see report(): it lists the stages")
+
+    def profile(self, *inputs: object, runs: int = 20, **named: object) -> NoReturn:
+        """No single program has the counters: raises OptionError."""
+        raise OptionError("profile", "the model runs in stages, in several programs", "profile a model of static shapes")
 
     @property
     def inputs(self) -> tuple[StagedPort, ...]:

@@ -46,10 +46,17 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
     graphs: list[ir.Model] = []
 
     def driver(
-        model: ir.Model, target: Target, *, pipeline: str | None = None, name: str, output: Path, progress: Progress | None = None
+        model: ir.Model,
+        target: Target,
+        *,
+        pipeline: str | None = None,
+        name: str,
+        output: Path,
+        progress: Progress | None = None,
+        profile: bool = False,
     ) -> None:
         graphs.append(model.clone())
-        drive(model, target, pipeline=pipeline, name=name, output=output, progress=progress)
+        drive(model, target, pipeline=pipeline, name=name, output=output, progress=progress, profile=profile)
 
     specialized = compile_model(module, inputs, cache=False, options={}, driver=driver)
     assert isinstance(specialized, SpecializedModel)

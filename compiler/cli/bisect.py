@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ...runtime.errors import CompileError
 from ...runtime.target import Target
 from ..oracle import BisectResult, Engine, bisect_pipeline, random_inputs, relative_error, run_model
-from ..pass_table import DEFAULT_PIPELINE, PASSES
+from ..pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
 from ..pipeline import Context, Pass, PassError, format_pipeline, parse_pipeline
 from .common import (
     JSON,
@@ -60,7 +60,7 @@ def command(
     graph = concrete_model(model, shapes)
     names = [str(value.name) for value in graph.graph.inputs]
     inputs = read_inputs(inputs_path, names) if inputs_path else random_inputs(graph, seed)
-    passes = [one for one in parse_pipeline(pipeline, PASSES) if isinstance(one, Pass)]
+    passes = [one for one in parse_pipeline(named_pipeline(pipeline), PASSES) if isinstance(one, Pass)]
     found = bisect_pipeline(graph, passes, Context(Target.parse(target)), inputs, tolerance, engine)
     if found.pass_name is None:
         found = _try_program(graph, inputs, engine, tolerance, target, pipeline)

@@ -13,7 +13,7 @@ from ...runtime.errors import OptionError
 from ...runtime.target import Target
 from ..frontend.importer import import_model
 from ..ir.printer import print_model
-from ..pass_table import DEFAULT_PIPELINE, PASSES
+from ..pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
 from ..pipeline import Context, Pass, PassRecord, format_pipeline, parse_pipeline, run_pipeline
 from .common import JSON, MODEL, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, table
 
@@ -51,7 +51,7 @@ def command(
         check_output(output)
         if output.suffix not in (".onnx", ".txt"):
             raise OptionError("--output", f"unknown form {output.suffix!r}", "write .onnx or .txt")
-    passes = [one for one in parse_pipeline(pipeline, PASSES) if isinstance(one, Pass)]
+    passes = [one for one in parse_pipeline(named_pipeline(pipeline), PASSES) if isinstance(one, Pass)]
     context = Context(Target.parse(target))
     graph = concrete_model(model, shapes) if shapes else import_model(model)
     records = run_pipeline(graph, passes, context, start=_place(start), stop=_place(stop), keep_texts=print_changed)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ...runtime.errors import CompileError, InvalidModelError, OptionError
 from ..ir.facts import infer_facts
+from ..ir.names import name_nodes
 from ..ir.validity import check_nodes
 from ..ir.verifier import verify_model
 from .normalize import normalize
@@ -56,6 +57,7 @@ def prepare_graph(model: ir.Model, where: str) -> ir.Model:
         verify_model(model)
         infer_facts(model)
         check_nodes(model)
+        name_nodes(model)
     except CompileError:
         raise
     except Exception as error:  # VerificationError, and whatever onnx and onnx_ir meet in a broken model

@@ -59,3 +59,26 @@ def _value_names(graph: ir.Graph) -> Iterator[str]:
         yield from (str(output.name) for output in node.outputs)
         for subgraph in subgraphs_of(node):
             yield from _value_names(subgraph)
+
+
+def operator_name(node: ir.Node) -> str:
+    """The operator as people write it: "MatMul", "prefuse.matmul_add"."""
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def name_nodes(model: ir.Model) -> None:
+    """Give each node a name that no other has: its own if it is the first with it, else one after its first output."""
+    nodes = list(model.graph.all_nodes())
+    first: dict[str, ir.Node] = {}
+    for node in nodes:
+        first.setdefault(node.name or "", node)
+    for node in nodes:
+        if node.name and first[node.name] is node:
+            continue
+        hint = next((value.name for value in node.outputs if value.name), node.op_type)
+        name, count = hint, 0
+        while name in first:
+            count += 1
+            name = f"{hint}_{count}"
+        node.name = name
+        first[name] = node

@@ -86,6 +86,8 @@ def copy_source(origins: Sequence[ir.Node], node: ir.Node) -> None:
     if len(origins) == 1:
         for key, value in origins[0].metadata_props.items():
             node.metadata_props.setdefault(key, value)
+        if not node.name and source_of(origins[0]) == origins[0].name:  # which is all that says where it comes from
+            node.metadata_props.setdefault(SOURCE_KEY, source_of(origins[0]))
     else:
         node.metadata_props[SOURCE_KEY] = ", ".join(dict.fromkeys(source_of(origin) for origin in origins))
 

@@ -47,6 +47,13 @@ def aliases_of(model: ir.Model) -> Aliases:
     return find_aliases(model.graph, results + counts)
 
 
+def launch_label(item: LoweredGroup) -> str:
+    """What reports and profiles call the launch of a group: its nodes, and where they come from."""
+    names = fused_names(item.node) or (item.node.name or item.group.label,)
+    source = source_of(item.node)
+    return "+".join(names) + ("" if source == ", ".join(names) else f" at {source}")
+
+
 def draft_plan(model: ir.Model, lowered: list[LoweredGroup], target: Target, aliases: Aliases) -> PlanDraft:
     """The Plan of a graph in the order of its nodes, all on one stream."""
     return _Drafting(model, target, aliases).draft(lowered)
@@ -160,8 +167,7 @@ class _Drafting:
             for out, read in item.kernel.inplace
             if all(r.buffer != reads[read].buffer for position, r in enumerate(reads) if position != read)
         )
-        label = f"{'+'.join(fused_names(item.node)) or item.node.name or item.group.label} at {source_of(item.node)}"
-        return Launch(item.symbol, tuple(reads), tuple(writes), tuple(scratch), inplace, label=label)
+        return Launch(item.symbol, tuple(reads), tuple(writes), tuple(scratch), inplace, label=launch_label(item))
 
 
 def _trim_under(model: ir.Model, output: ir.Value) -> Trim | None:

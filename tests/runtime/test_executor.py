@@ -39,6 +39,8 @@ class FakeExecutable:
     def bind(self, arena: object) -> FakeExecutable:
         return self
 
+    bind_profile = bind
+
     def __call__(self, *addresses: int) -> None:
         self.calls.append(addresses)
         self.call(*addresses)

@@ -229,7 +229,7 @@ def test_it_runs_where_no_compiler_is(nested: StagedModel, nested_file: Path) ->
         ),
         (
             "main (string[N] a, string[N] b) => (string[N] y) { y = StringConcat(a, b) }",
-            "StringConcat at StringConcat is computed",
+            "StringConcat at y is computed",
         ),
     ],
 )

@@ -1,0 +1,96 @@
+"""Why groups are what they are: what was refused, and where nothing was, what stands beside them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import onnx_ir as ir
+
+from ..ir.aliases import is_view
+from ..ir.functions import body_of, fused_names, is_fused
+from ..ir.kinds import kind_of
+from ..ir.names import operator_name
+from ..ir.scopes import read_values
+from ..lowering.planning import LoweredGroup
+from ..pipeline import Remark
+
+
+class Rejections:
+    """The rejections of a compilation, by the nodes that they name."""
+
+    def __init__(self, remarks: Iterable[Remark]) -> None:
+        self._by_name: dict[str, list[Remark]] = defaultdict(list)
+        for remark in remarks:
+            if remark.kind == "rejection":
+                for name in dict.fromkeys(name for names in remark.nodes for name in names):
+                    self._by_name[name].append(remark)
+
+    def naming(self, names: Iterable[str]) -> tuple[Remark, ...]:
+        """Those that name any of these nodes, each once."""
+        return tuple(dict.fromkeys(remark for name in names for remark in self._by_name.get(name, ())))
+
+    def between(self, first: Iterable[str], second: Iterable[str]) -> tuple[Remark, ...]:
+        """Those that name one of `first`, and as another node one of `second`."""
+        some, others = frozenset(first), frozenset(second)
+        return tuple(remark for remark in self.naming(some) if _names_both(remark, some, others))
+
+
+def _names_both(remark: Remark, first: frozenset[str], second: frozenset[str]) -> bool:
+    one = [position for position, names in enumerate(remark.nodes) if not first.isdisjoint(names)]
+    two = [position for position, names in enumerate(remark.nodes) if not second.isdisjoint(names)]
+    return any(a != b for a in one for b in two)
+
+
+def members_of(node: ir.Node) -> tuple[str, ...]:
+    """Names of the nodes that a node consists of: its own, or those of what is fused into it."""
+    return (fused_names(node) if is_fused(node) else ()) or (str(node.name),)
+
+
+def lone_groups(model: ir.Model, lowered: Sequence[LoweredGroup], remarks: Iterable[Remark]) -> dict[str, tuple[str, ...]]:
+    """For each group of one node, by that node's name, why it is no larger: what was refused, else what stands beside it."""
+    rejections = Rejections(remarks)
+    found = {}
+    for item in lowered:
+        if len(item.group.ops) > 1:
+            continue
+        reasons = dict.fromkeys(str(remark) for remark in rejections.naming(members_of(item.node)))
+        found[str(item.node.name)] = tuple(reasons) or (_surroundings(model, item.node),)
+    return found
+
+
+def _surroundings(model: ir.Model, node: ir.Node) -> str:
+    """What is computed right before and after a node, seen through views."""
+    before = sorted({anchor_name(model, one) for one in _neighbours(node, _producers)})
+    after = sorted({anchor_name(model, one) for one in _neighbours(node, _readers)})
+    parts = [f"{verb} {', '.join(names)}" for verb, names in (("it reads", before), ("it is read by", after)) if names]
+    return "nothing beside it to fuse" + (f": {'; '.join(parts)}" if parts else "")
+
+
+def _producers(node: ir.Node) -> list[ir.Node]:
+    return [producer for value in read_values(node) if (producer := value.producer()) is not None]
+
+
+def _readers(node: ir.Node) -> list[ir.Node]:
+    return [reader for value in node.outputs for reader in value.consumers()]
+
+
+def _neighbours(node: ir.Node, step: Callable[[ir.Node], list[ir.Node]]) -> Iterator[ir.Node]:
+    """The nodes one step away, views skipped."""
+    pending = list(step(node))
+    seen = set(pending)
+    while pending:
+        one = pending.pop()
+        if not is_view(one):
+            yield one
+            continue
+        more = [other for other in step(one) if other not in seen]
+        seen.update(more)
+        pending += more
+
+
+def anchor_name(model: ir.Model, node: ir.Node) -> str:
+    """The operator that a group is built around."""
+    if not is_fused(node):
+        return operator_name(node)
+    return max(body_of(model, node), key=kind_of).op_type

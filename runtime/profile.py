@@ -1,0 +1,234 @@
+"""Where the time of a program goes: the clock before and after each of its steps, and what follows from it.
+
+A step's work is what its kernel must do at least: `flops` and `bytes_moved` of the Plan. A machine that computes F flops and
+moves B bytes a second cannot do it in less than max(flops / F, bytes / B) seconds; that bound over the measured time is the
+fraction of the roofline (Williams, Waterman, Patterson: Roofline, CACM 52/4, 2009).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from .device import Arena, Executable, Invocation
+from .errors import OptionError
+from .plan import Launch, Plan, Step, step_reads, step_writes
+from .program_file import Program
+
+_NANOSECONDS = np.array([10**9, 1], np.int64)  # of the two words of a timespec
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a machine can do at most: multiply-adds in registers (two flops each), and bytes from and to its memory."""
+
+    flops_per_second: float
+    bytes_per_second: float
+    method: str = ""  # how they were measured, for people
+
+    def seconds(self, flops: int, bytes_moved: int) -> float:
+        """The roofline: no program can do it in less."""
+        return max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """What the compiler says of a launch: the nodes in it, where they come from, and why other templates refused it."""
+
+    nodes: tuple[str, ...] = ()
+    source: str = ""
+    refused: tuple[tuple[str, str], ...] = ()  # template, reason
+    alone: tuple[str, ...] = ()  # why a group of one node is no larger
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """One step of a program: what it does, and the median of its times."""
+
+    label: str
+    template: str  # "copy" for a step that is no launch
+    flops: int
+    bytes_moved: int
+    time_us: float
+    share: float  # of the whole call, from 0 to 1
+    group: GroupDescription
+
+    @property
+    def flops_per_second(self) -> float:
+        return self.flops / self.time_us * 1e6 if self.time_us else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes_moved / self.time_us * 1e6 if self.time_us else 0.0
+
+    def roofline(self, limits: Limits) -> float:
+        """The fraction of the roofline; above 1 where the data lies in a cache, which is faster than memory."""
+        return limits.seconds(self.flops, self.bytes_moved) / self.time_us * 1e6 if self.time_us else 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The times of some calls of a program.
+
+    `stamps_ns` is int64[calls, steps + 1]: the clock at the beginning of a call, then after each step.
+    """
+
+    name: str
+    plan: Plan
+    descriptions: Mapping[str, GroupDescription]  # by the label of a launch
+    stamps_ns: np.ndarray
+    limits: Limits | None = None
+
+    @property
+    def time_us(self) -> float:
+        """The median time of a call, from before its first step until after its last."""
+        return float(np.median(self.stamps_ns[:, -1] - self.stamps_ns[:, 0])) / 1e3
+
+    @cached_property
+    def steps(self) -> tuple[StepProfile, ...]:
+        """Every step of the program, in order."""
+        times = np.median(np.diff(self.stamps_ns, axis=1), axis=0) / 1e3
+        total = float(times.sum()) or 1.0
+        kernels = {kernel.symbol: kernel for kernel in self.plan.kernels}
+        found = []
+        for step, time_us in zip(self.plan.steps, times.tolist(), strict=True):
+            kernel = kernels[step.kernel] if isinstance(step, Launch) else None
+            label = step.label if isinstance(step, Launch) else _copy_label(step)
+            moved = sum(region.size_bytes for region in (*step_reads(step), *step_writes(step)))
+            template, flops = ("copy", 0) if kernel is None else (kernel.template, kernel.flops)
+            moved = moved if kernel is None else kernel.bytes_moved
+            description = self.descriptions.get(label, GroupDescription())
+            found.append(StepProfile(label, template, flops, moved, time_us, time_us / total, description))
+        return tuple(found)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that all steps together read and write, at least."""
+        return sum(step.bytes_moved for step in self.steps)
+
+    def as_json(self) -> dict[str, object]:
+        """All of it as JSON values; `roofline` is there where limits are."""
+        limits = self.limits
+        steps = [
+            {
+                **asdict(step),
+                "flops_per_second": step.flops_per_second,
+                "bytes_per_second": step.bytes_per_second,
+                "roofline": None if limits is None else step.roofline(limits),
+            }
+            for step in self.steps
+        ]
+        return {
+            "name": self.name,
+            "target": self.plan.target,
+            "calls": len(self.stamps_ns),
+            "time_us": self.time_us,
+            "bytes_moved": self.bytes_moved,
+            "limits": None if limits is None else asdict(limits),
+            "steps": steps,
+        }
+
+    def trace(self) -> dict[str, object]:
+        """The calls in the trace format of Chrome, which Perfetto reads: one complete event ("X") a step, in microseconds."""
+        begin = int(self.stamps_ns[0, 0])
+        events: list[dict[str, object]] = [
+            {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{self.name} for {self.plan.target}"}},
+            {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "steps"}},
+        ]
+        for row in self.stamps_ns:
+            for step, start, end in zip(self.steps, row[:-1].tolist(), row[1:].tolist(), strict=True):
+                arguments = {
+                    "source": step.group.source,
+                    "nodes": list(step.group.nodes),
+                    "template": step.template,
+                    "flops": step.flops,
+                    "bytes": step.bytes_moved,
+                }
+                place = {"pid": 1, "tid": 1, "ts": (start - begin) / 1e3, "dur": (end - start) / 1e3}
+                events.append({"ph": "X", "name": step.label, "cat": step.template, **place, "args": arguments})
+        return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write `trace()` as JSON, for ui.perfetto.dev or chrome://tracing.
+
+        Raises:
+            OptionError: the file cannot be written.
+        """
+        try:
+            Path(path).write_text(json.dumps(self.trace()))
+        except OSError as error:
+            what = f"{os.fspath(path)} cannot be written: {error.strerror or error}"
+            raise OptionError("trace", what, "give the path of a file in a folder that is there") from error
+
+    def with_limits(self, limits: Limits) -> Profile:
+        """The same profile, held against a machine."""
+        return replace(self, limits=limits)
+
+
+class Recorder:
+    """An executable whose calls record the clock, each in a row of its own."""
+
+    def __init__(self, executable: Executable, calls: int, steps: int) -> None:
+        self._executable = executable
+        self._stamps = np.zeros((calls, steps + 1, 2), np.int64)
+        self._calls = 0
+
+    def bind(self, arena: Arena) -> Invocation:
+        """As the executable's own; a call is one of those that are recorded."""
+        profiled = self._executable.bind_profile(arena)
+
+        def call(*addresses: int) -> None:
+            row = self._stamps[self._calls]
+            self._calls += 1
+            profiled(*addresses, row.ctypes.data)
+
+        return call
+
+    def stamps_ns(self) -> np.ndarray:
+        """int64[calls, steps + 1] of what has been recorded."""
+        stamps: np.ndarray = self._stamps[: self._calls] @ _NANOSECONDS
+        return stamps
+
+
+def describe_groups(groups: Mapping[str, GroupDescription]) -> dict[str, object]:
+    """Descriptions by label as JSON values, for the manifest of a program."""
+    return {label: asdict(group) for label, group in groups.items()}
+
+
+def descriptions_of(program: Program) -> dict[str, GroupDescription]:
+    """What `describe_groups` wrote into a program's manifest; nothing where there is none."""
+    groups = program.manifest.get("groups")
+    return {str(label): _read_group(group) for label, group in groups.items()} if isinstance(groups, Mapping) else {}
+
+
+def _read_group(group: object) -> GroupDescription:
+    """Of a file that anybody may have written: what is not as it should be is left out."""
+    if not isinstance(group, Mapping):
+        return GroupDescription()
+    nodes, refused, alone = (_items(group.get(key)) for key in ("nodes", "refused", "alone"))
+    pairs = (tuple(map(str, _items(item))) for item in refused)
+    return GroupDescription(
+        tuple(map(str, nodes)),
+        str(group.get("source", "")),
+        tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2),
+        tuple(map(str, alone)),
+    )
+
+
+def _items(value: object) -> Sequence[object]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _copy_label(step: Step) -> str:
+    return " ".join(_words(step))
+
+
+def _words(step: Step) -> Iterator[str]:
+    yield type(step).__name__.lower()
+    yield from (f"to {region.buffer}" for region in step_writes(step))
