@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 from tvm import tirx
 
 from . import pointwise, views
@@ -12,6 +13,14 @@ from .formats import is_coded
 from .group import Group, Op
 
 Reader = Callable[[Index], Expr]
+
+# By floating point type, the integer of its width whose sign bit alone is -0.0.
+_SIGN_BIT = {
+    "float64": ("int64", -(2**63)),
+    "float32": ("int32", -(2**31)),
+    "float16": ("int16", -(2**15)),
+    "bfloat16": ("int16", -(2**15)),
+}
 
 
 class GroupValues:
@@ -34,8 +43,7 @@ class GroupValues:
         if name in self.given:
             return self.given[name](index)
         if (literal := self.group.literal(name)) is not None and literal.size == 1:
-            dtype = self.group.types[name].dtype
-            return tirx.const(literal.view("uint8").item(), "uint8") if is_coded(dtype) else tirx.const(literal.item(), dtype)
+            return _constant(literal, self.group.types[name].dtype)
         producer = self.group.producers.get(name)
         if producer is None:
             return self.load(name, row_major(index, self.group.types[name].shape))
@@ -69,6 +77,21 @@ def anchors_of(group: Group) -> tuple[Op, ...]:
     """The operators that decide which template takes a group: all that are neither pointwise nor views, or a view alone."""
     others = tuple(op for op in group.ops if op.op_type not in pointwise.POINTWISE)
     return others if len(others) == 1 else tuple(op for op in others if views.view_of(group, op) is None)
+
+
+def _constant(literal: np.ndarray, dtype: str) -> Expr:
+    """A number as an expression.
+
+    A zero is written by way of the bits of -0.0: TVM folds 0.0 * x and 0.0 / x to 0, also where x is not finite.
+    """
+    if is_coded(dtype):
+        return tirx.const(literal.view("uint8").item(), "uint8")
+    value = literal.item()
+    if dtype not in _SIGN_BIT or value != 0:
+        return tirx.const(value, dtype)
+    integer, bit = _SIGN_BIT[dtype]
+    negative = tirx.reinterpret(dtype, tirx.const(bit, integer))
+    return negative if np.signbit(literal).item() else tirx.const(0.0, dtype) - negative
 
 
 def split_anchor(group: Group) -> tuple[Op | None, tuple[Op, ...]]:

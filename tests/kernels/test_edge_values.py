@@ -183,3 +183,18 @@ def test_places_out_of_range_stay_within_their_tensor() -> None:
     assert np.array_equal(scattered[1:63], x[1:63])
     assert hot.sum(1).tolist() == [0, 0, 1, 1, 1, 0, 0]
     assert np.isnan(whole[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_products_and_quotients_of_a_constant_zero_know_numbers_that_are_not_finite(dtype: str) -> None:
+    """TVM folds 0.0 * x to 0; NaN and infinities must come through."""
+    text = f"""main ({dtype}[13] x) => ({dtype}[13] a, {dtype}[13] b, {dtype}[13] c, {dtype}[13] d)
+    <{dtype}[1] zero = {{0}}, {dtype}[1] negative = {{-0.0}}>
+    {{ a = Mul(zero, x)  b = Mul(x, negative)  c = Div(zero, x)  d = Div(negative, x) }}"""
+    kind = {"float": np.float32, "double": np.float64}[dtype]
+    x = _ODD.astype(kind)
+    with np.errstate(all="ignore"):
+        zero, negative = kind(0), kind(-0.0)
+        expected = (zero * x, x * negative, zero / x, negative / x)
+    for found, wanted in zip(_run(text, x), expected, strict=True):
+        assert _is_same(found, wanted), (found, wanted)
