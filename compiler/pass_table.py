@@ -15,6 +15,7 @@ PASSES: dict[str, str] = {
     "bound-shapes": "prefuse.passes.bound_shapes:BoundShapes",
     "unroll-loops": "prefuse.passes.unroll_loops:UnrollLoops",
     "fuse-attention": "prefuse.passes.fuse_attention:FuseAttention",
+    "fold-batchnorm": "prefuse.passes.fold_batchnorm:FoldBatchnorm",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
     "order-nodes": "prefuse.passes.order_nodes:OrderNodes",
