@@ -73,6 +73,20 @@ class GroupValues:
         return pointwise.apply(op, inputs, dtypes, types[op.outputs[0]].dtype, self.builder.name, self.builder.integer_bits)
 
 
+def source_offset(group: Group, name: str, index: tuple[int, ...]) -> int:
+    """Where an element lies in the input that it is read from: the largest one, of what several are computed from."""
+    while (op := group.producers.get(name)) is not None:
+        if op.op_type in pointwise.POINTWISE:
+            source = max((value for value in op.inputs if value), key=lambda value: group.types[value].elements)
+            index = broadcast_index(index, group.types[name].shape, group.types[source].shape)
+        else:
+            view = views.view_of(group, op)
+            assert view is not None, f"{op.op_type} is no view"
+            source, index = op.inputs[0], view.source(group, op, name, index)
+        name = source
+    return int(row_major(index, group.types[name].shape))
+
+
 def anchors_of(group: Group) -> tuple[Op, ...]:
     """The operators that decide which template takes a group: all that are neither pointwise nor views, or a view alone."""
     others = tuple(op for op in group.ops if op.op_type not in pointwise.POINTWISE)

@@ -18,16 +18,17 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from .. import math
-from ..builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major, share
+from ..builder import Expr, Index, KernelBuilder, broadcast_index, row_major, share
 from ..group import Group
 from ..template import BuiltKernel, Refusal
-from ..values import GroupValues
+from ..values import GroupValues, source_offset
 from .anchored import bound_unravel
 from .attention_form import Attention, attention_of
 from .common import finish, new_builder, pointwise_cost
+from .panel_product import Panels, Scratch
 from .reduction import Fold, add, fold_block
 from .reduction_loops import Block, Loop, block_slots
-from .tile_product import Plane, Tile, TileProduct, choose_tile, emit_tile
+from .tile_product import choose_tile
 
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
@@ -46,43 +47,15 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 
 @dataclass(frozen=True)
-class _Scratch:
-    """Elements that one thread writes for itself: those of `buffer` from `base`."""
-
-    buffer: Buffer
-    base: Expr
-
-    def __getitem__(self, offset: Expr) -> Expr:
-        return self.buffer[self.base + offset]
-
-
-@dataclass(frozen=True)
-class _Panels:
-    """Layout of the second operand of a product: `depth` rows of `columns`, in panels of a tile's columns."""
-
-    depth: int
-    columns: int
-    tile: Tile
-
-    @property
-    def count(self) -> int:
-        return ceil(self.columns / self.tile.columns)
-
-    @property
-    def elements(self) -> int:
-        return self.count * self.depth * self.tile.columns
-
-
-@dataclass(frozen=True)
 class _Head:
     """Where one thread works: the place among the batch dimensions, and its scratch."""
 
     batch: Index
-    queries: _Scratch
-    keys: _Scratch
-    values: _Scratch
-    scores: _Scratch
-    factors: _Scratch
+    queries: Scratch
+    keys: Scratch
+    values: Scratch
+    scores: Scratch
+    factors: Scratch
 
 
 @dataclass(frozen=True)
@@ -96,19 +69,19 @@ class _Kernel:
         return self.builder.lanes(self.form.dtype)
 
     @cached_property
-    def score_panels(self) -> _Panels:
+    def score_panels(self) -> Panels:
         """Of the keys."""
         return self._panels(self.form.depth, self.form.keys)
 
     @cached_property
-    def result_panels(self) -> _Panels:
+    def result_panels(self) -> Panels:
         """Of the values."""
         return self._panels(self.form.keys, self.form.width)
 
-    def _panels(self, depth: int, columns: int) -> _Panels:
+    def _panels(self, depth: int, columns: int) -> Panels:
         registers = self.target.vector_registers
         tile = choose_tile(self.form.queries, columns, depth, self.lanes, registers, shifted_loads=False, b_padded=True)
-        return _Panels(depth, columns, tile)
+        return Panels(self.builder, depth, columns, tile)
 
     @cached_property
     def block_rows(self) -> int:
@@ -139,14 +112,14 @@ class _Kernel:
                     self._block(head, builder.bind((first + block) * self.block_rows))
         return finish("attention", builder, form.group, flops=self.flops)
 
-    def _scratch(self, thread: Expr, threads: int) -> list[_Scratch]:
+    def _scratch(self, thread: Expr, threads: int) -> list[Scratch]:
         """In the order of `_Head`; rows that complete a tile exist too, but hold nothing."""
         form, keys, values = self.form, self.score_panels, self.result_panels
         rows = max(ceil(self.block_rows / panels.tile.rows) * panels.tile.rows for panels in (keys, values))
         sizes = (rows * form.depth, keys.elements, values.elements, rows * form.keys, rows)
         line = _LINE_BYTES // np.dtype(form.dtype).itemsize
         whole = [ceil(size / line) * line for size in sizes]
-        return [_Scratch(self.builder.workspace(size * threads, form.dtype), thread * size) for size in whole]
+        return [Scratch(self.builder.workspace(size * threads, form.dtype), thread * size) for size in whole]
 
     def _block(self, head: _Head, first: Expr) -> None:
         """All there is to do for the queries [first, first + block_rows), as far as they exist."""
@@ -154,30 +127,10 @@ class _Kernel:
         rows = builder.bind(tirx.min(form.queries - first, self.block_rows))
         with builder.loop(rows, name="row") as row:
             self._each(form.depth, lambda k: self._pack_query(head, first, row, k))
-        self._product(self.score_panels, rows, head.queries, head.keys, lambda *at: self._store_score(head, first, *at))
+        self.score_panels.multiply(head.queries, head.keys, rows, lambda *at: self._store_score(head, first, *at))
         with builder.loop(rows, name="row") as row:
             self._softmax(head, first, row)
-        self._product(self.result_panels, rows, head.scores, head.values, lambda *at: self._store_result(head, first, *at))
-
-    def _product(self, panels: _Panels, rows: Expr, a: _Scratch, b: _Scratch, store: Callable[[Expr, Expr, Expr], None]) -> None:
-        """`store(row, column, value)` for each element of a product of rows in scratch with panels in scratch."""
-        builder, tile, depth = self.builder, panels.tile, panels.depth
-        product = TileProduct(
-            1,
-            rows,
-            Plane(panels.columns, panels.columns, panels.columns),
-            (depth,),
-            tile,
-            self.form.dtype,
-            lambda batch, panel, start, row, ks: a[(start + row) * depth + ks[0]],
-            lambda batch, panel, start, column, ks: b[(panel * depth + ks[0]) * tile.columns + column],
-            lambda batch, m, r, c, value: store(m, c, value),
-            a_padded=True,
-            b_padded=True,
-        )
-        tiles = builder.bind(tirx.floordiv(rows + tile.rows - 1, tile.rows))
-        with builder.loop(panels.count, name="n") as n, builder.loop(tiles, name="m") as m:
-            emit_tile(builder, product, tirx.const(0, "int32"), m, n)
+        self.result_panels.multiply(head.scores, head.values, rows, lambda *at: self._store_result(head, first, *at))
 
     def _pack_query(self, head: _Head, first: Expr, row: Expr, k: Expr) -> None:
         value = self._operand(self.form.scores.inputs[0], self.form.scores.outputs[0], head.batch, (first + row, k))
@@ -187,30 +140,24 @@ class _Kernel:
         def element(j: Expr, column: Expr) -> Expr:
             return self._operand(self.form.product.inputs[1], self.form.product.outputs[0], self._weight_batch(head), (j, column))
 
-        self._pack_columns(head.values, self.result_panels, element)
+        self.result_panels.pack_columns(head.values, element)
 
     def _pack_keys(self, head: _Head) -> None:
         def element(k: Expr, j: Expr) -> Expr:
             return self._operand(self.form.scores.inputs[1], self.form.scores.outputs[0], head.batch, (k, j))
 
-        self._pack_columns(head.keys, self.score_panels, element)
+        pack = self.score_panels.pack_rows if self.keys_are_rows else self.score_panels.pack_columns
+        pack(head.keys, element)
 
-    def _pack_columns(self, to: _Scratch, panels: _Panels, element: Callable[[Expr, Expr], Expr]) -> None:
-        """Fill panels whose `element(k, column)` lie side by side along columns; what completes the last panel is zero."""
-        builder, depth, tile = self.builder, panels.depth, panels.tile.columns
-        whole, rest = divmod(panels.columns, tile)
-
-        def panel(number: Expr, count: int) -> None:
-            with builder.loop(depth, name="k") as k:
-                base = builder.bind((number * depth + k) * tile)
-                self._each(count, lambda i: self._put(to, base + i, element(k, number * tile + i)))
-                self._each(tile - count, lambda i: self._put(to, base + count + i, tirx.const(0, self.form.dtype)))
-
-        if whole:
-            with builder.loop(whole, name="panel") as number:
-                panel(number, tile)
-        if rest:
-            panel(whole, rest)
+    @property
+    def keys_are_rows(self) -> bool:
+        """Whether the elements of a key lie side by side, as they do before the usual transpose."""
+        form, name = self.form, self.form.scores.inputs[1]
+        if min(form.depth, form.keys) == 1:
+            return False
+        outer = (0,) * (len(form.group.types[name].shape) - 2)
+        origin, along_key, along_keys = (source_offset(form.group, name, (*outer, *at)) for at in ((0, 0), (1, 0), (0, 1)))
+        return abs(along_key - origin) < abs(along_keys - origin)
 
     def _store_score(self, head: _Head, first: Expr, row: Expr, column: Expr, value: Expr) -> None:
         form, scores = self.form, self.form.scores.outputs[0]
@@ -273,7 +220,7 @@ class _Kernel:
         index = (*broadcast_index(batch, types[product].shape[:-2], outer), *place)
         return tirx.Cast(self.form.dtype, GroupValues(self.form.group, self.builder).read(name, index))
 
-    def _put(self, to: _Scratch, offset: Expr, value: Expr) -> None:
+    def _put(self, to: Scratch, offset: Expr, value: Expr) -> None:
         self.builder.store(to.buffer, to.base + offset, value)
 
     def _each(self, extent: int, body: Callable[[Expr], None]) -> None:

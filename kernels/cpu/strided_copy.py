@@ -196,15 +196,19 @@ class _Copy:
 
 
 def transposed_tile(builder: KernelBuilder, source: Buffer, origin: Expr, stride: int, side: int) -> Buffer:
-    """A square tile whose rows lie `stride` apart, transposed in registers: element [c * side + r] is source[r * stride + c].
+    """A square tile whose rows lie `stride` apart, transposed in registers: element [c * side + r] is source[r * stride + c]."""
+    rows = builder.local(side * side, str(source.dtype), "tile")
+    for r in range(side):
+        builder.store(rows, tirx.Ramp(_const(r * side), 1, side), source[tirx.Ramp(origin + r * stride, 1, side)])
+    return transposed(builder, rows, side)
+
+
+def transposed(builder: KernelBuilder, rows: Buffer, side: int) -> Buffer:
+    """A square array transposed in registers.
 
     Butterflies: stage s exchanges, between rows r and r + s, the elements whose column has bit s set.
     """
-    dtype = str(source.dtype)
-    rows = builder.local(side * side, dtype, "tile")
-    for r in range(side):
-        builder.store(rows, tirx.Ramp(_const(r * side), 1, side), source[tirx.Ramp(origin + r * stride, 1, side)])
-    step = 1
+    dtype, step = str(rows.dtype), 1
     while step < side:
         following = builder.local(side * side, dtype, "tile")
         for r in range(side):

@@ -58,7 +58,6 @@ class TileProduct:
     `start + row`, where `panel` is the number of the tile; `b(batch, panel, start, column, ks)` likewise, contiguous in
     `column`. With `a_padded` (`b_padded`) rows (columns) beyond the end may be read: panels are filled up with zeros.
     `store(batch, m, r, c, value)` gets each result at column c of row r. `shares_b`: neighbouring batches often have the same B.
-    For `emit_tile` alone, `m` may be an expression.
     """
 
     batch: int
@@ -128,7 +127,7 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     if builder.is_grid:
         with builder.chunks(prod(extents.values()), product.flops) as chunk:
             batch, m_tile, n_tile = (builder.bind(part) for part in unravel(chunk, tuple(extents.values())))
-            emit_tile(builder, product, batch, m_tile, n_tile)
+            _emit_tile(builder, product, batch, m_tile, n_tile)
         return
     order = ["n", "batch", "m"] if product.shares_b else ["batch", "m", "n"] if a_bytes > b_bytes else ["batch", "n", "m"]
     threads = builder.threads_for(product.flops // _WORK_PER_OPERATION)
@@ -140,10 +139,10 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
             begin, end = share(thread, threads, extents[axis]) if axis == split else (0, extents[axis])
             i = loops.enter_context(builder.loop(end - begin, name=axis))
             at[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
-        emit_tile(builder, product, at["batch"], at["m"], at["n"])
+        _emit_tile(builder, product, at["batch"], at["m"], at["n"])
 
 
-def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
+def _emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
     tile, plane = product.tile, product.plane
     m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
     # A tile that would read beyond the end is moved back; what it computes twice it stores once.

@@ -1,0 +1,134 @@
+"""Products in scratch of one thread: rows that lie one after the other by panels of columns, both small enough for its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from tvm import tirx
+
+from ..builder import Buffer, Expr, KernelBuilder
+from .strided_copy import transposed
+from .tile_product import Tile, sum_tile
+
+Element = Callable[[Expr, Expr], Expr]  # of (k, column)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Elements that one thread writes for itself: those of `buffer` from `base`."""
+
+    buffer: Buffer
+    base: Expr
+
+    def __getitem__(self, offset: Expr) -> Expr:
+        return self.buffer[self.base + offset]
+
+
+@dataclass(frozen=True)
+class Part:
+    """`count` panels with `columns` columns each, the first from column `begin` on; a panel is as wide as the tile."""
+
+    begin: int
+    count: int
+    columns: int
+    tile: Tile
+
+
+@dataclass(frozen=True)
+class Panels:
+    """The second operand of products, `depth` by `columns`: whole panels of a tile's columns, then one of what is left.
+
+    Panels lie one after the other, row k of each after row k - 1; the last one is filled up to whole vectors.
+    """
+
+    builder: KernelBuilder
+    depth: int
+    columns: int
+    tile: Tile
+
+    @property
+    def elements(self) -> int:
+        return self.depth * ceil(self.columns / self.tile.lanes) * self.tile.lanes
+
+    def parts(self) -> Iterator[Part]:
+        whole, rest = divmod(self.columns, self.tile.columns)
+        if whole:
+            yield Part(0, whole, self.tile.columns, self.tile)
+        if rest:
+            lanes = self.tile.lanes
+            yield Part(whole * self.tile.columns, 1, rest, Tile(self.tile.rows, ceil(rest / lanes), lanes))
+
+    def pack_columns(self, to: Scratch, element: Element) -> None:
+        """Fill the panels with elements that lie side by side along columns. Columns that do not exist are zero."""
+        for part in self.parts():
+            with self.builder.loop(part.count, name="panel") as panel, self.builder.loop(self.depth, name="k") as k:
+                self._pack_line(to, element, part, k, self.builder.bind(part.begin + panel * part.tile.columns))
+
+    def _pack_line(self, to: Scratch, element: Element, part: Part, k: Expr, first: Expr) -> None:
+        """Row k of the panel whose first column is `first`."""
+        builder, width, zero = self.builder, part.tile.columns, tirx.const(0, str(to.buffer.dtype))
+        base = builder.bind(to.base + first * self.depth + k * width)
+        builder.vector_loop(part.columns, part.tile.lanes, lambda i: builder.store(to.buffer, base + i, element(k, first + i)))
+        with builder.loop(width - part.columns, name="i") as i:
+            builder.store(to.buffer, base + part.columns + i, zero)
+
+    def pack_rows(self, to: Scratch, element: Element) -> None:
+        """Fill the panels with elements that lie side by side along k: squares of them are transposed in registers.
+
+        Columns that do not exist repeat the last one.
+        """
+        builder, lanes = self.builder, self.tile.lanes
+        side = min(lanes, 1 << self.depth.bit_length() - 1)
+        for part in self.parts():
+            width = part.tile.columns
+            with builder.loop(part.count, name="panel") as panel, builder.loop(width // side, name="square") as square:
+                first, column = builder.bind(part.begin + panel * width), builder.bind(square * side)
+                with builder.loop(ceil(self.depth / side), name="k") as block:
+                    k = builder.bind(tirx.min(block * side, self.depth - side))
+                    self._pack_square(to, element, side, k, first, column, width)
+
+    def _pack_square(self, to: Scratch, element: Element, side: int, k: Expr, first: Expr, column: Expr, width: int) -> None:
+        """The elements [k, k + side) of as many columns, from `column` on of the panel whose first one is `first`."""
+        builder = self.builder
+        rows = builder.local(side * side, str(to.buffer.dtype), "square")
+        for r in range(side):
+            source = builder.bind(tirx.min(first + column + r, self.columns - 1))
+            with builder.loop(side, "vectorized", "lane") as lane:
+                builder.store(rows, r * side + lane, element(k + lane, source))
+        columns = transposed(builder, rows, side)
+        for c in range(side):
+            base = builder.bind(to.base + first * self.depth + (k + c) * width + column)
+            with builder.loop(side, "vectorized", "lane") as lane:
+                builder.store(to.buffer, base + lane, columns[c * side + lane])
+
+    def multiply(self, a: Scratch, b: Scratch, rows: Expr, store: Callable[[Expr, Expr, Expr], None]) -> None:
+        """`store(row, column, value)` for each element of the product of `rows` rows of A, `depth` elements apart, with panels.
+
+        Rows that complete the last tile are read, too.
+        """
+        builder = self.builder
+        for part in self.parts():
+            tiles = builder.bind(tirx.floordiv(rows + (part.tile.rows - 1), part.tile.rows))
+            with builder.loop(part.count, name="panel") as panel, builder.loop(tiles, name="tile") as tile:
+                first, start = builder.bind(part.begin + panel * part.tile.columns), builder.bind(tile * part.tile.rows)
+                self._multiply_tile(a, b, part, first, start, rows, store)
+
+    def _multiply_tile(
+        self, a: Scratch, b: Scratch, part: Part, first: Expr, start: Expr, rows: Expr, store: Callable[[Expr, Expr, Expr], None]
+    ) -> None:
+        """The rows from `start` on by the panel whose first column is `first`."""
+        builder, depth, width = self.builder, self.depth, part.tile.columns
+        above, left = builder.bind(a.base + start * depth), builder.bind(b.base + first * depth)
+        sums = sum_tile(
+            builder,
+            part.tile,
+            str(a.buffer.dtype),
+            (depth,),
+            lambda row, ks: a.buffer[above + row * depth + ks[0]],
+            lambda column, ks: b.buffer[left + ks[0] * width + column],
+        )
+        with builder.loop(builder.bind(tirx.min(rows - start, part.tile.rows)), name="row") as row:
+            base = builder.bind(row * width)
+            builder.vector_loop(part.columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
