@@ -16,6 +16,7 @@ PASSES: dict[str, str] = {
     "unroll-loops": "prefuse.passes.unroll_loops:UnrollLoops",
     "fuse-attention": "prefuse.passes.fuse_attention:FuseAttention",
     "fold-batchnorm": "prefuse.passes.fold_batchnorm:FoldBatchnorm",
+    "merge-parallel-matmul": "prefuse.passes.merge_parallel_matmul:MergeParallelMatmul",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
     "order-nodes": "prefuse.passes.order_nodes:OrderNodes",

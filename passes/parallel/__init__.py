@@ -1,0 +1,1 @@
+"""What merge-parallel-matmul asks before it merges."""
