@@ -19,7 +19,15 @@ from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 from prefuse.tests.strategies import onnx_models
 
-GRAPH_PASSES = ("canonicalize", "eliminate-dead", "merge-equal", "decompose", "fuse-epilogue", "fuse-epilogue{max-ops=3}")
+GRAPH_PASSES = (
+    "canonicalize",
+    "eliminate-dead",
+    "merge-equal",
+    "decompose",
+    "fold-batchnorm",
+    "fuse-epilogue",
+    "fuse-epilogue{max-ops=3}",
+)
 ALL = DEFAULT_PIPELINE.partition(",order-nodes")[0]
 slow = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
