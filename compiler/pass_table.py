@@ -17,6 +17,7 @@ PASSES: dict[str, str] = {
     "fuse-attention": "prefuse.passes.fuse_attention:FuseAttention",
     "fold-batchnorm": "prefuse.passes.fold_batchnorm:FoldBatchnorm",
     "merge-parallel-matmul": "prefuse.passes.merge_parallel_matmul:MergeParallelMatmul",
+    "fuse-recurrent": "prefuse.passes.fuse_recurrent:FuseRecurrent",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
     "order-nodes": "prefuse.passes.order_nodes:OrderNodes",
