@@ -16,6 +16,7 @@ PASSES: dict[str, str] = {
     "unroll-loops": "prefuse.passes.unroll_loops:UnrollLoops",
     "fuse-attention": "prefuse.passes.fuse_attention:FuseAttention",
     "fold-batchnorm": "prefuse.passes.fold_batchnorm:FoldBatchnorm",
+    "concat-to-split-weight": "prefuse.passes.concat_to_split_weight:ConcatToSplitWeight",
     "merge-parallel-matmul": "prefuse.passes.merge_parallel_matmul:MergeParallelMatmul",
     "fuse-recurrent": "prefuse.passes.fuse_recurrent:FuseRecurrent",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",

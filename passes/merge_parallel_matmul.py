@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ..compiler.ir.constants import add_constant, constant_array, constant_tensor
 from ..compiler.ir.facts import infer_node, tensor_type
 from ..compiler.ir.names import fresh_name, release_name
-from ..compiler.ir.rewriter import Rejection, copy_source, graph_of, remove_nodes, replace_node
+from ..compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes, replace_node
 from ..compiler.pipeline import Context, Pass
 from .parallel.families import Branch, Family, find_families, with_followers
 from .parallel.worth import LAUNCH_BYTES, attention_groups, balance_of, branch_bytes, reading_attention
@@ -124,7 +124,7 @@ def _merge(model: ir.Model, family: Family, joined: dict[tuple[object, ...], ir.
         remove_nodes(branch.nodes[:-1])
         part.name = name
         release_name(model, merged_name)
-        _drop_unused(model, constants)
+        drop_unused_constants(model, constants)
 
 
 def _merged_nodes(model: ir.Model, family: Family, joined: dict[tuple[object, ...], ir.Value]) -> list[ir.Node]:
@@ -183,15 +183,3 @@ def _joined_biases(
         first = next(value for value in values if value is not None)
         joined[key] = add_constant(model, np.concatenate(parts), f"{first.name}_merged")
     return joined[key]
-
-
-def _drop_unused(model: ir.Model, values: Sequence[ir.Value | None]) -> None:
-    """Forget the constants that nothing reads any more."""
-    for value in values:
-        if (
-            value is not None
-            and value.is_initializer()
-            and not (value.uses() or value.is_graph_output() or value.is_graph_input())
-        ):
-            model.graph.initializers.pop(str(value.name), None)
-            release_name(model, str(value.name))

@@ -202,6 +202,48 @@ def _pieces(b: Builder) -> ir.Value | None:
     return pool[-1]
 
 
+def _parallel_products(b: Builder) -> ir.Value | None:
+    """Products of one value by constants, with biases and activations or none, and what reads them: rows, attention, a sum."""
+    value = b.value(min_rank=2)
+    if value is None or 0 in shape_of(value):
+        return None
+    depth, columns = shape_of(value)[-1], b.draw(st.sampled_from([1, 3, 8]))
+    branches = []
+    active = b.draw(st.booleans())
+    for _ in range(b.draw(st.integers(2, 4))):
+        result = b.add("MatMul", [value, b.floats((depth, columns))])
+        if b.draw(st.booleans()):
+            result = b.add("Add", [result, b.floats((columns,))])
+        branches.append(b.add("Relu", [result]) if active else result)
+    match b.draw(st.sampled_from(["attention", "rows", "sum", "joined"])):
+        case "attention":
+            keys = b.add("Transpose", [branches[1]], perm=_swapped(len(shape_of(value))))
+            queries = b.add("Mul", [branches[0], _scalar(b, 0.25)]) if b.draw(st.booleans()) else branches[0]
+            return b.add("MatMul", [b.add("Softmax", [b.add("MatMul", [queries, keys])], axis=-1), branches[-1]])
+        case "rows":
+            return b.add("Sub", [b.add("Softmax", [branches[0]], axis=-1), b.add("Softmax", [branches[-1]], axis=-1)])
+        case "sum":
+            return b.add("Sum", branches)
+        case _:
+            return b.add("Concat", branches[::-1], axis=b.draw(st.sampled_from([-1, 0])))
+
+
+def _joined_product(b: Builder) -> ir.Value | None:
+    """A product of values side by side, one of them perhaps twice."""
+    value = b.value(min_rank=2)
+    if value is None or 0 in shape_of(value) or np.prod(shape_of(value)) > _MAX_ELEMENTS // 3:
+        return None
+    parts = [value, b.add("Tanh", [value]), *([value] if b.draw(st.booleans()) else [])]
+    depth = len(parts) * shape_of(value)[-1]
+    if len(shape_of(value)) == 4 and b.draw(st.booleans()):
+        joined = b.add("Concat", parts, axis=1)
+        return b.add("Conv", [joined, b.floats((2, shape_of(joined)[1], 3, 1)), b.floats((2,))], pads=(1, 0, 1, 0))
+    joined = b.add("Concat", parts, axis=-1)
+    if len(shape_of(value)) == 2 and b.draw(st.booleans()):
+        return b.add("Gemm", [joined, b.floats((2, depth)), b.floats((2,))], transB=1)
+    return b.add("Add", [b.add("MatMul", [joined, b.floats((depth, 2))]), b.floats((2,))])
+
+
 def _residual(b: Builder) -> ir.Value | None:
     """A value read again behind a view of it."""
     value = b.value(min_rank=1)
@@ -216,6 +258,7 @@ _EXTRA: tuple[Move, ...] = (
     _batched_matmul, _vector_matmul, _windowed_convolution, _windowed_convolution, _windowed_pool, _reduce_axes, _reduce_axes,
     _layer_norm, _softmax_with_mask, _gather_rows, _compare, _integers, _shape_arithmetic, _depth_to_space, _gather_elements,
     _triangle, _merge, _residual, _residual, _pieces, _pieces,
+    _parallel_products, _parallel_products, _joined_product, _joined_product,
 )  # fmt: skip
 
 

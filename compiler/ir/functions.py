@@ -19,7 +19,7 @@ from .constants import add_constant, constant_tensor
 from .facts import SOURCE_KEY, source_of
 from .kinds import is_pointwise
 from .names import fresh_name, release_name
-from .rewriter import graph_of, remove_nodes, replace_node
+from .rewriter import drop_unused_constants, graph_of, remove_nodes, replace_node
 from .scopes import read_values, subgraphs_of
 from .structure import body_structure, tensor_key
 
@@ -84,7 +84,7 @@ def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> 
     call.metadata_props[SOURCE_KEY] = ", ".join(dict.fromkeys(source_of(node) for node in nodes))
     call.metadata_props[_NODES_KEY] = json.dumps(_origins_of(constants, nodes))
     _substitute(model, nodes, members, call, escaping)
-    _drop_unused(model, constants)
+    drop_unused_constants(model, constants)
     model.graph.opset_imports.setdefault(DOMAIN, _DOMAIN_VERSION)
     model.ir_version = max(model.ir_version, _MIN_IR_VERSION)
     return call
@@ -249,19 +249,6 @@ def _readers_between(graph: ir.Graph, members: set[ir.Node]) -> list[ir.Node]:
             reached.add(node)
             between.append(node)
     return between
-
-
-def _drop_unused(model: ir.Model, constants: Sequence[ir.Value]) -> None:
-    """Remove what produced constants that only the group read."""
-    for value in constants:
-        if value.uses() or value.is_graph_output() or value.is_graph_input():
-            continue
-        producer = value.producer()
-        if producer is not None:
-            remove_nodes([producer])
-        elif value.graph is not None:
-            value.graph.initializers.pop(str(value.name))
-        release_name(model, str(value.name))
 
 
 # ------------------------------------------------------------------------------------------------------------ inlining

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import onnx_ir as ir
 
 from .cloning import copy_facts
+from .constants import constant_tensor
 from .facts import SOURCE_KEY, infer_node, source_of
-from .names import fresh_name
+from .names import fresh_name, release_name
 
 if TYPE_CHECKING:
     from ..pipeline import Context
@@ -79,6 +80,19 @@ def remove_nodes(nodes: Iterable[ir.Node]) -> None:
         by_graph.setdefault(graph_of(node), []).append(node)
     for graph, members in by_graph.items():
         graph.remove(members, safe=True)
+
+
+def drop_unused_constants(model: ir.Model, values: Iterable[ir.Value | None]) -> None:
+    """Take those of some constants out of the model that nothing reads any more, with the nodes that made them."""
+    for value in dict.fromkeys(values):
+        if value is None or constant_tensor(value) is None or value.uses() or value.is_graph_output():
+            continue
+        producer = value.producer()
+        if producer is not None:
+            remove_nodes([producer])
+        elif value.graph is not None:
+            value.graph.initializers.pop(str(value.name))
+        release_name(model, str(value.name))
 
 
 def copy_source(origins: Sequence[ir.Node], node: ir.Node) -> None:
