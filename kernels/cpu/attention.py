@@ -4,11 +4,13 @@ The matrix of all scores never exists. Queries, keys and values are read through
 and the result is stored at the place to which those after it take it, so that splitting and merging heads copies nothing. Keys
 and values of a head are laid out in panels, as the tile product loads them, in scratch of the thread that computes the head. Each
 row of the result is divided by the sum of its exponentials at the end, unless something is computed from the probabilities.
+
+Where a head's keys and values are more than the cache holds, they are taken in blocks, each by all queries, whose results so far
+are scaled down when a greater score comes (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
@@ -17,21 +19,21 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.target import Target
-from .. import math
 from ..builder import Expr, Index, KernelBuilder, broadcast_index, row_major, share
 from ..group import Group
 from ..template import BuiltKernel, Refusal
 from ..values import GroupValues, source_offset
 from .anchored import bound_unravel
 from .attention_form import Attention, attention_of
+from .attention_softmax import Rows, finish_rows, running_softmax, softmax, start_rows, weigh_rows
 from .common import finish, new_builder, pointwise_cost
 from .panel_product import Panels, Scratch
-from .reduction import Fold, add, fold_block
-from .reduction_loops import Block, Loop, block_slots
 from .tile_product import choose_tile
 
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
+_CACHE_BYTES = 512 * 1024  # what keys, values and scores that are used together may take of the second-level cache
+_RUNNING_ROWS = 1024  # queries whose results one thread keeps while it goes through blocks of keys
 _COST_OF_SOFTMAX = 16  # scalar operations of one score
 _LINE_BYTES = 64
 
@@ -48,14 +50,32 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 @dataclass(frozen=True)
 class _Head:
-    """Where one thread works: the place among the batch dimensions, and its scratch."""
+    """Where one thread works: the place among the batch dimensions, scratch for operands, and the state of rows."""
 
     batch: Index
     queries: Scratch
     keys: Scratch
     values: Scratch
-    scores: Scratch
-    factors: Scratch
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """`count` keys and their values from `first` on, which are in panels at once."""
+
+    first: Expr
+    count: int
+    keys: Panels
+    values: Panels
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of queries: `count` of them from `first` on, the first of which is row `row` of the thread's."""
+
+    first: Expr
+    count: Expr
+    row: Expr
 
 
 @dataclass(frozen=True)
@@ -65,27 +85,23 @@ class _Kernel:
     target: Target
 
     @cached_property
-    def lanes(self) -> int:
-        return self.builder.lanes(self.form.dtype)
+    def key_block(self) -> int:
+        """Keys in panels at once: all, or equal runs of whole vectors."""
+        form, lanes = self.form, self.builder.lanes(self.form.dtype)
+        line_bytes = (form.depth + form.width + _BLOCK_ROWS) * np.dtype(form.dtype).itemsize
+        most = max(_CACHE_BYTES // line_bytes, lanes)
+        if form.keys <= most or form.weighs_probabilities:
+            return form.keys
+        return ceil(form.keys / ceil(form.keys / most) / lanes) * lanes
 
-    @cached_property
-    def score_panels(self) -> Panels:
-        """Of the keys."""
-        return self._panels(self.form.depth, self.form.keys)
-
-    @cached_property
-    def result_panels(self) -> Panels:
-        """Of the values."""
-        return self._panels(self.form.keys, self.form.width)
-
-    def _panels(self, depth: int, columns: int) -> Panels:
-        registers = self.target.vector_registers
-        tile = choose_tile(self.form.queries, columns, depth, self.lanes, registers, shifted_loads=False, b_padded=True)
-        return Panels(self.builder, depth, columns, tile)
+    @property
+    def is_running(self) -> bool:
+        return self.key_block < self.form.keys
 
     @cached_property
     def block_rows(self) -> int:
-        rows = max(self.score_panels.tile.rows, self.result_panels.tile.rows)
+        panels = self._keys(0, self.key_block)
+        rows = max(panels.keys.tile.rows, panels.values.tile.rows)
         return rows * max(min(_BLOCK_ROWS, self.form.queries) // rows, 1)
 
     @property
@@ -98,56 +114,101 @@ class _Kernel:
         heads, blocks = prod(form.batch), ceil(form.queries / self.block_rows)
         cost = pointwise_cost(form.group) + _COST_OF_SOFTMAX
         threads = builder.threads_for(self.flops // 16 + heads * form.queries * form.keys * cost)
-        chunks = _chunks(heads, blocks, threads)
+        chunks = _chunks(heads, blocks, threads, ceil(form.queries / _RUNNING_ROWS) if self.is_running else 1)
         with builder.loop(threads, "parallel", "thread") as thread:
-            scratch = self._scratch(thread, threads)
+            scratch = self._scratch(thread, threads, ceil(blocks / chunks) * self.block_rows)
             begin, end = share(thread, threads, heads * chunks)
             with builder.loop(end - begin, name="task") as i:
                 *batch, chunk = bound_unravel(builder, builder.bind(begin + i), (*form.batch, chunks))
-                head = _Head(tuple(batch), *scratch)
-                self._pack_keys(head)
-                self._pack_values(head)
                 first, last = share(chunk, chunks, blocks)
-                with builder.loop(last - first, name="block") as block:
-                    self._block(head, builder.bind((first + block) * self.block_rows))
+                self._rows(_Head(tuple(batch), *scratch), builder.bind(first), builder.bind(last - first))
         return finish("attention", builder, form.group, flops=self.flops)
 
-    def _scratch(self, thread: Expr, threads: int) -> list[Scratch]:
-        """In the order of `_Head`; rows that complete a tile exist too, but hold nothing."""
-        form, keys, values = self.form, self.score_panels, self.result_panels
-        rows = max(ceil(self.block_rows / panels.tile.rows) * panels.tile.rows for panels in (keys, values))
-        sizes = (rows * form.depth, keys.elements, values.elements, rows * form.keys, rows)
+    def _scratch(self, thread: Expr, threads: int, rows: int) -> tuple[Scratch, Scratch, Scratch, Rows]:
+        """Of a thread that does so many rows in a run. Rows that complete a tile exist in a block too, but hold nothing."""
+        form, panels = self.form, self._keys(0, self.key_block)
+        tall = max(ceil(self.block_rows / part.tile.rows) * part.tile.rows for part in (panels.keys, panels.values))
         line = _LINE_BYTES // np.dtype(form.dtype).itemsize
-        whole = [ceil(size / line) * line for size in sizes]
-        return [Scratch(self.builder.workspace(size * threads, form.dtype), thread * size) for size in whole]
 
-    def _block(self, head: _Head, first: Expr) -> None:
-        """All there is to do for the queries [first, first + block_rows), as far as they exist."""
-        form, builder = self.form, self.builder
-        rows = builder.bind(tirx.min(form.queries - first, self.block_rows))
-        with builder.loop(rows, name="row") as row:
-            self._each(form.depth, lambda k: self._pack_query(head, first, row, k))
-        self.score_panels.multiply(head.queries, head.keys, rows, lambda *at: self._store_score(head, first, *at))
-        with builder.loop(rows, name="row") as row:
-            self._softmax(head, first, row)
-        self.result_panels.multiply(head.scores, head.values, rows, lambda *at: self._store_result(head, first, *at))
+        def own(elements: int) -> Scratch:
+            size = ceil(elements / line) * line
+            return Scratch(self.builder.workspace(size * threads, form.dtype), thread * size)
 
-    def _pack_query(self, head: _Head, first: Expr, row: Expr, k: Expr) -> None:
-        value = self._operand(self.form.scores.inputs[0], self.form.scores.outputs[0], head.batch, (first + row, k))
-        self._put(head.queries, row * self.form.depth + k, value)
+        operands = own(tall * form.depth), own(panels.keys.elements), own(panels.values.elements)
+        scores, factors = own(tall * self.key_block), own(tall)
+        state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
+        return *operands, Rows(self.builder, form.dtype, scores, factors, state)
 
-    def _pack_values(self, head: _Head) -> None:
-        def element(j: Expr, column: Expr) -> Expr:
-            return self._operand(self.form.product.inputs[1], self.form.product.outputs[0], self._weight_batch(head), (j, column))
+    def _keys(self, first: Expr, count: int) -> _Keys:
+        return _Keys(first, count, self._panels(self.form.depth, count), self._panels(count, self.form.width))
 
-        self.result_panels.pack_columns(head.values, element)
+    def _panels(self, depth: int, columns: int) -> Panels:
+        lanes, registers = self.builder.lanes(self.form.dtype), self.target.vector_registers
+        tile = choose_tile(self.form.queries, columns, depth, lanes, registers, shifted_loads=False, b_padded=True)
+        return Panels(self.builder, depth, columns, tile)
 
-    def _pack_keys(self, head: _Head) -> None:
+    def _rows(self, head: _Head, first: Expr, blocks: Expr) -> None:
+        """All there is to do for some blocks of queries, by one thread."""
+        builder, size, (whole, rest) = self.builder, self.key_block, divmod(self.form.keys, self.key_block)
+        if self.is_running:
+            start_rows(head.rows, builder.bind(blocks * self.block_rows), self.form.width)
+        with builder.loop(whole, name="keys") as number:
+            self._attend(head, self._keys(builder.bind(number * size), size), first, blocks)
+        if rest:
+            self._attend(head, self._keys(whole * size, rest), first, blocks)
+        if self.is_running:
+            with builder.loop(blocks, name="block") as number:
+                block = self._block(first, number)
+                finish_rows(head.rows, block.row, block.count, self.form.width, lambda *at: self._store_result(head, block, *at))
+
+    def _attend(self, head: _Head, keys: _Keys, first: Expr, blocks: Expr) -> None:
+        """Some blocks of queries, by some keys."""
+        self._pack_keys(head, keys)
+        self._pack_values(head, keys)
+        with self.builder.loop(blocks, name="block") as number:
+            block = self._block(first, number)
+            with self.builder.loop(block.count, name="row") as row:
+                self._pack_query(head, block, row)
+            keys.keys.multiply(head.queries, head.keys, block.count, lambda *at: self._store_score(head, keys, block, *at))
+            if self.is_running:
+                running_softmax(head.rows, block.row, block.count, keys.count)
+                keys.values.multiply(head.rows.scores, head.values, block.count, lambda *at: self._add_result(head, block, *at))
+            else:
+                softmax(head.rows, block.count, keys.count)
+                if self.form.weighs_probabilities:
+                    weigh_rows(head.rows, block.count, keys.count, lambda *at: self._weight(head, block, *at))
+                keys.values.multiply(head.rows.scores, head.values, block.count, lambda *at: self._scale_result(head, block, *at))
+
+    def _block(self, first: Expr, number: Expr) -> _Block:
+        builder = self.builder
+        start = builder.bind((first + number) * self.block_rows)
+        count = builder.bind(tirx.min(self.form.queries - start, self.block_rows))
+        return _Block(start, count, builder.bind(number * self.block_rows))
+
+    def _pack_query(self, head: _Head, block: _Block, row: Expr) -> None:
+        builder, form, to = self.builder, self.form, head.queries
+        base, query = builder.bind(to.base + row * form.depth), builder.bind(block.first + row)
+
+        def element(k: Expr) -> None:
+            value = self._operand(form.scores.inputs[0], form.scores.outputs[0], head.batch, (query, k))
+            builder.store(to.buffer, base + k, value)
+
+        builder.vector_loop(form.depth, builder.lanes(form.dtype), element)
+
+    def _pack_keys(self, head: _Head, keys: _Keys) -> None:
         def element(k: Expr, j: Expr) -> Expr:
-            return self._operand(self.form.scores.inputs[1], self.form.scores.outputs[0], head.batch, (k, j))
+            return self._operand(self.form.scores.inputs[1], self.form.scores.outputs[0], head.batch, (k, keys.first + j))
 
-        pack = self.score_panels.pack_rows if self.keys_are_rows else self.score_panels.pack_columns
+        pack = keys.keys.pack_rows if self.keys_are_rows else keys.keys.pack_columns
         pack(head.keys, element)
+
+    def _pack_values(self, head: _Head, keys: _Keys) -> None:
+        batch = self._weight_batch(head)
+
+        def element(j: Expr, column: Expr) -> Expr:
+            return self._operand(self.form.product.inputs[1], self.form.product.outputs[0], batch, (keys.first + j, column))
+
+        keys.values.pack_columns(head.values, element)
 
     @property
     def keys_are_rows(self) -> bool:
@@ -159,77 +220,57 @@ class _Kernel:
         origin, along_key, along_keys = (source_offset(form.group, name, (*outer, *at)) for at in ((0, 0), (1, 0), (0, 1)))
         return abs(along_key - origin) < abs(along_keys - origin)
 
-    def _store_score(self, head: _Head, first: Expr, row: Expr, column: Expr, value: Expr) -> None:
-        form, scores = self.form, self.form.scores.outputs[0]
-        place = form.softmax_place((*head.batch, first + row, column))
-        self._put(head.scores, row * form.keys + column, self._followed(scores, value, form.softmax.inputs[0], place))
+    def _store_score(self, head: _Head, keys: _Keys, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
+        form, scores = self.form, head.rows.scores
+        place = form.softmax_place((*head.batch, block.first + row, keys.first + column))
+        element = self._followed(form.scores.outputs[0], value, form.softmax.inputs[0], place, form.dtype)
+        self.builder.store(scores.buffer, scores.base + row * keys.count + column, element)
 
-    def _softmax(self, head: _Head, first: Expr, row: Expr) -> None:
-        """Exponentials in place of a row's scores, and the factor that makes probabilities of them; or what becomes of those."""
-        form, builder, dtype = self.form, self.builder, self.form.dtype
-        lanes, slots = block_slots(self.lanes, form.keys)
-        base = builder.bind(head.scores.base + row * form.keys)
-        block = Block(builder, slots, lanes, True, base, (Loop(form.keys, 1),), ())
-        top = builder.name(fold_block(block, head.scores.buffer, dtype, Fold(-np.inf, math.maximum))[tirx.const(0, "int32")])
+    def _weight(self, head: _Head, block: _Block, row: Expr, key: Expr, probability: Expr) -> Expr:
+        """What becomes of the probability of a row and a key before the product."""
+        form = self.form
+        place = form.weight_place(form.softmax_place((*head.batch, block.first + row, key)))
+        return self._followed(form.softmax.outputs[0], probability, form.product.inputs[0], place, form.dtype)
 
-        def exponential(x: Expr, slot: Expr, offset: Expr) -> Expr:
-            shifted = x - top
-            value = builder.name(math.exp_nonpositive(builder.name, shifted) if dtype == "float32" else tirx.exp(shifted))
-            builder.store(head.scores.buffer, offset, value)
-            return value
+    def _add_result(self, head: _Head, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
+        """Add to what earlier keys gave."""
+        results = head.rows.results
+        place = results.base + (block.row + row) * self.form.width + column
+        self.builder.store(results.buffer, place, results.buffer[place] * head.rows.factors[row] + value)
 
-        total = fold_block(block, head.scores.buffer, dtype, Fold(0, add, exponential))
-        factor = builder.name(tirx.const(1, dtype) / total[tirx.const(0, "int32")])
-        if not form.weighs_probabilities:
-            self._put(head.factors, row, factor)
-            return
+    def _scale_result(self, head: _Head, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
+        factor = 1 if self.form.weighs_probabilities else head.rows.factors[row]
+        self._store_result(head, block, row, column, value * factor)
 
-        def weigh(inner: Index, offset: Expr) -> None:
-            place = (*form.softmax_place((*head.batch, first + row, inner[0])),)
-            value = head.scores.buffer[offset] * factor
-            weight = self._followed(form.softmax.outputs[0], value, form.product.inputs[0], form.weight_place(place))
-            builder.store(head.scores.buffer, offset, weight)
-
-        block.each_of_row((form.keys,), weigh)
-
-    def _store_result(self, head: _Head, first: Expr, row: Expr, column: Expr, value: Expr) -> None:
+    def _store_result(self, head: _Head, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
+        """Store an element of the product, and what is computed from it, where it comes to lie."""
         form, out = self.form, self.form.group.outputs[0]
         kind = form.group.types[out]
-        place = form.result_place((*self._weight_batch(head), first + row, column))
-        if not form.weighs_probabilities:
-            value = value * head.factors[row]
+        place = form.result_place((*self._weight_batch(head), block.first + row, column))
         element = self._followed(form.product.outputs[0], value, out, place, kind.dtype)
         self.builder.store(self.builder.parameter(out, kind.elements, kind.dtype), row_major(place, kind.shape), element)
 
     def _weight_batch(self, head: _Head) -> Index:
         """The place of a head among the batch dimensions of the product with the values."""
-        zero = (tirx.const(0, "int32"),) * 2
-        return self.form.weight_place(self.form.softmax_place((*head.batch, *zero)))[:-2]
+        zero = tirx.const(0, "int32")
+        return self.form.weight_place(self.form.softmax_place((*head.batch, zero, zero)))[:-2]
 
-    def _followed(self, given: str, value: Expr, result: str, place: Index, dtype: str = "") -> Expr:
+    def _followed(self, given: str, value: Expr, result: str, place: Index, dtype: str) -> Expr:
         """The element of `result` at a place, where that of `given` which it is made of is `value`."""
-        types = self.form.group.types
-        element = self.builder.name(tirx.Cast(types[given].dtype, value))
+        element = self.builder.name(tirx.Cast(self.form.group.types[given].dtype, value))
         values = GroupValues(self.form.group, self.builder, {given: lambda _: element})
-        return tirx.Cast(dtype or self.form.dtype, values.read(result, place))
+        return tirx.Cast(dtype, values.read(result, place))
 
     def _operand(self, name: str, product: str, batch: Index, place: tuple[Expr, Expr]) -> Expr:
         """An element of an operand of `product` at a place of its matrix, for a place among the product's batch dimensions."""
         types = self.form.group.types
-        outer = types[name].shape[:-2]
-        index = (*broadcast_index(batch, types[product].shape[:-2], outer), *place)
+        index = (*broadcast_index(batch, types[product].shape[:-2], types[name].shape[:-2]), *place)
         return tirx.Cast(self.form.dtype, GroupValues(self.form.group, self.builder).read(name, index))
 
-    def _put(self, to: Scratch, offset: Expr, value: Expr) -> None:
-        self.builder.store(to.buffer, to.base + offset, value)
 
-    def _each(self, extent: int, body: Callable[[Expr], None]) -> None:
-        self.builder.vector_loop(extent, self.lanes, body)
-
-
-def _chunks(heads: int, blocks: int, threads: int) -> int:
+def _chunks(heads: int, blocks: int, threads: int, least: int) -> int:
     """Runs of blocks that a head is cut into, as few as deal the work to the threads within a tenth of evenly, if any does."""
-    for chunks in range(1, blocks + 1):
+    for chunks in range(min(least, blocks), blocks + 1):
         tasks = heads * chunks
         if ceil(tasks / threads) * threads <= 1.1 * tasks:
             return chunks

@@ -192,6 +192,39 @@ def test_nan_and_infinities_stay_in_their_row() -> None:
     check([case], target_of("avx2"))
 
 
+@pytest.fixture
+def few_keys_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache so small that keys come in blocks of a vector or two."""
+    monkeypatch.setattr(attention, "_CACHE_BYTES", 4096)
+
+
+def lopsided(rows: int, keys: int) -> np.ndarray:
+    """A mask with rows that see nothing in the first blocks, in the last, in any; rows whose scores grow and shrink; a NaN."""
+    mask = np.zeros((1, 1, rows, keys))
+    mask[..., 0, : keys // 2], mask[..., 1, keys // 3 :], mask[..., 2, :] = -np.inf, -np.inf, -np.inf
+    mask[..., 3, :], mask[..., 4, :] = np.linspace(-80, 80, keys), np.linspace(80, -80, keys)
+    mask[..., 5, keys - 1], mask[..., 6, keys // 2] = np.nan, np.inf
+    return mask
+
+
+@pytest.mark.usefixtures("few_keys_at_once")
+@pytest.mark.parametrize("level", LEVELS)
+def test_keys_in_blocks(level: str) -> None:
+    cases = [attend((1, 2, 33, keys, 20, 24), score_step=masked(lopsided(33, keys))) for keys in (64, 70, 97)]
+    cases += [attend((2, 1, 60, 65, 8, 8)), attend((1, 1, 9, 70, 8, 8), "float64"), attend((1, 1, 9, 70, 8, 8), "float16")]
+    check([*cases, attend((1, 1, 9, 70, 8, 8), weight_step=guarded)], target_of(level))
+
+
+@pytest.mark.usefixtures("few_keys_at_once")
+def test_blocks_of_keys_and_runs_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread keeps results of so many queries only; threads change no bit."""
+    monkeypatch.setattr(attention, "_RUNNING_ROWS", 64)
+    alone, dealt = (attend((1, 2, 150, 70, 16, 16)) for _ in range(2))
+    check([alone], target_of("avx2", 1))
+    check([dealt], target_of("avx2", 2))
+    np.testing.assert_array_equal(alone.got[0], dealt.got[0])
+
+
 def test_large_scores_do_not_overflow() -> None:
     check([attend((1, 1, 5, 40, 16, 16), score_step=scaled(200.0))], target_of("avx2"))
 
