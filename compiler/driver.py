@@ -75,7 +75,7 @@ def compile_model(
     library = build_library(plan, functions, target, profile=profile)
     tell("writing the program", 0.9)
     sources = _constant_sources(draft, {b.name: b.offset for b in plan.buffers if b.role is Role.CONSTANT})
-    alone = lone_groups(model, lowered, context.remarks)
+    alone = lone_groups(model, [item.node for item in lowered if len(item.group.ops) == 1], context.remarks)
     manifest = {"name": name, "report": _report(lowered, context, alone)}
     if profile:
         manifest["groups"] = describe_groups({launch_label(item): _description(item, alone) for item in lowered})

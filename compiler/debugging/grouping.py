@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -12,7 +12,6 @@ from ..ir.functions import body_of, fused_names, is_fused
 from ..ir.kinds import kind_of
 from ..ir.names import operator_name
 from ..ir.scopes import read_values
-from ..lowering.planning import LoweredGroup
 from ..pipeline import Remark
 
 
@@ -47,15 +46,13 @@ def members_of(node: ir.Node) -> tuple[str, ...]:
     return (fused_names(node) if is_fused(node) else ()) or (str(node.name),)
 
 
-def lone_groups(model: ir.Model, lowered: Sequence[LoweredGroup], remarks: Iterable[Remark]) -> dict[str, tuple[str, ...]]:
-    """For each group of one node, by that node's name, why it is no larger: what was refused, else what stands beside it."""
+def lone_groups(model: ir.Model, nodes: Iterable[ir.Node], remarks: Iterable[Remark]) -> dict[str, tuple[str, ...]]:
+    """For groups of one operator, by the names of these nodes, why they are no larger: what was refused, else what is beside."""
     rejections = Rejections(remarks)
     found = {}
-    for item in lowered:
-        if len(item.group.ops) > 1:
-            continue
-        reasons = dict.fromkeys(str(remark) for remark in rejections.naming(members_of(item.node)))
-        found[str(item.node.name)] = tuple(reasons) or (_surroundings(model, item.node),)
+    for node in nodes:
+        reasons = dict.fromkeys(str(remark) for remark in rejections.naming(members_of(node)))
+        found[str(node.name)] = tuple(reasons) or (_surroundings(model, node),)
     return found
 
 
@@ -93,4 +90,4 @@ def anchor_name(model: ir.Model, node: ir.Node) -> str:
     """The operator that a group is built around."""
     if not is_fused(node):
         return operator_name(node)
-    return max(body_of(model, node), key=kind_of).op_type
+    return max((one for one in body_of(model, node) if one.op_type != "Constant"), key=kind_of).op_type
