@@ -95,6 +95,11 @@ class _Kernel:
         return ceil(form.keys / ceil(form.keys / most) / lanes) * lanes
 
     @property
+    def weighs(self) -> bool:
+        """Whether probabilities are computed one by one, and not their rows scaled in the end."""
+        return self.form.weighs_probabilities and self.form.guard is None
+
+    @property
     def is_running(self) -> bool:
         return self.key_block < self.form.keys
 
@@ -174,8 +179,8 @@ class _Kernel:
                 running_softmax(head.rows, block.row, block.count, keys.count)
                 keys.values.multiply(head.rows.scores, head.values, block.count, lambda *at: self._add_result(head, block, *at))
             else:
-                softmax(head.rows, block.count, keys.count)
-                if self.form.weighs_probabilities:
+                softmax(head.rows, block.count, keys.count, self.form.guard)
+                if self.weighs:
                     weigh_rows(head.rows, block.count, keys.count, lambda *at: self._weight(head, block, *at))
                 keys.values.multiply(head.rows.scores, head.values, block.count, lambda *at: self._scale_result(head, block, *at))
 
@@ -239,7 +244,7 @@ class _Kernel:
         self.builder.store(results.buffer, place, results.buffer[place] * head.rows.factors[row] + value)
 
     def _scale_result(self, head: _Head, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
-        factor = 1 if self.form.weighs_probabilities else head.rows.factors[row]
+        factor = 1 if self.weighs else head.rows.factors[row]
         self._store_result(head, block, row, column, value * factor)
 
     def _store_result(self, head: _Head, block: _Block, row: Expr, column: Expr, value: Expr) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import tvm_ffi
 from tvm import tirx
@@ -58,12 +59,32 @@ class Attention:
     @property
     def weighs_probabilities(self) -> bool:
         """Whether something is computed from each probability before the product."""
-        reached = values_after(self.group, self.softmax.outputs[0])
-        return any(
-            op.op_type != "Cast" and view_of(self.group, op) is None
-            for op in self.group.ops
-            if not reached.isdisjoint(op.outputs) and self.softmax.outputs[0] not in op.outputs
-        )
+        return bool(self._weighing)
+
+    @property
+    def guard(self) -> float | None:
+        """What stands for every probability of a row that has none, if they are computed by Where(IsNaN(p), that, p).
+
+        A row's exponentials are at most 1 and their sum at least that, so that either all of its probabilities are NaN or none.
+        """
+        if [op.op_type for op in self._weighing] != ["IsNaN", "Where"]:
+            return None
+        test, choice = self._weighing
+        value = self.group.literal(choice.inputs[1])
+        if value is None or value.size != 1 or choice.inputs[0] != test.outputs[0]:
+            return None
+        return float(value.item())
+
+    @cached_property
+    def _weighing(self) -> tuple[Op, ...]:
+        """The operators between the softmax and the product that change a number, by more than its rounding."""
+        reached, types = values_after(self.group, self.softmax.outputs[0]), self.group.types
+
+        def is_rounding(op: Op) -> bool:
+            return op.op_type == "Cast" and all(types[name].dtype in _TYPES for name in (op.inputs[0], op.outputs[0]))
+
+        between = [op for op in self.group.ops if op is not self.softmax and not reached.isdisjoint(op.outputs)]
+        return tuple(op for op in between if not is_rounding(op) and view_of(self.group, op) is None)
 
     def softmax_place(self, index: Index) -> Index:
         """Where in the softmax's operand the score of this index comes to lie."""

@@ -70,16 +70,26 @@ class Rows:
         self.builder.store(to.buffer, to.base + row, value)
 
 
-def softmax(rows: Rows, count: Expr, keys: int) -> None:
+def softmax(rows: Rows, count: Expr, keys: int, guard: float | None) -> None:
     """Exponentials in place of the scores of `count` rows, and the factors that make probabilities of them.
 
-    Those of a row of minus infinity are NaN, as its probabilities are.
+    Those of a row of minus infinity are NaN, as its probabilities are; or all are `guard`, if that is given.
     """
     builder = rows.builder
     with builder.loop(count, name="row") as row:
         block = rows.block(row, keys)
-        total = rows.exponentials(block, rows.maximum(block))
+        total = builder.name(rows.exponentials(block, rows.maximum(block)))
         rows.put(rows.factors, row, tirx.const(1, rows.dtype) / total)
+        if guard is not None:
+            with builder.when(tirx.isnan(total)):
+                _fill_row(rows, block, row, keys, guard)
+
+
+def _fill_row(rows: Rows, block: Block, row: Expr, keys: int, value: float) -> None:
+    """All probabilities of a row are one value."""
+    builder, element = rows.builder, tirx.const(value, rows.dtype)
+    rows.put(rows.factors, row, tirx.const(1, rows.dtype))
+    block.each_of_row((keys,), lambda _, offset: builder.store(rows.scores.buffer, offset, element))
 
 
 def weigh_rows(rows: Rows, count: Expr, keys: int, weigh: Weigh) -> None:

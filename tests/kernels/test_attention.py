@@ -109,10 +109,22 @@ def chosen(keep: np.ndarray, otherwise: float) -> Step:
     return step
 
 
-def guarded(tape: Tape, x: str) -> str:
-    """Where(IsNaN(x), 0, x), which torch's exporter writes for rows without a key."""
-    nan = tape.add("IsNaN", [x], np.isnan(tape.values[x]))
-    return tape.add("Where", [nan, tape.literal(np.float64(0)), x], np.nan_to_num(tape.values[x]))
+def guarded_by(value: float) -> Step:
+    """Where(IsNaN(x), value, x)."""
+
+    def step(tape: Tape, x: str) -> str:
+        nan = tape.add("IsNaN", [x], np.isnan(tape.values[x]))
+        return tape.add("Where", [nan, tape.literal(np.float64(value)), x], np.nan_to_num(tape.values[x], nan=value))
+
+    return step
+
+
+guarded = guarded_by(0.0)  # which torch's exporter writes for rows without a key
+
+
+def halved_and_guarded(tape: Tape, x: str) -> str:
+    """Computes more from a probability than a guard does."""
+    return guarded(tape, tape.binary("Mul", x, tape.literal(np.float64(0.5))))
 
 
 def attend(
@@ -181,7 +193,8 @@ def test_rows_without_a_key_are_nan_or_what_the_guard_says() -> None:
     keep = np.tril(np.ones((19, 23), bool), -2)
     bare = attend((1, 2, 19, 23, 8, 8), score_step=chosen(keep, -np.inf))
     assert np.isnan(bare.expected[0][:, :2]).all()
-    check([bare, attend((1, 2, 19, 23, 8, 8), score_step=chosen(keep, -np.inf), weight_step=guarded)], target_of("avx2"))
+    steps = (guarded, guarded_by(0.25), halved_and_guarded)
+    check([bare, *(attend((1, 2, 19, 23, 8, 8), "float32", chosen(keep, -np.inf), step) for step in steps)], target_of("avx2"))
 
 
 def test_nan_and_infinities_stay_in_their_row() -> None:
