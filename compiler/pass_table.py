@@ -27,7 +27,8 @@ PASSES: dict[str, str] = {
 
 DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,"
-    "eliminate-dead,fold-batchnorm,concat-to-split-weight,merge-parallel-matmul,fuse-gather,fuse-epilogue,order-nodes,plan-memory"
+    "eliminate-dead,fold-batchnorm,concat-to-split-weight,merge-parallel-matmul,fuse-attention,fuse-gather,fuse-epilogue,"
+    "order-nodes,plan-memory"
 )
 
 # What resolves shapes and control flow as far as can be before a run, where a model has any that is not plain.

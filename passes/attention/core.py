@@ -49,23 +49,22 @@ def find_core(softmax: ir.Node, opset: int) -> Core | Rejection | None:
     weighted = _product_after(softmax)
     if not isinstance(weighted, ir.Node):
         return weighted
-    rows, shape = _input(softmax, 0), static_shape(softmax.outputs[0])
+    shape = static_shape(softmax.outputs[0])
     if shape is None:
         return Rejection(f"%{softmax.outputs[0].name} has no static shape", (softmax, weighted))
     if softmax.attributes.get_int("axis", -1 if opset >= 13 else 1) not in (-1, len(shape) - 1):
         return Rejection(f"Softmax is not over the last axis of {list(shape)}, the keys", (softmax, weighted))
-    left = _Region.of(_input(weighted, 0))
-    if softmax not in left.sources:
-        return Rejection("MatMul does not multiply the probabilities from the right", (softmax, weighted))
-    after = left.between(softmax)
+    after = _Region.of(_input(weighted, 0)).between(softmax)
+    if after is None:
+        return Rejection("MatMul does not multiply the probabilities from the right, each at its place", (softmax, weighted))
     if fault := _leaving(softmax, after, weighted):
         return fault
-    region = _Region.of(rows)
-    scores = _scores_of(softmax, region)
-    if isinstance(scores, Rejection):
-        return scores
-    members = {scores, softmax, weighted, *region.between(scores), *after}
-    inputs = [value for node in (*members, softmax) if node not in (scores, weighted) for value in node.inputs]
+    found = _scores_of(softmax)
+    if isinstance(found, Rejection):
+        return found
+    scores, before = found
+    members = {scores, softmax, weighted, *before, *after}
+    inputs = [value for node in members if node not in (scores, weighted) for value in node.inputs]
     absorb(members, inputs, lambda node: is_pointwise(node) and _keeps_places(node, shape))
     core = Core(scores, softmax, weighted, frozenset(members - {scores, softmax, weighted}))
     return _fault(core) or core
@@ -75,6 +74,7 @@ def find_core(softmax: ir.Node, opset: int) -> Core | Rejection | None:
 class _Region:
     """The nodes that compute a value from others of its size, each element from those at its place, and what made the others."""
 
+    value: ir.Value
     nodes: AbstractSet[ir.Node]
     sources: tuple[ir.Node, ...]  # nearest first
 
@@ -94,17 +94,18 @@ class _Region:
             found = dict.fromkeys(one for one in node.inputs if one is not None and one not in seen)
             seen.update(found)
             pending.extend(found)
-        return cls(nodes, tuple(sources))
+        return cls(value, nodes, tuple(sources))
 
-    def between(self, source: ir.Node) -> set[ir.Node]:
-        """The nodes of the region on the paths from `source` to the value."""
+    def between(self, source: ir.Node) -> set[ir.Node] | None:
+        """The nodes of the region on paths from `source` to the value that broadcast nothing; None: there is no such path."""
         found: set[ir.Node] = set()
         pending = [source]
         while pending:
-            readers = [node for node in pending.pop().outputs[0].consumers() if node in self.nodes and node not in found]
+            made = pending.pop().outputs[0]
+            readers = [node for node in made.consumers() if node in self.nodes and node not in found and _keeps_shape(node, made)]
             found.update(readers)
             pending += readers
-        return found
+        return found if self.value.producer() in (source, *found) else None
 
 
 def _product_after(softmax: ir.Node) -> ir.Node | Rejection | None:
@@ -125,17 +126,18 @@ def _product_after(softmax: ir.Node) -> ir.Node | Rejection | None:
     return nearly
 
 
-def _scores_of(softmax: ir.Node, region: _Region) -> ir.Node | Rejection:
-    """The product whose elements Softmax reads, or why there is none that the group can hold."""
-    rows = _input(softmax, 0)
+def _scores_of(softmax: ir.Node) -> tuple[ir.Node, set[ir.Node]] | Rejection:
+    """The product whose elements Softmax reads and what lies between, or why there is none that the group can hold."""
+    region = _Region.of(_input(softmax, 0))
     products = [node for node in region.sources if _is_product(node)]
     fault: Rejection | None = None
     for node in products:
-        if not _has_places(node.outputs[0], static_shape(rows) or ()):
+        between = region.between(node)
+        if between is None:
             continue
-        why = _leaving(node, region.between(node), softmax)
+        why = _leaving(node, between, softmax)
         if why is None:
-            return node
+            return node, between
         fault = fault or why
     if fault is not None:
         return fault
@@ -143,7 +145,7 @@ def _scores_of(softmax: ir.Node, region: _Region) -> ir.Node | Rejection:
     if nearest is None:
         return Rejection("no matrix product gives the scores", (softmax,))
     if is_pointwise(nearest) or _is_product(nearest):
-        return Rejection(f"the scores are broadcast to {rows.shape}", (nearest, softmax))
+        return Rejection(f"the scores are broadcast to {region.value.shape}", (nearest, softmax))
     return Rejection(f"no matrix product gives the scores, but {nearest.op_type}", (nearest, softmax))
 
 
@@ -191,14 +193,22 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _keeps_places(node: ir.Node, shape: _Shape) -> bool:
-    """Whether a node's output is as large as `shape`, up to the grouping of batches, and its elements stay at their places."""
-    if not _has_places(node.outputs[0], shape):
-        return False
-    if node.op_type in _REGROUPED and node.domain == "":
-        return _has_places(_input(node, 0), shape)
-    own = static_shape(node.outputs[0])
-    alike = [one for value in node.inputs if (one := static_shape(value)) is not None and prod(one) == prod(shape)]
-    return is_pointwise(node) and all(one == own for one in alike)
+    """Whether a pointwise or regrouping node makes a value of the size of `shape`, with the same rows."""
+    return (is_pointwise(node) or _is_regrouping(node)) and _has_places(node.outputs[0], shape)
+
+
+def _keeps_shape(node: ir.Node, value: ir.Value) -> bool:
+    """Whether elements of `value` stay at their places in the output of its pointwise or regrouping reader."""
+    shape = static_shape(value)
+    if _is_regrouping(node):
+        return node.inputs[0] is value and shape is not None and _has_places(node.outputs[0], shape)
+    return static_shape(node.outputs[0]) == shape
+
+
+def _is_regrouping(node: ir.Node) -> bool:
+    """Whether a node changes nothing but the dimensions before the last two."""
+    shape = static_shape(node.inputs[0]) if node.op_type in _REGROUPED and node.domain == "" else None
+    return shape is not None and _has_places(node.outputs[0], shape)
 
 
 def _has_places(value: ir.Value, shape: _Shape) -> bool:
