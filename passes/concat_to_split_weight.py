@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
@@ -47,8 +48,11 @@ class ConcatToSplitWeight(Pass):
             elif match is not None:
                 sites.append(match)
         parts: _Parts = {}
+        alike: dict[_Cuts, set[tuple[ir.Node, int]]] = defaultdict(set)
+        for site in sites:
+            alike[site.cuts].update((product.node, product.weight_axis) for product in site.products)
         changed = False
-        for site, fault in [(site, _shared_weight(site, sites)) for site in sites]:
+        for site, fault in [(site, _shared_weight(site, alike[site.cuts])) for site in sites]:
             if fault is None:
                 _rewrite(model, site, parts)
                 changed = True
@@ -134,9 +138,8 @@ def _costly(concat: ir.Node, products: Sequence[_Product]) -> Rejection | None:
     return Rejection(f"%{value.name} is joined: {reason}", (concat, *(product.node for product in products)))
 
 
-def _shared_weight(site: _Site, sites: Sequence[_Site]) -> Rejection | None:
-    """Whether a large weight would exist twice, because somebody reads it who does not cut it at the same places."""
-    alike = {(p.node, p.weight_axis) for one in sites if one.cuts == site.cuts for p in one.products}
+def _shared_weight(site: _Site, alike: Container[tuple[ir.Node, int]]) -> Rejection | None:
+    """Whether a large weight would exist twice, because somebody reads it besides those who cut it alike, along the same axis."""
     for weight, axis in dict.fromkeys((product.weight, product.weight_axis) for product in site.products):
         others = [reader for reader in weight.consumers() if (reader, axis) not in alike]
         if others and tensor_type(weight).size_bytes > LAUNCH_BYTES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -47,7 +47,10 @@ class MergeParallelMatmul(Pass):
                 rejections.append(found)
             else:
                 chosen.append(found)
-        faults = [_shared_weight(family, chosen) for family in chosen]
+        products: dict[tuple[ir.Value, ...], set[ir.Node]] = defaultdict(set)  # by all the weights of their family
+        for family in chosen:
+            products[_weights(family)].update(branch.product for branch in family.branches)
+        faults = [_shared_weight(family, products[_weights(family)]) for family in chosen]
         merged = [family for family, fault in zip(chosen, faults, strict=True) if fault is None]
         rejections += [fault for fault in faults if fault is not None]
         for rejection in rejections:
@@ -90,12 +93,13 @@ def _worthwhile(family: Family, is_read_through: bool) -> Family | Rejection:
     return Rejection(f"{len(considered)} products of %{family.source.name} not merged: {balance}", products)
 
 
-def _shared_weight(family: Family, families: Sequence[Family]) -> Rejection | None:
-    """Whether a large weight would exist twice, because somebody reads it who is not merged with the same others."""
-    weights = [branch.weight for branch in family.branches]
-    alike = [one for one in families if [branch.weight for branch in one.branches] == weights]
-    products = {branch.product for one in alike for branch in one.branches}
-    for weight in weights:
+def _weights(family: Family) -> tuple[ir.Value, ...]:
+    return tuple(branch.weight for branch in family.branches)
+
+
+def _shared_weight(family: Family, products: Container[ir.Node]) -> Rejection | None:
+    """Whether a large weight would exist twice, because somebody reads it besides `products`, merged with the same others."""
+    for weight in _weights(family):
         others = [reader for reader in weight.consumers() if reader not in products]
         if others and tensor_type(weight).size_bytes > LAUNCH_BYTES:
             reason = f"products of %{family.source.name} not merged: %{weight.name} is also read by {others[0].op_type}"
