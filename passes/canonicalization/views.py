@@ -12,6 +12,7 @@ from .scope import (
     Replacement,
     Rule,
     Scope,
+    input_at,
     int_constants,
     operation,
     producer_of,
@@ -77,6 +78,29 @@ def expand_literally(node: ir.Node, scope: Scope) -> Replacement | None:
     return spelled(operation("Expand", [scope.constant(element, name), scope.ints(dims, _shape_name(node))]))
 
 
+def compose_slices(node: ir.Node, scope: Scope) -> Replacement | None:
+    """A Slice of a Slice along other axes is one Slice, as exporters write x[:, a:b, c:d] one axis after the other."""
+    inner, rank = producer_of(node.inputs[0], "Slice"), rank_of(node.outputs[0])
+    if inner is None or not rank:
+        return None
+    first, second = _slice_numbers(inner, rank), _slice_numbers(node, rank)
+    if first is None or second is None or set(first[2]) & set(second[2]):
+        return None
+    names = ("starts", "ends", "axes", "steps")
+    operands = [scope.ints(a + b, f"{node.outputs[0].name}_{name}") for a, b, name in zip(first, second, names, strict=True)]
+    return spelled(operation("Slice", [inner.inputs[0], *operands]))
+
+
+def _slice_numbers(node: ir.Node, rank: int) -> tuple[tuple[int, ...], ...] | None:
+    """Starts, ends, axes and steps of a Slice, where they are constants."""
+    starts, ends = int_constants(input_at(node, 1)), int_constants(input_at(node, 2))
+    if starts is None or ends is None:
+        return None
+    axes = tuple(range(len(starts))) if input_at(node, 3) is None else int_constants(node.inputs[3])
+    steps = (1,) * len(starts) if input_at(node, 4) is None else int_constants(node.inputs[4])
+    return None if axes is None or steps is None else (starts, ends, tuple(axis % rank for axis in axes), steps)
+
+
 def repeat_unit(node: ir.Node, scope: Scope) -> Replacement | None:
     """Tile along dimensions of 1 is Expand."""
     dims, repeats, target = static_shape(node.inputs[0]), int_constants(node.inputs[1]), static_shape(node.outputs[0])
@@ -129,6 +153,7 @@ _REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"
 RULES: dict[str, tuple[Rule, ...]] = {
     "ConstantOfShape": (expand_literally,),
     "Expand": (compose_expands,),
+    "Slice": (compose_slices,),
     "Tile": (repeat_unit,),
     "Transpose": (compose_transposes, reshape_instead),
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), (reshape_literally,)),
