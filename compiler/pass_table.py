@@ -14,6 +14,7 @@ PASSES: dict[str, str] = {
     "decompose": "prefuse.passes.decompose:Decompose",
     "bound-shapes": "prefuse.passes.bound_shapes:BoundShapes",
     "unroll-loops": "prefuse.passes.unroll_loops:UnrollLoops",
+    "fuse-norm": "prefuse.passes.fuse_norm:FuseNorm",
     "fuse-attention": "prefuse.passes.fuse_attention:FuseAttention",
     "fold-batchnorm": "prefuse.passes.fold_batchnorm:FoldBatchnorm",
     "concat-to-split-weight": "prefuse.passes.concat_to_split_weight:ConcatToSplitWeight",
@@ -27,7 +28,7 @@ PASSES: dict[str, str] = {
 
 DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,"
-    "eliminate-dead,fold-batchnorm,concat-to-split-weight,merge-parallel-matmul,fuse-attention,fuse-gather,fuse-epilogue,"
+    "eliminate-dead,fuse-norm,fold-batchnorm,concat-to-split-weight,merge-parallel-matmul,fuse-attention,fuse-gather,fuse-epilogue,"
     "order-nodes,plan-memory"
 )
 
