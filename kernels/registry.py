@@ -27,6 +27,7 @@ from .cpu import (
     reduction,
     regions,
     resize,
+    rows,
     scan,
     scatter,
     selection,
@@ -44,7 +45,7 @@ from .gpu.grids import UncutError
 from .gpu.rocm_limits import rocm_obstacle
 from .group import Group
 from .template import BuiltKernel, Refusal, Template
-from .values import anchors_of, surroundings
+from .values import anchors_of, is_followed_anchor
 
 _MAX_ELEMENTS = 2**31 - 1
 
@@ -57,6 +58,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template("reduction", reduction.build, reduction.OPERATORS),
     Template("arg_reduction", arg_reduction.build, arg_reduction.OPERATORS),
     Template("normalization", normalization.build, normalization.OPERATORS),
+    Template("rows", rows.build, rows.OPERATORS, has_surroundings=True),
     Template("pooling", pooling.build, pooling.OPERATORS),
     Template("grid_sample", grid_sample.build, grid_sample.OPERATORS),
     Template("resize", resize.build, resize.OPERATORS),
@@ -98,13 +100,13 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
     if wide := [name for name, kind in group.types.items() if kind.dtype == "complex128"]:
         return (("all", f"{wide[0]} is complex128, which no machine word holds"),)
     anchors = {op.op_type for op in anchors_of(group)}
-    is_bare = not anchors or not surroundings(group)
+    is_bare = not anchors or is_followed_anchor(group)
     refused: list[tuple[str, str]] = []
     for template in (*GPU_TEMPLATES, *TEMPLATES) if target.is_gpu else TEMPLATES:
         if not anchors <= template.anchors or bool(anchors) != bool(template.anchors):
             continue
         if not is_bare and not template.has_surroundings:
-            refused.append((template.name, "reads its operands and stores its result through no other operators"))
+            refused.append((template.name, "computes one operator, and reads its operands through no others"))
             continue
         try:
             built = template.build(group, target)

@@ -130,6 +130,16 @@ def surroundings(group: Group) -> tuple[Op, ...]:
     return tuple(op for op in beside if op.op_type not in pointwise.POINTWISE or not before.isdisjoint(op.outputs))
 
 
+def is_followed_anchor(group: Group) -> bool:
+    """Whether a group is one anchor alone, or one and pointwise operators on its elements that give the group's one output."""
+    if len(group.ops) == 1:
+        return True
+    anchors = anchors_of(group)
+    if len(anchors) != 1 or surroundings(group) or len(group.outputs) != 1:
+        return False
+    return group.types[group.outputs[0]].elements == group.types[anchors[0].outputs[0]].elements
+
+
 def pointwise_obstacle(group: Group) -> str:
     """Why some pointwise operator of the group cannot be expressed; empty if all can."""
     for op in group.ops:

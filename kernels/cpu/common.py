@@ -15,7 +15,7 @@ from ..pointwise import POINTWISE
 from ..template import BuiltKernel, Operand
 
 _BLOCK_VECTORS = 64  # vectors of one block of a flat loop: large enough to hide the loop, small enough to deal out evenly
-_COSTLY = frozenset(
+COSTLY = frozenset(
     [
         "Acos",
         "Acosh",
@@ -48,7 +48,7 @@ def new_builder(target: Target) -> KernelBuilder:
 
 def pointwise_cost(group: Group) -> int:
     """Scalar operations per element of the group's pointwise operators, a transcendental one counting for twelve."""
-    return sum(12 if op.op_type in _COSTLY else 1 for op in group.ops if op.op_type in POINTWISE)
+    return sum(12 if op.op_type in COSTLY else 1 for op in group.ops if op.op_type in POINTWISE)
 
 
 def map_elements(builder: KernelBuilder, shape: tuple[int, ...], lanes: int, work: int, element: Callable[[Index], None]) -> None:
