@@ -48,7 +48,8 @@ class Rows:
         return Block(self.builder, slots, lanes, True, base, (Loop(keys, 1),), ())
 
     def maximum(self, block: Block) -> Expr:
-        top = fold_block(block, self.scores.buffer, self.dtype, Fold(-np.inf, math.maximum))
+        """The greatest score of a row; of one with a NaN any, as its exponentials will not lose that."""
+        top = fold_block(block, self.scores.buffer, self.dtype, Fold(-np.inf, tirx.max))
         return self.builder.name(top[tirx.const(0, "int32")])
 
     def exponentials(self, block: Block, shift: Expr) -> Expr:

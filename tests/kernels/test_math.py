@@ -73,3 +73,17 @@ def test_errors_in_ulps(level: str) -> None:
         small = np.abs(rounded) <= TINY
         assert np.abs(got[small].astype(np.float64) - exact[small]).max(initial=0) <= tiny, name
         print(f"{level} {name}: {error.max():.2f} ulp at {worst!r}")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_exponentials_of_softmax_in_ulps(level: str) -> None:
+    """Of a row (x, 0) with x below -17, the first is e**x to the last bit of float32; results below the normal numbers are 0."""
+    x = np.stack([-np.linspace(17, 100, 200_001, dtype=np.float32), np.zeros(200_001, np.float32)], axis=1)
+    kind = TensorType(x.shape, "float32")
+    group = Group((Op("Softmax", ("x",), ("y",), {"axis": -1}, 23),), ("x",), ("y",), {"x": kind, "y": kind})
+    case = Case(group, {"x": x}, [x])
+    run([case], target_of(level))
+    got, exact = case.got[0][:, 0], np.exp(x[:, 0].astype(np.float64))
+    normal = x[:, 0] > -87.3
+    assert ulps(got[normal], exact[normal]).max() <= 1.1
+    assert not got[x[:, 0] < -87.4].any()
