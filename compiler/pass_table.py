@@ -21,6 +21,7 @@ PASSES: dict[str, str] = {
     "merge-parallel-matmul": "prefuse.passes.merge_parallel_matmul:MergeParallelMatmul",
     "fuse-recurrent": "prefuse.passes.fuse_recurrent:FuseRecurrent",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
+    "choose-layout": "prefuse.passes.choose_layout:ChooseLayout",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
     "order-nodes": "prefuse.passes.order_nodes:OrderNodes",
     "plan-memory": "prefuse.passes.plan_memory:PlanMemory",

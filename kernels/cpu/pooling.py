@@ -44,12 +44,12 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     window = read_window(group, anchor)
     work = group.types[group.outputs[0]].elements * (sum(window.kernel) + pointwise_cost(group))
     if work:
-        _Pooling(group, builder, anchor, window, dtype).emit(work)
+        Pooling(group, builder, anchor, window, dtype).emit(work)
     return finish("pooling", builder, group, flops=work)
 
 
 @dataclass(frozen=True)
-class _Pooling:
+class Pooling:
     """The loops of one pooling; `dtype` is what it computes in."""
 
     group: Group
@@ -82,7 +82,7 @@ class _Pooling:
             scratch = self.builder.local(width + step * self.lanes, self.dtype, "row")
             self._combine_rows(scratch, width, place, left)
             column = self._columns(scratch, width)
-            rows = self._counted(range(len(outer)), place[2:])
+            rows = self.counted(range(len(outer)), place[2:])
             cover(self.builder, run, self.lanes, lambda i: self._store((*place, first + i), i, column, rows))
 
         parallel_nest(self.builder, [batch, channels, *outer, -(-columns // run)], work, row)
@@ -92,16 +92,16 @@ class _Pooling:
         builder, window = self.builder, self.window
         columns = window.inputs[-1]
         rank = len(window.inputs) - 1
-        begin = builder.bind(tirx.max(0 - left, 0)) if self._overhangs(rank) else 0
-        end = builder.bind(tirx.max(tirx.min(columns - left, width), begin)) if self._overhangs(rank) else width
-        if self._overhangs(rank):
+        begin = builder.bind(tirx.max(0 - left, 0)) if self.overhangs(rank) else 0
+        end = builder.bind(tirx.max(tirx.min(columns - left, width), begin)) if self.overhangs(rank) else width
+        if self.overhangs(rank):
             for low, high in ((0, begin), (end, width)):
                 with builder.loop(high - low) as j:
                     builder.store(scratch, low + j, self.initial)
         taps = list(product(*(range(k) for k in window.kernel[:-1])))
         corners = [builder.bind(o * s - b) for o, s, b in zip(place[2:], window.strides, window.begins, strict=False)]
         inside = [self._inside(corners, tap) for tap in (taps[0], taps[-1])]
-        everything = tirx.all(*inside[0], *inside[1]) if any(self._overhangs(d) for d in range(rank)) else None
+        everything = tirx.all(*inside[0], *inside[1]) if any(self.overhangs(d) for d in range(rank)) else None
         if everything is None:
             self._combine_taps(scratch, begin, end, place, corners, left, taps)
             return
@@ -137,8 +137,8 @@ class _Pooling:
         def element(j: Expr) -> None:
             total = scratch[j] if onto else None
             for base in bases:
-                x = self._mapped(source[base + j])
-                total = x if total is None else builder.name(self._merge(total, x))
+                x = self.mapped(source[base + j])
+                total = x if total is None else builder.name(self.merge(total, x))
             builder.store(scratch, j, total)
 
         if isinstance(end, int):
@@ -166,16 +166,20 @@ class _Pooling:
         offsets = [k * self.window.dilations[-1] for k in range(self.window.kernel[-1])]
         total = column(i, offsets[0])
         for offset in offsets[1:]:
-            total = self.builder.name(self._merge(total, column(i, offset)))
+            total = self.builder.name(self.merge(total, column(i, offset)))
+        count = rows * self.counted([len(self.window.inputs) - 1], index[-1:]) if self.anchor.op_type == "AveragePool" else 1
+        follow(self.group, self.builder, self.anchor, index, self.finished(total, count))
+
+    def finished(self, total: Expr, count: Expr) -> Expr:
+        """The result of a window whose elements have been combined; an average divides by `count`."""
         if self.anchor.op_type == "AveragePool":
-            count = rows * self._counted([len(self.window.inputs) - 1], index[-1:])
             total = total / (tirx.Cast(self.dtype, count) if not isinstance(count, int) else tirx.const(count, self.dtype))
         elif self.anchor.op_type == "LpPool" and (power := self.anchor.attribute("p", 2)) != 1:
             total = tirx.sqrt(total) if power == 2 else tirx.pow(total, tirx.const(1 / power, self.dtype))
         dtype = self.group.types[self.anchor.outputs[0]].dtype
-        follow(self.group, self.builder, self.anchor, index, total if dtype == self.dtype else tirx.Cast(dtype, total))
+        return total if dtype == self.dtype else tirx.Cast(dtype, total)
 
-    def _counted(self, dimensions: Sequence[int], place: Sequence[Expr]) -> Expr:
+    def counted(self, dimensions: Sequence[int], place: Sequence[Expr]) -> Expr:
         """How many of the window's elements along some dimensions an average divides by, at an output place."""
         window = self.window
         count: Expr = 1
@@ -207,7 +211,7 @@ class _Pooling:
         window = self.window
         return (window.outputs[d] - 1) * window.strides[d] - window.begins[d] + (window.kernel[d] - 1) * window.dilations[d] + 1
 
-    def _overhangs(self, d: int) -> bool:
+    def overhangs(self, d: int) -> bool:
         """Whether some window reaches out of the operand along a dimension."""
         return self.window.begins[d] > 0 or self._last(d) > self.window.inputs[d]
 
@@ -216,10 +220,10 @@ class _Pooling:
         at = [c + t * d for c, t, d in zip(corners, tap, self.window.dilations, strict=False)]
         return [tirx.And(a >= 0, a < extent) for a, extent in zip(at, self.window.inputs, strict=False)]
 
-    def _merge(self, a: Expr, b: Expr) -> Expr:
+    def merge(self, a: Expr, b: Expr) -> Expr:
         return math.maximum(a, b) if self.anchor.op_type == "MaxPool" else a + b
 
-    def _mapped(self, x: Expr) -> Expr:
+    def mapped(self, x: Expr) -> Expr:
         value = x if str(x.ty) == self.dtype else self.builder.name(tirx.Cast(self.dtype, x))
         if self.anchor.op_type != "LpPool":
             return value

@@ -1,0 +1,253 @@
+"""Conv of two spatial dimensions whose result lies channels-last, as tile products: positions are rows, channels are columns.
+
+Scalars of the input, at the positions of a stretch of one output row, are broadcast; vectors run over output channels of the
+weights, which are packed at compile time in the order in which the tiles load them. Nothing is computed between rows, and
+neither strides nor dilations ask for a copy. Where windows overhang, they read a copy of the input with zeros around it. The
+input itself may lie channels-first: its elements are read one by one, so that the conversion costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import ceil, prod
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
+from ..costs import channels_last_tile
+from ..group import Group
+from ..template import BuiltKernel, Operand, Refusal
+from ..values import GroupValues
+from .anchored import sweep
+from .channels_last import ChannelsLast, channels_last_form
+from .common import finish, new_builder
+from .packing import pack_in_kernel
+from .tile_product import PackPanels, Tile, sum_tile
+from .window import read_window
+
+_ACCUMULATORS = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
+_WORK_PER_OPERATION = 16
+_SHORT_DEPTH = 256
+_NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one Conv of rank 4 whose result is transposed to channels-last, with its followers."""
+    form = channels_last_form(group)
+    if isinstance(form, Refusal):
+        return form
+    if form.anchor.op_type != "Conv":
+        return Refusal("has no convolution")
+    source = form.inner.types[form.anchor.inputs[0]]
+    if source.dtype not in _ACCUMULATORS:
+        return Refusal(f"no convolution of {source.dtype}")
+    return _Convolution(form, target).build()
+
+
+@dataclass(frozen=True)
+class _Image:
+    """The input as the products read it. Element (image, channel, row, column) is at the sum of the products with `strides`.
+
+    Position (0, 0) is that which the first window begins with.
+    """
+
+    buffer: Buffer
+    strides: tuple[int, int, int, int]
+
+    def offset(self, image: Expr, channel: Expr, row: Expr, column: Expr) -> Expr:
+        return sum(i * stride for i, stride in zip((image, channel, row, column), self.strides, strict=True))
+
+
+class _Convolution:
+    """One kernel being built."""
+
+    def __init__(self, form: ChannelsLast, target: Target) -> None:
+        self.form, self.target, self.anchor = form, target, form.anchor
+        self.window = read_window(form.inner, form.anchor)
+        self.builder = new_builder(target)
+        self.source = form.inner.types[form.anchor.inputs[0]]
+        self.images, self.channels, self.height, self.width = self.source.shape
+        self.groups = form.anchor.attribute("group", 1)
+        self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
+        self.accumulator = _ACCUMULATORS[self.source.dtype]
+        self.is_last = form.anchor.inputs[0] in form.operands
+        self.packed: dict[str, Operand] = {}
+
+    def build(self) -> BuiltKernel:
+        image = self._image()
+        flops = self._product(image)
+        return finish("convolution_channels_last", self.builder, self.form.outer, flops=flops, packed=self.packed)
+
+    # The input --------------------------------------------------------------------------------------------------------
+
+    def _strides(self, height: int, width: int) -> tuple[int, int, int, int]:
+        channels = self.channels
+        if self.is_last:
+            return height * width * channels, 1, width * channels, channels
+        return channels * height * width, height * width, width, 1
+
+    def _image(self) -> _Image:
+        """The input itself, or where windows overhang its padded copy."""
+        window = self.window
+        reaches = [
+            (out - 1) * stride + (kernel - 1) * dilation + 1
+            for out, stride, kernel, dilation in zip(window.outputs, window.strides, window.kernel, window.dilations, strict=True)
+        ]
+        name = self.form.operands.get(self.anchor.inputs[0], self.anchor.inputs[0])
+        source = _Image(
+            self.builder.parameter(name, self.source.elements, self.source.dtype), self._strides(self.height, self.width)
+        )
+        if not any(window.begins) and reaches[0] <= self.height and reaches[1] <= self.width:
+            return source
+        staged = _Image(
+            self.builder.workspace(self.images * self.channels * prod(reaches), self.source.dtype), self._strides(*reaches)
+        )
+        self._stage(source, staged, reaches)
+        return staged
+
+    def _stage(self, source: _Image, staged: _Image, extents: list[int]) -> None:
+        """Copy the input line by line, with zeros around it."""
+        builder, (top, left), zero = self.builder, self.window.begins, tirx.const(0, self.source.dtype)
+        unit = self.channels if self.is_last else 1  # elements of one column of a line
+        planes = self.images if self.is_last else self.images * self.channels
+        lanes = builder.lanes(self.source.dtype)
+        begin, end = left * unit, min(left + self.width, extents[1]) * unit
+        with builder.chunks(planes * extents[0], planes * prod(extents) * unit) as line:
+            plane, row = builder.bind(tirx.floordiv(line, extents[0])), tirx.floormod(line, extents[0])
+            at = builder.bind(row - top)
+            target = builder.bind(line * (extents[1] * unit))
+            origin = builder.bind((plane * self.height + at) * (self.width * unit) - begin)
+            inside = builder.bind(tirx.And(at >= 0, at < self.height))
+
+            def fill(first: int, last: int) -> None:
+                builder.vector_loop(last - first, lanes, lambda i: builder.store(staged.buffer, target + first + i, zero))
+
+            with builder.when(inside):
+                fill(0, begin)
+                builder.vector_loop(
+                    end - begin,
+                    lanes,
+                    lambda i: builder.store(staged.buffer, target + begin + i, source.buffer[origin + begin + i]),
+                )
+                fill(end, extents[1] * unit)
+            with builder.when(tirx.Not(inside)):
+                fill(0, extents[1] * unit)
+
+    # The product ------------------------------------------------------------------------------------------------------
+
+    def _product(self, image: _Image) -> int:
+        """Write the loops over tiles; returns the arithmetic operations of the whole."""
+        window, builder = self.window, self.builder
+        inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
+        images, lines, rows = self._positions()
+        depth = (*window.kernel, inputs)
+        flops: int = 2 * images * lines * rows * self.out_channels * prod(depth)
+        lanes = builder.lanes(self.accumulator)
+        tile = Tile(*channels_last_tile(rows, outputs, prod(depth), inputs, lanes, self.target.vector_registers), lanes)
+        weights = self._weights(tile.columns)
+        panels = -(-outputs // tile.columns)
+        step, dilation = window.strides, window.dilations
+        if not flops:
+            return 0
+
+        def emit_tile(place: dict[str, Expr]) -> None:
+            number, line, group = (place[axis] for axis in ("image", "line", "group"))
+            start = builder.bind(tirx.min(place["m"] * tile.rows, rows - tile.rows))
+            corner = builder.bind(image.offset(number, group * inputs, line * step[0], start * step[1]))
+            panel = builder.bind((group * panels + place["n"]) * (prod(depth) * tile.columns))
+
+            def a(row: int, ks: Index) -> Expr:
+                down, right = ks[0] * dilation[0], row * step[1] + ks[1] * dilation[1]
+                return tirx.Cast(self.accumulator, image.buffer[corner + image.offset(0, ks[2], down, right)])
+
+            def b(column: Expr, ks: Index) -> Expr:
+                return tirx.Cast(self.accumulator, weights[panel + row_major(ks, depth) * tile.columns + column])
+
+            sums = sum_tile(builder, tile, self.accumulator, depth, a, b)
+            first = builder.bind(place["n"] * tile.columns)
+            with builder.loop(tile.rows, name="row") as row:
+                index = self._index(number, line, builder.bind(start + row))
+                base = builder.bind(row * tile.columns)
+                self._columns(first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c]))
+
+        extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
+        order = self._order(prod(depth), outputs)
+        deal(builder, {axis: extents[axis] for axis in order}, flops // _WORK_PER_OPERATION, emit_tile)
+        return int(flops)
+
+    def _order(self, depth: int, outputs: int) -> tuple[str, ...]:
+        """The loops around a tile, outermost first.
+
+        Positions stay near while all channels pass, where weights do too; short sums write whole positions one after the other.
+        """
+        weights = self.form.inner.types[self.anchor.inputs[1]].size_bytes
+        if depth <= _SHORT_DEPTH and outputs > depth:
+            return "image", "line", "group", "m", "n"
+        return ("image", "line", "group", "n", "m") if weights <= _NEAR_BYTES else ("group", "n", "image", "line", "m")
+
+    def _columns(self, first: Expr, outputs: int, tile: Tile, body: Callable[[Expr], None]) -> None:
+        """`body` for each column of a tile that begins with channel `first` and is one of `outputs`."""
+        rest = outputs % tile.columns
+        is_whole = first + tile.columns <= outputs
+        if not rest:
+            sweep(self.builder, tile.columns, tile.lanes, body)
+        elif outputs < tile.columns:
+            sweep(self.builder, rest, tile.lanes, body)
+        else:
+            with self.builder.when(is_whole):
+                sweep(self.builder, tile.columns, tile.lanes, body)
+            with self.builder.when(tirx.Not(is_whole)):
+                sweep(self.builder, rest, tile.lanes, body)
+
+    def _positions(self) -> tuple[int, int, int]:
+        """Images, lines of each and positions of a line; lines without anything between them are one, and so are images."""
+        images, (lines, rows) = self.images, self.window.outputs
+        if prod(self.window.kernel) == prod(self.window.strides) == 1 and self.window.inputs == self.window.outputs:
+            return (1, 1, images * lines * rows) if self.is_last else (images, 1, lines * rows)
+        return images, lines, rows
+
+    def _index(self, number: Expr, line: Expr, position: Expr) -> Index:
+        """Image, row and column of a position of a line."""
+        lines, rows = self.window.outputs
+        images, count, _ = self._positions()
+        if count == lines:
+            return number, line, position
+        if images == self.images:
+            return number, *unravel(position, (lines, rows))
+        return unravel(position, (self.images, lines, rows))
+
+    def _weights(self, tile: int) -> Buffer:
+        name, window = self.anchor.inputs[1], self.window
+        shape = (self.groups, self.out_channels // self.groups, self.channels // self.groups, *window.kernel)
+        pack = PackPanels(shape, (0, 1, 3, 4, 2), 1, 1, tile)
+        kind = self.form.inner.types[name]
+        if name not in self.form.inner.constants:
+            return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
+        key = f"{name}/last"
+        self.packed[key] = Operand(name, pack)
+        return self.builder.parameter(key, pack.packed_type(kind).elements, kind.dtype)
+
+    def _store(self, index: Index, channel: Expr, value: Expr) -> None:
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
+        if bias:
+            value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
+        number, row, column = index
+        self.form.follow(self.builder, (number, channel, row, column), tirx.Cast(self.source.dtype, value))
+
+
+def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Callable[[dict[str, Expr]], None]) -> None:
+    """`body` at each place of nested loops, of which the one that divides best is dealt to the threads."""
+    threads = builder.threads_for(work)
+    order = list(extents)
+    split = min(order, key=lambda axis: (ceil(extents[axis] / threads) * threads / extents[axis], order.index(axis)))
+    with ExitStack() as loops:
+        thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
+        place: dict[str, Expr] = {}
+        for axis, extent in extents.items():
+            begin, end = share(thread, threads, extent) if axis == split else (0, extent)
+            i = loops.enter_context(builder.loop(end - begin, name=axis))
+            place[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
+        body(place)

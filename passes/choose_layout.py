@@ -1,0 +1,89 @@
+"""choose-layout: activations of convolutional networks lie channels-last where that is faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from ..compiler.ir.rewriter import Rejection
+from ..compiler.pipeline import Context, Pass
+from ..kernels.costs import conversion_cycles
+from .layout.cut import OUTSIDE, Crossing, LayoutProblem, choose_layouts
+from .layout.nodes import Flexible, conversion_bytes, flexible_form
+from .layout.rewriting import LayoutWriter
+
+_TOO_DEAR = "conversions around it would cost more than channels-last saves"
+
+
+@dataclass(frozen=True)
+class ChooseLayout(Pass):
+    """Choose for every group of convolutional networks whether its values lie channels-first or channels-last.
+
+    Before:  c = prefuse.conv_relu(x, w);  y = MaxPool(c)
+    After:   t = Transpose(x);  c = prefuse.conv_relu_channels_last(t, w)
+             p = prefuse.maxpool_channels_last(c);  y = Transpose(p)
+
+    A convolution or pooling is then a function with transposes around it, which its kernel reads through; pointwise nodes, Concat
+    of channels, Slice and means over positions work on other axes, and constants of theirs are turned. The choice is that of the
+    fewest estimated cycles of the whole graph, conversions counted once for all readers. Legal for convolutions of two spatial
+    dimensions, static shapes and a CPU.
+    """
+
+    name: ClassVar[str] = "choose-layout"
+
+    def run(self, model: ir.Model, context: Context) -> bool:
+        found = []
+        for node in model.graph:
+            form = flexible_form(model, node, context.target)
+            if isinstance(form, Rejection):
+                context.reject(self.name, form)
+            elif form is not None:
+                found.append(form)
+        if not any(one.last_cycles < one.first_cycles for one in found):
+            return False
+        chosen = choose_layouts(layout_problem(model.graph, found))
+        writer = LayoutWriter(model)
+        for one, is_last in zip(found, chosen, strict=True):
+            if is_last:
+                writer.write(one)
+            elif one.last_cycles < one.first_cycles:
+                context.reject(self.name, Rejection(_TOO_DEAR, (one.node,)))
+        writer.finish()
+        return any(chosen)
+
+
+def layout_problem(graph: ir.Graph, found: list[Flexible]) -> LayoutProblem:
+    """The choice as numbers: nodes in the order of `found`, and every value that takes a kernel to convert."""
+    numbers = {one.node: number for number, one in enumerate(found)}
+    values = dict.fromkeys(
+        value
+        for one in found
+        for value in (*(one.node.inputs[i] for i in one.operands), *(() if one.form == "mean" else one.node.outputs))
+        if value is not None and conversion_bytes(value)
+    )
+    return LayoutProblem(
+        [round(one.first_cycles) for one in found],
+        [round(one.last_cycles) for one in found],
+        [_crossing(value, found, numbers) for value in values],
+    )
+
+
+def _crossing(value: ir.Value, found: list[Flexible], numbers: dict[ir.Node, int]) -> Crossing:
+    producer = value.producer()
+    maker = OUTSIDE if producer is None else numbers.get(producer, OUTSIDE)
+    if maker != OUTSIDE and found[maker].form == "mean":
+        maker = OUTSIDE
+    readers, indifferent = set(), set()
+    if value.is_graph_output():
+        readers.add(OUTSIDE)
+    for user, index in value.uses():
+        number = numbers.get(user, OUTSIDE)
+        if number == OUTSIDE or index not in found[number].operands:
+            readers.add(OUTSIDE)
+        elif index in found[number].direct:
+            indifferent.add(number)
+        else:
+            readers.add(number)
+    return Crossing(maker, tuple(sorted(readers)), round(conversion_cycles(conversion_bytes(value))), tuple(sorted(indifferent)))

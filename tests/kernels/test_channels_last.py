@@ -1,0 +1,207 @@
+"""Convolutions and poolings of values that lie channels-last; against torch in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prefuse.kernels.cpu.channels_last import channels_last_form
+from prefuse.kernels.group import Group, Op
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template import Refusal
+from torch.nn import functional
+
+from .harness import LEVELS, Case, check, operator, target_of, type_of
+
+_UNITS = {"float64": 1e-12, "float32": 1e-4, "float16": 2e-1}
+
+
+def channels_last(case: Case, *, template: str, keep_first: tuple[str, ...] = ()) -> Case:
+    """The same group among transposes: operands of the output's rank that are not constant, and the output, lie channels-last."""
+    shape = case.expected[0].shape
+    images = [
+        name
+        for name, array in case.arrays.items()
+        if array.ndim == len(shape) and name not in (*case.group.constants, *keep_first) and array.shape[2:] != (1, 1)
+    ]
+    arrays, types = dict(case.arrays), dict(case.group.types)
+    heads, names = [], {}
+    for name in images:
+        arrays[name] = np.ascontiguousarray(case.arrays[name].transpose(0, 2, 3, 1))
+        names[name] = f".{name}.first"
+        types[name], types[names[name]] = type_of(arrays[name]), case.group.types[name]
+        heads.append(Op("Transpose", (name,), (names[name],), {"perm": (0, 3, 1, 2)}))
+    (out,) = case.group.outputs
+    names[out] = ".out.first"
+    expected = np.ascontiguousarray(case.expected[0].transpose(0, 2, 3, 1))
+    types[".out.first"], types[out] = types[out], replace(types[out], shape=expected.shape)
+    body = [
+        replace(op, inputs=tuple(names.get(i, i) for i in op.inputs), outputs=tuple(names.get(o, o) for o in op.outputs))
+        for op in case.group.ops
+    ]
+    tail = Op("Transpose", (".out.first",), (out,), {"perm": (0, 2, 3, 1)})
+    group = replace(case.group, ops=(*heads, *body, tail), types=types)
+    return replace(case, group=group, arrays=arrays, expected=[expected], label=f"{case.label} last", template=template)
+
+
+def convolution(
+    shape: tuple[int, int, int, int],
+    channels: int,
+    kernel: int | tuple[int, int],
+    strides: int | tuple[int, int] = 1,
+    pads: int | tuple[int, int, int, int] = 0,
+    dilations: int | tuple[int, int] = 1,
+    *,
+    group: int = 1,
+    dtype: str = "float32",
+    keep_first: tuple[str, ...] = (),
+) -> Case:
+    """A convolution with bias, then relu(c * s + r) with s of the channels and r of the result's shape, all channels-last."""
+    k, s, d = (value if isinstance(value, tuple) else (value, value) for value in (kernel, strides, dilations))
+    p = pads if isinstance(pads, tuple) else (pads,) * 4
+    generator = torch.Generator().manual_seed(sum(shape) + channels)
+
+    def draw(*extents: int) -> torch.Tensor:
+        return torch.randn(*extents, generator=generator, dtype=torch.float64)
+
+    x, weights, bias, scale = draw(*shape), draw(channels, shape[1] // group, *k), draw(channels), draw(channels, 1, 1)
+    exact = functional.conv2d(functional.pad(x, (p[1], p[3], p[0], p[2])), weights, bias, s, 0, d, group)
+    tensors = {"x": x, "w": weights, "b": bias, "s": scale, "r": draw(*exact.shape)}
+    arrays = {name: tensor.numpy().astype(dtype) for name, tensor in tensors.items()}
+    attributes = {"strides": s, "pads": p, "dilations": d, "group": group}
+    ops = (
+        Op("Conv", ("x", "w", "b"), ("c",), attributes),
+        Op("Mul", ("c", "s"), ("m",)),
+        Op("Add", ("m", "r"), ("a",)),
+        Op("Relu", ("a",), ("y",)),
+    )
+    types = {name: type_of(array) for name, array in arrays.items()}
+    types |= dict.fromkeys(("c", "m", "a", "y"), types["r"])
+    expected = torch.relu(exact * scale + tensors["r"]).numpy()
+    unit = _UNITS[dtype]
+    label = f"Conv {shape} {channels} {k} {attributes} {dtype}"
+    case = Case(Group(ops, tuple(arrays), ("y",), types, frozenset("wbs")), arrays, [expected], unit / 10, unit, label)
+    return channels_last(case, template="convolution_channels_last", keep_first=keep_first)
+
+
+def plain() -> list[Case]:
+    """Channels and positions that do not divide a tile, windows with strides and holes."""
+    return [
+        convolution((1, 64, 7, 7), 64, 1),
+        convolution((2, 17, 13, 11), 33, 1),
+        convolution((2, 1, 9, 10), 17, 3, 1, 1),
+        convolution((1, 3, 30, 27), 9, 7, 2, 3),
+        convolution((1, 17, 14, 14), 64, 3, 1, 1),
+        convolution((2, 64, 7, 9), 17, 3, 2, 1),
+        convolution((1, 8, 9, 9), 5, 1, 2),
+        convolution((1, 8, 9, 9), 5, 1, 1, (1, 0, 2, 0)),
+        convolution((1, 4, 19, 19), 6, 3, 1, 2, 2),
+        convolution((1, 16, 12, 15), 40, (2, 3), (2, 1), (0, 1, 2, 3), (1, 2)),
+        convolution((3, 5, 1, 1), 7, 1),
+        convolution((1, 3, 2, 3), 5, (2, 3)),
+        convolution((1, 300, 5, 5), 3, 1),
+        convolution((0, 2, 8, 8), 3, 3),
+        convolution((1, 17, 13, 13), 24, 3, 1, 1, dtype="float64"),
+        convolution((1, 16, 8, 8), 6, 3, 1, 1, dtype="float16"),
+    ]
+
+
+def grouped() -> list[Case]:
+    return [
+        convolution((2, 6, 9, 11), 4, 3, 2, 1, group=2),
+        convolution((1, 64, 9, 9), 68, 3, 1, 1, group=4),
+        convolution((1, 6, 8, 8), 12, 1, group=3),
+        convolution((2, 17, 13, 13), 17, 3, 1, 1, group=17),
+        convolution((1, 64, 14, 15), 64, 5, 2, 2, group=64),
+        convolution((1, 32, 12, 12), 32, 3, 1, (0, 1, 2, 0), 2, group=32),
+        convolution((1, 16, 3, 3), 16, 7, 1, 3, group=16),
+        convolution((2, 40, 8, 8), 40, 2, group=40),
+        convolution((1, 20, 9, 9), 20, 3, 1, 1, group=20, dtype="float64"),
+    ]
+
+
+def from_first() -> list[Case]:
+    """The input lies channels-first."""
+    return [
+        convolution((1, 3, 37, 33), 20, 7, 2, 3, keep_first=("x",)),
+        convolution((2, 1, 12, 13), 33, 3, keep_first=("x",)),
+        convolution((2, 4, 9, 9), 17, 1, keep_first=("x",)),
+        convolution((2, 3, 9, 8), 16, 3, 1, (1, 0, 0, 2), keep_first=("x",)),
+    ]
+
+
+def of_a_run() -> list[Case]:
+    """Weights that are not constant: packed by the kernel."""
+    cases = [convolution((1, 16, 13, 13), 24, 3, 1, 1), convolution((2, 6, 9, 11), 4, 3, 2, 1, group=2)]
+    return [replace(case, group=replace(case.group, constants=frozenset())) for case in cases]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("cases", [plain, grouped, from_first, of_a_run])
+def test_convolutions(cases: Any, level: str) -> None:
+    check(cases(), target_of(level))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_work_is_shared_among_threads(threads: int) -> None:
+    cases = [
+        convolution((1, 64, 30, 29), 70, 1),
+        convolution((1, 32, 23, 21), 66, 3, 1, 1),
+        convolution((1, 200, 7, 7), 300, 3, 1, 1),
+        convolution((1, 64, 40, 40), 64, 3, 1, 1, group=64),
+        pooling("MaxPool", (1, 64, 33, 33), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+    ]
+    check(cases, target_of("avx2", threads))
+
+
+def pooling(op_type: str, shape: tuple[int, int, int, int], **attributes: Any) -> Case:
+    """One pooling, alone and without the reference's known faults: torch has none of them."""
+    x = torch.from_numpy(np.random.default_rng(sum(shape)).standard_normal(shape))
+    k, s = attributes["kernel_shape"], attributes.get("strides", (1, 1))
+    top, left, bottom, right = attributes.get("pads", (0, 0, 0, 0))
+    d = attributes.get("dilations", (1, 1))
+    fill = -np.inf if op_type == "MaxPool" else 0.0
+    padded = functional.pad(x, (left, right, top, bottom), value=fill)
+    if op_type == "MaxPool":
+        exact = functional.max_pool2d(padded, k, s, 0, d)
+    else:
+        ones = functional.pad(torch.ones_like(x), (left, right, top, bottom), value=float(attributes.get("count_include_pad", 0)))
+        exact = functional.avg_pool2d(padded, k, s) / functional.avg_pool2d(ones, k, s)
+    expected = [exact.numpy().astype(np.float32)]
+    case = operator(op_type, x.numpy().astype(np.float32), expected=expected, rtol=1e-5, atol=1e-5, **attributes)
+    return channels_last(case, template="pooling_channels_last")
+
+
+def poolings() -> list[Case]:
+    return [
+        pooling("MaxPool", (1, 64, 13, 13), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+        pooling("MaxPool", (2, 17, 9, 8), kernel_shape=(2, 2), strides=(2, 2)),
+        pooling("MaxPool", (1, 3, 9, 12), kernel_shape=(3, 2), dilations=(2, 3), pads=(2, 1, 0, 2)),
+        pooling("MaxPool", (1, 1, 5, 5), kernel_shape=(5, 5)),
+        pooling("AveragePool", (2, 17, 9, 11), kernel_shape=(3, 3), strides=(2, 1), pads=(0, 1, 2, 1)),
+        pooling("AveragePool", (1, 33, 8, 8), kernel_shape=(3, 3), pads=(1, 1, 1, 1), count_include_pad=1),
+        pooling("AveragePool", (1, 40, 6, 6), kernel_shape=(2, 3)),
+    ]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_poolings(level: str) -> None:
+    check(poolings(), target_of(level))
+
+
+def test_other_groups_are_refused() -> None:
+    """Each for the reason that its form is not this one."""
+    case = convolution((1, 8, 5, 5), 8, 1)
+    *rest, tail = case.group.ops
+    turned = replace(tail, attributes={"perm": (0, 3, 2, 1)})
+    assert isinstance(channels_last_form(replace(case.group, ops=(*rest, turned))), Refusal)
+    built = build_kernel(replace(case.group, ops=(*rest, turned)), target_of("avx2"))
+    assert isinstance(built, tuple)
+    assert ("convolution_channels_last", "its values do not lie channels-last") in built
+    integers = {name: replace(kind, dtype="int32") for name, kind in case.group.types.items()}
+    built = build_kernel(replace(case.group, types=integers), target_of("avx2"))
+    assert isinstance(built, tuple)
+    assert ("convolution_channels_last", "no convolution of int32") in built

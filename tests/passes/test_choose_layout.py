@@ -1,0 +1,155 @@
+"""The choice of layouts: the cut against all choices, the choice on whole graphs, and programs that follow it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import onnx_ir as ir
+import prefuse
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prefuse.compiler.ir.facts import infer_facts
+from prefuse.compiler.oracle import random_inputs, relative_error, run_model
+from prefuse.compiler.pass_table import PASSES
+from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
+from prefuse.kernels.costs import Convolution, channels_first_cycles, channels_last_cycles, channels_last_tile
+from prefuse.passes.layout.cut import OUTSIDE, Crossing, LayoutProblem, choose_layouts, cost_of
+from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.target import Target
+
+NETWORK = """
+<ir_version: 10, opset_import: ["": 21]>
+main (float[1,3,20,20] x, float[32,3,3,3] v, float[32,32,3,3] w, float[32] k, float[32,1,3,3] z)
+  => (float[1,32] y, float[1,32,5,5] r)
+{
+  shape = Constant<value_ints=[32, 1, 1]>()
+  scale = Reshape(k, shape)
+  a = Conv<pads=[1,1,1,1], strides=[2,2]>(x, v)
+  b = Relu(a)
+  p = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(b)
+  c = Conv<pads=[1,1,1,1]>(p, w)
+  d = Mul(c, scale)
+  e = Sigmoid(d)
+  f = Conv<pads=[1,1,1,1]>(e, w)
+  g = Add(f, p)
+  h = Relu(g)
+  q = Conv<pads=[1,1,1,1], group=32>(h, z)
+  r = Conv<pads=[1,1,1,1]>(q, w)
+  m = GlobalAveragePool(r)
+  y = Flatten(m)
+}
+"""
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> LayoutProblem:
+    count = draw(st.integers(1, 6))
+    costs = st.lists(st.integers(0, 9), min_size=count, max_size=count)
+    someone = st.integers(OUTSIDE, count - 1)
+
+    @st.composite
+    def crossings(draw: st.DrawFn) -> Crossing:
+        producer = draw(someone)
+        others = [node for node in range(OUTSIDE, count) if node != producer or node == OUTSIDE]
+        readers = draw(st.lists(st.sampled_from(others), unique=True, max_size=3))
+        rest = [node for node in others if node not in (*readers, OUTSIDE)]
+        indifferent = draw(st.lists(st.sampled_from(rest), unique=True, max_size=2)) if rest else []
+        return Crossing(producer, tuple(readers), draw(st.integers(0, 9)), tuple(indifferent))
+
+    return LayoutProblem(draw(costs), draw(costs), draw(st.lists(crossings(), max_size=6)))
+
+
+@given(problems())
+def test_the_cut_is_a_cheapest_choice(problem: LayoutProblem) -> None:
+    cheapest = min(cost_of(problem, choice) for choice in product((False, True), repeat=len(problem.first)))
+    assert cost_of(problem, choose_layouts(problem)) == cheapest
+
+
+def test_ties_are_channels_first() -> None:
+    assert choose_layouts(LayoutProblem([3, 5], [3, 4], [])) == (False, True)
+
+
+def lowered(text: str, target: str = "cpu:avx512", pipeline: str = "fuse-epilogue,choose-layout") -> tuple[ir.Model, Context]:
+    model = ir.from_onnx_text(text)
+    infer_facts(model)
+    context = Context(Target.parse(target))
+    run_pipeline(model, parse_pipeline(pipeline, PASSES), context)
+    return model, context
+
+
+def test_gpus_have_no_kernel() -> None:
+    _, context = lowered(NETWORK, "cuda:sm_90")
+    assert any("no kernel computes Conv channels-last on cuda" in str(remark) for remark in context.remarks)
+
+
+def test_a_convolution_beside_other_operators_is_refused() -> None:
+    """A group that some other pass has made."""
+    from prefuse.compiler.ir.functions import fuse_into_function
+
+    model = ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["": 21]>
+        main (float[1,64,7,7] x, float[64,64,3,3] w) => (float[1,64,5,5] y) {
+          c = Conv(x, w)
+          y = Softmax(c)
+        }""")
+    infer_facts(model)
+    fuse_into_function(model, list(model.graph), "conv_softmax")
+    context = Context(Target.parse("cpu"))
+    run_pipeline(model, parse_pipeline("choose-layout", PASSES), context)
+    assert any("other operators that are not pointwise" in str(remark) for remark in context.remarks)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_programs_compute_the_same(threads: int) -> None:
+    model = ir.from_onnx_text(NETWORK)
+    inputs = random_inputs(model)
+    expected = run_model(model, inputs, "reference")
+    pipeline = "canonicalize,eliminate-dead,fuse-epilogue,choose-layout,order-nodes,plan-memory"
+    compiled = prefuse.compile(ir.to_proto(model), pipeline=pipeline, cache=False, target=f"cpu:avx2,threads={threads}")
+    assert isinstance(compiled, CompiledModel)
+    assert "channels_last" in str(compiled.report())
+    results = compiled(*inputs.values())
+    assert isinstance(results, tuple)
+    for got, array in zip(results, expected.values(), strict=True):
+        assert relative_error(np.asarray(got), array) < 1e-5
+
+
+def test_constants_are_turned() -> None:
+    scale = ", ".join(str(number) for number in range(64))
+    text = f"""
+        <ir_version: 10, opset_import: ["": 21]>
+        main (float[1,64,7,7] x, float[64,64,3,3] w) => (float[1,64,7,7] y, float[1,64,7,7] b) {{
+          k = Constant<value = float[64,1,1] {{{scale}}}>()
+          z = Conv<pads=[1,1,1,1]>(x, w)
+          a = Conv<pads=[1,1,1,1]>(z, w)
+          c = Neg(a)
+          d = Add(a, k)
+          e = Abs(a)
+          f = Mul(d, c)
+          b = Sub(f, e)
+          y = Conv<pads=[1,1,1,1]>(b, w)
+        }}"""
+    model, _ = lowered(text, pipeline="choose-layout")
+    (add,) = (node for node in model.graph if node.op_type == "Add")
+    assert [tuple(value.shape or ()) for value in add.inputs if value is not None] == [(1, 7, 7, 64), (64,)]
+
+
+def test_costs_are_of_both_layouts() -> None:
+    """Deep layers of few positions are what channels-last is for; two output channels fill no vector."""
+    deep = Convolution(1, 1, 512, 512, 7, 7, 7, 7, (3, 3), (1, 1), True)
+    thin = Convolution(1, 1, 64, 2, 30, 30, 30, 30, (1, 1), (1, 1), False)
+    assert channels_last_cycles(deep, 16, 32) < 0.9 * channels_first_cycles(deep, 16, 32)
+    assert channels_last_cycles(thin, 16, 32) > 2 * channels_first_cycles(thin, 16, 32)
+    for one in (deep, thin):
+        floor = one.rows * one.columns * one.outputs * one.depth / 32
+        assert min(channels_last_cycles(one, 16, 32), channels_first_cycles(one, 16, 32)) >= floor
+
+
+@pytest.mark.parametrize("registers", [16, 32])
+def test_tiles_fit_the_registers(registers: int) -> None:
+    for positions, channels, depth, inputs in product((1, 7, 14, 500), (1, 17, 64), (9, 4608), (1, 64)):
+        rows, vectors = channels_last_tile(positions, channels, depth, inputs, 8, registers)
+        assert rows * vectors + vectors + 1 <= registers
+        assert 1 <= rows <= positions
