@@ -199,6 +199,10 @@ def _pieces(b: Builder) -> ir.Value | None:
             pool.append(b.add(b.draw(st.sampled_from(["Sin", "Identity"])), [b.add("Concat", parts, axis=0)]))
             if b.draw(st.booleans()):
                 pool.append(b.add("Abs", [b.draw(st.sampled_from(pool))]))
+    if b.draw(st.booleans()):  # in whose order depends on how the parts lie
+        parts = b.draw(st.lists(st.sampled_from(pool), min_size=2, max_size=3))
+        joined = b.add("Concat", parts, axis=0)
+        return b.add("MatMul", [joined, b.floats((shape_of(joined)[0], 3))])
     return pool[-1]
 
 

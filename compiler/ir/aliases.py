@@ -9,7 +9,7 @@ than that, since a caller's arrays have no other alignment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -43,10 +43,21 @@ class Aliases:
     places: Mapping[ir.Value, Place]
     free: Mapping[ir.Node, tuple[tuple[ir.Value, int], ...]]
     rejections: tuple[Rejection, ...]
+    owners: frozenset[ir.Value]  # what keeps memory of its own
 
     def place(self, value: ir.Value) -> Place:
         """The memory that holds a value."""
         return self.places.get(value, Place(value, 0))
+
+    def bytes_in_place(self, pieces: Sequence[ir.Value]) -> int:
+        """How much of a Concat along the outermost dimension of these operands, in this order, could be written in place."""
+        taken: set[ir.Value] = set()
+        size_bytes = 0
+        for run in _runs(pieces, self.place):
+            if _fault(run, self.owners, taken) is None:
+                size_bytes += run.size_bytes
+                taken.add(run.source.value)
+        return size_bytes
 
 
 def is_view(node: ir.Node) -> bool:
@@ -76,7 +87,7 @@ def find_aliases(graph: ir.Graph, owners: Iterable[ir.Value]) -> Aliases:
         if rejection := search.visit(node):
             search.rejections.append(rejection)
     places = {value: search.place(value) for value in search.parents}
-    return Aliases(places, search.free, tuple(search.rejections))
+    return Aliases(places, search.free, tuple(search.rejections), frozenset(search.owners))
 
 
 def part_offsets(node: ir.Node) -> tuple[int, ...] | None:
@@ -219,9 +230,9 @@ class _Search:
             rows = prod(kind.shape[:axis])
             return Rejection(f"Concat is computed: its pieces come {rows} times each in %{result.name}", (node,))
         copies, faults, copied = [], [], 0
-        runs = self._runs(node)
+        runs = _runs([piece for piece in node.inputs if piece is not None], self.place)
         for run in runs:
-            if fault := self._fault(run):
+            if fault := _fault(run, self.owners, self.parents):
                 faults.append(fault)
                 copied += run.size_bytes
                 copies += _pieces_at(run)
@@ -234,32 +245,33 @@ class _Search:
         self.free[node] = tuple(copies)
         return Rejection(f"{copied} bytes of %{result.name} are copied: {'; '.join(faults)}", (node,)) if faults else None
 
-    def _runs(self, node: ir.Node) -> list[_Run]:
-        runs: list[_Run] = []
-        end = 0
-        for piece in node.inputs:
-            assert piece is not None
-            size_bytes = tensor_type(piece).size_bytes
-            place, last = self.place(piece), runs[-1] if runs else None
-            if last and last.source == Place(place.value, place.offset_bytes - last.size_bytes):
-                runs[-1] = _Run((*last.pieces, piece), last.source, last.size_bytes + size_bytes, last.begin)
-            elif size_bytes:
-                runs.append(_Run((piece,), place, size_bytes, end))
-            end += size_bytes
-        return runs
 
-    def _fault(self, run: _Run) -> str | None:
-        """Why a run cannot be written in place; None if it is all of a value that a kernel writes and nobody else wants."""
-        source = run.source.value
-        if source.producer() is None or constant_tensor(source) is not None:
-            return f"%{source.name} is {'an input of the graph' if source.is_graph_input() else 'constant'}"
-        if source in self.owners:
-            return f"%{source.name} is an output of the graph"
-        if source in self.parents:
-            return f"%{source.name} comes twice"
-        if run.size_bytes != tensor_type(source).size_bytes:
-            return f"%{run.pieces[0].name} is a part of %{source.name}"
-        return None
+def _runs(pieces: Sequence[ir.Value], place_of: Callable[[ir.Value], Place]) -> list[_Run]:
+    runs: list[_Run] = []
+    end = 0
+    for piece in pieces:
+        size_bytes = tensor_type(piece).size_bytes
+        place, last = place_of(piece), runs[-1] if runs else None
+        if last and last.source == Place(place.value, place.offset_bytes - last.size_bytes):
+            runs[-1] = _Run((*last.pieces, piece), last.source, last.size_bytes + size_bytes, last.begin)
+        elif size_bytes:
+            runs.append(_Run((piece,), place, size_bytes, end))
+        end += size_bytes
+    return runs
+
+
+def _fault(run: _Run, owners: Container[ir.Value], taken: Container[ir.Value]) -> str | None:
+    """Why a run cannot be written in place; None if it is all of a value that a kernel writes and nobody else wants."""
+    source = run.source.value
+    if source.producer() is None or constant_tensor(source) is not None:
+        return f"%{source.name} is {'an input of the graph' if source.is_graph_input() else 'constant'}"
+    if source in owners:
+        return f"%{source.name} is an output of the graph"
+    if source in taken:
+        return f"%{source.name} comes twice"
+    if run.size_bytes != tensor_type(source).size_bytes:
+        return f"%{run.pieces[0].name} is a part of %{source.name}"
+    return None
 
 
 def _pieces_at(run: _Run) -> list[tuple[ir.Value, int]]:
