@@ -16,11 +16,11 @@ from ..runtime.plan import Role
 from ..runtime.profile import GroupDescription, describe_groups
 from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
-from .debugging.grouping import lone_groups, members_of
+from .debugging.grouping import lone_groups
 from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
-from .ir.functions import inline_function, is_fused
+from .ir.functions import inline_function, is_fused, original_names
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import group_of
@@ -30,7 +30,7 @@ from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .pass_table import PASSES, named_pipeline
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
 
-_REMARKS = 200  # lines kept of each list of the report
+_REMARKS = 1000  # lines kept of each list of the report
 Progress = Callable[[str, float], None]  # what is being done, and the fraction of the whole that is behind
 
 
@@ -183,8 +183,8 @@ def _constant_sources(draft: PlanDraft, offsets: dict[str, int | None]) -> list[
 
 
 def _description(item: LoweredGroup, alone: Mapping[str, tuple[str, ...]]) -> GroupDescription:
-    names = members_of(item.node)
-    return GroupDescription(names, source_of(item.node), item.kernel.refused, alone.get(str(item.node.name), ()))
+    reasons = alone.get(str(item.node.name), ())
+    return GroupDescription(original_names(item.node), source_of(item.node), item.kernel.refused, reasons)
 
 
 def _report(lowered: list[LoweredGroup], context: Context, alone: Mapping[str, tuple[str, ...]]) -> dict[str, object]:

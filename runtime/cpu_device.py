@@ -18,7 +18,7 @@ from .target import Target
 
 MAIN = "prefuse_main"  # takes int64 addresses: arena, constants, the plan's parameters
 PROFILE = "prefuse_profile"  # the same and the address of the stamps; only in programs that are compiled to be profiled
-STAMP_BYTES = 16  # struct timespec: seconds and nanoseconds, an int64 each
+CLOCK_WORDS = 2  # of an int64 each, before the counters: struct timespec, seconds and nanoseconds
 _INT = 1  # tag of an integer argument
 _HUGE_PAGE_BYTES = 2 << 20
 _SHARE_ALL_CORES = -3  # TVM's affinity mode that pins no thread to a core of its own
@@ -82,7 +82,8 @@ class CpuExecutable:
         try:
             function = native.library_function(self._library, PROFILE)
         except native.NativeError as error:
-            raise OptionError("profile", "the program has no counters", "compile the model with profile=True") from error
+            fix = "compile the model with profile=True, or --profile"
+            raise OptionError("profile", "the program has no counters", fix) from error
         return CpuInvocation(self, function, arena, self._arguments + 1)
 
 

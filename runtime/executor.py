@@ -106,6 +106,13 @@ class CompiledModel:
         """What was fused, which kernels run, how much memory they take, and where the slow paths are."""
         return render_report(self._program)
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """All that the passes said while compiling: what they did not do, and why."""
+        report = self._program.manifest.get("report")
+        found = report.get("remarks") if isinstance(report, Mapping) else None
+        return tuple(map(str, found)) if isinstance(found, list) else ()
+
     def profile(self, *inputs: object, runs: int = 20, **named: object) -> Profile:
         """The times of each step in `runs` calls, after one that does not count.
 

@@ -16,12 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from .cpu_device import CLOCK_WORDS
 from .device import Arena, Executable, Invocation
 from .errors import OptionError
 from .plan import Launch, Plan, Step, step_reads, step_writes
 from .program_file import Program
-
-_NANOSECONDS = np.array([10**9, 1], np.int64)  # of the two words of a timespec
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """What the compiler says of a launch: the nodes in it, where they come from, and why other templates refused it."""
+    """What the compiler says of a launch: the imported nodes in it, their sources, and why other templates refused it."""
 
     nodes: tuple[str, ...] = ()
     source: str = ""
@@ -172,27 +171,32 @@ class Profile:
 
 
 class Recorder:
-    """An executable whose calls record the clock, each in a row of its own."""
+    """An executable whose calls record the time, each in a row of its own: the clock at the beginning, then counters.
+
+    The rate of the counters is that between the first call and the last.
+    """
 
     def __init__(self, executable: Executable, calls: int, steps: int) -> None:
         self._executable = executable
-        self._stamps = np.zeros((calls, steps + 1, 2), np.int64)
-        self._calls = 0
+        self._rows = np.zeros((calls, CLOCK_WORDS + steps + 1), np.int64)
+        self._next = int(self._rows.ctypes.data)
 
     def bind(self, arena: Arena) -> Invocation:
         """As the executable's own; a call is one of those that are recorded."""
         profiled = self._executable.bind_profile(arena)
+        row_bytes = self._rows.strides[0]
 
         def call(*addresses: int) -> None:
-            row = self._stamps[self._calls]
-            self._calls += 1
-            profiled(*addresses, row.ctypes.data)
+            profiled(*addresses, self._next)
+            self._next += row_bytes
 
         return call
 
     def stamps_ns(self) -> np.ndarray:
-        """int64[calls, steps + 1] of what has been recorded."""
-        stamps: np.ndarray = self._stamps[: self._calls] @ _NANOSECONDS
+        """int64[calls, steps + 1]: the clock at the beginning of each call and after each step. All calls have been made."""
+        clock, counters = self._rows[:, 0] * 10**9 + self._rows[:, 1], self._rows[:, CLOCK_WORDS:]
+        rate = float(clock[-1] - clock[0]) / float(counters[-1, 0] - counters[0, 0])
+        stamps: np.ndarray = clock[:, None] + np.rint((counters - counters[:, :1]) * rate).astype(np.int64)
         return stamps
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from .errors import OptionError
-from .executor import in_order
+from .executor import CompiledModel, in_order
 from .host_operators import Value
 from .interchange import all_as_tensors, as_array, is_torch
 from .plan import Plan, TensorType
-from .procedure import Procedure
+from .procedure import Procedure, ProgramStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,13 @@ class StagedModel:
         """No single plan describes the model: raises OptionError."""
         why = "the model runs in stages, whose shapes or number depend on the data of the run"
         raise OptionError("plan", why, "see report(): it lists the stages")
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the passes said while compiling the stages, each line once."""
+        programs = (step.program for step in self._procedure.walk() if isinstance(step, ProgramStep))
+        compiled = (program for program in programs if isinstance(program, CompiledModel))
+        return tuple(dict.fromkeys(remark for program in compiled for remark in program.remarks))
 
     def profile(self, *inputs: object, runs: int = 20, **named: object) -> NoReturn:
         """No single program has the counters: raises OptionError."""

@@ -213,3 +213,96 @@ def test_the_script_starts_fast_and_explains_itself() -> None:
     script = Path(sys.executable).with_name("prefuse")
     done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True, env=dict(os.environ))
     assert all(verb in done.stdout for verb in ("compile", "run", "opt", "bisect", "inspect", "doctor"))
+
+
+# ------------------------------------------------------------------------------------------- asking why
+
+
+@pytest.fixture
+def branched(tmp_path: Path) -> Path:
+    """A product whose result two others read."""
+    text = """<ir_version: 8, opset_import: ["": 18]> main (float[N,8] x, float[8,8] w) => (float[N,8] y, float[N,8] z) {
+        p = MatMul(x, w)
+        r = Relu(p)
+        y = Softmax(p)
+        i = Identity(r)
+        z = Softmax(i)
+    }"""
+    onnx.save(parser.parse_model(text), tmp_path / "b.onnx")
+    return tmp_path / "b.onnx"
+
+
+def test_profile(prefuse_cli: Terminal, branched: Path, tmp_path: Path) -> None:
+    arguments = ("profile", branched, "--shape", "x=4,8", "--runs", 2, "--threads", 1)
+    text = prefuse_cli(*arguments)
+    assert all(part in text for part in ("roofline", "GFLOP/s", "measured now on 1 threads", "normalization"))
+    assert "alone: " in text
+    found = prefuse_cli.json(*arguments, "--trace", tmp_path / "t.json")
+    assert found["calls"] == 2
+    assert found["limits"]["flops_per_second"] > 0
+    assert all(step["time_us"] > 0 and step["roofline"] > 0 for step in found["steps"])
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 2 * len(found["steps"])
+
+
+def test_profile_compares_pipelines(prefuse_cli: Terminal, model: Path) -> None:
+    arguments = ("profile", model, "--runs", 2, "--threads", 1, "--compare", "none")
+    assert "steps of none" in prefuse_cli(*arguments)
+    found = prefuse_cli.json(*arguments)
+    (other,) = found["compared"]
+    assert (len(found["steps"]), len(other["steps"])) == (1, 2)
+    (group,) = other["groups"]
+    assert (group["first"], group["second"]) == (["z+y"], ["z", "y"])
+    assert group["bytes_moved"] == [80, 144]
+    assert all(time > 0 for time in group["time_us"])
+
+
+def test_profile_of_a_program(prefuse_cli: Terminal, model: Path, tmp_path: Path) -> None:
+    program = tmp_path / "p.prefuse"
+    prefuse_cli("compile", model, "-o", program)
+    assert "compile the model with profile=True, or --profile" in prefuse_cli("profile", program, status=1)
+    prefuse_cli("compile", model, "-o", program, "--profile")
+    assert prefuse_cli.json("profile", program, "--runs", 1)["calls"] == 1
+
+
+def test_compile_prints_remarks(prefuse_cli: Terminal, branched: Path, tmp_path: Path) -> None:
+    arguments = ("compile", branched, "--shape", "x=4,8", "-o", tmp_path / "b.prefuse")
+    said = "fuse-epilogue: Relu not fused with MatMul: %p is also read by Softmax, and Softmax is not pointwise"
+    assert prefuse_cli(*arguments).count(said) < prefuse_cli(*arguments, "--remarks").count(said)
+    assert said in prefuse_cli.json(*arguments)["remarks"]
+
+
+def test_why_not(prefuse_cli: Terminal, branched: Path) -> None:
+    text = prefuse_cli("why-not", branched, "MatMul#0", "r", "--shape", "x=4,8")
+    assert "%p is also read by Softmax" in text
+    found = prefuse_cli.json("why-not", branched, "y", "z", "--shape", "x=4,8", "--pipeline", "canonicalize,fuse-epilogue")
+    assert (found["first"], found["together"], found["path"]) == ("y", False, [])
+    assert "no path" in found["summary"]
+
+
+def test_explain(prefuse_cli: Terminal, branched: Path) -> None:
+    text = prefuse_cli("explain", branched, "%i", "--shape", "x=4,8")
+    assert "removed: %r takes the place of its result" in text
+    (found,) = prefuse_cli.json("explain", branched, "MatMul#0", "--shape", "x=4,8")["nodes"]
+    assert found["placements"][0]["template"] == "matmul"
+    assert any("not fused with MatMul" in reason for reason in found["rejections"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["why-not", "{model}", "zz", "y"], 1, "the model has no such node"),
+        (["why-not", "{model}", "y"], 2, "SECOND"),
+        (["why-not", "x.prefuse", "a", "b"], 1, "why-not needs a model"),
+        (["explain", "{model}", "Relu#3"], 1, "name a node, an output"),
+        (["explain", "x.prefuse", "a"], 1, "explain needs a model"),
+        (["explain", "absent.onnx", "a"], 1, "no such file"),
+        (["profile", "x.prefuse", "--compare", "none"], 1, "--compare needs a model"),
+        (["profile", "{model}", "--compare", "fuse-epilog"], 1, "did you mean 'fuse-epilogue'"),
+        (["profile", "{model}", "--trace", "/no/such/folder/t.json"], 1, "give the path of a file"),
+        (["profile", "{model}", "--target", "cuda:sm_90"], 1, "programs for cuda:sm_90 have no counters"),
+        (["profile", "{model}", "--runs", "0"], 2, "--runs"),
+    ],
+)
+def test_faults_of_questions(prefuse_cli: Terminal, model: Path, arguments: list[str], status: int, message: str) -> None:
+    test_faults(prefuse_cli, model, arguments, status, message)

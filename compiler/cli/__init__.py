@@ -15,6 +15,9 @@ _VERBS = {
     "compile": "compile an ONNX model into a .prefuse program",
     "run": "run a model on random or given inputs, and compare it with ONNX Runtime",
     "opt": "run passes on a model and print the graph",
+    "explain": "tell what each pass made of a node, and which kernel computes it",
+    "why-not": "say why two nodes are not in one group",
+    "profile": "say where the time of a model goes, and compare two pipelines",
     "bisect": "find the pass after which a model's numbers are wrong",
     "inspect": "list a model's operators, parameters, arithmetic, and what cannot be compiled",
     "doctor": "say what this machine can run, and what to install",
@@ -30,7 +33,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             ctx.fail(f"no verb {cmd_name!r}; {suggest(cmd_name, _VERBS)}")
-        command = importlib.import_module(f".{cmd_name}", __name__).command
+        command = importlib.import_module(f".{cmd_name.replace('-', '_')}", __name__).command
         assert isinstance(command, click.Command)
         return command
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...runtime.errors import InputError, InvalidModelError, OptionError
+from ...runtime.target import Target
 from ..api import build_graph, open_cache
 from ..builder import Builder
 from ..options import Options, parse_options
@@ -24,7 +26,11 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ...runtime.executor import CompiledModel
-    from ...runtime.staged import StagedModel
+    from ...runtime.plan import Port
+    from ...runtime.staged import StagedModel, StagedPort
+    from ..debugging.compilation import Compilation
+
+_FILE_COLUMNS = 200  # of tables that no terminal shows
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -58,26 +64,30 @@ class CompileArguments:
     pipeline: str | None = None
     no_cache: bool = False
 
-    def options(self) -> Options:
-        """Them as the compiler's options.
+    def options(self, *, profile: bool = False) -> Options:
+        """Them as the compiler's options, for a program with counters if `profile`.
 
         Raises:
             OptionError: one is not what it should be.
         """
-        extra = {"threads": self.threads, "random": self.random, "pipeline": self.pipeline}
+        extra = {"threads": self.threads, "random": self.random, "pipeline": self.pipeline, "profile": profile}
         return parse_options(self.target, "float32", {key: value for key, value in extra.items() if value is not None})
 
 
+_TARGET = click.option(
+    "--target",
+    default="cpu",
+    show_default=True,
+    help="What to compile for: cpu, cpu:avx2, cpu:avx512, cuda, cuda:sm_90, rocm:gfx942.",
+)
+_PIPELINE = click.option(
+    "--pipeline", help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}; or default, or no-fusion."
+)
 _COMPILE_OPTIONS = (
-    click.option(
-        "--target",
-        default="cpu",
-        show_default=True,
-        help="What to compile for: cpu, cpu:avx2, cpu:avx512, cuda, cuda:sm_90, rocm:gfx942.",
-    ),
+    _TARGET,
     click.option("--threads", type=int, help="Threads of one call; all cores of this process if left out."),
     click.option("--random", is_flag=True, help="Take a model that draws random numbers, whose calls differ."),
-    click.option("--pipeline", help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}."),
+    _PIPELINE,
     click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of compiled programs."),
 )
 
@@ -113,9 +123,25 @@ def concrete_model(path: Path, shapes: Shapes) -> ir.Model:
     return model
 
 
-def compile_graph(graph: ir.Model, name: str, arguments: CompileArguments) -> CompiledModel | StagedModel:
+def with_trace_arguments(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb that follows the passes the options `target` and `pipeline`."""
+    for option in (_PIPELINE, _TARGET):
+        function = option(function)
+    return function
+
+
+def trace_file(path: Path, shapes: Shapes, target: str, pipeline: str | None) -> Compilation:
+    """A compilation of an ONNX file that keeps what its passes did. Raises CompileError."""
+    from ..debugging.compilation import trace_compilation
+
+    return trace_compilation(concrete_model(path, shapes), Target.parse(target), pipeline)
+
+
+def compile_graph(
+    graph: ir.Model, name: str, arguments: CompileArguments, *, profile: bool = False
+) -> CompiledModel | StagedModel:
     """Compile a graph as the command line asks, with a progress bar."""
-    builder = Builder(arguments.options(), name, open_cache(not arguments.no_cache), ConsoleProgress())
+    builder = Builder(arguments.options(profile=profile), name, open_cache(not arguments.no_cache), ConsoleProgress())
     with builder.reporting():
         return build_graph(graph, builder)
 
@@ -139,12 +165,37 @@ def read_inputs(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
+def random_arrays(net: CompiledModel | StagedModel, graph: ir.Model | None, seed: int) -> dict[str, np.ndarray]:
+    """Normal floats; integers that are safe as indices: those that the graph allows, or 0 where only the program is there."""
+    import numpy as np
+
+    if graph is not None:
+        from ..oracle import random_inputs
+
+        return random_inputs(graph, seed)
+    generator = np.random.default_rng(seed)
+    arrays = {}
+    ports: Sequence[Port | StagedPort] = net.inputs
+    for port in ports:
+        if port.type is None:
+            raise InputError(
+                f"input {port.name!r}",
+                f"a {port.type_text} cannot be made up",
+                "give --inputs if it is a tensor, else call it in Python",
+            )
+        dtype = np.dtype(port.type.dtype)
+        is_float = dtype.kind not in "biu"
+        arrays[port.name] = generator.normal(size=port.type.shape).astype(dtype) if is_float else np.zeros(port.type.shape, dtype)
+    return arrays
+
+
 def show(as_json: bool, data: Mapping[str, object], *parts: str | Table) -> None:
     """Print `data` as JSON, or the parts for people."""
     if as_json:
         click.echo(json.dumps(data, indent=2))
         return
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    width = None if sys.stdout.isatty() else _FILE_COLUMNS
+    console = Console(soft_wrap=True, highlight=False, markup=False, width=width)
     for part in parts:
         console.print(part)
 
@@ -180,7 +231,7 @@ def refuse_program(path: Path, verb: str) -> None:
         raise InvalidModelError(str(path), f"is a compiled program; {verb} needs a model", "give the ONNX file")
 
 
-def check_output(path: Path) -> None:
+def check_output(path: Path, option: str = "--output") -> None:
     """Raise OptionError early if a file could not be written to `path` after minutes of work."""
     if path.is_dir() or not path.resolve().parent.is_dir():
-        raise OptionError("--output", f"{path} is a folder, or lies in none", "give the path of a file")
+        raise OptionError(option, f"{path} is a folder, or lies in none", "give the path of a file")

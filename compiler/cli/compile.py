@@ -28,6 +28,8 @@ from .common import (
 @MODEL
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it; MODEL.prefuse if left out.")
 @click.option("--name", help="What reports call the program; the file's name if left out.")
+@click.option("--profile", is_flag=True, help="Give the program the counters that prefuse profile reads.")
+@click.option("--remarks", is_flag=True, help="Print all that the passes say: what they did not do, and why.")
 @SHAPES
 @with_compile_arguments
 @JSON
@@ -35,6 +37,8 @@ def command(
     model: Path,
     output: Path | None,
     name: str | None,
+    profile: bool,
+    remarks: bool,
     shapes: Shapes,
     arguments: CompileArguments,
     as_json: bool,
@@ -44,7 +48,7 @@ def command(
     path = output or Path(model.with_suffix(".prefuse").name)
     check_output(path)
     begin = time.perf_counter()
-    compiled = compile_graph(concrete_model(model, shapes), name or model.stem, arguments)
+    compiled = compile_graph(concrete_model(model, shapes), name or model.stem, arguments, profile=profile)
     compiled.save(path)
     seconds, size_bytes = time.perf_counter() - begin, path.stat().st_size
     plan = compiled.plan if isinstance(compiled, CompiledModel) else None  # a model in stages has one in each
@@ -55,5 +59,7 @@ def command(
         "size_bytes": size_bytes,
         "spaces": {} if plan is None else {space.name: space.size_bytes for space in plan.spaces},
         "report": compiled.report(),
+        "remarks": list(compiled.remarks),
     }
-    show(as_json, result, compiled.report(), f"\n{path}: {size_text(size_bytes)}, compiled in {seconds:.1f} s")
+    said = ("", *compiled.remarks) if remarks else ()
+    show(as_json, result, compiled.report(), *said, f"\n{path}: {size_text(size_bytes)}, compiled in {seconds:.1f} s")

@@ -6,17 +6,14 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import numpy as np
 
-from ...runtime.errors import InputError
 from ...runtime.executor import CompiledModel
-from ...runtime.plan import Port
-from ...runtime.staged import StagedModel, StagedPort
+from ...runtime.staged import StagedModel
 from ...runtime.staged_file import load
 from .common import (
     JSON,
@@ -27,15 +24,13 @@ from .common import (
     compile_graph,
     concrete_model,
     is_program,
+    random_arrays,
     read_inputs,
     refuse_program,
     show,
     table,
     with_compile_arguments,
 )
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 Arrays = dict[str, np.ndarray]
 Latency = dict[str, float]
@@ -73,7 +68,7 @@ def command(
     else:
         graph = concrete_model(model, shapes)
         net = compile_graph(graph, model.stem, arguments)
-    inputs = read_inputs(inputs_path, net.input_names) if inputs_path else _random_inputs(net, graph, seed)
+    inputs = read_inputs(inputs_path, net.input_names) if inputs_path else random_arrays(net, graph, seed)
     results = _call(net, inputs)
     if output:
         np.savez(output, allow_pickle=False, **results)
@@ -101,28 +96,6 @@ def _arrays(values: Iterable[tuple[str, object]]) -> Arrays:
         elif value is not None:
             array = np.asarray(value)
             arrays[name] = array.astype(np.str_) if array.dtype == object else array
-    return arrays
-
-
-def _random_inputs(net: CompiledModel | StagedModel, graph: ir.Model | None, seed: int) -> Arrays:
-    """Normal floats; integers that are safe as indices: those that the graph allows, or 0 where only the program is there."""
-    if graph is not None:
-        from ..oracle import random_inputs
-
-        return random_inputs(graph, seed)
-    generator = np.random.default_rng(seed)
-    arrays = {}
-    ports: Sequence[Port | StagedPort] = net.inputs
-    for port in ports:
-        if port.type is None:
-            raise InputError(
-                f"input {port.name!r}",
-                f"a {port.type_text} cannot be made up",
-                "give --inputs if it is a tensor, else call it in Python",
-            )
-        dtype = np.dtype(port.type.dtype)
-        is_float = dtype.kind not in "biu"
-        arrays[port.name] = generator.normal(size=port.type.shape).astype(dtype) if is_float else np.zeros(port.type.shape, dtype)
     return arrays
 
 

@@ -36,6 +36,11 @@ class Compilation:
     def __post_init__(self) -> None:
         self._groups.update((str(item.node.name), item) for item in self.lowered)
 
+    @property
+    def lone_nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes of the groups of one operator."""
+        return tuple(item.node for item in self.lowered if len(item.group.ops) == 1)
+
     def group_of(self, node: NodeState) -> LoweredGroup | None:
         """The group that a node of the last snapshot became; None for a view, which needs no kernel."""
         return self._groups.get(node.name)

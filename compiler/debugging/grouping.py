@@ -86,8 +86,13 @@ def _neighbours(node: ir.Node, step: Callable[[ir.Node], list[ir.Node]]) -> Iter
         pending += more
 
 
+def anchor_of(model: ir.Model, node: ir.Node) -> ir.Node:
+    """The node that a group is built around: the least fusable one of its body."""
+    if not is_fused(node):
+        return node
+    return max((child for child in body_of(model, node) if child.op_type != "Constant"), key=kind_of, default=node)
+
+
 def anchor_name(model: ir.Model, node: ir.Node) -> str:
     """The operator that a group is built around."""
-    if not is_fused(node):
-        return operator_name(node)
-    return max((one for one in body_of(model, node) if one.op_type != "Constant"), key=kind_of).op_type
+    return operator_name(anchor_of(model, node))

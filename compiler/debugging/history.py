@@ -159,11 +159,11 @@ class _Step:
         return True
 
     def _new_before(self, nodes: Iterable[NodeState]) -> Iterator[NodeState]:
-        """Those of `nodes`, and the new nodes that they are computed from, inputs first."""
+        """Those of `nodes`, and the new nodes that they are computed from, inputs first; constants are left out."""
         pending, seen = list(nodes), dict[NodeState, None]()
         while pending:
             node = pending.pop()
-            if node in seen:
+            if node in seen or (node.operator == "Constant" and seen):
                 continue
             seen[node] = None
             producers = (self.after.by_output.get(name) for name in node.inputs)

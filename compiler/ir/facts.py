@@ -6,6 +6,7 @@ that a pass re-infers only what it has made, and the whole model costs one linea
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from copy import copy
@@ -26,6 +27,7 @@ from .constants import constant_tensor
 from .scopes import read_values, subgraphs_of
 
 SOURCE_KEY = "prefuse.source"  # metadata of a node made from others: their sources
+ORIGINS_KEY = "prefuse.origins"  # metadata of a node made from others: the names of the imported nodes that it stands for, JSON
 _STACK_KEY = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _POOLS, _POOLS_OPSET = ("AveragePool", "LpPool", "MaxPool"), 22
@@ -91,6 +93,12 @@ def source_of(node: ir.Node) -> str:
         users = [frame for frame in frames if "-packages/torch/" not in frame[0]]
         return ":".join((users or frames)[-1])
     return node.name or node.op_type
+
+
+def origins_of(name: str | None, metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the imported nodes that a node of this name and metadata stands for: its own, if no pass has made it."""
+    found = json.loads(metadata.get(ORIGINS_KEY, "[]"))
+    return tuple(map(str, found)) or ((name,) if name else ())
 
 
 def infer_facts(model: ir.Model) -> None:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ...runtime.errors import InvalidModelError
 from .cloning import ValueMap, clone_node, copy_value
 from .constants import add_constant, constant_tensor
-from .facts import SOURCE_KEY, source_of
+from .facts import SOURCE_KEY, origins_of, source_of
 from .kinds import is_pointwise
 from .names import fresh_name, release_name
 from .rewriter import drop_unused_constants, graph_of, remove_nodes, replace_node
@@ -59,6 +59,14 @@ def body_of(model: ir.Model, node: ir.Node) -> ir.Function:
 def fused_names(node: ir.Node) -> tuple[str, ...]:
     """The original names of the nodes of a fused group, in the order of its body; those without one are left out."""
     return tuple(origin["name"] for origin in _origins(node) if origin["name"])
+
+
+def original_names(node: ir.Node) -> tuple[str, ...]:
+    """The names of the imported nodes that a node, or what is fused into it, stands for."""
+    if not is_fused(node):
+        return origins_of(node.name, node.metadata_props)
+    found = (origins_of(origin["name"], origin["metadata"]) for origin in _origins(node) if origin["name"] is not None)
+    return tuple(dict.fromkeys(name for names in found for name in names))
 
 
 def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> ir.Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import onnx_ir as ir
 
 from .cloning import copy_facts
 from .constants import constant_tensor
-from .facts import SOURCE_KEY, infer_node, source_of
+from .facts import ORIGINS_KEY, SOURCE_KEY, infer_node, origins_of, source_of
 from .names import fresh_name, release_name
 
 if TYPE_CHECKING:
@@ -104,6 +105,9 @@ def copy_source(origins: Sequence[ir.Node], node: ir.Node) -> None:
             node.metadata_props.setdefault(SOURCE_KEY, source_of(origins[0]))
     else:
         node.metadata_props[SOURCE_KEY] = ", ".join(dict.fromkeys(source_of(origin) for origin in origins))
+    if not node.name:  # it is new, not a copy under its old name
+        names = dict.fromkeys(name for origin in origins for name in origins_of(origin.name, origin.metadata_props))
+        node.metadata_props[ORIGINS_KEY] = json.dumps(list(names))
 
 
 def apply_rules(model: ir.Model, rules: Sequence[Rule], context: Context) -> bool:

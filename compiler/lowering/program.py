@@ -7,9 +7,9 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.ir import Call, GlobalVar, PrimType
+from tvm.ir import Call, GlobalVar, PointerType, PrimType
 
-from ...runtime.cpu_device import MAIN, PROFILE, STAMP_BYTES
+from ...runtime.cpu_device import CLOCK_WORDS, MAIN, PROFILE
 from ...runtime.plan import Copy, Launch, Plan, Region, Role
 from ...runtime.target import Target
 from .gpu.device_code import build_device_code
@@ -22,8 +22,9 @@ _CLOCK_MONOTONIC = 1  # of Linux: the clock that Python's time.perf_counter_ns r
 def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, profile: bool = False) -> bytes:
     """Compile the kernels, and `prefuse_main(arena, constants, *plan.parameters)` of int64 addresses, which calls them in order.
 
-    With `profile`, also `prefuse_profile(arena, constants, *plan.parameters, stamps)`, which in addition stores the clock at the
-    beginning and after each step: a timespec each, two int64 (seconds and nanoseconds). Without, there is no code for it.
+    With `profile`, also `prefuse_profile(arena, constants, *plan.parameters, stamps)`, which in addition fills an int64 array:
+    the clock at the beginning (seconds and nanoseconds), then the processor's time stamp counter there and after each step.
+    Reading the counter takes a few nanoseconds, the clock several times that. Without `profile`, there is no code for it.
 
     For a GPU, a binary of the kernels alone: its device launches them.
 
@@ -39,16 +40,13 @@ def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, p
     for begin in range(0, max(len(plan.steps), 1), _STEPS_PER_FUNCTION):
         parameters = _parameters(len(names) + profile)
         addresses = _Addresses(plan, dict(zip(names, parameters, strict=False)))
-        body = [tirx.Evaluate(tirx.const(0, "int32"))]
-        if profile and begin == 0:
-            body.append(_stamp(parameters[-1], 0))
-        for number, step in enumerate(plan.steps[begin : begin + _STEPS_PER_FUNCTION], begin):
-            body.append(_statement(step, addresses, kernels, functions))
-            if profile:
-                body.append(_stamp(parameters[-1], number + 1))
+        steps = [_statement(step, addresses, kernels, functions) for step in plan.steps[begin : begin + _STEPS_PER_FUNCTION]]
+        body = _Stamps(parameters[-1]).between(steps, begin) if profile else steps
         name = GlobalVar(f"prefuse_part{len(parts)}")
         function = tirx.PrimFunc(
-            parameters, tirx.SeqStmt([*body, tirx.Return(tirx.const(0, "int32"))]), ret_type=PrimType("int32")
+            parameters,
+            tirx.SeqStmt([tirx.Evaluate(tirx.const(0, "int32")), *body, tirx.Return(tirx.const(0, "int32"))]),
+            ret_type=PrimType("int32"),
         )
         module[name] = function.with_attr("s_tir", True)
         parts.append(name)
@@ -72,11 +70,33 @@ def _entry(name: str, parameters: Sequence[Any], parts: Sequence[Any], arguments
     return function.with_attr("global_symbol", name).with_attr("s_tir", True)
 
 
-def _stamp(stamps: Any, number: int) -> Any:
-    """Store the clock as the timespec of this number, where the caller wants any."""
-    place = tirx.reinterpret("handle", stamps + tirx.const(number * STAMP_BYTES, "int64"))
-    read = tirx.call_extern("int32", "clock_gettime", tirx.const(_CLOCK_MONOTONIC, "int32"), place)
-    return tirx.IfThenElse(stamps != tirx.const(0, "int64"), tirx.Evaluate(read), None)
+class _Stamps:
+    """Statements that store the time into the array at an address, where that is not 0."""
+
+    def __init__(self, address: Any) -> None:
+        self._is_wanted = address != tirx.const(0, "int64")
+        self._pointer = tirx.Var("stamps", PointerType(PrimType("int64")))
+        self._array = tirx.decl_buffer((1,), "int64", name="times", layout=None)
+        self._head = [
+            tirx.Bind(self._pointer, tirx.reinterpret(self._pointer.ty, address)),
+            tirx.DeclBuffer(self._array, data=self._pointer),
+        ]
+
+    def between(self, steps: Sequence[Any], begin: int) -> list[Any]:
+        """The steps from number `begin` on, each with the counter after it; before the first of all, clock and counter."""
+        body = [*self._head]
+        if begin == 0:
+            clock = tirx.const(_CLOCK_MONOTONIC, "int32")
+            read = tirx.call_extern("int32", "clock_gettime", clock, tirx.reinterpret("handle", self._pointer))
+            body += [tirx.IfThenElse(self._is_wanted, tirx.Evaluate(read), None), self._count(0)]
+        for number, step in enumerate(steps, begin + 1):
+            body += [step, self._count(number)]
+        return body
+
+    def _count(self, number: int) -> Any:
+        counter = tirx.call_llvm_intrin("int64", "llvm.readcyclecounter")
+        store = tirx.BufferStore(self._array, counter, [tirx.const(CLOCK_WORDS + number, "int32")])
+        return tirx.IfThenElse(self._is_wanted, store, None)
 
 
 class _Addresses:

@@ -1,0 +1,171 @@
+"""`prefuse profile`: where the time of a program goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from ...runtime.errors import OptionError
+from ...runtime.executor import CompiledModel
+from ...runtime.profile import Limits, Profile
+from ...runtime.staged import StagedModel
+from ...runtime.staged_file import load
+from ...runtime.target import Target
+from ..debugging.comparison import Match, match_steps, profile_in_turns
+from .common import (
+    JSON,
+    MODEL,
+    SHAPES,
+    CompileArguments,
+    Shapes,
+    check_output,
+    compile_graph,
+    concrete_model,
+    is_program,
+    random_arrays,
+    read_inputs,
+    refuse_program,
+    show,
+    size_text,
+    table,
+    with_compile_arguments,
+)
+
+_LABEL = 64  # characters shown of a group
+_ROWS = 40  # groups shown, those that take longest
+
+
+@click.command("profile")
+@MODEL
+@click.option("--inputs", "inputs_path", type=click.Path(path_type=Path), help="An .npz file with one array for each input.")
+@click.option("--seed", default=0, show_default=True, help="Of the random inputs, where none are given.")
+@click.option("--runs", default=20, show_default=True, type=click.IntRange(1), help="Calls to record.")
+@click.option("--trace", type=click.Path(path_type=Path), help="A .json file for the calls, for ui.perfetto.dev.")
+@click.option("--compare", help="Another pipeline, or no-fusion: show both programs side by side.")
+@SHAPES
+@with_compile_arguments
+@JSON
+def command(
+    model: Path,
+    inputs_path: Path | None,
+    seed: int,
+    runs: int,
+    trace: Path | None,
+    compare: str | None,
+    shapes: Shapes,
+    arguments: CompileArguments,
+    as_json: bool,
+) -> None:
+    """Say where the time of MODEL goes, an ONNX file or a .prefuse program that was compiled with counters (--profile).
+
+    For each group: time, share, arithmetic, bytes from and to memory, and the fraction of the roofline, whose limits are measured
+    at the same time.
+    """
+    if compare is not None:
+        refuse_program(model, "--compare")
+    if trace:
+        check_output(trace, "--trace")
+    graph = None if is_program(model) else concrete_model(model, shapes)
+    pipelines = [arguments] if compare is None else [arguments, replace(arguments, pipeline=compare)]
+    if graph is None:
+        nets = [_whole(load(model))]
+    else:
+        nets = [_whole(compile_graph(graph, model.stem, one, profile=True)) for one in pipelines]
+    names = nets[0].input_names
+    inputs = read_inputs(inputs_path, names) if inputs_path else random_arrays(nets[0], graph, seed)
+    profiles = profile_in_turns(nets, inputs, runs)
+    limits = measure(nets[0])
+    first, *others = (profile.with_limits(limits) for profile in profiles)
+    if trace:
+        first.write_trace(trace)
+    data = {**first.as_json(), "compared": [_comparison(first, other) for other in others]}
+    tables = [_compared(first, other, str(compare)) for other in others] or [_steps(first, limits)]
+    show(as_json, data, _head(first, limits), *tables, *(() if others else _details(first)))
+
+
+def measure(net: CompiledModel) -> Limits:
+    """The limits of this machine at a program's threads."""
+    from ..lowering.roofline import measure_limits
+
+    return measure_limits(Target.parse(net.plan.target))
+
+
+def _whole(net: CompiledModel | StagedModel) -> CompiledModel:
+    if isinstance(net, StagedModel):
+        raise OptionError("profile", "the model runs in stages, in several programs", "give concrete shapes, or profile a part")
+    return net
+
+
+def _head(profile: Profile, limits: Limits) -> str:
+    return (
+        f"{profile.name} for {profile.plan.target}: {profile.time_us / 1e3:.3f} ms a call (median of {len(profile.stamps_ns)}), "
+        f"{size_text(profile.bytes_moved)} moved\n"
+        f"limits: {limits.flops_per_second / 1e9:.0f} GFLOP/s, {limits.bytes_per_second / 1e9:.1f} GB/s ({limits.method})\n"
+        "a roofline above 100% says that the data lay in caches, which are faster than memory\n"
+    )
+
+
+def _steps(profile: Profile, limits: Limits) -> Table:
+    slowest = sorted(profile.steps, key=lambda step: -step.time_us)
+    rows = [
+        (
+            _short(step.label),
+            step.template,
+            f"{step.time_us:.1f}",
+            f"{step.share:.1%}",
+            f"{step.flops_per_second / 1e9:.1f}",
+            f"{step.bytes_per_second / 1e9:.1f}",
+            f"{step.roofline(limits):.0%}",
+        )
+        for step in slowest[:_ROWS]
+    ]
+    title = "Groups" if len(slowest) <= _ROWS else f"The {_ROWS} slowest of {len(slowest)} groups"
+    return table(title, ("group", "template", "us", "share", "GFLOP/s", "GB/s", "roofline"), rows)
+
+
+def _details(profile: Profile) -> list[str]:
+    """Why other templates did not take a group, and why a group of one node is alone; equal lines once."""
+    slowest = sorted(profile.steps, key=lambda step: -step.time_us)[:_ROWS]
+    lines = [
+        *(f"{_short(step.label)}: not {name}: {why}" for step in slowest for name, why in step.group.refused),
+        *(f"{_short(step.label)}: alone: {why}" for step in slowest for why in step.group.alone),
+    ]
+    return ["", *dict.fromkeys(lines)] if lines else []
+
+
+def _comparison(first: Profile, second: Profile) -> dict[str, object]:
+    groups = [
+        {
+            "first": [step.label for step in match.first],
+            "second": [step.label for step in match.second],
+            "time_us": match.time_us,
+            "bytes_moved": match.bytes_moved,
+        }
+        for match in match_steps(first, second)
+    ]
+    return {**second.as_json(), "groups": groups}
+
+
+def _compared(first: Profile, second: Profile, name: str) -> Table:
+    matches = sorted(match_steps(first, second), key=lambda match: -max(match.time_us))
+    total = ("all groups", len(first.steps), len(second.steps), *_pair((first.time_us, second.time_us)))
+    rows = [(*total, *map(size_text, (first.bytes_moved, second.bytes_moved))), *map(_match_row, matches[:_ROWS])]
+    columns = ("group", "steps", f"steps of {name}", "us", f"us of {name}", "ratio", "bytes", f"bytes of {name}")
+    return table("Side by side", columns, rows)
+
+
+def _match_row(match: Match) -> tuple[object, ...]:
+    sizes = map(size_text, match.bytes_moved)
+    return _short(match.label), len(match.first), len(match.second), *_pair(match.time_us), *sizes
+
+
+def _pair(times: tuple[float, float]) -> tuple[str, str, str]:
+    ratio = f"{times[1] / times[0]:.2f}" if times[0] else "-"
+    return f"{times[0]:.1f}", f"{times[1]:.1f}", ratio
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _LABEL else f"{label[: _LABEL // 2 - 2]}...{label[-_LABEL // 2 + 1 :]}"

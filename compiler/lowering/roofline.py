@@ -1,0 +1,104 @@
+"""What this machine can do at most: two kernels of our own, compiled and timed as any program is."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ...kernels.builder import KernelBuilder
+from ...runtime.errors import OptionError
+from ...runtime.executor import CompiledModel
+from ...runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
+from ...runtime.profile import Limits
+from ...runtime.program_file import Program
+from ...runtime.target import Target
+from .planning import ARENA, CALLER, CONSTANTS
+from .program import build_library
+
+_SUMS = 12  # vectors of sums a thread: more than the latency of a multiply-add times the units that do them
+_ROUNDS = 200_000  # multiply-adds on each of them: about a millisecond
+_ELEMENTS = 1 << 25  # float32 copied: 128 MiB, more than caches hold
+_RUNS = 5
+
+
+@cache
+def measure_limits(target: Target) -> Limits:
+    """The most flops and bytes a second on the threads of a target, each the best of a few runs; takes about a second.
+
+    Multiply-adds work on registers alone. The copy counts what it reads and what it writes, not that a cache may read a line
+    before it is written.
+
+    Raises:
+        OptionError: the target is a GPU.
+    """
+    if target.is_gpu:
+        raise OptionError("target", f"the limits of {target} cannot be measured", "profile a program for the CPU")
+    plan = _plan(target)
+    functions = {"copy": _copy(target), "multiply_add": _multiply_add(target)}
+    library = build_library(plan, functions, target, profile=True)
+    net = CompiledModel(Program(plan, library, np.empty(0, np.uint8), {"name": "limits"}))
+    stamps = net.profile(np.ones(_ELEMENTS, np.float32), runs=_RUNS).stamps_ns
+    copy_ns, compute_ns = np.diff(stamps, axis=1).min(axis=0).tolist()
+    work, moved = plan.kernels[1].flops, plan.kernels[0].bytes_moved
+    method = (
+        f"measured now on {target.threads} threads: {_SUMS} vectors of multiply-adds in registers, a copy of "
+        f"{4 * _ELEMENTS >> 20} MiB; the best of {_RUNS} runs"
+    )
+    return Limits(work / compute_ns * 1e9, moved / copy_ns * 1e9, method)
+
+
+def _plan(target: Target) -> Plan:
+    """The copy from the caller to the arena, then the multiply-adds, whose operands are ones."""
+    results = target.threads * _SUMS * target.vector_lanes
+    size_bytes, result_bytes = 4 * _ELEMENTS, 4 * results
+    x, h, y = Region("x", 0, size_bytes), Region("h", 0, size_bytes), Region("y", 0, result_bytes)
+    return Plan(
+        target=str(target),
+        inputs=(Port("x", TensorType((_ELEMENTS,), "float32"), "x"),),
+        outputs=(Port("y", TensorType((results,), "float32"), "y"),),
+        spaces=(Space(ARENA, size_bytes), Space(CONSTANTS), Space(CALLER)),
+        buffers=(
+            Buffer("x", Role.INPUT, size_bytes, CALLER),
+            Buffer("y", Role.OUTPUT, result_bytes, CALLER),
+            Buffer("h", Role.ACTIVATION, size_bytes, ARENA, 0),
+        ),
+        kernels=(
+            Kernel("copy", "copy", 2, 0, 2 * size_bytes),
+            Kernel("multiply_add", "multiply_add", 2, 2 * results * _ROUNDS, size_bytes + result_bytes),
+        ),
+        steps=(Launch("copy", (x,), (h,), label="copy"), Launch("multiply_add", (x,), (y,), label="multiply-adds")),
+    )
+
+
+def _copy(target: Target) -> Any:
+    builder = KernelBuilder(4 * target.vector_lanes, target.threads)
+    source, result = (builder.parameter(name, _ELEMENTS, "float32") for name in ("x", "h"))
+    block = 64 * target.vector_lanes
+    with builder.chunks(_ELEMENTS // block, _ELEMENTS) as chunk:
+        builder.vector_loop(
+            block, target.vector_lanes, lambda i: builder.store(result, chunk * block + i, source[chunk * block + i])
+        )
+    return builder.function()
+
+
+def _multiply_add(target: Target) -> Any:
+    lanes = target.vector_lanes
+    builder = KernelBuilder(4 * lanes, target.threads)
+    source = builder.parameter("x", _ELEMENTS, "float32")
+    result = builder.parameter("y", target.threads * _SUMS * lanes, "float32")
+    cells = range(0, _SUMS * lanes, lanes)
+    with builder.chunks(target.threads, target.threads * _ROUNDS) as thread:
+        sums = builder.local(_SUMS * lanes, "float32")
+        for at in cells:
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                builder.store(sums, at + lane, source[at + lane])
+        with builder.loop(_ROUNDS, name="round"):
+            for at in cells:
+                with builder.loop(lanes, "vectorized", "lane") as lane:
+                    builder.store(sums, at + lane, sums[at + lane] * source[lane] + source[lanes + lane])
+        for at in cells:
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                builder.store(result, thread * (_SUMS * lanes) + at + lane, sums[at + lane])
+    return builder.function()
