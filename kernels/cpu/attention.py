@@ -20,13 +20,14 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, broadcast_index, row_major, share
-from ..group import Group
+from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
 from ..values import GroupValues, source_offset
 from .anchored import bound_unravel
 from .attention_form import Attention, attention_of
 from .attention_softmax import Rows, finish_rows, running_softmax, softmax, start_rows, weigh_rows
 from .common import finish, new_builder, pointwise_cost
+from .few_rows import FewRows
 from .panel_product import Panels, Scratch
 from .tile_product import choose_tile
 
@@ -35,6 +36,7 @@ _BLOCK_ROWS = 48  # queries of a block, about
 _CACHE_BYTES = 512 * 1024  # what keys, values and scores that are used together may take of the second-level cache
 _RUNNING_ROWS = 1024  # queries whose results one thread keeps while it goes through blocks of keys
 _COST_OF_SOFTMAX = 16  # scalar operations of one score
+_FEW_QUERIES = 3  # for which nothing is laid out in panels
 _LINE_BYTES = 64
 
 
@@ -90,9 +92,14 @@ class _Kernel:
         form, lanes = self.form, self.builder.lanes(self.form.dtype)
         line_bytes = (form.depth + form.width + _BLOCK_ROWS) * np.dtype(form.dtype).itemsize
         most = max(_CACHE_BYTES // line_bytes, lanes)
-        if form.keys <= most or form.weighs_probabilities:
+        if form.keys <= most or form.weighs_probabilities or self.is_few:
             return form.keys
         return ceil(form.keys / ceil(form.keys / most) / lanes) * lanes
+
+    @property
+    def is_few(self) -> bool:
+        """Whether keys and values are read where they lie, as so few queries do not pay for panels."""
+        return self.form.queries <= _FEW_QUERIES and not self._is_transposed(self.form.product)
 
     @property
     def weighs(self) -> bool:
@@ -126,7 +133,11 @@ class _Kernel:
             with builder.loop(end - begin, name="task") as i:
                 *batch, chunk = bound_unravel(builder, builder.bind(begin + i), (*form.batch, chunks))
                 first, last = share(chunk, chunks, blocks)
-                self._rows(_Head(tuple(batch), *scratch), builder.bind(first), builder.bind(last - first))
+                head = _Head(tuple(batch), *scratch)
+                if self.is_few:
+                    self._few(head)
+                else:
+                    self._rows(head, builder.bind(first), builder.bind(last - first))
         return finish("attention", builder, form.group, flops=self.flops)
 
     def _scratch(self, thread: Expr, threads: int, rows: int) -> tuple[Scratch, Scratch, Scratch, Rows]:
@@ -139,7 +150,8 @@ class _Kernel:
             size = ceil(elements / line) * line
             return Scratch(self.builder.workspace(size * threads, form.dtype), thread * size)
 
-        operands = own(tall * form.depth), own(panels.keys.elements), own(panels.values.elements)
+        sizes = (0, 0) if self.is_few else (panels.keys.elements, panels.values.elements)
+        operands = own(tall * form.depth), own(sizes[0]), own(sizes[1])
         scores, factors = own(tall * self.key_block), own(tall)
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
         return *operands, Rows(self.builder, form.dtype, scores, factors, state)
@@ -166,10 +178,26 @@ class _Kernel:
                 block = self._block(first, number)
                 finish_rows(head.rows, block.row, block.count, self.form.width, lambda *at: self._store_result(head, block, *at))
 
+    def _few(self, head: _Head) -> None:
+        """All queries, where they are few."""
+        form, block, lanes = self.form, self._block(0, 0), self.builder.lanes(self.form.dtype)
+        keys = self._keys(0, form.keys)
+        for row in range(form.queries):
+            self._pack_query(head, block, row)
+        scores = FewRows(self.builder, form.queries, form.depth, form.keys, lanes)
+        multiply = scores.multiply_rows if self._is_transposed(form.scores) else scores.multiply_columns
+        multiply(head.queries, lambda *at: self._key(head, keys, *at), lambda *at: self._store_score(head, keys, block, *at))
+        self._softmax(head, block, form.keys)
+        results = FewRows(self.builder, form.queries, form.keys, form.width, lanes)
+        results.multiply_columns(
+            head.rows.scores, lambda *at: self._value(head, keys, *at), lambda *at: self._scale_result(head, block, *at)
+        )
+
     def _attend(self, head: _Head, keys: _Keys, first: Expr, blocks: Expr) -> None:
         """Some blocks of queries, by some keys."""
-        self._pack_keys(head, keys)
-        self._pack_values(head, keys)
+        pack = keys.keys.pack_rows if self._is_transposed(self.form.scores) else keys.keys.pack_columns
+        pack(head.keys, lambda *at: self._key(head, keys, *at))
+        keys.values.pack_columns(head.values, lambda *at: self._value(head, keys, *at))
         with self.builder.loop(blocks, name="block") as number:
             block = self._block(first, number)
             with self.builder.loop(block.count, name="row") as row:
@@ -179,9 +207,7 @@ class _Kernel:
                 running_softmax(head.rows, block.row, block.count, keys.count)
                 keys.values.multiply(head.rows.scores, head.values, block.count, lambda *at: self._add_result(head, block, *at))
             else:
-                softmax(head.rows, block.count, keys.count, self.form.guard)
-                if self.weighs:
-                    weigh_rows(head.rows, block.count, keys.count, lambda *at: self._weight(head, block, *at))
+                self._softmax(head, block, keys.count)
                 keys.values.multiply(head.rows.scores, head.values, block.count, lambda *at: self._scale_result(head, block, *at))
 
     def _block(self, first: Expr, number: Expr) -> _Block:
@@ -200,30 +226,27 @@ class _Kernel:
 
         builder.vector_loop(form.depth, builder.lanes(form.dtype), element)
 
-    def _pack_keys(self, head: _Head, keys: _Keys) -> None:
-        def element(k: Expr, j: Expr) -> Expr:
-            return self._operand(self.form.scores.inputs[1], self.form.scores.outputs[0], head.batch, (k, keys.first + j))
+    def _key(self, head: _Head, keys: _Keys, k: Expr, j: Expr) -> Expr:
+        return self._operand(self.form.scores.inputs[1], self.form.scores.outputs[0], head.batch, (k, keys.first + j))
 
-        pack = keys.keys.pack_rows if self.keys_are_rows else keys.keys.pack_columns
-        pack(head.keys, element)
+    def _value(self, head: _Head, keys: _Keys, j: Expr, column: Expr) -> Expr:
+        name, product = self.form.product.inputs[1], self.form.product.outputs[0]
+        return self._operand(name, product, self._weight_batch(head), (keys.first + j, column))
 
-    def _pack_values(self, head: _Head, keys: _Keys) -> None:
-        batch = self._weight_batch(head)
-
-        def element(j: Expr, column: Expr) -> Expr:
-            return self._operand(self.form.product.inputs[1], self.form.product.outputs[0], batch, (keys.first + j, column))
-
-        keys.values.pack_columns(head.values, element)
-
-    @property
-    def keys_are_rows(self) -> bool:
-        """Whether the elements of a key lie side by side, as they do before the usual transpose."""
-        form, name = self.form, self.form.scores.inputs[1]
-        if min(form.depth, form.keys) == 1:
+    def _is_transposed(self, product: Op) -> bool:
+        """Whether a product's second operand lies column by column in memory, as keys do before the usual transpose."""
+        group, name = self.form.group, product.inputs[1]
+        shape = group.types[name].shape
+        if 1 in shape[-2:]:
             return False
-        outer = (0,) * (len(form.group.types[name].shape) - 2)
-        origin, along_key, along_keys = (source_offset(form.group, name, (*outer, *at)) for at in ((0, 0), (1, 0), (0, 1)))
-        return abs(along_key - origin) < abs(along_keys - origin)
+        outer = (0,) * (len(shape) - 2)
+        origin, down, along = (source_offset(group, name, (*outer, *at)) for at in ((0, 0), (1, 0), (0, 1)))
+        return abs(down - origin) < abs(along - origin)
+
+    def _softmax(self, head: _Head, block: _Block, keys: int) -> None:
+        softmax(head.rows, block.count, keys, self.form.guard)
+        if self.weighs:
+            weigh_rows(head.rows, block.count, keys, lambda *at: self._weight(head, block, *at))
 
     def _store_score(self, head: _Head, keys: _Keys, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
         form, scores = self.form, head.rows.scores

@@ -150,6 +150,7 @@ def test_sizes_that_divide_no_tile(level: str) -> None:
     sizes = [
         (1, 1, 1, 1, 1, 1),
         (2, 3, 1, 70, 8, 8),
+        (1, 2, 2, 33, 20, 45),
         (1, 2, 5, 1, 20, 3),
         (1, 2, 17, 33, 64, 40),
         (2, 1, 33, 17, 20, 64),
@@ -296,13 +297,21 @@ def flat_heads() -> Case:
     return tape.case(merged(tape, tape.reshape(result, 2, 3, 9, 8)), "flat")
 
 
-def shared_keys() -> Case:
-    """Keys and values of one batch and head for all queries, as they lie; a mask between; a residual after the merge."""
+def shared_keys(queries: int) -> Case:
+    """Keys and values of one batch and head for all queries, as they lie; a division between; a residual after the merge."""
     tape = Tape()
-    q, k, v = (tape.input(shape) for shape in ((2, 3, 9, 8), (1, 1, 8, 10), (1, 10, 8)))
+    q, k, v = (tape.input(shape) for shape in ((2, 3, queries, 8), (1, 1, 8, 21), (1, 21, 8)))
     scores = tape.binary("Div", tape.binary("MatMul", q, k), tape.literal(np.float64(3)))
     out = merged(tape, tape.binary("MatMul", tape.softmax(scores), v))
-    return tape.case(tape.binary("Add", out, tape.input((2, 9, 24))), "shared")
+    return tape.case(tape.binary("Add", out, tape.input((2, queries, 24))), f"shared by {queries}")
+
+
+def turned_values(queries: int) -> Case:
+    """Values that lie column by column."""
+    tape = Tape()
+    q, k, v = (tape.input(shape) for shape in ((1, 2, queries, 8), (1, 2, 8, 21), (1, 2, 5, 21)))
+    weights = tape.softmax(tape.binary("MatMul", q, k))
+    return tape.case(tape.binary("MatMul", weights, tape.transpose(v, 0, 1, 3, 2)), f"turned values, {queries}")
 
 
 def one_matrix() -> Case:
@@ -313,10 +322,8 @@ def one_matrix() -> Case:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_views_and_operators_around(level: str) -> None:
-    check(
-        [packed_projections(), split_projections(), grouped_queries(), flat_heads(), shared_keys(), one_matrix()],
-        target_of(level),
-    )
+    cases = [packed_projections(), split_projections(), grouped_queries(), flat_heads(), one_matrix()]
+    check([*cases, *(make(queries) for make in (shared_keys, turned_values) for queries in (2, 9))], target_of(level))
 
 
 def test_only_a_block_of_scores_is_ever_in_memory() -> None:
