@@ -95,6 +95,11 @@ def channels_first_cycles(one: Convolution, lanes: int, registers: int) -> float
     return copied + one.images * one.groups * min(map(cycles, choices))
 
 
+def copy_cycles(size_bytes: int) -> float:
+    """Of a kernel that writes so many bytes in the order in which it reads them."""
+    return 2 * size_bytes / _COPIED_BYTES
+
+
 def conversion_cycles(size_bytes: int) -> float:
     """Of a kernel that writes a tensor of so many bytes in the other layout."""
     return 2 * size_bytes / _CONVERTED_BYTES

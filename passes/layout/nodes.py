@@ -7,12 +7,13 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from ...compiler.ir.aliases import is_outermost
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import is_known, is_pointwise
 from ...compiler.ir.rewriter import Rejection
-from ...kernels.costs import Convolution, channels_first_cycles, channels_last_cycles
+from ...kernels.costs import Convolution, channels_first_cycles, channels_last_cycles, copy_cycles
 from ...runtime.target import Target
 from ..canonicalization.scope import int_constants, static_shape
 
@@ -29,7 +30,8 @@ class Flexible:
     """A node that may compute channels-last: its operands at the positions `operands` and its output then lie so.
 
     `direct` are positions that it can also read channels-first when it is channels-last. A "mean" has no result that lies one way
-    or the other. Costs are cycles; those of nodes that only move bytes are the same in both layouts, and left out.
+    or the other. Costs are cycles; those of other nodes that only move bytes are the same in both layouts,
+    and left out.
     """
 
     node: ir.Node
@@ -162,12 +164,19 @@ def _moved(node: ir.Node) -> Flexible | None:
     if node.op_type == "Concat":
         images = all(_is_image(value) and value is not None and constant_tensor(value) is None for value in node.inputs)
         joins_channels = node.attributes.get_int("axis") % 4 == 1
-        return Flexible(node, "concat", tuple(range(len(node.inputs)))) if images and joins_channels else None
+        return _concat(node) if images and joins_channels else None
     if axes is None or constant_tensor(_first(node)) is not None or not has_static_type(node.outputs[0]):
         return None
     if node.op_type == "Slice":
         return Flexible(node, "slice", (0,))
     return Flexible(node, "mean", (0,)) if node.op_type in MEANS and sorted(axes) == [2, 3] else None
+
+
+def _concat(node: ir.Node) -> Flexible:
+    """Channels of one image are written in place channels-first; else they are copied."""
+    kind = tensor_type(node.outputs[0])
+    copied = copy_cycles(kind.size_bytes)
+    return Flexible(node, "concat", tuple(range(len(node.inputs))), (), 0.0 if is_outermost(kind.shape, 1) else copied, copied)
 
 
 def _first(node: ir.Node) -> ir.Value:

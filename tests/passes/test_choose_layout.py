@@ -16,6 +16,7 @@ from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.kernels.costs import Convolution, channels_first_cycles, channels_last_cycles, channels_last_tile
 from prefuse.passes.layout.cut import OUTSIDE, Crossing, LayoutProblem, choose_layouts, cost_of
+from prefuse.passes.layout.nodes import Flexible, flexible_form
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.target import Target
 
@@ -153,3 +154,14 @@ def test_tiles_fit_the_registers(registers: int) -> None:
         rows, vectors = channels_last_tile(positions, channels, depth, inputs, 8, registers)
         assert rows * vectors + vectors + 1 <= registers
         assert 1 <= rows <= positions
+
+
+@pytest.mark.parametrize(("images", "is_free"), [(1, True), (2, False)])
+def test_channels_of_one_image_are_joined_in_place(images: int, is_free: bool) -> None:
+    text = f"main (float[{images},8,4,4] x) => (float[{images},16,4,4] y) {{ a = Relu(x) y = Concat<axis = 1>(a, x) }}"
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    infer_facts(model)
+    form = flexible_form(model, model.graph[1], Target.parse("cpu:avx2"))
+    assert isinstance(form, Flexible)
+    assert form.last_cycles > 0
+    assert form.first_cycles == (0 if is_free else form.last_cycles)
