@@ -12,6 +12,7 @@ from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
 from .attention.core import find_core
 from .attention.surroundings import absorb_epilogue, absorb_prologues
+from .attention.turning import turn_product
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,18 @@ class FuseAttention(Pass):
     Legal when the scores are the output of one MatMul, all between the products is pointwise on values of their size (or
     regroups batches), Softmax is over the keys, and nothing but the result is read elsewhere: then no path leaves the group and
     returns. What moves or scales elements of queries, keys or values joins where the group alone reads it, and so do the
-    transposition and the Reshape of the result. Rotary embeddings and concatenations of a cache stay beside the group.
+    transposition and the Reshape of the result. Rotary embeddings and concatenations of a cache stay beside the group. What
+    multiplies Transpose(p) from the left is turned first.
     """
 
     name: ClassVar[str] = "fuse-attention"
 
     def run(self, model: ir.Model, context: Context) -> bool:
+        softmaxes = [node for node in model.graph if node.op_type == "Softmax" and node.domain == ""]
+        turned = [] if context.target.is_gpu else [softmax for softmax in softmaxes if turn_product(model, softmax)]
         order = {node: index for index, node in enumerate(model.graph)}
-        opset = model.opset_imports.get("", 1)
-        changed = False
-        for softmax in [node for node in order if node.op_type == "Softmax" and node.domain == ""]:
+        opset, changed = model.opset_imports.get("", 1), bool(turned)
+        for softmax in softmaxes:
             core = find_core(softmax, opset)
             if core is None:
                 continue

@@ -114,10 +114,10 @@ def _product_after(softmax: ir.Node) -> ir.Node | Rejection | None:
     pending, seen = deque([softmax]), {softmax}
     while pending and len(seen) < _MAX_CHAIN:
         for reader in pending.popleft().outputs[0].consumers():
+            if reader in seen or reader.graph is not softmax.graph:
+                continue
             if _is_product(reader):
                 return reader
-            if reader in seen:
-                continue
             if shape is not None and _keeps_places(reader, shape):
                 seen.add(reader)
                 pending.append(reader)

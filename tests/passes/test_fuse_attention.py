@@ -74,11 +74,24 @@ def test_inlining_gives_back_what_was_fused(model: ir.Model) -> None:
 def test_one_kernel_computes_every_spelling(model: ir.Model) -> None:
     inputs = random_inputs(model)
     (expected,) = run_model(model, inputs, "onnxruntime").values()
-    compiled = prefuse.compile(model, pipeline="fuse-attention,plan-memory", cache=False)
-    assert len(compiled.plan.kernels) == 1
-    actual = compiled(*inputs.values())
-    assert isinstance(actual, np.ndarray)
-    assert relative_error(actual, expected) < 1e-5
+    assert_one_kernel_computes(model, inputs, expected)
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_one_kernel_computes_what_multiplies_from_the_left(rank: int) -> None:
+    """A product by transposed probabilities, with values of fewer dimensions than they have."""
+    batch, order = ("2,3,", "[0, 1, 3, 2]") if rank == 4 else ("3,", "[0, 2, 1]")
+    model = ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        main (float[{batch}5,8] q, float[{batch}8,7] k, float[3,9,7] v) => (float[{batch}9,5] y) {{
+          s = MatMul(q, k)
+          p = Softmax<axis: int = -1>(s)
+          t = Transpose<perm: ints = {order}>(p)
+          y = MatMul(v, t)
+        }}"""
+    )
+    inputs = random_inputs(model)
+    assert_one_kernel_computes(model, inputs, run_model(model, inputs, "onnxruntime")["y"])
 
 
 @pytest.mark.parametrize("name", ["bert-base", "roberta-base", "gpt2", "vit-b16"])
@@ -131,3 +144,11 @@ def assert_bitwise_equal(actual: Arrays, expected: Arrays) -> None:
     assert list(actual) == list(expected)
     for name, array in expected.items():
         np.testing.assert_array_equal(actual[name], array)
+
+
+def assert_one_kernel_computes(model: ir.Model, inputs: Arrays, expected: np.ndarray) -> None:
+    compiled = prefuse.compile(model, pipeline="fuse-attention,plan-memory", cache=False)
+    assert len(compiled.plan.kernels) == 1
+    actual = compiled(*inputs.values())
+    assert isinstance(actual, np.ndarray)
+    assert relative_error(actual, expected) < 1e-5
