@@ -23,13 +23,18 @@ PASSES: dict[str, str] = {
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
     "choose-layout": "prefuse.passes.choose_layout:ChooseLayout",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
+    "merge-groups": "prefuse.passes.merge_groups:MergeGroups",
     "order-nodes": "prefuse.passes.order_nodes:OrderNodes",
     "plan-memory": "prefuse.passes.plan_memory:PlanMemory",
 }
 
+# Structure first, then what ONNX spells out as its own operators, then what moves weights together, then groups.
 DEFAULT_PIPELINE = (
-    "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,"
-    "eliminate-dead,fuse-norm,fold-batchnorm,concat-to-split-weight,merge-parallel-matmul,fuse-attention,fuse-gather,fuse-epilogue,"
+    "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
+    "fuse-norm,"
+    "fold-batchnorm,concat-to-split-weight,merge-parallel-matmul,"
+    "fuse-attention,fuse-gather,"
+    "fuse-epilogue,merge-groups,"
     "order-nodes,plan-memory"
 )
 

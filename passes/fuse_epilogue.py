@@ -9,13 +9,11 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from ..compiler.ir.functions import fuse_into_function
+from ..compiler.ir.functions import fuse_into_function, group_name
 from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
 from .canonicalization.scope import has_same_shape
-
-_NAMED_OPS = 6  # a function of more nodes is named by its anchor and their number
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class FuseEpilogue(Pass):
                 taken.update(group)
                 groups.append(group)
         for group in groups:
-            fuse_into_function(model, group, _group_name(group))
+            fuse_into_function(model, group, group_name(group))
         return bool(groups)
 
 
@@ -138,8 +136,3 @@ class _Growth:
             else:
                 why = "several values would leave the group"
             yield Rejection(f"{reader.op_type} not fused with {self.anchor.op_type}: {why}", (self.anchor, reader))
-
-
-def _group_name(group: list[ir.Node]) -> str:
-    names = [node.op_type.lower() for node in group]
-    return "_".join(names) if len(names) <= _NAMED_OPS else f"{names[0]}_and_{len(names) - 1}_pointwise"

@@ -27,6 +27,7 @@ DOMAIN = "prefuse"
 _DOMAIN_VERSION = 1
 _NODES_KEY = "prefuse.nodes"  # metadata of a call: the _Origin of each node of its body, as JSON
 _BODIES = "prefuse.bodies"  # key of a model's `meta`: the _Bodies of its functions
+_NAMED_OPS = 6  # a function of more nodes is named by the first and their number
 _MIN_IR_VERSION = 8  # the first that has functions
 
 
@@ -69,14 +70,20 @@ def original_names(node: ir.Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in found for name in names))
 
 
-def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> ir.Node:
+def group_name(nodes: Sequence[ir.Node]) -> str:
+    """What a function of these nodes is called: their operators, or the first and the number of the others."""
+    names = [node.op_type.lower() for node in nodes]
+    return "_".join(names) if len(names) <= _NAMED_OPS else f"{names[0]}_and_{len(names) - 1}_pointwise"
+
+
+def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str, *, adjacent: bool = False) -> ir.Node:
     """Outline `nodes` into a function `prefuse.<name>` and return the call that stands for them.
 
     `nodes` are of one graph, in topological order, without subgraphs and convex: no path between two of them leaves the group.
     Values that are read outside become the call's outputs and keep their names. One-element constants that only pointwise
     operators read go into the body; everything else from outside is an input, in order of first use. A body equal to an
     existing one in structure, attributes and types is shared; a different one of the same name gets the suffix _2, _3, ...
-    Linear in the group where one value escapes, else in the graph.
+    Linear in the group where one value escapes or no reader stands between its nodes (`adjacent`), else in the graph.
     """
     members = set(nodes)
     assert not any(True for node in nodes for _ in subgraphs_of(node)), f"{name}: a group cannot hold subgraphs"
@@ -91,7 +98,7 @@ def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str) -> 
     call = ir.Node(DOMAIN, identifier[1], inputs, outputs=[copy_value(value) for value in escaping], name=nodes[-1].name)
     call.metadata_props[SOURCE_KEY] = ", ".join(dict.fromkeys(source_of(node) for node in nodes))
     call.metadata_props[_NODES_KEY] = json.dumps(_origins_of(constants, nodes))
-    _substitute(model, nodes, members, call, escaping)
+    _substitute(model, nodes, members, call, escaping, adjacent or len(escaping) == 1)
     drop_unused_constants(model, constants)
     model.graph.opset_imports.setdefault(DOMAIN, _DOMAIN_VERSION)
     model.ir_version = max(model.ir_version, _MIN_IR_VERSION)
@@ -125,6 +132,13 @@ def inline_function(model: ir.Model, node: ir.Node) -> tuple[ir.Node, ...]:
     results = [values[value] for value in function.outputs][: len(node.outputs)]
     replace_node(model, node, made, results)
     return tuple(made)
+
+
+def drop_uncalled_groups(model: ir.Model) -> None:
+    """Remove the functions of our domain that no node of the main graph calls any more."""
+    called = {node.op_identifier() for node in model.graph if is_fused(node)}
+    for identifier in [one for one, function in model.functions.items() if function.domain == DOMAIN and one not in called]:
+        del model.functions[identifier]
 
 
 def inline_all(model: ir.Model) -> bool:
@@ -220,11 +234,11 @@ def _origins(call: ir.Node) -> list[_Origin]:
 
 
 def _substitute(
-    model: ir.Model, nodes: Sequence[ir.Node], members: set[ir.Node], call: ir.Node, escaping: Sequence[ir.Value]
+    model: ir.Model, nodes: Sequence[ir.Node], members: set[ir.Node], call: ir.Node, escaping: Sequence[ir.Value], adjacent: bool
 ) -> None:
     """Put `call` where the last of `nodes` stands, give it their readers, and remove them."""
     graph = graph_of(nodes[-1])
-    delayed = _readers_between(graph, members) if len(escaping) > 1 else []
+    delayed = [] if adjacent else _readers_between(graph, members)
     graph.insert_after(nodes[-1], call)
     if delayed:
         graph.remove(delayed)

@@ -55,14 +55,21 @@ def merge_sections(
     return replace(group, types=types), merged
 
 
-def follow(group: Group, builder: KernelBuilder, anchor: Op, index: Index, value: Expr) -> None:
-    """Store the group's output at an index of the anchor's output, whose element there is `value`."""
-    (result, *_), (out, *_) = anchor.outputs, group.outputs
-    kind = group.types[out]
+def follow(group: Group, builder: KernelBuilder, anchor: Op, index: Index, value: Expr, offset: Expr | None = None) -> None:
+    """Store the group's outputs at an index of the anchor's output, whose element there is `value`.
+
+    All of them have the anchor's shape, and all are computed before one is stored. `offset` is that of the index, where it is
+    known in simpler terms.
+    """
+    (result, *_) = anchor.outputs
     if group.reader_counts.get(result, 0) > 1:
         value = builder.name(value)
     values = GroupValues(group, builder, {result: lambda _: value})
-    builder.store(builder.parameter(out, kind.elements, kind.dtype), row_major(index, kind.shape), values.read(out, index))
+    elements = [values.read(out, index) for out in group.outputs]
+    for out, element in zip(group.outputs, elements, strict=True):
+        kind = group.types[out]
+        place = row_major(index, kind.shape) if offset is None else offset
+        builder.store(builder.parameter(out, kind.elements, kind.dtype), place, element)
 
 
 def cover(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:

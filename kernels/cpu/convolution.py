@@ -22,6 +22,7 @@ from ..builder import Buffer, Expr, Index, row_major, unravel
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
+from .anchored import follow
 from .common import finish, minimum, new_builder
 from .packing import pack_in_kernel
 from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
@@ -311,8 +312,6 @@ class _Convolution:
     def _store(self, phase: Index, planes: _Planes, flat: bool) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
         builder, window = self.builder, self.window
         group = _with_flat_space(self.group, self.rank) if flat else self.group
-        result, out = self.anchor.outputs[0], group.outputs[0]
-        shape, kind = group.types[result].shape, group.types[out]
         rows = self.out_channels // self.groups
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
 
@@ -325,9 +324,7 @@ class _Convolution:
             index = (image, channel, *position)
             values = GroupValues(group, builder)
             total = value + tirx.Cast(self.accumulator, values.read(bias, (channel,))) if bias else value
-            total = tirx.Cast(self.source.dtype, total)
-            element = GroupValues(group, builder, {result: lambda _: total}).read(out, index)
-            builder.store(builder.parameter(out, kind.elements, kind.dtype), row_major(index, shape), element)
+            follow(group, builder, self.anchor, index, tirx.Cast(self.source.dtype, total))
 
         return store
 

@@ -13,6 +13,7 @@ from ..builder import Buffer, Expr, Index, broadcast_index, row_major, unravel
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
+from .anchored import follow
 from .common import finish, new_builder
 from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
 
@@ -164,17 +165,13 @@ class Product:
 
     def store(self) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
         group, builder = self.group, self.builder
-        out, result = group.outputs[0], self.anchor.outputs[0]
-        kind, shape = group.types[out], group.types[result].shape
+        shape = group.types[self.anchor.outputs[0]].shape
 
         def store(batch: Expr, m: Expr, r: Expr, n: Expr, value: Expr) -> None:
-            offset = (batch * self.a.lines + m) * self.b.lines + n
-            index = (
-                (*unravel(batch * self.a.lines + m, shape[:-1]), n) if shape[-1:] == (self.b.lines,) else unravel(offset, shape)
-            )
-            total = tirx.Cast(self.dtype, self._with_bias(index, value))
-            element = GroupValues(group, builder, {result: lambda _: total}).read(out, index)
-            builder.store(builder.parameter(out, kind.elements, kind.dtype), offset, element)
+            line = batch * self.a.lines + m
+            offset = line * self.b.lines + n
+            index = (*unravel(line, shape[:-1]), n) if shape[-1:] == (self.b.lines,) else unravel(offset, shape)
+            follow(group, builder, self.anchor, index, tirx.Cast(self.dtype, self._with_bias(index, value)), offset)
 
         return store
 

@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, Index, row_major, unravel
-from ..cpu.anchored import accumulator_type, bound_unravel
+from ..cpu.anchored import accumulator_type, bound_unravel, follow
 from ..cpu.common import finish, new_builder
 from ..cpu.window import Window, read_window
 from ..group import Group, Op
@@ -134,17 +134,14 @@ class _Convolution:
 
     def store(self, batch: Expr, m: Expr, n: Expr, value: Expr) -> None:
         _, outgoing = self.channels
-        result, out = self.anchor.outputs[0], self.group.outputs[0]
+        result = self.anchor.outputs[0]
         image, *outputs = unravel(n, (0, *self.window.outputs))
         channel = batch * outgoing + m
         index: Index = (image, channel, *outputs)
         values = GroupValues(self.group, self.builder)
         if len(self.anchor.inputs) > 2 and self.anchor.inputs[2]:
             value = value + tirx.Cast(self.dtype, values.read(self.anchor.inputs[2], (channel,)))
-        value = self.builder.name(tirx.Cast(self.group.types[result].dtype, value))
-        element = GroupValues(self.group, self.builder, {result: lambda _: value}).read(out, index)
-        kind = self.group.types[out]
-        self.builder.store(self.builder.parameter(out, kind.elements, kind.dtype), row_major(index, kind.shape), element)
+        follow(self.group, self.builder, self.anchor, index, tirx.Cast(self.group.types[result].dtype, value))
 
     def _load(self, name: str, offset: Expr) -> Expr:
         kind = self.group.types[name]

@@ -121,8 +121,11 @@ def reference(
         return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, dict(arrays))]
 
 
-def followed(case: Case) -> Case:
-    """The same operator with a scaled residual after it: y = relu(x * s + r), s of the last two dimensions, r of one element."""
+def followed(case: Case, *, keep_result: bool = False) -> Case:
+    """The same operator with pointwise ones after it: z = (x * s + r)**2 - x, s of the last two dimensions, r of one element.
+
+    With `keep_result`, x is an output of the kernel, too.
+    """
     (result,) = case.group.outputs
     kind = case.group.types[result]
     assert kind.dtype in ("float32", "float64"), kind
@@ -140,7 +143,7 @@ def followed(case: Case) -> Case:
     group = Group(
         (*case.group.ops, *ops),
         (*case.group.inputs, "scale", "rest"),
-        ("z",),
+        (result, "z") if keep_result else ("z",),
         types,
         case.group.constants | {"rest"},
         dict(case.group.literals) | {"rest": rest},
@@ -150,7 +153,8 @@ def followed(case: Case) -> Case:
         expected = (x * scale + rest) ** 2 - x
     arrays = {**case.arrays, "scale": scale, "rest": rest}
     loose = max(case.rtol, 1e-5), max(10 * case.atol, 1e-5)
-    return Case(group, arrays, [expected], *loose, f"{case.label} followed", case.template)
+    results = [x, expected] if keep_result else [expected]
+    return Case(group, arrays, results, *loose, f"{case.label} followed", case.template)
 
 
 def run(cases: Sequence[Case], target: Target, repetitions: int = 0) -> list[float]:

@@ -9,7 +9,7 @@ import torch
 from prefuse.kernels.group import Group, Op
 from torch.nn import functional
 
-from .harness import LEVELS, Case, check, target_of, type_of
+from .harness import LEVELS, Case, check, followed, target_of, type_of
 
 CONVOLVE = (functional.conv1d, functional.conv2d, functional.conv3d)
 TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
@@ -118,3 +118,11 @@ def of_a_run() -> list[Case]:
 def test_convolutions(cases: object, level: str) -> None:
     assert callable(cases)
     check(cases(), target_of(level))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_several_results_leave_the_tile(level: str) -> None:
+    cases = [case for make in (plain, transposed) for case in make()[::3]]
+    floats = [case for case in cases if case.group.types[case.group.outputs[0]].dtype == "float32"]
+    assert floats
+    check([followed(case, keep_result=True) for case in floats], target_of(level))

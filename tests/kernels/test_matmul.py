@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from prefuse.kernels.group import Group, Op
 
-from .harness import LEVELS, Case, check, target_of, type_of
+from .harness import LEVELS, Case, check, followed, target_of, type_of
 
 rng = np.random.default_rng(1)
 
@@ -105,3 +105,11 @@ def test_two_runs_are_bitwise_equal_and_threads_do_not_change_the_result() -> No
         again.rtol, again.atol = first.rtol, first.atol
         check([again], check_equal)
         np.testing.assert_array_equal(again.got[0], first.got[0])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_several_results_leave_the_tile(level: str) -> None:
+    cases = [case for make in (products, gemms) for case in make()[::3]]
+    floats = [case for case in cases if case.group.types[case.group.outputs[0]].dtype == "float32"]
+    assert floats
+    check([followed(case, keep_result=True) for case in floats], target_of(level))
