@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx_ir as ir
 import pytest
+import torch
 from prefuse.compiler.debugging.compilation import Compilation, trace_compilation
 from prefuse.compiler.debugging.explanation import explain
 from prefuse.compiler.debugging.history import History
 from prefuse.compiler.frontend.importer import import_model
+from prefuse.examples.models import MODELS
 from prefuse.runtime.errors import InputError
 from prefuse.runtime.target import Target
 from prefuse.tests.debugging.traced_models import HEAD, PIPELINE, traced
+from prefuse.tests.scaling import assert_scales
 
 
 def events(compilation: Compilation, text: str) -> list[tuple[str, str]]:
@@ -89,3 +94,30 @@ def test_what_cannot_be_compiled_has_a_history_all_the_same() -> None:
 def test_a_pass_that_changes_nothing_leaves_no_snapshot() -> None:
     history = traced(f"{HEAD} main (float[4] x) => (float[4] y) {{ y = Relu(x) }}").history
     assert [snapshot.pass_name for snapshot in history.snapshots] == ["import", "lowering"]
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet18", "bert-base", "bigru-linear"])
+def test_every_node_of_a_model_ends_in_a_group_or_is_removed(name: str) -> None:
+    module, inputs = MODELS[name].build(small=True)
+    found = trace_compilation(import_model(torch.export.export(module, inputs, strict=False)), Target.parse("cpu"))
+    last = found.history.snapshots[-1].nodes
+    reached = set()
+    for node in found.history.snapshots[0].nodes:
+        life = found.history.follow(0, node.name)
+        assert life.last or life.events[-1].change == "removed", node.name
+        assert node.source.startswith("/"), node
+        reached.update(life.last)
+    assert reached == set(last)
+
+
+def test_following_is_linear() -> None:
+    """Snapshots index their nodes once: a node is not looked for in the whole graph."""
+
+    def prepare(length: int) -> Callable[[], object]:
+        history = History()
+        for position, operator in enumerate(["Neg", "Abs", "Exp"], -1):
+            body = "\n".join(f"v{number + 1} = {operator}(v{number})" for number in range(length))
+            history.take("pass", position, ir.from_onnx_text(f"{HEAD} main (float[2] v0) => (float[2] v{length}) {{\n{body}\n}}"))
+        return lambda: [history.follow(0, f"v{number + 1}") for number in range(length)]
+
+    assert_scales(prepare, 500, 1000, 3)
