@@ -14,7 +14,7 @@ from prefuse.examples.models import MODELS
 from rich.console import Console
 from rich.table import Table
 
-from .engines import ENGINES
+from .engines import DEFAULT_ENGINES, ENGINES
 from .harness import Result, Settings, measure
 
 _WIDTH = 110  # columns of a table that is written to a file or a pipe
@@ -34,7 +34,7 @@ def _engine_names(_context: click.Context, _option: click.Parameter, value: str)
     "--engines",
     callback=_engine_names,
     metavar="ENGINE,...",
-    default=",".join(ENGINES),
+    default=",".join(DEFAULT_ENGINES),
     show_default=True,
     help="Engines to compare.",
 )
@@ -71,7 +71,7 @@ def _measure(model: str, settings: Settings, console: Console) -> list[Result]:
 
 def _table(model: str, rows: list[Result]) -> Table:
     """`x best` is the median over that of the fastest engine other than prefuse."""
-    peers = [row.median_ms for row in rows if row.engine != "prefuse" and not row.failure]
+    peers = [row.median_ms for row in rows if not row.engine.startswith("prefuse") and not row.failure]
     table = Table(title=model, title_justify="left")
     table.add_column("engine", no_wrap=True)
     for heading in ("median ms", "p10", "p90", "x best", "error", "MiB", "compile s"):

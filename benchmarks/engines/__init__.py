@@ -10,21 +10,24 @@ from .engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """Where an engine lives; `module` is relative to this package and holds a function `prepare` as `Engine` has it."""
+    """Where an engine lives: `module`, relative to this package, and the name of a function in it that is an `Engine`."""
 
     module: str
     distribution: str
+    function: str = "prepare"
 
     def load(self) -> Engine:
         """Import the engine and its libraries. Raises ImportError where they are not installed."""
-        engine: Engine = import_module(f".{self.module}", __package__).prepare
+        engine: Engine = getattr(import_module(f".{self.module}", __package__), self.function)
         return engine
 
 
 ENGINES: dict[str, EngineSpec] = {
     "prefuse": EngineSpec("prefuse_cpu", "prefuse"),
+    "prefuse-unfused": EngineSpec("prefuse_cpu", "prefuse", "prepare_unfused"),
     "onnxruntime": EngineSpec("onnxruntime_cpu", "onnxruntime"),
     "openvino": EngineSpec("openvino_cpu", "openvino"),
     "torch": EngineSpec("torch_eager", "torch"),
     "torch.compile": EngineSpec("torch_compile", "torch"),
 }
+DEFAULT_ENGINES = tuple(name for name in ENGINES if name != "prefuse-unfused")

@@ -9,7 +9,16 @@ from .engine import Outputs, Run, Task
 
 def prepare(task: Task) -> Run:
     """See `Engine`."""
-    compiled = prefuse.compile(task.onnx_path, cache=False, threads=task.threads)
+    return _prepare(task, "default")
+
+
+def prepare_unfused(task: Task) -> Run:
+    """The same kernels for single operators: what the fusing passes are worth."""
+    return _prepare(task, "no-fusion")
+
+
+def _prepare(task: Task, pipeline: str) -> Run:
+    compiled = prefuse.compile(task.onnx_path, cache=False, threads=task.threads, pipeline=pipeline)
     inputs = tuple(task.inputs.values())
 
     def run() -> Outputs:
