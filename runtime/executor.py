@@ -120,6 +120,8 @@ class CompiledModel:
             OptionError: the program has no counters: it was not compiled with profile=True, or is for a GPU.
             InputError: the inputs are not those of the model.
         """
+        if Target.parse(self.plan.target).is_gpu:
+            raise OptionError("profile", f"programs for {self.plan.target} have no counters", "time them with the GPU's tools")
         if runs < 1:
             raise OptionError("runs", f"{runs} calls", "give a number from 1 on")
         recorder = Recorder(self._executable, runs + 1, len(self.plan.steps))

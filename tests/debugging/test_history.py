@@ -9,7 +9,7 @@ import pytest
 import torch
 from prefuse.compiler.debugging.compilation import Compilation, trace_compilation
 from prefuse.compiler.debugging.explanation import explain
-from prefuse.compiler.debugging.history import History
+from prefuse.compiler.debugging.history import History, NodeState
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.examples.models import MODELS
 from prefuse.runtime.errors import InputError
@@ -101,7 +101,7 @@ def test_every_node_of_a_model_ends_in_a_group_or_is_removed(name: str) -> None:
     module, inputs = MODELS[name].build(small=True)
     found = trace_compilation(import_model(torch.export.export(module, inputs, strict=False)), Target.parse("cpu"))
     last = found.history.snapshots[-1].nodes
-    reached = set()
+    reached: set[NodeState] = set()
     for node in found.history.snapshots[0].nodes:
         life = found.history.follow(0, node.name)
         assert life.last or life.events[-1].change == "removed", node.name
