@@ -53,7 +53,9 @@ def test_parts_and_joined_values_cost_no_kernel() -> None:
     x = np.array([[0.5, -1, 2], [3, 0, 1]], np.float32)
     h = np.exp(x) / np.exp(x).sum(1, keepdims=True)
     a, s = (np.exp(row) / np.exp(row).sum() for row in h)
-    np.testing.assert_allclose(net(x), np.stack([a, -h[1] * [1, 2, 3], *x, s]), rtol=1e-6)
+    result = net(x)
+    assert isinstance(result, np.ndarray)
+    np.testing.assert_allclose(result, np.stack([a, -h[1] * [1, 2, 3], *x, s]), rtol=1e-6)
     assert [type(step).__name__ for step in net.plan.steps].count("Copy") == 1
     assert len(net.plan.steps) == 5
     assert "alias: 24 bytes of %c are copied: %x is an input of the graph" in net.report()
