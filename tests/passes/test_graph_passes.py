@@ -25,6 +25,7 @@ GRAPH_PASSES = (
     "merge-equal",
     "decompose",
     "fold-batchnorm",
+    "fuse-attention",
     "fuse-epilogue",
     "fuse-epilogue{max-ops=3}",
 )
