@@ -127,13 +127,14 @@ def _steps(profile: Profile, limits: Limits) -> Table:
 
 
 def _details(profile: Profile) -> list[str]:
-    """Why other templates did not take a group, and why a group of one node is alone; equal lines once."""
-    slowest = sorted(profile.steps, key=lambda step: -step.time_us)[:_ROWS]
-    lines = [
-        *(f"{_short(step.label)}: not {name}: {why}" for step in slowest for name, why in step.group.refused),
-        *(f"{_short(step.label)}: alone: {why}" for step in slowest for why in step.group.alone),
-    ]
-    return ["", *dict.fromkeys(lines)] if lines else []
+    """Why other templates did not take a group, and why a group of one node is alone; each reason once, with the slowest group."""
+    groups: dict[str, list[str]] = {}
+    for step in sorted(profile.steps, key=lambda step: -step.time_us):
+        reasons = [f"not {name}: {why}" for name, why in step.group.refused] + [f"alone: {why}" for why in step.group.alone]
+        for reason in dict.fromkeys(reasons):
+            groups.setdefault(reason, []).append(_short(step.label))
+    lines = [f"{first}{f' and {len(more)} more' if more else ''}: {reason}" for reason, (first, *more) in groups.items()]
+    return ["", *lines] if lines else []
 
 
 def _comparison(first: Profile, second: Profile) -> dict[str, object]:
