@@ -127,7 +127,7 @@ def _steps(profile: Profile, limits: Limits) -> Table:
 
 
 def _details(profile: Profile) -> list[str]:
-    """Why other templates did not take a group, and why a group of one node is alone; each reason once, with the slowest group."""
+    """Why other templates did not take a group, and why a group of one node is alone: each reason once, by its slowest group."""
     groups: dict[str, list[str]] = {}
     for step in sorted(profile.steps, key=lambda step: -step.time_us):
         reasons = [f"not {name}: {why}" for name, why in step.group.refused] + [f"alone: {why}" for why in step.group.alone]
