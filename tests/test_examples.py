@@ -32,8 +32,8 @@ def test_example_is_under_60_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 60
 
 
-def test_there_are_five_examples() -> None:
-    assert [path.name[:3] for path in EXAMPLES] == ["01_", "02_", "03_", "04_", "05_"]
+def test_there_are_six_examples() -> None:
+    assert [path.name[:3] for path in EXAMPLES] == ["01_", "02_", "03_", "04_", "05_", "06_"]
 
 
 def test_demo_checks_and_times_a_model(capsys: pytest.CaptureFixture[str]) -> None:
