@@ -22,7 +22,7 @@ _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 # Operators that NumPy computes at the speed of memory, so that weights of any size may go through them.
 _FAST = frozenset({"Add", "Cast", "Div", "Mul", "Neg", "Sqrt", "Sub"})
 # Operators that `onnx.reference` gets wrong below an opset: softmax by its newest meaning, batch normalisation as in training;
-# and pools with unequal padding at any.
+# and pools with unequal padding at any, as well as Unique in order of appearance, where the distinct values alone are asked for.
 _MISREAD_BELOW = {"BatchNormalization": 14, "Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
 _MISREAD = frozenset({"AveragePool", "LpPool", "MaxPool"})
 
@@ -111,6 +111,8 @@ def _size_bytes(output: ir.Value) -> int:
 
 def is_misread(node: ir.Node, opset: int) -> bool:
     """Whether `onnx.reference` computes another function for this operator than ONNX defines."""
+    if node.op_type == "Unique":
+        return not node.attributes.get_int("sorted", 1)
     return opset < _MISREAD_BELOW.get(node.op_type, 0) or node.op_type in _MISREAD
 
 
