@@ -159,7 +159,7 @@ class _Drafting:
         writes = [self._region(value) for value in item.node.outputs if value.name]
         scratch = []
         if item.kernel.workspace_bytes:
-            name = f"{item.node.outputs[0].name}.workspace"
+            name = f"{next(output.name for output in item.node.outputs if output.name)}.workspace"  # the first may be absent
             self.buffers[name] = Buffer(name, Role.WORKSPACE, item.kernel.workspace_bytes, ARENA)
             scratch.append(Region(name, 0, item.kernel.workspace_bytes))
         inplace = tuple(
