@@ -31,7 +31,7 @@ PASSES: dict[str, str] = {
 # Structure first, then what ONNX spells out as its own operators, then what moves weights together, then groups.
 DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
-    "fuse-norm,"
+    "fuse-norm,fuse-recurrent,"
     "fold-batchnorm,concat-to-split-weight,merge-parallel-matmul,"
     "fuse-attention,fuse-gather,"
     "fuse-epilogue,merge-groups,"

@@ -42,8 +42,8 @@ class FuseRecurrent(Pass):
             elif found is not None:
                 first = find_first_step(found, known)
                 if isinstance(first, Step):
-                    known.steps[first.hidden_out] = first
-                known.steps[node.outputs[0]] = found
+                    known.add(first)
+                known.add(found)
         self._report(rejections, known, context)
         rewriter = Rewriter(model, Constants(model))
         for chain in chains_of(known.steps.values()):

@@ -78,8 +78,6 @@ def _operator(run: Run, inputs: list[ir.Value | None]) -> ir.Node:
         attributes["direction"] = "reverse"
     if kernel.linear_before_reset:
         attributes["linear_before_reset"] = 1
-    if kernel.input_forget:
-        attributes["input_forget"] = 1
     attributes.update(_activations(kernel))
     return ir.node(kernel.op_type, inputs, attributes, num_outputs=3 if step.cell_out is not None else 2)
 

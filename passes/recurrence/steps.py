@@ -41,7 +41,6 @@ class Kernel:
     gates: tuple[GateWeights, ...]
     activations: tuple[Activation, ...]
     linear_before_reset: bool = False
-    input_forget: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +64,21 @@ class Step:
 class Surroundings:
     """What is known of the graph when a step is looked for: the steps found so far, and what multiplies which value.
 
-    `multipliers` are constant matrices, each with its first row that takes the value: a state's next step has them.
+    `multipliers` are constant matrices, each with its first row that takes the value: a state's next step has them. `states`
+    are the values that may be states: those that a constant matrix multiplies, and the cell states of steps.
     """
 
     multipliers: Mapping[ir.Value, Set[tuple[ir.Value, int]]]
     steps: dict[ir.Value, Step] = field(default_factory=dict)
+    states: set[ir.Value] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.states = set(self.multipliers)
+
+    def add(self, step: Step) -> None:
+        """Remember a step that was found."""
+        self.steps[step.hidden_out] = step
+        self.states.update(step.outputs)
 
 
 def find_step(node: ir.Node, known: Surroundings) -> Step | Rejection | None:
@@ -79,8 +88,8 @@ def find_step(node: ir.Node, known: Surroundings) -> Step | Rejection | None:
     if root is None or root.value is not output:
         return None
     refused: Rejection | None = None
-    for update in updates_of(root, known.multipliers):
-        found = _with_roles(update, output, known)
+    for update in updates_of(root, known.states):
+        found = update if isinstance(update, Rejection) else _with_roles(update, output, known)
         if isinstance(found, Step):
             return _whole(found)
         refused = refused or found
@@ -93,8 +102,10 @@ def find_first_step(later: Step, known: Surroundings) -> Step | Rejection | None
         return None
     output = later.hidden.value
     root = Columns(output, 0, later.hidden.end)
-    for update in updates_of(root, known.multipliers):
-        if update.op_type != later.kernel.op_type or (update.hidden is not None and not _is_zero(update.hidden)):
+    for update in updates_of(root, known.states):
+        if isinstance(update, Rejection) or update.op_type != later.kernel.op_type:
+            continue
+        if update.hidden is not None and not _is_zero(update.hidden):
             continue
         found = _step(update, None, output)
         if isinstance(found, Step) and _has_same_weights(found.kernel, later.kernel):
@@ -104,9 +115,10 @@ def find_first_step(later: Step, known: Surroundings) -> Step | Rejection | None
 
 def _with_roles(update: Update, output: ir.Value, known: Surroundings) -> Step | Rejection | None:
     """The step of an update, with the state that its successor or its predecessor shows, else any that fits."""
+    candidates = _candidates(update, output)
     found: list[tuple[int, Step]] = []
-    refused: Rejection | None = None
-    for hidden in _candidates(update, output):
+    refused = candidates if isinstance(candidates, Rejection) else None
+    for hidden in candidates if isinstance(candidates, list) else []:
         step = _step(update, hidden, output)
         if isinstance(step, Step):
             found.append((_evidence(step, known), step))
@@ -120,13 +132,13 @@ def _with_roles(update: Update, output: ir.Value, known: Surroundings) -> Step |
     return best
 
 
-def _candidates(update: Update, output: ir.Value) -> list[Columns]:
+def _candidates(update: Update, output: ir.Value) -> list[Columns] | Rejection:
     """What may be the old state: for LSTM and RNN all that the first gate multiplies and that has the size of the new one."""
     if update.hidden is not None:
         return [update.hidden]
     terms = terms_of(update.gates[0].argument)
     if isinstance(terms, Rejection):
-        return []
+        return terms
     products = [term for term in terms if isinstance(term, Product)]
     sources = dict.fromkeys(piece for one in products for piece in (one.source, *pieces_of(one.source)))
     width = columns_of(output)
@@ -166,7 +178,7 @@ def _step(update: Update, hidden: Columns | None, output: ir.Value) -> Step | Re
         if hidden is not None and not roles.recurrent:
             return Rejection(f"a gate does not read the state %{hidden.value.name}", _producers(gate))
         gates.append(roles.weights(order, sign))
-    kernel = Kernel(update.op_type, tuple(gates), activations, isinstance(update.reset, Scaled), update.input_forget)
+    kernel = Kernel(update.op_type, tuple(gates), activations, isinstance(update.reset, Scaled))
     old_hidden, old_cell = (None if one is None or _is_zero(one) else one for one in (hidden, update.cell))
     return Step(kernel, order, old_hidden, old_cell, output, update.cell_out, ())
 

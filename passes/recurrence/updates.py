@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ...compiler.ir.rewriter import Rejection
 from .columns import Columns, pieces_of, stripped
 from .polynomials import Polynomial, expanded
 from .terms import Gate, Product, Scaled, gate_of, terms_of
@@ -28,11 +29,10 @@ class Update:
     cell: Columns | None = None
     cell_out: ir.Value | None = None
     output: Gate | None = None
-    input_forget: bool = False
 
 
-def updates_of(root: Columns, states: Container[ir.Value]) -> Iterator[Update]:
-    """All readings of an update, the likely ones first. `states` are values that may be states."""
+def updates_of(root: Columns, states: Container[ir.Value]) -> Iterator[Update | Rejection]:
+    """All readings of an update, the likely ones first, and why others are none. `states` are values that may be states."""
     node = root.producer
     if node is None:
         return
@@ -44,7 +44,7 @@ def updates_of(root: Columns, states: Container[ir.Value]) -> Iterator[Update]:
         yield Update("RNN", (gate,), (1,))
 
 
-def _gru(root: Columns, states: Container[ir.Value]) -> Iterator[Update]:
+def _gru(root: Columns, states: Container[ir.Value]) -> Iterator[Update | Rejection]:
     """(1 - z) n + z h, where either of the two may be the state."""
     parts = _interpolation(expanded(root, states))
     if parts is None:
@@ -56,14 +56,18 @@ def _gru(root: Columns, states: Container[ir.Value]) -> Iterator[Update]:
         if update is None or gate is None:
             continue
         reset = _reset_of(gate, hidden)
-        if reset is not None:
+        if isinstance(reset, Rejection):
+            yield reset
+        elif reset is not None:
             yield Update("GRU", (update, reset[0], gate), (sign, 1, 1), hidden=hidden, reset=reset[1])
 
 
-def _reset_of(new: Gate, hidden: Columns) -> tuple[Gate, Columns | Scaled] | None:
-    """The reset gate of a GRU's new gate, and where it stands."""
+def _reset_of(new: Gate, hidden: Columns) -> tuple[Gate, Columns | Scaled] | Rejection | None:
+    """The reset gate of a GRU's new gate, and where it stands; a Rejection where that is no sum that a gate may have."""
     terms = terms_of(new.argument)
-    for term in terms if isinstance(terms, tuple) else ():
+    if isinstance(terms, Rejection):
+        return terms
+    for term in terms:
         if isinstance(term, Scaled) and (gate := gate_of(term.gate)) is not None:
             return gate, term
         for piece in pieces_of(term.source) if isinstance(term, Product) else ():
@@ -92,25 +96,24 @@ def _lstm(root: Columns, states: Container[ir.Value]) -> Iterator[Update]:
         cell_out = output.argument
         if cell_out.producer is None or not cell_out.is_whole:
             continue
-        for gates, signs, cell, coupled in _cell_updates(expanded(cell_out, states)):
-            enter, keep, new = gates
-            yield Update(
-                "LSTM", (enter, out, keep, new), (signs, 1, 1, 1), cell=cell, cell_out=cell_out.value, output=output,
-                input_forget=coupled,
-            )  # fmt: skip
+        found = []
+        for (enter, keep, new), (enter_sign, keep_sign), cell in _cell_updates(expanded(cell_out, states)):
+            gates, signs = (enter, out, keep, new), (enter_sign, 1, keep_sign, 1)
+            found.append(Update("LSTM", gates, signs, cell=cell, cell_out=cell_out.value, output=output))
+        yield from sorted(found, key=lambda one: sum(gate.activation != out.activation for gate in one.gates[:3]))
 
 
-def _cell_updates(update: Polynomial | None) -> Iterator[tuple[tuple[Gate, Gate, Gate], int, Columns, bool]]:
-    """Gates (input, forget, new), the sign of the input gate, the old cell, and whether one gate is input and forget gate."""
+def _cell_updates(update: Polynomial | None) -> Iterator[tuple[tuple[Gate, Gate, Gate], tuple[int, int], Columns]]:
+    """Gates (input, forget, new), the signs of input and forget gate, and the old cell."""
     if update is None:
         return
     parts = _interpolation(update)
     if parts is not None:
         first, second, weight = parts
-        for new, cell, sign in ((second, first, 1), (first, second, -1)):
+        for new, cell, signs in ((second, first, (1, -1)), (first, second, (-1, 1))):
             both, gate = gate_of(weight), gate_of(new)
             if both is not None and gate is not None:
-                yield (both, both, gate), sign, cell, True
+                yield (both, both, gate), signs, cell
         return
     if len(update) != 2 or any(factor != 1 or len(atoms) != 2 for atoms, factor in update.items()):
         return
@@ -120,7 +123,7 @@ def _cell_updates(update: Polynomial | None) -> Iterator[tuple[tuple[Gate, Gate,
             for enter, new in _orders(entered):
                 gates = [gate for atom in (enter, keep, new) if (gate := gate_of(atom)) is not None]
                 if len(gates) == 3:
-                    yield (gates[0], gates[1], gates[2]), 1, cell, False
+                    yield (gates[0], gates[1], gates[2]), (1, 1), cell
 
 
 def _interpolation(update: Polynomial | None) -> tuple[Columns, Columns, Columns] | None:
