@@ -45,6 +45,36 @@ def test_encoder_without_states() -> None:
     _agree(prefuse.compile(module, (tokens,), cache=False)(tokens), expected)
 
 
+class Decoder(torch.nn.Module):
+    """An unrolled encoder, then steps of which each waits for the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.head = torch.nn.GRUCell(6, 9), torch.nn.LSTMCell(5, 9), torch.nn.Linear(9, 5)
+
+    def forward(self, sequence: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        state, cell = torch.zeros(sequence.shape[0], 9), torch.zeros(sequence.shape[0], 9)
+        for step in range(4):
+            state = self.encoder(sequence[:, step], state)
+        outputs = [torch.softmax(self.head(state), -1)]
+        for _ in range(3):
+            state, cell = self.decoder(outputs[-1], (state, cell))
+            outputs.append(torch.softmax(self.head(state), -1))
+        return torch.stack(outputs, 1), state
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_cells_in_loops(batch: int) -> None:
+    """One recurrent node for the sequence and one for each of the other steps, which have no output Y and one kernel."""
+    torch.manual_seed(5)
+    module, sequence = Decoder().eval(), torch.randn(batch, 4, 6)
+    compiled = prefuse.compile(module, (sequence,), cache=False)
+    with torch.no_grad():
+        expected = module(sequence)
+    _agree(compiled(sequence), expected)
+    assert "recurrent: 4 launches" in str(compiled.report())
+
+
 def _agree(got: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
         np.testing.assert_allclose(got.numpy(), expected.numpy(), rtol=1e-5, atol=1e-5)
