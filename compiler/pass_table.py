@@ -22,6 +22,7 @@ PASSES: dict[str, str] = {
     "fuse-recurrent": "prefuse.passes.fuse_recurrent:FuseRecurrent",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
     "choose-layout": "prefuse.passes.choose_layout:ChooseLayout",
+    "fuse-rows": "prefuse.passes.fuse_rows:FuseRows",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
     "merge-groups": "prefuse.passes.merge_groups:MergeGroups",
     "order-nodes": "prefuse.passes.order_nodes:OrderNodes",

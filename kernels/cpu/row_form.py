@@ -247,7 +247,7 @@ def _cost(form: RowForm, name: str, kept: dict[str, int], loop: int) -> tuple[in
     """Operations for one more element of a value, and the operands that are read for it."""
     if name in form.elements and kept.get(name, loop) >= loop:
         op = form.group.producers[name]
-        weight, operands = 12 if op.op_type in COSTLY or op.op_type == EXP else 1, set[str]()
+        weight, operands = 12 if op.op_type in COSTLY or op.op_type == EXP else int(op.op_type != "Identity"), set[str]()
         for source in op.inputs:
             more, read = _cost(form, source, kept, loop)
             weight, operands = weight + more, operands | read

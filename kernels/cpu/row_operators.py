@@ -40,13 +40,15 @@ def expanded(group: Group, count: int) -> Group:
 
 
 class _Writer:
-    """Collects the operators; a method returns the name of its result."""
+    """Collects the operators; a method returns the name of its result, which equal calls share: two normalizations of one value
+    have one mean."""
 
     def __init__(self, group: Group, count: int) -> None:
         self.ops: list[Op] = []
         self.types = dict(group.types)
         self.literals = dict(group.literals)
         self._count = count
+        self._made: dict[tuple[object, ...], str] = {}  # results by what computes them
 
     def operand(self, op: Op) -> str:
         """The first operand in the type that is computed in."""
@@ -72,22 +74,24 @@ class _Writer:
         return self.call("Cast", name, dtype=dtype)
 
     def constant(self, number: float, like: str) -> str:
-        name = f".constant{len(self.literals)}"
+        key = ("constant", number, self.types[like].dtype)
+        if key in self._made:
+            return self._made[key]
+        name = self._made[key] = f".constant{len(self.literals)}"
         self.types[name] = TensorType((), self.types[like].dtype)
         self.literals[name] = np.array(number, self.types[like].dtype)
         return name
 
     def become(self, result: str, value: str) -> None:
-        """Let a value, made by the last operator, be the result, rounded to its type."""
-        if self.types[value].dtype != self.types[result].dtype:
-            self.ops.append(Op("Cast", (value,), (result,), {}, _OPSET))
-        else:
-            last = self.ops[-1]
-            assert last.outputs == (value,)
-            self.ops[-1] = replace(last, outputs=(result,))
+        """Let a value be the result, rounded to its type."""
+        same = self.types[value].dtype == self.types[result].dtype
+        self.ops.append(Op("Identity" if same else "Cast", (value,), (result,), {}, _OPSET))
 
     def _add(self, op_type: str, inputs: tuple[str, ...], kind: TensorType, attributes: dict[str, Any] | None = None) -> str:
-        name = f".row{len(self.types)}"
+        key = (op_type, inputs, kind, tuple(sorted((attributes or {}).items())))
+        if key in self._made:
+            return self._made[key]
+        name = self._made[key] = f".row{len(self.types)}"
         self.types[name] = kind
         self.ops.append(Op(op_type, inputs, (name,), attributes or {}, _OPSET))
         return name

@@ -35,8 +35,9 @@ def axes_of(x: np.ndarray, a: Mapping[str, Any]) -> tuple[int, ...]:
 
 def standard(x: np.ndarray, a: Mapping[str, Any], *parameters: np.ndarray, centred: bool = True) -> list[np.ndarray]:
     axes = axes_of(x, a)
-    mean = x.mean(axes, keepdims=True) if centred else 0
-    inverse = 1 / np.sqrt(((x - mean) ** 2).mean(axes, keepdims=True) + a.get("epsilon", 1e-5))
+    length = max(int(np.prod([x.shape[axis] for axis in axes])), 1)
+    mean = x.sum(axes, keepdims=True) / length if centred else 0
+    inverse = 1 / np.sqrt(((x - mean) ** 2).sum(axes, keepdims=True) / length + a.get("epsilon", 1e-5))
     y = (x - mean) * inverse
     for place, parameter in enumerate(parameters):
         y = y + parameter if place else y * parameter
@@ -261,6 +262,17 @@ def test_what_later_loops_read_again_is_kept_or_computed_again() -> None:
     assert kept(residual_norm(4, 100, outputs="y")) == ["Add"]
     assert kept(pooled(2, 3, 100)) == ["ExpNonpositive"]
     assert kept(sample_variance(3, 2, 100)) == []
+
+
+def test_normalizations_of_one_value_share_their_statistics() -> None:
+    """The parallel blocks of Falcon and GPT-NeoX."""
+    norm = "LayerNormalization"
+    made = case([(norm, "x w", "y"), (norm, "x v", "z")], {"x": normal(5, 33), "w": normal(33), "v": normal(33)}, "y z")
+    form = row_form.row_form(made.group)
+    assert isinstance(form, row_form.RowForm)
+    assert len(form.folds) == 2
+    assert form.loops == 3
+    check([made], target_of("avx2"))
 
 
 def refusal(steps: Sequence[Step], arrays: Arrays, outputs: str, target: str = "cpu") -> str:

@@ -1,0 +1,98 @@
+"""fuse-rows: reductions over the same rows, and pointwise nodes before, between and after them, become one group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from ..compiler.ir.functions import fuse_into_function
+from ..compiler.ir.kinds import is_pointwise
+from ..compiler.ir.rewriter import Rejection
+from ..compiler.pipeline import Context, Pass
+from ..runtime.target import Target
+from .rows.growth import Growth, neighbours
+from .rows.shapes import Place, Rows, claimed_nodes, rows_of
+
+_NAMED_OPS = 6  # a function of more nodes is named by its first ones and their number
+_MIN_LENGTH = 8  # elements of a row; shorter ones fill no vector
+_SOFTMAX_OPSET = 13  # from which on Softmax is over one dimension
+_SERIAL_ELEMENTS = 1 << 14  # that one thread may compute alone
+
+
+@dataclass(frozen=True)
+class FuseRows(Pass):
+    """Move what is computed row by row into one function.
+
+    Before:  s = Add(x, r);  n = RMSNormalization(s, w);  m = Mul(n, v);  t = ReduceSum(m, -1)
+    After:   s, t = prefuse.add_rmsnormalization_mul_reducesum(x, r, w, v)
+
+    A reduction, normalization or softmax over the last dimensions takes pointwise nodes and others over the same rows, so that
+    a row is read and written once. Legal when every value has an element, or one number, for each place or row, and no path
+    leaves the group and returns. Worth it when more than one reduction is in it, or what the epilogue of one cannot hold: nodes
+    before it, or larger than its result. What an epilogue of a matrix product takes stays there, as that costs the same bytes.
+    """
+
+    name: ClassVar[str] = "fuse-rows"
+    max_ops: int = 32  # largest group, in nodes
+
+    def run(self, model: ir.Model, context: Context) -> bool:
+        if model.graph.opset_imports.get("", 1) < _SOFTMAX_OPSET:
+            return False
+        order = {node: index for index, node in enumerate(model.graph)}
+        claimed = claimed_nodes(model.graph)
+        taken: set[ir.Node] = set()
+        groups = []
+        for seed in order:
+            rows = rows_of(seed)
+            if rows is None or seed in taken or not _has_neighbours(seed):
+                continue
+            if (rejection := _obstacle(seed, rows, context.target)) is not None:
+                context.reject(self.name, rejection)
+                continue
+            growth = Growth(seed, rows, order, taken, claimed, self.max_ops)
+            group, rejections = growth.grow()
+            for one in rejections:
+                context.reject(self.name, one)
+            if _is_worth(group, growth.members):
+                taken.update(group)
+                groups.append(group)
+        for group in groups:
+            fuse_into_function(model, group, _group_name(group))
+        return bool(groups)
+
+
+def _obstacle(seed: ir.Node, rows: Rows, target: Target) -> Rejection | None:
+    """Why rows are not computed together at all."""
+
+    def no(reason: str) -> Rejection:
+        return Rejection(f"nothing computed in the rows of {seed.op_type}: {reason}", (seed,))
+
+    if target.is_gpu:
+        return no("on a GPU a row would be the work of one thread")
+    if not rows.number or rows.length < _MIN_LENGTH:
+        return no(f"{rows.length} elements are too few")
+    if rows.number < target.threads and rows.number * rows.length > _SERIAL_ELEMENTS:
+        return no(f"{rows.number} rows leave threads without work, which pointwise nodes alone would share")
+    return None
+
+
+def _has_neighbours(seed: ir.Node) -> bool:
+    """Whether a pointwise node or another reduction is next to it."""
+    return any(is_pointwise(node) or rows_of(node) is not None for node in neighbours(seed))
+
+
+def _is_worth(group: list[ir.Node], places: dict[ir.Node, Place]) -> bool:
+    """Whether a group is more than one reduction and what its own epilogue holds."""
+    reductions = [node for node in group if rows_of(node) is not None]
+    if len(reductions) > 1:
+        return True
+    (reduction,) = reductions
+    first, place = group.index(reduction), places[reduction]
+    return first > 0 or any(places[node] is not place for node in group)
+
+
+def _group_name(group: list[ir.Node]) -> str:
+    names = [node.op_type.lower() for node in group]
+    return "_".join(names) if len(names) <= _NAMED_OPS else f"{'_'.join(names[:2])}_and_{len(names) - 2}_of_rows"
