@@ -28,8 +28,8 @@ from .attention_form import Attention, attention_of
 from .attention_softmax import Rows, finish_rows, running_softmax, softmax, start_rows, weigh_rows
 from .common import finish, new_builder, pointwise_cost
 from .few_rows import FewRows
-from .panel_product import Panels, Scratch
-from .tile_product import choose_tile
+from .panel_product import Panels, Scratch, choose_tiles
+from .tile_product import Tile
 
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
@@ -111,9 +111,17 @@ class _Kernel:
         return self.key_block < self.form.keys
 
     @cached_property
+    def tiles(self) -> tuple[Tile, Tile]:
+        """Of the scores and of the result, equally high."""
+        form, dtype, registers = self.form, np.dtype(self.form.dtype), self.target.vector_registers
+        sizes = ((form.depth, self.key_block), (self.key_block, form.width))
+        scores, result = choose_tiles(form.queries, sizes, self.builder.lanes(form.dtype), dtype.itemsize, registers)
+        return scores, result
+
+    @property
     def block_rows(self) -> int:
-        panels = self._keys(0, self.key_block)
-        rows = max(panels.keys.tile.rows, panels.values.tile.rows)
+        """Queries of a block: a multiple of a tile's rows, some of which may not exist."""
+        rows = self.tiles[0].rows
         return rows * max(min(_BLOCK_ROWS, self.form.queries) // rows, 1)
 
     @property
@@ -141,9 +149,8 @@ class _Kernel:
         return finish("attention", builder, form.group, flops=self.flops)
 
     def _scratch(self, thread: Expr, threads: int, rows: int) -> tuple[Scratch, Scratch, Scratch, Rows]:
-        """Of a thread that does so many rows in a run. Rows that complete a tile exist in a block too, but hold nothing."""
+        """Of a thread that does so many rows in a run."""
         form, panels = self.form, self._keys(0, self.key_block)
-        tall = max(ceil(self.block_rows / part.tile.rows) * part.tile.rows for part in (panels.keys, panels.values))
         line = _LINE_BYTES // np.dtype(form.dtype).itemsize
 
         def own(elements: int) -> Scratch:
@@ -151,18 +158,15 @@ class _Kernel:
             return Scratch(self.builder.workspace(size * threads, form.dtype), thread * size)
 
         sizes = (0, 0) if self.is_few else (panels.keys.elements, panels.values.elements)
-        operands = own(tall * form.depth), own(sizes[0]), own(sizes[1])
-        scores, factors = own(tall * self.key_block), own(tall)
+        operands = own(self.block_rows * form.depth), own(sizes[0]), own(sizes[1])
+        scores, factors = own(self.block_rows * self.key_block), own(self.block_rows)
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
         return *operands, Rows(self.builder, form.dtype, scores, factors, state)
 
     def _keys(self, first: Expr, count: int) -> _Keys:
-        return _Keys(first, count, self._panels(self.form.depth, count), self._panels(count, self.form.width))
-
-    def _panels(self, depth: int, columns: int) -> Panels:
-        lanes, registers = self.builder.lanes(self.form.dtype), self.target.vector_registers
-        tile = choose_tile(self.form.queries, columns, depth, lanes, registers, shifted_loads=False, b_padded=True)
-        return Panels(self.builder, depth, columns, tile)
+        form, (key_tile, value_tile) = self.form, self.tiles
+        keys = Panels(self.builder, form.depth, count, key_tile)
+        return _Keys(first, count, keys, Panels(self.builder, count, form.width, value_tile))
 
     def _rows(self, head: _Head, first: Expr, blocks: Expr) -> None:
         """All there is to do for some blocks of queries, by one thread."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -12,6 +12,8 @@ from ..builder import Buffer, Expr, KernelBuilder
 from .strided_copy import transposed
 from .tile_product import Tile, sum_tile
 
+_NEAR_BYTES = 16 * 1024  # of a panel that the first-level cache holds beside all else
+_STREAM_BYTES = 40  # that come from the second-level cache in a cycle
 Element = Callable[[Expr, Expr], Expr]  # of (k, column)
 
 
@@ -132,3 +134,32 @@ class Panels:
         with builder.loop(builder.bind(tirx.min(rows - start, part.tile.rows)), name="row") as row:
             base = builder.bind(row * width)
             builder.vector_loop(part.columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
+
+
+def choose_tiles(m: int, sizes: Sequence[tuple[int, int]], lanes: int, lane_bytes: int, registers: int) -> list[Tile]:
+    """Tiles of equally many rows for products of `m` rows with panels of these sizes (depth, columns), with the fewest cycles."""
+
+    def best(rows: int, depth: int, columns: int) -> tuple[float, int]:
+        tiles = (Tile(rows, vectors, lanes) for vectors in range(1, 9) if rows * vectors + vectors + 1 <= registers)
+        return min((_cycles(tile, depth, columns, lane_bytes) * ceil(m / rows), tile.vectors) for tile in tiles)
+
+    choices = [(rows, [best(rows, *size) for size in sizes]) for rows in range(1, min(m, 14) + 1)]
+    rows, found = min(choices, key=lambda choice: sum(cycles for cycles, _ in choice[1]))
+    return [Tile(rows, vectors, lanes) for _, vectors in found]
+
+
+def _cycles(tile: Tile, depth: int, columns: int, lane_bytes: int) -> float:
+    """Estimated, for a tile's rows by all panels.
+
+    Two multiply-adds or two loads a cycle, four cycles of latency, and what stores cost, by row and by vector; panels that the
+    first-level cache does not hold come from the second.
+    """
+
+    def panel(vectors: int) -> float:
+        vector_bytes = tile.lanes * lane_bytes
+        far = vectors * vector_bytes / _STREAM_BYTES if depth * vectors * vector_bytes > _NEAR_BYTES else 0.0
+        step = max(tile.rows * vectors / 2, (tile.rows + vectors) / 2, far, 5.0)
+        return step * depth + 3 * tile.rows * vectors + 12 * tile.rows + 20
+
+    whole, rest = divmod(ceil(columns / tile.lanes), tile.vectors)
+    return whole * panel(tile.vectors) + (panel(rest) if rest else 0.0)
