@@ -21,7 +21,7 @@ _DEFAULT_ACTIVATIONS = {"GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", 
 class Rewriter:
     """Rewrites runs of one model, those first that make the states which others read as inputs.
 
-    `current` has what stands for states of steps that are gone.
+    `current` has what stands for states of steps, and for stacks of them, that are gone.
     """
 
     model: ir.Model
@@ -55,7 +55,7 @@ class Rewriter:
         for root in [*roots, *stacks]:
             replace_node(self.model, root, made.nodes, [new.get(root.outputs[0])])
             made.nodes = []
-        self.current.update((old, value) for old, value in new.items() if old in {out for s in run.steps for out in s.outputs})
+        self.current.update(new)
         remove_nodes(node for node in body if node.graph is not None)
 
     def finish(self) -> None:

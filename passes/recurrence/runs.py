@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import onnx_ir as ir
 
@@ -40,15 +39,16 @@ def chains_of(steps: Iterable[Step]) -> list[list[Step]]:
     return chains
 
 
-def runs_of(chain: Sequence[Step], place: Callable[[Columns], Place | None]) -> list[Run]:
-    """The chain as runs as long as can be; `place` finds an input in a sequence."""
-    runs = []
+def runs_of(chain: Sequence[Step], place: Callable[[Columns], Place | None]) -> Iterator[Run]:
+    """The chain as runs as long as can be; `place` finds an input in a sequence.
+
+    It is asked for a run when that is wanted: the run before may have made the sequence.
+    """
     begin = 0
     while begin < len(chain):
-        run = _longest(chain[begin:], place)
-        runs.append(run)
+        run = _longest(chain, begin, place)
         begin += len(run.steps)
-    return runs
+        yield run
 
 
 def _continues(step: Step, before: Step) -> bool:
@@ -61,21 +61,19 @@ def _continues(step: Step, before: Step) -> bool:
     )
 
 
-def _longest(chain: Sequence[Step], place: Callable[[Columns], Place | None]) -> Run:
-    """The longest run at the beginning of a chain."""
-    first = [place(one) for one in chain[0].inputs]
-    places = tuple(one for one in first if one is not None)
-    if len(places) < len(first):
-        return Run((chain[0],))
-    count, direction = 1, 0
-    for before, step in pairwise(chain):
-        found = [place(one) for one in step.inputs]
-        direction = direction or (found[0].index - places[0].index if found[0] else 0)
-        expected = [replace(one, index=one.index + count * direction) for one in places]
-        if direction not in (1, -1) or found != expected or _is_cell_read(before, step):
+def _longest(chain: Sequence[Step], begin: int, place: Callable[[Columns], Place | None]) -> Run:
+    """The longest run of a chain that begins at one of its steps."""
+    found = [place(one) for one in chain[begin].inputs]
+    places = tuple(one for one in found if one is not None)
+    end, direction = begin + 1, 0
+    while len(places) == len(found) and end < len(chain) and not _is_cell_read(chain[end - 1], chain[end]):
+        there = [place(one) for one in chain[end].inputs]
+        if direction == 0 and there[0] is not None:
+            direction = there[0].index - places[0].index
+        if direction not in (1, -1) or there != [replace(one, index=one.index + (end - begin) * direction) for one in places]:
             break
-        count += 1
-    return Run(tuple(chain[:count]), places, direction) if count > 1 else Run((chain[0],))
+        end += 1
+    return Run(tuple(chain[begin:end]), places, direction) if end - begin > 1 else Run((chain[begin],))
 
 
 def _is_cell_read(before: Step, step: Step) -> bool:

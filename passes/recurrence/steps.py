@@ -98,7 +98,7 @@ def find_step(node: ir.Node, known: Surroundings) -> Step | Rejection | None:
 
 def find_first_step(later: Step, known: Surroundings) -> Step | Rejection | None:
     """The step before `later`, where its old state is zero and the products with it are therefore not there."""
-    if later.hidden is None or later.hidden.value in known.steps or later.hidden.producer is None:
+    if later.hidden is None or not later.hidden.is_whole or later.hidden.value in known.steps:
         return None
     output = later.hidden.value
     root = Columns(output, 0, later.hidden.end)

@@ -146,6 +146,28 @@ def test_steps_that_wait_for_each_other(cell: type[nn.Module]) -> None:
     assert operators["Gemm"] == 3  # the heads
 
 
+class Again(nn.Module):
+    """The states of a first run are the sequence of a second one, of the same weights and from the last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(HIDDEN, HIDDEN)
+
+    def forward(self, sequence: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(2):
+            states = []
+            for time in range(3):
+                h = self.cell(sequence[time], h)
+                states.append(h)
+            sequence = torch.stack(states)
+        return sequence, self.cell(torch.cat([sequence[0], sequence[1]], 0), torch.cat([h, h], 0))
+
+
+def test_states_as_the_next_sequence() -> None:
+    operators = fused(Again(), torch.randn(3, 2, HIDDEN), torch.randn(2, HIDDEN))
+    assert (operators["GRU"], operators["Gemm"]) == (3, 0)
+
+
 class CellStates(nn.Module):
     """Somebody reads the cell state in the middle, which no operator gives out."""
 
