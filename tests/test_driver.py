@@ -55,7 +55,7 @@ def test_parts_and_joined_values_cost_no_kernel() -> None:
     a, s = (np.exp(row) / np.exp(row).sum() for row in h)
     result = net(x)
     assert isinstance(result, np.ndarray)
-    np.testing.assert_allclose(result, np.stack([a, -h[1] * [1, 2, 3], *x, s]), rtol=1e-6)
+    np.testing.assert_allclose(result, np.stack([a, -h[1] * np.array([1, 2, 3]), *x, s]), rtol=1e-6)
     assert [type(step).__name__ for step in net.plan.steps].count("Copy") == 1
     assert len(net.plan.steps) == 5
     assert "alias: 24 bytes of %c are copied: %x is an input of the graph" in net.report()
