@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from prefuse.compiler.ir.kinds import KIND_OF_OPERATOR, Kind
+from prefuse.kernels.group import Group, Op
 from prefuse.kernels.pointwise import POINTWISE
-from prefuse.kernels.registry import TEMPLATES
+from prefuse.kernels.registry import TEMPLATES, build_kernel
+from prefuse.runtime.plan import TensorType
+from prefuse.runtime.target import Target
 
 
 def test_pointwise_kinds_are_the_pointwise_operators() -> None:
@@ -21,3 +24,15 @@ def test_every_anchor_has_a_template(kind: Kind) -> None:
 
 def test_no_operator_is_both_anchor_and_pointwise() -> None:
     assert not frozenset().union(*(template.anchors for template in TEMPLATES)) & POINTWISE.keys()
+
+
+@pytest.mark.parametrize("target", [Target("cpu", "avx2", 1), Target("cuda", "sm_90")], ids=str)
+def test_templates_that_know_no_surroundings_see_none(target: Target) -> None:
+    """A transpose before a product, and one after it: the product's template would read and store at the wrong places."""
+    kind = TensorType((3, 3), "float32")
+    before = (Op("Transpose", ("a",), ("t",)), Op("MatMul", ("t", "b"), ("y",)))
+    after = (Op("MatMul", ("a", "b"), ("t",)), Op("Transpose", ("t",), ("y",)))
+    for ops in (before, after):
+        refused = build_kernel(Group(ops, ("a", "b"), ("y",), dict.fromkeys("abty", kind)), target)
+        assert isinstance(refused, tuple)
+        assert ("matmul", "computes one operator, and reads its operands through no others") in refused
