@@ -57,9 +57,9 @@ class FuseRows(Pass):
                 context.reject(self.name, one)
             if _is_worth(group, growth.members):
                 taken.update(group)
-                groups.append(group)
-        for group in groups:
-            fuse_into_function(model, group, _group_name(group))
+                groups.append((group, _is_adjacent(group, order)))
+        for group, adjacent in groups:
+            fuse_into_function(model, group, _group_name(group), adjacent=adjacent)
         return bool(groups)
 
 
@@ -91,6 +91,13 @@ def _is_worth(group: list[ir.Node], places: dict[ir.Node, Place]) -> bool:
     (reduction,) = reductions
     first, place = group.index(reduction), places[reduction]
     return first > 0 or any(places[node] is not place for node in group)
+
+
+def _is_adjacent(group: list[ir.Node], order: dict[ir.Node, int]) -> bool:
+    """Whether everybody else who reads a group stands after its last node."""
+    members, last = set(group), order[group[-1]]
+    readers = (reader for node in group for value in node.outputs for reader in value.consumers() if reader not in members)
+    return all(order.get(reader, -1) > last for reader in readers)
 
 
 def _group_name(group: list[ir.Node]) -> str:

@@ -55,6 +55,8 @@ def _is_plain_pool(node: ir.Node) -> bool:
 
 def raise_opset(model: ir.Model, opset: int) -> None:
     """Make the model, and the functions of it, of at least this opset. `raise_obstacle` must have found nothing."""
+    if opset <= model.graph.opset_imports[""]:
+        return
     for owner in (model.graph, *(function.graph for function in model.functions.values())):
         if "" in owner.opset_imports:
             owner.opset_imports[""] = max(opset, owner.opset_imports[""])

@@ -26,6 +26,8 @@ GRAPH_PASSES = (
     "decompose",
     "fold-batchnorm",
     "fuse-attention",
+    "fuse-norm",
+    "fuse-rows",
     "fuse-epilogue",
     "fuse-epilogue{max-ops=3}",
 )
