@@ -154,7 +154,9 @@ def _part(node: ir.Node, output: ir.Value, source: ir.Value) -> tuple[int, int, 
     axis = node.attributes.get_int("axis", 0) % len(shape)
     if node.op_type == "Gather":
         index = ints_of(node.inputs[1])
-        return None if index is None or len(index) != 1 else (axis, index[0] % shape[axis], index[0] % shape[axis] + 1)
+        if index is None or len(index) != 1 or not -shape[axis] <= index[0] < shape[axis]:
+            return None
+        return axis, index[0] % shape[axis], index[0] % shape[axis] + 1
     begin = 0
     for other in node.outputs:
         if not static_shape(other):

@@ -125,10 +125,8 @@ def gate_of(columns: Columns) -> Gate | None:
     if argument is None:
         return None
     defaults = zip(("alpha", "beta"), _ACTIVATIONS.get(node.op_type, ()), strict=False)
-    if node.op_type == "Elu" or node.op_type in _ACTIVATIONS:
-        parameters = tuple(node.attributes.get_float(name, default) for name, default in defaults)
-        return Gate(Activation(node.op_type, parameters), stripped(argument))
-    return Gate(Activation(node.op_type), stripped(argument))
+    parameters = tuple(node.attributes.get_float(name, default) for name, default in defaults)
+    return Gate(Activation(node.op_type, parameters), stripped(argument))
 
 
 def terms_of(columns: Columns) -> tuple[Term, ...] | Rejection:
