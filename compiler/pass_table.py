@@ -35,7 +35,7 @@ DEFAULT_PIPELINE = (
     "fuse-norm,fuse-recurrent,"
     "fold-batchnorm,concat-to-split-weight,merge-parallel-matmul,"
     "fuse-attention,fuse-gather,"
-    "fuse-rows,fuse-epilogue,merge-groups,"
+    "fuse-rows,fuse-epilogue,merge-groups,choose-layout,"
     "order-nodes,plan-memory"
 )
 

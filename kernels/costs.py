@@ -13,9 +13,15 @@ from math import ceil, prod
 _COPIED_BYTES = 8.0  # a cycle, when a padded copy is made
 _CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
 _SECOND_CACHE_BYTES = 640 * 1024  # that a panel may take there
+_DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
 _MAX_TILE_ROWS = 14
 _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
 _SHORT_ROWS = 7
+_MANY_PLANES, _APART = (
+    128,
+    1.1,
+)  # input channels whose planes, each on pages of its own, slow every step channels-first by so much
+_NEAR_PLANE_BYTES, _FAR_PLANES = 8192, 0.1  # planes beyond which reading scalars from many of them slows a sum by so much
 _FEW_CHANNELS = 8  # of the input, below which neighbouring windows share scalars, which LLVM keeps in registers
 
 
@@ -72,11 +78,20 @@ def _stretch_cycles(tile: tuple[int, int], positions: int, channels: int, depth:
 
 def channels_last_cycles(one: Convolution, lanes: int, registers: int) -> float:
     """Of a convolution whose result lies channels-last."""
-    copied = 2 * one.input_bytes / _COPIED_BYTES if one.is_padded else 0.0
+    if one.is_depthwise:
+        vectors = one.images * one.rows * one.columns * ceil(one.groups / lanes)
+        return vectors * (_DEPTHWISE_STEP * one.depth + _DEPTHWISE_START)
+    copied = copy_cycles(one.input_bytes) if one.is_padded else 0.0
     positions = one.rows * one.columns * one.images if one.is_pointwise else one.columns
     stretches = 1 if one.is_pointwise else one.rows * one.images
     tile = channels_last_tile(positions, one.outputs, one.depth, one.inputs, lanes, registers)
     return copied + stretches * one.groups * _stretch_cycles(tile, positions, one.outputs, one.depth, lanes)
+
+
+def direct_cycles(one: Convolution, lanes: int, registers: int) -> float:
+    """What it costs more when such a convolution reads an input that lies channels-first."""
+    is_large = one.inputs >= _MANY_PLANES and one.height * one.width * one.element_bytes > _NEAR_PLANE_BYTES
+    return _FAR_PLANES * channels_last_cycles(one, lanes, registers) if is_large else 0.0
 
 
 def channels_first_cycles(one: Convolution, lanes: int, registers: int) -> float:
@@ -84,12 +99,13 @@ def channels_first_cycles(one: Convolution, lanes: int, registers: int) -> float
     pitch = one.columns + (one.kernel[1] - 1) // one.strides[1]
     positions = one.rows * one.columns if one.is_pointwise else (one.rows - 1) * pitch + one.columns
     is_copied = one.is_padded or prod(one.strides) > 1 or positions < lanes
-    copied = 2 * one.input_bytes / _COPIED_BYTES if is_copied else 0.0
+    copied = copy_cycles(one.input_bytes) if is_copied else 0.0
     choices = [(r, v) for r, v in product(range(1, min(one.outputs, _MAX_TILE_ROWS) + 1), range(1, 9)) if r * v + v < registers]
+    apart = _APART if one.inputs >= _MANY_PLANES else 1.0
 
     def cycles(tile: tuple[int, int]) -> float:
         rows, vectors = tile
-        step = max(rows * vectors / 2, (rows + 2 * vectors) / 2, 4.0)  # loads that cross cache lines count twice
+        step = max(rows * vectors / 2, (rows + 2 * vectors) / 2, 4.0) * apart  # loads that cross cache lines count twice
         return ceil(one.outputs / rows) * ceil(positions / (vectors * lanes)) * (step * one.depth + 3 * rows * vectors + 20)
 
     return copied + one.images * one.groups * min(map(cycles, choices))

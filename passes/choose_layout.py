@@ -75,7 +75,7 @@ def _crossing(value: ir.Value, found: list[Flexible], numbers: dict[ir.Node, int
     maker = OUTSIDE if producer is None else numbers.get(producer, OUTSIDE)
     if maker != OUTSIDE and found[maker].form == "mean":
         maker = OUTSIDE
-    readers, indifferent = set(), set()
+    readers, direct = set(), dict[int, int]()
     if value.is_graph_output():
         readers.add(OUTSIDE)
     for user, index in value.uses():
@@ -83,7 +83,7 @@ def _crossing(value: ir.Value, found: list[Flexible], numbers: dict[ir.Node, int
         if number == OUTSIDE or index not in found[number].operands:
             readers.add(OUTSIDE)
         elif index in found[number].direct:
-            indifferent.add(number)
+            direct[number] = round(found[number].direct_cycles)
         else:
             readers.add(number)
-    return Crossing(maker, tuple(sorted(readers)), round(conversion_cycles(conversion_bytes(value))), tuple(sorted(indifferent)))
+    return Crossing(maker, tuple(sorted(readers)), round(conversion_cycles(conversion_bytes(value))), tuple(direct.items()))

@@ -24,6 +24,7 @@ from ..values import GroupValues
 from .anchored import sweep
 from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder
+from .depthwise_channels_last import Depthwise, is_depthwise
 from .packing import pack_in_kernel
 from .tile_product import PackPanels, Tile, sum_tile
 from .window import read_window
@@ -44,6 +45,11 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     source = form.inner.types[form.anchor.inputs[0]]
     if source.dtype not in _ACCUMULATORS:
         return Refusal(f"no convolution of {source.dtype}")
+    if is_depthwise(form):
+        builder = new_builder(target)
+        depthwise = Depthwise(form, read_window(form.inner, form.anchor), builder)
+        flops = depthwise.emit()
+        return finish("convolution_channels_last", builder, group, flops=flops, packed=depthwise.packed)
     return _Convolution(form, target).build()
 
 
@@ -114,12 +120,13 @@ class _Convolution:
         unit = self.channels if self.is_last else 1  # elements of one column of a line
         planes = self.images if self.is_last else self.images * self.channels
         lanes = builder.lanes(self.source.dtype)
-        begin, end = left * unit, min(left + self.width, extents[1]) * unit
+        begin = min(left, extents[1]) * unit
+        end = max(min(left + self.width, extents[1]) * unit, begin)
         with builder.chunks(planes * extents[0], planes * prod(extents) * unit) as line:
             plane, row = builder.bind(tirx.floordiv(line, extents[0])), tirx.floormod(line, extents[0])
             at = builder.bind(row - top)
             target = builder.bind(line * (extents[1] * unit))
-            origin = builder.bind((plane * self.height + at) * (self.width * unit) - begin)
+            origin = builder.bind((plane * self.height + at) * (self.width * unit) - left * unit)
             inside = builder.bind(tirx.And(at >= 0, at < self.height))
 
             def fill(first: int, last: int) -> None:

@@ -17,7 +17,7 @@ from .anchored import accumulator_type, parallel_nest
 from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder, pointwise_cost
 from .pooling import OPERATORS, Pooling
-from .window import read_window
+from .window import clipped_taps, read_window
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -81,7 +81,7 @@ class _Emission:
         with self.builder.when(inside):
             self._each_block(channels, lambda first, lanes: self._whole_window(at, first, lanes))
         with self.builder.when(tirx.Not(inside)):
-            ranges = [self._clipped(at, d) for d in range(2)]
+            ranges = [clipped_taps(self.builder, window, d, at.corner[d]) for d in range(2)]
             self._each_block(channels, lambda first, lanes: self._clipped_window(at, ranges, first, lanes))
 
     def _each_block(self, channels: int, body: Callable[[Expr, int], None]) -> None:
@@ -122,15 +122,6 @@ class _Emission:
             builder.store(total, lane, pooling.merge(total[lane], x))
         with builder.loop(lanes, "vectorized", "lane") as lane:
             self._store(at, first + lane, total[lane])
-
-    def _clipped(self, at: _Place, d: int) -> tuple[Expr, Expr]:
-        """The taps [begin, end) of a dimension that lie in the image."""
-        window = self.pooling.window
-        dilation, kernel = window.dilations[d], window.kernel[d]
-        begin = tirx.max(tirx.floordiv(dilation - 1 - at.corner[d], dilation), 0)
-        end = tirx.min(tirx.floordiv(window.inputs[d] - at.corner[d] + dilation - 1, dilation), kernel)
-        begin = self.builder.bind(tirx.min(begin, kernel))
-        return begin, self.builder.bind(tirx.max(end, begin))
 
     def _element(self, at: _Place, channel: Expr, taps: Index) -> Expr:
         place = [c + t * d for c, t, d in zip(at.corner, taps, self.pooling.window.dilations, strict=True)]

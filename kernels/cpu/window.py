@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm import tirx
+
+from ..builder import Expr, KernelBuilder
 from ..group import Group, Op
 
 
@@ -53,3 +56,12 @@ def _transposed_begins(
     if auto == "VALID":
         return (0,) * rank
     return tuple(total // 2 if auto == "SAME_UPPER" else total - total // 2 for total in totals)
+
+
+def clipped_taps(builder: KernelBuilder, window: Window, dimension: int, corner: Expr) -> tuple[Expr, Expr]:
+    """The taps [begin, end) that lie in the input, of a window whose first one is at `corner` of a dimension."""
+    dilation, kernel = window.dilations[dimension], window.kernel[dimension]
+    begin = tirx.min(tirx.max(tirx.floordiv(dilation - 1 - corner, dilation), 0), kernel)
+    end = tirx.min(tirx.floordiv(window.inputs[dimension] - corner + dilation - 1, dilation), kernel)
+    begin = builder.bind(begin)
+    return begin, builder.bind(tirx.max(end, begin))

@@ -14,14 +14,14 @@ OUTSIDE = -1  # whoever reads or makes values channels-first and has no choice
 class Crossing:
     """A value that one node makes and others read; a conversion of it costs `cost`, once for all who need it.
 
-    `readers` want it in their own layout. `indifferent` readers do so too, but read it channels-first at no cost when they are
-    channels-last themselves.
+    `readers` want it in their own layout. `direct` readers do so too, but when they are channels-last themselves and it is not,
+    they read it as it is, each at a cost of its own.
     """
 
     producer: int
     readers: tuple[int, ...]
     cost: int
-    indifferent: tuple[int, ...] = ()
+    direct: tuple[tuple[int, int], ...] = ()  # reader, cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def choose_layouts(problem: LayoutProblem) -> tuple[bool, ...]:
     A cut separates a source, with all that is channels-first, from a sink. A node cut from the source pays its cost
     channels-last, one cut from the sink that of channels-first. Each crossing has two more vertices, of which one is on the side
     of the readers that are channels-last and the other on that of those that are not: cutting them from the producer is the
-    conversion.
+    conversion. An edge from the producer to a direct reader is cut where that one alone is channels-last.
     """
     graph = nx.DiGraph()
     graph.add_nodes_from(("source", "sink"))
@@ -52,8 +52,11 @@ def choose_layouts(problem: LayoutProblem) -> tuple[bool, ...]:
             if reader != OUTSIDE:
                 graph.add_edge(("to last", number), reader)  # without a capacity: never cut
         graph.add_edge(producer, ("to last", number), capacity=one.cost)
+        for reader, cost in one.direct:
+            graph.add_edge(producer, ("direct", number, reader), capacity=cost)
+            graph.add_edge(("direct", number, reader), reader)
         if producer != "source":
-            for reader in (*one.readers, *one.indifferent):
+            for reader in (*one.readers, *(reader for reader, _ in one.direct)):
                 graph.add_edge(_vertex(reader), ("to first", number))
             graph.add_edge(("to first", number), producer, capacity=one.cost)
     _, (_, last_side) = nx.minimum_cut(graph, "source", "sink")
@@ -66,9 +69,9 @@ def cost_of(problem: LayoutProblem, is_last: Sequence[bool]) -> int:
     for one in problem.crossings:
         made_last = one.producer != OUTSIDE and is_last[one.producer]
         reads = [reader != OUTSIDE and is_last[reader] for reader in one.readers]
-        reads += [True for reader in one.indifferent if made_last and is_last[reader]]
-        reads += [False for reader in one.indifferent if not is_last[reader]]
+        reads += [False for reader, _ in one.direct if not is_last[reader]]
         total += one.cost * any(wanted != made_last for wanted in reads)
+        total += sum(cost for reader, cost in one.direct if is_last[reader] and not made_last)
     return total
 
 

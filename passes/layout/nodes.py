@@ -13,12 +13,11 @@ from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import is_known, is_pointwise
 from ...compiler.ir.rewriter import Rejection
-from ...kernels.costs import Convolution, channels_first_cycles, channels_last_cycles, copy_cycles
+from ...kernels.costs import Convolution, channels_first_cycles, channels_last_cycles, direct_cycles
 from ...runtime.target import Target
 from ..canonicalization.scope import int_constants, static_shape
 
 _CONVOLVED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-_FEW_CHANNELS = 4  # of an input, which a convolution channels-last reads channels-first at no cost
 POOLS = ("AveragePool", "MaxPool")
 MEANS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax", "ReduceMax": "ReduceMax", "ReduceMean": "ReduceMean"}
 
@@ -29,9 +28,9 @@ Form = Literal["window", "pointwise", "concat", "slice", "mean"]
 class Flexible:
     """A node that may compute channels-last: its operands at the positions `operands` and its output then lie so.
 
-    `direct` are positions that it can also read channels-first when it is channels-last. A "mean" has no result that lies one way
-    or the other. Costs are cycles; those of other nodes that only move bytes are the same in both layouts,
-    and left out.
+    `direct` are positions that it can also read channels-first when it is channels-last, at the cost of `direct_cycles`. A "mean"
+    has no result that lies one way or the other. Costs are cycles; those of nodes that only move bytes are the same in both
+    layouts, and left out.
     """
 
     node: ir.Node
@@ -40,6 +39,7 @@ class Flexible:
     direct: tuple[int, ...] = ()
     first_cycles: float = 0.0
     last_cycles: float = 0.0
+    direct_cycles: float = 0.0
 
 
 def flexible_form(model: ir.Model, node: ir.Node, target: Target) -> Flexible | Rejection | None:
@@ -107,8 +107,8 @@ def _convolution(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir
     element_bytes = max(4, tensor_type(source).size_bytes // max(tensor_type(source).elements, 1))  # what it computes in
     lanes, one = target.vector_lanes * 4 // element_bytes, _extents(anchor)
     costs = (cycles(one, lanes, target.vector_registers) for cycles in (channels_first_cycles, channels_last_cycles))
-    direct = found[:1] if tensor_type(source).shape[1] <= _FEW_CHANNELS else ()
-    return Flexible(node, "window", found, direct, *costs)
+    direct = () if one.is_depthwise else found[:1]
+    return Flexible(node, "window", found, direct, *costs, direct_cycles(one, lanes, target.vector_registers))
 
 
 def _window_operands(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir.Node]) -> tuple[int, ...] | Rejection:
@@ -160,23 +160,17 @@ def _pointwise(node: ir.Node) -> Flexible | None:
 
 def _moved(node: ir.Node) -> Flexible | None:
     """Operators that are the same in both layouts but for the numbers of their axes."""
-    axes = axes_of(node)
     if node.op_type == "Concat":
         images = all(_is_image(value) and value is not None and constant_tensor(value) is None for value in node.inputs)
-        joins_channels = node.attributes.get_int("axis") % 4 == 1
-        return _concat(node) if images and joins_channels else None
+        if not images or node.attributes.get_int("axis") % 4 != 1 or is_outermost(tensor_type(node.outputs[0]).shape, 1):
+            return None  # the channels of one image are written in place, which those of its positions cannot be
+        return Flexible(node, "concat", tuple(range(len(node.inputs))))
+    axes = axes_of(node) if node.op_type in ("Slice", *MEANS) else None
     if axes is None or constant_tensor(_first(node)) is not None or not has_static_type(node.outputs[0]):
         return None
     if node.op_type == "Slice":
         return Flexible(node, "slice", (0,))
     return Flexible(node, "mean", (0,)) if node.op_type in MEANS and sorted(axes) == [2, 3] else None
-
-
-def _concat(node: ir.Node) -> Flexible:
-    """Channels of one image are written in place channels-first; else they are copied."""
-    kind = tensor_type(node.outputs[0])
-    copied = copy_cycles(kind.size_bytes)
-    return Flexible(node, "concat", tuple(range(len(node.inputs))), (), 0.0 if is_outermost(kind.shape, 1) else copied, copied)
 
 
 def _first(node: ir.Node) -> ir.Value:

@@ -101,6 +101,7 @@ def plain() -> list[Case]:
         convolution((1, 4, 19, 19), 6, 3, 1, 2, 2),
         convolution((1, 16, 12, 15), 40, (2, 3), (2, 1), (0, 1, 2, 3), (1, 2)),
         convolution((3, 5, 1, 1), 7, 1),
+        convolution((1, 4, 1, 1), 3, 1, 10, (5, 5, 0, 0)),
         convolution((1, 3, 2, 3), 5, (2, 3)),
         convolution((1, 300, 5, 5), 3, 1),
         convolution((0, 2, 8, 8), 3, 3),

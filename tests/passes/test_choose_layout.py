@@ -56,8 +56,9 @@ def problems(draw: st.DrawFn) -> LayoutProblem:
         others = [node for node in range(OUTSIDE, count) if node != producer or node == OUTSIDE]
         readers = draw(st.lists(st.sampled_from(others), unique=True, max_size=3))
         rest = [node for node in others if node not in (*readers, OUTSIDE)]
-        indifferent = draw(st.lists(st.sampled_from(rest), unique=True, max_size=2)) if rest else []
-        return Crossing(producer, tuple(readers), draw(st.integers(0, 9)), tuple(indifferent))
+        direct = draw(st.lists(st.sampled_from(rest), unique=True, max_size=2)) if rest else []
+        costs = tuple((reader, draw(st.integers(0, 9))) for reader in direct)
+        return Crossing(producer, tuple(readers), draw(st.integers(0, 9)), costs)
 
     return LayoutProblem(draw(costs), draw(costs), draw(st.lists(crossings(), max_size=6)))
 
@@ -121,7 +122,7 @@ def test_constants_are_turned() -> None:
     scale = ", ".join(str(number) for number in range(64))
     text = f"""
         <ir_version: 10, opset_import: ["": 21]>
-        main (float[1,64,7,7] x, float[64,64,3,3] w) => (float[1,64,7,7] y, float[1,64,7,7] b) {{
+        main (float[1,64,7,7] x, float[64,64,3,3] w) => (float[1,64,7,7] y) {{
           k = Constant<value = float[64,1,1] {{{scale}}}>()
           z = Conv<pads=[1,1,1,1]>(x, w)
           a = Conv<pads=[1,1,1,1]>(z, w)
@@ -156,12 +157,10 @@ def test_tiles_fit_the_registers(registers: int) -> None:
         assert 1 <= rows <= positions
 
 
-@pytest.mark.parametrize(("images", "is_free"), [(1, True), (2, False)])
-def test_channels_of_one_image_are_joined_in_place(images: int, is_free: bool) -> None:
+@pytest.mark.parametrize(("images", "is_in_place"), [(1, True), (2, False)])
+def test_channels_of_one_image_are_joined_in_place(images: int, is_in_place: bool) -> None:
     text = f"main (float[{images},8,4,4] x) => (float[{images},16,4,4] y) {{ a = Relu(x) y = Concat<axis = 1>(a, x) }}"
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> {text}')
     infer_facts(model)
     form = flexible_form(model, model.graph[1], Target.parse("cpu:avx2"))
-    assert isinstance(form, Flexible)
-    assert form.last_cycles > 0
-    assert form.first_cycles == (0 if is_free else form.last_cycles)
+    assert isinstance(form, Flexible) != is_in_place

@@ -1,0 +1,146 @@
+"""Depthwise Conv of images that lie channels-last: vectors run over channels, a few positions of a line at a time share weights.
+
+Nothing is padded: rows of a window that are outside of the image are left out, and so are columns at the ends of a line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ..builder import Buffer, Expr, KernelBuilder
+from ..group import Op
+from ..template import Operand
+from ..values import GroupValues, Reader
+from .anchored import accumulator_type
+from .channels_last import ChannelsLast
+from .packing import pack_in_kernel
+from .tile_product import PackPanels
+from .window import Window, clipped_taps
+
+_STRIP = 4  # positions that share the weights they load
+_WORK_PER_OPERATION = 8  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
+
+
+def is_depthwise(form: ChannelsLast) -> bool:
+    """Whether each output channel is made of one input channel of its own, and the input lies channels-last."""
+    source, weights = (form.inner.types[name].shape for name in form.anchor.inputs[:2])
+    is_single = form.anchor.attribute("group", 1) == source[1] == weights[0] and weights[1] == 1
+    return is_single and form.anchor.inputs[0] in form.operands
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One line of the output: its image, its row, and the taps [top, bottom) of its windows that are rows of the image."""
+
+    image: Expr
+    row: Expr
+    top: Expr
+    bottom: Expr
+
+
+class Depthwise:
+    """One kernel being built."""
+
+    def __init__(self, form: ChannelsLast, window: Window, builder: KernelBuilder) -> None:
+        self.form, self.window, self.builder = form, window, builder
+        self.anchor: Op = form.anchor
+        self.images, self.channels = form.inner.types[form.anchor.inputs[0]].shape[:2]
+        self.dtype = form.inner.types[form.anchor.inputs[0]].dtype
+        self.accumulator = accumulator_type(self.dtype)
+        self.packed: dict[str, Operand] = {}
+        self.load: Reader = form.readers(builder)[form.anchor.inputs[0]]
+
+    def emit(self) -> int:
+        """Write the loops; returns the arithmetic operations of the whole."""
+        builder, window = self.builder, self.window
+        rows, columns = window.outputs
+        flops = 2 * self.images * self.channels * rows * columns * window.kernel[0] * window.kernel[1]
+        if not flops:
+            return 0
+        weights = self._weights()
+        begin, end = self._inner_columns()
+        with builder.chunks(self.images * rows, flops // _WORK_PER_OPERATION) as chunk:
+            image, row = builder.bind(tirx.floordiv(chunk, rows)), builder.bind(tirx.floormod(chunk, rows))
+            top, bottom = clipped_taps(builder, window, 0, builder.bind(row * window.strides[0] - window.begins[0]))
+            line = _Line(image, row, top, bottom)
+            for first, last in ((0, begin), (end, columns)):
+                with builder.loop(last - first, name="edge") as i:
+                    self._strip(weights, line, builder.bind(first + i), 1, is_inner=False)
+            if width := min(_STRIP, end - begin):
+                with builder.loop(-(-(end - begin) // width), name="strip") as i:
+                    column = builder.bind(tirx.min(begin + i * width, end - width))
+                    self._strip(weights, line, column, width, is_inner=True)
+        return flops
+
+    def _inner_columns(self) -> tuple[int, int]:
+        """The output columns whose windows overhang on neither side."""
+        window, columns = self.window, range(self.window.outputs[1])
+        span = (window.kernel[1] - 1) * window.dilations[1]
+        starts = [column * window.strides[1] - window.begins[1] for column in columns]
+        inner = [column for column in columns if starts[column] >= 0 and starts[column] + span < window.inputs[1]]
+        return (inner[0], inner[-1] + 1) if inner else (0, 0)
+
+    def _strip(self, weights: Buffer, line: _Line, column: Expr, width: int, *, is_inner: bool) -> None:
+        """`width` neighbouring positions of a line, for all channels."""
+        corner = self.builder.bind(column * self.window.strides[1] - self.window.begins[1])
+        left, right = (0, self.window.kernel[1]) if is_inner else clipped_taps(self.builder, self.window, 1, corner)
+        lanes = self.builder.lanes(self.accumulator)
+        whole, done = self.channels // lanes, 0
+        if whole:
+            with self.builder.loop(whole, name="block") as block:
+                self._block(weights, line, column, (corner, left, right), width, self.builder.bind(block * lanes), lanes)
+        done = whole * lanes
+        while done < self.channels:
+            while lanes > self.channels - done:
+                lanes //= 2
+            self._block(weights, line, column, (corner, left, right), width, done, lanes)
+            done += lanes
+
+    def _block(
+        self,
+        weights: Buffer,
+        line: _Line,
+        column: Expr,
+        taps: tuple[Expr, Expr, Expr],
+        width: int,
+        first: Expr,
+        lanes: int,
+    ) -> None:
+        """The sums of one vector of channels at each position of a strip."""
+        builder, window, (corner, left, right) = self.builder, self.window, taps
+        sums = builder.local(width * lanes, self.accumulator)
+        for position in range(width):
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                builder.store(sums, position * lanes + lane, tirx.const(0, self.accumulator))
+        kind = "unrolled" if isinstance(right, int) else "serial"
+        with builder.loop(line.bottom - line.top, name="down") as i, builder.loop(right - left, kind, "right") as j:
+            down, across = builder.bind(line.top + i), left + j
+            height = builder.bind(line.row * window.strides[0] - window.begins[0] + down * window.dilations[0])
+            base = (down * window.kernel[1] + across) * self.channels + first
+            for position in range(width):
+                place = corner + position * window.strides[1] + across * window.dilations[1]
+                with builder.loop(lanes, "vectorized", "lane") as lane:
+                    x = tirx.Cast(self.accumulator, self.load((line.image, first + lane, height, place)))
+                    at = position * lanes + lane
+                    builder.store(sums, at, sums[at] + x * tirx.Cast(self.accumulator, weights[base + lane]))
+        for position in range(width):
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                self._store((line.image, first + lane, line.row, column + position), sums[position * lanes + lane])
+
+    def _store(self, index: tuple[Expr, ...], value: Expr) -> None:
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
+        if bias:
+            value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, index[1:2]))
+        self.form.follow(self.builder, index, tirx.Cast(self.dtype, value))
+
+    def _weights(self) -> Buffer:
+        """The weights with their channels last: [row, column, channel]."""
+        name, taps = self.anchor.inputs[1], self.window.kernel[0] * self.window.kernel[1]
+        pack, kind = PackPanels((self.channels, taps), (0, 1), 0, 1, self.channels), self.form.inner.types[name]
+        if name not in self.form.inner.constants:
+            return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
+        key = f"{name}/last"
+        self.packed[key] = Operand(name, pack)
+        return self.builder.parameter(key, pack.packed_type(kind).elements, kind.dtype)
