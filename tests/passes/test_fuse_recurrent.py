@@ -212,7 +212,7 @@ class HandWritten(nn.Module):
         return UPDATES["paper"](z, torch.tanh(self.new(torch.cat([r * h, x], -1))), h)
 
     def separate(self, x: Tensor, h: Tensor, update: str, *, reset_after: bool) -> Tensor:
-        (wz, wr, wn), (uz, ur, un) = (one.split(HIDDEN, -1) for one in (self.w, self.u))
+        (wz, wr, wn), (uz, ur, un) = (one.chunk(3, -1) for one in (self.w, self.u))
         z, r = torch.sigmoid(x @ wz + h @ uz + self.bias), torch.sigmoid(self.bias + h @ ur + x @ wr)
         product = r * (h @ un + self.bias) if reset_after else (h * r) @ un
         return UPDATES[update](z, torch.tanh(product + x @ wn), h)
