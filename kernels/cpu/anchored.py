@@ -58,15 +58,16 @@ def merge_sections(
 def follow(group: Group, builder: KernelBuilder, anchor: Op, index: Index, value: Expr, offset: Expr | None = None) -> None:
     """Store the group's outputs at an index of the anchor's output, whose element there is `value`.
 
-    All of them have the anchor's shape, and all are computed before one is stored. `offset` is that of the index, where it is
-    known in simpler terms.
+    All of them have the anchor's shape, and all are computed before one is stored; further results of the anchor itself, such as
+    a normalization's statistics, are not looked at. `offset` is that of the index, where it is known in simpler terms.
     """
-    (result, *_) = anchor.outputs
+    result, *others = anchor.outputs
+    outputs = [out for out in group.outputs if out not in others]
     if group.reader_counts.get(result, 0) > 1:
         value = builder.name(value)
     values = GroupValues(group, builder, {result: lambda _: value})
-    elements = [values.read(out, index) for out in group.outputs]
-    for out, element in zip(group.outputs, elements, strict=True):
+    elements = [values.read(out, index) for out in outputs]
+    for out, element in zip(outputs, elements, strict=True):
         kind = group.types[out]
         place = row_major(index, kind.shape) if offset is None else offset
         builder.store(builder.parameter(out, kind.elements, kind.dtype), place, element)
