@@ -49,8 +49,9 @@ def flexible_form(model: ir.Model, node: ir.Node, target: Target) -> Flexible | 
     if any(child.op_type == "Transpose" for child in anchors) or not all(is_known(child) for child in nodes):
         return None
     if len(anchors) > 1 or len(node.outputs) != 1:
+        why = "has several results" if len(anchors) == 1 else "has other operators that are not pointwise"
         is_convolution = any(child.op_type == "Conv" for child in anchors)
-        return Rejection("Conv is in a group with other operators that are not pointwise", (node,)) if is_convolution else None
+        return Rejection(f"the group of Conv {why}", (node,)) if is_convolution else None
     if not anchors:
         return _pointwise(node)
     (anchor,) = anchors
@@ -106,9 +107,16 @@ def _convolution(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir
         return found
     element_bytes = max(4, tensor_type(source).size_bytes // max(tensor_type(source).elements, 1))  # what it computes in
     lanes, one = target.vector_lanes * 4 // element_bytes, _extents(anchor)
-    costs = (cycles(one, lanes, target.vector_registers) for cycles in (channels_first_cycles, channels_last_cycles))
-    direct = () if one.is_depthwise else found[:1]
-    return Flexible(node, "window", found, direct, *costs, direct_cycles(one, lanes, target.vector_registers))
+    registers = target.vector_registers
+    return Flexible(
+        node,
+        "window",
+        found,
+        direct=() if one.is_depthwise else found[:1],
+        first_cycles=channels_first_cycles(one, lanes, registers),
+        last_cycles=channels_last_cycles(one, lanes, registers),
+        direct_cycles=direct_cycles(one, lanes, registers),
+    )
 
 
 def _window_operands(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir.Node]) -> tuple[int, ...] | Rejection:

@@ -100,7 +100,7 @@ def test_a_convolution_beside_other_operators_is_refused() -> None:
     fuse_into_function(model, list(model.graph), "conv_softmax")
     context = Context(Target.parse("cpu"))
     run_pipeline(model, parse_pipeline("choose-layout", PASSES), context)
-    assert any("other operators that are not pointwise" in str(remark) for remark in context.remarks)
+    assert any("the group of Conv has other operators that are not pointwise" in str(remark) for remark in context.remarks)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
