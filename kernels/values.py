@@ -131,13 +131,14 @@ def surroundings(group: Group) -> tuple[Op, ...]:
 
 
 def is_followed_anchor(group: Group) -> bool:
-    """Whether a group is one anchor alone, or one and pointwise operators on its elements that give the group's one output."""
+    """Whether a group is one anchor alone, or one and pointwise operators on its elements that give the group's outputs."""
     if len(group.ops) == 1:
         return True
     anchors = anchors_of(group)
-    if len(anchors) != 1 or surroundings(group) or len(group.outputs) != 1:
+    if len(anchors) != 1 or surroundings(group):
         return False
-    return group.types[group.outputs[0]].elements == group.types[anchors[0].outputs[0]].elements
+    elements = group.types[anchors[0].outputs[0]].elements
+    return all(group.types[name].elements == elements for name in group.outputs)
 
 
 def pointwise_obstacle(group: Group) -> str:

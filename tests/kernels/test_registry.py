@@ -7,6 +7,7 @@ from prefuse.compiler.ir.kinds import KIND_OF_OPERATOR, Kind
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.pointwise import POINTWISE
 from prefuse.kernels.registry import TEMPLATES, build_kernel
+from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
@@ -36,3 +37,11 @@ def test_templates_that_know_no_surroundings_see_none(target: Target) -> None:
         refused = build_kernel(Group(ops, ("a", "b"), ("y",), dict.fromkeys("abty", kind)), target)
         assert isinstance(refused, tuple)
         assert ("matmul", "computes one operator, and reads its operands through no others") in refused
+
+
+def test_a_product_whose_result_is_returned_beside_its_follower_has_one_kernel() -> None:
+    types = {name: TensorType((8, 8), "float32") for name in ("x", "w", "h", "y")}
+    ops = (Op("MatMul", ("x", "w"), ("h",), {}, 23), Op("Relu", ("h",), ("y",), {}, 23))
+    built = build_kernel(Group(ops, ("x", "w"), ("h", "y"), types, frozenset(["w"])), Target.parse("cpu"))
+    assert isinstance(built, BuiltKernel)
+    assert built.template == "matmul"
