@@ -33,7 +33,7 @@ PASSES: dict[str, str] = {
 DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
     "fuse-norm,fuse-recurrent,"
-    "fold-batchnorm,concat-to-split-weight,merge-parallel-matmul,"
+    "fold-batchnorm,canonicalize,eliminate-dead,concat-to-split-weight,merge-parallel-matmul,fold-batchnorm,"
     "fuse-attention,fuse-gather,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,"
     "order-nodes,plan-memory"
