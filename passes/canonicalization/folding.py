@@ -21,10 +21,12 @@ from .scope import Replacement, Rule, Scope, is_constant, is_read, static_shape
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 # Operators that NumPy computes at the speed of memory, so that weights of any size may go through them.
 _FAST = frozenset({"Add", "Cast", "Div", "Mul", "Neg", "Sqrt", "Sub"})
-# Operators that `onnx.reference` gets wrong below an opset: softmax by its newest meaning, batch normalisation as in training;
-# and pools with unequal padding at any, as well as Unique in order of appearance, where the distinct values alone are asked for.
+# Operators that `onnx.reference` gets wrong below an opset: softmax by its newest meaning, batch normalisation as in training.
 _MISREAD_BELOW = {"BatchNormalization": 14, "Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
-_MISREAD = frozenset({"AveragePool", "LpPool", "MaxPool"})
+# At any opset: pools with unequal padding, recurrent operators with lengths, LRN of more channels than images.
+_MISREAD = frozenset({"AveragePool", "GRU", "LRN", "LSTM", "LpPool", "MaxPool", "RNN", "SequenceInsert"})
+# With these attributes (name, default, value that is misread): distinct values in order of appearance, norms of signed numbers.
+_MISREAD_WITH = {"LpNormalization": ("p", 2, 1), "Unique": ("sorted", 1, 0)}
 
 
 def lift_constant(node: ir.Node, scope: Scope) -> Replacement | None:
@@ -111,9 +113,11 @@ def _size_bytes(output: ir.Value) -> int:
 
 def is_misread(node: ir.Node, opset: int) -> bool:
     """Whether `onnx.reference` computes another function for this operator than ONNX defines."""
-    if node.op_type == "Unique":
-        return not node.attributes.get_int("sorted", 1)
-    return opset < _MISREAD_BELOW.get(node.op_type, 0) or node.op_type in _MISREAD
+    if node.op_type == "ConvTranspose":  # uses one group's weights for all
+        return node.attributes.get_int("group", 1) > 1
+    attribute, default, misread = _MISREAD_WITH.get(node.op_type, ("", 0, 1))
+    misread_here = node.attributes.get_int(attribute, default) == misread
+    return misread_here or opset < _MISREAD_BELOW.get(node.op_type, 0) or node.op_type in _MISREAD
 
 
 def _evaluate(node: ir.Node, inputs: dict[str, np.ndarray], scope: Scope) -> list[np.ndarray] | Rejection:

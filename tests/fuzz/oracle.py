@@ -160,8 +160,8 @@ def _reference(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> Any:
 
 def _is_wrong_in_reference(node: onnx.NodeProto) -> bool:
     """Recurrent operators ignore lengths there; grouped transposed convolutions use one group's weights, the first norm
-    signed numbers, MaxPool counts its indices in one image, SequenceInsert takes the end for the
-    beginning, and Unique always sorts.
+    signed numbers, LRN leaves out channels beyond the number of images, MaxPool counts its indices in one image, SequenceInsert
+    takes the end for the beginning, and Unique always sorts.
     """
     if node.op_type in ("RNN", "GRU", "LSTM"):
         return len(node.input) > 4 and bool(node.input[4])
@@ -169,6 +169,7 @@ def _is_wrong_in_reference(node: onnx.NodeProto) -> bool:
     return (
         (node.op_type == "ConvTranspose" and numbers.get("group", 1) > 1)
         or (node.op_type == "LpNormalization" and numbers.get("p") == 1)
+        or node.op_type == "LRN"
         or (node.op_type == "MaxPool" and len(node.output) > 1)
         or (node.op_type == "SequenceInsert" and len(node.input) > 2)
         or (node.op_type == "Unique" and numbers.get("sorted", 1) == 0)
