@@ -128,7 +128,7 @@ LINEAR_RELU = (
 
 def heads(x: Tensor, count: int = 2) -> Tensor:
     """[N, S, E] -> [N, heads, S, E / heads]."""
-    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+    return x.view(*x.shape[:-1], count, -1).transpose(1, 2)
 
 
 def merged(x: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def spelled(m: Any, x: Tensor, mask: Callable[[Tensor], Tensor]) -> tuple[Tensor
     return weights, merged(weights @ heads(m.v(x)))
 
 
-def projections() -> dict[str, nn.Module]:
+def projections() -> dict[str, Any]:
     """Linear layers q, k, v and out."""
     return {name: nn.Linear(8, 8) for name in ("q", "k", "v", "out")}
 
