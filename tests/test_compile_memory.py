@@ -38,7 +38,7 @@ def products(path: Path, layers: int, width: int, *, scaled: bool) -> int:
         if scaled:
             nodes[-1].outputs[0].name = f"p{layer}"
             scale = ir.tensor(generator.uniform(0.5, 1.5, width).astype(np.float32), name=f"s{layer}")
-            weights.append(ir.Value(name=scale.name, type=kind, shape=ir.Shape(scale.shape), const_value=scale))
+            weights.append(ir.Value(name=scale.name, type=kind, shape=ir.Shape([width]), const_value=scale))
             nodes.append(ir.node("Mul", [nodes[-1].outputs[0], weights[-1]], name=f"scaled{layer}"))
         value = nodes[-1].outputs[0]
         value.name = f"v{layer}"
