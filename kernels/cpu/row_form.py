@@ -148,11 +148,17 @@ def _kinds(group: Group, begin: int, shape: tuple[int, ...]) -> tuple[frozenset[
 
 
 def _is_element(group: Group, name: str, count: int, long: bool) -> bool:
-    """Whether an operand of the group has more than one number for a row; of rows of one element, any but a literal has."""
-    if name in group.producers or group.literal(name) is not None:
+    """Whether an operand of the group has more than one number for a row; of rows of one element, any but a number has."""
+    if name in group.producers or _is_number(group, name):
         return False
     shape = group.types[name].shape
     return not long or prod(shape[max(len(shape) - count, 0) :]) != 1
+
+
+def _is_number(group: Group, name: str) -> bool:
+    """Whether an operand is one constant, which is written into the code. Literals may have more elements: those lie in memory."""
+    literal = group.literal(name)
+    return literal is not None and literal.size == 1
 
 
 def _obstacle(group: Group, shape: tuple[int, ...], begin: int, elements: frozenset[str], flat: frozenset[str]) -> str:
@@ -169,7 +175,7 @@ def _obstacle(group: Group, shape: tuple[int, ...], begin: int, elements: frozen
             return f"{op.op_type} is of one number for each row"
     both = {name for op in group.ops if op.outputs[0] in flat and op.op_type not in FOLDS for name in op.inputs} - flat
     for op in group.ops:
-        if op.outputs[0] not in flat and any(name in both and group.literal(name) is None for name in op.inputs):
+        if op.outputs[0] not in flat and any(name in both and not _is_number(group, name) for name in op.inputs):
             return "an operand is read with and without the dimensions of the row"
     for name in group.outputs:
         wanted = shape if name in elements else shape[:begin]

@@ -60,7 +60,7 @@ def flexible_form(model: ir.Model, node: ir.Node, target: Target) -> Flexible | 
     if anchor.op_type in POOLS:
         found = _window_operands(model, node, anchor, nodes)
         return None if isinstance(found, Rejection) else Flexible(node, "window", found)
-    return None if is_fused(node) or not _is_image(node.inputs[0]) else _moved(node)
+    return None if is_fused(node) or not node.inputs or not _is_image(node.inputs[0]) else _moved(node)
 
 
 def is_laid(value: ir.Value) -> bool:

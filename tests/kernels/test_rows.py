@@ -313,3 +313,15 @@ def test_integers_are_left_to_others() -> None:
     reasons = build_kernel(group, Target.parse("cpu"))
     assert isinstance(reasons, tuple)
     assert ("rows", "ReduceSum of int32") in reasons
+
+
+def test_a_small_constant_of_a_row_is_read_element_by_element() -> None:
+    """Integer constants of up to 64 elements come as literals, and only one number is written into the code."""
+    steps: list[Step] = [("Less", "limit place", "l"), ("Where", "l x rest", "m"), ("ReduceMax", "m", "y", {"axes": (-1,)})]
+    x, rest = normal(3, 8), np.zeros((1,), np.float32)
+    limit, place = np.array([[3], [4], [5]], np.int64), np.arange(8, dtype=np.int64).reshape(1, 8)
+    arrays = {"x": x, "limit": limit, "place": place, "rest": rest}
+    group, _ = group_of(steps, arrays, "m y", {"l": "bool"})
+    group = replace(group, constants=frozenset(["place"]), literals={"place": place})
+    m = np.where(limit < place, x, rest)
+    check([Case(group, arrays, [m, m.max(-1, keepdims=True)], template="rows")], target_of("avx2"))
