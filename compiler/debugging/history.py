@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import onnx_ir as ir
@@ -57,6 +58,10 @@ class Snapshot:
         return {output: node for node in self.nodes for output in node.outputs}
 
     @cached_property
+    def order(self) -> dict[str, int]:
+        return {node.name: place for place, node in enumerate(self.nodes)}
+
+    @cached_property
     def readers(self) -> dict[str, list[NodeState]]:
         found: dict[str, list[NodeState]] = defaultdict(list)
         for node in self.nodes:
@@ -78,11 +83,16 @@ class Event:
 
 @dataclass(frozen=True)
 class Life:
-    """The way of one node: its first state, the events, and what it is at the end."""
+    """The way of one node: its first state, the events, and what it is at the end.
+
+    `inserted` is what passes put before or behind it, such as a change of layout. That is no part of the node: a group that it
+    is fused into later is not the node's.
+    """
 
     first: NodeState
     events: tuple[Event, ...]
     last: tuple[NodeState, ...]
+    inserted: tuple[NodeState, ...]
     aliases: frozenset[str]  # every name that it, or what became of it, has had
 
 
@@ -99,27 +109,32 @@ class History:
     def follow(self, start: int, name: str) -> Life:
         """The way of the node that is called so in the snapshot `start`, to the end."""
         first = self.snapshots[start].by_member[name]
-        names, aliases, events = [name], {name}, list[Event]()
-        for before, after in zip(self.snapshots[start:], self.snapshots[start + 1 :], strict=False):
-            found: list[str] = []
-            for one in names:
-                step = _Step(before, after, one)
-                found += step.names
+        names, beside, aliases, events = [name], list[str](), {name}, list[Event]()
+        for before, after in pairwise(self.snapshots[start:]):
+            steps = [_Step(before, after, one) for one in names]
+            for step in steps:
                 if step.change is not None:
                     events.append(Event(after.pass_name, after.position, step.change, step.detail, step.names))
-            names = list(dict.fromkeys(found))
+            followed = [one for other in beside for one in _Step(before, after, other).names]
+            names = list(dict.fromkeys(one for step in steps for one in step.names))
+            beside = list(dict.fromkeys(followed + [one for step in steps for one in step.inserted]))
             aliases.update(names)
-        last = self.snapshots[-1].by_member
-        return Life(first, tuple(events), tuple(dict.fromkeys(last[one] for one in names)), frozenset(aliases))
+        at_end = self.snapshots[-1].by_member
+        last, inserted = (tuple(dict.fromkeys(at_end[one] for one in group)) for group in (names, beside))
+        return Life(first, tuple(events), last, inserted, frozenset(aliases))
 
 
 class _Step:
-    """What one pass made of one node: `change` None where it left it alone, `names` of what is followed from there on."""
+    """What one pass made of one node: `change` None where it left it alone, `names` of what is followed from there on.
+
+    `inserted` are the members of new nodes beside a node that is still there.
+    """
 
     def __init__(self, before: Snapshot, after: Snapshot, name: str) -> None:
         self.before, self.after = before, after
         self.old = before.by_member[name]
         self.names: tuple[str, ...] = (name,)
+        self.inserted: tuple[str, ...] = ()
         self.change: Change | None = None
         self.detail = ""
         new = after.by_member.get(name)
@@ -140,6 +155,17 @@ class _Step:
             self._set("taken apart", f"it is {new}", self.names)
         elif (old.operator, old.inputs, old.outputs) != (new.operator, new.inputs, new.outputs):
             self._set("changed", f"it was {old}, and is {new}", self.names)
+        self._surrounded(new)
+
+    def _surrounded(self, new: NodeState) -> None:
+        """New nodes stand before it, or compute its results from what it computes now."""
+        if self.change is None:
+            return
+        ends = [self.after.by_output[name] for name in self.old.outputs if name in self.after.by_output]
+        made = [node for node in self._new_before((new, *ends)) if not self._was_there(node)]
+        if made:
+            self._set(self.change, f"{self.detail}; new beside it: {_listed(made)}", self.names)
+            self.inserted = tuple(member for node in made for member in node.members)
 
     def _replaced(self) -> bool:
         """Something else computes its result now."""
@@ -159,17 +185,19 @@ class _Step:
         return True
 
     def _new_before(self, nodes: Iterable[NodeState]) -> Iterator[NodeState]:
-        """Those of `nodes`, and the new nodes that they are computed from, inputs first; constants are left out."""
+        """Those of `nodes`, and the new nodes that they are computed from, inputs first, without constants.
+
+        What computes a value that was there before takes the place of another node, and is not among them.
+        """
         pending, seen = list(nodes), dict[NodeState, None]()
         while pending:
             node = pending.pop()
             if node in seen or (node.operator == "Constant" and seen):
                 continue
             seen[node] = None
-            producers = (self.after.by_output.get(name) for name in node.inputs)
+            producers = (self.after.by_output.get(name) for name in node.inputs if name not in self.before.by_output)
             pending += [one for one in producers if one is not None and not self._was_there(one)]
-        order = {node: position for position, node in enumerate(self.after.nodes)}
-        yield from sorted(seen, key=lambda node: order[node])
+        yield from sorted(seen, key=lambda node: self.after.order[node.name])
 
     def _was_there(self, node: NodeState) -> bool:
         return any(member in self.before.by_member for member in node.members)

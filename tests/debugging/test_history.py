@@ -64,6 +64,31 @@ def test_nodes_inside_a_rewritten_pattern_are_absorbed() -> None:
     assert life.last[0].operator == "LogSoftmax"
 
 
+def test_what_a_pass_puts_beside_a_node_is_no_part_of_it() -> None:
+    """Before a node that reads it, and behind one whose result it computes now."""
+    head = '<ir_version: 10, opset_import: ["": 21]> main (float[2,3] x) => (float[2,3] y)'
+    before, after = (ir.from_onnx_text(f"{head} {{ {body} }}") for body in ("y = Exp(x)", "a = Neg(x) b = Exp(a) y = Abs(b)"))
+    before.graph[0].name = after.graph[1].name = "exp"
+    history = History()
+    history.take("import", -1, before)
+    history.take("insert", 0, after)
+    life = history.follow(0, "exp")
+    assert [node.operator for node in life.last] == ["Exp"]
+    assert [node.operator for node in life.inserted] == ["Neg", "Abs"]
+    assert life.events[0].detail.endswith("; new beside it: a: %a = Neg(%x); y: %y = Abs(%b)")
+
+
+def test_what_takes_the_place_of_another_node_is_not_put_beside_its_reader() -> None:
+    head = '<ir_version: 10, opset_import: ["": 21]> main (float[2,3] x) => (float[2,3] y)'
+    history = History()
+    history.take("import", -1, ir.from_onnx_text(head + "{ h = Softplus(x) y = Add(h, x) }"))
+    after = ir.from_onnx_text(head + "{ e = Exp(x) h = Neg(e) y = Sub(h, x) }")
+    after.graph[1].name = "negated"
+    history.take("expand", 0, after)
+    assert not history.follow(0, "y").inserted
+    assert [node.name for node in history.follow(0, "h").last] == ["e", "negated"]
+
+
 def test_nodes_are_found_by_name_output_number_and_line(compilation: Compilation) -> None:
     for text in ("biased", "%biased", "Add#0"):
         assert compilation.find(text) == [(0, "biased")]
@@ -106,7 +131,7 @@ def test_every_node_of_a_model_ends_in_a_group_or_is_removed(name: str) -> None:
         life = found.history.follow(0, node.name)
         assert life.last or life.events[-1].change == "removed", node.name
         assert node.source.startswith("/"), node
-        reached.update(life.last)
+        reached.update(life.last, life.inserted)
     assert reached == set(last)
 
 

@@ -177,7 +177,7 @@ def test_kernels_of_few_threads_are_reported_as_slow(simulated_gpu: CudaDriver) 
     }"""
     slow = prefuse.compile(parser.parse_model(text), target="cuda:sm_90", cache=False)
     assert isinstance(slow, CompiledModel)
-    assert "CumSum: scan for 1.8 MFLOP in grids of at most 32 threads" in slow.report()
+    assert "CumSum at y: scan for 1.8 MFLOP in grids of at most 32 threads" in slow.report()
     assert "slow paths: none" in compiled().report()
 
 
