@@ -156,7 +156,7 @@ def _is_element(group: Group, name: str, count: int, long: bool) -> bool:
 
 
 def _is_number(group: Group, name: str) -> bool:
-    """Whether an operand is one constant, which is written into the code. Literals may have more elements: those lie in memory."""
+    """Whether an operand is one constant, which is written into the code. Literals of more elements lie in memory."""
     literal = group.literal(name)
     return literal is not None and literal.size == 1
 

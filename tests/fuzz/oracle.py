@@ -136,6 +136,8 @@ def difference(found: Any, expected: Any) -> str:
 
 
 def _onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> Any:
+    if any(model.graph.output[0].name in node.output[1:] for node in model.graph.node if node.op_type == "LayerNormalization"):
+        return None  # its mean of a row with one infinity is NaN, that of ONNX's function body the infinity
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
