@@ -209,22 +209,25 @@ class _Convolution:
             with self.builder.when(tirx.Not(is_whole)):
                 sweep(self.builder, rest, tile.lanes, body)
 
+    def _is_flat(self) -> bool:
+        """Whether each output reads the input's element of its own place."""
+        window = self.window
+        return prod(window.kernel) == prod(window.strides) == 1 and window.inputs == window.outputs
+
     def _positions(self) -> tuple[int, int, int]:
         """Images, lines of each and positions of a line; lines without anything between them are one, and so are images."""
         images, (lines, rows) = self.images, self.window.outputs
-        if prod(self.window.kernel) == prod(self.window.strides) == 1 and self.window.inputs == self.window.outputs:
+        if self._is_flat():
             return (1, 1, images * lines * rows) if self.is_last else (images, 1, lines * rows)
         return images, lines, rows
 
     def _index(self, number: Expr, line: Expr, position: Expr) -> Index:
         """Image, row and column of a position of a line."""
-        lines, rows = self.window.outputs
-        images, count, _ = self._positions()
-        if count == lines:
+        if not self._is_flat():
             return number, line, position
-        if images == self.images:
-            return number, *unravel(position, (lines, rows))
-        return unravel(position, (self.images, lines, rows))
+        if self.is_last:
+            return unravel(position, (self.images, *self.window.outputs))
+        return number, *unravel(position, self.window.outputs)
 
     def _weights(self, tile: int) -> Buffer:
         name, window = self.anchor.inputs[1], self.window

@@ -101,6 +101,8 @@ def plain() -> list[Case]:
         convolution((1, 4, 19, 19), 6, 3, 1, 2, 2),
         convolution((1, 16, 12, 15), 40, (2, 3), (2, 1), (0, 1, 2, 3), (1, 2)),
         convolution((3, 5, 1, 1), 7, 1),
+        convolution((2, 8, 1, 1), 32, 1),
+        convolution((3, 8, 1, 5), 32, 1),
         convolution((1, 4, 1, 1), 3, 1, 10, (5, 5, 0, 0)),
         convolution((1, 3, 2, 3), 5, (2, 3)),
         convolution((1, 300, 5, 5), 3, 1),
@@ -130,6 +132,7 @@ def from_first() -> list[Case]:
         convolution((1, 3, 37, 33), 20, 7, 2, 3, keep_first=("x",)),
         convolution((2, 1, 12, 13), 33, 3, keep_first=("x",)),
         convolution((2, 4, 9, 9), 17, 1, keep_first=("x",)),
+        convolution((2, 32, 1, 1), 8, 1, keep_first=("x",)),
         convolution((2, 3, 9, 8), 16, 3, 1, (1, 0, 0, 2), keep_first=("x",)),
     ]
 
