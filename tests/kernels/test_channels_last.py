@@ -25,7 +25,7 @@ def channels_last(case: Case, *, template: str, keep_first: tuple[str, ...] = ()
     images = [
         name
         for name, array in case.arrays.items()
-        if array.ndim == len(shape) and name not in (*case.group.constants, *keep_first) and array.shape[2:] != (1, 1)
+        if array.ndim == len(shape) and name not in (*case.group.constants, *keep_first)
     ]
     arrays, types = dict(case.arrays), dict(case.group.types)
     heads, names = [], {}
