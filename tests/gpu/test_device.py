@@ -134,6 +134,11 @@ def test_threads_share_the_program(simulated_gpu: CudaDriver) -> None:
     assert not failures
 
 
+def test_programs_for_gpus_have_no_counters(simulated_gpu: CudaDriver) -> None:
+    with pytest.raises(OptionError, match="programs for cuda:sm_90 have no counters"):
+        compiled().profile(inputs())
+
+
 def test_types_that_numpy_lacks(simulated_gpu: CudaDriver) -> None:
     x = np.linspace(-3, 3, 24).astype(ml_dtypes.bfloat16).reshape(4, 6)
     graph = onnx.helper.make_graph(

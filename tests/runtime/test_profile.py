@@ -79,7 +79,8 @@ def test_a_long_program_is_stamped_across_its_functions() -> None:
     net = compiled(text, profile=True, pipeline=PIPELINE)
     profile = net.profile(np.zeros((2, 8), np.float32), runs=2)
     assert profile.stamps_ns.shape == (2, 301)
-    assert (np.diff(profile.stamps_ns) > 0).all()
+    assert (np.diff(profile.stamps_ns) >= 0).all()  # a counter may tick more slowly than the smallest step takes
+    assert (profile.stamps_ns[:, -1] > profile.stamps_ns[:, 0]).all()
 
 
 def test_the_call_of_a_specialised_model_is_profiled() -> None:
@@ -100,12 +101,6 @@ def test_what_cannot_be_profiled() -> None:
     staged = prefuse.compile(ir.from_onnx_text(text), profile=True)
     with pytest.raises(OptionError, match="the model runs in stages"):
         staged.profile(np.zeros(4, np.float32), 1, True)
-
-
-def test_a_program_for_a_gpu_has_no_counters() -> None:
-    x = np.zeros((64, 64), np.float32)
-    with pytest.raises(OptionError, match="programs for rocm:gfx942 have no counters"):
-        compiled(TEXT, target="rocm:gfx942").profile(x, x)
 
 
 def test_a_manifest_that_somebody_wrote(net: CompiledModel) -> None:
