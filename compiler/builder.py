@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..runtime.executor import CompiledModel
+from ..runtime.precision import Precision
 from ..runtime.target import Target
 from .cache import ProgramCache, build_uncached, compiler_version
 from .digest import combine
@@ -30,6 +31,7 @@ class CompileModel(Protocol):
         model: ir.Model,
         target: Target,
         *,
+        precision: Precision = "float32",
         pipeline: str | None = None,
         name: str,
         output: Path,
@@ -42,6 +44,7 @@ def drive(
     model: ir.Model,
     target: Target,
     *,
+    precision: Precision = "float32",
     pipeline: str | None = None,
     name: str,
     output: Path,
@@ -51,7 +54,16 @@ def drive(
     """The real driver, imported at the first compilation: it needs TVM, which takes seconds to import."""
     from .driver import compile_model
 
-    compile_model(model, target, pipeline=pipeline, name=name, output=output, progress=progress, profile=profile)
+    compile_model(
+        model,
+        target,
+        precision=precision,
+        pipeline=pipeline,
+        name=name,
+        output=output,
+        progress=progress,
+        profile=profile,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +117,7 @@ class Builder:
             self.compile_model(
                 graph,
                 options.target,
+                precision=options.precision,
                 pipeline=options.pipeline,
                 name=self.name,
                 output=output,

@@ -13,6 +13,7 @@ from ..kernels.registry import build_kernel
 from ..kernels.template import BuiltKernel, Refusal
 from ..runtime.errors import UnsupportedModelError
 from ..runtime.plan import Role
+from ..runtime.precision import Precision
 from ..runtime.profile import GroupDescription, describe_groups
 from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
@@ -38,6 +39,7 @@ def compile_model(
     model: ir.Model,
     target: Target,
     *,
+    precision: Precision = "float32",
     pipeline: str | None = None,
     name: str,
     output: Path,
@@ -55,7 +57,7 @@ def compile_model(
     """
     tell = progress or (lambda text, fraction: None)
     passes = parse_pipeline(named_pipeline(pipeline), PASSES)
-    context = Context(target)
+    context = Context(target, precision=precision)
     tell("inferring shapes", 0.0)
     infer_facts(model)
     check_nodes(model)
@@ -65,7 +67,7 @@ def compile_model(
 
     run_pipeline(model, passes, context, on_pass=passed)
     tell("choosing kernels", 0.2)
-    lowered, aliases = lower_groups(model, target)
+    lowered, aliases = lower_groups(model, target, precision)
     for rejection in aliases.rejections:
         context.reject("alias", rejection)
     draft = draft_plan(model, lowered, target, aliases)
@@ -83,7 +85,7 @@ def compile_model(
     tell("done", 1.0)
 
 
-def lower_groups(model: ir.Model, target: Target) -> tuple[list[LoweredGroup], Aliases]:
+def lower_groups(model: ir.Model, target: Target, precision: Precision = "float32") -> tuple[list[LoweredGroup], Aliases]:
     """A kernel for each node that computes something, in the graph's order, and where values lie that need none.
 
     Equal groups share a kernel. Empty tensors need none. A fused group that no template takes is taken apart, and its operators
@@ -92,7 +94,7 @@ def lower_groups(model: ir.Model, target: Target) -> tuple[list[LoweredGroup], A
     Raises:
         UnsupportedModelError: operators that no template takes; all of them at once.
     """
-    lowering = _Lowering(model, target)
+    lowering = _Lowering(model, target, precision)
     lowering.lower(model.graph)
     aliases = aliases_of(model)
     for node in model.graph:
@@ -107,9 +109,10 @@ def lower_groups(model: ir.Model, target: Target) -> tuple[list[LoweredGroup], A
 class _Lowering:
     """The kernels found so far, by the structure of their groups, and the groups that they compute, by node."""
 
-    def __init__(self, model: ir.Model, target: Target) -> None:
+    def __init__(self, model: ir.Model, target: Target, precision: Precision) -> None:
         self.model = model
         self.target = target
+        self.precision = precision
         self.kernels: dict[str, tuple[str, BuiltKernel, dict[int, str]] | str] = {}
         self.groups: dict[ir.Node, LoweredGroup] = {}
         self.obstacles: list[str] = []
@@ -125,7 +128,7 @@ class _Lowering:
     def lower_node(self, node: ir.Node) -> tuple[ir.Node, ...]:
         """Find the kernel of a node, or else the nodes that it becomes."""
         try:
-            group = group_of(self.model, node)
+            group = replace(group_of(self.model, node), precision=self.precision)
         except UnsupportedModelError as refusal:  # of its shapes
             self.obstacles.append(f"{node.op_type} at {refusal.where} ({refusal.what})")
             return ()

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..runtime.errors import OptionError
+from ..runtime.precision import PRECISIONS, Precision
 from ..runtime.target import Target
 
-PRECISIONS = ("float32",)
 EXTRA_OPTIONS = ("pipeline", "profile", "random", "threads")
 
 
@@ -21,7 +21,7 @@ class Options:
     """
 
     target: Target
-    precision: str = "float32"
+    precision: Precision = "float32"
     pipeline: str | None = None
     random: bool = False
     profile: bool = False
@@ -42,8 +42,6 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object]) -> O
             raise OptionError(name, "unknown option", suggest(name, (*EXTRA_OPTIONS, *_ARGUMENTS)))
     if not isinstance(target, str):
         raise OptionError("target", f"{target!r} is not a string", 'use "cpu"')
-    if precision not in PRECISIONS:
-        raise OptionError("precision", f"unknown precision {precision!r}", suggest(str(precision), PRECISIONS))
     threads, pipeline = extra.get("threads"), extra.get("pipeline")
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool)):
         raise OptionError("threads", f"{threads!r} is not a whole number", "give the number of threads of one call")
@@ -51,12 +49,21 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object]) -> O
     profile = _flag(extra, "profile", "say whether the program shall have counters")
     if pipeline is not None:
         pipeline = _check_pipeline(pipeline)
+    exactness = parse_precision(precision)
     parsed = Target.parse(target, threads)
     if profile and parsed.is_gpu:
         raise OptionError(
             "profile", f"programs for {parsed} have no counters", "leave it out, and time them with the GPU's tools"
         )
-    return Options(parsed, precision, pipeline, random, profile)
+    return Options(parsed, exactness, pipeline, random, profile)
+
+
+def parse_precision(text: str) -> Precision:
+    """The precision that a user names. Raises OptionError for an unknown one."""
+    for known in PRECISIONS:
+        if text == known:
+            return known
+    raise OptionError("precision", f"unknown precision {text!r}", suggest(str(text), PRECISIONS))
 
 
 def _flag(extra: Mapping[str, object], name: str, fix: str) -> bool:

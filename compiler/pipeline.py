@@ -25,6 +25,7 @@ import onnx_ir as ir
 from ..runtime.errors import CompileError, OptionError
 from ..runtime.plan import Plan
 from ..runtime.plan_checker import check_plan
+from ..runtime.precision import Precision
 from ..runtime.target import Target
 from .ir.functions import fused_names, is_fused
 from .ir.printer import print_model
@@ -57,6 +58,7 @@ class Context:
 
     target: Target
     source: str = "model.onnx"
+    precision: Precision = "float32"
     remarks: list[Remark] = field(default_factory=list)
 
     def remark(self, pass_name: str, message: str, nodes: Iterable[ir.Node] = ()) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..runtime.plan import TensorType
+from ..runtime.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Group:
 
     Invariant: every value has a type; `outputs` are produced inside; whatever is read and not produced is in `inputs`.
     `constants` holds the inputs whose bytes never change; `literals` the small constants whose very value is known, and
-    which a kernel may therefore write into its code.
+    which a kernel may therefore write into its code. `precision` is what its results must keep.
     """
 
     ops: tuple[Op, ...]
@@ -41,6 +42,7 @@ class Group:
     types: Mapping[str, TensorType]
     constants: frozenset[str] = frozenset()
     literals: Mapping[str, np.ndarray] = field(default_factory=dict)
+    precision: Precision = "float32"
 
     @cached_property
     def producers(self) -> dict[str, Op]:
@@ -59,7 +61,7 @@ class Group:
         return self.literals.get(name) if name else None
 
     def key(self) -> str:
-        """Equal for groups that one kernel can serve: same structure, types, attributes and literals."""
+        """Equal for groups that one kernel can serve: same structure, types, attributes, literals and precision."""
         numbers: dict[str, int] = {}
 
         def number(name: str) -> int:
@@ -71,7 +73,7 @@ class Group:
         ]
         outputs = [number(name) for name in self.outputs]
         facts = [(str(self.types[name]), name in self.constants, _frozen(self.literals.get(name))) for name in numbers if name]
-        return repr((ops, outputs, facts))
+        return repr((ops, outputs, facts, self.precision))
 
     def value_order(self) -> dict[str, int]:
         """Names to the numbers that `key` gave them, so that a kernel built for an equal group can be bound to this one."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import prefuse
 import pytest
-from prefuse.compiler.driver import compile_model
+from prefuse.compiler.driver import compile_model, lower_groups
+from prefuse.compiler.ir.facts import infer_facts
+from prefuse.compiler.pipeline import Context
+from prefuse.passes.canonicalize import Canonicalize
 from prefuse.runtime.errors import UnsupportedModelError
 from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.precision import PRECISIONS
 from prefuse.runtime.target import Target
 
 
@@ -82,3 +87,26 @@ def test_all_that_cannot_be_compiled_is_named_at_once(tmp_path: Path) -> None:
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> {text}')
     with pytest.raises(UnsupportedModelError, match=r"4 operators.*NonZero.*Size.*Compress.*ReduceMax"):
         compile_model(model, Target.parse("cpu"), name="four", output=tmp_path / "four.prefuse")
+
+
+def test_groups_keep_the_precision_that_the_user_asks_for(tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> main (float[2,3] x) => (float[2,3] y) { h = Softmax(x) y = Neg(h) }'
+    model = ir.from_onnx_text(text)
+    infer_facts(model)
+    for precision in PRECISIONS:
+        lowered, _ = lower_groups(model, Target.parse("cpu"), precision)
+        assert [item.group.precision for item in lowered] == [precision] * 2
+    assert lowered[0].group.key() != replace(lowered[0].group, precision="float32").key()
+
+
+def test_passes_see_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def run(self: Canonicalize, model: ir.Model, context: Context) -> bool:
+        seen.append(context.precision)
+        return False
+
+    monkeypatch.setattr(Canonicalize, "run", run)
+    text = '<ir_version: 10, opset_import: ["": 21]> main (float[2] x) => (float[2] y) { y = Neg(x) }'
+    prefuse.compile(ir.from_onnx_text(text), cache=False, precision="float32-fast")
+    assert set(seen) == {"float32-fast"}

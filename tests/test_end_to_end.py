@@ -20,6 +20,7 @@ from prefuse.compiler.specialize import SpecializedModel
 from prefuse.examples.models import MODELS
 from prefuse.runtime.executor import CompiledModel, Context
 from prefuse.runtime.plan_checker import check_plan
+from prefuse.runtime.precision import Precision
 from prefuse.runtime.staged import StagedModel
 from prefuse.runtime.target import Target
 
@@ -49,6 +50,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
         model: ir.Model,
         target: Target,
         *,
+        precision: Precision = "float32",
         pipeline: str | None = None,
         name: str,
         output: Path,
@@ -56,7 +58,16 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
         profile: bool = False,
     ) -> None:
         graphs.append(model.clone())
-        drive(model, target, pipeline=pipeline, name=name, output=output, progress=progress, profile=profile)
+        drive(
+            model,
+            target,
+            precision=precision,
+            pipeline=pipeline,
+            name=name,
+            output=output,
+            progress=progress,
+            profile=profile,
+        )
 
     specialized = compile_model(module, inputs, cache=False, options={}, driver=driver)
     assert isinstance(specialized, SpecializedModel)

@@ -24,10 +24,11 @@ class EngineSpec:
 
 ENGINES: dict[str, EngineSpec] = {
     "prefuse": EngineSpec("prefuse_cpu", "prefuse"),
+    "prefuse-fast": EngineSpec("prefuse_cpu", "prefuse", "prepare_fast"),
     "prefuse-unfused": EngineSpec("prefuse_cpu", "prefuse", "prepare_unfused"),
     "onnxruntime": EngineSpec("onnxruntime_cpu", "onnxruntime"),
     "openvino": EngineSpec("openvino_cpu", "openvino"),
     "torch": EngineSpec("torch_eager", "torch"),
     "torch.compile": EngineSpec("torch_compile", "torch"),
 }
-DEFAULT_ENGINES = tuple(name for name in ENGINES if name != "prefuse-unfused")
+DEFAULT_ENGINES = tuple(name for name in ENGINES if not name.startswith("prefuse-"))

@@ -12,12 +12,14 @@ import onnx_ir as ir
 
 from ...runtime.errors import CompileError
 from ...runtime.target import Target
+from ..options import parse_precision
 from ..oracle import BisectResult, Engine, bisect_pipeline, random_inputs, relative_error, run_model
 from ..pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
 from ..pipeline import Context, Pass, PassError, format_pipeline, parse_pipeline
 from .common import (
     JSON,
     MODEL,
+    PRECISION,
     SHAPES,
     CompileArguments,
     Shapes,
@@ -39,6 +41,7 @@ _LOWERING = "lowering"  # what comes after the last graph pass: plan passes, ker
 @click.option("--inputs", "inputs_path", type=click.Path(path_type=Path), help="An .npz file with one array for each input.")
 @click.option("--seed", default=0, show_default=True, help="Of the random inputs, where none are given.")
 @click.option("--target", default="cpu", show_default=True, help="What to compile for.")
+@PRECISION
 @SHAPES
 @JSON
 def command(
@@ -49,6 +52,7 @@ def command(
     inputs_path: Path | None,
     seed: int,
     target: str,
+    precision: str,
     shapes: Shapes,
     as_json: bool,
 ) -> None:
@@ -61,20 +65,23 @@ def command(
     names = [str(value.name) for value in graph.graph.inputs]
     inputs = read_inputs(inputs_path, names) if inputs_path else random_inputs(graph, seed)
     passes = [one for one in parse_pipeline(named_pipeline(pipeline), PASSES) if isinstance(one, Pass)]
-    found = bisect_pipeline(graph, passes, Context(Target.parse(target)), inputs, tolerance, engine)
+    found = bisect_pipeline(
+        graph, passes, Context(Target.parse(target), precision=parse_precision(precision)), inputs, tolerance, engine
+    )
     if found.pass_name is None:
-        found = _try_program(graph, inputs, engine, tolerance, target, pipeline)
+        arguments = CompileArguments(target, precision, random=True, pipeline=pipeline, no_cache=True)
+        found = _try_program(graph, inputs, engine, tolerance, arguments)
     show(as_json, {**asdict(found), "pipeline": format_pipeline(passes)}, _describe(found, tolerance))
     sys.exit(0 if found.pass_name is None else 1)
 
 
 def _try_program(
-    graph: ir.Model, inputs: dict[str, np.ndarray], engine: Engine, tolerance: float, target: str, pipeline: str
+    graph: ir.Model, inputs: dict[str, np.ndarray], engine: Engine, tolerance: float, arguments: CompileArguments
 ) -> BisectResult:
     """Compare the outputs of the native program with the engine's."""
     broken = BisectResult(_LOWERING)
     try:
-        net = compile_graph(graph, "bisect", CompileArguments(target, random=True, pipeline=pipeline, no_cache=True))
+        net = compile_graph(graph, "bisect", arguments)
         found = net(**inputs)
     except (CompileError, PassError) as error:
         return replace(broken, failure=str(error))

@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ...runtime.errors import InputError, InvalidModelError, OptionError
+from ...runtime.precision import PRECISIONS
 from ...runtime.target import Target
 from ..api import build_graph, open_cache
 from ..builder import Builder
-from ..options import Options, parse_options
+from ..options import Options, parse_options, parse_precision
 from ..progress import ConsoleProgress
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class CompileArguments:
     """What the command line says of compiling."""
 
     target: str = "cpu"
+    precision: str = "float32"
     threads: int | None = None
     random: bool = False
     pipeline: str | None = None
@@ -71,7 +73,7 @@ class CompileArguments:
             OptionError: one is not what it should be.
         """
         extra = {"threads": self.threads, "random": self.random, "pipeline": self.pipeline, "profile": profile}
-        return parse_options(self.target, "float32", {key: value for key, value in extra.items() if value is not None})
+        return parse_options(self.target, self.precision, {key: value for key, value in extra.items() if value is not None})
 
 
 _TARGET = click.option(
@@ -80,11 +82,19 @@ _TARGET = click.option(
     show_default=True,
     help="What to compile for: cpu, cpu:avx2, cpu:avx512, cuda, cuda:sm_90, rocm:gfx942.",
 )
+PRECISION = click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="float32",
+    show_default=True,
+    help="How exactly to compute: float32-fast allows errors of 2e-5 relative to the norm of an output.",
+)
 _PIPELINE = click.option(
     "--pipeline", help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}; or default, or no-fusion."
 )
 _COMPILE_OPTIONS = (
     _TARGET,
+    PRECISION,
     click.option("--threads", type=int, help="Threads of one call; all cores of this process if left out."),
     click.option("--random", is_flag=True, help="Take a model that draws random numbers, whose calls differ."),
     _PIPELINE,
@@ -124,17 +134,17 @@ def concrete_model(path: Path, shapes: Shapes) -> ir.Model:
 
 
 def with_trace_arguments(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb that follows the passes the options `target` and `pipeline`."""
-    for option in (_PIPELINE, _TARGET):
+    """Give a verb that follows the passes the options `target`, `precision` and `pipeline`."""
+    for option in (_PIPELINE, PRECISION, _TARGET):
         function = option(function)
     return function
 
 
-def trace_file(path: Path, shapes: Shapes, target: str, pipeline: str | None) -> Compilation:
+def trace_file(path: Path, shapes: Shapes, target: str, precision: str, pipeline: str | None) -> Compilation:
     """A compilation of an ONNX file that keeps what its passes did. Raises CompileError."""
     from ..debugging.compilation import trace_compilation
 
-    return trace_compilation(concrete_model(path, shapes), Target.parse(target), pipeline)
+    return trace_compilation(concrete_model(path, shapes), Target.parse(target), pipeline, parse_precision(precision))
 
 
 def compile_graph(

@@ -16,7 +16,7 @@ from .common import JSON, MODEL, SHAPES, Shapes, refuse_program, show, trace_fil
 @SHAPES
 @with_trace_arguments
 @JSON
-def command(model: Path, node: str, shapes: Shapes, target: str, pipeline: str | None, as_json: bool) -> None:
+def command(model: Path, node: str, shapes: Shapes, target: str, precision: str, pipeline: str | None, as_json: bool) -> None:
     """Tell the history of NODE of the ONNX file MODEL: its source, what each pass did to it, its group, and its kernel.
 
     A node is named by its name, one of its outputs, its operator with a number (MatMul#0 is the first), or its line of torch
@@ -25,5 +25,5 @@ def command(model: Path, node: str, shapes: Shapes, target: str, pipeline: str |
     from ..debugging.explanation import explain
 
     refuse_program(model, "explain")
-    found = explain(trace_file(model, shapes, target, pipeline), node)
+    found = explain(trace_file(model, shapes, target, precision, pipeline), node)
     show(as_json, {"nodes": [asdict(one) for one in found]}, *(line for one in found for line in one.lines()))

@@ -13,9 +13,10 @@ from ...runtime.errors import OptionError
 from ...runtime.target import Target
 from ..frontend.importer import import_model
 from ..ir.printer import print_model
+from ..options import parse_precision
 from ..pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
 from ..pipeline import Context, Pass, PassRecord, format_pipeline, parse_pipeline, run_pipeline
-from .common import JSON, MODEL, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, table
+from .common import JSON, MODEL, PRECISION, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, table
 
 
 @click.command("opt")
@@ -30,6 +31,7 @@ from .common import JSON, MODEL, SHAPES, Shapes, check_output, concrete_model, r
 @click.option("--time", "timed", is_flag=True, help="Print the time of each pass.")
 @click.option("--remarks", is_flag=True, help="Print what the passes say: what they did not do, and why.")
 @click.option("--target", default="cpu", show_default=True, help="What the passes may assume of the machine.")
+@PRECISION
 @SHAPES
 @JSON
 def command(
@@ -42,6 +44,7 @@ def command(
     timed: bool,
     remarks: bool,
     target: str,
+    precision: str,
     shapes: Shapes,
     as_json: bool,
 ) -> None:
@@ -52,7 +55,7 @@ def command(
         if output.suffix not in (".onnx", ".txt"):
             raise OptionError("--output", f"unknown form {output.suffix!r}", "write .onnx or .txt")
     passes = [one for one in parse_pipeline(named_pipeline(pipeline), PASSES) if isinstance(one, Pass)]
-    context = Context(Target.parse(target))
+    context = Context(Target.parse(target), precision=parse_precision(precision))
     graph = concrete_model(model, shapes) if shapes else import_model(model)
     records = run_pipeline(graph, passes, context, start=_place(start), stop=_place(stop), keep_texts=print_changed)
     if output:

@@ -17,7 +17,9 @@ from .common import JSON, MODEL, SHAPES, Shapes, refuse_program, show, trace_fil
 @SHAPES
 @with_trace_arguments
 @JSON
-def command(model: Path, first: str, second: str, shapes: Shapes, target: str, pipeline: str | None, as_json: bool) -> None:
+def command(
+    model: Path, first: str, second: str, shapes: Shapes, target: str, precision: str, pipeline: str | None, as_json: bool
+) -> None:
     """Say why the nodes FIRST and SECOND of the ONNX file MODEL are not in one group.
 
     A node is named by its name, one of its outputs, its operator with a number (MatMul#0 is the first), or its line of torch
@@ -26,5 +28,5 @@ def command(model: Path, first: str, second: str, shapes: Shapes, target: str, p
     from ..debugging.why_not import why_not
 
     refuse_program(model, "why-not")
-    answer = why_not(trace_file(model, shapes, target, pipeline), first, second)
+    answer = why_not(trace_file(model, shapes, target, precision, pipeline), first, second)
     show(as_json, {"first": first, "second": second, **asdict(answer)}, *answer.lines())

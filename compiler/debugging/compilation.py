@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ...runtime.errors import CompileError, InputError
+from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..driver import lower_groups
 from ..ir.facts import infer_facts
@@ -61,7 +62,9 @@ class Compilation:
         raise InputError(f"node {text!r}", "the model has no such node, before or after any pass", _nearest(text, names) or ways)
 
 
-def trace_compilation(model: ir.Model, target: Target, pipeline: str | None = None) -> Compilation:
+def trace_compilation(
+    model: ir.Model, target: Target, pipeline: str | None = None, precision: Precision = "float32"
+) -> Compilation:
     """Run the graph passes on a copy of a model whose shapes are static, and choose kernels, keeping all that happens.
 
     Raises:
@@ -72,7 +75,7 @@ def trace_compilation(model: ir.Model, target: Target, pipeline: str | None = No
     passes = parse_pipeline(named_pipeline(pipeline), PASSES)
     infer_facts(model)
     check_nodes(model)
-    context, history = Context(target), History()
+    context, history = Context(target, precision=precision), History()
     history.take(IMPORT, -1, model)
     position = 0
 
@@ -84,7 +87,7 @@ def trace_compilation(model: ir.Model, target: Target, pipeline: str | None = No
 
     run_pipeline(model, passes, context, on_pass=passed)
     try:
-        lowered, aliases = lower_groups(model, target)
+        lowered, aliases = lower_groups(model, target, precision)
     except CompileError as error:
         return Compilation(model, history, context, failure=str(error))
     history.take(LOWERING, position, model)

@@ -356,4 +356,4 @@ def _with_flat_space(group: Group, rank: int) -> Group:
         else TensorType((*((1,) * out_rank + kind.shape)[-out_rank:-rank], prod(((1,) * rank + kind.shape)[-rank:])), kind.dtype)
         for name, kind in group.types.items()
     }
-    return Group(group.ops, group.inputs, group.outputs, types, group.constants, group.literals)
+    return replace(group, types=types)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from ...runtime.plan import TensorType
@@ -67,7 +68,7 @@ def merge_dimensions(group: Group) -> Group:
         name: TensorType(tuple(prod(dims[axis] for axis in run) for run in runs), group.types[name].dtype)
         for name, dims in padded.items()
     }
-    return Group(group.ops, group.inputs, group.outputs, types, group.constants, group.literals)
+    return replace(group, types=types)
 
 
 def _spans_all_or_none(dims: tuple[int, ...], run: list[int], shape: tuple[int, ...]) -> bool:
