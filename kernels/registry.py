@@ -36,6 +36,7 @@ from .cpu import (
     sequence,
     suppression,
     topk,
+    transposed_convolution_channels_last,
     trilu,
     unique,
 )
@@ -78,6 +79,12 @@ TEMPLATES: tuple[Template, ...] = (
     Template("gathered_matmul", gathered_matmul.build, gathered_matmul.OPERATORS, has_surroundings=True),
     Template("attention", attention.build, attention.ANCHORS, has_surroundings=True),
     Template("convolution_channels_last", convolution_channels_last.build, frozenset(["Conv"]), has_surroundings=True),
+    Template(
+        "transposed_convolution_channels_last",
+        transposed_convolution_channels_last.build,
+        frozenset(["ConvTranspose"]),
+        has_surroundings=True,
+    ),
     Template("pooling_channels_last", pooling_channels_last.build, pooling.OPERATORS, has_surroundings=True),
     Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"])),
     Template("recurrent", recurrent.build, recurrent.OPERATORS),

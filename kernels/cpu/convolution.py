@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product as nest
-from math import gcd, prod
+from math import prod
 
 from tvm import tirx
 
@@ -26,7 +26,7 @@ from .anchored import follow
 from .common import finish, minimum, new_builder
 from .packing import pack_in_kernel
 from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
-from .window import Window, read_window
+from .window import Taps, Window, read_window, transposed_taps
 
 _ACCUMULATORS = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 _MAX_PHASES = 16  # of a transposed convolution's output: each is code of its own
@@ -48,29 +48,6 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
     return _Convolution(group, anchor, window, target).build()
-
-
-@dataclass(frozen=True)
-class _Taps:
-    """The weights that one product uses in one dimension: `first`, `first + step`, ..., `count` of them.
-
-    Tap i, for output position o, reads input position o * stride + at(i), where at(i) = `begin + i * pitch`.
-    """
-
-    first: int
-    step: int
-    count: int
-    begin: int
-    pitch: int
-
-    def at(self, i: Expr) -> Expr:
-        return i * self.pitch + self.begin
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """Least and greatest at(i)."""
-        ends = (self.begin, self.begin + (self.count - 1) * self.pitch) if self.count else (0, 0)
-        return min(ends), max(ends)
 
 
 @dataclass(frozen=True)
@@ -151,23 +128,18 @@ class _Convolution:
     def _lanes(self) -> int:
         return self.builder.lanes(self.accumulator)
 
-    def _taps(self, axis: int, phase: int) -> _Taps:
+    def _taps(self, axis: int, phase: int) -> Taps:
         window = self.window
-        kernel, stride, dilation, pad = (v[axis] for v in (window.kernel, window.strides, window.dilations, window.begins))
         if not self.transposed:
-            return _Taps(0, 1, kernel, -pad, dilation)
-        # Output o of this phase takes weight w where o + pad - w * dilation is a multiple of the stride.
-        step = stride // gcd(stride, dilation)
-        first = next((w for w in range(min(step, kernel)) if (phase + pad - w * dilation) % stride == 0), kernel)
-        count = len(range(first, kernel, step))
-        return _Taps(first, step, count, (phase + pad - first * dilation) // stride, -(step * dilation) // stride)
+            return Taps(0, 1, window.kernel[axis], -window.begins[axis], window.dilations[axis])
+        return transposed_taps(window, axis, phase)
 
     def _positions(self, axis: int, phase: int) -> int:
         """Output positions of one phase."""
         extent = self.window.outputs[axis]
         return len(range(phase, extent, self.window.strides[axis])) if self.transposed else extent
 
-    def _planes(self, taps: list[tuple[_Taps, ...]], outputs: list[tuple[int, ...]]) -> _Planes:
+    def _planes(self, taps: list[tuple[Taps, ...]], outputs: list[tuple[int, ...]]) -> _Planes:
         strides = (1,) * self.rank if self.transposed else self.window.strides
         only, leads, extents = [], [], []
         for axis, stride in enumerate(strides):
@@ -237,7 +209,7 @@ class _Convolution:
         self,
         number: int,
         phase: Index,
-        taps: tuple[_Taps, ...],
+        taps: tuple[Taps, ...],
         outputs: tuple[int, ...],
         planes: _Planes,
         buffer: Buffer,
@@ -288,7 +260,7 @@ class _Convolution:
 
         return Plane(columns, planes.extents[-1], outputs[-1], is_row if self.rank > 2 else None)
 
-    def _weights(self, number: int, taps: tuple[_Taps, ...], tile: int) -> Buffer:
+    def _weights(self, number: int, taps: tuple[Taps, ...], tile: int) -> Buffer:
         """The packed weights of one product: a parameter of their own, since each phase packs other taps; scratch that the
         kernel fills where they are not constant.
         """

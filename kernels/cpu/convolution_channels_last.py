@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from math import ceil, prod
 
 from tvm import tirx
@@ -26,6 +25,7 @@ from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder
 from .depthwise_channels_last import Depthwise, is_depthwise
 from .packing import pack_in_kernel
+from .padded_image import Image, padded_image
 from .tile_product import PackPanels, Tile, sum_tile
 from .window import read_window
 
@@ -53,20 +53,6 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     return _Convolution(form, target).build()
 
 
-@dataclass(frozen=True)
-class _Image:
-    """The input as the products read it. Element (image, channel, row, column) is at the sum of the products with `strides`.
-
-    Position (0, 0) is that which the first window begins with.
-    """
-
-    buffer: Buffer
-    strides: tuple[int, int, int, int]
-
-    def offset(self, image: Expr, channel: Expr, row: Expr, column: Expr) -> Expr:
-        return sum(i * stride for i, stride in zip((image, channel, row, column), self.strides, strict=True))
-
-
 class _Convolution:
     """One kernel being built."""
 
@@ -75,7 +61,7 @@ class _Convolution:
         self.window = read_window(form.inner, form.anchor)
         self.builder = new_builder(target)
         self.source = form.inner.types[form.anchor.inputs[0]]
-        self.images, self.channels, self.height, self.width = self.source.shape
+        self.images, self.channels = self.source.shape[:2]
         self.groups = form.anchor.attribute("group", 1)
         self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
         self.accumulator = _ACCUMULATORS[self.source.dtype]
@@ -83,69 +69,18 @@ class _Convolution:
         self.packed: dict[str, Operand] = {}
 
     def build(self) -> BuiltKernel:
-        image = self._image()
-        flops = self._product(image)
-        return finish("convolution_channels_last", self.builder, self.form.outer, flops=flops, packed=self.packed)
-
-    # The input --------------------------------------------------------------------------------------------------------
-
-    def _strides(self, height: int, width: int) -> tuple[int, int, int, int]:
-        channels = self.channels
-        if self.is_last:
-            return height * width * channels, 1, width * channels, channels
-        return channels * height * width, height * width, width, 1
-
-    def _image(self) -> _Image:
-        """The input itself, or where windows overhang its padded copy."""
-        window = self.window
         reaches = [
             (out - 1) * stride + (kernel - 1) * dilation + 1
-            for out, stride, kernel, dilation in zip(window.outputs, window.strides, window.kernel, window.dilations, strict=True)
+            for out, stride, kernel, dilation in zip(
+                self.window.outputs, self.window.strides, self.window.kernel, self.window.dilations, strict=True
+            )
         ]
-        name = self.form.operands.get(self.anchor.inputs[0], self.anchor.inputs[0])
-        source = _Image(
-            self.builder.parameter(name, self.source.elements, self.source.dtype), self._strides(self.height, self.width)
-        )
-        if not any(window.begins) and reaches[0] <= self.height and reaches[1] <= self.width:
-            return source
-        staged = _Image(
-            self.builder.workspace(self.images * self.channels * prod(reaches), self.source.dtype), self._strides(*reaches)
-        )
-        self._stage(source, staged, reaches)
-        return staged
-
-    def _stage(self, source: _Image, staged: _Image, extents: list[int]) -> None:
-        """Copy the input line by line, with zeros around it."""
-        builder, (top, left), zero = self.builder, self.window.begins, tirx.const(0, self.source.dtype)
-        unit = self.channels if self.is_last else 1  # elements of one column of a line
-        planes = self.images if self.is_last else self.images * self.channels
-        lanes = builder.lanes(self.source.dtype)
-        begin = min(left, extents[1]) * unit
-        end = max(min(left + self.width, extents[1]) * unit, begin)
-        with builder.chunks(planes * extents[0], planes * prod(extents) * unit) as line:
-            plane, row = builder.bind(tirx.floordiv(line, extents[0])), tirx.floormod(line, extents[0])
-            at = builder.bind(row - top)
-            target = builder.bind(line * (extents[1] * unit))
-            origin = builder.bind((plane * self.height + at) * (self.width * unit) - left * unit)
-            inside = builder.bind(tirx.And(at >= 0, at < self.height))
-
-            def fill(first: int, last: int) -> None:
-                builder.vector_loop(last - first, lanes, lambda i: builder.store(staged.buffer, target + first + i, zero))
-
-            with builder.when(inside):
-                fill(0, begin)
-                builder.vector_loop(
-                    end - begin,
-                    lanes,
-                    lambda i: builder.store(staged.buffer, target + begin + i, source.buffer[origin + begin + i]),
-                )
-                fill(end, extents[1] * unit)
-            with builder.when(tirx.Not(inside)):
-                fill(0, extents[1] * unit)
+        flops = self._product(padded_image(self.builder, self.form, self.window.begins, reaches))
+        return finish("convolution_channels_last", self.builder, self.form.outer, flops=flops, packed=self.packed)
 
     # The product ------------------------------------------------------------------------------------------------------
 
-    def _product(self, image: _Image) -> int:
+    def _product(self, image: Image) -> int:
         """Write the loops over tiles; returns the arithmetic operations of the whole."""
         window, builder = self.window, self.builder
         inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
@@ -178,7 +113,9 @@ class _Convolution:
             with builder.loop(tile.rows, name="row") as row:
                 index = self._index(number, line, builder.bind(start + row))
                 base = builder.bind(row * tile.columns)
-                self._columns(first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c]))
+                each_column(
+                    builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c])
+                )
 
         extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
         order = self._order(prod(depth), outputs)
@@ -194,20 +131,6 @@ class _Convolution:
         if depth <= _SHORT_DEPTH and outputs > depth:
             return "image", "line", "group", "m", "n"
         return ("image", "line", "group", "n", "m") if weights <= _NEAR_BYTES else ("group", "n", "image", "line", "m")
-
-    def _columns(self, first: Expr, outputs: int, tile: Tile, body: Callable[[Expr], None]) -> None:
-        """`body` for each column of a tile that begins with channel `first` and is one of `outputs`."""
-        rest = outputs % tile.columns
-        is_whole = first + tile.columns <= outputs
-        if not rest:
-            sweep(self.builder, tile.columns, tile.lanes, body)
-        elif outputs < tile.columns:
-            sweep(self.builder, rest, tile.lanes, body)
-        else:
-            with self.builder.when(is_whole):
-                sweep(self.builder, tile.columns, tile.lanes, body)
-            with self.builder.when(tirx.Not(is_whole)):
-                sweep(self.builder, rest, tile.lanes, body)
 
     def _is_flat(self) -> bool:
         """Whether each output reads the input's element of its own place."""
@@ -261,3 +184,18 @@ def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Calla
             i = loops.enter_context(builder.loop(end - begin, name=axis))
             place[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
         body(place)
+
+
+def each_column(builder: KernelBuilder, first: Expr, outputs: int, tile: Tile, body: Callable[[Expr], None]) -> None:
+    """`body` for each column of a tile that begins with channel `first` and is one of `outputs`."""
+    rest = outputs % tile.columns
+    is_whole = first + tile.columns <= outputs
+    if not rest:
+        sweep(builder, tile.columns, tile.lanes, body)
+    elif outputs < tile.columns:
+        sweep(builder, rest, tile.lanes, body)
+    else:
+        with builder.when(is_whole):
+            sweep(builder, tile.columns, tile.lanes, body)
+        with builder.when(tirx.Not(is_whole)):
+            sweep(builder, rest, tile.lanes, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from tvm import tirx
 
@@ -20,6 +21,29 @@ class Window:
     begins: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The weights that one product uses in one dimension: `first`, `first + step`, ..., `count` of them.
+
+    Tap i, for output position o, reads input position o * stride + at(i), where at(i) = `begin + i * pitch`.
+    """
+
+    first: int
+    step: int
+    count: int
+    begin: int
+    pitch: int
+
+    def at(self, i: Expr) -> Expr:
+        return i * self.pitch + self.begin
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Least and greatest at(i)."""
+        ends = (self.begin, self.begin + (self.count - 1) * self.pitch) if self.count else (0, 0)
+        return min(ends), max(ends)
 
 
 def read_window(group: Group, op: Op) -> Window:
@@ -56,6 +80,18 @@ def _transposed_begins(
     if auto == "VALID":
         return (0,) * rank
     return tuple(total // 2 if auto == "SAME_UPPER" else total - total // 2 for total in totals)
+
+
+def transposed_taps(window: Window, axis: int, phase: int) -> Taps:
+    """The weights that a transposed convolution uses for its output positions `u * stride + phase`, with u for o.
+
+    Output o takes weight w where o + pad - w * dilation is a multiple of the stride.
+    """
+    kernel, stride, dilation, pad = (v[axis] for v in (window.kernel, window.strides, window.dilations, window.begins))
+    step = stride // gcd(stride, dilation)
+    first = next((w for w in range(min(step, kernel)) if (phase + pad - w * dilation) % stride == 0), kernel)
+    count = len(range(first, kernel, step))
+    return Taps(first, step, count, (phase + pad - first * dilation) // stride, -(step * dilation) // stride)
 
 
 def clipped_taps(builder: KernelBuilder, window: Window, dimension: int, corner: Expr) -> tuple[Expr, Expr]:

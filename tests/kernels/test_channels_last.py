@@ -87,6 +87,80 @@ def convolution(
     return channels_last(case, template="convolution_channels_last", keep_first=keep_first)
 
 
+def transposed(
+    shape: tuple[int, int, int, int],
+    channels: int,
+    kernel: int | tuple[int, int],
+    strides: int | tuple[int, int] = 1,
+    pads: int | tuple[int, int] = 0,
+    dilations: int | tuple[int, int] = 1,
+    extra: int | tuple[int, int] = 0,
+    *,
+    group: int = 1,
+    dtype: str = "float32",
+    keep_first: tuple[str, ...] = (),
+    is_constant: bool = True,
+) -> Case:
+    """A transposed convolution with bias, then relu(c + r), all channels-last."""
+    k, s, p, d, e = (v if isinstance(v, tuple) else (v, v) for v in (kernel, strides, pads, dilations, extra))
+    generator = torch.Generator().manual_seed(sum(shape) + channels)
+
+    def draw(*extents: int) -> torch.Tensor:
+        return torch.randn(*extents, generator=generator, dtype=torch.float64)
+
+    x, weights, bias = draw(*shape), draw(shape[1], channels // group, *k), draw(channels)
+    exact = functional.conv_transpose2d(x, weights, bias, s, p, e, group, d)
+    tensors = {"x": x, "w": weights, "b": bias, "r": draw(*exact.shape)}
+    arrays = {name: tensor.numpy().astype(dtype) for name, tensor in tensors.items()}
+    attributes = {"strides": s, "pads": (*p, *p), "dilations": d, "output_padding": e, "group": group}
+    ops = (Op("ConvTranspose", ("x", "w", "b"), ("c",), attributes), Op("Add", ("c", "r"), ("a",)), Op("Relu", ("a",), ("y",)))
+    types = {name: type_of(array) for name, array in arrays.items()}
+    types |= dict.fromkeys(("c", "a", "y"), types["r"])
+    expected, unit = torch.relu(exact + tensors["r"]).numpy(), _UNITS[dtype]
+    constants = frozenset("wb" if is_constant else "")
+    label = f"ConvTranspose {shape} {channels} {k} {attributes} {dtype}"
+    case = Case(Group(ops, tuple(arrays), ("y",), types, constants), arrays, [expected], unit / 10, unit, label)
+    if not is_constant:
+        keep_first = (*keep_first, "w")
+    return channels_last(case, template="transposed_convolution_channels_last", keep_first=keep_first)
+
+
+def transposed_plain() -> list[Case]:
+    """Kernels that are as long as their stride, shorter and longer; phases that read alike, and such that do not."""
+    return [
+        transposed((1, 64, 7, 7), 64, 2, 2),
+        transposed((2, 17, 6, 5), 33, 2, 2),
+        transposed((1, 8, 5, 6), 20, 4, 2, 1),
+        transposed((2, 5, 5, 4), 3, 3, 2, 1, extra=1),
+        transposed((1, 16, 9, 9), 40, 3),
+        transposed((1, 6, 4, 5), 9, (2, 3), (3, 2), (0, 1), extra=(2, 1)),
+        transposed((1, 4, 6, 7), 6, 3, 2, 2, (2, 3)),
+        transposed((1, 4, 5, 5), 18, 3, 3, 1, 2),
+        transposed((1, 3, 4, 4), 2, 16, 8, 4),
+        transposed((1, 7, 3, 3), 4, 1, 5),
+        transposed((3, 8, 1, 1), 24, 4),
+        transposed((2, 8, 1, 5), 32, 2, 2),
+        transposed((1, 3, 2, 2), 5, 2, 2, 1),
+        transposed((0, 2, 4, 4), 3, 2, 2),
+        transposed((1, 300, 5, 5), 70, 2, 2),
+    ]
+
+
+def transposed_others() -> list[Case]:
+    """Groups, other formats, inputs that lie channels-first and weights of a run."""
+    return [
+        transposed((2, 6, 5, 6), 9, 3, 2, 1, group=3),
+        transposed((1, 64, 6, 6), 68, 2, 2, group=4),
+        transposed((1, 12, 5, 5), 12, 4, 2, 1, group=12),
+        transposed((1, 17, 9, 9), 24, 2, 2, dtype="float64"),
+        transposed((1, 16, 8, 8), 6, 3, 2, 1, dtype="float16"),
+        transposed((2, 16, 6, 7), 40, 2, 2, keep_first=("x",)),
+        transposed((2, 16, 6, 7), 40, 4, 2, 1, keep_first=("x",)),
+        transposed((1, 16, 6, 7), 24, 3, 2, 1, is_constant=False),
+        transposed((2, 8, 4, 5), 20, 4, 4, group=2, is_constant=False),
+    ]
+
+
 def plain() -> list[Case]:
     """Channels and positions that do not divide a tile, windows with strides and holes."""
     return [
@@ -144,7 +218,7 @@ def of_a_run() -> list[Case]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("cases", [plain, grouped, from_first, of_a_run])
+@pytest.mark.parametrize("cases", [plain, grouped, from_first, of_a_run, transposed_plain, transposed_others])
 def test_convolutions(cases: Any, level: str) -> None:
     check(cases(), target_of(level))
 
@@ -156,6 +230,8 @@ def test_work_is_shared_among_threads(threads: int) -> None:
         convolution((1, 32, 23, 21), 66, 3, 1, 1),
         convolution((1, 200, 7, 7), 300, 3, 1, 1),
         convolution((1, 64, 40, 40), 64, 3, 1, 1, group=64),
+        transposed((1, 64, 30, 29), 70, 2, 2),
+        transposed((1, 64, 19, 17), 40, 4, 2, 1),
         pooling("MaxPool", (1, 64, 33, 33), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
     ]
     check(cases, target_of("avx2", threads))
