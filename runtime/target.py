@@ -10,10 +10,13 @@ from pathlib import Path
 
 from .errors import OptionError
 
+_AVX2 = ("avx2", "fma", "f16c", "bmi2")
+_AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 # Instruction-set levels of x86-64, lowest first, with the /proc/cpuinfo flags that each needs.
 _CPU_LEVELS: dict[str, tuple[str, ...]] = {
-    "avx2": ("avx2", "fma", "f16c", "bmi2"),
-    "avx512": ("avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "avx2": _AVX2,
+    "avx512": (*_AVX2, *_AVX512),
+    "avx512bf16": (*_AVX2, *_AVX512, "avx512_bf16"),
 }
 # Architectures of GPUs, as their makers write them: NVIDIA's compute capability, AMD's shader core.
 _GPU_LEVELS: dict[str, re.Pattern[str]] = {"cuda": re.compile(r"sm_\d{2,3}[af]?"), "rocm": re.compile(r"gfx[0-9a-f]{3,4}")}
@@ -34,8 +37,8 @@ class Target:
 
     @classmethod
     def parse(cls, text: str, threads: int | None = None) -> Target:
-        """Read "cpu" (the best level of this machine), "cpu:avx2" or "cpu:avx512", optionally with ",threads=N"; or "cuda" (the
-        first GPU of this machine), "cuda:sm_90", "rocm:gfx942" and the like.
+        """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avx512" or "cpu:avx512bf16", optionally with
+        ",threads=N"; or "cuda" (the first GPU of this machine), "cuda:sm_90", "rocm:gfx942" and the like.
 
         Raises:
             OptionError: the text names no target, or the machine has none of the levels.
@@ -71,12 +74,16 @@ class Target:
     @property
     def vector_lanes(self) -> int:
         """float32 lanes of one vector register; a GPU thread has none."""
-        return {"avx2": 8, "avx512": 16}.get(self.level, 1)
+        return 1 if self.is_gpu else 16 if self.has("avx512f") else 8
 
     @property
     def vector_registers(self) -> int:
         """Vector registers that a tile of sums may take; on a GPU, registers of one thread."""
-        return {"avx2": 16, "avx512": 32}.get(self.level, 64)
+        return 64 if self.is_gpu else 32 if self.has("avx512f") else 16
+
+    def has(self, flag: str) -> bool:
+        """Whether programs for this target may use a CPU feature, by its name in /proc/cpuinfo."""
+        return flag in _CPU_LEVELS.get(self.level, ())
 
     def missing_features(self) -> tuple[str, ...]:
         """CPU features that this target needs and this machine lacks; empty where a program for it can be read.

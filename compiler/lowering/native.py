@@ -23,6 +23,7 @@ from ...runtime.target import Target
 _LLVM: dict[str, dict[str, Any]] = {
     "avx2": {"mcpu": "x86-64-v3"},
     "avx512": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit"]},
+    "avx512bf16": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512bf16"]},
 }
 
 
