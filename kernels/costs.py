@@ -119,3 +119,27 @@ def copy_cycles(size_bytes: int) -> float:
 def conversion_cycles(size_bytes: int) -> float:
     """Of a kernel that writes a tensor of so many bytes in the other layout."""
     return 2 * size_bytes / _CONVERTED_BYTES
+
+
+_DOT_CYCLES = 16  # of the tile unit, for the product of two tiles
+_TILE_LOAD_CYCLES = 60  # for a tile of 1 KiB from the second cache, measured on a Sapphire Rapids
+_SPLIT_ELEMENTS = 2.0  # of one term that a core makes in a cycle when it packs an operand
+_FAR_BYTES = 5.0  # a cycle, of weights that come from memory
+_BLOCK_LINES = 32  # rows, columns and values of k of a block of four tiles
+_TERM_PRODUCTS = {1: (1, 2), 2: (3, 4), 3: (6, 7)}  # by terms of an operand: their products, and the loads of a term for them
+
+
+def tile_product_cycles(m: int, n: int, k: int, terms: int, *, packs_a: bool, packs_b: bool) -> float:
+    """Of a product on the tile unit, whose operands are so many bfloat16 terms; those that are not constant are packed first."""
+    products, term_loads = _TERM_PRODUCTS[terms]
+    rows, columns, steps = (ceil(extent / _BLOCK_LINES) * _BLOCK_LINES for extent in (m, n, k))
+    step = max(4 * products * _DOT_CYCLES, 2 * term_loads * _TILE_LOAD_CYCLES)
+    blocks = rows * columns * steps / _BLOCK_LINES**3 * step
+    packed = (rows * packs_a + columns * packs_b) * steps * terms / _SPLIT_ELEMENTS
+    finished = rows * columns / 4
+    return max(blocks, n * k * 2 * terms / _FAR_BYTES) + packed + finished
+
+
+def vector_product_cycles(m: int, n: int, k: int, lanes: int) -> float:
+    """Of the same in float32 by two vector multiply-adds a cycle."""
+    return max(m * ceil(n / lanes) * max(k / 2, 4.0), n * k * 4 / _FAR_BYTES) + m * n / 4

@@ -35,6 +35,7 @@ from .cpu import (
     selection,
     sequence,
     suppression,
+    tiled_matmul,
     topk,
     transposed_convolution_channels_last,
     trilu,
@@ -94,6 +95,8 @@ TEMPLATES: tuple[Template, ...] = (
     Template("unique", unique.build, unique.OPERATORS),
 )
 
+# On CPUs whose tile unit multiplies bfloat16 numbers.
+TILE_TEMPLATES: tuple[Template, ...] = (Template("matmul_tiles", tiled_matmul.build, frozenset(["MatMul", "Gemm"])),)
 
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.
 GPU_TEMPLATES: tuple[Template, ...] = (
@@ -113,7 +116,7 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
     anchors = {op.op_type for op in anchors_of(group)}
     is_bare = not anchors or is_followed_anchor(group)
     refused: list[tuple[str, str]] = []
-    for template in (*GPU_TEMPLATES, *TEMPLATES) if target.is_gpu else TEMPLATES:
+    for template in (*(GPU_TEMPLATES if target.is_gpu else TILE_TEMPLATES if target.has_tiles else ()), *TEMPLATES):
         if not anchors <= template.anchors or bool(anchors) != bool(template.anchors):
             continue
         if not is_bare and not template.has_surroundings:

@@ -10,9 +10,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from . import native
+from . import native, tile_state
 from .device import Arena
-from .errors import ArenaMemoryError, CompileError, OptionError, ProgramFileError
+from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, ProgramFileError
 from .program_file import Program
 from .target import Target
 
@@ -67,7 +67,11 @@ class CpuExecutable:
     def __init__(self, program: Program) -> None:
         self._constants = program.constants  # keeps the mapping alive
         self.constants_address = program.constants.ctypes.data
-        self.threads = Target.parse(program.plan.target).threads
+        target = Target.parse(program.plan.target)
+        if target.level == "amx" and (refusal := tile_state.refusal()):
+            fix = 'run it where the system allows AMX (Linux 5.16 or newer), or compile the model with target="cpu:avx512"'
+            raise DeviceError(str(target), f"the system does not let this process use AMX tiles ({refusal})", fix)
+        self.threads = target.threads
         self._arguments = 2 + len(program.plan.parameters)
         self._library = _load_library(program.library)
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from . import tile_state
 from .errors import OptionError
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
@@ -17,7 +18,10 @@ _CPU_LEVELS: dict[str, tuple[str, ...]] = {
     "avx2": _AVX2,
     "avx512": (*_AVX2, *_AVX512),
     "avx512bf16": (*_AVX2, *_AVX512, "avx512_bf16"),
+    "amx": (*_AVX2, *_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
 }
+AMX_EMULATED = "amx-emulated"  # the kernels of "amx", its tiles computed in loops: how machines without it test them; slow
+_TEST_LEVELS = {AMX_EMULATED: _CPU_LEVELS["avx512"]}
 # Architectures of GPUs, as their makers write them: NVIDIA's compute capability, AMD's shader core.
 _GPU_LEVELS: dict[str, re.Pattern[str]] = {"cuda": re.compile(r"sm_\d{2,3}[af]?"), "rocm": re.compile(r"gfx[0-9a-f]{3,4}")}
 _EXAMPLES = {"cuda": "cuda:sm_90", "rocm": "rocm:gfx942"}
@@ -37,8 +41,8 @@ class Target:
 
     @classmethod
     def parse(cls, text: str, threads: int | None = None) -> Target:
-        """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avx512" or "cpu:avx512bf16", optionally with
-        ",threads=N"; or "cuda" (the first GPU of this machine), "cuda:sm_90", "rocm:gfx942" and the like.
+        """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avx512", "cpu:avx512bf16" or "cpu:amx",
+        optionally with ",threads=N"; or "cuda" (the first GPU of this machine), "cuda:sm_90", "rocm:gfx942" and the like.
 
         Raises:
             OptionError: the text names no target, or the machine has none of the levels.
@@ -49,7 +53,7 @@ class Target:
             return cls._parse_gpu(text, kind, level, threads)
         if tail.startswith("threads=") and tail[8:].isdigit() and threads is None:
             threads, tail = int(tail[8:]), ""
-        if kind != "cpu" or tail or (level and level not in _CPU_LEVELS):
+        if kind != "cpu" or tail or (level and level not in _CPU_LEVELS | _TEST_LEVELS):
             raise OptionError("target", f"unknown target {text!r}", _FIX)
         if threads is not None and not 1 <= threads <= 1024:
             raise OptionError("threads", f"{threads} is not between 1 and 1024", "leave it out to use every core of this process")
@@ -83,14 +87,19 @@ class Target:
 
     def has(self, flag: str) -> bool:
         """Whether programs for this target may use a CPU feature, by its name in /proc/cpuinfo."""
-        return flag in _CPU_LEVELS.get(self.level, ())
+        return flag in (_CPU_LEVELS | _TEST_LEVELS).get(self.level, ())
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether kernels may use a unit for products of tiles, or must pretend to."""
+        return self.level in ("amx", AMX_EMULATED)
 
     def missing_features(self) -> tuple[str, ...]:
         """CPU features that this target needs and this machine lacks; empty where a program for it can be read.
 
         A program for a GPU can be read anywhere: its device says at the first call whether it can run.
         """
-        return tuple(flag for flag in _CPU_LEVELS.get(self.level, ()) if flag not in host_cpu_flags())
+        return tuple(flag for flag in (_CPU_LEVELS | _TEST_LEVELS).get(self.level, ()) if flag not in host_cpu_flags())
 
 
 def _installed_gpu(kind: str) -> str:
@@ -121,12 +130,13 @@ def host_cpu_flags() -> frozenset[str]:
 
 
 def best_cpu_level() -> str:
-    """The highest level this machine runs.
+    """The highest level this machine runs, and its system lets this process run.
 
     Raises:
         OptionError: it has not even AVX2.
     """
     for level in reversed(_CPU_LEVELS):
-        if all(flag in host_cpu_flags() for flag in _CPU_LEVELS[level]):
+        has_flags = all(flag in host_cpu_flags() for flag in _CPU_LEVELS[level])
+        if has_flags and not (level == "amx" and tile_state.refusal()):
             return level
     raise OptionError("target", "this CPU has no AVX2", "prefuse needs an x86-64 CPU with AVX2 and FMA")

@@ -80,7 +80,7 @@ _TARGET = click.option(
     "--target",
     default="cpu",
     show_default=True,
-    help="What to compile for: cpu, cpu:avx2, cpu:avx512, cpu:avx512bf16, cuda, cuda:sm_90, rocm:gfx942.",
+    help="What to compile for: cpu, cpu:avx2, cpu:avx512, cpu:avx512bf16, cpu:amx, cuda, cuda:sm_90, rocm:gfx942.",
 )
 PRECISION = click.option(
     "--precision",

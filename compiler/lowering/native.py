@@ -18,13 +18,15 @@ import tvm
 from tvm import tirx
 
 from ...runtime.errors import CompileError
-from ...runtime.target import Target
+from ...runtime.target import AMX_EMULATED, Target
 
 _LLVM: dict[str, dict[str, Any]] = {
     "avx2": {"mcpu": "x86-64-v3"},
     "avx512": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit"]},
     "avx512bf16": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512bf16"]},
+    "amx": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512bf16", "+amx-tile", "+amx-bf16", "+amx-int8"]},
 }
+_LLVM[AMX_EMULATED] = _LLVM["avx512"]
 
 
 # LLVM would hoist the constants of an epilogue (exp has a dozen) out of the tile loops, into the registers that the product's

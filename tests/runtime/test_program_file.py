@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from prefuse.runtime.errors import ProgramFileError
+from prefuse.runtime.errors import DeviceError, ProgramFileError
+from prefuse.runtime.executor import load
 from prefuse.runtime.plan import Buffer, Plan, Role, Space, TensorType
 from prefuse.runtime.plan_text import print_plan
 from prefuse.runtime.program_file import ConstantSource, Program, read_program, save_program, write_program
-from prefuse.runtime.target import Target
+from prefuse.runtime.target import Target, host_cpu_flags
 from prefuse.tests.runtime.tiny_program import CONSTANT_OFFSET, bias, tiny_plan, write_tiny
 
 Members = dict[str, bytes]
@@ -176,6 +177,19 @@ def test_another_cpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefuse.runtime.target.host_cpu_flags", lambda: frozenset({"fma"}))
     with pytest.raises(ProgramFileError, match=r"this CPU lacks avx2, f16c.* compile the model again on this machine"):
         read_program(path)
+
+
+def test_no_permission_for_tiles(tmp_path: Path, tiny_library: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = frozenset(Target("cpu", "amx").missing_features()) | host_cpu_flags()
+    monkeypatch.setattr("prefuse.runtime.target.host_cpu_flags", lambda: flags)
+    monkeypatch.setattr("prefuse.runtime.tile_state.refusal", lambda: "arch_prctl: Operation not permitted")
+    path = write_tiny(tmp_path / "tiles.prefuse", tiny_library, tiny_plan("cpu:amx,threads=2"))
+    with pytest.raises(DeviceError, match=r'amx.*AMX tiles \(arch_prctl: Operation not permitted\).*target="cpu:avx512"'):
+        load(path)
+    assert Target.parse("cpu").level != "amx"
+    monkeypatch.setattr("prefuse.runtime.tile_state.refusal", lambda: "")
+    assert Target.parse("cpu").level == "amx"
+    load(path)
 
 
 def test_zip_bomb(path: Path) -> None:

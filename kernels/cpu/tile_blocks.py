@@ -1,0 +1,140 @@
+"""Blocks of 32 x 32 sums on the tile unit: two tiles of A by two of B, so that four tiles are loaded for four products.
+
+A float32 operand is several bfloat16 terms (split_bfloat16.py), whose products are added to the same sums. Where one of these is
+not finite, the block is computed again by float32 multiply-adds: infinity times a number is then infinity, though its terms say
+infinity times zero, and so is what overflows only in a term. A finished block lies in the first cache, for the epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ..builder import Buffer, Expr, Index, KernelBuilder
+from .panel_product import Scratch
+from .split_bfloat16 import PRODUCTS, joined
+from .tile_packing import LINES
+from .tile_unit import COLUMNS, DEPTH, ROWS, WORDS, TileUnit
+
+_A, _B = (4, 5), (6, 7)  # registers of the operands; the sums are in 0 to 3
+_SUMS = ((0, 1), (2, 3))
+_SIZE, _INFINITY = 0x7FFFFFFF, 0x7F800000
+
+
+@dataclass(frozen=True)
+class Lines:
+    """32 lines of an operand. Tile `half` of a term of step `ks` begins at `at(ks, term, half)`; its rows are `stride` apart.
+
+    Elements are of 16 bits for A and words of two for B.
+    """
+
+    buffer: Buffer
+    stride: int
+    at: Callable[[Index, int, Expr], Expr]
+
+
+class BlockProduct:
+    """Blocks of threads. `halves` are the tiles of A and of B that have lines at all, `steps` the loops over k."""
+
+    def __init__(
+        self, builder: KernelBuilder, unit: TileUnit, steps: Sequence[int], terms: int, halves: tuple[int, int] = (2, 2)
+    ) -> None:
+        self.builder, self.unit, self.steps, self.terms, self.halves = builder, unit, tuple(steps), terms, halves
+
+    @contextmanager
+    def threads(self, count: int) -> Iterator[Expr]:
+        """A parallel region, in whose threads blocks are multiplied; yields the number of the thread."""
+        sums = self.builder.workspace(count * LINES * LINES, "float32")  # in the arena, as the stack aligns to 16 bytes only
+        with self.builder.loop(count, "parallel", "thread") as thread:
+            self.sums = Scratch(sums, self.builder.bind(thread * (LINES * LINES)))
+            self.unit.configure()
+            yield thread
+            self.unit.release()
+
+    def multiply(self, a: Lines, b: Lines) -> Scratch:
+        """The sums over all steps: 32 rows of 32."""
+        cells = [(i, j) for i in range(self.halves[0]) for j in range(self.halves[1])]
+        for i, j in cells:
+            self.unit.zero(_SUMS[i][j])
+        with ExitStack() as loops:
+            self._add(a, b, tuple(loops.enter_context(self.builder.loop(extent, name="step")) for extent in self.steps))
+        for i, j in cells:
+            self.unit.store(_SUMS[i][j], self.sums.buffer, self.sums.base + (i * ROWS * LINES + j * COLUMNS), LINES)
+        if self.terms > 1:
+            self._mend(a, b)
+        return self.sums
+
+    def _add(self, a: Lines, b: Lines, ks: Index) -> None:
+        """The products of one step."""
+        held: tuple[int | None, int | None] = (None, None)
+        for term in PRODUCTS[self.terms]:
+            for lines, registers, count, old, new in zip((a, b), (_A, _B), self.halves, held, term, strict=True):
+                if old != new:
+                    for half in range(count):
+                        self.unit.load(registers[half], lines.buffer, lines.at(ks, new, half), lines.stride)
+            held = term
+            for i in range(self.halves[0]):
+                for j in range(self.halves[1]):
+                    self.unit.dot(_SUMS[i][j], _A[i], _B[j])
+
+    # Sums that are not finite -----------------------------------------------------------------------------------------
+
+    def _mend(self, a: Lines, b: Lines) -> None:
+        with self.builder.when(self._largest() >= _INFINITY), ExitStack() as loops:
+            i, row, j = (
+                loops.enter_context(self.builder.loop(extent, name=name))
+                for extent, name in ((self.halves[0], "i"), (ROWS, "row"), (self.halves[1], "j"))
+            )
+            self._mend_row(a, b, i, row, j)
+
+    def _largest(self) -> Expr:
+        """The bits of the largest size of a sum: at least those of infinity where one is not finite."""
+        builder = self.builder
+        sizes, one = builder.local(COLUMNS, "int32", "sizes"), builder.local(1, "int32", "size")
+        with builder.loop(COLUMNS, "vectorized", "lane") as lane:
+            builder.store(sizes, lane, tirx.const(0, "int32"))
+        with builder.loop(self.halves[0] * ROWS, name="row") as row, builder.loop(self.halves[1], name="j") as j:
+            at = builder.bind(row * LINES + j * COLUMNS)
+            with builder.loop(COLUMNS, "vectorized", "lane") as lane:
+                size = tirx.reinterpret("int32", self.sums[at + lane]) & tirx.const(_SIZE, "int32")
+                builder.store(sizes, lane, tirx.max(sizes[lane], size))
+        builder.store(one, 0, tirx.const(0, "int32"))
+        with builder.loop(COLUMNS, name="lane") as lane:
+            builder.store(one, 0, tirx.max(one[0], sizes[lane]))
+        return one[0]
+
+    def _mend_row(self, a: Lines, b: Lines, i: Expr, row: Expr, j: Expr) -> None:
+        """16 sums of a row in float32."""
+        builder = self.builder
+        at = builder.bind((i * ROWS + row) * LINES + j * COLUMNS)
+        with builder.loop(COLUMNS, "vectorized", "lane") as lane:
+            builder.store(self.sums.buffer, self.sums.base + at + lane, tirx.const(0, "float32"))
+        with ExitStack() as loops:
+            ks = tuple(loops.enter_context(builder.loop(extent, name="step")) for extent in self.steps)
+            pair = loops.enter_context(builder.loop(DEPTH // 2, name="pair"))
+            for half in range(2):
+                k = row * a.stride + pair * 2 + half
+                x = builder.bind(joined([a.buffer[a.at(ks, term, i) + k] for term in range(self.terms)]))
+                with builder.loop(COLUMNS, "vectorized", "lane") as lane:
+                    words = [b.buffer[b.at(ks, term, j) + pair * b.stride + lane] for term in range(self.terms)]
+                    y = joined([_half(word, half) for word in words])
+                    builder.store(self.sums.buffer, self.sums.base + at + lane, self.sums[at + lane] + x * y)
+
+
+def packed_lines(buffer: Buffer, base: Expr, terms: int, *, words: bool) -> Lines:
+    """A panel of steps that lie one after the other, as PackTiles lays them out, from element `base` of a buffer on."""
+    stride = WORDS if words else DEPTH
+
+    def at(ks: Index, term: int, half: Expr) -> Expr:
+        (step,) = ks
+        return base + ((step * terms + term) * 2 + half) * (ROWS * stride)
+
+    return Lines(buffer, stride, at)
+
+
+def _half(word: Expr, half: int) -> Expr:
+    """The bits of one of the two bfloat16 numbers of a word."""
+    return tirx.Cast("uint16", word >> tirx.const(16, "uint32") if half else word & tirx.const(0xFFFF, "uint32"))
