@@ -20,6 +20,7 @@ PASSES: dict[str, str] = {
     "concat-to-split-weight": "prefuse.passes.concat_to_split_weight:ConcatToSplitWeight",
     "merge-parallel-matmul": "prefuse.passes.merge_parallel_matmul:MergeParallelMatmul",
     "fuse-recurrent": "prefuse.passes.fuse_recurrent:FuseRecurrent",
+    "reassociate-product": "prefuse.passes.reassociate_product:ReassociateProduct",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
     "choose-layout": "prefuse.passes.choose_layout:ChooseLayout",
     "fuse-rows": "prefuse.passes.fuse_rows:FuseRows",
@@ -32,7 +33,7 @@ PASSES: dict[str, str] = {
 # Structure first, then what ONNX spells out as its own operators, then what moves weights together, then groups.
 DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
-    "fuse-norm,fuse-recurrent,"
+    "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,concat-to-split-weight,merge-parallel-matmul,fold-batchnorm,"
     "fuse-attention,fuse-gather,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,"

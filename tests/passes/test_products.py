@@ -1,4 +1,4 @@
-"""merge-parallel-matmul and concat-to-split-weight beyond one pattern: GPUs, weights of unrolled steps, time."""
+"""merge-parallel-matmul, concat-to-split-weight and reassociate-product beyond one pattern: GPUs, unrolled steps, time."""
 
 from __future__ import annotations
 
@@ -105,6 +105,42 @@ def decoder(steps: int) -> ir.Model:
     return model_of(signature, "\n".join(["", *lines]), [constant("v", 60, 40), constant("w", 100, 30)])
 
 
+def attentive(steps: int, operator: str = "GRU", batch: int = 1) -> ir.Model:
+    """A decoder that looks at four rows at every step, and whose cell, without a bias, and output read what it has seen."""
+    gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[operator]
+    lines, state = [], "x"
+    for step in range(steps):
+        lines += [f"m{step} = MatMul({state}, k)", f"p{step} = Softmax(m{step})", f"c{step} = MatMul(p{step}, s)"]
+        lines += [f"j{step} = Concat<axis=1>(c{step}, x)", f"l{step} = Unsqueeze(j{step}, zero)"]
+        lines += [f"y{step}, h{step} = {operator}<hidden_size=90>(l{step}, w, r)", f"o{step} = Squeeze(h{step}, zero)"]
+        state = f"o{step}"
+    shapes = {"k": (90, 4), "w": (1, gates * 90, 180), "r": (1, gates * 90, 90)}
+    operands = "".join(f", float[{','.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    signature = f"(float[{batch},90] x, float[4,90] s, int64[1] zero{operands}) => (float[{batch},90] {state})"
+    zero = ir.Tensor(np.zeros(1, np.int64), name="zero")
+    axis = ir.Value(name="zero", type=ir.TensorType(zero.dtype), shape=ir.Shape((1,)), const_value=zero)
+    return model_of(signature, "\n".join(["", *lines]), [axis, *(constant(name, *shape) for name, shape in shapes.items())])
+
+
+@pytest.mark.parametrize("operator", ["GRU", "LSTM", "RNN"])
+def test_sums_of_the_same_rows_reach_cells_through_their_bias(operator: str) -> None:
+    model = attentive(4, operator)
+    original = model.clone()
+    assert not run(model, "reassociate-product{launch-bytes=0},eliminate-dead")
+    verify_model(model)
+    assert [node.op_type for node in model.graph].count("MatMul") == 4 + 1 + 4  # scores, the rows once, shares
+    inputs = random_inputs(original)
+    (one,), (two,) = (list(run_model(each, inputs).values()) for each in (model, original))
+    assert relative_error(one, two) < 1e-4  # sums of 180 large products, whose last bits a step hands on
+
+
+def test_cells_of_two_rows_have_one_bias_for_both() -> None:
+    model = attentive(4, batch=2)
+    assert not run(model, "reassociate-product{launch-bytes=0}")
+    assert "Gemm" not in {node.op_type for node in model.graph}
+    assert [node.op_type for node in model.graph].count("MatMul") == 4 + 4
+
+
 def test_weights_of_unrolled_steps_are_joined_once() -> None:
     model = unrolled(3)
     original = model.clone()
@@ -131,7 +167,10 @@ def test_weights_of_unrolled_steps_follow_one_order() -> None:
     assert relative_error(one, two) < 1e-6
 
 
-@pytest.mark.parametrize(("make", "name"), [(unrolled, "merge-parallel-matmul"), (decoder, "concat-to-split-weight")])
+STEPS = [(unrolled, "merge-parallel-matmul"), (decoder, "concat-to-split-weight"), (attentive, "reassociate-product")]
+
+
+@pytest.mark.parametrize(("make", "name"), STEPS)
 def test_time_is_near_linear(make: Callable[[int], ir.Model], name: str) -> None:
     def prepare(steps: int) -> Callable[[], object]:
         model = make(steps)
