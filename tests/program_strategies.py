@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -133,8 +134,8 @@ def _integers(b: Builder) -> ir.Value | None:
         return None
     kinds = [ir.DataType.INT64, ir.DataType.INT32, ir.DataType.FLOAT16, *([ir.DataType.INT8] if b.opset >= 14 else [])]
     kind = b.draw(st.sampled_from(kinds))
-    clipped = b.add("Clip", [value, _scalar(b, -8.0), _scalar(b, 8.0)])
-    scaled = b.add("Round", [b.add("Add", [clipped, _scalar(b, 0.1234)])])  # off the halves, where rounding jumps
+    clipped = b.add("Clip", [value, scalar(b, -8.0), scalar(b, 8.0)])
+    scaled = b.add("Round", [b.add("Add", [clipped, scalar(b, 0.1234)])])  # off the halves, where rounding jumps
     whole = b.add("Cast", [scaled], to=int(kind))
     doubled = b.add("Add", [whole, whole])
     return b.add("Cast", [doubled], to=int(ir.DataType.FLOAT))
@@ -222,7 +223,7 @@ def _parallel_products(b: Builder) -> ir.Value | None:
     match b.draw(st.sampled_from(["attention", "rows", "sum", "joined"])):
         case "attention":
             keys = b.add("Transpose", [branches[1]], perm=_swapped(len(shape_of(value))))
-            queries = b.add("Mul", [branches[0], _scalar(b, 0.25)]) if b.draw(st.booleans()) else branches[0]
+            queries = b.add("Mul", [branches[0], scalar(b, 0.25)]) if b.draw(st.booleans()) else branches[0]
             return b.add("MatMul", [b.add("Softmax", [b.add("MatMul", [queries, keys])], axis=-1), branches[-1]])
         case "rows":
             return b.add("Sub", [b.add("Softmax", [branches[0]], axis=-1), b.add("Softmax", [branches[-1]], axis=-1)])
@@ -254,11 +255,11 @@ def _residual(b: Builder) -> ir.Value | None:
     if value is None:
         return None
     flat = b.add("Reshape", [value, b.ints(-1)]) if 0 not in shape_of(value) else b.add("Identity", [value])
-    active = b.add(b.draw(st.sampled_from(["Relu", "Exp", "Sigmoid"])), [b.add("Clip", [flat, None, _scalar(b, 3.0)])])
+    active = b.add(b.draw(st.sampled_from(["Relu", "Exp", "Sigmoid"])), [b.add("Clip", [flat, None, scalar(b, 3.0)])])
     return b.add("Add", [active, flat])
 
 
-_EXTRA: tuple[Move, ...] = (
+EXTRA_MOVES: tuple[Move, ...] = (
     _batched_matmul, _vector_matmul, _windowed_convolution, _windowed_convolution, _windowed_pool, _reduce_axes, _reduce_axes,
     _layer_norm, _softmax_with_mask, _gather_rows, _compare, _integers, _shape_arithmetic, _depth_to_space, _gather_elements,
     _triangle, _merge, _residual, _residual, _pieces, _pieces,
@@ -266,22 +267,27 @@ _EXTRA: tuple[Move, ...] = (
 )  # fmt: skip
 
 
-def _scalar(b: Builder, number: float) -> ir.Value:
+def scalar(b: Builder, number: float) -> ir.Value:
     return b.constant(np.array(number, np.float32))
 
 
 @st.composite
 def programs(draw: st.DrawFn, max_moves: int = 12) -> ir.Model:
     """A model with one to three inputs, of which an output may be a result, an input, a constant, or a view of any of them."""
+    return random_program(draw, (*MOVES, *EXTRA_MOVES), _SHAPES, (4, max_moves))
+
+
+def random_program(draw: st.DrawFn, moves: Sequence[Move], shapes: Sequence[Shape], counts: tuple[int, int]) -> ir.Model:
+    """A model of so many of these moves, at least and at most, with inputs of these shapes."""
     opset = draw(st.sampled_from(_OPSETS))
     graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name="main")
     builder = Builder(draw, opset, ir.Model(graph, ir_version=10))
-    for number, shape in enumerate(draw(st.lists(st.sampled_from(_SHAPES), min_size=1, max_size=3))):
+    for number, shape in enumerate(draw(st.lists(st.sampled_from(shapes), min_size=1, max_size=3))):
         value = ir.Value(name=f"x{number}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape))
         graph.inputs.append(value)
         builder.pool.append(value)
     made = []
-    for move in draw(st.lists(st.sampled_from((*MOVES, *_EXTRA)), min_size=4, max_size=max_moves)):
+    for move in draw(st.lists(st.sampled_from(moves), min_size=counts[0], max_size=counts[1])):
         try:
             result = move(builder)
         except InvalidModelError:  # the last node has no meaning on an empty tensor
