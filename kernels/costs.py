@@ -15,6 +15,9 @@ _CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
 _SECOND_CACHE_BYTES = 640 * 1024  # that a panel may take there
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
 _MAX_TILE_ROWS = 14
+WINOGRAD_OUTPUTS = (2, 4)
+_TRANSFORM_CYCLES = 3.0  # of a vector of channels at one point of one of Winograd's tiles
+_MEMORY_BYTES = 8.0  # a cycle that come from memory
 _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
 _SHORT_ROWS = 7
 _MANY_PLANES, _APART = (
@@ -41,6 +44,7 @@ class Convolution:
     strides: tuple[int, int]
     is_padded: bool
     element_bytes: int = 4
+    dilations: tuple[int, int] = (1, 1)
 
     @property
     def is_pointwise(self) -> bool:
@@ -86,6 +90,37 @@ def channels_last_cycles(one: Convolution, lanes: int, registers: int) -> float:
     stretches = 1 if one.is_pointwise else one.rows * one.images
     tile = channels_last_tile(positions, one.outputs, one.depth, one.inputs, lanes, registers)
     return copied + stretches * one.groups * _stretch_cycles(tile, positions, one.outputs, one.depth, lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class WinogradChoice:
+    """F(outputs x outputs, 3x3), and its cycles."""
+
+    outputs: int
+    cycles: float
+
+
+def winograd_choice(one: Convolution, lanes: int, registers: int) -> WinogradChoice | None:
+    """The size of Winograd's tiles that takes the fewest cycles; None for windows that they do not compute."""
+    if one.kernel != (3, 3) or one.strides != (1, 1) or one.dilations != (1, 1):
+        return None
+    choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, lanes, registers)) for outputs in WINOGRAD_OUTPUTS]
+    return min(choices, key=lambda choice: choice.cycles)
+
+
+def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int) -> float:
+    tiles, points = one.images * ceil(one.rows / outputs) * ceil(one.columns / outputs), (outputs + 2) ** 2
+    vectors = ceil(one.groups * one.inputs / lanes) + one.groups * ceil(one.outputs / lanes)
+    tile = product_tile(tiles, one.outputs, one.inputs, lanes, registers)
+    products = points * one.groups * _stretch_cycles(tile, tiles, one.outputs, one.inputs, lanes)
+    more_bytes = (points - prod(one.kernel)) * one.groups * one.inputs * one.outputs * one.element_bytes
+    return products + tiles * points * vectors * _TRANSFORM_CYCLES + more_bytes / _MEMORY_BYTES
+
+
+def product_tile(rows: int, columns: int, depth: int, lanes: int, registers: int) -> tuple[int, int]:
+    """Rows and vectors of the tile with the fewest cycles for the products of Winograd's tiles."""
+    choices = [(r, v) for r, v in product(range(1, min(rows, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4)) if r * v + v + 1 <= registers]
+    return min(choices, key=lambda tile: (_stretch_cycles(tile, rows, columns, depth, lanes), tile))
 
 
 def direct_cycles(one: Convolution, lanes: int, registers: int) -> float:

@@ -40,6 +40,7 @@ from .cpu import (
     transposed_convolution_channels_last,
     trilu,
     unique,
+    winograd_channels_last,
 )
 from .gpu import convolution as gpu_convolution
 from .gpu import matmul as gpu_matmul
@@ -79,6 +80,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"])),
     Template("gathered_matmul", gathered_matmul.build, gathered_matmul.OPERATORS, has_surroundings=True),
     Template("attention", attention.build, attention.ANCHORS, has_surroundings=True),
+    Template("winograd_channels_last", winograd_channels_last.build, frozenset(["Conv"]), has_surroundings=True),
     Template("convolution_channels_last", convolution_channels_last.build, frozenset(["Conv"]), has_surroundings=True),
     Template(
         "transposed_convolution_channels_last",

@@ -36,7 +36,7 @@ class ChooseLayout(Pass):
     def run(self, model: ir.Model, context: Context) -> bool:
         found = []
         for node in model.graph:
-            form = flexible_form(model, node, context.target)
+            form = flexible_form(model, node, context.target, context.precision)
             if isinstance(form, Rejection):
                 context.reject(self.name, form)
             elif form is not None:

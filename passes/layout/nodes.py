@@ -13,7 +13,8 @@ from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import is_known, is_pointwise
 from ...compiler.ir.rewriter import Rejection
-from ...kernels.costs import Convolution, channels_first_cycles, channels_last_cycles, direct_cycles
+from ...kernels.costs import Convolution, channels_first_cycles, channels_last_cycles, direct_cycles, winograd_choice
+from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..canonicalization.scope import int_constants, static_shape
 
@@ -42,7 +43,9 @@ class Flexible:
     direct_cycles: float = 0.0
 
 
-def flexible_form(model: ir.Model, node: ir.Node, target: Target) -> Flexible | Rejection | None:
+def flexible_form(
+    model: ir.Model, node: ir.Node, target: Target, precision: Precision = "float32"
+) -> Flexible | Rejection | None:
     """What a node permits: a Rejection for a convolution that has no kernel channels-last; None for what has one layout only."""
     nodes = [child for child in body_of(model, node) if child.op_type != "Constant"] if is_fused(node) else [node]
     anchors = [child for child in nodes if not is_pointwise(child)]
@@ -56,7 +59,7 @@ def flexible_form(model: ir.Model, node: ir.Node, target: Target) -> Flexible | 
         return _pointwise(node)
     (anchor,) = anchors
     if anchor.op_type == "Conv":
-        return _convolution(model, node, anchor, nodes, target)
+        return _convolution(model, node, anchor, nodes, target, precision)
     if anchor.op_type in POOLS:
         found = _window_operands(model, node, anchor, nodes)
         return None if isinstance(found, Rejection) else Flexible(node, "window", found)
@@ -89,7 +92,9 @@ def _is_image(value: ir.Value | None) -> bool:
     return value is not None and has_static_type(value) and len(tensor_type(value).shape) == 4
 
 
-def _convolution(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir.Node], target: Target) -> Flexible | Rejection:
+def _convolution(
+    model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir.Node], target: Target, precision: Precision
+) -> Flexible | Rejection:
     """A convolution and what follows it."""
     source, weights = anchor.inputs[:2]
     assert source is not None
@@ -108,15 +113,25 @@ def _convolution(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir
     element_bytes = max(4, tensor_type(source).size_bytes // max(tensor_type(source).elements, 1))  # what it computes in
     lanes, one = target.vector_lanes * 4 // element_bytes, _extents(anchor)
     registers = target.vector_registers
+    last_cycles, saved = channels_last_cycles(one, lanes, registers), 0.0
+    if precision == "float32-fast" and source.dtype == ir.DataType.FLOAT and _is_constant(model, node, weights):
+        choice = winograd_choice(one, lanes, registers)
+        saved = 0.0 if choice is None else max(last_cycles - choice.cycles, 0.0)
     return Flexible(
         node,
         "window",
         found,
         direct=() if one.is_depthwise else found[:1],
         first_cycles=channels_first_cycles(one, lanes, registers),
-        last_cycles=channels_last_cycles(one, lanes, registers),
-        direct_cycles=direct_cycles(one, lanes, registers),
+        last_cycles=last_cycles - saved,
+        direct_cycles=direct_cycles(one, lanes, registers) + saved,  # Winograd's tiles are read channels-last
     )
+
+
+def _is_constant(model: ir.Model, node: ir.Node, operand: ir.Value) -> bool:
+    """Whether an operand of the anchor of a node never changes."""
+    outside = node.inputs[body_of(model, node).inputs.index(operand)] if is_fused(node) else operand
+    return outside is not None and constant_tensor(outside) is not None
 
 
 def _window_operands(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir.Node]) -> tuple[int, ...] | Rejection:
@@ -208,6 +223,7 @@ def _extents(anchor: ir.Node) -> Convolution:
         columns=result.shape[3],
         kernel=(kernel[0], kernel[1]),
         strides=(strides[0], strides[1]),
+        dilations=(dilations[0], dilations[1]),
         is_padded=overhangs or any(anchor.attributes.get_ints("pads", ())),
         element_bytes=source.size_bytes // max(source.elements, 1),
     )

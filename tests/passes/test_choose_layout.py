@@ -18,6 +18,7 @@ from prefuse.kernels.costs import Convolution, channels_first_cycles, channels_l
 from prefuse.passes.layout.cut import OUTSIDE, Crossing, LayoutProblem, choose_layouts, cost_of
 from prefuse.passes.layout.nodes import Flexible, flexible_form
 from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.precision import PRECISIONS
 from prefuse.runtime.target import Target
 
 NETWORK = """
@@ -164,3 +165,28 @@ def test_channels_of_one_image_are_joined_in_place(images: int, is_in_place: boo
     infer_facts(model)
     form = flexible_form(model, model.graph[1], Target.parse("cpu:avx2"))
     assert isinstance(form, Flexible) != is_in_place
+
+
+def test_winograd_counts_where_the_precision_allows_it() -> None:
+    """Its tiles are fewer products, and are read channels-last only."""
+    model = ir.from_onnx_text(
+        """
+        <ir_version: 10, opset_import: ["": 21]>
+        main (float[1,64,28,28] x) => (float[1,64,28,28] y) <float[64,64,3,3] w = {0.0}, float[64,64,1,1] p = {0.0}> {
+          c = Conv<pads = [1,1,1,1]>(x, w)
+          y = Conv(c, p)
+        }""".replace("{0.0}", "{" + ", ".join(["0.0"] * 64 * 64 * 9) + "}", 1).replace(
+            "{0.0}", "{" + ", ".join(["0.0"] * 64 * 64) + "}"
+        )
+    )
+    infer_facts(model)
+    forms = {
+        precision: [flexible_form(model, node, Target.parse("cpu:avx512"), precision) for node in model.graph]
+        for precision in PRECISIONS
+    }
+    (windows, points), (fast, same) = forms["float32"], forms["float32-fast"]
+    assert isinstance(windows, Flexible)
+    assert isinstance(fast, Flexible)
+    assert fast.last_cycles < 0.6 * windows.last_cycles
+    assert fast.direct_cycles - windows.direct_cycles == pytest.approx(windows.last_cycles - fast.last_cycles)
+    assert points == same

@@ -1,0 +1,151 @@
+"""Winograd's convolution: F(m x m, 3x3) makes m*m sums of nine products with (m+2)*(m+2) multiplications.
+
+    Y = A^T [ (G w G^T) * (B^T d B) ] A     d: a tile of m+2 by m+2 inputs, w: 3 by 3 weights, Y: m by m outputs, *: by element
+
+The matrices are those of Toom and Cook's polynomial product over m+1 points and infinity (Lavin and Gray, "Fast Algorithms for
+Convolutional Neural Networks", CVPR 2016). Points come in pairs a, -a, whose rows share their even and their odd half, and are
+powers and sums of a few powers of two, so that the matrices of the data are exact in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from math import ceil
+
+import numpy as np
+
+from ...runtime.plan import TensorType
+from ..builder import Expr, KernelBuilder
+
+TAPS = 3
+# The points of each m. Of those tried for 4, 3/4 and 3/2 have the smallest errors; 1 and 2, the usual ones, a half more.
+_POINTS: dict[int, tuple[Fraction, ...]] = {
+    2: (Fraction(1),),
+    4: (Fraction(3, 4), Fraction(3, 2)),
+}
+Row = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """F(m x m, 3x3). `data` is B^T and `result` A^T over the halves of pairs; `weights` is G.
+
+    Row 0 belongs to the point 0, the rows 2i+1 and 2i+2 to a pair, the last one to infinity. In `data` the rows of a pair are
+    their half sum and their half difference, in `result` its columns, so that a pair costs one addition and one subtraction.
+    """
+
+    outputs: int
+    data: tuple[Row, ...]
+    weights: tuple[Row, ...]
+    result: tuple[Row, ...]
+
+    @property
+    def extent(self) -> int:
+        """Rows, and columns, of a tile of the input, and of its products."""
+        return self.outputs + TAPS - 1
+
+    def transform_data(self, builder: KernelBuilder, values: Sequence[Expr]) -> list[Expr]:
+        """B^T times a column."""
+        return self._split_pairs(builder, [_combine(builder, row, values) for row in self.data])
+
+    def transform_result(self, builder: KernelBuilder, values: Sequence[Expr]) -> list[Expr]:
+        """A^T times a column."""
+        halves = self._split_pairs(builder, values)
+        return [_combine(builder, row, halves) for row in self.result]
+
+    def _split_pairs(self, builder: KernelBuilder, values: Sequence[Expr]) -> list[Expr]:
+        """Sum and difference of the two values of each pair, in their places."""
+        made = list(values)
+        for i in range(1, self.extent - 1, 2):
+            made[i], made[i + 1] = builder.name(values[i] + values[i + 1]), builder.name(values[i] - values[i + 1])
+        return made
+
+
+@cache
+def winograd(outputs: int) -> Winograd:
+    """The matrices of F(outputs x outputs, 3x3), computed exactly before they are rounded."""
+    points = [Fraction(0), *(sign * point for point in _POINTS[outputs] for sign in (1, -1))]
+    taps, powers = range(TAPS), range(outputs)
+    scales = [_product_at(point, [other for other in points if other != point]) for point in points]
+    weights = [[point**k / scale for k in taps] for point, scale in zip(points, scales, strict=True)]
+    data = [[*_polynomial([other for other in points if other != point]), Fraction(0)] for point in points]
+    result = [[*(point**k for point in points), Fraction(k == outputs - 1)] for k in powers]
+    weights.append([Fraction(k == TAPS - 1) for k in taps])
+    data.append(_polynomial(points))
+    halved = [list(column) for column in zip(*_halve(list(map(list, zip(*result, strict=True)))), strict=True)]
+    return Winograd(outputs, _rounded(_halve(data)), _rounded(weights), _rounded(halved))
+
+
+@dataclass(frozen=True)
+class PackWinograd:
+    """Weights [groups * outputs, inputs, 3, 3] as products read them: [groups, panels, points, inputs, columns].
+
+    They are transformed in float64 and rounded once. The last panel of a group is filled up with zeros.
+    """
+
+    groups: int
+    outputs: int  # of the tile: m
+    columns: int  # of a panel
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        return TensorType(self._dimensions(source.shape), source.dtype)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        matrix = np.array(winograd(self.outputs).weights)
+        packed = np.zeros(self._dimensions(array.shape), array.dtype)
+        grouped = array.reshape(self.groups, -1, *array.shape[1:])
+        for panel in range(packed.shape[1]):
+            part = grouped[:, panel * self.columns : (panel + 1) * self.columns].astype(np.float64)
+            products = np.einsum("pi,gocij,qj->gpqco", matrix, part, matrix, optimize=True)
+            packed[:, panel, :, :, : part.shape[1]] = products.reshape(self.groups, -1, *products.shape[3:])
+        return packed
+
+    def _dimensions(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        points = winograd(self.outputs).extent ** 2
+        return self.groups, ceil(shape[0] // self.groups / self.columns), points, shape[1], self.columns
+
+    def __str__(self) -> str:
+        return f"winograd({self.groups},{self.outputs},{self.columns})"
+
+
+def _combine(builder: KernelBuilder, row: Row, values: Sequence[Expr]) -> Expr:
+    """The sum of values times their factors, of which many are 0 or 1."""
+    total: Expr | None = None
+    for factor, value in sorted(zip(row, values, strict=True), key=lambda term: abs(term[0]) != 1):
+        if factor:
+            term = value if factor == 1 else value * np.float32(factor).item()
+            total = term if total is None else total + term
+    assert total is not None
+    return builder.name(total)
+
+
+def _halve(rows: list[list[Fraction]]) -> list[list[Fraction]]:
+    """Half sum and half difference of the two rows of each pair."""
+    made = list(rows)
+    for i in range(1, len(rows) - 1, 2):
+        pair = list(zip(rows[i], rows[i + 1], strict=True))
+        made[i], made[i + 1] = [(a + b) / 2 for a, b in pair], [(a - b) / 2 for a, b in pair]
+    return made
+
+
+def _rounded(rows: Sequence[Sequence[Fraction]]) -> tuple[Row, ...]:
+    return tuple(tuple(map(float, row)) for row in rows)
+
+
+def _product_at(point: Fraction, roots: Sequence[Fraction]) -> Fraction:
+    product = Fraction(1)
+    for root in roots:
+        product *= point - root
+    return product
+
+
+def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
+    """Coefficients of the product of (x - root), from the lowest power."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        shifted = [Fraction(0), *coefficients]
+        coefficients = [a - root * b for a, b in zip(shifted, [*coefficients, Fraction(0)], strict=True)]
+    return coefficients

@@ -1,0 +1,336 @@
+"""Conv of 3x3 windows with neither strides nor dilations, channels-last, as Winograd's products where less exactness is allowed.
+
+Blocks of tiles go through three steps: their inputs are transformed, vectors running over channels; for each point of the tile a
+product of tiles by channels with the transformed weights makes tiles by output channels; these are transformed back, which is
+where the bias and the followers come. Where the transformed inputs of enough tiles fit the second cache, each thread takes blocks
+of its own through all steps; else all threads share a block in the third, and each takes panels of the weights, which come from
+memory and so are read once a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..builder import Buffer, Expr, KernelBuilder, share, unravel
+from ..costs import Convolution, channels_last_cycles, product_tile, winograd_choice
+from ..group import Group
+from ..template import BuiltKernel, Operand, Refusal
+from ..values import GroupValues
+from .channels_last import ChannelsLast, channels_last_form
+from .common import finish, new_builder
+from .tile_product import Tile, sum_tile
+from .window import Window, read_window
+from .winograd import PackWinograd, winograd
+
+_NEAR_BYTES = 704 * 1024  # of the second cache, for the inputs and products of a thread's block
+_FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that threads share
+_PRODUCT_BYTES = 320 * 1024  # of the second, for the products of a panel then
+_LEAST_TILES = 28  # of a thread's own block, below which the weights would be read too often
+_TYPE = "float32"
+_WORK_PER_OPERATION = 16
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one Conv of rank 4 between transposes, with its followers, where its products are so many fewer that it pays."""
+    if group.precision != "float32-fast":
+        return Refusal(f"its errors grow with the largest element of a tile, which precision {group.precision} does not allow")
+    form = channels_last_form(group)
+    if isinstance(form, Refusal):
+        return form
+    reason = _obstacle(form, target)
+    if reason:
+        return Refusal(reason)
+    one = _extents(form)
+    lanes, registers = target.vector_lanes, target.vector_registers
+    choice = winograd_choice(one, lanes, registers)
+    if choice is None:
+        return Refusal("is not of 3x3 windows without strides or dilations")
+    direct = channels_last_cycles(one, lanes, registers)
+    if choice.cycles >= direct:
+        return Refusal(f"would take {choice.cycles:.0f} cycles, and the direct convolution {direct:.0f}")
+    return _Kernel(form, one, choice.outputs, target).build()
+
+
+def _obstacle(form: ChannelsLast, target: Target) -> str:
+    anchor = form.anchor
+    if anchor.op_type != "Conv":
+        return "has no convolution"
+    if target.is_gpu:
+        return "is for CPUs"
+    source, weights = (form.inner.types[name] for name in anchor.inputs[:2])
+    if source.dtype != _TYPE:
+        return f"no fast convolution of {source.dtype}"
+    if anchor.inputs[0] not in form.operands:
+        return "its input lies channels-first"
+    if anchor.inputs[1] not in form.inner.constants:
+        return "its weights are not constant"
+    return "" if source.elements and weights.elements else "is empty"
+
+
+def _extents(form: ChannelsLast) -> Convolution:
+    source, weights, result = (form.inner.types[name].shape for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
+    window, groups = read_window(form.inner, form.anchor), form.anchor.attribute("group", 1)
+    reaches = [out - 1 + kernel for out, kernel in zip(window.outputs, window.kernel, strict=True)]
+    return Convolution(
+        images=source[0],
+        groups=groups,
+        inputs=weights[1],
+        outputs=weights[0] // groups,
+        height=source[2],
+        width=source[3],
+        rows=result[2],
+        columns=result[3],
+        kernel=(window.kernel[0], window.kernel[1]),
+        strides=(window.strides[0], window.strides[1]),
+        is_padded=any(window.begins) or reaches[0] > source[2] or reaches[1] > source[3],
+        dilations=(window.dilations[0], window.dilations[1]),
+    )
+
+
+@dataclass(frozen=True)
+class _Matrices:
+    """One matrix of `rows` by `pitch` for each point of a tile, from element `base` of a scratch buffer on."""
+
+    buffer: Buffer
+    base: Expr
+    rows: int
+    pitch: int
+
+    @property
+    def stride(self) -> int:
+        """Elements from one matrix to the next: an odd number of cache lines, so that those of one place share no set."""
+        lines = ceil(self.rows * self.pitch / 16)
+        return 16 * (lines + 1 - lines % 2)
+
+    def offset(self, point: Expr, row: Expr, column: Expr) -> Expr:
+        return self.base + point * self.stride + row * self.pitch + column
+
+
+class _Kernel:
+    """One kernel being built."""
+
+    def __init__(self, form: ChannelsLast, one: Convolution, outputs: int, target: Target) -> None:
+        self.form, self.one, self.anchor = form, one, form.anchor
+        self.window: Window = read_window(form.inner, form.anchor)
+        self.builder: KernelBuilder = new_builder(target)
+        self.lanes = target.vector_lanes
+        self.method = winograd(outputs)
+        self.points = self.method.extent**2
+        self.grid = (one.images, ceil(one.rows / outputs), ceil(one.columns / outputs))
+        self.tiles = one.images * self.grid[1] * self.grid[2]
+        self.tile = Tile(*product_tile(self.tiles, one.outputs, one.inputs, self.lanes, target.vector_registers), self.lanes)
+        self.panels = ceil(one.outputs / self.tile.columns)
+        channels = one.groups * one.inputs
+        self.pitch = channels + (16 if channels % 512 == 0 else 0)  # rows 2 KiB apart would crowd each other out
+        self.flops = 2 * self.points * self.tiles * one.groups * one.inputs * one.outputs
+        self.threads = self.builder.threads_for(self.flops // _WORK_PER_OPERATION)
+        name = self.anchor.inputs[1]
+        self.packed = {f"{name}/winograd": Operand(name, PackWinograd(one.groups, outputs, self.tile.columns))}
+
+    def build(self) -> BuiltKernel:
+        (key,) = self.packed
+        kind = self.form.inner.types[self.anchor.inputs[1]]
+        pack = self.packed[key].pack
+        assert pack is not None
+        self.weights = self.builder.parameter(key, pack.packed_type(kind).elements, _TYPE)
+        near = _NEAR_BYTES // (4 * self.points * (self.pitch + self.tile.columns))
+        if near >= min(_LEAST_TILES, self.tiles) and self.tiles >= self.threads:
+            self._emit_private(near)
+        else:
+            self._emit_shared()
+        return finish("winograd_channels_last", self.builder, self.form.outer, flops=self.flops, packed=self.packed)
+
+    # The order of the steps -------------------------------------------------------------------------------------------
+
+    def _matrices(self, rows: int, pitch: int, copies: int = 1) -> _Matrices:
+        """Scratch for `copies` threads; that of a thread begins at its number times the size of all points' matrices."""
+        size = _Matrices(None, 0, rows, pitch).stride * self.points
+        return _Matrices(self.builder.workspace(copies * size, _TYPE), 0, rows, pitch)
+
+    def _of_thread(self, matrices: _Matrices, thread: Expr) -> _Matrices:
+        base = self.builder.bind(thread * (matrices.stride * self.points))
+        return _Matrices(matrices.buffer, base, matrices.rows, matrices.pitch)
+
+    def _emit_private(self, near: int) -> None:
+        """Each thread takes blocks of tiles through all steps."""
+        builder, threads = self.builder, self.threads
+        blocks = threads * ceil(self.tiles / (threads * near))
+        size = max(ceil(self.tiles / blocks), self.tile.rows)
+        blocks = ceil(self.tiles / size)
+        inputs, products = self._matrices(size, self.pitch, threads), self._matrices(size, self.tile.columns, threads)
+        with builder.loop(threads, "parallel", "thread") as thread:
+            begin, end = share(thread, threads, blocks)
+            mine, made = self._of_thread(inputs, thread), self._of_thread(products, thread)
+            with builder.loop(builder.bind(end - begin), name="block") as i:
+                first = builder.bind((begin + i) * size)
+                count = builder.bind(tirx.min(self.tiles - first, size))
+                with builder.loop(count, name="tile") as t:
+                    self._transform_input(mine, t, builder.bind(first + t))
+                with builder.loop(self.one.groups * self.panels, name="panel") as panel:
+                    self._products(mine, made, panel, 0, count)
+                    self._results(made, panel, first, count)
+
+    def _emit_shared(self) -> None:
+        """All threads transform the inputs of a block, then each takes panels of weights."""
+        builder, threads = self.builder, self.threads
+        far = max(_FAR_BYTES // (4 * self.points * self.pitch), self.tile.rows)
+        size = ceil(self.tiles / ceil(self.tiles / far))
+        near = max(_PRODUCT_BYTES // (4 * self.points * self.tile.columns), self.tile.rows)
+        pieces = ceil(size / near)
+        part = max(ceil(size / pieces), self.tile.rows)
+        inputs, products = self._matrices(pieces * part, self.pitch), self._matrices(part, self.tile.columns, threads)
+        panels = self.one.groups * self.panels
+        with builder.loop(ceil(self.tiles / size), name="block") as block:
+            first = builder.bind(block * size)
+            count = builder.bind(tirx.min(self.tiles - first, size))
+            with builder.dynamic_chunks(count, self.flops // _WORK_PER_OPERATION) as t:
+                self._transform_input(inputs, t, builder.bind(first + t))
+            with builder.loop(threads, "parallel", "thread") as thread:
+                begin, end = share(thread, threads, panels * pieces)
+                made = self._of_thread(products, thread)
+                with builder.loop(builder.bind(end - begin), name="piece") as i:
+                    panel, piece = (builder.bind(at) for at in unravel(builder.bind(begin + i), (panels, pieces)))
+                    start = builder.bind(piece * part)
+                    some = builder.bind(tirx.max(tirx.min(count - start, part), 0))
+                    self._products(inputs, made, panel, start, some)
+                    self._results(made, panel, builder.bind(first + start), some)
+
+    # The steps --------------------------------------------------------------------------------------------------------
+
+    def _transform_input(self, to: _Matrices, row: Expr, number: Expr) -> None:
+        """Write row `row` of all matrices: the transformed input of tile `number`."""
+        builder, one, extent = self.builder, self.one, self.method.extent
+        image, down, right = (builder.bind(at) for at in unravel(number, self.grid))
+        top = builder.bind(down * self.method.outputs - self.window.begins[0])
+        left = builder.bind(right * self.method.outputs - self.window.begins[1])
+        whole = [tirx.And(at >= 0, at + extent <= size) for at, size in ((top, one.height), (left, one.width))]
+        is_whole = builder.bind(tirx.And(*whole))
+        load = self.form.readers(builder)[self.anchor.inputs[0]]
+
+        def inside(i: int, j: Expr, channel: Expr) -> Expr:
+            return load((image, channel, top + i, left + j))
+
+        def clipped(i: int, j: Expr, channel: Expr) -> Expr:
+            y, x = top + i, left + j
+            exists = tirx.And(tirx.And(y >= 0, y < one.height), tirx.And(x >= 0, x < one.width))
+            place = [tirx.max(tirx.min(at, size - 1), 0) for at, size in ((y, one.height), (x, one.width))]
+            return tirx.Select(exists, load((image, channel, *place)), tirx.const(0, _TYPE))
+
+        def transform(element: Callable[[int, Expr, Expr], Expr]) -> Callable[[Expr, int], None]:
+            return lambda channel, lanes: self._transform_vector(to, row, channel, lanes, element)
+
+        with builder.when(is_whole):
+            _vectors(builder, one.groups * one.inputs, self.lanes, transform(inside))
+        with builder.when(tirx.Not(is_whole)):
+            _vectors(builder, one.groups * one.inputs, self.lanes, transform(clipped))
+
+    def _transform_vector(
+        self, to: _Matrices, row: Expr, channel: Expr, lanes: int, element: Callable[[int, Expr, Expr], Expr]
+    ) -> None:
+        builder, extent = self.builder, self.method.extent
+        columns = builder.local(self.points * lanes, _TYPE)
+        with builder.loop(extent, name="j") as j, builder.loop(lanes, "vectorized", "lane") as lane:
+            made = self.method.transform_data(builder, [builder.name(element(i, j, channel + lane)) for i in range(extent)])
+            for i, value in enumerate(made):
+                builder.store(columns, (i * extent + j) * lanes + lane, value)
+        with builder.loop(extent, name="i") as i, builder.loop(lanes, "vectorized", "lane") as lane:
+            values = [columns[(i * extent + j) * lanes + lane] for j in range(extent)]
+            for j, value in enumerate(self.method.transform_data(builder, values)):
+                builder.store(to.buffer, to.offset(i * extent + j, row, channel + lane), value)
+
+    def _products(self, inputs: _Matrices, to: _Matrices, panel: Expr, start: Expr, count: Expr) -> None:
+        """The rows [start, start + count) of all matrices by one panel of weights, into the rows from 0 of others."""
+        builder, tile, depth = self.builder, self.tile, self.one.inputs
+        group = builder.bind(tirx.floordiv(panel, self.panels)) if self.one.groups > 1 else 0
+        with (
+            builder.loop(self.points, name="point") as point,
+            builder.loop(builder.bind(tirx.floordiv(count + tile.rows - 1, tile.rows)), name="m") as m,
+        ):
+            first = builder.bind(tirx.min(m * tile.rows, to.rows - tile.rows))
+            left = builder.bind(inputs.offset(point, start + first, group * depth))
+            right = builder.bind((panel * self.points + point) * (depth * tile.columns))
+            sums = sum_tile(
+                builder,
+                tile,
+                _TYPE,
+                (depth,),
+                lambda row, ks: inputs.buffer[left + row * inputs.pitch + ks[0]],
+                lambda column, ks: self.weights[right + ks[0] * tile.columns + column],
+            )
+            place = builder.bind(to.offset(point, first, 0))
+            with (
+                builder.loop(tile.rows * tile.vectors, name="vector") as vector,
+                builder.loop(tile.lanes, "vectorized", "lane") as lane,
+            ):
+                at = vector * tile.lanes + lane
+                builder.store(to.buffer, place + at, sums[at])
+
+    def _results(self, made: _Matrices, panel: Expr, first: Expr, count: Expr) -> None:
+        """Transform the rows [0, count) back and store them: tiles from number `first` on, the channels of one panel."""
+        builder, one, columns = self.builder, self.one, self.tile.columns
+        group, part = (builder.bind(at) for at in unravel(panel, (one.groups, self.panels)))
+        channel = builder.bind(group * one.outputs + part * columns)
+        rest = one.outputs % columns
+        with builder.loop(count, name="tile") as row:
+            place = tuple(builder.bind(at) for at in unravel(builder.bind(first + row), self.grid))
+
+            def emit(extent: int) -> None:
+                _vectors(
+                    builder, extent, self.lanes, lambda at, lanes: self._transform_back(made, row, at, lanes, place, channel)
+                )
+
+            if not rest:
+                emit(columns)
+            elif self.panels == 1:
+                emit(rest)
+            else:
+                with builder.when(part < self.panels - 1):
+                    emit(columns)
+                with builder.when(part == self.panels - 1):
+                    emit(rest)
+
+    def _transform_back(
+        self, made: _Matrices, row: Expr, column: Expr, lanes: int, place: tuple[Expr, ...], channel: Expr
+    ) -> None:
+        builder, extent, outputs = self.builder, self.method.extent, self.method.outputs
+        half = builder.local(outputs * extent * lanes, _TYPE)
+        with builder.loop(extent, name="j") as j, builder.loop(lanes, "vectorized", "lane") as lane:
+            values = [builder.name(made.buffer[made.offset(i * extent + j, row, column + lane)]) for i in range(extent)]
+            for i, value in enumerate(self.method.transform_result(builder, values)):
+                builder.store(half, (i * extent + j) * lanes + lane, value)
+        image, top, left = place[0], builder.bind(place[1] * outputs), builder.bind(place[2] * outputs)
+        line = builder.local(outputs * lanes, _TYPE)
+        with builder.loop(builder.bind(tirx.min(self.one.rows - top, outputs)), name="i") as i:
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                values = [builder.name(half[(i * extent + j) * lanes + lane]) for j in range(extent)]
+                for j, value in enumerate(self.method.transform_result(builder, values)):
+                    builder.store(line, j * lanes + lane, value)
+            with (
+                builder.loop(builder.bind(tirx.min(self.one.columns - left, outputs)), name="j") as j,
+                builder.loop(lanes, "vectorized", "lane") as lane,
+            ):
+                self._store((image, channel + column + lane, top + i, left + j), line[j * lanes + lane])
+
+    def _store(self, index: tuple[Expr, ...], value: Expr) -> None:
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
+        if bias:
+            value = value + GroupValues(self.form.inner, self.builder).read(bias, index[1:2])
+        self.form.follow(self.builder, index, value)
+
+
+def _vectors(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr, int], None]) -> None:
+    """`body(first, lanes)` for the vectors that make up [0, extent): whole ones, then ever shorter ones."""
+    whole = extent // lanes
+    with builder.loop(whole, name="v") as block:
+        body(builder.bind(block * lanes), lanes)
+    done = whole * lanes
+    while done < extent:
+        while lanes > extent - done:
+            lanes //= 2
+        body(done, lanes)
+        done += lanes

@@ -1,0 +1,139 @@
+"""Winograd's convolution: its matrices exactly, its kernel against float64, and where it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from prefuse.kernels.costs import WINOGRAD_OUTPUTS, Convolution, WinogradChoice, winograd_choice
+from prefuse.kernels.cpu import winograd_channels_last
+from prefuse.kernels.cpu.winograd import PackWinograd, winograd
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template import BuiltKernel
+from prefuse.runtime.plan import TensorType
+
+from .harness import LEVELS, Case, check, run, target_of
+from .test_channels_last import convolution
+
+_RELATIVE = 3e-6  # of the largest element of the result
+
+
+def fast(*arguments: Any, template: str = "winograd_channels_last", **options: Any) -> Case:
+    """A convolution with followers, for precision float32-fast."""
+    case = convolution(*arguments, **options)
+    largest = float(np.abs(case.expected[0]).max(initial=0))
+    group = replace(case.group, precision="float32-fast")
+    return replace(case, group=group, rtol=0.0, atol=_RELATIVE * largest, template=template)
+
+
+def force(patch: pytest.MonkeyPatch, outputs: int) -> None:
+    """Tiles of this size wherever the kernel can have them, whatever it costs."""
+    patch.setattr(winograd_channels_last, "winograd_choice", lambda *_: WinogradChoice(outputs, 0.0))
+
+
+@pytest.mark.parametrize("outputs", WINOGRAD_OUTPUTS)
+def test_matrices_compute_a_convolution(outputs: int) -> None:
+    method, generator = winograd(outputs), np.random.default_rng(outputs)
+    builder: Any = SimpleNamespace(name=lambda value: value)
+    data, weights = generator.standard_normal((method.extent, method.extent)), generator.standard_normal((3, 3))
+    g = np.array(method.weights)
+
+    def twice(transform: Any, matrix: np.ndarray) -> np.ndarray:
+        """T matrix T^T, where `transform` is T times the columns."""
+        return np.array(transform(builder, np.array(transform(builder, matrix)).T)).T
+
+    found = twice(method.transform_result, g @ weights @ g.T * twice(method.transform_data, data))
+    windows = np.lib.stride_tricks.sliding_window_view(data, (3, 3))
+    np.testing.assert_allclose(found, np.einsum("ijkl,kl->ij", windows, weights), rtol=0, atol=1e-13)
+
+
+def test_weights_are_packed_in_panels() -> None:
+    pack, array = PackWinograd(2, 4, 16), np.random.default_rng(0).standard_normal((40, 3, 3, 3)).astype(np.float32)
+    packed = pack(array)
+    assert packed.shape == pack.packed_type(TensorType(array.shape, "float32")).shape == (2, 2, 36, 3, 16)
+    g = np.array(winograd(4).weights)
+    np.testing.assert_allclose(packed[1, 1, :, 2, 3].reshape(6, 6), g @ array[20 + 16 + 3, 2] @ g.T, rtol=1e-6)
+    assert not packed[:, 1, :, :, 4:].any()
+
+
+def plain() -> list[Case]:
+    """Planes and channels that do not divide a tile or a vector, and all kinds of padding."""
+    return [
+        fast((1, 16, 13, 11), 24, 3, 1, 1),
+        fast((2, 17, 8, 9), 33, 3, 1, (0, 1, 2, 0)),
+        fast((1, 1, 9, 10), 5, 3, 1, 2),
+        fast((1, 5, 3, 3), 7, 3),
+        fast((3, 8, 1, 1), 3, 3, 1, 1),
+        fast((2, 4, 1, 6), 70, 3, 1, (1, 0, 1, 3)),
+        fast((1, 3, 4, 4), 2, 3, 1, (5, 5, 0, 1)),
+        fast((2, 6, 9, 11), 40, 3, 1, 1, group=2),
+    ]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("outputs", WINOGRAD_OUTPUTS)
+def test_convolutions(outputs: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force(monkeypatch, outputs)
+    check(plain(), target_of(level))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_blocks_of_tiles(is_shared: bool, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks, the last of which has fewer tiles; threads take blocks, or panels of all blocks."""
+    force(monkeypatch, 4)
+    monkeypatch.setattr(winograd_channels_last, "_LEAST_TILES", 1000 if is_shared else 1)
+    monkeypatch.setattr(winograd_channels_last, "_NEAR_BYTES", 4 * 36 * 80 * 20)
+    monkeypatch.setattr(winograd_channels_last, "_FAR_BYTES", 4 * 36 * 40 * 37)
+    monkeypatch.setattr(winograd_channels_last, "_PRODUCT_BYTES", 4 * 36 * 32 * 15)
+    check([fast((2, 36, 30, 29), 70, 3, 1, 1), fast((1, 36, 50, 21), 68, 3, 1, 0, group=2)], target_of("avx2", threads))
+
+
+def test_runs_are_equal_bit_for_bit() -> None:
+    case, again = (fast((2, 64, 21, 18), 48, 3, 1, 1) for _ in range(2))
+    run([case], target_of("avx2"))
+    run([again], target_of("avx2"))
+    assert case.got[0].tobytes() == again.got[0].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (fast((1, 64, 28, 28), 64, 3, 2, 1, template=""), "without strides or dilations"),
+        (fast((1, 64, 28, 28), 64, 3, 1, 2, 2, template=""), "without strides or dilations"),
+        (fast((1, 64, 28, 28), 64, (3, 1), template=""), "not of 3x3 windows"),
+        (fast((1, 1, 28, 28), 64, 3, template=""), "would take"),
+        (fast((1, 64, 3, 3), 64, 3, template=""), "would take"),
+        (fast((1, 64, 28, 28), 64, 3, 1, 1, group=64, template=""), "would take"),
+        (fast((1, 64, 9, 9), 64, 3, dtype="float64", template=""), "no fast convolution of float64"),
+        (fast((1, 64, 28, 28), 64, 3, keep_first=("x",), template=""), "channels-first"),
+        (fast((0, 64, 28, 28), 64, 3, template=""), "is empty"),
+        (convolution((1, 64, 28, 28), 64, 3), "which precision float32 does not allow"),
+    ],
+)
+def test_refusals(case: Case, reason: str) -> None:
+    assert reason in refusal(case)
+
+
+def test_weights_of_a_run_are_refused() -> None:
+    case = fast((1, 64, 28, 28), 64, 3)
+    assert "weights are not constant" in refusal(replace(case, group=replace(case.group, constants=frozenset())))
+
+
+def refusal(case: Case) -> str:
+    built = build_kernel(case.group, target_of("avx2"))
+    assert isinstance(built, BuiltKernel)
+    assert built.template == "convolution_channels_last"
+    (reason,) = (reason for template, reason in built.refused if template == "winograd_channels_last")
+    return reason
+
+
+def test_tiles_are_chosen_by_their_cost() -> None:
+    """Few large tiles where the weights are small; smaller ones where the transformed weights would be most of the bytes."""
+    large = Convolution(1, 1, 64, 64, 224, 224, 224, 224, (3, 3), (1, 1), is_padded=True)
+    small = replace(large, inputs=512, outputs=512, height=14, width=14, rows=14, columns=14)
+    chosen = [winograd_choice(one, 16, 32) for one in (large, small)]
+    assert [choice.outputs for choice in chosen if choice] == [4, 2]
