@@ -169,16 +169,13 @@ def test_channels_of_one_image_are_joined_in_place(images: int, is_in_place: boo
 
 def test_winograd_counts_where_the_precision_allows_it() -> None:
     """Its tiles are fewer products, and are read channels-last only."""
-    model = ir.from_onnx_text(
-        """
+    weights, scales = (", ".join(["0.0"] * (64 * 64 * taps)) for taps in (9, 1))
+    model = ir.from_onnx_text(f"""
         <ir_version: 10, opset_import: ["": 21]>
-        main (float[1,64,28,28] x) => (float[1,64,28,28] y) <float[64,64,3,3] w = {0.0}, float[64,64,1,1] p = {0.0}> {
+        main (float[1,64,28,28] x) => (float[1,64,28,28] y) <float[64,64,3,3] w = {{{weights}}}, float[64,64,1,1] p = {{{scales}}}> {{
           c = Conv<pads = [1,1,1,1]>(x, w)
           y = Conv(c, p)
-        }""".replace("{0.0}", "{" + ", ".join(["0.0"] * 64 * 64 * 9) + "}", 1).replace(
-            "{0.0}", "{" + ", ".join(["0.0"] * 64 * 64) + "}"
-        )
-    )
+        }}""")
     infer_facts(model)
     forms = {
         precision: [flexible_form(model, node, Target.parse("cpu:avx512"), precision) for node in model.graph]
