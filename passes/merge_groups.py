@@ -65,13 +65,13 @@ class _Merging:
         for other in dict.fromkeys(self._partners(node)):
             if other not in self.places or other is node:
                 continue  # merged since
-            if reason := self._fault(other, node):
-                if self._has_outlet(other):
-                    self.context.reject(
-                        self.limits.name, Rejection(f"{node.op_type} not merged with {other.op_type}: {reason}", (other, node))
-                    )
+            first, second = sorted((other, node), key=self.places.__getitem__)  # what has been merged may stand earlier
+            if reason := self._fault(first, second):
+                if self._has_outlet(first):
+                    rejection = Rejection(f"{second.op_type} not merged with {first.op_type}: {reason}", (first, second))
+                    self.context.reject(self.limits.name, rejection)
                 continue
-            node = self._merge(other, node)
+            node = self._merge(first, second)
             changed = True
         if self._is_small(node):
             self.last_small[str(node.outputs[0].shape)] = node
@@ -100,6 +100,8 @@ class _Merging:
         """Why two groups, in this order, cannot be one; None if they can."""
         if not self._has_outlet(first):
             return f"{first.op_type} is neither pointwise nor a matrix product or convolution"
+        if not self._is_pointwise(second):
+            return f"{second.op_type} is not pointwise"
         if not all(has_same_shape(output, second.outputs[0]) for output in first.outputs):
             return f"its shape is {second.outputs[0].shape} and that of {first.op_type} {first.outputs[0].shape}"
         if self._size(first) + self._size(second) > self.limits.max_ops:
