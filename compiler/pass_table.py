@@ -22,6 +22,7 @@ PASSES: dict[str, str] = {
     "fuse-recurrent": "prefuse.passes.fuse_recurrent:FuseRecurrent",
     "reassociate-product": "prefuse.passes.reassociate_product:ReassociateProduct",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
+    "lower-precision": "prefuse.passes.lower_precision:LowerPrecision",
     "choose-layout": "prefuse.passes.choose_layout:ChooseLayout",
     "fuse-rows": "prefuse.passes.fuse_rows:FuseRows",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
@@ -35,7 +36,7 @@ DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
     "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,concat-to-split-weight,merge-parallel-matmul,fold-batchnorm,"
-    "fuse-attention,fuse-gather,"
+    "fuse-attention,fuse-gather,lower-precision,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,"
     "order-nodes,plan-memory"
 )

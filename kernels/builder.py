@@ -39,6 +39,7 @@ class KernelBuilder:
         self.workspace_bytes = 0
         self._blocks: list[list[Any]] = [[]]
         self._parameters: dict[str, tuple[Any, Any]] = {}
+        self._retyped: dict[tuple[str, str], tuple[Any, Any]] = {}  # further views of parameters: pointer, buffer
         self._workspace = _pointer("workspace", "uint8")
         self._views: list[tuple[Any, Any, int]] = []
         self._lane: tuple[Any, int, list[Any]] | None = None  # of the vectorised loop around: variable, lanes, its allocations
@@ -49,13 +50,22 @@ class KernelBuilder:
     # Parameters -------------------------------------------------------------------------------------------------------
 
     def parameter(self, name: str, elements: int, dtype: str) -> Buffer:
-        """The flat buffer behind a pointer parameter; asked for twice, the same one."""
+        """The flat buffer behind a pointer parameter; asked for twice, the same one.
+
+        Asked for with other elements than at first, such as words of several, it is a view of the same memory.
+        """
         dtype = "uint8" if is_coded(dtype) else dtype
         if name not in self._parameters:
             pointer = _pointer(f"p{len(self._parameters)}", dtype)
             buffer = tirx.decl_buffer((max(elements, 1),), dtype, name=f"b{len(self._parameters)}", layout=None)
             self._parameters[name] = (pointer, buffer)
-        return self._parameters[name][1]
+        pointer, buffer = self._parameters[name]
+        if str(buffer.dtype) == dtype:
+            return buffer
+        if (name, dtype) not in self._retyped:
+            view = tirx.decl_buffer((max(elements, 1),), dtype, name=f"v{len(self._retyped)}", layout=None)
+            self._retyped[name, dtype] = (pointer, view)
+        return self._retyped[name, dtype][1]
 
     def order_parameters(self, names: Sequence[str]) -> None:
         """Settle the calling order."""
@@ -206,6 +216,9 @@ class KernelBuilder:
     def _declarations(self) -> list[Any]:
         """The statements that declare every buffer in memory over its pointer."""
         head: list[Any] = [tirx.DeclBuffer(buffer, data=pointer) for pointer, buffer in self._parameters.values()]
+        for (_, dtype), (pointer, buffer) in self._retyped.items():
+            seen = _pointer("view", dtype)
+            head += [tirx.Bind(seen, tirx.reinterpret(seen.ty, pointer)), tirx.DeclBuffer(buffer, data=seen)]
         for buffer, dtype, offset in self._views:
             byte = tirx.decl_buffer((max(self.workspace_bytes, 1),), "uint8", name="bytes", layout=None)
             head.append(tirx.DeclBuffer(byte, data=self._workspace))

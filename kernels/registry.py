@@ -21,6 +21,7 @@ from .cpu import (
     matmul,
     normalization,
     one_hot,
+    paired_product,
     pooling,
     pooling_channels_last,
     pooling_indices,
@@ -50,7 +51,7 @@ from .gpu.grids import UncutError
 from .gpu.rocm_limits import rocm_obstacle
 from .group import Group
 from .template import BuiltKernel, Refusal, Template
-from .values import anchors_of, is_followed_anchor
+from .values import anchors_of, is_followed_anchor, read_narrow
 
 _MAX_ELEMENTS = 2**31 - 1
 
@@ -77,7 +78,8 @@ TEMPLATES: tuple[Template, ...] = (
     Template("random", random_numbers.build, random_numbers.OPERATORS),
     Template("multinomial", random_numbers.build_multinomial, frozenset(["Multinomial"])),
     Template("topk", topk.build, topk.OPERATORS),
-    Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"])),
+    Template("paired_product", paired_product.build, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
+    Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
     Template("gathered_matmul", gathered_matmul.build, gathered_matmul.OPERATORS, has_surroundings=True),
     Template("attention", attention.build, attention.ANCHORS, has_surroundings=True),
     Template("winograd_channels_last", winograd_channels_last.build, frozenset(["Conv"]), has_surroundings=True),
@@ -116,16 +118,17 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
     if wide := [name for name, kind in group.types.items() if kind.dtype == "complex128"]:
         return (("all", f"{wide[0]} is complex128, which no machine word holds"),)
     anchors = {op.op_type for op in anchors_of(group)}
-    is_bare = not anchors or is_followed_anchor(group)
+    narrow = read_narrow(group)
+    is_bare = {False: not anchors or is_followed_anchor(group), True: not anchors or is_followed_anchor(narrow)}
     refused: list[tuple[str, str]] = []
     for template in (*(GPU_TEMPLATES if target.is_gpu else TILE_TEMPLATES if target.has_tiles else ()), *TEMPLATES):
         if not anchors <= template.anchors or bool(anchors) != bool(template.anchors):
             continue
-        if not is_bare and not template.has_surroundings:
+        if not is_bare[template.reads_narrow] and not template.has_surroundings:
             refused.append((template.name, "computes one operator, and reads its operands through no others"))
             continue
         try:
-            built = template.build(group, target)
+            built = template.build(narrow if template.reads_narrow else group, target)
         except UncutError as reason:
             built = Refusal(f"no grids of threads: {reason}")
         if target.kind == "rocm" and isinstance(built, BuiltKernel) and (missing := rocm_obstacle(built.function)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from tvm import tirx
@@ -14,6 +15,7 @@ from .group import Group, Op
 
 Reader = Callable[[Index], Expr]
 
+NARROW_FLOATS = ("bfloat16", "float16")
 # By floating point type, the integer of its width whose sign bit alone is -0.0.
 _SIGN_BIT = {
     "float64": ("int64", -(2**63)),
@@ -114,6 +116,28 @@ def split_anchor(group: Group) -> tuple[Op | None, tuple[Op, ...]]:
     followers = tuple(op for op in group.ops if op.op_type in pointwise.POINTWISE)
     assert len(anchors) <= 1, f"a group has one anchor, this has {[op.op_type for op in anchors]}"
     return (anchors[0] if anchors else None), followers
+
+
+def read_narrow(group: Group) -> Group:
+    """The group with anchors that read values of narrow types themselves, in the place of Casts to float32 for them alone."""
+    anchors = anchors_of(group)
+    read_by_anchors = [name for op in anchors for name in op.inputs]
+    casts = {
+        op.outputs[0]: op.inputs[0]
+        for op in group.ops
+        if op.op_type == "Cast"
+        and group.types[op.inputs[0]].dtype in NARROW_FLOATS
+        and group.types[op.outputs[0]].dtype == "float32"
+        and group.reader_counts.get(op.outputs[0]) == read_by_anchors.count(op.outputs[0])
+    }
+    if not casts:
+        return group
+    ops = tuple(
+        replace(op, inputs=tuple(casts.get(name, name) for name in op.inputs)) if any(op is one for one in anchors) else op
+        for op in group.ops
+        if not casts.keys() & set(op.outputs)
+    )
+    return replace(group, ops=ops)
 
 
 def surroundings(group: Group) -> tuple[Op, ...]:

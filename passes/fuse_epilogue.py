@@ -24,7 +24,8 @@ class FuseEpilogue(Pass):
     After:   y = prefuse.matmul_add_erf_mul(x, w, b)
 
     An anchor has one output and is a matrix product or convolution, else a reduction, else a node that moves elements, else a
-    pointwise node; in this order anchors take followers. Legal when every follower is pointwise with an output of the
+    pointwise node; in this order anchors take followers. Casts of its operands from a narrow type, which it alone reads, join a
+    product in front: its kernel reads the operands as they are. Legal when every follower is pointwise with an output of the
     anchor's shape, and one value alone leaves the group: then no path leaves it and returns. Views and what nothing is known
     of stay outside. Groups of one node stay plain.
     """
@@ -34,7 +35,7 @@ class FuseEpilogue(Pass):
 
     def run(self, model: ir.Model, context: Context) -> bool:
         order = {node: index for index, node in enumerate(model.graph)}
-        anchors = [node for node in order if kind_of(node) not in (Kind.VIEW, Kind.OPAQUE)]
+        anchors = [node for node in order if kind_of(node) not in (Kind.OPERAND, Kind.VIEW, Kind.OPAQUE)]
         taken: set[ir.Node] = set()
         groups = []
         for anchor in sorted(anchors, key=_anchor_rank):  # stable: in order of the graph within a kind
@@ -56,6 +57,13 @@ def _anchor_rank(node: ir.Node) -> int:
     return -max(kind_of(node), Kind.BROADCAST)
 
 
+def _narrow_operands(anchor: ir.Node) -> list[ir.Node]:
+    """The Casts through which an anchor alone reads operands that lie in a narrow type."""
+    producers = dict.fromkeys(value.producer() for value in anchor.inputs if value is not None)
+    casts = [node for node in producers if node is not None and kind_of(node) is Kind.OPERAND]
+    return [node for node in casts if node.outputs[0].consumers() == (anchor,)]
+
+
 @dataclass(slots=True)
 class _Growth:
     """The search for the largest group around one anchor, in time linear in `max_ops`.
@@ -74,9 +82,10 @@ class _Growth:
     queued: set[ir.Node] = field(default_factory=set)
 
     def grow(self) -> tuple[list[ir.Node], list[Rejection]]:
-        """The group, anchor first, in order of the graph, and why the pointwise nodes next to it are not in it."""
+        """The group, operands and anchor first, in order of the graph, and why the pointwise nodes next to it are not in it."""
+        self.members.extend(_narrow_operands(self.anchor))
         self._join(self.anchor)
-        legal, blocker = 1, None
+        legal, blocker = len(self.members), None
         while self.candidates and blocker is None:
             node = heapq.heappop(self.candidates)[-1]
             if self._fault(node):

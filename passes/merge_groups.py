@@ -154,7 +154,7 @@ class _Merging:
 
     def _has_outlet(self, node: ir.Node) -> bool:
         """Whether the kernel of a group can store several results."""
-        first, *others = self._operators(node)
+        first, *others = (one for one in self._operators(node) if kind_of(one) is not Kind.OPERAND)
         return all(map(is_pointwise, others)) and (is_pointwise(first) or kind_of(first) is Kind.OUTPUT_FUSABLE)
 
     def _is_small(self, node: ir.Node) -> bool:

@@ -87,7 +87,8 @@ PRECISION = click.option(
     type=click.Choice(PRECISIONS),
     default="float32",
     show_default=True,
-    help="How exactly to compute: float32-fast allows errors of 2e-5 relative to the norm of an output.",
+    help="How exactly to compute: float32-fast allows errors of 2e-5 relative to the norm of an output; bfloat16 and float16 "
+    "store what matrix products read in that type.",
 )
 _PIPELINE = click.option(
     "--pipeline", help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}; or default, or no-fusion."

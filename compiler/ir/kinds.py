@@ -17,11 +17,12 @@ class Kind(IntEnum):
 
     ELEMENTWISE = 0  # output[i] depends on input[i] alone
     BROADCAST = 1  # the same with NumPy broadcasting between inputs
-    INJECTIVE = 2  # output[i] reads one element of an input at a computed place, or none
-    VIEW = 3  # the same bytes under another shape: no kernel at all
-    REDUCTION = 4  # output[i] reads a row or a window
-    OUTPUT_FUSABLE = 5  # a matrix product or convolution, whose tile store takes an epilogue
-    OPAQUE = 6  # nothing is known
+    OPERAND = 2  # a Cast to float32 of what lies in a narrow type, for products alone, which read it themselves
+    INJECTIVE = 3  # output[i] reads one element of an input at a computed place, or none
+    VIEW = 4  # the same bytes under another shape: no kernel at all
+    REDUCTION = 5  # output[i] reads a row or a window
+    OUTPUT_FUSABLE = 6  # a matrix product or convolution, whose tile store takes an epilogue
+    OPAQUE = 7  # nothing is known
 
 
 _OPERATORS: dict[Kind, str] = {
@@ -49,6 +50,9 @@ _OPERATORS: dict[Kind, str] = {
 KIND_OF_OPERATOR: dict[str, Kind] = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 
 
+_NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
+
+
 def is_known(node: ir.Node) -> bool:
     """Whether lowering has its own way of computing this operator."""
     return node.domain in ("", "ai.onnx") and node.op_type in KIND_OF_OPERATOR
@@ -56,7 +60,18 @@ def is_known(node: ir.Node) -> bool:
 
 def kind_of(node: ir.Node) -> Kind:
     """The kind of a node; OPAQUE where nothing is known of it."""
-    return KIND_OF_OPERATOR[node.op_type] if is_known(node) else Kind.OPAQUE
+    if not is_known(node):
+        return Kind.OPAQUE
+    return Kind.OPERAND if node.op_type == "Cast" and _is_operand(node) else KIND_OF_OPERATOR[node.op_type]
+
+
+def _is_operand(cast: ir.Node) -> bool:
+    """Whether products alone read a Cast to float32 from a narrow type."""
+    (source,), (result,) = cast.inputs, cast.outputs
+    if source is None or source.dtype not in _NARROW or result.dtype != ir.DataType.FLOAT or result.is_graph_output():
+        return False
+    readers = result.consumers()
+    return bool(readers) and all(KIND_OF_OPERATOR.get(reader.op_type) is Kind.OUTPUT_FUSABLE for reader in readers)
 
 
 def is_pointwise(node: ir.Node) -> bool:

@@ -35,12 +35,13 @@ class Side:
     depth: int
     lines_last: bool
 
-    def pack(self, tile: int) -> PackPanels:
+    def pack(self, tile: int, *, pairs: bool = False) -> PackPanels:
         """How to lay the operand out in panels, if it is constant."""
         rank = len(self.batch)
+        shape, order = (self.lines, self.depth), (*range(rank), rank, rank + 1)
         if self.lines_last:
-            return PackPanels((*self.batch, self.depth, self.lines), (*range(rank), rank + 1, rank), rank, 1, tile)
-        return PackPanels((*self.batch, self.lines, self.depth), tuple(range(rank + 2)), rank, 1, tile)
+            shape, order = (self.depth, self.lines), (*range(rank), rank + 1, rank)
+        return PackPanels((*self.batch, *shape), order, rank, 1, tile, pairs=pairs)
 
     def matrix_of(self, batch: tuple[int, ...], position: Expr) -> Expr:
         """Number of the operand's matrix that belongs to a position of the product's batch."""
@@ -66,8 +67,9 @@ def product_of(group: Group, target: Target) -> Product | Refusal:
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
         return Refusal("has no matrix product")
-    if (dtype := group.types[anchor.inputs[0]].dtype) not in _TYPES:
-        return Refusal(f"no product of {dtype}")
+    dtypes = [group.types[name].dtype for name in anchor.inputs[:2]]
+    if (dtypes[0] != dtypes[1] and not {*dtypes} <= {"float32", *_ACCUMULATORS}) or dtypes[0] not in _TYPES:
+        return Refusal(f"no product of {' and '.join(dict.fromkeys(dtypes))}")
     if anchor.inputs[0] == anchor.inputs[1] and anchor.inputs[0] in group.constants:
         return Refusal("both operands are one constant")
     if reason := pointwise_obstacle(group):
@@ -85,7 +87,7 @@ class Product:
         self.group, self.anchor, self.target = group, anchor, target
         self.builder = new_builder(target)
         self.batch, self.a, self.b = _normal_form(group, anchor)
-        self.dtype = group.types[anchor.inputs[0]].dtype
+        self.dtype = group.types[anchor.outputs[0]].dtype
         self.accumulator = _ACCUMULATORS.get(self.dtype, self.dtype)
         self.packed: dict[str, Operand] = {}
 
@@ -135,8 +137,8 @@ class Product:
         """The constant operand, packed at compile time."""
         pack = side.pack(tile)
         self.packed[side.name] = Operand(side.name, pack)
-        elements = pack.packed_type(self.group.types[side.name]).elements
-        return self._panels(side, tile, self.builder.parameter(side.name, elements, self.dtype))
+        kind = pack.packed_type(self.group.types[side.name])
+        return self._panels(side, tile, self.builder.parameter(side.name, kind.elements, kind.dtype))
 
     def _staged(self, side: Side, tile: int) -> Load:
         """A copy in panels of the workspace, filled up with zeros."""

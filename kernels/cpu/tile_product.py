@@ -21,6 +21,7 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.plan import TensorType
+from ..bfloat16 import MultiplyAdd, multiply_add
 from ..builder import Buffer, Expr, KernelBuilder, share, unravel
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
@@ -58,6 +59,8 @@ class TileProduct:
     `start + row`, where `panel` is the number of the tile; `b(batch, panel, start, column, ks)` likewise, contiguous in
     `column`. With `a_padded` (`b_padded`) rows (columns) beyond the end may be read: panels are filled up with zeros.
     `store(batch, m, r, c, value)` gets each result at column c of row r. `shares_b`: neighbouring batches often have the same B.
+    Where `multiply_add` takes several factors at once, A and B give as many, and the innermost loop over k has as many fewer
+    iterations: `terms` is their number.
     """
 
     batch: int
@@ -72,11 +75,13 @@ class TileProduct:
     a_padded: bool
     b_padded: bool
     shares_b: bool = False
+    multiply_add: MultiplyAdd = multiply_add
+    terms: int = 1
 
     @property
     def flops(self) -> int:
         rows = self.plane.columns // max(self.plane.pitch, 1) + 1 if self.plane.pitch != self.plane.width else 1
-        return 2 * self.batch * self.m * min(self.plane.columns, rows * self.plane.width) * prod(self.depth)
+        return 2 * self.batch * self.m * min(self.plane.columns, rows * self.plane.width) * prod(self.depth) * self.terms
 
 
 def choose_tile(
@@ -155,6 +160,7 @@ def _emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile
         product.depth,
         lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
         lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
+        product.multiply_add,
     )
     m_end = tirx.min(m_begin + tile.rows, product.m)
     with builder.loop(builder.bind(m_end - m_begin), name="row") as row:
@@ -171,6 +177,7 @@ def sum_tile(
     depth: tuple[int, ...],
     a: Callable[[int, tuple[Expr, ...]], Expr],
     b: Callable[[Expr, tuple[Expr, ...]], Expr],
+    combine: MultiplyAdd = multiply_add,
 ) -> Buffer:
     """The sums over k of a(row, ks) * b(column, ks), made in registers: a small array, row after row, for the epilogue."""
     sums = builder.local(tile.rows * tile.columns, dtype)
@@ -184,7 +191,7 @@ def sum_tile(
             ks = tuple(loops.enter_context(builder.loop(n, kind, "k")) for n, kind in zip(depth, kinds, strict=True))
             for row, at, column in cells:
                 with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-                    builder.store(sums, at + lane, sums[at + lane] + a(row, ks) * b(column + lane, ks))
+                    builder.store(sums, at + lane, combine(sums[at + lane], a(row, ks), b(column + lane, ks)))
     finished = builder.local(tile.rows * tile.columns, dtype, "tile")
     for _, at, _ in cells:
         with builder.loop(tile.lanes, "vectorized", "lane") as lane:
@@ -234,6 +241,8 @@ class PackPanels:
 
     The constant is reshaped to `shape`, cut by `steps` (start, step of each dimension; the whole where empty), and transposed
     by `order`, whose first `group_axes` dimensions are groups, the next `line_axes` the rows of A or columns of B, the rest k.
+    With `pairs`, two neighbouring k of a line lie side by side, [groups, panels, depth / 2, tile, 2], an odd last one beside a
+    zero: words of two bfloat16 numbers, as the dot product instructions of AVX512_BF16 and AMX load them.
     """
 
     shape: tuple[int, ...]
@@ -242,9 +251,13 @@ class PackPanels:
     line_axes: int
     tile: int
     steps: tuple[tuple[int, int], ...] = ()
+    pairs: bool = False
 
     def packed_type(self, source: TensorType) -> TensorType:
-        return TensorType(self._dimensions(), source.dtype)
+        groups, panels, depth, tile = self._dimensions()
+        return TensorType(
+            (groups, panels, ceil(depth / 2), tile, 2) if self.pairs else (groups, panels, depth, tile), source.dtype
+        )
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         groups, panels, depth, tile = self._dimensions()
@@ -252,11 +265,13 @@ class PackPanels:
         lines = (
             cut.transpose(self.order).reshape(groups, -1, depth) if depth else np.zeros((groups, panels * tile, 0), array.dtype)
         )
-        packed = np.zeros((groups, panels, depth, tile), array.dtype)
+        packed = np.zeros((groups, panels, depth + depth % 2 if self.pairs else depth, tile), array.dtype)
         for panel in range(panels):
             part = lines[:, panel * tile : (panel + 1) * tile]
-            packed[:, panel, :, : part.shape[1]] = part.transpose(0, 2, 1)
-        return packed
+            packed[:, panel, :depth, : part.shape[1]] = part.transpose(0, 2, 1)
+        if not self.pairs:
+            return packed
+        return np.ascontiguousarray(packed.reshape(groups, panels, -1, 2, tile).swapaxes(3, 4))
 
     def _dimensions(self) -> tuple[int, int, int, int]:
         steps = self.steps or ((0, 1),) * len(self.shape)
@@ -267,4 +282,5 @@ class PackPanels:
         return groups, ceil(count / self.tile), prod(extents[lines:]), self.tile
 
     def __str__(self) -> str:
-        return f"panels({self.shape},{self.order},{self.tile}{',' + str(self.steps) if self.steps else ''})".replace(" ", "")
+        extra = f",{self.steps}" * bool(self.steps) + ",pairs" * self.pairs
+        return f"panels({self.shape},{self.order},{self.tile}{extra})".replace(" ", "")

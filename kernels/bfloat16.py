@@ -1,0 +1,96 @@
+"""Products of bfloat16 numbers, two at a time: a 32-bit word holds a pair, the first in its low half.
+
+A multiply-add of words is s + a0 * b0 + a1 * b1 in float32: one instruction where the CPU has AVX512_BF16 (VDPBF16PS, which takes
+denormal operands for zero), else shifts and two multiply-adds. LLVM's type of that instruction's operands is one that TVM
+cannot write, so that it is called through a function of LLVM IR, which is inlined (`DOT_LLVM`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Call, Op, PrimType, _ffi_api, register_op_attr
+
+from ..runtime.target import Target
+from .builder import Expr
+
+MultiplyAdd = Callable[[Expr, Expr, Expr], Expr]  # of a sum and two factors: the new sum
+
+_DOT = "tirx.prefuse_bfloat16_dot"
+_DOT_FUNCTION, _DOT_LANES = "prefuse_bfloat16_dot", 16
+DOT_LLVM = f"""
+define <16 x float> @{_DOT_FUNCTION}(<16 x float> %sums, <16 x i32> %a, <16 x i32> %b) {{
+  %x = bitcast <16 x i32> %a to <32 x bfloat>
+  %y = bitcast <16 x i32> %b to <32 x bfloat>
+  %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %sums, <32 x bfloat> %x, <32 x bfloat> %y)
+  ret <16 x float> %r
+}}
+"""
+_PURE = 1  # TVM's CallEffectKind of an operator that only its operands decide
+
+
+def multiply_add(total: Expr, a: Expr, b: Expr) -> Expr:
+    """Of plain numbers."""
+    return total + a * b
+
+
+def words_multiply_add(target: Target) -> MultiplyAdd:
+    """Of words on both sides."""
+    return _dot if target.has("avx512_bf16") else _emulated_dot
+
+
+def halves_multiply_add(total: Expr, a: tuple[Expr, Expr], b: Expr) -> Expr:
+    """Of two float32 numbers with a word."""
+    return total + a[0] * low(b) + a[1] * high(b)
+
+
+def low(word: Expr) -> Expr:
+    """The first number of a word (int32), as float32."""
+    return tirx.reinterpret("float32", word << tirx.const(16, "int32"))
+
+
+def high(word: Expr) -> Expr:
+    """The second one."""
+    return tirx.reinterpret("float32", word & tirx.const(-0x10000, "int32"))
+
+
+def pair(first: Expr, second: Expr) -> Expr:
+    """The word of two numbers given as their bits (uint16)."""
+    return tirx.Cast("int32", first) | (tirx.Cast("int32", second) << tirx.const(16, "int32"))
+
+
+def _emulated_dot(total: Expr, a: Expr, b: Expr) -> Expr:
+    return total + low(a) * low(b) + high(a) * high(b)
+
+
+def _dot(total: Expr, a: Expr, b: Expr) -> Expr:
+    return Call(Op.get(_DOT), [total, a, b], ret_ty=PrimType("float32"))
+
+
+def _lower_dot(call: Any) -> Expr:
+    """TVM asks this for each multiply-add when its loops are vectors: whole registers have the instruction."""
+    if call.ty.dtype.lanes != _DOT_LANES:
+        return _emulated_vector(call)
+    return tirx.call_pure_extern(call.ty, _DOT_FUNCTION, *call.args)
+
+
+def _emulated_vector(call: Any) -> Expr:
+    total, a, b = call.args
+    lanes = call.ty.dtype.lanes
+
+    def number(value: int) -> Expr:
+        return tirx.const(value, "int32") if lanes == 1 else tirx.Broadcast(tirx.const(value, "int32"), lanes)
+
+    def halves(word: Expr) -> tuple[Expr, Expr]:
+        return tirx.reinterpret(call.ty, word << number(16)), tirx.reinterpret(call.ty, word & number(-0x10000))
+
+    (a_low, a_high), (b_low, b_high) = halves(a), halves(b)
+    return total + a_low * b_low + a_high * b_high
+
+
+_ffi_api.RegisterOp(_DOT, "s + a0 * b0 + a1 * b1, of words of two bfloat16 numbers")
+register_op_attr(_DOT, "TCallEffectKind", _PURE)
+register_op_attr(_DOT, "TVectorizable", True)
+tirx.register_intrin_lowering(_DOT, target="llvm", f=_lower_dot)

@@ -1,0 +1,62 @@
+"""Programs of narrow precisions, against float64 on the rounded operands and against their own graph in ONNX Runtime."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import prefuse
+import pytest
+from prefuse.runtime.target import Target
+
+TARGETS = ("cpu:avx2", "cpu:avx512", "cpu:avx512bf16")
+BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+rng = np.random.default_rng(11)
+
+
+def rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return array.astype(dtype).astype(np.float64)
+
+
+def network(layers: list[np.ndarray], rows: int) -> ir.Model:
+    """relu(x @ w) for each w but the last, whose product is the output."""
+    values = [f"float[{','.join(map(str, w.shape))}] w{i} = {{{','.join(map(str, w.ravel()))}}}" for i, w in enumerate(layers)]
+    lines, last = [], "x"
+    for number in range(len(layers) - 1):
+        lines += [f"h{number} = MatMul({last}, w{number})", f"r{number} = Relu(h{number})"]
+        last = f"r{number}"
+    lines.append(f"y = MatMul({last}, w{len(layers) - 1})")
+    depth, columns = layers[0].shape[0], layers[-1].shape[1]
+    return ir.from_onnx_text(
+        f'<ir_version: 10, opset_import: ["": 21]> main (float[{rows},{depth}] x) => (float[{rows},{columns}] y)'
+        f"<{', '.join(values)}> {{ {' '.join(lines)} }}"
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("precision", "dtype"), [("bfloat16", BFLOAT16), ("float16", FLOAT16)])
+def test_products_of_rounded_operands(target: str, precision: str, dtype: np.dtype) -> None:
+    if missing := Target.parse(target).missing_features():
+        pytest.skip(f"this CPU lacks {', '.join(missing)}")
+    first, second = (rng.standard_normal(shape).astype(np.float32) for shape in ((64, 130), (130, 50)))
+    x = rng.standard_normal((33, 64)).astype(np.float32)
+    hidden = np.maximum(rounded(x, dtype) @ rounded(first, dtype), 0).astype(np.float32)
+    expected = rounded(hidden, dtype) @ rounded(second, dtype)
+    net = prefuse.compile(network([first, second], 33), target=target, precision=precision, cache=False)
+    found = np.asarray(net(x))
+    # A hidden element that lies between two narrow numbers may be rounded the other way by a last bit of its sum.
+    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 2e-4
+    assert found.dtype == np.float32
+
+
+def test_few_rows_round_weights_alone() -> None:
+    weights, x = rng.standard_normal((512, 300)).astype(np.float32), rng.standard_normal((2, 512)).astype(np.float32)
+    net = prefuse.compile(network([weights], 2), precision="bfloat16", cache=False)
+    expected = x.astype(np.float64) @ rounded(weights, BFLOAT16)
+    np.testing.assert_allclose(np.asarray(net(x)), expected, 1e-5, 2e-5)
+
+
+def test_nothing_is_rounded_in_float32() -> None:
+    weights, x = rng.standard_normal((64, 130)).astype(np.float32), rng.standard_normal((33, 64)).astype(np.float32)
+    net = prefuse.compile(network([weights], 33), cache=False)
+    np.testing.assert_allclose(np.asarray(net(x)), x.astype(np.float64) @ weights, 1e-5, 2e-5)
