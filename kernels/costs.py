@@ -13,6 +13,7 @@ from math import ceil, prod
 _COPIED_BYTES = 8.0  # a cycle, when a padded copy is made
 _CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
 _SECOND_CACHE_BYTES = 640 * 1024  # that a panel may take there
+_SCATTERED_ELEMENT = 1.0  # cycles
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
 _MAX_TILE_ROWS = 14
 WINOGRAD_OUTPUTS = (2, 4)
@@ -121,6 +122,11 @@ def product_tile(rows: int, columns: int, depth: int, lanes: int, registers: int
     """Rows and vectors of the tile with the fewest cycles for the products of Winograd's tiles."""
     choices = [(r, v) for r, v in product(range(1, min(rows, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4)) if r * v + v + 1 <= registers]
     return min(choices, key=lambda tile: (_stretch_cycles(tile, rows, columns, depth, lanes), tile))
+
+
+def scattered_cycles(elements: int) -> float:
+    """What it costs more to store so many elements one by one, as a strided transposed convolution does channels-first."""
+    return _SCATTERED_ELEMENT * elements
 
 
 def direct_cycles(one: Convolution, lanes: int, registers: int) -> float:

@@ -7,11 +7,14 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from ..compiler.ir.functions import drop_uncalled_groups
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
 from ..kernels.costs import conversion_cycles
 from .layout.cut import OUTSIDE, Crossing, LayoutProblem, choose_layouts
-from .layout.nodes import Flexible, conversion_bytes, flexible_form
+from .layout.forms import Flexible, conversion_bytes
+from .layout.joining import join_channels
+from .layout.nodes import flexible_form
 from .layout.rewriting import LayoutWriter
 
 _TOO_DEAR = "conversions around it would cost more than channels-last saves"
@@ -41,16 +44,19 @@ class ChooseLayout(Pass):
                 context.reject(self.name, form)
             elif form is not None:
                 found.append(form)
-        if not any(one.last_cycles < one.first_cycles for one in found):
+        if not any(one.form == "window" and one.last_cycles < one.first_cycles for one in found):
             return False
         chosen = choose_layouts(layout_problem(model.graph, found))
         writer = LayoutWriter(model)
         for one, is_last in zip(found, chosen, strict=True):
             if is_last:
                 writer.write(one)
-            elif one.last_cycles < one.first_cycles:
+            elif one.form == "window" and one.last_cycles < one.first_cycles:
                 context.reject(self.name, Rejection(_TOO_DEAR, (one.node,)))
         writer.finish()
+        if any(chosen):
+            join_channels(model)
+            drop_uncalled_groups(model)
         return any(chosen)
 
 
@@ -60,7 +66,7 @@ def layout_problem(graph: ir.Graph, found: list[Flexible]) -> LayoutProblem:
     values = dict.fromkeys(
         value
         for one in found
-        for value in (*(one.node.inputs[i] for i in one.operands), *(() if one.form == "mean" else one.node.outputs))
+        for value in (*(one.node.inputs[i] for i in one.operands), *one.images)
         if value is not None and conversion_bytes(value)
     )
     return LayoutProblem(
@@ -73,7 +79,7 @@ def layout_problem(graph: ir.Graph, found: list[Flexible]) -> LayoutProblem:
 def _crossing(value: ir.Value, found: list[Flexible], numbers: dict[ir.Node, int]) -> Crossing:
     producer = value.producer()
     maker = OUTSIDE if producer is None else numbers.get(producer, OUTSIDE)
-    if maker != OUTSIDE and found[maker].form == "mean":
+    if maker != OUTSIDE and value not in found[maker].images:
         maker = OUTSIDE
     readers, direct = set(), dict[int, int]()
     if value.is_graph_output():

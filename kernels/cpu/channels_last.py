@@ -3,36 +3,62 @@
     Transpose(0,3,1,2) of an operand -> one operator and its followers, in ONNX's own order of dimensions -> Transpose(0,2,3,1)
 
 A template sees the group without its transposes, asks for elements at ONNX's indices (image, channel, row, column), and gets
-loads and stores whose neighbouring channels are neighbours in memory.
+loads and stores whose neighbouring channels are neighbours in memory. A result may be some channels of a Concat with operands
+from elsewhere, of which a Slice may take a part: it is stored in its place there, and the others are copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
+
+from tvm import tirx
 
 from ..builder import Expr, Index, KernelBuilder, row_major
 from ..group import Group, Op
 from ..template import Refusal
-from ..values import GroupValues, Reader, pointwise_obstacle, split_anchor
+from ..values import GroupValues, Reader, anchors_of, pointwise_obstacle
+from ..views import slice_places
 
 _TO_FIRST = (0, 3, 1, 2)
 _TO_LAST = (0, 2, 3, 1)
 
 
 @dataclass(frozen=True)
+class Destination:
+    """Where an output of the inner group is stored: the channels from `first` on of the parameter `parameter`."""
+
+    value: str
+    parameter: str
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is copied to the channels from `first` on of a parameter: the box of an input that `places` (start, step) tell."""
+
+    source: str
+    places: tuple[tuple[int, int], ...]
+    shape: tuple[int, ...]
+    parameter: str
+    first: int
+
+
+@dataclass(frozen=True)
 class ChannelsLast:
     """A group of one anchor and its followers, `inner`, among transposes.
 
-    `operands` are the inputs of `inner` that lie channels-last, by the names that they have as parameters; the one output of
-    `inner` is stored channels-last, as the parameter `result`.
+    `operands` are the inputs of `inner` that lie channels-last, by the names that they have as parameters. All outputs of `inner`
+    have the anchor's shape.
     """
 
     outer: Group
     inner: Group
     anchor: Op
     operands: Mapping[str, str]
-    result: str
+    destinations: tuple[Destination, ...]
+    pieces: tuple[Piece, ...]
 
     def readers(self, builder: KernelBuilder) -> dict[str, Reader]:
         """How to read the operands that lie channels-last."""
@@ -44,35 +70,93 @@ class ChannelsLast:
         return lambda index: buffer[_offset(index, kind.shape)]
 
     def follow(self, builder: KernelBuilder, index: Index, value: Expr) -> None:
-        """Store the result at an index of the anchor's output, whose element there is `value`."""
+        """Store the results at an index of the anchor's output, whose element there is `value`; all are computed before."""
         made = self.anchor.outputs[0]
         if self.inner.reader_counts.get(made, 0) > 1:
             value = builder.name(value)
         values = GroupValues(self.inner, builder, {**self.readers(builder), made: lambda _: value})
-        kind = self.outer.types[self.result]
-        element = values.read(self.inner.outputs[0], index)
-        builder.store(builder.parameter(self.result, kind.elements, kind.dtype), _offset(index, kind.shape), element)
+        elements = {output: values.read(output, index) for output in self.inner.outputs}
+        for one in self.destinations:
+            kind = self.outer.types[one.parameter]
+            image, channel, *position = index
+            place = _offset((image, channel + one.first if one.first else channel, *position), kind.shape)
+            builder.store(builder.parameter(one.parameter, kind.elements, kind.dtype), place, elements[one.value])
+
+    def copy_pieces(self, builder: KernelBuilder) -> None:
+        """Write what comes from elsewhere into the results."""
+        for piece in self.pieces:
+            if prod(piece.shape):
+                self._copy_piece(builder, piece)
+
+    def _copy_piece(self, builder: KernelBuilder, piece: Piece) -> None:
+        images, height, width, channels = piece.shape
+        source, target = (self.outer.types[name] for name in (piece.source, piece.parameter))
+        read = builder.parameter(piece.source, source.elements, source.dtype)
+        written = builder.parameter(piece.parameter, target.elements, target.dtype)
+        first, step = piece.places[3]
+        with builder.chunks(images * height, prod(piece.shape)) as line, builder.loop(width, name="column") as column:
+            at = (builder.bind(tirx.floordiv(line, height)), builder.bind(tirx.floormod(line, height)), column)
+            starts = [i * step + start for i, (start, step) in zip(at, piece.places, strict=False)]
+            origin = builder.bind(row_major((*starts, first), source.shape))
+            base = builder.bind(row_major((*at, piece.first), target.shape))
+            lanes = builder.lanes(target.dtype)
+            builder.vector_loop(channels, lanes, lambda i: builder.store(written, base + i, read[origin + i * step]))
 
 
-def channels_last_form(group: Group) -> ChannelsLast | Refusal:
-    """The group as templates of channels-last values see it."""
+def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast | Refusal:
+    """The group as templates of channels-last values see it; those that call `copy_pieces` `may_join` results with others."""
     moves = [op for op in group.ops if op.op_type == "Transpose"]
     operands = {op.outputs[0]: op.inputs[0] for op in moves if op.attribute("perm") == _TO_FIRST and op.inputs[0] in group.inputs}
-    results = {op.outputs[0]: op.inputs[0] for op in moves if op.attribute("perm") == _TO_LAST and op.outputs[0] in group.outputs}
-    if len(group.outputs) != 1 or len(results) != 1 or len(operands) + 1 != len(moves):
+    results = {
+        op.outputs[0]: op.inputs[0] for op in moves if op.attribute("perm") == _TO_LAST and op.inputs[0] in group.producers
+    }
+    if not results or len(operands) + len(results) != len(moves):
         return Refusal("its values do not lie channels-last")
-    ((result, made),) = results.items()
-    if group.reader_counts[made] != 1 or made in operands:
+    joins = [op for op in group.ops if op.op_type == "Concat"] if may_join else []
+    parts = [part for join in joins for part in _parts(group, join, results)]
+    destinations = tuple(part for part in parts if isinstance(part, Destination))
+    destinations += tuple(Destination(made, out) for out, made in results.items() if out in group.outputs)
+    if {one.parameter for one in destinations} != set(group.outputs):
         return Refusal("its values do not lie channels-last")
-    ops = tuple(op for op in group.ops if op.op_type != "Transpose")
-    read = [name for op in ops for name in op.inputs if name and name not in {out for one in ops for out in one.outputs}]
-    inner = replace(group, ops=ops, inputs=tuple(dict.fromkeys(read)), outputs=(made,))
-    anchor, _ = split_anchor(inner)
-    if anchor is None:
-        return Refusal("has no anchor")
+    around = {*operands, *results, *(part.parameter for part in parts)}
+    joined = {name for join in joins if join.outputs[0] in around for name in join.inputs}
+    ops = tuple(op for op in group.ops if op.outputs[0] not in around | joined)
+    made = {output for op in ops for output in op.outputs}
+    read = [name for op in ops for name in op.inputs if name and name not in made]
+    outputs = tuple(dict.fromkeys(one.value for one in destinations))
+    inner = replace(group, ops=ops, inputs=tuple(dict.fromkeys(read)), outputs=outputs)
+    anchors = anchors_of(inner)
+    if len(anchors) != 1:
+        return Refusal(f"has {len(anchors)} anchors")
+    (anchor,) = anchors
+    if not made.issuperset(outputs) or not {*operands, *group.inputs}.issuperset(read):
+        return Refusal("its values do not lie channels-last")
+    if any(group.types[name].shape != group.types[anchor.outputs[0]].shape for name in outputs):
+        return Refusal("a result is not of its anchor's shape")
     if reason := pointwise_obstacle(inner):
         return Refusal(reason)
-    return ChannelsLast(group, inner, anchor, operands, result)
+    pieces = tuple(part for part in parts if isinstance(part, Piece))
+    return ChannelsLast(group, inner, anchor, operands, destinations, pieces)
+
+
+def _parts(group: Group, join: Op, results: Mapping[str, str]) -> tuple[Destination | Piece, ...]:
+    """The parts of a Concat of channels that is an output of the group; none where one of them is of another form."""
+    if join.attribute("axis") != 3 or join.outputs[0] not in group.outputs:
+        return ()
+    parts: list[Destination | Piece] = []
+    first = 0
+    for name in join.inputs:
+        shape, maker = group.types[name].shape, group.producers.get(name)
+        if name in results:
+            parts.append(Destination(results[name], join.outputs[0], first))
+        elif maker is None:
+            parts.append(Piece(name, ((0, 1),) * len(shape), shape, join.outputs[0], first))
+        elif maker.op_type == "Slice" and maker.inputs[0] in group.inputs and (places := slice_places(group, maker)):
+            parts.append(Piece(maker.inputs[0], tuple(places), shape, join.outputs[0], first))
+        else:
+            return ()
+        first += shape[3]
+    return tuple(parts)
 
 
 def _offset(index: Index, shape: tuple[int, ...]) -> Expr:

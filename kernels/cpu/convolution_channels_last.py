@@ -37,7 +37,7 @@ _NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all p
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes one Conv of rank 4 whose result is transposed to channels-last, with its followers."""
-    form = channels_last_form(group)
+    form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
     if form.anchor.op_type != "Conv":
@@ -47,6 +47,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal(f"no convolution of {source.dtype}")
     if is_depthwise(form):
         builder = new_builder(target)
+        form.copy_pieces(builder)
         depthwise = Depthwise(form, read_window(form.inner, form.anchor), builder)
         flops = depthwise.emit()
         return finish("convolution_channels_last", builder, group, flops=flops, packed=depthwise.packed)
@@ -69,6 +70,7 @@ class _Convolution:
         self.packed: dict[str, Operand] = {}
 
     def build(self) -> BuiltKernel:
+        self.form.copy_pieces(self.builder)
         reaches = [
             (out - 1) * stride + (kernel - 1) * dilation + 1
             for out, stride, kernel, dilation in zip(

@@ -22,7 +22,7 @@ from .window import clipped_taps, read_window
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes one pooling of rank 4 without indices, transposed from and to channels-last, with its followers."""
-    form = channels_last_form(group)
+    form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
     anchor = form.anchor
@@ -32,7 +32,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("indices of the greatest elements are asked for")
     builder, window = new_builder(target), read_window(form.inner, anchor)
     pooling = Pooling(form.inner, builder, anchor, window, accumulator_type(form.inner.types[anchor.inputs[0]].dtype))
-    work = group.types[group.outputs[0]].elements * (window.kernel[0] * window.kernel[1] + pointwise_cost(form.inner))
+    form.copy_pieces(builder)
+    work = form.inner.types[anchor.outputs[0]].elements * (window.kernel[0] * window.kernel[1] + pointwise_cost(form.inner))
     if work:
         _Emission(form, builder, pooling, form.readers(builder)[anchor.inputs[0]]).emit(work)
     return finish("pooling_channels_last", builder, group, flops=work)

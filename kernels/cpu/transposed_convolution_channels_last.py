@@ -39,7 +39,7 @@ _MAX_PRODUCTS = 16  # each is code of its own
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes one ConvTranspose of rank 4 whose result is transposed to channels-last, with its followers."""
-    form = channels_last_form(group)
+    form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
     if form.anchor.op_type != "ConvTranspose":
@@ -151,6 +151,7 @@ class _TransposedConvolution:
         self.packed: dict[str, Operand] = {}
 
     def build(self, products: list[_Product]) -> BuiltKernel:
+        self.form.copy_pieces(self.builder)
         flops = 0
         if self.form.inner.types[self.anchor.outputs[0]].elements:
             leads, reaches = self._reaches(products)

@@ -39,7 +39,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes one Conv of rank 4 between transposes, with its followers, where its products are so many fewer that it pays."""
     if group.precision != "float32-fast":
         return Refusal(f"its errors grow with the largest element of a tile, which precision {group.precision} does not allow")
-    form = channels_last_form(group)
+    form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
     reason = _obstacle(form, target)
@@ -143,6 +143,7 @@ class _Kernel:
             self._emit_private(near)
         else:
             self._emit_shared()
+        self.form.copy_pieces(self.builder)
         return finish("winograd_channels_last", self.builder, self.form.outer, flops=self.flops, packed=self.packed)
 
     # The order of the steps -------------------------------------------------------------------------------------------

@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from math import ceil, prod
 
 import onnx_ir as ir
 
-from ...compiler.ir.aliases import is_outermost
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import is_known, is_pointwise
 from ...compiler.ir.rewriter import Rejection
-from ...kernels.costs import Convolution, channels_first_cycles, channels_last_cycles, direct_cycles, winograd_choice
+from ...kernels.costs import (
+    Convolution,
+    channels_first_cycles,
+    channels_last_cycles,
+    direct_cycles,
+    scattered_cycles,
+    winograd_choice,
+)
 from ...runtime.precision import Precision
 from ...runtime.target import Target
-from ..canonicalization.scope import int_constants, static_shape
+from ..canonicalization.scope import static_shape
+from .edges import EDGES, edge_form
+from .forms import Flexible, is_image
+from .movers import moved_form, pointwise_form
 
 _CONVOLVED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 POOLS = ("AveragePool", "MaxPool")
-MEANS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax", "ReduceMax": "ReduceMax", "ReduceMean": "ReduceMean"}
-
-Form = Literal["window", "pointwise", "concat", "slice", "mean"]
-
-
-@dataclass(frozen=True, slots=True)
-class Flexible:
-    """A node that may compute channels-last: its operands at the positions `operands` and its output then lie so.
-
-    `direct` are positions that it can also read channels-first when it is channels-last, at the cost of `direct_cycles`. A "mean"
-    has no result that lies one way or the other. Costs are cycles; those of nodes that only move bytes are the same in both
-    layouts, and left out.
-    """
-
-    node: ir.Node
-    form: Form
-    operands: tuple[int, ...]
-    direct: tuple[int, ...] = ()
-    first_cycles: float = 0.0
-    last_cycles: float = 0.0
-    direct_cycles: float = 0.0
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+_MAX_PHASES = 16  # of a transposed convolution with holes, each of which reads the input in its own way
 
 
 def flexible_form(
@@ -48,48 +37,24 @@ def flexible_form(
 ) -> Flexible | Rejection | None:
     """What a node permits: a Rejection for a convolution that has no kernel channels-last; None for what has one layout only."""
     nodes = [child for child in body_of(model, node) if child.op_type != "Constant"] if is_fused(node) else [node]
+    if not is_fused(node) and node.op_type in EDGES and is_known(node):
+        return edge_form(model, node)
     anchors = [child for child in nodes if not is_pointwise(child)]
     if any(child.op_type == "Transpose" for child in anchors) or not all(is_known(child) for child in nodes):
         return None
-    if len(anchors) > 1 or len(node.outputs) != 1:
-        why = "has several results" if len(anchors) == 1 else "has other operators that are not pointwise"
-        is_convolution = any(child.op_type == "Conv" for child in anchors)
-        return Rejection(f"the group of Conv {why}", (node,)) if is_convolution else None
     if not anchors:
-        return _pointwise(node)
+        return pointwise_form(model, node, nodes)
+    convolution = next((child.op_type for child in anchors if child.op_type in CONVOLUTIONS), None)
+    if len(anchors) > 1:
+        why = f"the group of {convolution} has other operators that are not pointwise"
+        return Rejection(why, (node,)) if convolution else None
     (anchor,) = anchors
-    if anchor.op_type == "Conv":
+    if convolution:
         return _convolution(model, node, anchor, nodes, target, precision)
     if anchor.op_type in POOLS:
         found = _window_operands(model, node, anchor, nodes)
         return None if isinstance(found, Rejection) else Flexible(node, "window", found)
-    return None if is_fused(node) or not node.inputs or not _is_image(node.inputs[0]) else _moved(node)
-
-
-def is_laid(value: ir.Value) -> bool:
-    """Whether the order of the dimensions of an image matters in memory: it has several channels and several positions."""
-    shape = static_shape(value) or ()
-    return len(shape) == 4 and shape[1] > 1 and shape[2] * shape[3] > 1
-
-
-def conversion_bytes(value: ir.Value) -> int:
-    """Bytes of a value that a kernel must move to give it the other layout."""
-    return tensor_type(value).size_bytes if is_laid(value) else 0
-
-
-def axes_of(node: ir.Node) -> tuple[int, ...] | None:
-    """The axes that a Slice or a reduction of an image works on, from 0; None where they are not known."""
-    if node.op_type.startswith("Global"):
-        return 2, 3
-    position = 3 if node.op_type == "Slice" else 1
-    axes = tuple(node.attributes.get_ints("axes")) if "axes" in node.attributes else None
-    if axes is None and len(node.inputs) > position:
-        axes = int_constants(node.inputs[position])
-    return None if axes is None else tuple(axis % 4 for axis in axes)
-
-
-def _is_image(value: ir.Value | None) -> bool:
-    return value is not None and has_static_type(value) and len(tensor_type(value).shape) == 4
+    return moved_form(model, node, anchor, nodes)
 
 
 def _convolution(
@@ -99,30 +64,39 @@ def _convolution(
     source, weights = anchor.inputs[:2]
     assert source is not None
     assert weights is not None
+    kind = anchor.op_type
     if source.shape is not None and len(source.shape) != 4:
-        return Rejection(f"Conv has {len(source.shape) - 2} spatial dimensions, and the kernel has two", (node,))
+        return Rejection(f"{kind} has {len(source.shape) - 2} spatial dimensions, and the kernel has two", (node,))
     if not all(has_static_type(value) for value in (source, weights, anchor.outputs[0])):
-        return Rejection("the shape of Conv is symbolic", (node,))
+        return Rejection(f"the shape of {kind} is symbolic", (node,))
     if target.is_gpu:
-        return Rejection(f"no kernel computes Conv channels-last on {target.kind}", (node,))
+        return Rejection(f"no kernel computes {kind} channels-last on {target.kind}", (node,))
     if source.dtype not in _CONVOLVED:
-        return Rejection(f"no kernel computes Conv of {tensor_type(source).dtype} channels-last", (node,))
+        return Rejection(f"no kernel computes {kind} of {tensor_type(source).dtype} channels-last", (node,))
     found = _window_operands(model, node, anchor, nodes)
     if isinstance(found, Rejection):
         return found
     element_bytes = max(4, tensor_type(source).size_bytes // max(tensor_type(source).elements, 1))  # what it computes in
-    lanes, one = target.vector_lanes * 4 // element_bytes, _extents(anchor)
-    registers = target.vector_registers
+    lanes, registers = target.vector_lanes * 4 // element_bytes, target.vector_registers
+    scattered = 0.0
+    if kind == "Conv":
+        one = _extents(anchor)
+    elif (phases := prod(strides := _pair(anchor, "strides"))) > _MAX_PHASES and _pair(anchor, "dilations") != (1, 1):
+        return Rejection(f"ConvTranspose with holes has {phases} phases of output positions, more than {_MAX_PHASES}", (node,))
+    else:
+        one = _phase_extents(anchor, strides)
+        scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
     last_cycles, saved = channels_last_cycles(one, lanes, registers), 0.0
-    if precision == "float32-fast" and source.dtype == ir.DataType.FLOAT and _is_constant(model, node, weights):
+    is_fast = kind == "Conv" and precision == "float32-fast" and source.dtype == ir.DataType.FLOAT
+    if is_fast and _is_constant(model, node, weights):
         choice = winograd_choice(one, lanes, registers)
         saved = 0.0 if choice is None else max(last_cycles - choice.cycles, 0.0)
     return Flexible(
         node,
         "window",
         found,
-        direct=() if one.is_depthwise else found[:1],
-        first_cycles=channels_first_cycles(one, lanes, registers),
+        direct=() if one.is_depthwise and kind == "Conv" else found[:1],
+        first_cycles=channels_first_cycles(one, lanes, registers) + scattered,
         last_cycles=last_cycles - saved,
         direct_cycles=direct_cycles(one, lanes, registers) + saved,  # Winograd's tiles are read channels-last
     )
@@ -139,7 +113,7 @@ def _window_operands(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: lis
     parameters = body_of(model, node).inputs if is_fused(node) else node.inputs
     shape, inner = static_shape(anchor.outputs[0]), {output for child in nodes for output in child.outputs}
     source = anchor.inputs[0]
-    if not _is_image(source) or sum(output.name != "" for output in anchor.outputs) != 1:
+    if not is_image(source) or sum(output.name != "" for output in anchor.outputs) != 1:
         return Rejection(f"{anchor.op_type} is not of one image", (node,))
     found = [source]
     for child in nodes:
@@ -168,40 +142,6 @@ def _is_beside_positions(value: ir.Value) -> bool:
     return channels == 1 or height * width == 1
 
 
-def _pointwise(node: ir.Node) -> Flexible | None:
-    if not _is_image(node.outputs[0]):
-        return None
-    found = []
-    for position, value in enumerate(node.inputs):
-        if value is None or constant_tensor(value) is not None or static_shape(value) in ((), (1,)):
-            continue
-        if not _is_image(value):
-            return None
-        found.append(position)
-    return Flexible(node, "pointwise", tuple(found)) if found else None
-
-
-def _moved(node: ir.Node) -> Flexible | None:
-    """Operators that are the same in both layouts but for the numbers of their axes."""
-    if node.op_type == "Concat":
-        images = all(_is_image(value) and value is not None and constant_tensor(value) is None for value in node.inputs)
-        if not images or node.attributes.get_int("axis") % 4 != 1 or is_outermost(tensor_type(node.outputs[0]).shape, 1):
-            return None  # the channels of one image are written in place, which those of its positions cannot be
-        return Flexible(node, "concat", tuple(range(len(node.inputs))))
-    axes = axes_of(node) if node.op_type in ("Slice", *MEANS) else None
-    if axes is None or constant_tensor(_first(node)) is not None or not has_static_type(node.outputs[0]):
-        return None
-    if node.op_type == "Slice":
-        return Flexible(node, "slice", (0,))
-    return Flexible(node, "mean", (0,)) if node.op_type in MEANS and sorted(axes) == [2, 3] else None
-
-
-def _first(node: ir.Node) -> ir.Value:
-    value = node.inputs[0]
-    assert value is not None
-    return value
-
-
 def _extents(anchor: ir.Node) -> Convolution:
     source, weights, result = (tensor_type(value) for value in (*anchor.inputs[:2], anchor.outputs[0]) if value is not None)
     groups = anchor.attributes.get_int("group", 1)
@@ -227,3 +167,30 @@ def _extents(anchor: ir.Node) -> Convolution:
         is_padded=overhangs or any(anchor.attributes.get_ints("pads", ())),
         element_bytes=source.size_bytes // max(source.elements, 1),
     )
+
+
+def _phase_extents(anchor: ir.Node, strides: tuple[int, int]) -> Convolution:
+    """A transposed convolution as what it is about: a convolution of stride 1 with as many times the outputs as it has phases."""
+    source, weights, result = (tensor_type(value) for value in (*anchor.inputs[:2], anchor.outputs[0]) if value is not None)
+    groups, phases = anchor.attributes.get_int("group", 1), prod(strides)
+    rows, columns = (ceil(extent / stride) for extent, stride in zip(result.shape[2:], strides, strict=True))
+    down, across = (ceil(taps / stride) for taps, stride in zip(weights.shape[2:], strides, strict=True))
+    return Convolution(
+        images=source.shape[0],
+        groups=groups,
+        inputs=weights.shape[0] // max(groups, 1),
+        outputs=weights.shape[1] * phases,
+        height=source.shape[2],
+        width=source.shape[3],
+        rows=rows,
+        columns=columns,
+        kernel=(down, across),
+        strides=(1, 1),
+        is_padded=down * across > 1 or (rows, columns) != source.shape[2:] or any(anchor.attributes.get_ints("pads", ())),
+        element_bytes=source.size_bytes // max(source.elements, 1),
+    )
+
+
+def _pair(anchor: ir.Node, name: str) -> tuple[int, int]:
+    down, across = anchor.attributes.get_ints(name, (1, 1))
+    return down, across

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ...compiler.ir.constants import add_constant, constant_array
+from ...compiler.ir.constants import add_constant, constant_array, constant_tensor
 from ...compiler.ir.facts import infer_node, tensor_type
 from ...compiler.ir.functions import fuse_into_function, inline_function, is_fused
+from ...compiler.ir.kinds import is_pointwise
 from ...compiler.ir.names import fresh_name, release_name
 from ...compiler.ir.rewriter import copy_source, graph_of, remove_nodes, replace_node
-from .nodes import MEANS, Flexible, axes_of, is_laid
+from .edges import products_of
+from .forms import TO_FIRST, TO_LAST, Flexible, is_laid
+from .movers import MEANS
+from .turning import turn_axes
 
-_TO_FIRST = (0, 3, 1, 2)
-_TO_LAST = (0, 2, 3, 1)
-_AXIS_LAST = (0, 3, 1, 2)  # where each of ONNX's axes of an image lies channels-last
 _AXES_OPSET = 18  # from which reductions take their axes as an input
 
 
@@ -34,19 +35,33 @@ class LayoutWriter:
     model: ir.Model
     last: dict[ir.Value, ir.Value] = field(default_factory=dict)
     spare: list[ir.Value] = field(default_factory=list)  # what may be left without a reader: conversions, constants
-    inlined: set[ir.OperatorIdentifier] = field(default_factory=set)  # functions that may be left without a call
+    reordered: dict[tuple[ir.Value, int, tuple[int, int]], ir.Value] = field(default_factory=dict)
 
     def write(self, flexible: Flexible) -> None:
         """Make a node compute channels-last."""
-        if flexible.form == "mean":
-            self._write_mean(flexible.node)
-            return
+        match flexible.form:
+            case "mean":
+                self._write_mean(flexible.node)
+            case "flat":
+                self._write_flat(flexible.node)
+            case "tokens":
+                self._write_tokens(flexible.node)
+            case "to-last":
+                replace_node(self.model, flexible.node, [], [self._last(_first_input(flexible.node), flexible.node)])
+            case "from-last":
+                self._see_through(flexible.node, _first_input(flexible.node))
+            case "from-tokens":
+                self._write_from_tokens(flexible.node)
+            case _:
+                self._write_images(flexible)
+
+    def _write_images(self, flexible: Flexible) -> None:
+        """A node or group that reads and makes images."""
         operands = {value: value in self.last for i in flexible.operands if (value := flexible.node.inputs[i]) is not None}
         kept = {value for i in flexible.direct if (value := flexible.node.inputs[i]) is not None and not operands[value]}
         name = _group_name(flexible.node)
         nodes = [flexible.node]
         if is_fused(flexible.node):
-            self.inlined.add(flexible.node.op_identifier())
             nodes = list(inline_function(self.model, flexible.node))
         wanted = [value for value in operands if value not in kept]
         if flexible.form == "window":
@@ -55,7 +70,7 @@ class LayoutWriter:
             self._write_other_axes(nodes, wanted, name if len(nodes) > 1 else "")
 
     def finish(self) -> None:
-        """Remove conversions and constants without readers, the latest first, and functions without a call."""
+        """Remove conversions and constants without readers, the latest first. Functions may be left without a call."""
         for value in reversed(self.spare):
             producer = value.producer()
             if value.uses() or value.is_graph_output():
@@ -67,47 +82,44 @@ class LayoutWriter:
                 self.model.graph.initializers.pop(str(value.name))
                 release_name(self.model, str(value.name))
 
-        for identifier in self.inlined - {node.op_identifier() for node in self.model.graph}:
-            del self.model.functions[identifier]
-
     # The forms --------------------------------------------------------------------------------------------------------
 
     def _write_window(self, nodes: list[ir.Node], operands: Sequence[ir.Value], name: str) -> None:
         """Transposes around the nodes, in one function with them."""
         heads = []
         for value in operands:
-            head = self._node("Transpose", [self._last(value, nodes[0])], value, perm=_TO_FIRST)
+            head = self._node("Transpose", [self._last(value, nodes[0])], value, perm=TO_FIRST)
             graph_of(nodes[0]).insert_before(nodes[0], [head])
             heads.append(head)
             _replace_inputs(nodes, {value: head.outputs[0]})
-        result = _result_of(nodes)
-        tail = self._node("Transpose", [result], result, perm=_TO_LAST)
-        graph_of(nodes[-1]).insert_after(nodes[-1], [tail])
-        back = self._convert_back(result, tail.outputs[0], tail)
-        call = fuse_into_function(self.model, [*heads, *nodes, tail], name)
-        self.last[back] = call.outputs[0]
+        results = _results_of(nodes)
+        tails = [self._node("Transpose", [result], result, perm=TO_LAST) for result in results]
+        graph_of(nodes[-1]).insert_after(nodes[-1], tails)
+        pairs = [(result, tail.outputs[0]) for result, tail in zip(results, tails, strict=True)]
+        backs = self._convert_back(pairs, [*nodes, *tails])
+        call = fuse_into_function(self.model, [*heads, *nodes, *tails], name, adjacent=True)
+        self.last |= dict(zip(backs, call.outputs, strict=True))
 
     def _write_other_axes(self, nodes: list[ir.Node], operands: Sequence[ir.Value], name: str) -> None:
         """The same nodes on operands that lie channels-last; several are one function again."""
         values = {value: self._last(value, nodes[0]) for value in operands}
         inner = {output for node in nodes for output in node.outputs}
         for node in nodes:
-            if node.op_type == "Concat":
-                node.attributes["axis"] = ir.AttrInt64("axis", 3)
-            elif node.op_type == "Slice":
-                self._turn_axes(node)
+            if not is_pointwise(node):
+                self.spare += turn_axes(self.model, node)
             else:
                 others = [value for value in node.inputs if value is not None and value not in inner and value not in values]
                 values |= {value: self._constant(value) for value in others}
         _replace_inputs(nodes, values)
         for node in nodes:
-            node.outputs[0].shape = None
+            for output in node.outputs:
+                output.shape = None
             infer_node(node, self.model)
-        result = _result_of(nodes)
-        back = self._convert_back(result, result, nodes[-1])
+        results = _results_of(nodes)
+        backs = self._convert_back([(result, result) for result in results], nodes)
         if name:
-            result = fuse_into_function(self.model, nodes, name).outputs[0]
-        self.last[back] = result
+            results = list(fuse_into_function(self.model, nodes, name, adjacent=True).outputs)
+        self.last |= dict(zip(backs, results, strict=True))
 
     def _write_mean(self, node: ir.Node) -> None:
         value, (result,) = node.inputs[0], node.outputs
@@ -125,51 +137,97 @@ class LayoutWriter:
             new.append(ir.node("Reshape", [mean.outputs[0], self._shape_constant(tensor_type(result).shape, result)]))
         replace_node(self.model, node, new, [new[-1].outputs[0]])
 
-    def _turn_axes(self, node: ir.Node) -> None:
-        axes = axes_of(node)
-        assert axes is not None
-        turned = [_AXIS_LAST[axis] for axis in axes]
-        if "axes" in node.attributes:
-            node.attributes["axes"] = ir.AttrInt64s("axes", turned)
-        else:
-            old = node.inputs[3]
-            assert old is not None
-            assert old.dtype is not None
-            node.replace_input_with(3, add_constant(self.model, np.array(turned, old.dtype.numpy()), str(old.name)))
-            self.spare.append(old)
+    def _write_flat(self, node: ir.Node) -> None:
+        """The rows of products in another order, and so their constants."""
+        image, (flat,) = _first_input(node), node.outputs
+        _, channels, height, width = tensor_type(image).shape
+        for product in products_of(self.model, flat) or ():
+            weight = product.node.inputs[product.position]
+            assert weight is not None
+            product.node.replace_input_with(product.position, self._reordered(weight, product.axis, (channels, height * width)))
+            self.spare.append(weight)
+        new = ir.node("Reshape", [self._last(image, node), self._shape_constant(tensor_type(flat).shape, flat)])
+        replace_node(self.model, node, [new], [new.outputs[0]])
+
+    def _reordered(self, weight: ir.Value, axis: int, extents: tuple[int, int]) -> ir.Value:
+        """A constant matrix whose `axis` is of channels and positions, with positions and channels; read when it is stored."""
+        key = (weight, axis, extents)
+        if key not in self.reordered:
+            tensor = constant_tensor(weight)
+            assert tensor is not None
+            lazy = ir.LazyTensor(
+                lambda: _exchanged(tensor, axis, extents), dtype=tensor.dtype, shape=ir.Shape(tensor_type(weight).shape)
+            )
+            self.reordered[key] = add_constant(self.model, lazy, str(weight.name))
+        return self.reordered[key]
+
+    def _write_tokens(self, node: ir.Node) -> None:
+        """Positions with their channels are what lies channels-last already."""
+        image, (merged,) = _first_input(node), node.outputs
+        images, channels, positions = tensor_type(merged).shape
+        new = ir.node("Reshape", [self._last(image, node), self._shape_constant((images, positions, channels), merged)])
+        made = [new]
+        for user in tuple(merged.consumers()):
+            replace_node(self.model, user, made, [new.outputs[0]])
+            made = []
+        self.spare += [*_constants_of(node), merged]
+
+    def _write_from_tokens(self, node: ir.Node) -> None:
+        """The same the other way round."""
+        merged, image = _first_input(node), node.outputs[0]
+        swap = merged.producer()
+        assert swap is not None
+        images, channels, height, width = tensor_type(image).shape
+        shape = self._shape_constant((images, height, width, channels), image)
+        new = self._node("Reshape", [_first_input(swap), shape], image)
+        graph_of(node).insert_before(node, [new])
+        self.spare += [*_constants_of(node), merged]
+        self._see_through(node, new.outputs[0])
+
+    def _see_through(self, node: ir.Node, last: ir.Value) -> None:
+        """Readers that want the result of a node channels-last find it in `last`; others keep the node."""
+        self.last[node.outputs[0]] = last
+        self.spare.append(node.outputs[0])
 
     # Values -----------------------------------------------------------------------------------------------------------
 
     def _last(self, value: ir.Value, before: ir.Node) -> ir.Value:
         """The value channels-last: what it was converted from, or a conversion of it, which then stands before a node."""
         if value not in self.last:
-            node = self._conversion(value, value, _TO_LAST)
+            node = self._conversion(value, value, TO_LAST)
             graph_of(before).insert_before(before, [node])
             self.last[value] = node.outputs[0]
         return self.last[value]
 
-    def _convert_back(self, result: ir.Value, last: ir.Value, after: ir.Node) -> ir.Value:
-        """Give all readers of `result`, and the graph, the conversion of `last` instead, which then stands after a node."""
-        readers = [(user, index) for user, index in result.uses() if user is not last.producer()]
-        node = self._conversion(last, result, _TO_FIRST)
-        back = node.outputs[0]
-        graph = graph_of(after)
-        graph.insert_after(after, [node])
-        for user, index in readers:
-            user.replace_input_with(index, back)
-        if result.is_graph_output():
-            back.name, result.name = result.name, back.name
-            for index, output in enumerate(graph.outputs):
-                if output is result:
-                    graph.outputs[index] = back
-        self.spare.append(back)
-        return back
+    def _convert_back(self, results: Sequence[tuple[ir.Value, ir.Value]], nodes: Sequence[ir.Node]) -> list[ir.Value]:
+        """Give all readers of results but `nodes`, and the graph, conversions of the same channels-last, which then follow.
+
+        A result comes with itself channels-last.
+        """
+        members, backs = set(nodes), []
+        after = nodes[-1]
+        for result, last in results:
+            readers = [(user, index) for user, index in result.uses() if user not in members]
+            node = self._conversion(last, result, TO_FIRST)
+            graph = graph_of(after)
+            graph.insert_after(after, [node])
+            after, back = node, node.outputs[0]
+            for user, index in readers:
+                user.replace_input_with(index, back)
+            if result.is_graph_output():
+                back.name, result.name = result.name, back.name
+                for index, output in enumerate(graph.outputs):
+                    if output is result:
+                        graph.outputs[index] = back
+            self.spare.append(back)
+            backs.append(back)
+        return backs
 
     def _conversion(self, value: ir.Value, origin: ir.Value, order: tuple[int, ...]) -> ir.Node:
         """A node that gives a value its dimensions in another order: a view where its bytes stay as they are."""
         shape = tensor_type(value).shape
         turned = tuple(shape[axis] for axis in order)
-        is_moved = is_laid(origin) if order == _TO_LAST else turned[1] > 1 and turned[2] * turned[3] > 1
+        is_moved = is_laid(origin) if order == TO_LAST else turned[1] > 1 and turned[2] * turned[3] > 1
         if is_moved:
             return self._node("Transpose", [value], origin, perm=order)
         return self._node("Reshape", [value, self._shape_constant(turned, origin)], origin)
@@ -192,21 +250,37 @@ class LayoutWriter:
         array = constant_array(value)
         if array is None or array.size == 1:
             return value
-        turned = array.reshape((1,) * (4 - array.ndim) + array.shape).transpose(_TO_LAST)
+        turned = array.reshape((1,) * (4 - array.ndim) + array.shape).transpose(TO_LAST)
         while turned.shape[0] == 1:
             turned = turned[0]
         self.spare.append(value)
         return add_constant(self.model, np.ascontiguousarray(turned), str(value.name))
 
 
-def _result_of(nodes: Sequence[ir.Node]) -> ir.Value:
-    """The one value that others read."""
+def _results_of(nodes: Sequence[ir.Node]) -> list[ir.Value]:
+    """The values that others read, or the last one where there are none."""
     members = set(nodes)
-    for output in nodes[-1].outputs:
-        if output.name:
-            assert all(user not in members for user in output.consumers())
-            return output
-    raise AssertionError(f"{nodes[-1].op_type} has no output")
+    values = [value for node in nodes for value in node.outputs]
+    read = [value for value in values if value.is_graph_output() or any(user not in members for user in value.consumers())]
+    return read or values[-1:]
+
+
+def _first_input(node: ir.Node) -> ir.Value:
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def _constants_of(node: ir.Node) -> list[ir.Value]:
+    """Constants that may be left without a reader when the node goes."""
+    return [value for value in node.inputs[1:] if value is not None and constant_tensor(value) is not None]
+
+
+def _exchanged(tensor: ir.TensorProtocol, axis: int, extents: tuple[int, int]) -> ir.TensorProtocol:
+    """A matrix with the two factors `extents` of an axis in the other order."""
+    array = tensor.numpy()
+    parts = array.reshape(*array.shape[:axis], *extents, *array.shape[axis + 1 :])
+    return ir.tensor(np.ascontiguousarray(parts.swapaxes(axis, axis + 1)).reshape(array.shape), dtype=tensor.dtype)
 
 
 def _replace_inputs(nodes: Sequence[ir.Node], values: dict[ir.Value, ir.Value]) -> None:

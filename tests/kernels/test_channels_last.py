@@ -14,7 +14,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import Refusal
 from torch.nn import functional
 
-from .harness import LEVELS, Case, check, operator, target_of, type_of
+from .harness import LEVELS, Case, check, operator, run, target_of, type_of
 
 _UNITS = {"float64": 1e-12, "float32": 1e-4, "float16": 2e-1}
 
@@ -85,6 +85,46 @@ def convolution(
     label = f"Conv {shape} {channels} {k} {attributes} {dtype}"
     case = Case(Group(ops, tuple(arrays), ("y",), types, frozenset("wbs")), arrays, [expected], unit / 10, unit, label)
     return channels_last(case, template="convolution_channels_last", keep_first=keep_first)
+
+
+def joined(case: Case) -> Case:
+    """The same result as the middle of a Concat of channels, between a crop of one value with every other column and another."""
+    (out,), (expected,) = case.group.outputs, case.expected
+    images, height, width, _ = expected.shape
+    generator = np.random.default_rng(0)
+    shapes = ((images, height + 3, 2 * width, 7), (images, height, width, 20))
+    crop, whole = (generator.standard_normal(shape).astype(case.group.types[out].dtype) for shape in shapes)
+    places = {"starts": [2, 1], "ends": [2 + height, 2 * width], "axes": [1, 2], "steps": [1, 2]}
+    literals = {name: np.array(numbers) for name, numbers in places.items()}
+    arrays = {**case.arrays, "crop": crop, "whole": whole, **literals}
+    result = np.concatenate([crop[:, 2 : 2 + height, 1::2], expected, whole], axis=3)
+    cut = Op("Slice", ("crop", *places), (".cut",))
+    join = Op("Concat", (".cut", out, "whole"), ("joined",), {"axis": 3})
+    types = dict(case.group.types) | {name: type_of(array) for name, array in arrays.items()}
+    types |= {
+        "joined": type_of(result.astype(types[out].dtype)),
+        ".cut": replace(types["crop"], shape=(images, height, width, 7)),
+    }
+    group = Group(
+        (*case.group.ops, cut, join),
+        (*case.group.inputs, "crop", "whole", *places),
+        ("joined",),
+        types,
+        case.group.constants | set(places),
+        literals,
+    )
+    return replace(case, group=group, arrays=arrays, expected=[result], label=f"{case.label} joined")
+
+
+def of_several_results(case: Case) -> Case:
+    """The same group with what its last operator reads as another result, channels-last too."""
+    *_, last, tail = case.group.ops
+    before = last.inputs[0]
+    (out,) = case.group.outputs
+    more = Op("Transpose", (before,), ("before",), tail.attributes)
+    types = {**case.group.types, "before": case.group.types[out]}
+    group = replace(case.group, ops=(*case.group.ops, more), outputs=("before", out), types=types)
+    return replace(case, group=group, label=f"{case.label} and before")
 
 
 def transposed(
@@ -215,6 +255,29 @@ def of_a_run() -> list[Case]:
     """Weights that are not constant: packed by the kernel."""
     cases = [convolution((1, 16, 13, 13), 24, 3, 1, 1), convolution((2, 6, 9, 11), 4, 3, 2, 1, group=2)]
     return [replace(case, group=replace(case.group, constants=frozenset())) for case in cases]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_results_are_joined_with_others(threads: int) -> None:
+    cases = [
+        convolution((2, 8, 6, 7), 20, 3, 1, 1),
+        convolution((1, 16, 9, 9), 16, 3, 1, 1, group=16),
+        transposed((2, 16, 5, 6), 24, 2, 2),
+        transposed((1, 8, 5, 6), 7, 3, 2, 1),
+        pooling("MaxPool", (1, 17, 9, 9), kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+    ]
+    check([joined(case) for case in cases], target_of("avx2", threads))
+
+
+@pytest.mark.parametrize("case", [convolution((2, 8, 6, 7), 20, 3, 1, 1), transposed((2, 16, 5, 6), 24, 2, 2)])
+def test_groups_have_several_results(case: Case) -> None:
+    target = target_of("avx2")
+    several = replace(of_several_results(case), expected=[case.expected[0]] * 2)
+    run([several], target)
+    before, after = several.got
+    np.testing.assert_allclose(after, case.expected[0], case.rtol, case.atol)
+    np.testing.assert_array_equal(np.maximum(before, 0), after)
+    assert (before < 0).any()
 
 
 @pytest.mark.parametrize("level", LEVELS)
