@@ -167,6 +167,7 @@ _TILE_LOAD_CYCLES = 60  # for a tile of 1 KiB from the second cache, measured on
 _SPLIT_ELEMENTS = 2.0  # of one term that a core makes in a cycle when it packs an operand
 _FAR_BYTES = 5.0  # a cycle, of weights that come from memory
 _BLOCK_LINES = 32  # rows, columns and values of k of a block of four tiles
+TERMS = {"float32": 3, "float32-fast": 2, "bfloat16": 1, "float16": 3}  # bfloat16 numbers that a float32 becomes, by precision
 _TERM_PRODUCTS = {1: (1, 2), 2: (3, 4), 3: (6, 7)}  # by terms of an operand: their products, and the loads of a term for them
 
 
@@ -181,6 +182,17 @@ def tile_product_cycles(m: int, n: int, k: int, terms: int, *, packs_a: bool, pa
     return max(blocks, n * k * 2 * terms / _FAR_BYTES) + packed + finished
 
 
-def vector_product_cycles(m: int, n: int, k: int, lanes: int) -> float:
-    """Of the same in float32 by two vector multiply-adds a cycle."""
-    return max(m * ceil(n / lanes) * max(k / 2, 4.0), n * k * 4 / _FAR_BYTES) + m * n / 4
+def tile_convolution_cycles(one: Convolution, terms: int) -> float:
+    """Of a convolution without groups on the tile unit, its result channels-last; its input is copied in terms, first."""
+    pitch = one.columns + (one.kernel[1] - 1) * one.dilations[1] // one.strides[1]
+    channels = ceil(one.inputs / _BLOCK_LINES) * _BLOCK_LINES
+    positions = (one.rows - 1) * pitch + one.columns
+    product_cycles = tile_product_cycles(positions, one.outputs, prod(one.kernel) * channels, terms, packs_a=False, packs_b=False)
+    copied = one.height * one.width * channels * terms / _SPLIT_ELEMENTS
+    return one.images * (product_cycles + copied)
+
+
+def vector_product_cycles(m: int, n: int, k: int, lanes: int, *, is_narrow: bool) -> float:
+    """Of the same by two vector multiply-adds a cycle, or as many dot products of pairs of bfloat16 numbers."""
+    pairs = 2 if is_narrow else 1
+    return max(m * ceil(n / lanes) * max(k / pairs / 2, 4.0), n * k * (4 / pairs) / _FAR_BYTES) + m * n / 4

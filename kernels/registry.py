@@ -36,6 +36,7 @@ from .cpu import (
     selection,
     sequence,
     suppression,
+    tiled_convolution,
     tiled_matmul,
     topk,
     transposed_convolution_channels_last,
@@ -100,7 +101,10 @@ TEMPLATES: tuple[Template, ...] = (
 )
 
 # On CPUs whose tile unit multiplies bfloat16 numbers.
-TILE_TEMPLATES: tuple[Template, ...] = (Template("matmul_tiles", tiled_matmul.build, frozenset(["MatMul", "Gemm"])),)
+TILE_TEMPLATES: tuple[Template, ...] = (
+    Template("matmul_tiles", tiled_matmul.build, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
+    Template("convolution_tiles", tiled_convolution.build, frozenset(["Conv"]), has_surroundings=True),
+)
 
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.
 GPU_TEMPLATES: tuple[Template, ...] = (

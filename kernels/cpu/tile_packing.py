@@ -29,31 +29,33 @@ class PackTiles:
     """Lay a constant operand out as tiles: [matrices, panels, steps, terms, 2, 16, 32] of bits.
 
     `panels`, of 32 lines, says which of its dimensions are lines and which are k. A float32 constant becomes `terms` bfloat16
-    terms, a bfloat16 one is itself, one term.
+    terms, a bfloat16 one is itself, one term. Every `run` values of k, all of them if 0, begin a new step.
     """
 
     panels: PackPanels
     terms: int
     pairs: bool
+    run: int = 0
 
     def packed_type(self, source: TensorType) -> TensorType:
         matrices, panels, depth, _ = self.panels.packed_type(source).shape
-        return TensorType((matrices, panels, ceil(depth / DEPTH), self.terms, 2, ROWS, DEPTH), "uint16")
+        run = self.run or depth
+        return TensorType((matrices, panels, depth // run * ceil(run / DEPTH), self.terms, 2, ROWS, DEPTH), "uint16")
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         packed = self.panels(array)
         matrices, panels, depth, _ = packed.shape
-        steps = ceil(depth / DEPTH)
-        filled = np.zeros((matrices, panels, steps * DEPTH, LINES), packed.dtype)
-        filled[:, :, :depth] = packed
+        run = self.run or depth
+        filled = np.zeros((matrices, panels, depth // run, ceil(run / DEPTH) * DEPTH, LINES), packed.dtype)
+        filled[:, :, :, :run] = packed.reshape(matrices, panels, -1, run, LINES)
         bits = split_array(filled, self.terms) if filled.dtype == np.float32 else filled.view(np.uint16)[np.newaxis]
         assert len(bits) == self.terms, f"{array.dtype} has {len(bits)} terms, not {self.terms}"
-        cut = bits.reshape(self.terms, matrices, panels, steps, DEPTH // 2, 2, 2, ROWS)  # ..., pair, value of it, tile, line
+        cut = bits.reshape(self.terms, matrices, panels, -1, DEPTH // 2, 2, 2, ROWS)  # ..., pair, value of it, tile, line
         order = (1, 2, 3, 0, 6, 4, 7, 5) if self.pairs else (1, 2, 3, 0, 6, 7, 4, 5)
         return np.ascontiguousarray(cut.transpose(order)).reshape(self.packed_type(TensorType(array.shape, "")).shape)
 
     def __str__(self) -> str:
-        return f"tiles({self.panels},{self.terms}{',pairs' if self.pairs else ''})"
+        return f"tiles({self.panels},{self.terms}{',pairs' if self.pairs else ''}{f',{self.run}' if self.run else ''})"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Weights are packed at compile time into the tiles that are loaded. What changes is packed by the kernel: if the whole of A fits
 the second cache, once, and then every thread walks its own panels of B, so that weights come from memory once; else each thread
-packs blocks of its own rows and walks all panels with each.
+packs blocks of its own rows and walks all panels with each. Rows of bfloat16 that fill whole tiles are read where they lie.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, share, unravel
-from ..costs import tile_product_cycles, vector_product_cycles
+from ..costs import TERMS, tile_product_cycles, vector_product_cycles
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import pointwise_obstacle, split_anchor
@@ -26,17 +26,18 @@ from .tile_unit import DEPTH, ROWS, tile_unit
 
 _NEAR_BYTES = 1 << 20  # of packed rows that the second cache holds beside a panel
 _WORK_PER_DOT = 16  # how many cycles a product of two tiles takes, which are 16384 multiply-adds
-_TERMS = {"float32": 3, "float32-fast": 2}  # of a float32
+_BAD_STRIDE_BYTES = 2048  # between rows that fall on two sets of the first cache
 Panels = Callable[[Expr, Expr], Lines]  # of (matrix, panel)
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one MatMul or Gemm of float32 with pointwise followers of its output's shape."""
+    """Takes one MatMul or Gemm of float32 or bfloat16 with float32 results and pointwise followers of their shape."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
         return Refusal("has no matrix product")
-    if (dtype := group.types[anchor.inputs[0]].dtype) != "float32":
-        return Refusal(f"no product of {dtype} on the tile unit")
+    dtypes = [group.types[name].dtype for name in (*anchor.inputs[:2], anchor.outputs[0])]
+    if dtypes[0] != dtypes[1] or dtypes[0] not in ("float32", "bfloat16") or dtypes[2] != "float32":
+        return Refusal(f"no product of {' and '.join(dict.fromkeys(dtypes[:2]))} as {dtypes[2]} on the tile unit")
     if anchor.inputs[0] == anchor.inputs[1] and anchor.inputs[0] in group.constants:
         return Refusal("both operands are one constant")
     if reason := pointwise_obstacle(group):
@@ -54,7 +55,8 @@ class TiledProduct(Product):
 
     def __init__(self, group: Group, anchor: Op, target: Target) -> None:
         super().__init__(group, anchor, target)
-        self.terms = _TERMS.get(group.precision, 3)
+        self.is_narrow = group.types[anchor.inputs[0]].dtype == "bfloat16"
+        self.terms = 1 if self.is_narrow else max(TERMS[group.precision], 2)
         self.matrices = prod(self.batch)
         self.rows, self.columns = ceil(self.a.lines / LINES), ceil(self.b.lines / LINES)
         self.steps = ceil(self.a.depth / DEPTH)
@@ -71,8 +73,8 @@ class TiledProduct(Product):
             return "has nothing to multiply"
         size = self.a.lines, self.b.lines, self.a.depth
         packs_a, packs_b = (side.name not in self.group.constants for side in (self.a, self.b))
-        tiles = tile_product_cycles(*size, self.terms, packs_a=packs_a, packs_b=packs_b)
-        vectors = vector_product_cycles(*size, self.builder.lanes("float32"))
+        tiles = tile_product_cycles(*size, self.terms, packs_a=packs_a and not self._reads_rows(), packs_b=packs_b)
+        vectors = vector_product_cycles(*size, self.builder.lanes("float32"), is_narrow=self.is_narrow)
         return "" if tiles < vectors else f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors"
 
     def build(self) -> BuiltKernel:
@@ -83,14 +85,41 @@ class TiledProduct(Product):
         packer = self._packer(self.a, False)
         a_bytes = 2 * packer.panel_elements * packer.panels * prod(self.a.batch)
         if self.a.name in self.group.constants:
-            self._columns_outside(self._constant_panels(self.a, False), b, threads)
+            self._walk(self._constant_panels(self.a, False), b, threads, columns_outside=True)
+        elif self._reads_rows():
+            self._walk(self._rows_in_place(), b, threads, columns_outside=a_bytes <= _NEAR_BYTES)
         elif a_bytes <= _NEAR_BYTES or self.matrices * self.rows < 2 * threads:
-            self._columns_outside(self._packed_panels(self.a, False), b, threads)
+            self._walk(self._packed_panels(self.a, False), b, threads, columns_outside=True)
         else:
-            self._rows_outside(packer, b, threads)
+            self._pack_and_walk(packer, b, threads)
         return finish(self.template, builder, self.group, flops=self.flops, packed=self.packed)
 
     # Operands ---------------------------------------------------------------------------------------------------------
+
+    def _source(self, side: Side) -> Buffer:
+        """The operand itself, of bfloat16 its bits."""
+        return self.builder.parameter(side.name, self.group.types[side.name].elements, "uint16" if self.is_narrow else "float32")
+
+    def _reads_rows(self) -> bool:
+        """Whether tiles of A are loaded from where its rows lie."""
+        a = self.a
+        if not self.is_narrow or a.lines_last or a.name in self.group.constants:
+            return False
+        return a.depth % DEPTH == 0 and a.lines >= LINES and 2 * a.depth % _BAD_STRIDE_BYTES != 0
+
+    def _first_row(self, m: Expr) -> Expr:
+        """The first of the 32 rows of A that make a panel: those of the last one may overlap, where they are read in place."""
+        top = m * LINES
+        return tirx.min(top, self.a.lines - LINES) if self._reads_rows() else top
+
+    def _rows_in_place(self) -> Panels:
+        source, depth = self._source(self.a), self.a.depth
+
+        def lines(matrix: Expr, panel: Expr) -> Lines:
+            base = self.builder.bind((matrix * self.a.lines + self._first_row(panel)) * depth)
+            return Lines(source, depth, lambda ks, _, half: base + half * (ROWS * depth) + ks[0] * DEPTH)
+
+        return lines
 
     def _constant_panels(self, side: Side, pairs: bool) -> Panels:
         """Packed at compile time."""
@@ -101,10 +130,8 @@ class TiledProduct(Product):
         return self._lines(side, buffer, pairs)
 
     def _packer(self, side: Side, pairs: bool) -> StepPacker:
-        kind = self.group.types[side.name]
-
         def element(matrix: Expr, line: Expr, k: Expr) -> Expr:
-            return self.builder.parameter(side.name, kind.elements, kind.dtype)[side.offset(matrix, line, k)]
+            return self._source(side)[side.offset(matrix, line, k)]
 
         return StepPacker(self.builder, element, side.lines, side.depth, self.terms, pairs)
 
@@ -131,16 +158,21 @@ class TiledProduct(Product):
 
     # Loops ------------------------------------------------------------------------------------------------------------
 
-    def _columns_outside(self, a: Panels, b: Panels, threads: int) -> None:
-        """All rows by one panel of columns, then by the next: blocks are dealt to the threads in that order."""
-        builder, extents = self.builder, (self.matrices, self.columns, self.rows)
+    def _walk(self, a: Panels, b: Panels, threads: int, *, columns_outside: bool) -> None:
+        """All rows by one panel of columns, then by the next, or the other way around: dealt to the threads in that order."""
+        builder = self.builder
+        extents = {
+            "batch": self.matrices,
+            **({"n": self.columns, "m": self.rows} if columns_outside else {"m": self.rows, "n": self.columns}),
+        }
         with self.blocks.threads(threads) as thread:
-            begin, end = share(thread, threads, prod(extents))
+            begin, end = share(thread, threads, prod(extents.values()))
             with builder.loop(end - begin, name="block") as i:
-                batch, n, m = (builder.bind(part) for part in unravel(builder.bind(begin + i), extents))
-                self._block(a(self.a.matrix_of(self.batch, batch), m), b, batch, m, n)
+                parts = unravel(builder.bind(begin + i), tuple(extents.values()))
+                at = {axis: builder.bind(part) for axis, part in zip(extents, parts, strict=True)}
+                self._block(a(self.a.matrix_of(self.batch, at["batch"]), at["m"]), b, at["batch"], at["m"], at["n"])
 
-    def _rows_outside(self, packer: StepPacker, b: Panels, threads: int) -> None:
+    def _pack_and_walk(self, packer: StepPacker, b: Panels, threads: int) -> None:
         """Each thread packs some panels of its rows, as many as the second cache holds, and walks all columns with them."""
         builder, size = self.builder, packer.panel_elements
         panels = max(min(_NEAR_BYTES // (2 * size), ceil(self.matrices * self.rows / threads), self.rows), 1)
@@ -168,10 +200,10 @@ class TiledProduct(Product):
         """A block of the result, and what follows it."""
         builder, store = self.builder, self.store()
         sums = self.blocks.multiply(a, b(self.b.matrix_of(self.batch, batch), n))
-        top, left = builder.bind(m * LINES), builder.bind(n * LINES)
+        top, left, skipped = builder.bind(m * LINES), builder.bind(n * LINES), builder.bind(m * LINES - self._first_row(m))
         whole = self.b.lines % LINES == 0
         width = LINES if whole else builder.bind(tirx.min(self.b.lines - left, LINES))
         with builder.loop(builder.bind(tirx.min(self.a.lines - top, LINES)), name="row") as row:
-            line, base = builder.bind(top + row), builder.bind(row * LINES)
+            line, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
             lanes = builder.lanes("float32")
             builder.dynamic_vector_loop(0, width, lanes, lambda c: store(batch, line, 0, left + c, sums[base + c]))

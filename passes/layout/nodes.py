@@ -12,11 +12,13 @@ from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import is_known, is_pointwise
 from ...compiler.ir.rewriter import Rejection
 from ...kernels.costs import (
+    TERMS,
     Convolution,
     channels_first_cycles,
     channels_last_cycles,
     direct_cycles,
     scattered_cycles,
+    tile_convolution_cycles,
     winograd_choice,
 )
 from ...runtime.precision import Precision
@@ -87,8 +89,10 @@ def _convolution(
         one = _phase_extents(anchor, strides)
         scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
     last_cycles, saved = channels_last_cycles(one, lanes, registers), 0.0
-    is_fast = kind == "Conv" and precision == "float32-fast" and source.dtype == ir.DataType.FLOAT
-    if is_fast and _is_constant(model, node, weights):
+    is_plain = kind == "Conv" and source.dtype == ir.DataType.FLOAT and _is_constant(model, node, weights)
+    if target.has_tiles and is_plain and one.groups == 1:
+        last_cycles = min(last_cycles, tile_convolution_cycles(one, TERMS[precision]))
+    if is_plain and precision == "float32-fast":
         choice = winograd_choice(one, lanes, registers)
         saved = 0.0 if choice is None else max(last_cycles - choice.cycles, 0.0)
     return Flexible(

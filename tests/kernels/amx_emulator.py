@@ -10,15 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from prefuse.runtime.target import Target, host_cpu_flags
 
 INSTRUCTIONS = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps")
+AMX = Target("cpu", "amx", 2)
 _SOURCE = Path(__file__).with_suffix(".c")
 
 
-def build_emulator(folder: Path) -> ctypes.CDLL:
-    """The compiled emulator; the test is skipped where there is no C compiler."""
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The compiled emulator; the test is skipped where nothing is to emulate, or there is no C compiler."""
+    if missing := [flag for flag in AMX.missing_features() if not flag.startswith("amx")]:
+        pytest.skip(f"this CPU lacks {', '.join(missing)}")
+    if "amx_tile" in host_cpu_flags():
+        pytest.skip("this CPU has AMX: nothing to emulate")
     compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("the AMX emulator needs a C compiler, which is absent")
-    library = folder / "amx_emulator.so"
+    library = tmp_path_factory.mktemp("amx") / "amx_emulator.so"
     command = [compiler, "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-o", str(library), str(_SOURCE)]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))

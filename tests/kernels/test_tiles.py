@@ -19,14 +19,15 @@ from prefuse.kernels.cpu.split_bfloat16 import PRODUCTS, split_array
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel, Refusal
 from prefuse.runtime.precision import Precision
-from prefuse.runtime.target import AMX_EMULATED, Target, host_cpu_flags
+from prefuse.runtime.target import AMX_EMULATED, Target
 from tvm.ir import GlobalVar
 
-from .amx_emulator import build_emulator, emulated_amx
+from .amx_emulator import AMX, emulated_amx, emulator
 from .harness import Case, check, run, target_of
 from .test_matmul import gemm, product
+from .test_paired_product import product as narrow_product
 
-AMX = Target("cpu", "amx", 2)
+__all__ = ["emulator"]
 LOST_TERM = 2.0**-102  # below it a number has no third term
 
 rng = np.random.default_rng(5)
@@ -35,16 +36,7 @@ rng = np.random.default_rng(5)
 @pytest.fixture(autouse=True)
 def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products, too, for which vectors are faster."""
-    monkeypatch.setattr(tiled_matmul, "vector_product_cycles", lambda *sizes: math.inf)
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if missing := [flag for flag in AMX.missing_features() if not flag.startswith("amx")]:
-        pytest.skip(f"this CPU lacks {', '.join(missing)}")
-    if "amx_tile" in host_cpu_flags():
-        pytest.skip("this CPU has AMX: nothing to emulate")
-    return build_emulator(tmp_path_factory.mktemp("amx"))
+    monkeypatch.setattr(tiled_matmul, "vector_product_cycles", lambda *sizes, is_narrow: math.inf)
 
 
 def tiled(case: Case, precision: Precision = "float32") -> Case:
@@ -89,6 +81,31 @@ def test_products() -> None:
 def test_rows_outside(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiled_matmul, "_NEAR_BYTES", 0)
     check([tiled(case, precision) for case in many_rows()], target_of(AMX_EMULATED))
+
+
+def narrow_products() -> list[Case]:
+    """Of bfloat16: rows read where they lie (whole tiles of k, a last block that overlaps), and packed ones."""
+    cases = [
+        narrow_product((40, 64), (64, 50)),
+        narrow_product((2, 33, 96), (96, 40)),
+        narrow_product((3, 35, 32), (3, 32, 33), ""),
+        narrow_product((64, 1024), (1024, 32)),
+        narrow_product((31, 64), (64, 40)),
+        narrow_product((40, 70), (70, 50), stored="bfloat16"),
+        narrow_product((40, 64), (64, 40), "a"),
+        narrow_product((40, 70), (50, 70), "", transB=1),
+        narrow_product((70, 40), (70, 50), transA=1),
+    ]
+    return [replace(case, template="matmul_tiles") for case in cases]
+
+
+def test_products_of_bfloat16() -> None:
+    check(narrow_products(), target_of(AMX_EMULATED))
+
+
+def test_large_matrices_are_walked_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled_matmul, "_NEAR_BYTES", 0)
+    check(narrow_products()[:3], target_of(AMX_EMULATED))
 
 
 def test_threads_do_not_change_the_result() -> None:
@@ -228,7 +245,7 @@ def test_few_lines_take_half_a_block() -> None:
 @pytest.mark.parametrize("precision", ["float32", "float32-fast"])
 def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctypes.CDLL, precision: Precision) -> None:
     """The machine code for AMX with nothing of ours in what computes the tiles: addresses, shapes and configuration included."""
-    cases = [tiled(case, precision) for case in [*products()[::4], *many_rows()]]
+    cases = [*(tiled(case, precision) for case in [*products()[::4], *many_rows()]), *narrow_products()[::2]]
     cases.append(operands(hard_numbers((40, 70)), hard_numbers((70, 40)), precision=precision))
     run(cases, target_of(AMX_EMULATED))
     loops = [case.got[0] for case in cases]
@@ -243,7 +260,7 @@ def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctype
 
 @pytest.mark.parametrize("precision", ["float32", "float32-fast"])
 def test_products_on_this_machine(precision: Precision) -> None:
-    cases = [tiled(case, precision) for case in [*products(), *many_rows()]]
+    cases = [*(tiled(case, precision) for case in [*products(), *many_rows()]), *narrow_products()]
     check(cases, target_of("amx"))
     run(loops := [replace(case, got=[]) for case in cases], target_of(AMX_EMULATED))
     for case, expected in zip(cases, loops, strict=True):
@@ -256,14 +273,17 @@ def test_products_on_this_machine(precision: Precision) -> None:
 def test_small_products_are_left_to_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiled_matmul, "vector_product_cycles", costs.vector_product_cycles)
 
-    def template(m: int, n: int, k: int, precision: Precision = "float32", target: Target = AMX) -> str:
-        built = build_kernel(replace(product((m, k), (k, n)).group, precision=precision), target)
+    def template(case: Case, precision: Precision = "float32", target: Target = AMX) -> str:
+        built = build_kernel(replace(case.group, precision=precision), target)
         assert isinstance(built, BuiltKernel)
         return built.template
 
-    assert template(128, 768, 768) == template(128, 768, 768, "float32-fast") == "matmul_tiles"
-    assert template(1, 768, 768) == template(1, 768, 768, "float32-fast") == "matmul"
-    assert template(128, 768, 768, target=Target("cpu", "avx512", 2)) == "matmul"
+    large, one_row = product((128, 768), (768, 768)), product((1, 768), (768, 768))
+    assert template(large) == template(large, "float32-fast") == "matmul_tiles"
+    assert template(one_row) == template(one_row, "float32-fast") == "matmul"
+    assert template(large, target=Target("cpu", "avx512", 2)) == "matmul"
+    assert template(narrow_product((128, 768), (768, 768)), "bfloat16") == "matmul_tiles"
+    assert template(narrow_product((1, 768), (768, 768)), "bfloat16") == "paired_product"
 
 
 def test_refusals() -> None:

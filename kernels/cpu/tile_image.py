@@ -1,0 +1,148 @@
+"""Images as convolutions on the tile unit read them: bfloat16 terms, channels last and filled up to whole tiles, zeros around.
+
+With strides, positions that a tap of the window reads one after the other shall lie so: the image is cut in phases, position
+(y, x) into phase (y mod stride, x mod stride). In each of them every tap reads as a window of stride 1 does, and result (r, c) is
+number r * width + c of the positions of a plane, so that 16 neighbours are the rows of a tile. Those beyond the end of a row of
+the result are computed and not stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+
+from tvm import tirx
+
+from ...runtime.plan import TensorType
+from ..builder import Buffer, Expr, KernelBuilder, unravel
+from .channels_last import ChannelsLast
+from .split_bfloat16 import split
+from .tile_blocks import Lines
+from .tile_packing import LINES
+from .tile_unit import DEPTH, ROWS
+from .window import Window
+
+_BAD_STRIDE_BYTES = 2048  # between rows that fall on two sets of the first cache
+
+
+@dataclass(frozen=True)
+class TiledImage:
+    """The layout of an input [image, channel, row, column] for a window and so many terms.
+
+    Elements of 16 bits: [image, phase, row, column, term, channel].
+    """
+
+    source: TensorType
+    window: Window
+    terms: int
+
+    @property
+    def channels(self) -> int:
+        """Of one term, whole tiles."""
+        return ceil(self.source.shape[1] / DEPTH) * DEPTH
+
+    @property
+    def phases(self) -> tuple[int, int]:
+        """Of rows and of columns, those that a tap reads."""
+        return self._largest(0, True) + 1, self._largest(1, True) + 1
+
+    @property
+    def height(self) -> int:
+        return self.window.outputs[0] + self._largest(0, False)
+
+    @property
+    def width(self) -> int:
+        return self.window.outputs[1] + self._largest(1, False)
+
+    @property
+    def pitch(self) -> int:
+        """Elements of a position; a few more where tile rows would crowd each other out of the first cache."""
+        pitch = self.channels * self.terms
+        return pitch + DEPTH if 2 * pitch % _BAD_STRIDE_BYTES == 0 else pitch
+
+    @property
+    def plane(self) -> int:
+        """Elements of a phase. The last block of positions may reach up to 31 positions beyond it."""
+        return self.height * self.width * self.pitch
+
+    @property
+    def elements(self) -> int:
+        return self.source.shape[0] * prod(self.phases) * self.plane + LINES * self.pitch
+
+    @property
+    def positions(self) -> int:
+        """Of one image, in which its results lie, with those between the rows."""
+        rows, columns = self.window.outputs
+        return (rows - 1) * self.width + columns
+
+    def lines(self, buffer: Buffer, image: Expr, first: Expr) -> Lines:
+        """32 positions from number `first` on. Steps are (row of the window, column of it, 32 channels)."""
+        base = image * (prod(self.phases) * self.plane) + first * self.pitch
+
+        def at(ks: tuple[Expr, ...], term: int, half: Expr) -> Expr:
+            (py, dy), (px, dx) = (self._place(axis, ks[axis] * self.window.dilations[axis]) for axis in range(2))
+            phase = py * self.phases[1] + px
+            place = (dy * self.width + dx + half * ROWS) * self.pitch + term * self.channels + ks[2] * DEPTH
+            return base + phase * self.plane + place
+
+        return Lines(buffer, self.pitch, at)
+
+    def _place(self, axis: int, tap: Expr) -> tuple[Expr, Expr]:
+        """Phase of a tap, and the position in it."""
+        stride = self.window.strides[axis]
+        return (tirx.floormod(tap, stride), tirx.floordiv(tap, stride)) if stride > 1 else (0, tap)
+
+    def _largest(self, axis: int, is_phase: bool) -> int:
+        stride, taps = self.window.strides[axis], range(self.window.kernel[axis])
+        places = (divmod(tap * self.window.dilations[axis], stride) for tap in taps)
+        return max(place[1 if is_phase else 0] for place in places)
+
+    # Filling ----------------------------------------------------------------------------------------------------------
+
+    def fill(self, builder: KernelBuilder, form: ChannelsLast) -> Buffer:
+        """A workspace with the terms of the anchor's input; dealt to the threads by lines."""
+        target = builder.workspace(self.elements, "uint16")
+        images, (rows, columns) = self.source.shape[0], self.phases
+        extents = images, rows, columns, self.height
+        with builder.chunks(prod(extents), self.elements) as line:
+            image, py, px, row = (builder.bind(part) for part in unravel(line, extents))
+            y = builder.bind(row * self.window.strides[0] + py - self.window.begins[0])
+            exists = builder.bind(tirx.And(y >= 0, y < self.source.shape[2]))
+            start = builder.bind(line * (self.width * self.pitch))
+            with builder.loop(self.width, name="column") as column:
+                at = builder.bind(start + column * self.pitch)
+                x = builder.bind(column * self.window.strides[1] + px - self.window.begins[1])
+                inside = builder.bind(tirx.And(exists, tirx.And(x >= 0, x < self.source.shape[3])))
+                with builder.when(inside):
+                    self._fill_position(builder, form, target, at, (image, y, x))
+                with builder.when(tirx.Not(inside)):
+                    self._clear(builder, target, at, self.pitch)
+        rest = images * prod(self.phases) * self.plane
+        self._clear(builder, target, rest, self.elements - rest)
+        return target
+
+    def _fill_position(
+        self, builder: KernelBuilder, form: ChannelsLast, target: Buffer, at: Expr, place: tuple[Expr, Expr, Expr]
+    ) -> None:
+        """The terms of all channels of a position of the input."""
+        name = form.anchor.inputs[0]
+        image, y, x = place
+        _, channels, height, width = self.source.shape
+        source = builder.parameter(form.operands.get(name, name), self.source.elements, self.source.dtype)
+        position = builder.bind((image * height + y) * width + x)
+        plane = builder.bind((image * channels * height + y) * width + x)
+
+        def store(channel: Expr) -> None:
+            offset = position * channels + channel if name in form.operands else plane + channel * (height * width)
+            for term, part in enumerate(split(builder, source[offset], self.terms)):
+                builder.store(target, at + (term * self.channels) + channel, part)
+
+        builder.vector_loop(channels, builder.lanes("float32"), store)
+        for term in range(self.terms):
+            begin = term * self.channels
+            self._clear(builder, target, at + (begin + channels), self.channels - channels)
+        self._clear(builder, target, at + self.terms * self.channels, self.pitch - self.terms * self.channels)
+
+    def _clear(self, builder: KernelBuilder, target: Buffer, begin: Expr, count: int) -> None:
+        zero = tirx.const(0, "uint16")
+        builder.vector_loop(count, builder.lanes("uint16"), lambda i: builder.store(target, begin + i, zero))

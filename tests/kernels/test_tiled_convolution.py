@@ -1,0 +1,119 @@
+"""Convolutions on the tile unit: strides in phases, dilations, ragged channels and rows; against torch in float64."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from prefuse.kernels import costs
+from prefuse.kernels.cpu import tiled_convolution
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template import BuiltKernel, Refusal
+from prefuse.runtime.precision import Precision
+from prefuse.runtime.target import AMX_EMULATED
+
+from .amx_emulator import AMX, emulated_amx, emulator
+from .harness import Case, check, run, target_of
+from .test_channels_last import convolution
+
+__all__ = ["emulator"]
+UNITS: dict[Precision, float] = {"float32": 1e-6, "float32-fast": 1.2e-5, "bfloat16": 6e-3}
+
+
+@pytest.fixture(autouse=True)
+def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small convolutions, too, for which vectors are faster."""
+    monkeypatch.setattr(tiled_convolution, "tile_convolution_cycles", lambda *sizes: 0.0)
+
+
+def tiled(case: Case, precision: Precision = "float32-fast") -> Case:
+    """The case, which must be computed on tiles."""
+    atol = UNITS[precision] * float(np.abs(case.expected[0]).max(initial=0))
+    group = replace(case.group, precision=precision)
+    return replace(case, group=group, template="convolution_tiles", rtol=0.0, atol=atol, got=[])
+
+
+def convolutions() -> list[Case]:
+    return [
+        convolution((1, 40, 7, 9), 33, 3, 1, 1),
+        convolution((2, 20, 9, 8), 18, 3, 2, 1),
+        convolution((1, 33, 6, 5), 40, 1),
+        convolution((1, 3, 13, 12), 20, (7, 5), (2, 3), (3, 2, 1, 2), keep_first=("x",)),
+        convolution((1, 5, 12, 14), 17, 3, (2, 1), 2, (2, 3)),
+        convolution((3, 64, 7, 7), 64, 1, 2),
+        convolution((2, 1, 3, 3), 1, 3),
+        convolution((1, 8, 4, 4), 5, 2, 3, (0, 1, 2, 0)),
+    ]
+
+
+def test_convolutions() -> None:
+    check([tiled(case) for case in convolutions()], target_of(AMX_EMULATED))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_other_precisions(precision: Precision) -> None:
+    check([tiled(case, precision) for case in convolutions()[:2]], target_of(AMX_EMULATED))
+
+
+def test_weights_beyond_the_second_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled_convolution, "_NEAR_BYTES", 0)
+    check([tiled(convolution((2, 40, 9, 9), 70, 3, 1, 1))], target_of(AMX_EMULATED))
+
+
+def test_positions_of_2_kib_are_set_apart() -> None:
+    """512 channels of two terms: rows of tiles would fall on two sets of the first cache."""
+    check([tiled(convolution((1, 512, 3, 4), 20, 1))], target_of(AMX_EMULATED))
+
+
+def test_infinities_stay_in_their_windows() -> None:
+    case = tiled(convolution((1, 6, 9, 10), 7, 3, 1, 1))
+    clean = replace(case, got=[])
+    odd = dict(case.arrays)
+    odd["x"] = odd["x"].copy()
+    odd["x"][0, 4, 5, 2] = np.inf
+    case = replace(case, arrays=odd)
+    run([case, clean], target_of(AMX_EMULATED))
+    window = np.zeros(clean.got[0].shape, bool)
+    window[0, 3:6, 4:7] = True
+    np.testing.assert_allclose(case.got[0][~window], clean.got[0][~window], 0.0, case.atol)
+    assert not np.isnan(case.got[0]).any()
+    assert set(np.unique(case.got[0][window])) == {0.0, np.inf}  # after Relu
+
+
+def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctypes.CDLL) -> None:
+    cases = [tiled(case) for case in convolutions()]
+    run(cases, target_of(AMX_EMULATED))
+    loops = [case.got[0] for case in cases]
+    with emulated_amx(emulator) as counts:
+        check(cases, AMX)
+    assert counts["tdpbf16ps"] > counts["tileloadd"] > counts["tilezero"] == counts["tilestored"] > 0
+    for case, expected in zip(cases, loops, strict=True):
+        np.testing.assert_array_equal(case.got[0], expected, case.label)
+
+
+def test_convolutions_on_this_machine() -> None:
+    check([tiled(case) for case in convolutions()], target_of("amx"))
+
+
+def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled_convolution, "tile_convolution_cycles", costs.tile_convolution_cycles)
+
+    def template(case: Case, precision: Precision = "float32-fast") -> str:
+        built = build_kernel(replace(case.group, precision=precision), AMX)
+        assert isinstance(built, BuiltKernel)
+        return built.template
+
+    large = convolution((1, 128, 28, 28), 128, 3, 1, 1)
+    assert template(convolution((1, 256, 28, 28), 128, 1)) == template(large, "bfloat16") == "convolution_tiles"
+    assert template(large) == "winograd_channels_last"  # on vectors
+    assert template(convolution((1, 3, 56, 56), 16, 3, 1, 1)) == "convolution_channels_last"  # a tenth of each tile
+    for case, reason in (
+        (convolution((1, 64, 14, 14), 64, 3, 1, 1, group=2), "groups of channels"),
+        (convolution((1, 64, 14, 14), 64, 3, 1, 1, dtype="float64"), "no convolution of float64"),
+        (replace(large, group=replace(large.group, constants=frozenset("bs"))), "weights that change"),
+    ):
+        refusal = tiled_convolution.build(case.group, AMX)
+        assert isinstance(refusal, Refusal)
+        assert reason in refusal.reason
