@@ -147,6 +147,7 @@ class LayoutWriter:
             product.node.replace_input_with(product.position, self._reordered(weight, product.axis, (channels, height * width)))
             self.spare.append(weight)
         new = ir.node("Reshape", [self._last(image, node), self._shape_constant(tensor_type(flat).shape, flat)])
+        self.spare += _constants_of(node)
         replace_node(self.model, node, [new], [new.outputs[0]])
 
     def _reordered(self, weight: ir.Value, axis: int, extents: tuple[int, int]) -> ir.Value:

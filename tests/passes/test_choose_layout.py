@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -21,6 +24,7 @@ from prefuse.passes.layout.nodes import flexible_form
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.precision import PRECISIONS
 from prefuse.runtime.target import Target
+from prefuse.tests.scaling import assert_scales
 
 NETWORK = """
 <ir_version: 10, opset_import: ["": 21]>
@@ -44,6 +48,46 @@ main (float[1,3,20,20] x, float[32,3,3,3] v, float[32,32,3,3] w, float[32] k, fl
   y = Flatten(m)
 }
 """
+
+# Everything that may lie channels-last, once; constants for the product are filled in.
+FORMS = """
+<ir_version: 10, opset_import: ["": 21]>
+main (float[2,32,6,6] x, float[2,36,32] t, float[32,32,3,3] w, float[32,32,2,2] u, float[64,64,3,3] v)
+  => (float[2,3] y, float[2,144,64] tokens, float[2,12,12,64] last, float[2,13,12,64] padded)
+<float[2304,3] m = {WEIGHTS}, int64[8] pads = {0, 0, 1, 0, 0, 0, 0, 0}, float[4] scales = {1, 1, 2, 2}>
+{
+  swapped = Transpose<perm=[0,2,1]>(t)
+  image = Constant<value_ints=[2,32,6,6]>()
+  i = Reshape(swapped, image)
+  a = Conv<pads=[1,1,1,1]>(x, w)
+  b = Add(a, i)
+  c = Conv<pads=[1,1,1,1]>(b, w)
+  d = Relu(c)
+  up = ConvTranspose<strides=[2,2]>(d, u)
+  starts = Constant<value_ints=[1,1]>()
+  ends = Constant<value_ints=[6,7]>()
+  axes = Constant<value_ints=[2,3]>()
+  large = Resize<mode="linear">(c, "", scales)
+  joined = Concat<axis=1>(large, up)
+  e = Conv<pads=[1,1,1,1]>(joined, v)
+  f, g = Split<axis=1, num_outputs=2>(e)
+  h = Concat<axis=1>(g, f)
+  k = Conv<pads=[1,1,1,1]>(h, v)
+  pooled = AveragePool<kernel_shape=[2,2], strides=[2,2]>(k)
+  cut = Slice(pooled, starts, ends, axes)
+  whole = Conv<pads=[1,1,1,0]>(cut, v)
+  flat = Flatten(pooled)
+  y = MatMul(flat, m)
+  shape = Constant<value_ints=[2,64,144]>()
+  merged = Reshape(k, shape)
+  tokens = Transpose<perm=[0,2,1]>(merged)
+  last = Transpose<perm=[0,2,3,1]>(k)
+  small = GlobalAveragePool(whole)
+  scaled = Mul(k, small)
+  longer = Pad(scaled, pads)
+  padded = Transpose<perm=[0,2,3,1]>(longer)
+}
+""".replace("WEIGHTS", ", ".join(str(number % 17 / 16) for number in range(3 * 2304)))
 
 
 @st.composite
@@ -105,9 +149,9 @@ def test_a_convolution_beside_other_operators_is_refused() -> None:
     assert any("the group of Conv has other operators that are not pointwise" in str(remark) for remark in context.remarks)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_programs_compute_the_same(threads: int) -> None:
-    model = ir.from_onnx_text(NETWORK)
+@pytest.mark.parametrize(("text", "threads"), [(NETWORK, 1), (NETWORK, 2), (FORMS, 2)])
+def test_programs_compute_the_same(text: str, threads: int) -> None:
+    model = ir.from_onnx_text(text)
     inputs = random_inputs(model)
     expected = run_model(model, inputs, "reference")
     pipeline = "canonicalize,eliminate-dead,fuse-epilogue,choose-layout,order-nodes,plan-memory"
@@ -118,6 +162,33 @@ def test_programs_compute_the_same(threads: int) -> None:
     assert isinstance(results, tuple)
     for got, array in zip(results, expected.values(), strict=True):
         assert relative_error(np.asarray(got), array) < 1e-5
+
+
+def test_every_form_is_channels_last() -> None:
+    """Nothing is converted: what leaves the graph is asked for channels-last, or as tokens."""
+    model, _ = lowered(FORMS, pipeline="fuse-epilogue,choose-layout")
+    counts = Counter(re.sub(r"_\d+$", "", node.op_type) for node in model.graph)
+    assert counts["convtranspose_concat_channels_last"] == 1
+    assert not {"Flatten", "Conv", "ConvTranspose", "AveragePool", "Transpose"} & set(counts)
+
+
+def test_time_is_linear_in_the_nodes() -> None:
+    def prepare(blocks: int) -> Callable[[], object]:
+        """Convolutions with residual connections, and every fourth time an operator that has one layout only."""
+        value, lines = "x", []
+        for i in range(blocks):
+            lines += [f"a{i} = Conv<pads=[1,1,1,1]>({value}, w)", f"b{i} = Relu(a{i})", f"c{i} = Conv<pads=[1,1,1,1]>(b{i}, w)"]
+            lines += [f"d{i} = Add(c{i}, {value})", f"e{i} = {'Softmax<axis=1>' if i % 4 == 3 else 'Neg'}(d{i})"]
+            value = f"e{i}"
+        body = "\n".join(lines)
+        model = ir.from_onnx_text(f"""
+            <ir_version: 10, opset_import: ["": 21]>
+            main (float[1,64,7,7] x, float[64,64,3,3] w) => (float[1,64,7,7] {value}) {{ {body} }}""")
+        infer_facts(model)
+        return lambda: run_pipeline(model, parse_pipeline("choose-layout", PASSES), Context(Target.parse("cpu:avx512")))
+
+    prepare(2)()
+    assert_scales(prepare, 80, 160, 2.8)
 
 
 def test_constants_are_turned() -> None:
