@@ -100,8 +100,8 @@ def exp(x: Expr) -> Steps:
 
 
 @stepwise
-def exp_nonpositive(x: Expr) -> Steps:
-    """e**x of x <= 0 in fewer steps, for softmax: results too small for a normal number are 0.
+def exp_within(x: Expr) -> Steps:
+    """e**x in fewer steps, of x from -87.3 to 88.3 (not NaN), where results are normal numbers.
 
     The polynomial of e**r is a fit of degree 6 of our own (relative error 2e-9), and the power of two is added to its exponent.
     """
@@ -111,7 +111,13 @@ def exp_nonpositive(x: Expr) -> Steps:
         r, 1.384364441037178e-3, 8.374163880944252e-3, 4.166800156235695e-2, 1.6666431725025177e-1, 4.999999403953552e-1, 1.0, 1.0
     )
     power = tirx.Cast("int32", n) << tirx.const(23, "int32")
-    value = tirx.reinterpret("float32", tirx.reinterpret("int32", p) + power)
+    return tirx.reinterpret("float32", tirx.reinterpret("int32", p) + power)
+
+
+@stepwise
+def exp_nonpositive(x: Expr) -> Steps:
+    """e**x of x <= 0, for softmax: results too small for a normal number are 0."""
+    value = yield exp_within, x
     return tirx.Select(x < f32(_LEAST), f32(0.0), value)
 
 
@@ -156,11 +162,11 @@ def log(x: Expr) -> Steps:
 
 @stepwise
 def tanh(x: Expr) -> Steps:
-    """A polynomial below 0.625, 1 - 2 / (e**2|x| + 1) above."""
-    size = yield tirx.abs(x)
+    """A polynomial below 0.625, 1 - 2 / (e**2|x| + 1) above, which is 1 in float32 from 9.02 on."""
+    size = yield tirx.min(tirx.abs(x), f32(9.02))
     z = yield x * x
     small = polynomial(z, -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1) * z * x + x
-    grown = yield exp, size + size
+    grown = yield exp_within, size + size
     large = yield f32(1.0) - f32(2.0) / (grown + f32(1.0))
     value = tirx.Select(size < f32(0.625), small, tirx.Select(x < f32(0.0), -large, large))
     return tirx.Select(tirx.isnan(x), x, value)
@@ -168,8 +174,10 @@ def tanh(x: Expr) -> Steps:
 
 @stepwise
 def sigmoid(x: Expr) -> Steps:
-    shrunk = yield exp, -x
-    return f32(1.0) / (f32(1.0) + shrunk)
+    """1 / (1 + e**-x); 0 where that is no normal number."""
+    shrunk = yield exp_within, tirx.max(tirx.min(-x, f32(-_LEAST)), f32(_LEAST))
+    value = tirx.Select(x < f32(_LEAST), f32(0.0), f32(1.0) / (f32(1.0) + shrunk))
+    return tirx.Select(tirx.isnan(x), x, value)
 
 
 @stepwise
@@ -191,7 +199,7 @@ def erf(x: Expr) -> Steps:
     r = f32(-1.72853470e-5) * t + f32(3.83197126e-4)
     r = r * s + (f32(-3.88396438e-3) * t + f32(2.42546219e-2))
     r = ((r * t + f32(-1.06777877e-1)) * t + f32(-6.34846687e-1)) * t + f32(-1.28717512e-1)
-    shrunk = yield exp, r * t - t
+    shrunk = yield exp_within, r * t - t
     large = yield f32(1.0) - shrunk
     small = polynomial(s, -5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1) * x + x
     value = tirx.Select(t > f32(0.927734375), tirx.Select(x < f32(0.0), -large, large), small)
