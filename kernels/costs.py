@@ -17,6 +17,7 @@ _SCATTERED_ELEMENT = 1.0  # cycles
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
 _MAX_TILE_ROWS = 14
 WINOGRAD_OUTPUTS = (2, 4)
+_PANEL_CYCLES = 2.5  # of a vector of weights that comes from the second cache
 _TRANSFORM_CYCLES = 3.0  # of a vector of channels at one point of one of Winograd's tiles
 _MEMORY_BYTES = 8.0  # a cycle that come from memory
 _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
@@ -113,7 +114,7 @@ def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int)
     tiles, points = one.images * ceil(one.rows / outputs) * ceil(one.columns / outputs), (outputs + 2) ** 2
     vectors = ceil(one.groups * one.inputs / lanes) + one.groups * ceil(one.outputs / lanes)
     tile = product_tile(tiles, one.outputs, one.inputs, lanes, registers)
-    products = points * one.groups * _stretch_cycles(tile, tiles, one.outputs, one.inputs, lanes)
+    products = points * one.groups * _product_cycles(tile, tiles, one.outputs, one.inputs, lanes)
     more_bytes = (points - prod(one.kernel)) * one.groups * one.inputs * one.outputs * one.element_bytes
     return products + tiles * points * vectors * _TRANSFORM_CYCLES + more_bytes / _MEMORY_BYTES
 
@@ -121,7 +122,13 @@ def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int)
 def product_tile(rows: int, columns: int, depth: int, lanes: int, registers: int) -> tuple[int, int]:
     """Rows and vectors of the tile with the fewest cycles for the products of Winograd's tiles."""
     choices = [(r, v) for r, v in product(range(1, min(rows, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4)) if r * v + v + 1 <= registers]
-    return min(choices, key=lambda tile: (_stretch_cycles(tile, rows, columns, depth, lanes), tile))
+    return min(choices, key=lambda tile: (_product_cycles(tile, rows, columns, depth, lanes), tile))
+
+
+def _product_cycles(tile: tuple[int, int], rows: int, columns: int, depth: int, lanes: int) -> float:
+    height, vectors = tile
+    step = max(height * vectors / 2, (height + vectors) / 2, vectors * _PANEL_CYCLES, 4.0)
+    return ceil(rows / height) * ceil(columns / (vectors * lanes)) * (step * depth + 3 * height * vectors + 20)
 
 
 def scattered_cycles(elements: int) -> float:

@@ -30,7 +30,7 @@ from .winograd import PackWinograd, winograd
 _NEAR_BYTES = 704 * 1024  # of the second cache, for the inputs and products of a thread's block
 _FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that threads share
 _PRODUCT_BYTES = 320 * 1024  # of the second, for the products of a panel then
-_LEAST_TILES = 28  # of a thread's own block, below which the weights would be read too often
+_LEAST_TILES = 16  # of a thread's own block, below which the weights would be read too often
 _TYPE = "float32"
 _WORK_PER_OPERATION = 16
 
@@ -115,7 +115,8 @@ class _Kernel:
     """One kernel being built."""
 
     def __init__(self, form: ChannelsLast, one: Convolution, outputs: int, target: Target) -> None:
-        self.form, self.one, self.anchor = form, one, form.anchor
+        self.form, self.one, self.anchor, self.target = form, one, form.anchor, target
+        self.packed: dict[str, Operand] = {}
         self.window: Window = read_window(form.inner, form.anchor)
         self.builder: KernelBuilder = new_builder(target)
         self.lanes = target.vector_lanes
@@ -123,24 +124,31 @@ class _Kernel:
         self.points = self.method.extent**2
         self.grid = (one.images, ceil(one.rows / outputs), ceil(one.columns / outputs))
         self.tiles = one.images * self.grid[1] * self.grid[2]
-        self.tile = Tile(*product_tile(self.tiles, one.outputs, one.inputs, self.lanes, target.vector_registers), self.lanes)
-        self.panels = ceil(one.outputs / self.tile.columns)
         channels = one.groups * one.inputs
         self.pitch = channels + (16 if channels % 512 == 0 else 0)  # rows 2 KiB apart would crowd each other out
+        self.tile = self._product_tile(self.tiles)
         self.flops = 2 * self.points * self.tiles * one.groups * one.inputs * one.outputs
         self.threads = self.builder.threads_for(self.flops // _WORK_PER_OPERATION)
-        name = self.anchor.inputs[1]
-        self.packed = {f"{name}/winograd": Operand(name, PackWinograd(one.groups, outputs, self.tile.columns))}
+        near = _NEAR_BYTES // (4 * self.points * (self.pitch + self.tile.columns))
+        self.is_private = near >= min(_LEAST_TILES, self.tiles) and self.tiles >= self.threads
+        far = max(_FAR_BYTES // (4 * self.points * self.pitch), 1)
+        blocks = self.threads * ceil(self.tiles / (self.threads * near)) if self.is_private else ceil(self.tiles / far)
+        self.size = ceil(self.tiles / blocks)
+        self.tile = self._product_tile(self.size)
+        self.panels = ceil(one.outputs / self.tile.columns)
+
+    def _product_tile(self, rows: int) -> Tile:
+        one = self.one
+        return Tile(*product_tile(rows, one.outputs, one.inputs, self.lanes, self.target.vector_registers), self.lanes)
 
     def build(self) -> BuiltKernel:
-        (key,) = self.packed
-        kind = self.form.inner.types[self.anchor.inputs[1]]
-        pack = self.packed[key].pack
-        assert pack is not None
+        name = self.anchor.inputs[1]
+        key, kind = f"{name}/winograd", self.form.inner.types[name]
+        pack = PackWinograd(self.one.groups, self.method.outputs, self.tile.columns)
+        self.packed[key] = Operand(name, pack)
         self.weights = self.builder.parameter(key, pack.packed_type(kind).elements, _TYPE)
-        near = _NEAR_BYTES // (4 * self.points * (self.pitch + self.tile.columns))
-        if near >= min(_LEAST_TILES, self.tiles) and self.tiles >= self.threads:
-            self._emit_private(near)
+        if self.is_private:
+            self._emit_private()
         else:
             self._emit_shared()
         self.form.copy_pieces(self.builder)
@@ -157,12 +165,10 @@ class _Kernel:
         base = self.builder.bind(thread * (matrices.stride * self.points))
         return _Matrices(matrices.buffer, base, matrices.rows, matrices.pitch)
 
-    def _emit_private(self, near: int) -> None:
+    def _emit_private(self) -> None:
         """Each thread takes blocks of tiles through all steps."""
         builder, threads = self.builder, self.threads
-        blocks = threads * ceil(self.tiles / (threads * near))
-        size = max(ceil(self.tiles / blocks), self.tile.rows)
-        blocks = ceil(self.tiles / size)
+        size, blocks = self.size, ceil(self.tiles / self.size)
         inputs, products = self._matrices(size, self.pitch, threads), self._matrices(size, self.tile.columns, threads)
         with builder.loop(threads, "parallel", "thread") as thread:
             begin, end = share(thread, threads, blocks)
@@ -178,9 +184,7 @@ class _Kernel:
 
     def _emit_shared(self) -> None:
         """All threads transform the inputs of a block, then each takes panels of weights."""
-        builder, threads = self.builder, self.threads
-        far = max(_FAR_BYTES // (4 * self.points * self.pitch), self.tile.rows)
-        size = ceil(self.tiles / ceil(self.tiles / far))
+        builder, threads, size = self.builder, self.threads, self.size
         near = max(_PRODUCT_BYTES // (4 * self.points * self.tile.columns), self.tile.rows)
         pieces = ceil(size / near)
         part = max(ceil(size / pieces), self.tile.rows)
