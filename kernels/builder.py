@@ -167,6 +167,11 @@ class KernelBuilder:
     def store(self, buffer: Buffer, offset: Expr, value: Expr) -> None:
         self.emit(tirx.BufferStore(buffer, value, [_int(offset)]))
 
+    def prefetch(self, element: Expr) -> None:
+        """Ask for the cache line of an element that is read later. Nothing happens if it lies outside of memory."""
+        how = (tirx.const(word, "int32") for word in (0, 3, 1))  # to read, keep it in all caches, data
+        self.emit(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(element), *how)))
+
     def bind(self, value: Expr, name: str = "t") -> Expr:
         """Name a loop bound or an offset outside of vectorised loops."""
         if isinstance(value, int | tirx.Var | tirx.IntImm):

@@ -28,11 +28,12 @@ from .window import Window, read_window
 from .winograd import PackWinograd, winograd
 
 _NEAR_BYTES = 704 * 1024  # of the second cache, for the inputs and products of a thread's block
-_FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that threads share
+_FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that threads share, or for weights that stay there
 _PRODUCT_BYTES = 320 * 1024  # of the second, for the products of a panel then
 _LEAST_TILES = 16  # of a thread's own block, below which the weights would be read too often
 _TYPE = "float32"
 _WORK_PER_OPERATION = 16
+_Element = Callable[[int, Expr, Expr], Expr]  # of the input: row and column of a tile, channel
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -130,7 +131,8 @@ class _Kernel:
         self.flops = 2 * self.points * self.tiles * one.groups * one.inputs * one.outputs
         self.threads = self.builder.threads_for(self.flops // _WORK_PER_OPERATION)
         near = _NEAR_BYTES // (4 * self.points * (self.pitch + self.tile.columns))
-        self.is_private = near >= min(_LEAST_TILES, self.tiles) and self.tiles >= self.threads
+        weights = 4 * self.points * channels * one.outputs
+        self.is_private = near >= min(_LEAST_TILES, self.tiles) and self.tiles >= self.threads and weights <= _FAR_BYTES
         far = max(_FAR_BYTES // (4 * self.points * self.pitch), 1)
         blocks = self.threads * ceil(self.tiles / (self.threads * near)) if self.is_private else ceil(self.tiles / far)
         self.size = ceil(self.tiles / blocks)
@@ -226,23 +228,26 @@ class _Kernel:
             place = [tirx.max(tirx.min(at, size - 1), 0) for at, size in ((y, one.height), (x, one.width))]
             return tirx.Select(exists, load((image, channel, *place)), tirx.const(0, _TYPE))
 
-        def transform(element: Callable[[int, Expr, Expr], Expr]) -> Callable[[Expr, int], None]:
-            return lambda channel, lanes: self._transform_vector(to, row, channel, lanes, element)
+        def transform(element: _Element) -> None:
+            vector = self._transform_vector
+            _vectors(builder, one.groups * one.inputs, self.lanes, lambda c, lanes: vector(to, row, c, lanes, element, inside))
 
         with builder.when(is_whole):
-            _vectors(builder, one.groups * one.inputs, self.lanes, transform(inside))
+            transform(inside)
         with builder.when(tirx.Not(is_whole)):
-            _vectors(builder, one.groups * one.inputs, self.lanes, transform(clipped))
+            transform(clipped)
 
-    def _transform_vector(
-        self, to: _Matrices, row: Expr, channel: Expr, lanes: int, element: Callable[[int, Expr, Expr], Expr]
-    ) -> None:
+    def _transform_vector(self, to: _Matrices, row: Expr, channel: Expr, lanes: int, element: _Element, ahead: _Element) -> None:
+        """Transform one vector of channels of a tile. `ahead` gives the elements of the tile to its right too."""
         builder, extent = self.builder, self.method.extent
         columns = builder.local(self.points * lanes, _TYPE)
-        with builder.loop(extent, name="j") as j, builder.loop(lanes, "vectorized", "lane") as lane:
-            made = self.method.transform_data(builder, [builder.name(element(i, j, channel + lane)) for i in range(extent)])
-            for i, value in enumerate(made):
-                builder.store(columns, (i * extent + j) * lanes + lane, value)
+        with builder.loop(extent, name="j") as j:
+            for i in range(extent):
+                builder.prefetch(ahead(i, j + self.method.outputs, channel))
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                made = self.method.transform_data(builder, [builder.name(element(i, j, channel + lane)) for i in range(extent)])
+                for i, value in enumerate(made):
+                    builder.store(columns, (i * extent + j) * lanes + lane, value)
         with builder.loop(extent, name="i") as i, builder.loop(lanes, "vectorized", "lane") as lane:
             values = [columns[(i * extent + j) * lanes + lane] for j in range(extent)]
             for j, value in enumerate(self.method.transform_data(builder, values)):
