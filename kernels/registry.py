@@ -103,7 +103,9 @@ TEMPLATES: tuple[Template, ...] = (
 # On CPUs whose tile unit multiplies bfloat16 numbers.
 TILE_TEMPLATES: tuple[Template, ...] = (
     Template("matmul_tiles", tiled_matmul.build, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    Template("convolution_tiles", tiled_convolution.build, frozenset(["Conv"]), has_surroundings=True),
+    Template(
+        "convolution_tiles", tiled_convolution.build, frozenset(["Concat", "Conv"]), has_surroundings=True, reads_narrow=True
+    ),
 )
 
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.

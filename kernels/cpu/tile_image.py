@@ -128,13 +128,16 @@ class TiledImage:
         name = form.anchor.inputs[0]
         image, y, x = place
         _, channels, height, width = self.source.shape
-        source = builder.parameter(form.operands.get(name, name), self.source.elements, self.source.dtype)
+        is_narrow = self.source.dtype == "bfloat16"
+        source = builder.parameter(
+            form.operands.get(name, name), self.source.elements, "uint16" if is_narrow else self.source.dtype
+        )
         position = builder.bind((image * height + y) * width + x)
         plane = builder.bind((image * channels * height + y) * width + x)
 
         def store(channel: Expr) -> None:
             offset = position * channels + channel if name in form.operands else plane + channel * (height * width)
-            for term, part in enumerate(split(builder, source[offset], self.terms)):
+            for term, part in enumerate([source[offset]] if is_narrow else split(builder, source[offset], self.terms)):
                 builder.store(target, at + (term * self.channels) + channel, part)
 
         builder.vector_loop(channels, builder.lanes("float32"), store)

@@ -30,20 +30,21 @@ _WORK_PER_DOT = 16  # cycles
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one Conv of float32 with constant weights whose result is transposed to channels-last, with its followers."""
+    """Takes one Conv of float32 or bfloat16 with constant weights whose result, of float32, is transposed to channels-last."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
     if form.anchor.op_type != "Conv":
         return Refusal("has no convolution for the tile unit")
     source, weights = (form.inner.types[name] for name in form.anchor.inputs[:2])
-    if source.dtype != "float32":
-        return Refusal(f"no convolution of {source.dtype} on the tile unit")
+    result = form.inner.types[form.anchor.outputs[0]]
+    if source.dtype != weights.dtype or source.dtype not in ("float32", "bfloat16") or result.dtype != "float32":
+        return Refusal(f"no convolution of {source.dtype} and {weights.dtype} as {result.dtype} on the tile unit")
     if form.anchor.attribute("group", 1) != 1:
         return Refusal("groups of channels are no whole tiles")
     if form.anchor.inputs[1] not in form.inner.constants:
         return Refusal("weights that change are not packed into tiles")
-    if not source.elements * weights.elements * form.inner.types[form.anchor.outputs[0]].elements:
+    if not source.elements * weights.elements * result.elements:
         return Refusal("has nothing to multiply")
     return TiledConvolution(form, target).build()
 
@@ -54,7 +55,8 @@ class TiledConvolution:
     def __init__(self, form: ChannelsLast, target: Target) -> None:
         self.form, self.anchor = form, form.anchor
         self.builder = new_builder(target)
-        self.terms = TERMS[form.outer.precision]
+        is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
+        self.terms = 1 if is_narrow else TERMS[form.outer.precision]
         self.image = TiledImage(form.inner.types[form.anchor.inputs[0]], read_window(form.inner, form.anchor), self.terms)
         self.outputs = form.inner.types[form.anchor.outputs[0]].shape[1]
         self.target = target

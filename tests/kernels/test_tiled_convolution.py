@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from prefuse.kernels import costs
@@ -15,8 +16,8 @@ from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED
 
 from .amx_emulator import AMX, emulated_amx, emulator
-from .harness import Case, check, run, target_of
-from .test_channels_last import convolution
+from .harness import Case, check, run, target_of, type_of
+from .test_channels_last import convolution, joined
 
 __all__ = ["emulator"]
 UNITS: dict[Precision, float] = {"float32": 1e-6, "float32-fast": 1.2e-5, "bfloat16": 6e-3}
@@ -55,6 +56,25 @@ def test_convolutions() -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_other_precisions(precision: Precision) -> None:
     check([tiled(case, precision) for case in convolutions()[:2]], target_of(AMX_EMULATED))
+
+
+def test_bfloat16() -> None:
+    """Rounded operands: only the additions round."""
+    cases = []
+    for case in [*convolutions()[:2], joined(convolutions()[2])]:
+        arrays = {name: array.astype(ml_dtypes.bfloat16) if name in "xw" else array for name, array in case.arrays.items()}
+        rounded = {name: array.astype(np.float32) for name, array in arrays.items()}
+        plain = replace(case, arrays=rounded, template="", got=[])
+        run([plain], target_of("avx512"))
+        types = dict(case.group.types) | {name: type_of(arrays[name]) for name in "xw"}
+        if ".x.first" in types:
+            types[".x.first"] = replace(types[".x.first"], dtype="bfloat16")
+        cases.append(tiled(replace(case, arrays=arrays, expected=plain.got, group=replace(case.group, types=types)), "bfloat16"))
+    check([replace(case, atol=case.atol / 1000) for case in cases], target_of(AMX_EMULATED))
+
+
+def test_results_are_joined_with_others() -> None:
+    check([tiled(joined(convolutions()[0]))], target_of(AMX_EMULATED))
 
 
 def test_weights_beyond_the_second_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +131,7 @@ def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert template(convolution((1, 3, 56, 56), 16, 3, 1, 1)) == "convolution_channels_last"  # a tenth of each tile
     for case, reason in (
         (convolution((1, 64, 14, 14), 64, 3, 1, 1, group=2), "groups of channels"),
-        (convolution((1, 64, 14, 14), 64, 3, 1, 1, dtype="float64"), "no convolution of float64"),
+        (convolution((1, 64, 14, 14), 64, 3, 1, 1, dtype="float64"), "no convolution of float64 and float64 as float64"),
         (replace(large, group=replace(large.group, constants=frozenset("bs"))), "weights that change"),
     ):
         refusal = tiled_convolution.build(case.group, AMX)
