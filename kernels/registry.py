@@ -84,7 +84,13 @@ TEMPLATES: tuple[Template, ...] = (
     Template("gathered_matmul", gathered_matmul.build, gathered_matmul.OPERATORS, has_surroundings=True),
     Template("attention", attention.build, attention.ANCHORS, has_surroundings=True),
     Template("winograd_channels_last", winograd_channels_last.build, frozenset(["Concat", "Conv"]), has_surroundings=True),
-    Template("convolution_channels_last", convolution_channels_last.build, frozenset(["Concat", "Conv"]), has_surroundings=True),
+    Template(
+        "convolution_channels_last",
+        convolution_channels_last.build,
+        frozenset(["Concat", "Conv"]),
+        has_surroundings=True,
+        reads_narrow=True,
+    ),
     Template(
         "transposed_convolution_channels_last",
         transposed_convolution_channels_last.build,
@@ -92,7 +98,7 @@ TEMPLATES: tuple[Template, ...] = (
         has_surroundings=True,
     ),
     Template("pooling_channels_last", pooling_channels_last.build, pooling.OPERATORS | {"Concat"}, has_surroundings=True),
-    Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"])),
+    Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"]), reads_narrow=True),
     Template("recurrent", recurrent.build, recurrent.OPERATORS),
     Template("linear_attention", linear_attention.build, linear_attention.OPERATORS),
     Template("selection", selection.build, selection.OPERATORS),

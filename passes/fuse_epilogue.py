@@ -24,10 +24,10 @@ class FuseEpilogue(Pass):
     After:   y = prefuse.matmul_add_erf_mul(x, w, b)
 
     An anchor has one output and is a matrix product or convolution, else a reduction, else a node that moves elements, else a
-    pointwise node; in this order anchors take followers. Casts of its operands from a narrow type, which it alone reads, join a
-    product in front: its kernel reads the operands as they are. Legal when every follower is pointwise with an output of the
-    anchor's shape, and one value alone leaves the group: then no path leaves it and returns. Views and what nothing is known
-    of stay outside. Groups of one node stay plain.
+    pointwise node; in this order anchors take followers. Casts from a narrow type that a member alone reads join with it, as
+    kernels read such operands as they lie. Legal when every follower is pointwise with an output of the anchor's shape, and one
+    value alone leaves the group: then no path leaves it and returns. Views and what nothing is known of stay outside. Groups of
+    one node stay plain.
     """
 
     name: ClassVar[str] = "fuse-epilogue"
@@ -57,11 +57,11 @@ def _anchor_rank(node: ir.Node) -> int:
     return -max(kind_of(node), Kind.BROADCAST)
 
 
-def _narrow_operands(anchor: ir.Node) -> list[ir.Node]:
-    """The Casts through which an anchor alone reads operands that lie in a narrow type."""
-    producers = dict.fromkeys(value.producer() for value in anchor.inputs if value is not None)
+def _narrow_operands(reader: ir.Node) -> list[ir.Node]:
+    """The Casts through which a node alone reads operands that lie in a narrow type."""
+    producers = dict.fromkeys(value.producer() for value in reader.inputs if value is not None)
     casts = [node for node in producers if node is not None and kind_of(node) is Kind.OPERAND]
-    return [node for node in casts if node.outputs[0].consumers() == (anchor,)]
+    return [node for node in casts if node.outputs[0].consumers() == (reader,)]
 
 
 @dataclass(slots=True)
@@ -83,7 +83,6 @@ class _Growth:
 
     def grow(self) -> tuple[list[ir.Node], list[Rejection]]:
         """The group, operands and anchor first, in order of the graph, and why the pointwise nodes next to it are not in it."""
-        self.members.extend(_narrow_operands(self.anchor))
         self._join(self.anchor)
         legal, blocker = len(self.members), None
         while self.candidates and blocker is None:
@@ -98,8 +97,9 @@ class _Growth:
         return group, list(self._rejections(group, blocker))
 
     def _join(self, node: ir.Node) -> None:
-        self.members.append(node)
-        for value in dict.fromkeys(value for value in node.inputs if value in self.leaving):
+        joining = [*_narrow_operands(node), node]
+        self.members += joining
+        for value in dict.fromkeys(value for one in joining for value in one.inputs if value in self.leaving):
             assert value is not None
             self.leaving[value] -= 1
             if not self.leaving[value]:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ..compiler.ir.constants import add_constant, constant_tensor
 from ..compiler.ir.facts import infer_node
-from ..compiler.ir.kinds import Kind, kind_of
+from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ..compiler.ir.names import fresh_name
 from ..compiler.ir.opset_raise import OLDEST
 from ..compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes
@@ -20,7 +20,7 @@ from .canonicalization.scope import static_shape
 Narrow = Literal["bfloat16", "float16"]
 _TYPES: dict[Narrow, ir.DataType] = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
 _LARGEST_FLOAT16 = 65504.0
-_PRODUCTS = frozenset(["Gemm", "MatMul"])
+_PRODUCTS = frozenset(["Conv", "Gemm", "MatMul"])
 _MOVES = frozenset(["Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])  # of elements, whatever their type
 
 
@@ -35,21 +35,30 @@ class LowerPrecision(Pass):
     Products stay float32 operators, of operands that are narrow numbers: their kernels read these as they lie and add up in
     float32, as ONNX Runtime would by the same graph. The first Cast joins the kernel of the value, the others that of the
     product (fuse-epilogue). What is neither weight nor operand of a product stays float32: normalizations, softmax, residual
-    sums, the model's inputs and outputs. Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights
-    are all that takes time there.
+    sums of rows, the model's inputs and outputs. Images that a convolution reads are read narrow by pointwise nodes, too, and so
+    lie in memory once.
+
+    Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
+    all products where the target multiplies the type no faster than float32.
     """
 
     name: ClassVar[str] = "lower-precision"
     precision: Narrow | None = None  # None: what the user asked for, if that is one of the two
     min_operations: int = 1 << 17  # multiply-adds of a product that is worth rounding for
     few_rows: int = 8
+    weights_only: bool | None = None  # None: where the target multiplies the type no faster than float32
 
     def run(self, model: ir.Model, context: Context) -> bool:
         precision = self.precision or _narrow_precision(context)
         if precision is None:
             return False
-        lowering = _Lowering(model, context, self, precision)
+        if context.target.is_gpu:
+            context.reject(self.name, Rejection(f"no kernel for {context.target} reads narrow operands"))
+            return False
+        is_fast = precision == "bfloat16" and context.target.has("avx512_bf16")
+        lowering = _Lowering(model, context, self, precision, not is_fast if self.weights_only is None else self.weights_only)
         changed = [lowering.lower(node) for node in list(model.graph) if kind_of(node) is Kind.OUTPUT_FUSABLE]
+        lowering.read_images_narrow()
         return any(changed)
 
 
@@ -65,6 +74,7 @@ class _Lowering:
     context: Context
     limits: LowerPrecision
     precision: Narrow
+    weights_only: bool
     narrow: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
     def lower(self, node: ir.Node) -> bool:
@@ -75,11 +85,34 @@ class _Lowering:
         if fault := self._fault(node):
             self.context.reject(self.limits.name, Rejection(f"{node.op_type} stays float32: {fault}", (node,)))
             return False
-        if _rows(node) <= self.limits.few_rows and _is_constant(node.inputs[1]):
+        if self._reads_rows_wide(node):
             positions = [i for i in positions if i == 1]
         for position in positions:
             self._replace_operand(node, position)
         return bool(positions)
+
+    def _reads_rows_wide(self, node: ir.Node) -> bool:
+        return (
+            node.op_type != "Conv" and (self.weights_only or _rows(node) <= self.limits.few_rows) and _is_constant(node.inputs[1])
+        )
+
+    def read_images_narrow(self) -> None:
+        """Let the pointwise readers of an image that convolutions read narrow do so, too, each by a Cast of its own."""
+        for value, narrow in self.narrow.items():
+            rounding = narrow.producer()
+            if rounding is None or rounding.inputs[0] is not value or len(static_shape(value) or ()) != 4:
+                continue
+            if value.is_graph_output() or not any(_is_conv_operand(reader) for reader in narrow.consumers()):
+                continue
+            for reader, position in tuple(value.uses()):
+                if reader is not rounding and is_pointwise(reader):
+                    self._read_narrow(reader, position, narrow)
+
+    def _read_narrow(self, reader: ir.Node, position: int, narrow: ir.Value) -> None:
+        cast = self._cast(narrow, ir.DataType.FLOAT, f"{narrow.name}_wide", reader)
+        graph_of(reader).insert_before(reader, cast)
+        infer_node(cast, self.model)
+        reader.replace_input_with(position, cast.outputs[0])
 
     def _fault(self, node: ir.Node) -> str:
         """Why a product's operands stay as they are; empty if they need not."""
@@ -95,9 +128,24 @@ class _Lowering:
             return "its shapes are not static"
         if self._operations(node) < self.limits.min_operations:
             return f"{self._operations(node)} multiply-adds are too few to round for"
+        if node.op_type == "Conv":
+            return self._image_fault(node)
+        if self.weights_only and not _is_constant(node.inputs[1]):
+            return f"{self.context.target} multiplies {self.precision} no faster"
         if self.precision == "bfloat16" and (depth % 2 or node.attributes.get_int("transA", 0)):
             return f"rows of {depth} elements are no pairs" if depth % 2 else "elements of a row are not neighbours"
         return self._weight_fault(operands)
+
+    def _image_fault(self, node: ir.Node) -> str:
+        """Why a convolution stays as it is; empty if it need not."""
+        if self.weights_only:
+            return f"{self.context.target} multiplies {self.precision} no faster"
+        if node.inputs[1] is None or not _is_constant(node.inputs[1]):
+            return "its weights are not constant"
+        weights = static_shape(node.inputs[1]) or ()
+        if len(weights) != 4:
+            return f"it has {len(weights) - 2} spatial dimensions, and the kernel two"
+        return f"{weights[1]} channels are no pairs" if weights[1] % 2 else ""
 
     def _weight_fault(self, operands: list[ir.Value]) -> str:
         for value in operands:
@@ -113,10 +161,7 @@ class _Lowering:
         """Let a product read the narrow form of an operand, by a Cast of its own, which its kernel reads through."""
         value = node.inputs[position]
         assert value is not None
-        cast = self._cast(self._narrowed(value, {node}), ir.DataType.FLOAT, f"{value.name}_wide", node)
-        graph_of(node).insert_before(node, cast)
-        infer_node(cast, self.model)
-        node.replace_input_with(position, cast.outputs[0])
+        self._read_narrow(node, position, self._narrowed(value, {node}))
         drop_unused_constants(self.model, [value])
         _remove_unread_moves(value)
 
@@ -198,13 +243,18 @@ def _is_constant(value: ir.Value | None) -> bool:
     return value is not None and (constant_tensor(value) is not None or _is_narrow(value))
 
 
+def _is_conv_operand(cast: ir.Node) -> bool:
+    return kind_of(cast) is Kind.OPERAND and any(reader.op_type == "Conv" for reader in cast.outputs[0].consumers())
+
+
 def _depth(node: ir.Node) -> int | None:
     """Multiply-adds for each element of the result; None where that is not known."""
     shapes = [static_shape(value) for value in (*node.inputs[:2], *node.outputs) if value is not None]
-    if None in shapes:
+    if None in shapes or not shapes[0] or not shapes[1]:
         return None
-    first = shapes[0] or ()
-    return first[-2] if node.attributes.get_int("transA", 0) else first[-1] if first else None
+    if node.op_type == "Conv":
+        return prod(shapes[1][1:])
+    return shapes[0][-2 if node.attributes.get_int("transA", 0) else -1]
 
 
 def _rows(node: ir.Node) -> int:

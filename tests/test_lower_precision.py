@@ -36,16 +36,22 @@ def network(layers: list[np.ndarray], rows: int) -> ir.Model:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("precision", "dtype"), [("bfloat16", BFLOAT16), ("float16", FLOAT16)])
 def test_products_of_rounded_operands(target: str, precision: str, dtype: np.dtype) -> None:
+    """Rows are rounded where the CPU multiplies the type faster than float32, weights everywhere."""
     if missing := Target.parse(target).missing_features():
         pytest.skip(f"this CPU lacks {', '.join(missing)}")
+    is_fast = precision == "bfloat16" and Target.parse(target).has("avx512_bf16")
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        return rounded(array, dtype) if is_fast else array.astype(np.float64)
+
     first, second = (rng.standard_normal(shape).astype(np.float32) for shape in ((64, 130), (130, 50)))
     x = rng.standard_normal((33, 64)).astype(np.float32)
-    hidden = np.maximum(rounded(x, dtype) @ rounded(first, dtype), 0).astype(np.float32)
-    expected = rounded(hidden, dtype) @ rounded(second, dtype)
+    hidden = np.maximum(rows(x) @ rounded(first, dtype), 0).astype(np.float32)
+    expected = rows(hidden) @ rounded(second, dtype)
     net = prefuse.compile(network([first, second], 33), target=target, precision=precision, cache=False)
     found = np.asarray(net(x))
     # A hidden element that lies between two narrow numbers may be rounded the other way by a last bit of its sum.
-    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 2e-4
+    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < (2e-4 if is_fast else 1e-6)
     assert found.dtype == np.float32
 
 

@@ -17,7 +17,7 @@ class Kind(IntEnum):
 
     ELEMENTWISE = 0  # output[i] depends on input[i] alone
     BROADCAST = 1  # the same with NumPy broadcasting between inputs
-    OPERAND = 2  # a Cast to float32 of what lies in a narrow type, for products alone, which read it themselves
+    OPERAND = 2  # a Cast to float32 of what lies in a narrow type, for readers that take it from there themselves
     INJECTIVE = 3  # output[i] reads one element of an input at a computed place, or none
     VIEW = 4  # the same bytes under another shape: no kernel at all
     REDUCTION = 5  # output[i] reads a row or a window
@@ -66,12 +66,22 @@ def kind_of(node: ir.Node) -> Kind:
 
 
 def _is_operand(cast: ir.Node) -> bool:
-    """Whether products alone read a Cast to float32 from a narrow type."""
+    """Whether products alone read a Cast to float32 from a narrow type, or one pointwise node an image that was rounded to it."""
     (source,), (result,) = cast.inputs, cast.outputs
     if source is None or source.dtype not in _NARROW or result.dtype != ir.DataType.FLOAT or result.is_graph_output():
         return False
-    readers = result.consumers()
-    return bool(readers) and all(KIND_OF_OPERATOR.get(reader.op_type) is Kind.OUTPUT_FUSABLE for reader in readers)
+    kinds = [KIND_OF_OPERATOR.get(reader.op_type, Kind.OPAQUE) for reader in result.consumers()]
+    if kinds and all(kind is Kind.OUTPUT_FUSABLE for kind in kinds):
+        return True
+    is_image = source.shape is not None and len(source.shape) == 4
+    return is_image and len(kinds) == 1 and kinds[0] <= Kind.BROADCAST and _is_rounding(source.producer())
+
+
+def _is_rounding(node: ir.Node | None) -> bool:
+    if node is None or node.op_type != "Cast" or node.domain != "":
+        return False
+    source = node.inputs[0]
+    return source is not None and source.dtype == ir.DataType.FLOAT
 
 
 def is_pointwise(node: ir.Node) -> bool:

@@ -279,7 +279,8 @@ class _Convolution:
             return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
         key = f"{name}/{number}"
         self.packed[key] = Operand(name, pack)
-        return self.builder.parameter(key, pack.packed_type(self.source).elements, self.source.dtype)
+        kind = pack.packed_type(self.group.types[name])
+        return self.builder.parameter(key, kind.elements, kind.dtype)
 
     def _store(self, phase: Index, planes: _Planes, flat: bool) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
         builder, window = self.builder, self.window
@@ -296,7 +297,7 @@ class _Convolution:
             index = (image, channel, *position)
             values = GroupValues(group, builder)
             total = value + tirx.Cast(self.accumulator, values.read(bias, (channel,))) if bias else value
-            follow(group, builder, self.anchor, index, tirx.Cast(self.source.dtype, total))
+            follow(group, builder, self.anchor, index, tirx.Cast(group.types[self.anchor.outputs[0]].dtype, total))
 
         return store
 

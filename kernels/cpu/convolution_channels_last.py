@@ -15,6 +15,7 @@ from math import ceil, prod
 from tvm import tirx
 
 from ...runtime.target import Target
+from ..bfloat16 import multiply_add, words_multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
 from ..costs import channels_last_tile
 from ..group import Group
@@ -67,6 +68,9 @@ class _Convolution:
         self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
         self.accumulator = _ACCUMULATORS[self.source.dtype]
         self.is_last = form.anchor.inputs[0] in form.operands
+        self.is_paired = self._has_pairs()
+        if self.is_paired:  # a word of two channels is one element
+            self.channels //= 2
         self.packed: dict[str, Operand] = {}
 
     def build(self) -> BuiltKernel:
@@ -77,8 +81,14 @@ class _Convolution:
                 self.window.outputs, self.window.strides, self.window.kernel, self.window.dilations, strict=True
             )
         ]
-        flops = self._product(padded_image(self.builder, self.form, self.window.begins, reaches))
+        flops = self._product(padded_image(self.builder, self.form, self.window.begins, reaches, words=self.is_paired))
         return finish("convolution_channels_last", self.builder, self.form.outer, flops=flops, packed=self.packed)
+
+    def _has_pairs(self) -> bool:
+        """Whether products go by pairs of neighbouring input channels of bfloat16."""
+        name, types = self.anchor.inputs[1], self.form.inner.types
+        are_narrow = self.source.dtype == types[name].dtype == "bfloat16" and name in self.form.inner.constants
+        return are_narrow and self.is_last and types[name].shape[1] % 2 == 0 and not self.target.is_gpu
 
     # The product ------------------------------------------------------------------------------------------------------
 
@@ -88,12 +98,13 @@ class _Convolution:
         inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
         images, lines, rows = self._positions()
         depth = (*window.kernel, inputs)
-        flops: int = 2 * images * lines * rows * self.out_channels * prod(depth)
+        flops: int = (4 if self.is_paired else 2) * images * lines * rows * self.out_channels * prod(depth)
         lanes = builder.lanes(self.accumulator)
         tile = Tile(*channels_last_tile(rows, outputs, prod(depth), inputs, lanes, self.target.vector_registers), lanes)
         weights = self._weights(tile.columns)
         panels = -(-outputs // tile.columns)
         step, dilation = window.strides, window.dilations
+        combine = words_multiply_add(self.target) if self.is_paired else multiply_add
         if not flops:
             return 0
 
@@ -105,12 +116,12 @@ class _Convolution:
 
             def a(row: int, ks: Index) -> Expr:
                 down, right = ks[0] * dilation[0], row * step[1] + ks[1] * dilation[1]
-                return tirx.Cast(self.accumulator, image.buffer[corner + image.offset(0, ks[2], down, right)])
+                return self._factor(image.buffer[corner + image.offset(0, ks[2], down, right)])
 
             def b(column: Expr, ks: Index) -> Expr:
-                return tirx.Cast(self.accumulator, weights[panel + row_major(ks, depth) * tile.columns + column])
+                return self._factor(weights[panel + row_major(ks, depth) * tile.columns + column])
 
-            sums = sum_tile(builder, tile, self.accumulator, depth, a, b)
+            sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine)
             first = builder.bind(place["n"] * tile.columns)
             with builder.loop(tile.rows, name="row") as row:
                 index = self._index(number, line, builder.bind(start + row))
@@ -123,6 +134,9 @@ class _Convolution:
         order = self._order(prod(depth), outputs)
         deal(builder, {axis: extents[axis] for axis in order}, flops // _WORK_PER_OPERATION, emit_tile)
         return int(flops)
+
+    def _factor(self, element: Expr) -> Expr:
+        return element if self.is_paired else tirx.Cast(self.accumulator, element)
 
     def _order(self, depth: int, outputs: int) -> tuple[str, ...]:
         """The loops around a tile, outermost first.
@@ -156,21 +170,25 @@ class _Convolution:
 
     def _weights(self, tile: int) -> Buffer:
         name, window = self.anchor.inputs[1], self.window
-        shape = (self.groups, self.out_channels // self.groups, self.channels // self.groups, *window.kernel)
-        pack = PackPanels(shape, (0, 1, 3, 4, 2), 1, 1, tile)
         kind = self.form.inner.types[name]
+        shape = (self.groups, self.out_channels // self.groups, kind.shape[1], *window.kernel)
+        pack = PackPanels(shape, (0, 1, 3, 4, 2), 1, 1, tile, pairs=self.is_paired)
         if name not in self.form.inner.constants:
             return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
         key = f"{name}/last"
         self.packed[key] = Operand(name, pack)
-        return self.builder.parameter(key, pack.packed_type(kind).elements, kind.dtype)
+        elements = pack.packed_type(kind).elements
+        if self.is_paired:
+            return self.builder.parameter(key, elements // 2, "int32")
+        return self.builder.parameter(key, elements, kind.dtype)
 
     def _store(self, index: Index, channel: Expr, value: Expr) -> None:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
         if bias:
             value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
         number, row, column = index
-        self.form.follow(self.builder, (number, channel, row, column), tirx.Cast(self.source.dtype, value))
+        dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
+        self.form.follow(self.builder, (number, channel, row, column), tirx.Cast(dtype, value))
 
 
 def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Callable[[dict[str, Expr]], None]) -> None:

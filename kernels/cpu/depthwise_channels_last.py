@@ -133,7 +133,8 @@ class Depthwise:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
         if bias:
             value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, index[1:2]))
-        self.form.follow(self.builder, index, tirx.Cast(self.dtype, value))
+        dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
+        self.form.follow(self.builder, index, tirx.Cast(dtype, value))
 
     def _weights(self) -> Buffer:
         """The weights with their channels last: [row, column, channel]."""

@@ -8,7 +8,9 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.plan import TensorType
 from ..builder import Buffer, Expr, KernelBuilder
+from .anchored import accumulator_type
 from .channels_last import ChannelsLast
 
 
@@ -26,21 +28,27 @@ class Image:
         return sum(i * stride for i, stride in zip((image, channel, row, column), self.strides, strict=True))
 
 
-def padded_image(builder: KernelBuilder, form: ChannelsLast, begins: Sequence[int], reaches: Sequence[int]) -> Image:
+def padded_image(
+    builder: KernelBuilder, form: ChannelsLast, begins: Sequence[int], reaches: Sequence[int], *, words: bool = False
+) -> Image:
     """The anchor's input, or where it is not whole the copy of it that begins `begins` rows and columns before it.
 
-    Products read rows and columns up to `reaches`, counted from there.
+    Products read rows and columns up to `reaches`, counted from there. With `words`, two neighbouring channels of 16 bits are one
+    element of it.
     """
     name = form.anchor.inputs[0]
     kind, parameter = form.inner.types[name], form.operands.get(name, name)
+    if words:
+        images, channels, *extents = kind.shape
+        kind = TensorType((images, channels // 2, *extents), "int32")
     height, width = kind.shape[2:]
     is_last = name in form.operands
     source = Image(builder.parameter(parameter, kind.elements, kind.dtype), _strides(kind.shape[1], height, width, is_last))
     if not any(begins) and reaches[0] <= height and reaches[1] <= width:
         return source
-    elements = prod(kind.shape[:2]) * prod(reaches)
-    staged = Image(builder.workspace(elements, kind.dtype), _strides(kind.shape[1], reaches[0], reaches[1], is_last))
-    _Copy(builder, source.buffer, staged.buffer, kind.shape, kind.dtype, is_last, begins, reaches).emit()
+    elements, dtype = prod(kind.shape[:2]) * prod(reaches), accumulator_type(kind.dtype)
+    staged = Image(builder.workspace(elements, dtype), _strides(kind.shape[1], reaches[0], reaches[1], is_last))
+    _Copy(builder, source.buffer, staged.buffer, kind.shape, dtype, is_last, begins, reaches).emit()
     return staged
 
 
@@ -52,7 +60,7 @@ def _strides(channels: int, height: int, width: int, is_last: bool) -> tuple[int
 
 @dataclass(frozen=True)
 class _Copy:
-    """A copy of images of `shape`, line by line, with zeros around them."""
+    """A copy of images of `shape` as elements of `dtype`, line by line, with zeros around them."""
 
     builder: KernelBuilder
     source: Buffer
@@ -91,5 +99,5 @@ class _Copy:
         self.builder.vector_loop(
             count,
             self.builder.lanes(self.dtype),
-            lambda i: self.builder.store(self.target, base + i, self.source[origin + i]),
+            lambda i: self.builder.store(self.target, base + i, tirx.Cast(self.dtype, self.source[origin + i])),
         )

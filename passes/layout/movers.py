@@ -10,7 +10,7 @@ from ...compiler.ir.aliases import is_outermost
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
-from ...compiler.ir.kinds import is_pointwise
+from ...compiler.ir.kinds import Kind, kind_of
 from ...kernels.costs import copy_cycles
 from ..canonicalization.scope import int_constants, static_shape
 from .forms import AXIS_LAST, TO_LAST, Flexible, is_image
@@ -154,7 +154,7 @@ def is_stored_apart(model: ir.Model, value: ir.Value) -> bool:
     if producer is None or len(value.uses()) != 1 or value.is_graph_output():
         return False
     nodes = body_of(model, producer) if is_fused(producer) else (producer,)
-    anchors = [child.op_type for child in nodes if not is_pointwise(child) and child.op_type not in ("Constant", "Transpose")]
+    anchors = [child.op_type for child in nodes if kind_of(child) > Kind.OPERAND and child.op_type not in ("Constant", "Transpose")]
     return len(anchors) == 1 and anchors[0] in WINDOWS
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
-from ...compiler.ir.kinds import is_known, is_pointwise
+from ...compiler.ir.kinds import Kind, is_known, is_pointwise, kind_of
 from ...compiler.ir.rewriter import Rejection
 from ...kernels.costs import (
     TERMS,
@@ -41,7 +41,7 @@ def flexible_form(
     nodes = [child for child in body_of(model, node) if child.op_type != "Constant"] if is_fused(node) else [node]
     if not is_fused(node) and node.op_type in EDGES and is_known(node):
         return edge_form(model, node)
-    anchors = [child for child in nodes if not is_pointwise(child)]
+    anchors = [child for child in nodes if not is_pointwise(child) and kind_of(child) is not Kind.OPERAND]
     if any(child.op_type == "Transpose" for child in anchors) or not all(is_known(child) for child in nodes):
         return None
     if not anchors:
@@ -63,7 +63,7 @@ def _convolution(
     model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir.Node], target: Target, precision: Precision
 ) -> Flexible | Rejection:
     """A convolution and what follows it."""
-    source, weights = anchor.inputs[:2]
+    source, weights = (_as_it_lies(value) for value in anchor.inputs[:2])
     assert source is not None
     assert weights is not None
     kind = anchor.op_type
@@ -89,6 +89,9 @@ def _convolution(
         one = _phase_extents(anchor, strides)
         scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
     last_cycles, saved = channels_last_cycles(one, lanes, registers), 0.0
+    is_narrow = source.dtype != anchor.outputs[0].dtype
+    if is_narrow and target.has("avx512_bf16"):
+        last_cycles /= 2  # pairs of channels, which only lie side by side channels-last
     is_plain = kind == "Conv" and source.dtype == ir.DataType.FLOAT and _is_constant(model, node, weights)
     if target.has_tiles and is_plain and one.groups == 1:
         last_cycles = min(last_cycles, tile_convolution_cycles(one, TERMS[precision]))
@@ -99,7 +102,7 @@ def _convolution(
         node,
         "window",
         found,
-        direct=() if one.is_depthwise and kind == "Conv" else found[:1],
+        direct=() if is_narrow or (one.is_depthwise and kind == "Conv") else found[:1],
         first_cycles=channels_first_cycles(one, lanes, registers) + scattered,
         last_cycles=last_cycles - saved,
         direct_cycles=direct_cycles(one, lanes, registers) + saved,  # Winograd's tiles are read channels-last
@@ -116,12 +119,12 @@ def _window_operands(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: lis
     """Positions of the data of a window, first, and of the operands of its followers that lie as its result does."""
     parameters = body_of(model, node).inputs if is_fused(node) else node.inputs
     shape, inner = static_shape(anchor.outputs[0]), {output for child in nodes for output in child.outputs}
-    source = anchor.inputs[0]
+    source = _as_it_lies(anchor.inputs[0])
     if not is_image(source) or sum(output.name != "" for output in anchor.outputs) != 1:
         return Rejection(f"{anchor.op_type} is not of one image", (node,))
     found = [source]
     for child in nodes:
-        if child is anchor:
+        if child is anchor or (kind_of(child) is Kind.OPERAND and anchor in child.outputs[0].consumers()):
             continue
         if static_shape(child.outputs[0]) != shape or (source is not None and source in inner):
             return Rejection(f"{child.op_type} does not follow {anchor.op_type} element by element", (node,))
@@ -137,6 +140,12 @@ def _window_operands(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: lis
     return positions
 
 
+def _as_it_lies(value: ir.Value | None) -> ir.Value | None:
+    """What a kernel reads for an operand: the narrow value of which a Cast makes float32."""
+    producer = None if value is None else value.producer()
+    return value if producer is None or kind_of(producer) is not Kind.OPERAND else producer.inputs[0]
+
+
 def _is_beside_positions(value: ir.Value) -> bool:
     """Whether a value spans the channels alone or the positions alone, so that any layout is as good."""
     shape = static_shape(value)
@@ -147,7 +156,9 @@ def _is_beside_positions(value: ir.Value) -> bool:
 
 
 def _extents(anchor: ir.Node) -> Convolution:
-    source, weights, result = (tensor_type(value) for value in (*anchor.inputs[:2], anchor.outputs[0]) if value is not None)
+    source, weights, result = (
+        tensor_type(value) for value in (*map(_as_it_lies, anchor.inputs[:2]), anchor.outputs[0]) if value is not None
+    )
     groups = anchor.attributes.get_int("group", 1)
     kernel, strides = weights.shape[2:], tuple(anchor.attributes.get_ints("strides", (1, 1)))
     dilations = anchor.attributes.get_ints("dilations", (1, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from .harness import LEVELS, Case, check, operator, run, target_of, type_of
 
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _UNITS = {"float64": 1e-12, "float32": 1e-4, "float16": 2e-1}
 
 
@@ -58,8 +60,12 @@ def convolution(
     group: int = 1,
     dtype: str = "float32",
     keep_first: tuple[str, ...] = (),
+    narrow: str = "",
 ) -> Case:
-    """A convolution with bias, then relu(c * s + r) with s of the channels and r of the result's shape, all channels-last."""
+    """A convolution with bias, then relu(c * s + r) with s of the channels and r of the result's shape, all channels-last.
+
+    Operands in `narrow` are bfloat16 in memory, and Casts make float32 of them; with "y" in it, so is the result.
+    """
     k, s, d = (value if isinstance(value, tuple) else (value, value) for value in (kernel, strides, dilations))
     p = pads if isinstance(pads, tuple) else (pads,) * 4
     generator = torch.Generator().manual_seed(sum(shape) + channels)
@@ -67,22 +73,32 @@ def convolution(
     def draw(*extents: int) -> torch.Tensor:
         return torch.randn(*extents, generator=generator, dtype=torch.float64)
 
-    x, weights, bias, scale = draw(*shape), draw(channels, shape[1] // group, *k), draw(channels), draw(channels, 1, 1)
+    def rounded(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.bfloat16().double() if name in narrow else tensor
+
+    x, weights = rounded("x", draw(*shape)), rounded("w", draw(channels, shape[1] // group, *k))
+    bias, scale = draw(channels), draw(channels, 1, 1)
     exact = functional.conv2d(functional.pad(x, (p[1], p[3], p[0], p[2])), weights, bias, s, 0, d, group)
-    tensors = {"x": x, "w": weights, "b": bias, "s": scale, "r": draw(*exact.shape)}
-    arrays = {name: tensor.numpy().astype(dtype) for name, tensor in tensors.items()}
+    tensors = {"x": x, "w": weights, "b": bias, "s": scale, "r": rounded("r", draw(*exact.shape))}
+    arrays = {name: tensor.numpy().astype(_BFLOAT16 if name in narrow else dtype) for name, tensor in tensors.items()}
     attributes = {"strides": s, "pads": p, "dilations": d, "group": group}
+    read = {name: f".{name}.wide" if name in narrow else name for name in tensors}
     ops = (
-        Op("Conv", ("x", "w", "b"), ("c",), attributes),
+        *(Op("Cast", (name,), (read[name],), {"to": 1}) for name in tensors if name in narrow),
+        Op("Conv", (read["x"], read["w"], "b"), ("c",), attributes),
         Op("Mul", ("c", "s"), ("m",)),
-        Op("Add", ("m", "r"), ("a",)),
-        Op("Relu", ("a",), ("y",)),
+        Op("Add", ("m", read["r"]), ("a",)),
+        Op("Relu", ("a",), (".y" if "y" in narrow else "y",)),
+        *([Op("Cast", (".y",), ("y",))] if "y" in narrow else []),
     )
     types = {name: type_of(array) for name, array in arrays.items()}
-    types |= dict.fromkeys(("c", "m", "a", "y"), types["r"])
+    types |= {read[name]: replace(types[name], dtype=dtype) for name in tensors}
+    types |= dict.fromkeys(("c", "m", "a", ".y", "y"), types[read["r"]])
+    if "y" in narrow:
+        types["y"] = replace(types["y"], dtype="bfloat16")
     expected = torch.relu(exact * scale + tensors["r"]).numpy()
-    unit = _UNITS[dtype]
-    label = f"Conv {shape} {channels} {k} {attributes} {dtype}"
+    unit = 4e-2 if "y" in narrow else _UNITS[dtype]  # half a unit of bfloat16 is 4e-3
+    label = f"Conv {shape} {channels} {k} {attributes} {dtype} narrow {narrow!r}"
     case = Case(Group(ops, tuple(arrays), ("y",), types, frozenset("wbs")), arrays, [expected], unit / 10, unit, label)
     return channels_last(case, template="convolution_channels_last", keep_first=keep_first)
 
@@ -348,3 +364,28 @@ def test_other_groups_are_refused() -> None:
     built = build_kernel(replace(case.group, types=integers), target_of("avx2"))
     assert isinstance(built, tuple)
     assert ("convolution_channels_last", "no convolution of int32") in built
+
+
+def narrow_convolutions() -> list[Case]:
+    """Pairs of channels; and what has none: an odd number of them, images that lie channels-first, float32 images."""
+    return [
+        convolution((1, 64, 9, 9), 64, 3, pads=1, narrow="xw"),
+        convolution((2, 6, 7, 5), 9, 3, 2, 1, narrow="xwr"),
+        convolution((1, 32, 14, 14), 70, 1, narrow="xwry"),
+        convolution((3, 18, 6, 7), 33, 1, 2, narrow="xw"),
+        convolution((1, 8, 9, 9), 17, 3, 1, 2, 2, narrow="xwy"),
+        convolution((1, 12, 6, 5), 21, (1, 3), narrow="xw", group=3),
+        convolution((1, 2, 5, 5), 3, 2, narrow="xw"),
+        convolution((1, 16, 1, 1), 40, 1, narrow="xwr"),
+        convolution((0, 4, 5, 5), 3, 2, narrow="xw"),
+        convolution((1, 5, 6, 7), 9, 3, 1, 1, narrow="xw"),
+        convolution((1, 9, 6, 7), 12, 3, 1, 1, narrow="xw", group=3),
+        convolution((1, 8, 6, 7), 9, 3, 1, 1, narrow="xw", keep_first=("x",)),
+        convolution((1, 8, 6, 7), 9, 3, 1, 1, narrow="w"),
+        convolution((1, 24, 6, 7), 24, 3, 1, 1, narrow="xw", group=24),
+    ]
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "avx512bf16"])
+def test_convolutions_of_bfloat16(level: str) -> None:
+    check(narrow_convolutions(), target_of(level))
