@@ -154,7 +154,9 @@ def is_stored_apart(model: ir.Model, value: ir.Value) -> bool:
     if producer is None or len(value.uses()) != 1 or value.is_graph_output():
         return False
     nodes = body_of(model, producer) if is_fused(producer) else (producer,)
-    anchors = [child.op_type for child in nodes if kind_of(child) > Kind.OPERAND and child.op_type not in ("Constant", "Transpose")]
+    anchors = [
+        child.op_type for child in nodes if kind_of(child) > Kind.OPERAND and child.op_type not in ("Constant", "Transpose")
+    ]
     return len(anchors) == 1 and anchors[0] in WINDOWS
 
 

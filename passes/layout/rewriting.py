@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ...compiler.ir.constants import add_constant, constant_array, constant_tensor
 from ...compiler.ir.facts import infer_node, tensor_type
 from ...compiler.ir.functions import fuse_into_function, inline_function, is_fused
-from ...compiler.ir.kinds import is_pointwise
+from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.names import fresh_name, release_name
 from ...compiler.ir.rewriter import copy_source, graph_of, remove_nodes, replace_node
 from .edges import products_of
@@ -105,7 +105,7 @@ class LayoutWriter:
         values = {value: self._last(value, nodes[0]) for value in operands}
         inner = {output for node in nodes for output in node.outputs}
         for node in nodes:
-            if not is_pointwise(node):
+            if kind_of(node) > Kind.OPERAND:
                 self.spare += turn_axes(self.model, node)
             else:
                 others = [value for value in node.inputs if value is not None and value not in inner and value not in values]
