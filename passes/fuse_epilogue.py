@@ -9,11 +9,13 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from ..compiler.ir.functions import fuse_into_function, group_name
+from ..compiler.ir.aliases import is_view, view_root
+from ..compiler.ir.functions import fuse_into_function, group_name, is_fused
 from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
 from .canonicalization.scope import has_same_shape
+from .rows.shapes import rows_of
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class FuseEpilogue(Pass):
             if len(group) > 1:
                 taken.update(group)
                 groups.append(group)
+        anchored = {node for group in groups if not is_pointwise(group[0]) for node in group}
+        for node in order:
+            if node not in taken:
+                for rejection in _left_beside(node, anchored):
+                    context.reject(self.name, rejection)
         for group in groups:
             fuse_into_function(model, group, group_name(group))
         return bool(groups)
@@ -62,6 +69,37 @@ def _narrow_operands(reader: ir.Node) -> list[ir.Node]:
     producers = dict.fromkeys(value.producer() for value in reader.inputs if value is not None)
     casts = [node for node in producers if node is not None and kind_of(node) is Kind.OPERAND]
     return [node for node in casts if node.outputs[0].consumers() == (reader,)]
+
+
+def _left_beside(node: ir.Node, anchored: set[ir.Node]) -> Iterator[Rejection]:
+    """Why pointwise nodes beside one that stays alone, to which no growth comes, are not in one group with it.
+
+    Those `anchored` in another kernel need no reason; what is computed before a row's operator is for fuse-rows to say.
+    """
+    if is_pointwise(node) or is_view(node) or is_fused(node) or node.op_type == "Constant":
+        return
+    for value in node.inputs if rows_of(node) is None else ():
+        before = None if value is None else view_root(value).producer()
+        if before is not None and is_pointwise(before) and before not in anchored:
+            why = f"no kernel of {node.op_type} computes its operands"
+            yield Rejection(f"{before.op_type} not computed where {node.op_type} reads it: {why}", (before, node))
+    for value in node.outputs:
+        for reader, view in _readers(value):
+            if is_pointwise(reader) and (view is not None or kind_of(node) is Kind.OPAQUE):
+                why = f"{view.op_type} lies between" if view else f"the kernel of {node.op_type} stores its own results alone"
+                yield Rejection(f"{reader.op_type} not fused with {node.op_type}: {why}", (node, reader))
+
+
+def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, ir.Node | None]]:
+    """Who reads a value in its own graph, each with the last view through which it does."""
+    pending: list[tuple[ir.Value, ir.Node | None]] = [(value, None)]
+    while pending:
+        value, view = pending.pop()
+        for reader in (user for user in value.consumers() if user.graph is value.graph):
+            if is_view(reader):
+                pending.append((reader.outputs[0], reader))
+            else:
+                yield reader, view
 
 
 @dataclass(slots=True)

@@ -16,18 +16,21 @@ from ..pipeline import Remark
 
 
 class Rejections:
-    """The rejections of a compilation, by the nodes that they name."""
+    """The rejections of a compilation, by the nodes that they name; those of the pass that had the last word come first."""
 
     def __init__(self, remarks: Iterable[Remark]) -> None:
-        self._by_name: dict[str, list[Remark]] = defaultdict(list)
-        for remark in remarks:
-            if remark.kind == "rejection":
-                for name in dict.fromkeys(name for names in remark.nodes for name in names):
-                    self._by_name[name].append(remark)
+        said = [remark for remark in remarks if remark.kind == "rejection"]
+        last = {remark.pass_name: place for place, remark in enumerate(said)}
+        self._said = sorted(dict.fromkeys(said), key=lambda remark: -last[remark.pass_name])
+        self._by_name: dict[str, list[int]] = defaultdict(list)
+        for number, remark in enumerate(self._said):
+            for name in dict.fromkeys(name for names in remark.nodes for name in names):
+                self._by_name[name].append(number)
 
     def naming(self, names: Iterable[str]) -> tuple[Remark, ...]:
         """Those that name any of these nodes, each once."""
-        return tuple(dict.fromkeys(remark for name in names for remark in self._by_name.get(name, ())))
+        numbers = {number for name in names for number in self._by_name.get(name, ())}
+        return tuple(self._said[number] for number in sorted(numbers))
 
     def between(self, first: Iterable[str], second: Iterable[str]) -> tuple[Remark, ...]:
         """Those that name one of `first`, and as another node one of `second`."""
@@ -58,8 +61,8 @@ def lone_groups(model: ir.Model, nodes: Iterable[ir.Node], remarks: Iterable[Rem
 
 def _surroundings(model: ir.Model, node: ir.Node) -> str:
     """What is computed right before and after a node, seen through views."""
-    before = sorted({anchor_name(model, one) for one in _neighbours(node, _producers)})
-    after = sorted({anchor_name(model, one) for one in _neighbours(node, _readers)})
+    before = sorted({anchor_name(model, one) for one in _behind_views(node, _producers)})
+    after = sorted({anchor_name(model, one) for one in _behind_views(node, _readers)})
     parts = [f"{verb} {', '.join(names)}" for verb, names in (("it reads", before), ("it is read by", after)) if names]
     return "nothing beside it to fuse" + (f": {'; '.join(parts)}" if parts else "")
 
@@ -72,7 +75,13 @@ def _readers(node: ir.Node) -> list[ir.Node]:
     return [reader for value in node.outputs for reader in value.consumers()]
 
 
-def _neighbours(node: ir.Node, step: Callable[[ir.Node], list[ir.Node]]) -> Iterator[ir.Node]:
+def neighbours(node: ir.Node) -> Iterator[ir.Node]:
+    """The nodes right before and after a node, seen through views."""
+    yield from _behind_views(node, _producers)
+    yield from _behind_views(node, _readers)
+
+
+def _behind_views(node: ir.Node, step: Callable[[ir.Node], list[ir.Node]]) -> Iterator[ir.Node]:
     """The nodes one step away, views skipped."""
     pending = list(step(node))
     seen = set(pending)

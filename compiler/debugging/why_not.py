@@ -48,14 +48,15 @@ def why_not(compilation: Compilation, first: str, second: str) -> Answer:
         if not life.last:
             return Answer(False, f"{text} is in no group: {removal_of(life)}")
     one, other = lives
+    rejections = Rejections(compilation.context.remarks)
+    refused = tuple(dict.fromkeys(map(str, rejections.between(one.aliases, other.aliases))))
     if common := [node for node in one.last if node in other.last]:
         item = compilation.group_of(common[0])
         template = "" if item is None else f", computed by template {item.kernel.template}"
-        return Answer(True, f"{first} and {second} are in one group, {common[0].operator}{template}")
-    rejections = Rejections(compilation.context.remarks)
-    if refused := rejections.between(one.aliases, other.aliases):
-        reasons = tuple(dict.fromkeys(map(str, refused)))
-        return Answer(False, f"{first} and {second} are not in one group: it was refused", reasons)
+        before = tuple(f"refused before: {reason}" for reason in refused)
+        return Answer(True, f"{first} and {second} are in one group, {common[0].operator}{template}", before)
+    if refused:
+        return Answer(False, f"{first} and {second} are not in one group: it was refused", refused)
     return _Nearest(compilation, rejections, first, second).answer(one, other)
 
 
@@ -91,7 +92,7 @@ class _Nearest:
                 where = f"the first refusal between them keeps {before.name} and {after.name} apart"
                 return Answer(False, f"{head}: {where}", tuple(dict.fromkeys(map(str, refused))), shown)
         reason = f"no pass refused it; {self._apart(path[0], path[1])}"
-        return Answer(False, f"{head}: {reason}", self._around(starts, goals), shown)
+        return Answer(False, f"{head}: {reason}", (*_joined(one, other), *self._around(starts, goals)), shown)
 
     def _apart(self, before: ir.Node, after: ir.Node) -> str:
         """Why two neighbours are two groups, by their kinds alone."""
@@ -110,6 +111,13 @@ class _Nearest:
         """What was refused to either, with whomever."""
         names = [name for side in sides for node in side for name in members_of(node)]
         return tuple(dict.fromkeys(f"refused to one of them: {remark}" for remark in self.rejections.naming(names)))
+
+
+def _joined(*lives: Life) -> tuple[str, ...]:
+    """Which passes put either into a group, before any other could, the last of them first."""
+    found = [(event, life.first.name) for life in lives for event in life.events if event.change == "fused"]
+    found.sort(key=lambda one: -one[0].position)
+    return tuple(f"{event.pass_name} fused {name} {event.detail}" for event, name in found)
 
 
 def _path(starts: list[ir.Node], goals: list[ir.Node]) -> list[ir.Node]:

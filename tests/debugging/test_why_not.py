@@ -34,6 +34,40 @@ def test_a_rejection_that_names_both() -> None:
     assert answer.reasons == ("fuse-epilogue: Relu not fused with MatMul: %p is an output of the graph",)
 
 
+def test_what_a_later_pass_does_in_spite_of_a_refusal_is_told_with_it() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> main (float[4,8] x, float[8,8] w) => (float[4,8] y, float[4,8] p) {
+        p = MatMul(x, w)
+        y = Relu(p)
+    }"""
+    answer = why_not(traced(text, "fuse-epilogue,merge-groups"), "p", "y")
+    assert answer.together
+    assert answer.reasons == ("refused before: fuse-epilogue: Relu not fused with MatMul: %p is an output of the graph",)
+
+
+def test_the_last_word_comes_first() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> main (float[8,8] x) => (float[8,8] y) {
+        p = MatMul(x, x)
+        axis = Constant<value_int = 0>()
+        c = CumSum(p, axis)
+        y = Add(p, c)
+    }"""
+    answer = why_not(traced(text, "fuse-epilogue,merge-groups"), "p", "y")
+    assert [reason.partition(":")[0] for reason in answer.reasons] == ["merge-groups", "fuse-epilogue"]
+
+
+def test_a_pass_that_came_first() -> None:
+    """Softmax took the Relu before any pass could refuse it to the product."""
+    text = """<ir_version: 10, opset_import: ["": 21]> main (float[4,8] x, float[8,8] w) => (float[4,8] y, float[4,8] z) {
+        p = MatMul(x, w)
+        r = Relu(p)
+        y = Softmax(p)
+        z = Softmax(r)
+    }"""
+    answer = why_not(traced(text, "fuse-rows,fuse-epilogue,merge-groups"), "p", "r")
+    assert "no pass refused it" in answer.summary
+    assert answer.reasons == ("fuse-rows fused r into prefuse.relu_softmax, with z",)
+
+
 def test_the_first_refusal_on_the_way() -> None:
     text = """<ir_version: 10, opset_import: ["": 21]> main (float[4,8] x, float[8,8] w) => (float[4,8] y, float[4,8] p) {
         p = MatMul(x, w)

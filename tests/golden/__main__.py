@@ -6,7 +6,7 @@ import argparse
 
 from prefuse.examples.models import MODELS
 
-from .group_counts import golden_file, group_text
+from .group_counts import golden_file, grouped
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
         "models", nargs="*", metavar="MODEL", choices=[[], *MODELS], help=f"of {', '.join(MODELS)}; all by default"
     )
     for name in parser.parse_args().models or MODELS:
-        text = group_text(name)
+        text = grouped(name).text()
         golden_file(name).write_text(text)
         print(f"{name}: {text.splitlines()[0]}")
 

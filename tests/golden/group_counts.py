@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 import torch
-from prefuse.compiler.debugging.grouping import lone_groups
+from prefuse.compiler.debugging.grouping import Rejections, anchor_of, lone_groups, members_of, neighbours
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.aliases import is_view
 from prefuse.compiler.ir.functions import is_fused
+from prefuse.compiler.ir.kinds import Kind, kind_of
 from prefuse.compiler.lowering.planning import aliases_of
 from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES
-from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
+from prefuse.compiler.pipeline import Context, Remark, parse_pipeline, run_pipeline
 from prefuse.examples.models import MODELS
 from prefuse.runtime.target import Target
 from torch import Tensor, nn
@@ -30,17 +32,46 @@ def golden_file(name: str) -> Path:
     return FOLDER / f"{name}.txt"
 
 
-def group_text(name: str) -> str:
-    """How many groups of each name there are, then those of one node by why they are alone."""
+@dataclass(frozen=True)
+class Grouped:
+    """A model after the default pipeline, and what the passes said. `nodes` are those that take a kernel."""
+
+    model: ir.Model
+    nodes: tuple[ir.Node, ...]
+    remarks: tuple[Remark, ...]
+
+    @property
+    def lone(self) -> tuple[ir.Node, ...]:
+        """The groups of one node."""
+        return tuple(node for node in self.nodes if not is_fused(node))
+
+    def text(self) -> str:
+        """How many groups of each name there are, then those of one node by why they are alone."""
+        counts = Counter(re.sub(r"_\d+$", "", node.op_type) for node in self.nodes)
+        reasons = lone_groups(self.model, self.lone, self.remarks)
+        why = Counter(f"{node.op_type}: {_plain(reasons[str(node.name)])}" for node in self.lone)
+        head = [f"{len(self.nodes)} groups", *_table(counts), "", f"{len(self.lone)} of one node", *_table(why)]
+        return "\n".join(head) + "\n"
+
+    def unexplained(self) -> list[str]:
+        """Groups of one node beside which stands a pointwise one, before or behind views, without a pass saying why."""
+        rejections = Rejections(self.remarks)
+        return [
+            f"{node.name} ({node.op_type}) and {other.name} ({other.op_type})"
+            for node in self.lone
+            for other in neighbours(node)
+            if min(kind_of(node), kind_of(anchor_of(self.model, other))) <= Kind.BROADCAST
+            and not rejections.between(members_of(node), members_of(other))
+        ]
+
+
+def grouped(name: str) -> Grouped:
+    """A full-size model, fused."""
     model, context = full_size_graph(name), Context(_TARGET)
     run_pipeline(model, parse_pipeline(DEFAULT_PIPELINE, PASSES), context)
     free = aliases_of(model).free
-    nodes = [node for node in model.graph if not is_view(node) and node not in free]
-    counts = Counter(re.sub(r"_\d+$", "", node.op_type) for node in nodes)
-    lone = [node for node in nodes if not is_fused(node)]
-    reasons = lone_groups(model, lone, context.remarks)
-    why = Counter(f"{node.op_type}: {_plain(reasons[str(node.name)])}" for node in lone)
-    return "\n".join([f"{len(nodes)} groups", *_table(counts), "", f"{len(lone)} of one node", *_table(why)]) + "\n"
+    nodes = tuple(node for node in model.graph if not is_view(node) and node not in free)
+    return Grouped(model, nodes, tuple(context.remarks))
 
 
 def full_size_graph(name: str) -> ir.Model:

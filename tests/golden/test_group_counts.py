@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import pytest
 from prefuse.examples.models import MODELS
-from prefuse.tests.golden.group_counts import FOLDER, golden_file, group_text
+from prefuse.tests.golden.group_counts import FOLDER, Grouped, golden_file, grouped
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_groups_are_those_of_the_golden_file(name: str) -> None:
-    assert group_text(name) == golden_file(name).read_text()
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> tuple[str, Grouped]:
+    """One model after the other, fused once for all tests."""
+    return request.param, grouped(request.param)
+
+
+def test_groups_are_those_of_the_golden_file(model: tuple[str, Grouped]) -> None:
+    name, groups = model
+    assert groups.text() == golden_file(name).read_text()
+
+
+def test_every_group_of_one_node_says_why(model: tuple[str, Grouped]) -> None:
+    """A pass says it of each pointwise neighbour; where there is none, nothing can be joined."""
+    _, groups = model
+    assert not groups.unexplained()
 
 
 def test_every_golden_file_has_a_model() -> None:
