@@ -25,10 +25,13 @@ class EngineSpec:
 ENGINES: dict[str, EngineSpec] = {
     "prefuse": EngineSpec("prefuse_cpu", "prefuse"),
     "prefuse-fast": EngineSpec("prefuse_cpu", "prefuse", "prepare_fast"),
+    "prefuse-bf16": EngineSpec("prefuse_cpu", "prefuse", "prepare_bfloat16"),
     "prefuse-unfused": EngineSpec("prefuse_cpu", "prefuse", "prepare_unfused"),
     "onnxruntime": EngineSpec("onnxruntime_cpu", "onnxruntime"),
     "openvino": EngineSpec("openvino_cpu", "openvino"),
+    "openvino-bf16": EngineSpec("openvino_cpu", "openvino", "prepare_bfloat16"),
     "torch": EngineSpec("torch_eager", "torch"),
     "torch.compile": EngineSpec("torch_compile", "torch"),
+    "torch.compile-bf16": EngineSpec("torch_compile", "torch", "prepare_bfloat16"),
 }
-DEFAULT_ENGINES = tuple(name for name in ENGINES if not name.startswith("prefuse-"))
+DEFAULT_ENGINES = tuple(name for name in ENGINES if not name.startswith("prefuse-") and not name.endswith("-bf16"))

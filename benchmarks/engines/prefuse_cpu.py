@@ -18,6 +18,11 @@ def prepare_fast(task: Task) -> Run:
     return _prepare(task, "default", "float32-fast")
 
 
+def prepare_bfloat16(task: Task) -> Run:
+    """With bfloat16 operands of products."""
+    return _prepare(task, "default", "bfloat16")
+
+
 def prepare_unfused(task: Task) -> Run:
     """The same kernels for single operators: what the fusing passes are worth."""
     return _prepare(task, "no-fusion")
