@@ -11,9 +11,9 @@ from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, kind_of
-from ...kernels.costs import copy_cycles
+from ...kernels.costs import conversion_cycles, copy_cycles
 from ..canonicalization.scope import int_constants, static_shape
-from .forms import AXIS_LAST, TO_LAST, Flexible, is_image
+from .forms import AXIS_LAST, TO_FIRST, TO_LAST, Flexible, conversion_bytes, is_image
 
 MEANS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax", "ReduceMax": "ReduceMax", "ReduceMean": "ReduceMean"}
 WINDOWS = ("AveragePool", "Conv", "ConvTranspose", "MaxPool")
@@ -37,6 +37,18 @@ def moved_form(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: Sequence[
         return None
     first, last = _moving_cycles(model, node, anchor)
     return Flexible(node, "other-axes", found, first_cycles=first, last_cycles=last)
+
+
+def transposed_form(model: ir.Model, node: ir.Node, turn: ir.Node, nodes: Sequence[ir.Node]) -> Flexible | None:
+    """Of a group of pointwise nodes that reads an image through a Transpose from channels-last."""
+    if tuple(turn.attributes.get_ints("perm", ())) != TO_FIRST or turn.inputs[0] not in body_of(model, node).inputs:
+        return None
+    if not is_image(turn.inputs[0]) or not is_image(turn.outputs[0]) or turn.outputs[0] in body_of(model, node).outputs:
+        return None
+    found = _image_operands(model, node, [child for child in nodes if child is not turn], None, (turn.outputs[0],))
+    if found is None:
+        return None
+    return Flexible(node, "other-axes", found, first_cycles=conversion_cycles(conversion_bytes(turn.outputs[0])))
 
 
 def axes_of(node: ir.Node, arguments: dict[ir.Value, ir.Value] | None = None) -> tuple[int, ...] | None:
@@ -72,12 +84,17 @@ def _argument(model: ir.Model, node: ir.Node) -> dict[ir.Value, ir.Value]:
     return {parameter: value for parameter, value in pairs if value is not None}
 
 
-def _image_operands(model: ir.Model, node: ir.Node, nodes: Sequence[ir.Node], anchor: ir.Node | None) -> tuple[int, ...] | None:
-    """Positions of the operands that are images; None where another one is neither constant nor one element."""
+def _image_operands(
+    model: ir.Model, node: ir.Node, nodes: Sequence[ir.Node], anchor: ir.Node | None, given: Sequence[ir.Value] = ()
+) -> tuple[int, ...] | None:
+    """Positions of the operands that are images; None where another one is neither constant nor one element.
+
+    `given` are values of the group that none of `nodes` makes.
+    """
     if not all(is_image(output) for output in node.outputs):
         return None
     places = {value: place for place, value in enumerate(body_of(model, node).inputs)} if is_fused(node) else None
-    inner = {output for child in nodes for output in child.outputs}
+    inner = {*given, *(output for child in nodes for output in child.outputs)}
     found: list[int] = []
     for child in nodes:
         for place, value in enumerate(child.inputs):

@@ -26,7 +26,7 @@ from ...runtime.target import Target
 from ..canonicalization.scope import static_shape
 from .edges import EDGES, edge_form
 from .forms import Flexible, is_image
-from .movers import moved_form, pointwise_form
+from .movers import moved_form, pointwise_form, transposed_form
 
 _CONVOLVED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 POOLS = ("AveragePool", "MaxPool")
@@ -42,8 +42,10 @@ def flexible_form(
     if not is_fused(node) and node.op_type in EDGES and is_known(node):
         return edge_form(model, node)
     anchors = [child for child in nodes if not is_pointwise(child) and kind_of(child) is not Kind.OPERAND]
-    if any(child.op_type == "Transpose" for child in anchors) or not all(is_known(child) for child in nodes):
+    if not all(is_known(child) for child in nodes):
         return None
+    if any(child.op_type == "Transpose" for child in anchors):
+        return transposed_form(model, node, anchors[0], nodes) if len(anchors) == 1 else None
     if not anchors:
         return pointwise_form(model, node, nodes)
     convolution = next((child.op_type for child in anchors if child.op_type in CONVOLUTIONS), None)

@@ -62,12 +62,12 @@ class LayoutWriter:
         name = _group_name(flexible.node)
         nodes = [flexible.node]
         if is_fused(flexible.node):
-            nodes = list(inline_function(self.model, flexible.node))
+            nodes = _without_turns(inline_function(self.model, flexible.node))
         wanted = [value for value in operands if value not in kept]
         if flexible.form == "window":
             self._write_window(nodes, wanted, f"{name}_channels_last")
         else:
-            self._write_other_axes(nodes, wanted, name if len(nodes) > 1 else "")
+            self._write_other_axes(nodes, wanted, re.sub("^transpose_", "", name) if len(nodes) > 1 else "")
 
     def finish(self) -> None:
         """Remove conversions and constants without readers, the latest first. Functions may be left without a call."""
@@ -264,6 +264,19 @@ def _results_of(nodes: Sequence[ir.Node]) -> list[ir.Value]:
     values = [value for node in nodes for value in node.outputs]
     read = [value for value in values if value.is_graph_output() or any(user not in members for user in value.consumers())]
     return read or values[-1:]
+
+
+def _without_turns(nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """The nodes of a group but for those that turn images channels-first, whose readers then get them channels-last."""
+    rest = []
+    for node in nodes:
+        if node.op_type == "Transpose":
+            for user, index in tuple(node.outputs[0].uses()):
+                user.replace_input_with(index, node.inputs[0])
+            remove_nodes([node])
+        else:
+            rest.append(node)
+    return rest
 
 
 def _first_input(node: ir.Node) -> ir.Value:

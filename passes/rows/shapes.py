@@ -94,7 +94,7 @@ def claimed_nodes(graph: ir.Graph) -> dict[ir.Node, ir.Node]:
             continue
         for value in node.inputs:
             producer = None if value is None else value.producer()
-            if value is None or producer is None or len(value.consumers()) != 1 or value.is_graph_output():
+            if value is None or producer is None or not _is_left_to(node, value):
                 continue
             if not has_same_shape(value, node.outputs[0]):
                 continue
@@ -103,3 +103,11 @@ def claimed_nodes(graph: ir.Graph) -> dict[ir.Node, ir.Node]:
             elif kind_of(producer) in _ANCHORS and rows_of(producer) is None and len(producer.outputs) == 1:
                 claimed[node] = producer
     return claimed
+
+
+def _is_left_to(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a node alone reads a value, or with what alone reads its own result, as x * Sigmoid(x) does."""
+    result = node.outputs[0]
+    following = set(result.consumers()) if not result.is_graph_output() else set[ir.Node]()
+    others = set(value.consumers()) - {node}
+    return not value.is_graph_output() and (not others or (len(following) == 1 and others == following))
