@@ -171,7 +171,7 @@ def conversion_cycles(size_bytes: int) -> float:
 
 _DOT_CYCLES = 16  # of the tile unit, for the product of two tiles
 _TILE_LOAD_CYCLES = 60  # for a tile of 1 KiB from the second cache, measured on a Sapphire Rapids
-_SPLIT_ELEMENTS = 2.0  # of one term that a core makes in a cycle when it packs an operand
+_SPLIT_ELEMENTS = 4.0  # of one term that a core makes in a cycle when it packs an operand
 _FAR_BYTES = 5.0  # a cycle, of weights that come from memory
 _BLOCK_LINES = 32  # rows, columns and values of k of a block of four tiles
 TERMS = {"float32": 3, "float32-fast": 2, "bfloat16": 1, "float16": 3}  # bfloat16 numbers that a float32 becomes, by precision

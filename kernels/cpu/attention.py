@@ -20,6 +20,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, broadcast_index, row_major, share
+from ..costs import TERMS, tile_product_cycles, vector_product_cycles
 from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
 from ..values import GroupValues, source_offset
@@ -29,11 +30,15 @@ from .attention_softmax import Rows, finish_rows, running_softmax, softmax, star
 from .common import finish, new_builder, pointwise_cost
 from .few_rows import FewRows
 from .panel_product import Panels, Scratch, choose_tiles
+from .tile_packing import LINES, TERM_ELEMENTS
 from .tile_product import Tile
+from .tile_unit import DEPTH, TileUnit, tile_unit
+from .tiled_panels import TiledPanels, TileScratch, panel_words
 
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
 _CACHE_BYTES = 512 * 1024  # what keys, values and scores that are used together may take of the second-level cache
+_TILED_ROWS = 64  # of a block on the tile unit
 _RUNNING_ROWS = 1024  # queries whose results one thread keeps while it goes through blocks of keys
 _COST_OF_SOFTMAX = 16  # scalar operations of one score
 _FEW_QUERIES = 3  # for which nothing is laid out in panels
@@ -51,14 +56,21 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 
 @dataclass(frozen=True)
-class _Head:
-    """Where one thread works: the place among the batch dimensions, scratch for operands, and the state of rows."""
+class _Scratch:
+    """Of one thread: for operands, the state of rows, and what products on the tile unit need."""
 
-    batch: Index
     queries: Scratch
     keys: Scratch
     values: Scratch
     rows: Rows
+    tiles: TileScratch | None
+
+
+@dataclass(frozen=True)
+class _Head(_Scratch):
+    """Where one thread works: the place among the batch dimensions, and its scratch."""
+
+    batch: Index
 
 
 @dataclass(frozen=True)
@@ -67,8 +79,8 @@ class _Keys:
 
     first: Expr
     count: int
-    keys: Panels
-    values: Panels
+    keys: Panels | TiledPanels
+    values: Panels | TiledPanels
 
 
 @dataclass(frozen=True)
@@ -102,6 +114,24 @@ class _Kernel:
         return self.form.queries <= _FEW_QUERIES and not self._is_transposed(self.form.product)
 
     @property
+    def terms(self) -> tuple[int, int]:
+        """bfloat16 terms on the tile unit, of scores and of results. Softmax makes relative errors of absolute ones of scores."""
+        terms = TERMS[self.form.group.precision]
+        return (1 if terms == 1 else 3), terms
+
+    @cached_property
+    def unit(self) -> TileUnit | None:
+        """Of tiles, where the target has one and it makes both products faster."""
+        form, lanes = self.form, self.builder.lanes("float32")
+        if not self.target.has_tiles or form.dtype != "float32" or self.is_few:
+            return None
+        sizes = ((form.queries, form.keys, form.depth), (form.queries, form.width, form.keys))
+        pairs = zip(sizes, self.terms, strict=True)
+        tiles = sum(tile_product_cycles(*size, terms, packs_a=True, packs_b=True) for size, terms in pairs)
+        vectors = sum(vector_product_cycles(*size, lanes, is_narrow=False) for size in sizes)
+        return tile_unit(self.builder, self.target) if tiles < vectors else None
+
+    @property
     def weighs(self) -> bool:
         """Whether probabilities are computed one by one, and not their rows scaled in the end."""
         return self.form.weighs_probabilities and self.form.guard is None
@@ -121,6 +151,8 @@ class _Kernel:
     @property
     def block_rows(self) -> int:
         """Queries of a block: a multiple of a tile's rows, some of which may not exist."""
+        if self.unit is not None:
+            return _TILED_ROWS
         rows = self.tiles[0].rows
         return rows * max(min(_BLOCK_ROWS, self.form.queries) // rows, 1)
 
@@ -137,36 +169,50 @@ class _Kernel:
         chunks = _chunks(heads, blocks, threads, ceil(form.queries / _RUNNING_ROWS) if self.is_running else 1)
         with builder.loop(threads, "parallel", "thread") as thread:
             scratch = self._scratch(thread, threads, ceil(blocks / chunks) * self.block_rows)
+            if self.unit is not None:
+                self.unit.configure()
             begin, end = share(thread, threads, heads * chunks)
             with builder.loop(end - begin, name="task") as i:
                 *batch, chunk = bound_unravel(builder, builder.bind(begin + i), (*form.batch, chunks))
                 first, last = share(chunk, chunks, blocks)
-                head = _Head(tuple(batch), *scratch)
+                head = _Head(**vars(scratch), batch=tuple(batch))
                 if self.is_few:
                     self._few(head)
                 else:
                     self._rows(head, builder.bind(first), builder.bind(last - first))
+            if self.unit is not None:
+                self.unit.release()
         return finish("attention", builder, form.group, flops=self.flops)
 
-    def _scratch(self, thread: Expr, threads: int, rows: int) -> tuple[Scratch, Scratch, Scratch, Rows]:
+    def _scratch(self, thread: Expr, threads: int, rows: int) -> _Scratch:
         """Of a thread that does so many rows in a run."""
-        form, panels = self.form, self._keys(0, self.key_block)
-        line = _LINE_BYTES // np.dtype(form.dtype).itemsize
+        form, lanes = self.form, self.builder.lanes(self.form.dtype)
 
-        def own(elements: int) -> Scratch:
+        def own(elements: int, dtype: str = form.dtype) -> Scratch:
+            line = _LINE_BYTES // np.dtype(dtype).itemsize
             size = ceil(elements / line) * line
-            return Scratch(self.builder.workspace(size * threads, form.dtype), thread * size)
+            return Scratch(self.builder.workspace(size * threads, dtype), thread * size)
 
-        sizes = (0, 0) if self.is_few else (panels.keys.elements, panels.values.elements)
-        operands = own(self.block_rows * form.depth), own(sizes[0]), own(sizes[1])
+        shapes = () if self.is_few else ((form.depth, self.key_block), (self.key_block, form.width))
+        queries, tiles = own(self.block_rows * form.depth), None
+        if self.unit is None:
+            keys, values = (own(depth * ceil(columns / lanes) * lanes) for depth, columns in shapes or ((0, 0), (0, 0)))
+        else:
+            keys, values = (own(panel_words(*shape, terms), "uint32") for shape, terms in zip(shapes, self.terms, strict=True))
+            deepest = ceil(max(form.depth, self.key_block) / DEPTH) * max(self.terms) * TERM_ELEMENTS
+            tiles = TileScratch(self.unit, own(deepest, "uint16"), own(LINES * LINES))
         scores, factors = own(self.block_rows * self.key_block), own(self.block_rows)
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
-        return *operands, Rows(self.builder, form.dtype, scores, factors, state)
+        return _Scratch(queries, keys, values, Rows(self.builder, form.dtype, scores, factors, state), tiles)
 
-    def _keys(self, first: Expr, count: int) -> _Keys:
-        form, (key_tile, value_tile) = self.form, self.tiles
-        keys = Panels(self.builder, form.depth, count, key_tile)
-        return _Keys(first, count, keys, Panels(self.builder, count, form.width, value_tile))
+    def _keys(self, scratch: _Scratch, first: Expr, count: int) -> _Keys:
+        form, builder = self.form, self.builder
+        if scratch.tiles is not None:
+            panels = TiledPanels(builder, form.depth, count, self.terms[0], scratch.tiles)
+            return _Keys(first, count, panels, TiledPanels(builder, count, form.width, self.terms[1], scratch.tiles))
+        key_tile, value_tile = self.tiles
+        keys = Panels(builder, form.depth, count, key_tile)
+        return _Keys(first, count, keys, Panels(builder, count, form.width, value_tile))
 
     def _rows(self, head: _Head, first: Expr, blocks: Expr) -> None:
         """All there is to do for some blocks of queries, by one thread."""
@@ -174,9 +220,9 @@ class _Kernel:
         if self.is_running:
             start_rows(head.rows, builder.bind(blocks * self.block_rows), self.form.width)
         with builder.loop(whole, name="keys") as number:
-            self._attend(head, self._keys(builder.bind(number * size), size), first, blocks)
+            self._attend(head, self._keys(head, builder.bind(number * size), size), first, blocks)
         if rest:
-            self._attend(head, self._keys(whole * size, rest), first, blocks)
+            self._attend(head, self._keys(head, whole * size, rest), first, blocks)
         if self.is_running:
             with builder.loop(blocks, name="block") as number:
                 block = self._block(first, number)
@@ -185,7 +231,7 @@ class _Kernel:
     def _few(self, head: _Head) -> None:
         """All queries, where they are few."""
         form, block, lanes = self.form, self._block(0, 0), self.builder.lanes(self.form.dtype)
-        keys = self._keys(0, form.keys)
+        keys = self._keys(head, 0, form.keys)
         for row in range(form.queries):
             self._pack_query(head, block, row)
         scores = FewRows(self.builder, form.queries, form.depth, form.keys, lanes)

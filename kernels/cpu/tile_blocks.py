@@ -36,36 +36,35 @@ class Lines:
     at: Callable[[Index, int, Expr], Expr]
 
 
+@contextmanager
+def tile_threads(builder: KernelBuilder, unit: TileUnit, count: int) -> Iterator[tuple[Expr, Scratch]]:
+    """A parallel region whose threads use the unit; yields the number of a thread and its array for the sums of a block."""
+    sums = builder.workspace(count * LINES * LINES, "float32")  # in the arena, as the stack aligns to 16 bytes only
+    with builder.loop(count, "parallel", "thread") as thread:
+        unit.configure()
+        yield thread, Scratch(sums, builder.bind(thread * (LINES * LINES)))
+        unit.release()
+
+
 class BlockProduct:
-    """Blocks of threads. `halves` are the tiles of A and of B that have lines at all, `steps` the loops over k."""
+    """Blocks of one thread. `halves` are the tiles of A and of B that have lines at all, `steps` the loops over k."""
 
     def __init__(
         self, builder: KernelBuilder, unit: TileUnit, steps: Sequence[int], terms: int, halves: tuple[int, int] = (2, 2)
     ) -> None:
         self.builder, self.unit, self.steps, self.terms, self.halves = builder, unit, tuple(steps), terms, halves
 
-    @contextmanager
-    def threads(self, count: int) -> Iterator[Expr]:
-        """A parallel region, in whose threads blocks are multiplied; yields the number of the thread."""
-        sums = self.builder.workspace(count * LINES * LINES, "float32")  # in the arena, as the stack aligns to 16 bytes only
-        with self.builder.loop(count, "parallel", "thread") as thread:
-            self.sums = Scratch(sums, self.builder.bind(thread * (LINES * LINES)))
-            self.unit.configure()
-            yield thread
-            self.unit.release()
-
-    def multiply(self, a: Lines, b: Lines) -> Scratch:
-        """The sums over all steps: 32 rows of 32."""
+    def multiply(self, a: Lines, b: Lines, sums: Scratch) -> None:
+        """Put the sums over all steps into `sums`: 32 rows of 32."""
         cells = [(i, j) for i in range(self.halves[0]) for j in range(self.halves[1])]
         for i, j in cells:
             self.unit.zero(_SUMS[i][j])
         with ExitStack() as loops:
             self._add(a, b, tuple(loops.enter_context(self.builder.loop(extent, name="step")) for extent in self.steps))
         for i, j in cells:
-            self.unit.store(_SUMS[i][j], self.sums.buffer, self.sums.base + (i * ROWS * LINES + j * COLUMNS), LINES)
+            self.unit.store(_SUMS[i][j], sums.buffer, sums.base + (i * ROWS * LINES + j * COLUMNS), LINES)
         if self.terms > 1:
-            self._mend(a, b)
-        return self.sums
+            self._mend(a, b, sums)
 
     def _add(self, a: Lines, b: Lines, ks: Index) -> None:
         """The products of one step."""
@@ -82,15 +81,15 @@ class BlockProduct:
 
     # Sums that are not finite -----------------------------------------------------------------------------------------
 
-    def _mend(self, a: Lines, b: Lines) -> None:
-        with self.builder.when(self._largest() >= _INFINITY), ExitStack() as loops:
+    def _mend(self, a: Lines, b: Lines, sums: Scratch) -> None:
+        with self.builder.when(self._largest(sums) >= _INFINITY), ExitStack() as loops:
             i, row, j = (
                 loops.enter_context(self.builder.loop(extent, name=name))
                 for extent, name in ((self.halves[0], "i"), (ROWS, "row"), (self.halves[1], "j"))
             )
-            self._mend_row(a, b, i, row, j)
+            self._mend_row(a, b, sums, i, row, j)
 
-    def _largest(self) -> Expr:
+    def _largest(self, sums: Scratch) -> Expr:
         """The bits of the largest size of a sum: at least those of infinity where one is not finite."""
         builder = self.builder
         sizes, one = builder.local(COLUMNS, "int32", "sizes"), builder.local(1, "int32", "size")
@@ -99,19 +98,19 @@ class BlockProduct:
         with builder.loop(self.halves[0] * ROWS, name="row") as row, builder.loop(self.halves[1], name="j") as j:
             at = builder.bind(row * LINES + j * COLUMNS)
             with builder.loop(COLUMNS, "vectorized", "lane") as lane:
-                size = tirx.reinterpret("int32", self.sums[at + lane]) & tirx.const(_SIZE, "int32")
+                size = tirx.reinterpret("int32", sums[at + lane]) & tirx.const(_SIZE, "int32")
                 builder.store(sizes, lane, tirx.max(sizes[lane], size))
         builder.store(one, 0, tirx.const(0, "int32"))
         with builder.loop(COLUMNS, name="lane") as lane:
             builder.store(one, 0, tirx.max(one[0], sizes[lane]))
         return one[0]
 
-    def _mend_row(self, a: Lines, b: Lines, i: Expr, row: Expr, j: Expr) -> None:
+    def _mend_row(self, a: Lines, b: Lines, sums: Scratch, i: Expr, row: Expr, j: Expr) -> None:
         """16 sums of a row in float32."""
         builder = self.builder
         at = builder.bind((i * ROWS + row) * LINES + j * COLUMNS)
         with builder.loop(COLUMNS, "vectorized", "lane") as lane:
-            builder.store(self.sums.buffer, self.sums.base + at + lane, tirx.const(0, "float32"))
+            builder.store(sums.buffer, sums.base + at + lane, tirx.const(0, "float32"))
         with ExitStack() as loops:
             ks = tuple(loops.enter_context(builder.loop(extent, name="step")) for extent in self.steps)
             pair = loops.enter_context(builder.loop(DEPTH // 2, name="pair"))
@@ -121,7 +120,7 @@ class BlockProduct:
                 with builder.loop(COLUMNS, "vectorized", "lane") as lane:
                     words = [b.buffer[b.at(ks, term, j) + pair * b.stride + lane] for term in range(self.terms)]
                     y = joined([_half(word, half) for word in words])
-                    builder.store(self.sums.buffer, self.sums.base + at + lane, self.sums[at + lane] + x * y)
+                    builder.store(sums.buffer, sums.base + at + lane, sums[at + lane] + x * y)
 
 
 def packed_lines(buffer: Buffer, base: Expr, terms: int, *, words: bool) -> Lines:

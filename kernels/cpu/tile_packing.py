@@ -17,6 +17,7 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ..builder import Buffer, Expr, KernelBuilder
 from .split_bfloat16 import split, split_array
+from .strided_copy import transposed
 from .tile_product import PackPanels
 from .tile_unit import DEPTH, ROWS, TILE_ELEMENTS
 
@@ -62,18 +63,22 @@ class PackTiles:
 class StepPacker:
     """Writes steps of an operand that is not constant.
 
-    `element(matrix, line, k)` is a number of it: float32, or with one term the bits of a bfloat16.
+    `element(matrix, line, k)` is a number of it: float32, or with one term the bits of a bfloat16. Pairs are read along lines,
+    unless float32 numbers are said to lie side by side along k, squares of which are transposed in registers.
     """
 
     builder: KernelBuilder
     element: Callable[[Expr, Expr, Expr], Expr]
-    lines: int
+    lines: Expr
     depth: int
     terms: int
     pairs: bool
+    lies_along_depth: bool = False
 
     @property
     def panels(self) -> int:
+        """Of lines whose number is known."""
+        assert isinstance(self.lines, int)
         return ceil(self.lines / LINES)
 
     @property
@@ -88,9 +93,10 @@ class StepPacker:
         """Write a step of a panel from element `base` of a buffer on: of words if k lies in pairs, else of 16 bits."""
         builder = self.builder
         first, k = builder.bind(panel * LINES), builder.bind(step * DEPTH)
-        write = self._write_pairs if self.pairs else self._write_rows
-        is_even = self.lines % LINES == 0, self.depth % DEPTH == 0
-        if all(is_even):
+        write = self._write_rows
+        if self.pairs:
+            write = self._write_squares if self.lies_along_depth else self._write_pairs
+        if isinstance(self.lines, int) and self.lines % LINES == self.depth % DEPTH == 0:
             write(to, base, matrix, first, k, False)
             return
         is_whole = builder.bind(tirx.And(first + LINES <= self.lines, k + DEPTH <= self.depth))
@@ -113,16 +119,39 @@ class StepPacker:
             with self.builder.loop(ROWS, "vectorized", "lane") as lane:
                 line = first + tile * ROWS + lane
                 low, high = (self._parts(matrix, line, start + pair * 2 + i, guarded) for i in range(2))
-                for term, (x, y) in enumerate(zip(low, high, strict=True)):
-                    word = tirx.Cast("uint32", x) | (tirx.Cast("uint32", y) << tirx.const(16, "uint32"))
-                    self.builder.store(to, at + term * (TERM_ELEMENTS // 2) + lane, word)
+                self._store_words(to, at + lane, low, high)
+
+    def _write_squares(self, to: Buffer, base: Expr, matrix: Expr, first: Expr, start: Expr, guarded: bool) -> None:
+        builder = self.builder
+        with builder.loop(2, name="tile") as tile, builder.loop(DEPTH // ROWS, name="square") as square:
+            k = builder.bind(start + square * ROWS)
+            rows = builder.local(ROWS * ROWS, "float32", "square")
+            for r in range(ROWS):
+                line = builder.bind(first + tile * ROWS + r)
+                with builder.loop(ROWS, "vectorized", "lane") as lane:
+                    builder.store(rows, r * ROWS + lane, self._value(matrix, line, k + lane, guarded))
+            columns = transposed(builder, rows, ROWS)
+            at = builder.bind(base + (tile * (DEPTH // 2) + square * (ROWS // 2)) * ROWS)
+            for pair in range(ROWS // 2):
+                with builder.loop(ROWS, "vectorized", "lane") as lane:
+                    low, high = (split(builder, columns[(2 * pair + i) * ROWS + lane], self.terms) for i in range(2))
+                    self._store_words(to, at + pair * ROWS + lane, low, high)
+
+    def _store_words(self, to: Buffer, at: Expr, low: list[Expr], high: list[Expr]) -> None:
+        """Pairs of k of each term."""
+        for term, (x, y) in enumerate(zip(low, high, strict=True)):
+            word = tirx.Cast("uint32", x) | (tirx.Cast("uint32", y) << tirx.const(16, "uint32"))
+            self.builder.store(to, at + term * (TERM_ELEMENTS // 2), word)
 
     def _parts(self, matrix: Expr, line: Expr, k: Expr, guarded: bool) -> list[Expr]:
-        """The terms of an element, zero if `guarded` and there is none."""
+        """The terms of an element."""
+        value = self._value(matrix, line, k, guarded)
+        return split(self.builder, value, self.terms) if str(value.ty) == "float32" else [value]
+
+    def _value(self, matrix: Expr, line: Expr, k: Expr, guarded: bool) -> Expr:
+        """An element; zero if `guarded` and there is none."""
         if guarded:
             value = self.element(matrix, tirx.min(line, self.lines - 1), tirx.min(k, self.depth - 1))
             exists = tirx.And(line < self.lines, k < self.depth)
-            value = tirx.Select(exists, value, tirx.const(0, str(value.ty)))
-        else:
-            value = self.element(matrix, line, k)
-        return split(self.builder, value, self.terms) if str(value.ty) == "float32" else [value]
+            return tirx.Select(exists, value, tirx.const(0, str(value.ty)))
+        return self.element(matrix, line, k)

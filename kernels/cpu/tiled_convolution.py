@@ -18,7 +18,8 @@ from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
 from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder
-from .tile_blocks import BlockProduct, Lines, packed_lines
+from .panel_product import Scratch
+from .tile_blocks import BlockProduct, Lines, packed_lines, tile_threads
 from .tile_image import TiledImage
 from .tile_packing import LINES, TERM_ELEMENTS, PackTiles
 from .tile_product import PackPanels
@@ -62,7 +63,8 @@ class TiledConvolution:
         self.target = target
         self.steps = (*self.image.window.kernel, self.image.channels // DEPTH)
         halves = 1 if self.image.positions <= ROWS else 2, 1 if self.outputs <= ROWS else 2
-        self.blocks = BlockProduct(self.builder, tile_unit(self.builder, target), self.steps, self.terms, halves)
+        self.unit = tile_unit(self.builder, target)
+        self.blocks = BlockProduct(self.builder, self.unit, self.steps, self.terms, halves)
 
     def build(self) -> BuiltKernel | Refusal:
         tiles, vectors = self._cycles()
@@ -82,14 +84,15 @@ class TiledConvolution:
         if 2 * elements > _NEAR_BYTES:
             extents = {"n": panels, "image": images, "m": blocks}
         work = prod(extents.values()) * prod(self.steps) * 4 * _WORK_PER_DOT
-        with self.blocks.threads(threads := builder.threads_for(work)) as thread:
+        threads = builder.threads_for(work)
+        with tile_threads(builder, self.unit, threads) as (thread, sums):
             begin, end = share(thread, threads, prod(extents.values()))
             with builder.loop(end - begin, name="block") as i:
                 parts = unravel(builder.bind(begin + i), tuple(extents.values()))
                 place = {axis: builder.bind(part) for axis, part in zip(extents, parts, strict=True)}
                 first = builder.bind(place["m"] * LINES)
                 a = image.lines(source, place["image"], first)
-                self._block(a, self._weight_lines(weights, builder.bind(place["n"] * panel_words)), place, first)
+                self._block(a, self._weight_lines(weights, builder.bind(place["n"] * panel_words)), sums, place, first)
         flops = 2 * images * prod(window.outputs) * self.outputs * inputs * prod(window.kernel)
         return finish(
             "convolution_tiles", builder, self.form.outer, flops=flops, packed={key: Operand(self.anchor.inputs[1], pack)}
@@ -122,10 +125,10 @@ class TiledConvolution:
             lines.buffer, lines.stride, lambda ks, term, half: lines.at(((ks[0] * columns + ks[1]) * parts + ks[2],), term, half)
         )
 
-    def _block(self, a: Lines, b: Lines, place: dict[str, Expr], first: Expr) -> None:
+    def _block(self, a: Lines, b: Lines, sums: Scratch, place: dict[str, Expr], first: Expr) -> None:
         """A block of the result, and what follows it."""
         builder, (_, columns) = self.builder, self.image.window.outputs
-        sums = self.blocks.multiply(a, b)
+        self.blocks.multiply(a, b, sums)
         left = builder.bind(place["n"] * LINES)
         width = LINES if self.outputs % LINES == 0 else builder.bind(tirx.min(self.outputs - left, LINES))
         with builder.loop(builder.bind(tirx.min(self.image.positions - first, LINES)), name="row") as row:

@@ -20,7 +20,8 @@ from ..template import BuiltKernel, Operand, Refusal
 from ..values import pointwise_obstacle, split_anchor
 from .common import finish
 from .matmul import Product, Side
-from .tile_blocks import BlockProduct, Lines, packed_lines
+from .panel_product import Scratch
+from .tile_blocks import BlockProduct, Lines, packed_lines, tile_threads
 from .tile_packing import LINES, PackTiles, StepPacker
 from .tile_unit import DEPTH, ROWS, tile_unit
 
@@ -61,7 +62,8 @@ class TiledProduct(Product):
         self.rows, self.columns = ceil(self.a.lines / LINES), ceil(self.b.lines / LINES)
         self.steps = ceil(self.a.depth / DEPTH)
         halves = 1 if self.a.lines <= ROWS else 2, 1 if self.b.lines <= ROWS else 2
-        self.blocks = BlockProduct(self.builder, tile_unit(self.builder, target), (self.steps,), self.terms, halves)
+        self.unit = tile_unit(self.builder, target)
+        self.blocks = BlockProduct(self.builder, self.unit, (self.steps,), self.terms, halves)
 
     @property
     def flops(self) -> int:
@@ -133,7 +135,8 @@ class TiledProduct(Product):
         def element(matrix: Expr, line: Expr, k: Expr) -> Expr:
             return self._source(side)[side.offset(matrix, line, k)]
 
-        return StepPacker(self.builder, element, side.lines, side.depth, self.terms, pairs)
+        along_depth = not side.lines_last and not self.is_narrow
+        return StepPacker(self.builder, element, side.lines, side.depth, self.terms, pairs, along_depth)
 
     def _packed_panels(self, side: Side, pairs: bool) -> Panels:
         """Packed by the kernel, the whole of it, before the product."""
@@ -165,12 +168,12 @@ class TiledProduct(Product):
             "batch": self.matrices,
             **({"n": self.columns, "m": self.rows} if columns_outside else {"m": self.rows, "n": self.columns}),
         }
-        with self.blocks.threads(threads) as thread:
+        with tile_threads(builder, self.unit, threads) as (thread, sums):
             begin, end = share(thread, threads, prod(extents.values()))
             with builder.loop(end - begin, name="block") as i:
                 parts = unravel(builder.bind(begin + i), tuple(extents.values()))
                 at = {axis: builder.bind(part) for axis, part in zip(extents, parts, strict=True)}
-                self._block(a(self.a.matrix_of(self.batch, at["batch"]), at["m"]), b, at["batch"], at["m"], at["n"])
+                self._block(a(self.a.matrix_of(self.batch, at["batch"]), at["m"]), b, sums, at["batch"], at["m"], at["n"])
 
     def _pack_and_walk(self, packer: StepPacker, b: Panels, threads: int) -> None:
         """Each thread packs some panels of its rows, as many as the second cache holds, and walks all columns with them."""
@@ -178,7 +181,7 @@ class TiledProduct(Product):
         panels = max(min(_NEAR_BYTES // (2 * size), ceil(self.matrices * self.rows / threads), self.rows), 1)
         scratch = builder.workspace(threads * panels * size, "uint16")
         extents = self.matrices, ceil(self.rows / panels)
-        with self.blocks.threads(threads) as thread:
+        with tile_threads(builder, self.unit, threads) as (thread, sums):
             near = builder.bind(thread * (panels * size))
             begin, end = share(thread, threads, prod(extents))
             with builder.loop(end - begin, name="rows") as i:
@@ -188,7 +191,7 @@ class TiledProduct(Product):
                 self._pack_panels(packer, scratch, near, self.a.matrix_of(self.batch, batch), first, count)
                 with builder.loop(self.columns, name="n") as n, builder.loop(count, name="m") as m:
                     a = packed_lines(scratch, builder.bind(near + m * size), self.terms, words=False)
-                    self._block(a, b, batch, builder.bind(first + m), n)
+                    self._block(a, b, sums, batch, builder.bind(first + m), n)
 
     def _pack_panels(self, packer: StepPacker, to: Buffer, base: Expr, matrix: Expr, first: Expr, count: Expr) -> None:
         builder, size = self.builder, packer.panel_elements // packer.steps
@@ -196,10 +199,10 @@ class TiledProduct(Product):
             at = builder.bind(base + (panel * packer.steps + step) * size)
             packer.pack(to, at, matrix, builder.bind(first + panel), step)
 
-    def _block(self, a: Lines, b: Panels, batch: Expr, m: Expr, n: Expr) -> None:
+    def _block(self, a: Lines, b: Panels, sums: Scratch, batch: Expr, m: Expr, n: Expr) -> None:
         """A block of the result, and what follows it."""
         builder, store = self.builder, self.store()
-        sums = self.blocks.multiply(a, b(self.b.matrix_of(self.batch, batch), n))
+        self.blocks.multiply(a, b(self.b.matrix_of(self.batch, batch), n), sums)
         top, left, skipped = builder.bind(m * LINES), builder.bind(n * LINES), builder.bind(m * LINES - self._first_row(m))
         whole = self.b.lines % LINES == 0
         width = LINES if whole else builder.bind(tirx.min(self.b.lines - left, LINES))
