@@ -27,6 +27,7 @@ PASSES: dict[str, str] = {
     "fuse-rows": "prefuse.passes.fuse_rows:FuseRows",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
     "merge-groups": "prefuse.passes.merge_groups:MergeGroups",
+    "fuse-prologue": "prefuse.passes.fuse_prologue:FusePrologue",
     "order-nodes": "prefuse.passes.order_nodes:OrderNodes",
     "plan-memory": "prefuse.passes.plan_memory:PlanMemory",
 }
@@ -37,7 +38,7 @@ DEFAULT_PIPELINE = (
     "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,concat-to-split-weight,merge-parallel-matmul,fold-batchnorm,"
     "fuse-attention,fuse-gather,lower-precision,"
-    "fuse-rows,fuse-epilogue,merge-groups,choose-layout,"
+    "fuse-rows,fuse-epilogue,merge-groups,choose-layout,fuse-prologue,"
     "order-nodes,plan-memory"
 )
 

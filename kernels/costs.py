@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
 
-_COPIED_BYTES = 8.0  # a cycle, when a padded copy is made
+COPIED_BYTES = 8.0  # a cycle, when a tensor is read or written in order
 _CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
 _SECOND_CACHE_BYTES = 640 * 1024  # that a panel may take there
 _SCATTERED_ELEMENT = 1.0  # cycles
@@ -28,6 +28,14 @@ _MANY_PLANES, _APART = (
 )  # input channels whose planes, each on pages of its own, slow every step channels-first by so much
 _NEAR_PLANE_BYTES, _FAR_PLANES = 8192, 0.1  # planes beyond which reading scalars from many of them slows a sum by so much
 _FEW_CHANNELS = 8  # of the input, below which neighbouring windows share scalars, which LLVM keeps in registers
+
+_COSTLY = "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Gelu Log Mish Pow Sigmoid Sin Softplus Swish Tan Tanh"
+COSTLY = frozenset(_COSTLY.split())  # operators of many steps
+
+
+def operations_of(op_type: str) -> int:
+    """Scalar operations of a pointwise operator for one element."""
+    return 12 if op_type in COSTLY else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +169,7 @@ def channels_first_cycles(one: Convolution, lanes: int, registers: int) -> float
 
 def copy_cycles(size_bytes: int) -> float:
     """Of a kernel that writes so many bytes in the order in which it reads them."""
-    return 2 * size_bytes / _COPIED_BYTES
+    return 2 * size_bytes / COPIED_BYTES
 
 
 def conversion_cycles(size_bytes: int) -> float:

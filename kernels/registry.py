@@ -52,21 +52,21 @@ from .gpu.grids import UncutError
 from .gpu.rocm_limits import rocm_obstacle
 from .group import Group
 from .template import BuiltKernel, Refusal, Template
-from .values import anchors_of, is_followed_anchor, read_narrow
+from .values import anchors_of, is_followed_anchor, is_prologued_anchor, read_narrow
 
 _MAX_ELEMENTS = 2**31 - 1
 
 TEMPLATES: tuple[Template, ...] = (
     Template("elementwise", elementwise.build),
-    Template("injective", injective.build, injective.OPERATORS),
+    Template("injective", injective.build, injective.OPERATORS, has_prologue=True),
     Template("trilu", trilu.build, trilu.OPERATORS),
-    Template("gather", gather.build, gather.OPERATORS),
+    Template("gather", gather.build, gather.OPERATORS, has_prologue=True),
     Template("scan", scan.build, scan.OPERATORS),
-    Template("reduction", reduction.build, reduction.OPERATORS),
+    Template("reduction", reduction.build, reduction.OPERATORS, has_prologue=True),
     Template("arg_reduction", arg_reduction.build, arg_reduction.OPERATORS),
-    Template("normalization", normalization.build, normalization.OPERATORS),
+    Template("normalization", normalization.build, normalization.OPERATORS, has_prologue=True),
     Template("rows", rows.build, rows.OPERATORS, has_surroundings=True),
-    Template("pooling", pooling.build, pooling.OPERATORS),
+    Template("pooling", pooling.build, pooling.OPERATORS, has_prologue=True),
     Template("grid_sample", grid_sample.build, grid_sample.OPERATORS),
     Template("resize", resize.build, resize.OPERATORS),
     Template("pooling_indices", pooling_indices.build, pooling_indices.OPERATORS),
@@ -98,7 +98,7 @@ TEMPLATES: tuple[Template, ...] = (
         has_surroundings=True,
     ),
     Template("pooling_channels_last", pooling_channels_last.build, pooling.OPERATORS | {"Concat"}, has_surroundings=True),
-    Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"]), reads_narrow=True),
+    Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"]), has_prologue=True, reads_narrow=True),
     Template("recurrent", recurrent.build, recurrent.OPERATORS),
     Template("linear_attention", linear_attention.build, linear_attention.OPERATORS),
     Template("selection", selection.build, selection.OPERATORS),
@@ -132,11 +132,16 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
     anchors = {op.op_type for op in anchors_of(group)}
     narrow = read_narrow(group)
     is_bare = {False: not anchors or is_followed_anchor(group), True: not anchors or is_followed_anchor(narrow)}
+    is_prologued = not is_bare[False] and is_prologued_anchor(group)
     refused: list[tuple[str, str]] = []
-    for template in (*(GPU_TEMPLATES if target.is_gpu else TILE_TEMPLATES if target.has_tiles else ()), *TEMPLATES):
+    templates = (*(GPU_TEMPLATES if target.is_gpu else TILE_TEMPLATES if target.has_tiles else ()), *TEMPLATES)
+    if is_prologued:  # rows compute what comes before them once, the others where they read it
+        templates = tuple(sorted(templates, key=lambda template: not template.has_surroundings))
+    for template in templates:
         if not anchors <= template.anchors or bool(anchors) != bool(template.anchors):
             continue
-        if not is_bare[template.reads_narrow] and not template.has_surroundings:
+        takes_prologue = is_prologued and template.has_prologue
+        if not is_bare[template.reads_narrow] and not template.has_surroundings and not takes_prologue:
             refused.append((template.name, "computes one operator, and reads its operands through no others"))
             continue
         try:

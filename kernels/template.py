@@ -65,8 +65,9 @@ class Template:
 
     Only groups whose operators that are neither pointwise nor views are among `anchors` are shown to it; groups without one if
     that is empty. `has_surroundings` says that it reads its operands through views and pointwise operators and stores its result
-    through views; else groups of its anchors with such operators are not for it. `reads_narrow` says that its anchors take
-    operands of narrow types for those that Casts make float32 of: it is shown groups without those Casts.
+    through views; else groups of its anchors with such operators are not for it. `has_prologue` says that it computes its first
+    operand by pointwise operators where it reads it. `reads_narrow` says that its anchors take operands of narrow types for those
+    that Casts make float32 of: it is shown groups without those Casts.
     """
 
     name: str
@@ -74,3 +75,4 @@ class Template:
     anchors: frozenset[str] = frozenset()
     has_surroundings: bool = False
     reads_narrow: bool = False
+    has_prologue: bool = False

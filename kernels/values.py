@@ -165,6 +165,18 @@ def is_followed_anchor(group: Group) -> bool:
     return all(group.types[name].elements == elements for name in group.outputs)
 
 
+def is_prologued_anchor(group: Group) -> bool:
+    """Whether a group is one anchor with followers, and pointwise operators that compute its first operand, of a Concat any."""
+    anchors = anchors_of(group)
+    if len(anchors) != 1 or any(op.op_type not in pointwise.POINTWISE for op in surroundings(group)):
+        return False
+    (anchor,) = anchors
+    if anchor.op_type != "Concat" and any(name in group.producers for name in anchor.inputs[1:]):
+        return False
+    elements = group.types[anchors[0].outputs[0]].elements
+    return all(group.types[name].elements == elements for name in group.outputs)
+
+
 def pointwise_obstacle(group: Group) -> str:
     """Why some pointwise operator of the group cannot be expressed; empty if all can."""
     for op in group.ops:

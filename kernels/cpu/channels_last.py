@@ -2,6 +2,8 @@
 
     Transpose(0,3,1,2) of an operand -> one operator and its followers, in ONNX's own order of dimensions -> Transpose(0,2,3,1)
 
+Pointwise operators before a transpose are computed where the operand is read.
+
 A template sees the group without its transposes, asks for elements at ONNX's indices (image, channel, row, column), and gets
 loads and stores whose neighbouring channels are neighbours in memory. A result may be some channels of a Concat with operands
 from elsewhere, of which a Slice may take a part: it is stored in its place there, and the others are copied.
@@ -9,7 +11,7 @@ from elsewhere, of which a Slice may take a part: it is stored in its place ther
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -17,6 +19,7 @@ from tvm import tirx
 
 from ..builder import Expr, Index, KernelBuilder, row_major
 from ..group import Group, Op
+from ..pointwise import POINTWISE
 from ..template import Refusal
 from ..values import GroupValues, Reader, anchors_of, pointwise_obstacle
 from ..views import slice_places
@@ -49,7 +52,7 @@ class Piece:
 class ChannelsLast:
     """A group of one anchor and its followers, `inner`, among transposes.
 
-    `operands` are the inputs of `inner` that lie channels-last, by the names that they have as parameters. All outputs of `inner`
+    `operands` are the inputs of `inner` that lie channels-last, by the names that they have in `outer`. All outputs of `inner`
     have the anchor's shape.
     """
 
@@ -65,9 +68,17 @@ class ChannelsLast:
         return {name: self._reader(builder, parameter) for name, parameter in self.operands.items()}
 
     def _reader(self, builder: KernelBuilder, parameter: str) -> Reader:
-        kind = self.outer.types[parameter]
-        buffer = builder.parameter(parameter, kind.elements, kind.dtype)
-        return lambda index: buffer[_offset(index, kind.shape)]
+        """A new set of values at every element: those that pointwise operators compute are named in the loop body around it."""
+        return lambda index: GroupValues(self.outer, builder).read(parameter, tuple(index[axis] for axis in _TO_LAST))
+
+    def is_computed(self) -> bool:
+        """Whether the anchor's first operand is made by operators of the group."""
+        name = self.anchor.inputs[0]
+        return self.operands.get(name, name) in self.outer.producers
+
+    def read_image(self, builder: KernelBuilder, index: Index) -> Expr:
+        """The element of the anchor's first operand at (image, channel, row, column)."""
+        return GroupValues(self.inner, builder, self.readers(builder)).read(self.anchor.inputs[0], index)
 
     def follow(self, builder: KernelBuilder, index: Index, value: Expr) -> None:
         """Store the results at an index of the anchor's output, whose element there is `value`; all are computed before."""
@@ -106,7 +117,11 @@ class ChannelsLast:
 def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast | Refusal:
     """The group as templates of channels-last values see it; those that call `copy_pieces` `may_join` results with others."""
     moves = [op for op in group.ops if op.op_type == "Transpose"]
-    operands = {op.outputs[0]: op.inputs[0] for op in moves if op.attribute("perm") == _TO_FIRST and op.inputs[0] in group.inputs}
+    heads = [op for op in moves if op.attribute("perm") == _TO_FIRST]
+    before = _before(group, [op.inputs[0] for op in heads])
+    if any(op.op_type not in POINTWISE for op in before):
+        return Refusal("its values do not lie channels-last")
+    operands = {op.outputs[0]: op.inputs[0] for op in heads}
     results = {
         op.outputs[0]: op.inputs[0] for op in moves if op.attribute("perm") == _TO_LAST and op.inputs[0] in group.producers
     }
@@ -120,7 +135,7 @@ def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast 
         return Refusal("its values do not lie channels-last")
     around = {*operands, *results, *(part.parameter for part in parts)}
     joined = {name for join in joins if join.outputs[0] in around for name in join.inputs}
-    ops = tuple(op for op in group.ops if op.outputs[0] not in around | joined)
+    ops = tuple(op for op in group.ops if op not in before and op.outputs[0] not in around | joined)
     made = {output for op in ops for output in op.outputs}
     read = [name for op in ops for name in op.inputs if name and name not in made]
     outputs = tuple(dict.fromkeys(one.value for one in destinations))
@@ -133,7 +148,7 @@ def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast 
         return Refusal("its values do not lie channels-last")
     if any(group.types[name].shape != group.types[anchor.outputs[0]].shape for name in outputs):
         return Refusal("a result is not of its anchor's shape")
-    if reason := pointwise_obstacle(inner):
+    if reason := pointwise_obstacle(group):
         return Refusal(reason)
     pieces = tuple(part for part in parts if isinstance(part, Piece))
     return ChannelsLast(group, inner, anchor, operands, destinations, pieces)
@@ -157,6 +172,18 @@ def _parts(group: Group, join: Op, results: Mapping[str, str]) -> tuple[Destinat
             return ()
         first += shape[3]
     return tuple(parts)
+
+
+def _before(group: Group, names: Iterable[str]) -> list[Op]:
+    """The operators that compute some values."""
+    before: list[Op] = []
+    waiting = list(names)
+    while waiting:
+        op = group.producers.get(waiting.pop())
+        if op is not None and op not in before:
+            before.append(op)
+            waiting += op.inputs
+    return before
 
 
 def _offset(index: Index, shape: tuple[int, ...]) -> Expr:

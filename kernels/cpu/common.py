@@ -9,36 +9,13 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, unravel
+from ..costs import operations_of
 from ..gpu.builder import GpuBuilder
 from ..group import Group
 from ..pointwise import POINTWISE
 from ..template import BuiltKernel, Operand
 
 _BLOCK_VECTORS = 64  # vectors of one block of a flat loop: large enough to hide the loop, small enough to deal out evenly
-COSTLY = frozenset(
-    [
-        "Acos",
-        "Acosh",
-        "Asin",
-        "Asinh",
-        "Atan",
-        "Atanh",
-        "Cos",
-        "Cosh",
-        "Erf",
-        "Exp",
-        "Gelu",
-        "Log",
-        "Mish",
-        "Pow",
-        "Sigmoid",
-        "Sin",
-        "Softplus",
-        "Swish",
-        "Tan",
-        "Tanh",
-    ]
-)
 
 
 def new_builder(target: Target) -> KernelBuilder:
@@ -48,7 +25,7 @@ def new_builder(target: Target) -> KernelBuilder:
 
 def pointwise_cost(group: Group) -> int:
     """Scalar operations per element of the group's pointwise operators, a transcendental one counting for twelve."""
-    return sum(12 if op.op_type in COSTLY else 1 for op in group.ops if op.op_type in POINTWISE)
+    return sum(operations_of(op.op_type) for op in group.ops if op.op_type in POINTWISE)
 
 
 def map_elements(builder: KernelBuilder, shape: tuple[int, ...], lanes: int, work: int, element: Callable[[Index], None]) -> None:

@@ -20,6 +20,7 @@ from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, unravel
 from ..group import Group, Op
+from ..prologue import is_computed
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
@@ -107,7 +108,10 @@ class _Convolution:
         taps = [tuple(self._taps(axis, phase[axis]) for axis in range(self.rank)) for phase in phases]
         outputs = [tuple(self._positions(axis, phase[axis]) for axis in range(self.rank)) for phase in phases]
         planes = self._planes(taps, outputs)
-        direct = self._is_input(planes) and min(_columns(out, self.window.inputs) for out in outputs) >= self._lanes
+        computed = is_computed(self.group, self.anchor.inputs[0])
+        direct = (
+            not computed and self._is_input(planes) and min(_columns(out, self.window.inputs) for out in outputs) >= self._lanes
+        )
         if direct:
             planes = replace(planes, extents=self.window.inputs)
             buffer = self.builder.parameter(self.anchor.inputs[0], self.source.elements, self.source.dtype)
@@ -177,7 +181,7 @@ class _Convolution:
         builder, inputs, stride, extent = self.builder, self.window.inputs, planes.strides[-1], planes.extents[-1]
         outer = zip(unravel(line, planes.extents[:-1]), planes.leads, planes.strides, phase, strict=False)
         at = [builder.bind((u - lead) * s + f) for u, lead, s, f in outer]
-        source = builder.parameter(self.anchor.inputs[0], self.source.elements, self.source.dtype)
+        image, channel = builder.bind(tirx.floordiv(row, self.channels)), builder.bind(tirx.floormod(row, self.channels))
         begin = min(planes.leads[-1], extent)
         end = builder.bind(minimum(begin + (inputs[-1] - phase[-1] + stride - 1) // stride, extent))
 
@@ -186,11 +190,12 @@ class _Convolution:
             builder.dynamic_vector_loop(first, last, self._lanes, lambda i: builder.store(buffer, base + i, zero))
 
         def copy() -> None:
-            place = row_major((row, *at), (self.images * self.channels, *inputs[:-1])) * inputs[-1] + phase[-1]
-            origin = builder.bind(place - begin * stride)
+            first = builder.bind(phase[-1] - begin * stride)
 
             def element(i: Expr) -> None:
-                builder.store(buffer, base + i, tirx.Cast(self.accumulator, source[origin + i * stride]))
+                index = (image, channel, *at, first + i * stride)
+                value = GroupValues(self.group, builder).read(self.anchor.inputs[0], index)
+                builder.store(buffer, base + i, tirx.Cast(self.accumulator, value))
 
             zeros(0, begin)
             builder.dynamic_vector_loop(begin, end, self._lanes, element)

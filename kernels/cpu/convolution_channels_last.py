@@ -73,7 +73,7 @@ class _Convolution:
             self.channels //= 2
         self.packed: dict[str, Operand] = {}
 
-    def build(self) -> BuiltKernel:
+    def build(self) -> BuiltKernel | Refusal:
         self.form.copy_pieces(self.builder)
         reaches = [
             (out - 1) * stride + (kernel - 1) * dilation + 1
@@ -81,14 +81,23 @@ class _Convolution:
                 self.window.outputs, self.window.strides, self.window.kernel, self.window.dilations, strict=True
             )
         ]
-        flops = self._product(padded_image(self.builder, self.form, self.window.begins, reaches, words=self.is_paired))
+        image = padded_image(self.builder, self.form, self.window.begins, reaches, words=self.is_paired)
+        if isinstance(image, Refusal):
+            return image
+        flops = self._product(image)
         return finish("convolution_channels_last", self.builder, self.form.outer, flops=flops, packed=self.packed)
 
     def _has_pairs(self) -> bool:
         """Whether products go by pairs of neighbouring input channels of bfloat16."""
         name, types = self.anchor.inputs[1], self.form.inner.types
         are_narrow = self.source.dtype == types[name].dtype == "bfloat16" and name in self.form.inner.constants
-        return are_narrow and self.is_last and types[name].shape[1] % 2 == 0 and not self.target.is_gpu
+        return (
+            are_narrow
+            and self.is_last
+            and not self.form.is_computed()
+            and types[name].shape[1] % 2 == 0
+            and not self.target.is_gpu
+        )
 
     # The product ------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, row_major
 from ..group import Group, Op
+from ..prologue import flat_obstacle, source_of
 from ..template import BuiltKernel, Refusal
 from ..values import pointwise_obstacle, split_anchor
 from .anchored import bound_unravel, follow, merge_sections, nest
@@ -29,6 +30,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("gathers nothing")
     if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    if reason := flat_obstacle(group, anchor.inputs[0]):
         return Refusal(reason)
     if not followers:
         group = as_bits(group, (anchor.inputs[0], anchor.outputs[0]))
@@ -83,7 +86,7 @@ def _gather_elements(group: Group, anchor: Op, builder: KernelBuilder) -> None:
     data = group.types[anchor.inputs[0]]
     shape = group.types[anchor.outputs[0]].shape
     axis = anchor.attribute("axis", 0) % len(data.shape)
-    source = builder.parameter(anchor.inputs[0], data.elements, data.dtype)
+    source = source_of(group, builder, anchor.inputs[0])
 
     def element(index: Index) -> None:
         place = index_at(group, anchor, builder, row_major(index, shape), data.shape[axis])
@@ -104,8 +107,7 @@ def _copy_rows(
     shape = group.types[anchor.outputs[0]].shape
     merged, runs = merge_sections(group, shape, sections)
     extents = [[prod(shape[axis] for axis in run) for run in section] for section in runs]
-    data = group.types[anchor.inputs[0]]
-    source = builder.parameter(anchor.inputs[0], data.elements, data.dtype)
+    source = source_of(group, builder, anchor.inputs[0])
     first, lead = len(extents[0]), extents[0] + extents[1]
     if builder.is_grid:
         with builder.chunks(prod(shape), 4 * prod(shape)) as i:
@@ -137,8 +139,7 @@ def _copy_elements(
     group: Group, anchor: Op, builder: KernelBuilder, extents: list[int], first: int, origin: Callable[[Expr, Expr], Expr]
 ) -> None:
     """As `_copy_rows`, of rows of one element: vectors run along the second section, or the `first` dimensions if it is short."""
-    data = group.types[anchor.inputs[0]]
-    source = builder.parameter(anchor.inputs[0], data.elements, data.dtype)
+    source = source_of(group, builder, anchor.inputs[0])
     lanes = narrowest_lanes(builder, group)
     lead = extents[: len(extents) - 1]
     inner = len(lead) - 1 if lead[-1] >= lanes or first == 0 else max(range(first), key=lambda d: (lead[d] >= lanes, d))

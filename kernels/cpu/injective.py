@@ -16,6 +16,7 @@ from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import row_major
 from ..group import Group, Op, literal_ints
+from ..prologue import flat_obstacle
 from ..template import BuiltKernel, Refusal
 from ..values import pointwise_obstacle, split_anchor
 from ..views import permutation, slice_places
@@ -37,10 +38,13 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("has no operator that moves elements")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
+    moved = moved_values(anchor)
+    if reason := next(filter(None, (flat_obstacle(group, name) for name in moved if name in anchor.inputs)), ""):
+        return Refusal(reason)
     if followers and anchor.op_type == "BitCast":
         return Refusal("BitCast changes the type of the bits that it moves")
     if not followers:
-        group = as_bits(group, moved_values(anchor))
+        group = as_bits(group, moved)
     try:
         regions = _REGIONS[anchor.op_type](group, anchor)
     except _UnknownOperandError as unknown:

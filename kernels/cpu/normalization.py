@@ -17,6 +17,7 @@ from ...runtime.target import Target
 from .. import math
 from ..builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major
 from ..group import Group, Op
+from ..prologue import flat_obstacle, source_of
 from ..template import BuiltKernel, Refusal
 from ..values import pointwise_obstacle, split_anchor
 from .anchored import accumulator_type, follow, merge_sections, nest, parallel_nest
@@ -34,6 +35,8 @@ def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKe
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no normalization")
     if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    if reason := flat_obstacle(group, anchor.inputs[0]):
         return Refusal(reason)
     operand = group.types[anchor.inputs[0]]
     if "float" not in operand.dtype:
@@ -98,7 +101,7 @@ class Rows:
     def softmax(self, block: Block) -> None:
         """exp(x - max) / sum, or its logarithm; the exponentials wait in the output, or in scratch if it is narrower."""
         builder, dtype = self.builder, self.dtype
-        source = self._operand(self.anchor.inputs[0])
+        source = source_of(self.group, self.builder, self.anchor.inputs[0])
         where: Callable[[Expr], Expr] = (lambda slot: tirx.const(0, "int32")) if self.rowwise else (lambda slot: slot)
         top = fold_block(block, source, dtype, Fold(-np.inf, math.maximum))
         logarithmic = self.anchor.op_type == "LogSoftmax"
@@ -134,7 +137,7 @@ class Rows:
     def normalize(self, block: Block) -> None:
         """(x - mean) / sqrt(variance + epsilon) * scale + bias; without the mean for RMSNormalization."""
         builder, dtype, anchor = self.builder, self.dtype, self.anchor
-        source = self._operand(anchor.inputs[0])
+        source = source_of(self.group, builder, anchor.inputs[0])
         count = tirx.const(1 / self.length, dtype)
         zero = tirx.const(0, "int32")
         mean: Expr | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,6 +10,7 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ..builder import Buffer, Expr, KernelBuilder
+from ..template import Refusal
 from .anchored import accumulator_type
 from .channels_last import ChannelsLast
 
@@ -30,11 +31,11 @@ class Image:
 
 def padded_image(
     builder: KernelBuilder, form: ChannelsLast, begins: Sequence[int], reaches: Sequence[int], *, words: bool = False
-) -> Image:
+) -> Image | Refusal:
     """The anchor's input, or where it is not whole the copy of it that begins `begins` rows and columns before it.
 
     Products read rows and columns up to `reaches`, counted from there. With `words`, two neighbouring channels of 16 bits are one
-    element of it.
+    element of it. An input that is computed must be copied.
     """
     name = form.anchor.inputs[0]
     kind, parameter = form.inner.types[name], form.operands.get(name, name)
@@ -43,12 +44,14 @@ def padded_image(
         kind = TensorType((images, channels // 2, *extents), "int32")
     height, width = kind.shape[2:]
     is_last = name in form.operands
-    source = Image(builder.parameter(parameter, kind.elements, kind.dtype), _strides(kind.shape[1], height, width, is_last))
     if not any(begins) and reaches[0] <= height and reaches[1] <= width:
-        return source
+        if form.is_computed():
+            return Refusal("an operand that is read in place, again for each tile of channels, is computed")
+        return Image(builder.parameter(parameter, kind.elements, kind.dtype), _strides(kind.shape[1], height, width, is_last))
     elements, dtype = prod(kind.shape[:2]) * prod(reaches), accumulator_type(kind.dtype)
     staged = Image(builder.workspace(elements, dtype), _strides(kind.shape[1], reaches[0], reaches[1], is_last))
-    _Copy(builder, source.buffer, staged.buffer, kind.shape, dtype, is_last, begins, reaches).emit()
+    source = None if form.is_computed() else builder.parameter(parameter, kind.elements, kind.dtype)
+    _Copy(builder, form, source, staged.buffer, kind.shape, dtype, is_last, begins, reaches).emit()
     return staged
 
 
@@ -63,7 +66,8 @@ class _Copy:
     """A copy of images of `shape` as elements of `dtype`, line by line, with zeros around them."""
 
     builder: KernelBuilder
-    source: Buffer
+    form: ChannelsLast
+    source: Buffer | None  # None: the images are computed
     target: Buffer
     shape: tuple[int, ...]
     dtype: str
@@ -82,11 +86,10 @@ class _Copy:
             plane, row = builder.bind(tirx.floordiv(line, extents[0])), tirx.floormod(line, extents[0])
             at = builder.bind(row - top)
             base = builder.bind(line * (extents[1] * unit))
-            origin = builder.bind((plane * height + at) * (width * unit) - left * unit)
             inside = builder.bind(tirx.And(at >= 0, at < height))
             with builder.when(inside):
                 self._fill(base, begin)
-                self._copy(base + begin, origin + begin, end - begin)
+                self._copy(builder.bind(base + begin), plane, at, begin // unit - left, (end - begin) // unit)
                 self._fill(base + end, extents[1] * unit - end)
             with builder.when(tirx.Not(inside)):
                 self._fill(base, extents[1] * unit)
@@ -95,9 +98,23 @@ class _Copy:
         zero = tirx.const(0, self.dtype)
         self.builder.vector_loop(count, self.builder.lanes(self.dtype), lambda i: self.builder.store(self.target, base + i, zero))
 
-    def _copy(self, base: Expr, origin: Expr, count: int) -> None:
+    def _copy(self, base: Expr, plane: Expr, row: Expr, first: int, columns: int) -> None:
+        """Columns of a row of the input, whose plane is an image, or channels-first one channel of it."""
+        builder, lanes, (_, channels, height, width) = self.builder, self.builder.lanes(self.dtype), self.shape
+        source = self.source
+        if source is None and self.is_last:
+            with builder.loop(columns, name="column") as column:
+                place = builder.bind(base + column * channels)
+                self._each(channels, lanes, place, lambda c: self.form.read_image(builder, (plane, c, row, first + column)))
+        elif source is None:
+            image, channel = builder.bind(tirx.floordiv(plane, channels)), builder.bind(tirx.floormod(plane, channels))
+            self._each(columns, lanes, base, lambda i: self.form.read_image(builder, (image, channel, row, first + i)))
+        else:  # a row is one run of elements
+            unit = channels if self.is_last else 1
+            origin = builder.bind(((plane * height + row) * width + first) * unit)
+            self._each(columns * unit, lanes, base, lambda i: source[origin + i])
+
+    def _each(self, count: int, lanes: int, base: Expr, element: Callable[[Expr], Expr]) -> None:
         self.builder.vector_loop(
-            count,
-            self.builder.lanes(self.dtype),
-            lambda i: self.builder.store(self.target, base + i, tirx.Cast(self.dtype, self.source[origin + i])),
+            count, lanes, lambda i: self.builder.store(self.target, base + i, tirx.Cast(self.dtype, element(i)))
         )

@@ -19,6 +19,7 @@ from ...runtime.target import Target
 from .. import math
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..group import Group, Op
+from ..prologue import flat_obstacle, source_of
 from ..template import BuiltKernel, Refusal
 from ..values import pointwise_obstacle, split_anchor
 from .anchored import accumulator_type, cover, follow, parallel_nest
@@ -36,6 +37,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no pooling")
     if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    if reason := flat_obstacle(group, anchor.inputs[0]):
         return Refusal(reason)
     if len(anchor.outputs) > 1 and anchor.outputs[1]:
         return Refusal("indices of the greatest elements are asked for")
@@ -127,7 +130,7 @@ class Pooling:
         """Combine rows of the operand that all exist: into the scratch row, or `onto` what it holds."""
         builder, window = self.builder, self.window
         kind = self.group.types[self.anchor.inputs[0]]
-        source = builder.parameter(self.anchor.inputs[0], kind.elements, kind.dtype)
+        source = source_of(self.group, builder, self.anchor.inputs[0])
         bases = []
         for tap in taps:
             at = [c + t * d for c, t, d in zip(corners, tap, window.dilations, strict=False)]

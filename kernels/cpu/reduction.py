@@ -13,6 +13,7 @@ from ...runtime.target import Target
 from .. import math
 from ..builder import Buffer, Expr, KernelBuilder
 from ..group import Group, Op, literal_ints
+from ..prologue import flat_obstacle, source_of
 from ..template import BuiltKernel, Refusal
 from ..values import pointwise_obstacle, split_anchor
 from .anchored import accumulator_type, follow
@@ -66,6 +67,8 @@ def build(group: Group, target: Target, emit: EmitResults | None = None) -> Buil
         return Refusal("has no reduction")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
+    if reason := flat_obstacle(group, anchor.inputs[0]):
+        return Refusal(reason)
     axes = reduced_axes(group, anchor)
     if axes is None:
         return Refusal("only a run knows which dimensions are reduced")
@@ -109,8 +112,7 @@ def reduced_axes(group: Group, op: Op) -> tuple[int, ...] | None:
 def _accumulate(group: Group, anchor: Op, block: Block, dtype: str) -> Callable[[Expr], Expr]:
     """How to read the accumulated value in a slot; row-wise in slot 0."""
     builder = block.builder
-    kind = group.types[anchor.inputs[0]]
-    source = builder.parameter(anchor.inputs[0], kind.elements, kind.dtype)
+    source = source_of(group, builder, anchor.inputs[0])
     first = fold_block(block, source, dtype, _FOLDS[anchor.op_type])
     if anchor.op_type != "ReduceLogSumExp":
         return lambda slot: first[slot]

@@ -16,10 +16,10 @@ from math import prod
 import numpy as np
 
 from ...runtime.plan import TensorType
+from ..costs import COSTLY
 from ..group import Group, Op
 from ..pointwise import POINTWISE
 from ..template import Refusal
-from .common import COSTLY
 from .reduction import reduced_axes
 from .row_operators import COMPOSITES, EXP, FOLDS, expanded
 

@@ -14,6 +14,7 @@ from tvm import tirx
 
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..group import Group, Op
+from ..prologue import is_computed, source_of
 from ..values import GroupValues
 from .anchored import bound_unravel, cover, follow, merge_sections, parallel_nest
 
@@ -129,7 +130,8 @@ class _Copy:
     def _transposed_loop(self, loops: Sequence[Axis]) -> int | None:
         """The loop along which the source is contiguous, if that is not the last one and a tile of both fits."""
         last = len(loops) - 1
-        if self.region.source is None or loops[last].stride in (0, 1) or loops[last].extent < 4:
+        source = self.region.source
+        if source is None or is_computed(self.group, source) or loops[last].stride in (0, 1) or loops[last].extent < 4:
             return None
         return next((i for i, axis in enumerate(loops[:last]) if axis.stride == 1 and axis.extent >= 4), None)
 
@@ -171,8 +173,7 @@ class _Copy:
 
     def _source(self) -> Buffer:
         assert self.region.source is not None
-        kind = self.group.types[self.region.source]
-        return self.builder.parameter(self.region.source, kind.elements, kind.dtype)
+        return source_of(self.group, self.builder, self.region.source)
 
     def _source_offset(self, index: Index) -> Expr:
         strides = [axis.stride for axes in self.region.axes for axis in axes]

@@ -37,6 +37,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return form
     if form.anchor.op_type != "Conv":
         return Refusal("has no convolution for the tile unit")
+    if form.is_computed():
+        return Refusal("tiles are filled from memory, not from what is computed there")
     source, weights = (form.inner.types[name] for name in form.anchor.inputs[:2])
     result = form.inner.types[form.anchor.outputs[0]]
     if source.dtype != weights.dtype or source.dtype not in ("float32", "bfloat16") or result.dtype != "float32":

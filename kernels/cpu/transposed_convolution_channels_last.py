@@ -150,13 +150,15 @@ class _TransposedConvolution:
         self.is_whole = True  # whether products read the input itself
         self.packed: dict[str, Operand] = {}
 
-    def build(self, products: list[_Product]) -> BuiltKernel:
+    def build(self, products: list[_Product]) -> BuiltKernel | Refusal:
         self.form.copy_pieces(self.builder)
         flops = 0
         if self.form.inner.types[self.anchor.outputs[0]].elements:
             leads, reaches = self._reaches(products)
             self.is_whole = not any(leads) and all(reach <= n for reach, n in zip(reaches, self.window.inputs, strict=True))
             image = padded_image(self.builder, self.form, leads, reaches)
+            if isinstance(image, Refusal):
+                return image
             for number, product in enumerate(products):
                 flops += self._emit(number, product, image, leads)
         name = "transposed_convolution_channels_last"

@@ -145,7 +145,7 @@ CONV_BN_RELU = (
         "norm first, padding",
         lambda m, x: relu(m.conv(m.bn(x))),
         IMAGE,
-        "mul_add conv_relu",
+        "mul_add_conv_relu",
         "Add not folded into Conv: its shift does not reach the padding [1, 1, 1, 1]",
         conv=conv(),
         bn=nn.BatchNorm2d(4),
@@ -159,7 +159,7 @@ CONV_BN_RELU = (
         b1=nn.BatchNorm2d(4),
         b2=nn.BatchNorm2d(6),
     ),
-    case("pre-activation", lambda m, x: m.conv(relu(m.bn(x))), IMAGE, "mul_add_relu conv", conv=conv(), bn=nn.BatchNorm2d(4)),
+    case("pre-activation", lambda m, x: m.conv(relu(m.bn(x))), IMAGE, "mul_add_relu_conv", conv=conv(), bn=nn.BatchNorm2d(4)),
 )
 CONV_BN = (
     case("plain", lambda m, x: m.bn(m.conv(x)), IMAGE, "conv", conv=conv(), bn=nn.BatchNorm2d(4)),

@@ -1,0 +1,1 @@
+"""How groups read their operands, for fuse-prologue."""
