@@ -137,7 +137,8 @@ def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast 
     joined = {name for join in joins if join.outputs[0] in around for name in join.inputs}
     ops = tuple(op for op in group.ops if op not in before and op.outputs[0] not in around | joined)
     made = {output for op in ops for output in op.outputs}
-    read = [name for op in ops for name in op.inputs if name and name not in made]
+    inside = {*made, *(name for name in group.literals if name not in group.inputs)}
+    read = [name for op in ops for name in op.inputs if name and name not in inside]
     outputs = tuple(dict.fromkeys(one.value for one in destinations))
     inner = replace(group, ops=ops, inputs=tuple(dict.fromkeys(read)), outputs=outputs)
     anchors = anchors_of(inner)

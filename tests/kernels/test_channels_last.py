@@ -267,6 +267,20 @@ def from_first() -> list[Case]:
     ]
 
 
+def clipped() -> list[Case]:
+    """Clip, whose bounds are constants inside the group and no inputs of it."""
+    cases = [convolution((1, 16, 9, 9), 24, 3, 1, 1), convolution((1, 32, 9, 9), 32, 3, 2, 1, group=32)]
+    return [_clipped(case) for case in cases]
+
+
+def _clipped(case: Case) -> Case:
+    bounds = {".low": np.zeros((), np.float32), ".high": np.array(1.5, np.float32)}
+    ops = [replace(op, op_type="Clip", inputs=(*op.inputs, *bounds)) if op.op_type == "Relu" else op for op in case.group.ops]
+    types = {**case.group.types, **{name: type_of(bound) for name, bound in bounds.items()}}
+    group = replace(case.group, ops=tuple(ops), types=types, literals=bounds)
+    return replace(case, group=group, expected=[np.minimum(case.expected[0], 1.5)], label=f"{case.label} Clip")
+
+
 def of_a_run() -> list[Case]:
     """Weights that are not constant: packed by the kernel."""
     cases = [convolution((1, 16, 13, 13), 24, 3, 1, 1), convolution((2, 6, 9, 11), 4, 3, 2, 1, group=2)]
@@ -297,7 +311,7 @@ def test_groups_have_several_results(case: Case) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("cases", [plain, grouped, from_first, of_a_run, transposed_plain, transposed_others])
+@pytest.mark.parametrize("cases", [plain, grouped, clipped, from_first, of_a_run, transposed_plain, transposed_others])
 def test_convolutions(cases: Any, level: str) -> None:
     check(cases(), target_of(level))
 
