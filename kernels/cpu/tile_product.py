@@ -178,8 +178,12 @@ def sum_tile(
     a: Callable[[int, tuple[Expr, ...]], Expr],
     b: Callable[[Expr, tuple[Expr, ...]], Expr],
     combine: MultiplyAdd = multiply_add,
+    before: Callable[[tuple[Expr, ...]], None] | None = None,
 ) -> Buffer:
-    """The sums over k of a(row, ks) * b(column, ks), made in registers: a small array, row after row, for the epilogue."""
+    """The sums over k of a(row, ks) * b(column, ks), made in registers: a small array, row after row, for the epilogue.
+
+    `before` writes what is done before the products of a k, such as asking for what later ones read.
+    """
     sums = builder.local(tile.rows * tile.columns, dtype)
     cells = [(row, row * tile.columns + v * tile.lanes, v * tile.lanes) for row, v in nest(range(tile.rows), range(tile.vectors))]
     for _, at, _ in cells:
@@ -189,6 +193,8 @@ def sum_tile(
         with ExitStack() as loops:
             kinds = _loop_kinds(depth, len(cells))
             ks = tuple(loops.enter_context(builder.loop(n, kind, "k")) for n, kind in zip(depth, kinds, strict=True))
+            if before is not None:
+                before(ks)
             for row, at, column in cells:
                 with builder.loop(tile.lanes, "vectorized", "lane") as lane:
                     builder.store(sums, at + lane, combine(sums[at + lane], a(row, ks), b(column + lane, ks)))

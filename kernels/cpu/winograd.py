@@ -95,12 +95,13 @@ class PackWinograd:
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         matrix = np.array(winograd(self.outputs).weights)
+        both = np.kron(matrix, matrix)  # [points, taps]: rows and columns at once
         packed = np.zeros(self._dimensions(array.shape), array.dtype)
         grouped = array.reshape(self.groups, -1, *array.shape[1:])
-        for panel in range(packed.shape[1]):
-            part = grouped[:, panel * self.columns : (panel + 1) * self.columns].astype(np.float64)
-            products = np.einsum("pi,gocij,qj->gpqco", matrix, part, matrix, optimize=True)
-            packed[:, panel, :, :, : part.shape[1]] = products.reshape(self.groups, -1, *products.shape[3:])
+        for group, panel in np.ndindex(*packed.shape[:2]):
+            part = grouped[group, panel * self.columns : (panel + 1) * self.columns].transpose(2, 3, 1, 0)  # [3, 3, inputs, n]
+            products = both @ part.astype(np.float64).reshape(both.shape[1], -1)
+            packed[group, panel, :, :, : part.shape[3]] = products.reshape(-1, *part.shape[2:])
         return packed
 
     def _dimensions(self, shape: tuple[int, ...]) -> tuple[int, ...]:

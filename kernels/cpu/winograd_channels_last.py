@@ -31,6 +31,7 @@ _NEAR_BYTES = 704 * 1024  # of the second cache, for the inputs and products of 
 _FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that threads share, or for weights that stay there
 _PRODUCT_BYTES = 320 * 1024  # of the second, for the products of a panel then
 _LEAST_TILES = 16  # of a thread's own block, below which the weights would be read too often
+_AHEAD = 64  # rows of weights that are asked for before they are read
 _TYPE = "float32"
 _WORK_PER_OPERATION = 16
 _Element = Callable[[int, Expr, Expr], Expr]  # of the input: row and column of a tile, channel
@@ -264,6 +265,11 @@ class _Kernel:
             first = builder.bind(tirx.min(m * tile.rows, to.rows - tile.rows))
             left = builder.bind(inputs.offset(point, start + first, group * depth))
             right = builder.bind((panel * self.points + point) * (depth * tile.columns))
+
+            def fetch(ks: tuple[Expr, ...]) -> None:
+                for vector in range(tile.vectors):
+                    builder.prefetch(self.weights[right + (ks[0] + _AHEAD) * tile.columns + vector * tile.lanes])
+
             sums = sum_tile(
                 builder,
                 tile,
@@ -271,6 +277,7 @@ class _Kernel:
                 (depth,),
                 lambda row, ks: inputs.buffer[left + row * inputs.pitch + ks[0]],
                 lambda column, ks: self.weights[right + ks[0] * tile.columns + column],
+                before=fetch,
             )
             place = builder.bind(to.offset(point, first, 0))
             with (
