@@ -99,7 +99,7 @@ TEMPLATES: tuple[Template, ...] = (
     ),
     Template("pooling_channels_last", pooling_channels_last.build, pooling.OPERATORS | {"Concat"}, has_surroundings=True),
     Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"]), has_prologue=True, reads_narrow=True),
-    Template("recurrent", recurrent.build, recurrent.OPERATORS),
+    Template("recurrent", recurrent.build, recurrent.OPERATORS, reads_narrow=True),
     Template("linear_attention", linear_attention.build, linear_attention.OPERATORS),
     Template("selection", selection.build, selection.OPERATORS),
     Template("suppression", suppression.build, suppression.OPERATORS),

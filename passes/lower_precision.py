@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ..compiler.ir.constants import add_constant, constant_tensor
 from ..compiler.ir.facts import infer_node
+from ..compiler.ir.functions import body_of, drop_uncalled_groups, fuse_into_function, inline_function, is_fused
 from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ..compiler.ir.names import fresh_name
 from ..compiler.ir.opset_raise import OLDEST
@@ -20,6 +21,7 @@ from .canonicalization.scope import static_shape
 Narrow = Literal["bfloat16", "float16"]
 _TYPES: dict[Narrow, ir.DataType] = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
 _LARGEST_FLOAT16 = 65504.0
+_RECURRENT = frozenset(["GRU", "LSTM", "RNN"])
 _PRODUCTS = frozenset(["Conv", "Gemm", "MatMul"])
 _MOVES = frozenset(["Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])  # of elements, whatever their type
 
@@ -39,7 +41,7 @@ class LowerPrecision(Pass):
     lie in memory once.
 
     Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
-    all products where the target multiplies the type no faster than float32.
+    recurrent operators, and all products where the target multiplies the type no faster than float32.
     """
 
     name: ClassVar[str] = "lower-precision"
@@ -58,7 +60,10 @@ class LowerPrecision(Pass):
         is_fast = precision == "bfloat16" and context.target.has("avx512_bf16")
         lowering = _Lowering(model, context, self, precision, not is_fast if self.weights_only is None else self.weights_only)
         changed = [lowering.lower(node) for node in list(model.graph) if kind_of(node) is Kind.OUTPUT_FUSABLE]
+        changed += [lowering.lower_recurrent(node) for node in list(model.graph) if node.op_type in _RECURRENT]
         lowering.read_images_narrow()
+        lowering.store_attention_narrow()
+        drop_uncalled_groups(model)
         return any(changed)
 
 
@@ -91,6 +96,34 @@ class _Lowering:
             self._replace_operand(node, position)
         return bool(positions)
 
+    def lower_recurrent(self, node: ir.Node) -> bool:
+        """Give a recurrent operator narrow weights, in one function with the Casts that its kernel reads through."""
+        if fault := self._recurrent_fault(node):
+            self.context.reject(self.limits.name, Rejection(f"{node.op_type} stays float32: {fault}", (node,)))
+            return False
+        for position in (1, 2):
+            self._replace_operand(node, position)
+        casts = [cast for value in node.inputs[1:3] if value is not None and (cast := value.producer()) is not None]
+        fuse_into_function(self.model, [*casts, node], node.op_type.lower())
+        return True
+
+    def _recurrent_fault(self, node: ir.Node) -> str:
+        """Why a recurrent operator stays as it is; empty if it need not."""
+        values = [value for value in node.inputs[:3] if value is not None]
+        if self.model.opset_imports.get("", 1) < OLDEST:
+            return f"opset {self.model.opset_imports.get('', 1)} is older than {OLDEST}"
+        if other := next((value for value in values if value.dtype != ir.DataType.FLOAT), None):
+            return f"%{other.name} is of type {other.dtype}"
+        if not all(_is_constant(value) for value in values[1:]):
+            return "its weights are not constant"
+        shape = static_shape(values[0])
+        if shape is None:
+            return "its shapes are not static"
+        operations = prod(shape[:2]) * sum(prod(static_shape(value) or ()) for value in values[1:])
+        if operations < self.limits.min_operations:
+            return f"{operations} multiply-adds are too few to round for"
+        return self._weight_fault(values[1:])
+
     def _reads_rows_wide(self, node: ir.Node) -> bool:
         return (
             node.op_type != "Conv" and (self.weights_only or _rows(node) <= self.limits.few_rows) and _is_constant(node.inputs[1])
@@ -107,6 +140,16 @@ class _Lowering:
             for reader, position in tuple(value.uses()):
                 if reader is not rounding and is_pointwise(reader):
                     self._read_narrow(reader, position, narrow)
+
+    def store_attention_narrow(self) -> None:
+        """Let the kernels of attention whose results nobody reads but products round them in their store."""
+        for value, narrow in self.narrow.items():
+            call, rounding = value.producer(), narrow.producer()
+            if call is None or rounding is None or rounding.inputs[0] is not value or not is_fused(call):
+                continue
+            is_attention = any(node.op_type == "Softmax" for node in body_of(self.model, call))
+            if is_attention and value.consumers() == (rounding,) and not value.is_graph_output():
+                fuse_into_function(self.model, [*inline_function(self.model, call), rounding], call.op_type)
 
     def _read_narrow(self, reader: ir.Node, position: int, narrow: ir.Value) -> None:
         cast = self._cast(narrow, ir.DataType.FLOAT, f"{narrow.name}_wide", reader)

@@ -15,6 +15,7 @@ from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
 from .canonicalization.scope import has_same_shape
 
+_NORMALIZATIONS = frozenset(["LayerNormalization", "RMSNormalization"])
 _MAX_OUTPUTS = 4
 _MAX_OPERANDS = 16  # addresses that stay in registers
 
@@ -27,8 +28,8 @@ class MergeGroups(Pass):
     After:   h, y = prefuse.matmul_add_relu(x, w, b);  z = MatMul(h, v)
 
     Saved is one reading of the tensor that both have, or, where they have none and are small, a launch. Legal when all results
-    have one shape, the earlier group is pointwise or ends in a matrix product or convolution, and the two can stand at one
-    place of the graph's order: everything that the later one reads comes before the earlier one, or everybody who reads the
+    have one shape, the earlier group is pointwise or ends in a product, convolution or normalization, and the two can stand at
+    one place of the graph's order: everything that the later one reads comes before the earlier one, or everybody who reads the
     earlier one comes after the later one. Then no path leaves the merged group and returns.
     """
 
@@ -99,7 +100,7 @@ class _Merging:
     def _fault(self, first: ir.Node, second: ir.Node) -> str | None:
         """Why two groups, in this order, cannot be one; None if they can."""
         if not self._has_outlet(first):
-            return f"{first.op_type} is neither pointwise nor a matrix product or convolution"
+            return f"{first.op_type} is neither pointwise nor a product, convolution or normalization"
         if not self._is_pointwise(second):
             return f"{second.op_type} is not pointwise"
         if not all(has_same_shape(output, second.outputs[0]) for output in first.outputs):
@@ -155,7 +156,9 @@ class _Merging:
     def _has_outlet(self, node: ir.Node) -> bool:
         """Whether the kernel of a group can store several results."""
         first, *others = (one for one in self._operators(node) if kind_of(one) is not Kind.OPERAND)
-        return all(map(is_pointwise, others)) and (is_pointwise(first) or kind_of(first) is Kind.OUTPUT_FUSABLE)
+        is_normalization = first.op_type in _NORMALIZATIONS and sum(output.name != "" for output in first.outputs) == 1
+        is_outlet = is_pointwise(first) or kind_of(first) is Kind.OUTPUT_FUSABLE or is_normalization
+        return is_outlet and all(map(is_pointwise, others))
 
     def _is_small(self, node: ir.Node) -> bool:
         shape = node.outputs[0].shape

@@ -66,3 +66,24 @@ def test_nothing_is_rounded_in_float32() -> None:
     weights, x = rng.standard_normal((64, 130)).astype(np.float32), rng.standard_normal((33, 64)).astype(np.float32)
     net = prefuse.compile(network([weights], 33), cache=False)
     np.testing.assert_allclose(np.asarray(net(x)), x.astype(np.float64) @ weights, 1e-5, 2e-5)
+
+
+def test_recurrent_weights_are_rounded_alone() -> None:
+    steps, batch, inputs, hidden = 5, 9, 40, 24
+    w, r = (0.2 * rng.standard_normal((1, 3 * hidden, n)).astype(np.float32) for n in (inputs, hidden))
+    x = rng.standard_normal((steps, batch, inputs)).astype(np.float32)
+
+    def model(w: np.ndarray, r: np.ndarray) -> ir.Model:
+        parameters = ", ".join(
+            f"float[{','.join(map(str, array.shape))}] {name} = {{{','.join(f'{v:.9g}' for v in array.ravel().tolist())}}}"
+            for name, array in (("w", w), ("r", r))
+        )
+        return ir.from_onnx_text(
+            f'<ir_version: 10, opset_import: ["": 21]> main (float[{steps},{batch},{inputs}] x)'
+            f" => (float[{steps},1,{batch},{hidden}] y) <{parameters}> {{ y = GRU<hidden_size={hidden}>(x, w, r) }}"
+        )
+
+    expected = prefuse.compile(model(*(rounded(array, BFLOAT16) for array in (w, r))), cache=False)(x)
+    net = prefuse.compile(model(w, r), precision="bfloat16", cache=False)
+    np.testing.assert_allclose(np.asarray(net(x)), np.asarray(expected), 1e-5, 1e-6)
+    assert np.abs(np.asarray(net(x)) - np.asarray(prefuse.compile(model(w, r), cache=False)(x))).max() > 1e-5

@@ -17,7 +17,7 @@ from ...runtime.errors import InvalidModelError
 from .cloning import ValueMap, clone_node, copy_value
 from .constants import add_constant, constant_tensor
 from .facts import SOURCE_KEY, origins_of, source_of
-from .kinds import is_pointwise
+from .kinds import Kind, is_pointwise, kind_of
 from .names import fresh_name, release_name
 from .rewriter import drop_unused_constants, graph_of, remove_nodes, replace_node
 from .scopes import read_values, subgraphs_of
@@ -72,7 +72,7 @@ def original_names(node: ir.Node) -> tuple[str, ...]:
 
 def group_name(nodes: Sequence[ir.Node]) -> str:
     """What a function of these nodes is called: their operators, or the first and the number of the others."""
-    names = [node.op_type.lower() for node in nodes]
+    names = [node.op_type.lower() for node in nodes if kind_of(node) is not Kind.OPERAND] or ["cast"]
     return "_".join(names) if len(names) <= _NAMED_OPS else f"{names[0]}_and_{len(names) - 1}_pointwise"
 
 
