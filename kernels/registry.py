@@ -132,7 +132,7 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
     anchors = {op.op_type for op in anchors_of(group)}
     narrow = read_narrow(group)
     is_bare = {False: not anchors or is_followed_anchor(group), True: not anchors or is_followed_anchor(narrow)}
-    is_prologued = not is_bare[False] and is_prologued_anchor(group)
+    is_prologued = not any(is_bare.values()) and is_prologued_anchor(group)
     refused: list[tuple[str, str]] = []
     templates = (*(GPU_TEMPLATES if target.is_gpu else TILE_TEMPLATES if target.has_tiles else ()), *TEMPLATES)
     if is_prologued:  # rows compute what comes before them once, the others where they read it
