@@ -28,10 +28,12 @@ class ChooseLayout(Pass):
     After:   t = Transpose(x);  c = prefuse.conv_relu_channels_last(t, w)
              p = prefuse.maxpool_channels_last(c);  y = Transpose(p)
 
-    A convolution or pooling is then a function with transposes around it, which its kernel reads through; pointwise nodes, Concat
-    of channels, Slice and means over positions work on other axes, and constants of theirs are turned. The choice is that of the
-    fewest estimated cycles of the whole graph, conversions counted once for all readers. Legal for convolutions of two spatial
-    dimensions, static shapes and a CPU.
+    A window (convolution, transposed convolution, pooling) is then a function with transposes around it, which its kernel reads
+    through. Pointwise nodes, Concat, Pad, Resize, Slice, Split and means of positions work on other axes, with constants turned;
+    products with constant weights have these reordered instead of a flattened image; tokens of vision transformers and the
+    model's own transposes are channels-last already. Concats of channels then go into the function of a window that makes one of
+    their pieces. The choice is that of the fewest estimated cycles of the whole graph, conversions counted once for all readers.
+    Legal for windows of two spatial dimensions, static shapes and a CPU.
     """
 
     name: ClassVar[str] = "choose-layout"

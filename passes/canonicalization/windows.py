@@ -1,10 +1,10 @@
-"""One spelling for windows: the padding of convolutions and pools as numbers."""
+"""One spelling for windows: the padding of convolutions and pools as numbers of their own."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from .scope import Replacement, Rule, Scope, respelled, static_shape
+from .scope import Replacement, Rule, Scope, int_constants, rank_of, respelled, static_shape, uniform_constant
 
 
 def pad_explicitly(node: ir.Node, scope: Scope) -> Replacement | None:
@@ -17,6 +17,37 @@ def pad_explicitly(node: ir.Node, scope: Scope) -> Replacement | None:
     before, after = _same_pads(node, mode, dims[2:], kernel) if dims is not None and mode != "VALID" else ([0] * len(kernel),) * 2
     attributes = {name: attribute for name, attribute in node.attributes.items() if name != "auto_pad"}
     return respelled(node, node.inputs, {**attributes, "pads": ir.AttrInt64s("pads", [*before, *after])})
+
+
+def take_padding(node: ir.Node, scope: Scope) -> Replacement | None:
+    """A convolution pads by itself what a Pad of zeros around its positions does before it."""
+    source = node.inputs[0]
+    pad = None if source is None else source.producer()
+    if pad is None or pad.op_type != "Pad" or pad.domain or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    rank = rank_of(source)
+    added = None if rank is None else _zeros_around(pad, rank)
+    if rank is None or added is None:
+        return None
+    own = node.attributes.get_ints("pads") or (0,) * (2 * rank - 4)
+    pads = [a + b for a, b in zip(own, (*added[2:rank], *added[rank + 2 :]), strict=True)]
+    return respelled(node, (pad.inputs[0], *node.inputs[1:]), {**node.attributes, "pads": ir.AttrInt64s("pads", pads)})
+
+
+def _zeros_around(pad: ir.Node, rank: int) -> list[int] | None:
+    """How many zeros a Pad puts before each axis and then after each; None where it does something else."""
+    operands = [*pad.inputs[1:], None, None, None][:3]
+    fill = operands[1]
+    is_zero = pad.attributes.get_float("value", 0.0) == 0 if fill is None else uniform_constant(fill) == 0
+    given = pad.attributes.get_ints("pads") if operands[0] is None else int_constants(operands[0])
+    axes = tuple(range(rank)) if operands[2] is None else int_constants(operands[2])
+    if pad.attributes.get_string("mode", "constant") != "constant" or not is_zero or given is None or axes is None:
+        return None
+    added = [0] * (2 * rank)
+    for place, count in enumerate(given):
+        added[axes[place % len(axes)] % rank + rank * (place >= len(axes))] = count
+    is_spatial = not any((*added[:2], *added[rank : rank + 2]))
+    return added if is_spatial and min(added) >= 0 else None
 
 
 def _same_pads(node: ir.Node, mode: str, lengths: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -34,4 +65,7 @@ def _same_pads(node: ir.Node, mode: str, lengths: tuple[int, ...], kernel: tuple
     return before, after
 
 
-RULES: dict[str, tuple[Rule, ...]] = dict.fromkeys(("AveragePool", "Conv", "LpPool", "MaxPool"), (pad_explicitly,))
+RULES: dict[str, tuple[Rule, ...]] = {
+    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), (pad_explicitly,)),
+    "Conv": (pad_explicitly, take_padding),
+}
