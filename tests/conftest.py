@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def one_table_of_translations() -> None:
-    """torch makes the table anew at every export, from the sources of 500 functions: half the time of compiling a small module."""
+    """torch makes the table anew at every export, from the sources of 500 functions: half the time that a small module takes."""
     if "torch" in sys.modules:
         _keep_table()
 
