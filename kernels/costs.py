@@ -197,13 +197,13 @@ def tile_product_cycles(m: int, n: int, k: int, terms: int, *, packs_a: bool, pa
     return max(blocks, n * k * 2 * terms / _FAR_BYTES) + packed + finished
 
 
-def tile_convolution_cycles(one: Convolution, terms: int) -> float:
-    """Of a convolution without groups on the tile unit, its result channels-last; its input is copied in terms, first."""
+def tile_convolution_cycles(one: Convolution, terms: int, *, copies: bool = True) -> float:
+    """Of a convolution without groups on the tile unit, its result channels-last; it first copies its input in terms or not."""
     pitch = one.columns + (one.kernel[1] - 1) * one.dilations[1] // one.strides[1]
     channels = ceil(one.inputs / _BLOCK_LINES) * _BLOCK_LINES
     positions = (one.rows - 1) * pitch + one.columns
     product_cycles = tile_product_cycles(positions, one.outputs, prod(one.kernel) * channels, terms, packs_a=False, packs_b=False)
-    copied = one.height * one.width * channels * terms / _SPLIT_ELEMENTS
+    copied = one.height * one.width * channels * terms / _SPLIT_ELEMENTS if copies else 0.0
     return one.images * (product_cycles + copied)
 
 

@@ -20,7 +20,7 @@ from .split_bfloat16 import split
 from .tile_blocks import Lines
 from .tile_packing import LINES
 from .tile_unit import DEPTH, ROWS
-from .window import Window
+from .window import Window, read_window
 
 _BAD_STRIDE_BYTES = 2048  # between rows that fall on two sets of the first cache
 
@@ -29,12 +29,24 @@ _BAD_STRIDE_BYTES = 2048  # between rows that fall on two sets of the first cach
 class TiledImage:
     """The layout of an input [image, channel, row, column] for a window and so many terms.
 
-    Elements of 16 bits: [image, phase, row, column, term, channel].
+    Elements of 16 bits: [image, phase, row, column, term, channel]. `in_place` says that the input itself lies so, and that
+    nothing lies behind it.
     """
 
     source: TensorType
     window: Window
     terms: int
+    in_place: bool = False
+
+    @classmethod
+    def of(cls, form: ChannelsLast, terms: int) -> TiledImage:
+        """That of the anchor's input: itself, where it is bfloat16 and every position is read by the result at its place."""
+        name = form.anchor.inputs[0]
+        source, window = form.inner.types[name], read_window(form.inner, form.anchor)
+        is_flat = prod(window.kernel) == prod(window.strides) == 1 and window.inputs == window.outputs and not any(window.begins)
+        is_whole = source.shape[1] % DEPTH == 0 and prod(window.outputs) >= LINES
+        in_place = is_flat and is_whole and source.dtype == "bfloat16" and name in form.operands
+        return cls(source, window, terms, in_place)
 
     @property
     def channels(self) -> int:
@@ -58,7 +70,7 @@ class TiledImage:
     def pitch(self) -> int:
         """Elements of a position; a few more where tile rows would crowd each other out of the first cache."""
         pitch = self.channels * self.terms
-        return pitch + DEPTH if 2 * pitch % _BAD_STRIDE_BYTES == 0 else pitch
+        return pitch + DEPTH if 2 * pitch % _BAD_STRIDE_BYTES == 0 and not self.in_place else pitch
 
     @property
     def plane(self) -> int:
@@ -74,6 +86,10 @@ class TiledImage:
         """Of one image, in which its results lie, with those between the rows."""
         rows, columns = self.window.outputs
         return (rows - 1) * self.width + columns
+
+    def first_of(self, block: Expr) -> Expr:
+        """The first of the 32 positions of a block: the last one may overlap, where nothing lies behind the image."""
+        return tirx.min(block * LINES, self.positions - LINES) if self.in_place else block * LINES
 
     def lines(self, buffer: Buffer, image: Expr, first: Expr) -> Lines:
         """32 positions from number `first` on. Steps are (row of the window, column of it, 32 channels)."""
@@ -100,7 +116,9 @@ class TiledImage:
     # Filling ----------------------------------------------------------------------------------------------------------
 
     def fill(self, builder: KernelBuilder, form: ChannelsLast) -> Buffer:
-        """A workspace with the terms of the anchor's input; dealt to the threads by lines."""
+        """The anchor's input, or a workspace with its terms, dealt to the threads by lines."""
+        if self.in_place:
+            return builder.parameter(form.operands[form.anchor.inputs[0]], self.source.elements, "uint16")
         target = builder.workspace(self.elements, "uint16")
         images, (rows, columns) = self.source.shape[0], self.phases
         extents = images, rows, columns, self.height

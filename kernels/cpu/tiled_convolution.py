@@ -24,7 +24,6 @@ from .tile_image import TiledImage
 from .tile_packing import LINES, TERM_ELEMENTS, PackTiles
 from .tile_product import PackPanels
 from .tile_unit import DEPTH, ROWS, tile_unit
-from .window import read_window
 
 _NEAR_BYTES = 1 << 20  # of weights that the second cache holds while all positions pass
 _WORK_PER_DOT = 16  # cycles
@@ -60,7 +59,7 @@ class TiledConvolution:
         self.builder = new_builder(target)
         is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
         self.terms = 1 if is_narrow else TERMS[form.outer.precision]
-        self.image = TiledImage(form.inner.types[form.anchor.inputs[0]], read_window(form.inner, form.anchor), self.terms)
+        self.image = TiledImage.of(form, self.terms)
         self.outputs = form.inner.types[form.anchor.outputs[0]].shape[1]
         self.target = target
         self.steps = (*self.image.window.kernel, self.image.channels // DEPTH)
@@ -92,7 +91,7 @@ class TiledConvolution:
             with builder.loop(end - begin, name="block") as i:
                 parts = unravel(builder.bind(begin + i), tuple(extents.values()))
                 place = {axis: builder.bind(part) for axis, part in zip(extents, parts, strict=True)}
-                first = builder.bind(place["m"] * LINES)
+                first = builder.bind(image.first_of(place["m"]))
                 a = image.lines(source, place["image"], first)
                 self._block(a, self._weight_lines(weights, builder.bind(place["n"] * panel_words)), sums, place, first)
         flops = 2 * images * prod(window.outputs) * self.outputs * inputs * prod(window.kernel)
@@ -112,7 +111,7 @@ class TiledConvolution:
         vectors = channels_last_cycles(one, lanes, registers)
         if self.form.outer.precision == "float32-fast" and (choice := winograd_choice(one, lanes, registers)) is not None:
             vectors = min(vectors, choice.cycles)
-        return tile_convolution_cycles(one, self.terms), vectors
+        return tile_convolution_cycles(one, self.terms, copies=not self.image.in_place), vectors
 
     def _pack(self) -> PackTiles:
         window, inputs = self.image.window, self.image.source.shape[1]
@@ -133,8 +132,10 @@ class TiledConvolution:
         self.blocks.multiply(a, b, sums)
         left = builder.bind(place["n"] * LINES)
         width = LINES if self.outputs % LINES == 0 else builder.bind(tirx.min(self.outputs - left, LINES))
-        with builder.loop(builder.bind(tirx.min(self.image.positions - first, LINES)), name="row") as row:
-            position, base = builder.bind(first + row), builder.bind(row * LINES)
+        top = builder.bind(place["m"] * LINES)
+        skipped = builder.bind(top - first)  # rows that the block before stores
+        with builder.loop(builder.bind(tirx.min(self.image.positions - top, LINES)), name="row") as row:
+            position, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
             y, x = (
                 builder.bind(part)
                 for part in (tirx.floordiv(position, self.image.width), tirx.floormod(position, self.image.width))
