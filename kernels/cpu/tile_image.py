@@ -14,7 +14,7 @@ from math import ceil, prod
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ..builder import Buffer, Expr, KernelBuilder, unravel
+from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from .channels_last import ChannelsLast
 from .split_bfloat16 import split
 from .tile_blocks import Lines
@@ -143,19 +143,11 @@ class TiledImage:
         self, builder: KernelBuilder, form: ChannelsLast, target: Buffer, at: Expr, place: tuple[Expr, Expr, Expr]
     ) -> None:
         """The terms of all channels of a position of the input."""
-        name = form.anchor.inputs[0]
         image, y, x = place
-        _, channels, height, width = self.source.shape
-        is_narrow = self.source.dtype == "bfloat16"
-        source = builder.parameter(
-            form.operands.get(name, name), self.source.elements, "uint16" if is_narrow else self.source.dtype
-        )
-        position = builder.bind((image * height + y) * width + x)
-        plane = builder.bind((image * channels * height + y) * width + x)
+        channels = self.source.shape[1]
 
         def store(channel: Expr) -> None:
-            offset = position * channels + channel if name in form.operands else plane + channel * (height * width)
-            for term, part in enumerate([source[offset]] if is_narrow else split(builder, source[offset], self.terms)):
+            for term, part in enumerate(self._parts(builder, form, (image, channel, y, x))):
                 builder.store(target, at + (term * self.channels) + channel, part)
 
         builder.vector_loop(channels, builder.lanes("float32"), store)
@@ -163,6 +155,17 @@ class TiledImage:
             begin = term * self.channels
             self._clear(builder, target, at + (begin + channels), self.channels - channels)
         self._clear(builder, target, at + self.terms * self.channels, self.pitch - self.terms * self.channels)
+
+    def _parts(self, builder: KernelBuilder, form: ChannelsLast, index: Index) -> list[Expr]:
+        """The terms of an element of the input, at (image, channel, row, column)."""
+        if self.source.dtype == "float32":
+            return split(builder, form.read_image(builder, index), self.terms)
+        name = form.anchor.inputs[0]
+        image, channel, y, x = index
+        place = (image, y, x, channel) if name in form.operands else index
+        parameter = form.operands.get(name, name)
+        bits = builder.parameter(parameter, self.source.elements, "uint16")
+        return [bits[row_major(place, form.outer.types[parameter].shape)]]
 
     def _clear(self, builder: KernelBuilder, target: Buffer, begin: Expr, count: int) -> None:
         zero = tirx.const(0, "uint16")

@@ -36,8 +36,6 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return form
     if form.anchor.op_type != "Conv":
         return Refusal("has no convolution for the tile unit")
-    if form.is_computed():
-        return Refusal("tiles are filled from memory, not from what is computed there")
     source, weights = (form.inner.types[name] for name in form.anchor.inputs[:2])
     result = form.inner.types[form.anchor.outputs[0]]
     if source.dtype != weights.dtype or source.dtype not in ("float32", "bfloat16") or result.dtype != "float32":
@@ -46,6 +44,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("groups of channels are no whole tiles")
     if form.anchor.inputs[1] not in form.inner.constants:
         return Refusal("weights that change are not packed into tiles")
+    if source.dtype == "bfloat16" and form.is_computed():
+        return Refusal("bfloat16 that the kernel computes itself is not read as bits")
     if not source.elements * weights.elements * result.elements:
         return Refusal("has nothing to multiply")
     return TiledConvolution(form, target).build()
