@@ -15,6 +15,7 @@ from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
 from .canonicalization.scope import has_same_shape
+from .prologues.reading import is_readable
 from .rows.shapes import rows_of
 
 
@@ -80,8 +81,10 @@ def _left_beside(node: ir.Node, anchored: set[ir.Node]) -> Iterator[Rejection]:
         return
     for value in node.inputs if rows_of(node) is None else ():
         before = None if value is None else view_root(value).producer()
+        if value is not None and value.producer() is before and is_readable(node.op_type):
+            continue  # fuse-prologue says why
         if before is not None and is_pointwise(before) and before not in anchored:
-            why = f"no kernel of {node.op_type} computes its operands"
+            why = "a view lies between" if is_readable(node.op_type) else f"no kernel of {node.op_type} computes its operands"
             yield Rejection(f"{before.op_type} not computed where {node.op_type} reads it: {why}", (before, node))
     for value in node.outputs:
         for reader, view in _readers(value):

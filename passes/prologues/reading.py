@@ -56,6 +56,11 @@ class Body:
         return len(self.nodes) > 1 and any(node.op_type == "Transpose" for node in self.nodes)
 
 
+def is_readable(op_type: str) -> bool:
+    """Whether some kernel of an operator computes its operand where it reads it."""
+    return op_type in _READERS
+
+
 def reading_of(model: ir.Model, group: ir.Node, value: ir.Value) -> Reading | str:
     """How a group reads a value from outside, or why that must lie in memory."""
     body = Body.of(model, group)
