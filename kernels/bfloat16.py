@@ -8,14 +8,14 @@ cannot write, so that it is called through a function of LLVM IR, which is inlin
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm import tirx
 from tvm.ir import Call, Op, PrimType, _ffi_api, register_op_attr
 
 from ..runtime.target import Target
-from .builder import Expr
 
+Expr: TypeAlias = Any  # as in builder
 MultiplyAdd = Callable[[Expr, Expr, Expr], Expr]  # of a sum and two factors: the new sum
 
 _DOT = "tirx.prefuse_bfloat16_dot"
@@ -28,6 +28,7 @@ define <16 x float> @{_DOT_FUNCTION}(<16 x float> %sums, <16 x i32> %a, <16 x i3
   ret <16 x float> %r
 }}
 """
+_INFINITY, _QUIET_NAN = 0x7F800000, 0x7FC00000  # bits of float32
 _PURE = 1  # TVM's CallEffectKind of an operator that only its operands decide
 
 
@@ -59,6 +60,20 @@ def high(word: Expr) -> Expr:
 def pair(first: Expr, second: Expr) -> Expr:
     """The word of two numbers given as their bits (uint16)."""
     return tirx.Cast("int32", first) | (tirx.Cast("int32", second) << tirx.const(16, "int32"))
+
+
+def rounded(x: Expr, name: Callable[[Expr], Expr]) -> Expr:
+    """A float32 as bfloat16, to the nearest, ties to even. NaN stays NaN, which TVM's own Cast may make zero or infinite."""
+    bits = name(tirx.reinterpret("int32", name(x)))
+    is_nan = (bits & tirx.const(0x7FFFFFFF, "int32")) > tirx.const(_INFINITY, "int32")
+    return tirx.Cast("bfloat16", tirx.reinterpret("float32", tirx.Select(is_nan, tirx.const(_QUIET_NAN, "int32"), bits)))
+
+
+def is_rounding(value: Expr) -> bool:
+    """Whether a value is a Cast of a float32 to bfloat16 that knows nothing of NaN."""
+    if not isinstance(value, tirx.Cast) or str(value.ty) != "bfloat16" or str(value.value.ty) != "float32":
+        return False
+    return not (isinstance(value.value, Call) and value.value.op.same_as(Op.get("tirx.reinterpret")))
 
 
 def _emulated_dot(total: Expr, a: Expr, b: Expr) -> Expr:

@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.ir import PointerType, PrimType
 
 from ..runtime.plan import ALIGNMENT
+from .bfloat16 import is_rounding, rounded
 from .formats import is_coded
 
 Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
@@ -165,6 +166,8 @@ class KernelBuilder:
             body(begin + whole * lanes + i)
 
     def store(self, buffer: Buffer, offset: Expr, value: Expr) -> None:
+        if is_rounding(value):
+            value = rounded(value.value, self.name)
         self.emit(tirx.BufferStore(buffer, value, [_int(offset)]))
 
     def prefetch(self, element: Expr) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from tvm import tirx
 
 from . import formats, math
+from .bfloat16 import rounded
 from .builder import Expr
 from .group import Op
 
@@ -65,6 +66,8 @@ def widened(x: Expr, dtype: str, name: math.Name) -> Expr:
 
 def narrowed(result: Expr, dtype: str, op: Op, name: math.Name) -> Expr:
     """A result of `op` as an element of its output's type; the operator's attributes say how Cast rounds to some of them."""
+    if dtype == "bfloat16" and str(result.ty) in ("float32", "float64"):
+        return rounded(_cast(result, "float32", str(result.ty)), name)
     if not formats.is_coded(dtype):
         return _cast(result, dtype, str(result.ty))
     number = _cast(result, formats.decoded_type(dtype), str(result.ty))

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from .harness import LEVELS, check, operator, target_of
+from .harness import LEVELS, check, operator, run, target_of
 
 FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 
@@ -120,3 +120,29 @@ def test_rounding_to_powers_of_two(rounding: str, saturate: int) -> None:
     case = operator("Cast", x, to=24, saturate=saturate, round_mode=rounding, opset=24, expected=[expected])
     check([case], target_of("avx2"))
     np.testing.assert_array_equal(case.got[0].view(np.uint8), expected.view(np.uint8))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_bfloat16_rounds_to_even_and_keeps_nan(level: str) -> None:
+    """NaNs of every payload at its ends, ties, the greatest number, zeros, the least denormal and infinities."""
+    bits = [
+        0x7FFFFFFF,
+        0xFFFFFFFF,
+        0x7F800001,
+        0x7FC00000,
+        0xFFC12345,
+        0x7F7FFFFF,
+        0x3F808000,
+        0x3F818000,
+        0x3F808001,
+        0xBF818000,
+    ]
+    bits += [0x00000000, 0x80000000, 0x00000001, 0x7F800000, 0xFF800000, 0x00018000]
+    x = np.tile(np.array(bits, np.uint32).view(np.float32), 3)
+    with np.errstate(invalid="ignore"):
+        expected = x.astype(ml_dtypes.bfloat16)
+    case = operator("Cast", x, expected=[expected], to=16)
+    run([case], target_of(level))
+    found, is_nan = case.got[0], np.isnan(x)
+    np.testing.assert_array_equal(np.isnan(found.astype(np.float32)), is_nan)
+    np.testing.assert_array_equal(found[~is_nan].view(np.uint16), expected[~is_nan].view(np.uint16))
