@@ -17,9 +17,11 @@ from ..oracle import BisectResult, Engine, bisect_pipeline, random_inputs, relat
 from ..pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
 from ..pipeline import Context, Pass, PassError, format_pipeline, parse_pipeline
 from .common import (
+    INPUTS,
     JSON,
     MODEL,
     PRECISION,
+    SEED,
     SHAPES,
     CompileArguments,
     Shapes,
@@ -38,8 +40,8 @@ _LOWERING = "lowering"  # what comes after the last graph pass: plan passes, ker
 @click.option("--pipeline", default=DEFAULT_PIPELINE, show_default=True, help="The passes to try, in order.")
 @click.option("--engine", type=click.Choice(["onnxruntime", "reference"]), default="onnxruntime", show_default=True)
 @click.option("--tolerance", default=1e-4, show_default=True, help="Largest relative error that counts as equal.")
-@click.option("--inputs", "inputs_path", type=click.Path(path_type=Path), help="An .npz file with one array for each input.")
-@click.option("--seed", default=0, show_default=True, help="Of the random inputs, where none are given.")
+@INPUTS
+@SEED
 @click.option("--target", default="cpu", show_default=True, help="What to compile for.")
 @PRECISION
 @SHAPES

@@ -48,6 +48,10 @@ def _parse_shapes(context: click.Context, parameter: click.Parameter, texts: tup
 
 
 MODEL = click.argument("model", type=click.Path(path_type=Path))
+INPUTS = click.option(
+    "--inputs", "inputs_path", type=click.Path(path_type=Path), help="An .npz file with one array for each input."
+)
+SEED = click.option("--seed", default=0, show_default=True, help="Of the random inputs, where none are given.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 SHAPES = click.option(
     "--shape", "shapes", multiple=True, callback=_parse_shapes, metavar="NAME=SIZES",

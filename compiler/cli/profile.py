@@ -16,8 +16,10 @@ from ...runtime.staged_file import load
 from ...runtime.target import Target
 from ..debugging.comparison import Match, match_steps, profile_in_turns
 from .common import (
+    INPUTS,
     JSON,
     MODEL,
+    SEED,
     SHAPES,
     CompileArguments,
     Shapes,
@@ -40,8 +42,8 @@ _ROWS = 40  # groups shown, those that take longest
 
 @click.command("profile")
 @MODEL
-@click.option("--inputs", "inputs_path", type=click.Path(path_type=Path), help="An .npz file with one array for each input.")
-@click.option("--seed", default=0, show_default=True, help="Of the random inputs, where none are given.")
+@INPUTS
+@SEED
 @click.option("--runs", default=20, show_default=True, type=click.IntRange(1), help="Calls to record.")
 @click.option("--trace", type=click.Path(path_type=Path), help="A .json file for the calls, for ui.perfetto.dev.")
 @click.option("--compare", help="Another pipeline, or no-fusion: show both programs side by side.")

@@ -16,8 +16,10 @@ from ...runtime.executor import CompiledModel
 from ...runtime.staged import StagedModel
 from ...runtime.staged_file import load
 from .common import (
+    INPUTS,
     JSON,
     MODEL,
+    SEED,
     SHAPES,
     CompileArguments,
     Shapes,
@@ -38,8 +40,8 @@ Latency = dict[str, float]
 
 @click.command("run")
 @MODEL
-@click.option("--inputs", "inputs_path", type=click.Path(path_type=Path), help="An .npz file with one array for each input.")
-@click.option("--seed", default=0, show_default=True, help="Of the random inputs, where none are given.")
+@INPUTS
+@SEED
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="An .npz file to write the outputs to.")
 @click.option("--repeat", default=20, show_default=True, type=click.IntRange(1), help="Calls to time.")
 @click.option("--compare", type=click.Choice(["onnxruntime"]), help="Compare outputs and latency with this engine.")
