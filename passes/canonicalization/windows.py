@@ -1,10 +1,24 @@
-"""One spelling for windows: the padding of convolutions and pools as numbers of their own."""
+"""One spelling for windows: the padding of convolutions and pools as numbers of their own, one window as a global pool."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from .scope import Replacement, Rule, Scope, int_constants, rank_of, respelled, static_shape, uniform_constant
+from .scope import (
+    Replacement,
+    Rule,
+    Scope,
+    int_constants,
+    is_read,
+    operation,
+    rank_of,
+    respelled,
+    spelled,
+    static_shape,
+    uniform_constant,
+)
+
+_GLOBAL_TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of global pools in every opset
 
 
 def pad_explicitly(node: ir.Node, scope: Scope) -> Replacement | None:
@@ -50,6 +64,22 @@ def _zeros_around(pad: ir.Node, rank: int) -> list[int] | None:
     return added if is_spatial and min(added) >= 0 else None
 
 
+def pool_globally(node: ir.Node, scope: Scope) -> Replacement | None:
+    """A pool of one window that holds all positions is the global one. With `ceil_mode` it may reach beyond them, as the pool of
+    EfficientNet's 1280 channels does, of 1280x1280 positions: what lies there does not count.
+    """
+    dims, outputs = static_shape(node.inputs[0]), static_shape(node.outputs[0])
+    kernel = node.attributes.get_ints("kernel_shape") or ()
+    if dims is None or outputs is None or node.outputs[0].dtype not in _GLOBAL_TYPES:
+        return None
+    if set(outputs[2:]) != {1} or any(is_read(output) for output in node.outputs[1:]):
+        return None
+    is_plain = not any(node.attributes.get_ints("pads") or ()) and set(node.attributes.get_ints("dilations") or (1,)) == {1}
+    if not is_plain or any(window < extent for window, extent in zip(kernel, dims[2:], strict=True)):
+        return None
+    return spelled(operation(f"Global{node.op_type}", [node.inputs[0]]))
+
+
 def _same_pads(node: ir.Node, mode: str, lengths: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Padding before and after each spatial axis; an odd one goes to the end (SAME_UPPER) or the beginning (SAME_LOWER)."""
     ones = (1,) * len(kernel)
@@ -66,6 +96,7 @@ def _same_pads(node: ir.Node, mode: str, lengths: tuple[int, ...], kernel: tuple
 
 
 RULES: dict[str, tuple[Rule, ...]] = {
-    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), (pad_explicitly,)),
+    "LpPool": (pad_explicitly,),
+    **dict.fromkeys(("AveragePool", "MaxPool"), (pad_explicitly, pool_globally)),
     "Conv": (pad_explicitly, take_padding),
 }
