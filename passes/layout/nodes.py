@@ -16,6 +16,7 @@ from ...kernels.costs import (
     Convolution,
     channels_first_cycles,
     channels_last_cycles,
+    conversion_cycles,
     direct_cycles,
     scattered_cycles,
     tile_convolution_cycles,
@@ -25,7 +26,7 @@ from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..canonicalization.scope import static_shape
 from .edges import EDGES, edge_form
-from .forms import Flexible, is_image
+from .forms import Flexible, conversion_bytes, is_image
 from .movers import moved_form, pointwise_form, transposed_form
 
 _CONVOLVED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -90,24 +91,24 @@ def _convolution(
     else:
         one = _phase_extents(anchor, strides)
         scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
-    last_cycles, saved = channels_last_cycles(one, lanes, registers), 0.0
+    last_cycles = channels_last_cycles(one, lanes, registers)
     is_narrow = source.dtype != anchor.outputs[0].dtype
     if is_narrow and target.has("avx512_bf16"):
         last_cycles /= 2  # pairs of channels, which only lie side by side channels-last
     is_plain = kind == "Conv" and source.dtype == ir.DataType.FLOAT and _is_constant(model, node, weights)
     if target.has_tiles and is_plain and one.groups == 1:
         last_cycles = min(last_cycles, tile_convolution_cycles(one, TERMS[precision]))
-    if is_plain and precision == "float32-fast":
-        choice = winograd_choice(one, lanes, registers)
-        saved = 0.0 if choice is None else max(last_cycles - choice.cycles, 0.0)
+    choice = winograd_choice(one, lanes, registers) if is_plain and precision == "float32-fast" else None
+    saved = 0.0 if choice is None else max(last_cycles - choice.cycles, 0.0)
+    needs_last = saved > conversion_cycles(conversion_bytes(source))  # Winograd's tiles are read channels-last only
     return Flexible(
         node,
         "window",
         found,
-        direct=() if is_narrow or (one.is_depthwise and kind == "Conv") else found[:1],
+        direct=() if is_narrow or needs_last or (one.is_depthwise and kind == "Conv") else found[:1],
         first_cycles=channels_first_cycles(one, lanes, registers) + scattered,
         last_cycles=last_cycles - saved,
-        direct_cycles=direct_cycles(one, lanes, registers) + saved,  # Winograd's tiles are read channels-last
+        direct_cycles=direct_cycles(one, lanes, registers) + saved,
     )
 
 

@@ -7,13 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
+import prefuse
 import pytest
+import torch
+from prefuse.compiler.oracle import relative_error
 from prefuse.kernels.costs import WINOGRAD_OUTPUTS, Convolution, WinogradChoice, winograd_choice
 from prefuse.kernels.cpu import winograd_channels_last
 from prefuse.kernels.cpu.winograd import PackWinograd, winograd
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.plan import TensorType
+from torch.nn import functional
 
 from .harness import LEVELS, Case, check, run, target_of
 from .test_channels_last import convolution
@@ -137,3 +142,17 @@ def test_tiles_are_chosen_by_their_cost() -> None:
     small = replace(large, inputs=512, outputs=512, height=14, width=14, rows=14, columns=14)
     chosen = [winograd_choice(one, 16, 32) for one in (large, small)]
     assert [choice.outputs for choice in chosen if choice] == [4, 2]
+
+
+def test_programs_take_it_where_the_user_allows_it() -> None:
+    generator = np.random.default_rng(0)
+    weights, image = generator.standard_normal((64, 64, 3, 3)), generator.standard_normal((1, 64, 28, 28)).astype(np.float32)
+    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
+    shape = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, image.shape)
+    constant = onnx.numpy_helper.from_array(weights.astype(np.float32), "w")
+    graph = onnx.helper.make_graph([node], "one", [shape], [onnx.helper.make_empty_tensor_value_info("y")], [constant])
+    exact = functional.conv2d(torch.from_numpy(image).double(), torch.from_numpy(weights.astype(np.float32)).double(), padding=1)
+    for precision, is_taken in (("float32", False), ("float32-fast", True)):
+        net = prefuse.compile(onnx.helper.make_model(graph), cache=False, precision=precision)
+        assert ("winograd" in str(net.report())) == is_taken
+        assert relative_error(np.asarray(net(image)), exact.numpy()) < 1e-6

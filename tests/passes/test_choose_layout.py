@@ -259,5 +259,6 @@ def test_winograd_counts_where_the_precision_allows_it() -> None:
     assert isinstance(windows, Flexible)
     assert isinstance(fast, Flexible)
     assert fast.last_cycles < 0.6 * windows.last_cycles
-    assert fast.direct_cycles - windows.direct_cycles == pytest.approx(windows.last_cycles - fast.last_cycles)
+    assert windows.direct
+    assert not fast.direct
     assert points == same
