@@ -20,6 +20,7 @@ from prefuse.compiler.lowering.native import compile_module, link_library
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
+from prefuse.runtime import tile_state
 from prefuse.runtime.plan import ALIGNMENT, TensorType
 from prefuse.runtime.target import Target
 from tvm import tirx
@@ -36,6 +37,8 @@ def target_of(level: str, threads: int = 2) -> Target:
     target = Target("cpu", level, threads)
     if missing := target.missing_features():
         pytest.skip(f"this CPU lacks {', '.join(missing)}, which {target} needs")
+    if level == "amx" and (refusal := tile_state.refusal()):
+        pytest.skip(f"no AMX tiles for this process: {refusal}")
     return target
 
 
