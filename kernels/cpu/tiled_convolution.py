@@ -108,7 +108,8 @@ class TiledConvolution:
         overhangs = any(window.begins)
         one = Convolution(images, 1, inputs, self.outputs, *size, *outputs, kernel, strides, overhangs, dilations=dilations)
         lanes, registers = self.builder.lanes("float32"), self.target.vector_registers
-        vectors = channels_last_cycles(one, lanes, registers)
+        pairs_at_once = 2 if self.image.source.dtype == "bfloat16" and self.target.has("avx512_bf16") else 1
+        vectors = channels_last_cycles(one, lanes, registers) / pairs_at_once
         if self.form.outer.precision == "float32-fast" and (choice := winograd_choice(one, lanes, registers)) is not None:
             vectors = min(vectors, choice.cycles)
         return tile_convolution_cycles(one, self.terms, copies=not self.image.in_place), vectors

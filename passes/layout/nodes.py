@@ -95,9 +95,11 @@ def _convolution(
     is_narrow = source.dtype != anchor.outputs[0].dtype
     if is_narrow and target.has("avx512_bf16"):
         last_cycles /= 2  # pairs of channels, which only lie side by side channels-last
-    is_plain = kind == "Conv" and source.dtype == ir.DataType.FLOAT and _is_constant(model, node, weights)
-    if target.has_tiles and is_plain and one.groups == 1:
-        last_cycles = min(last_cycles, tile_convolution_cycles(one, TERMS[precision]))
+    has_weights = kind == "Conv" and _is_constant(model, node, weights)
+    is_plain = has_weights and source.dtype == ir.DataType.FLOAT
+    is_bfloat16 = has_weights and is_narrow and source.dtype == ir.DataType.BFLOAT16
+    if target.has_tiles and one.groups == 1 and (is_plain or is_bfloat16):
+        last_cycles = min(last_cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
     choice = winograd_choice(one, lanes, registers) if is_plain and precision == "float32-fast" else None
     saved = 0.0 if choice is None else max(last_cycles - choice.cycles, 0.0)
     needs_last = saved > conversion_cycles(conversion_bytes(source))  # Winograd's tiles are read channels-last only

@@ -262,3 +262,21 @@ def test_winograd_counts_where_the_precision_allows_it() -> None:
     assert windows.direct
     assert not fast.direct
     assert points == same
+
+
+def test_tiles_count_where_the_target_has_them() -> None:
+    weights = ", ".join(["0.0"] * (64 * 128))
+    model = ir.from_onnx_text(f"""
+        <ir_version: 10, opset_import: ["": 21]>
+        main (float[1,128,28,28] x) => (float[1,64,28,28] y) <float[64,128,1,1] w = {{{weights}}}> {{ y = Conv(x, w) }}""")
+    infer_facts(model)
+    (node,) = model.graph
+    cycles = {}
+    for level in ("avx512", "amx"):
+        for precision in PRECISIONS:
+            form = flexible_form(model, node, Target("cpu", level), precision)
+            assert isinstance(form, Flexible)
+            cycles[level, precision] = form.last_cycles
+    assert cycles["amx", "bfloat16"] < 0.6 * cycles["avx512", "bfloat16"]
+    assert cycles["amx", "bfloat16"] < cycles["amx", "float32-fast"] < cycles["amx", "float32"]
+    assert cycles["amx", "float32"] <= cycles["avx512", "float32"]
