@@ -87,3 +87,25 @@ def test_recurrent_weights_are_rounded_alone() -> None:
     net = prefuse.compile(model(w, r), precision="bfloat16", cache=False)
     np.testing.assert_allclose(np.asarray(net(x)), np.asarray(expected), 1e-5, 1e-6)
     assert np.abs(np.asarray(net(x)) - np.asarray(prefuse.compile(model(w, r), cache=False)(x))).max() > 1e-5
+
+
+def test_a_recurrent_operator_may_lack_its_first_output() -> None:
+    steps, batch, size = 6, 4, 48
+    w, r = (0.2 * rng.standard_normal((1, 3 * size, size)).astype(np.float32) for _ in range(2))
+    x = rng.standard_normal((steps, batch, size)).astype(np.float32)
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        main (float[{steps},{batch},{size}] x, float[1,{3 * size},{size}] w, float[1,{3 * size},{size}] r)
+        => (float[1,{batch},{size}] h) {{ y, h = GRU<hidden_size={size}>(x, w, r) }}"""
+
+    def run(precision: str) -> np.ndarray:
+        model = ir.from_onnx_text(text)
+        (gru,) = model.graph
+        gru.outputs[0].name = ""
+        for value, array in zip(list(model.graph.inputs[1:]), (w, r), strict=True):
+            model.graph.inputs.remove(value)
+            value.const_value = ir.tensor(array)
+            model.graph.register_initializer(value)
+        return np.asarray(prefuse.compile(model, precision=precision, cache=False)(x))
+
+    narrow, exact = run("bfloat16"), run("float32")
+    assert 0 < np.linalg.norm(narrow - exact) / np.linalg.norm(exact) < 1e-2

@@ -40,7 +40,7 @@ def group_of(model: ir.Model, node: ir.Node) -> Group:
             names[inner] = str(outer.name)
     for inner, outer in zip(body.outputs, node.outputs, strict=True):
         names[inner] = str(outer.name)
-    for number, value in enumerate(value for child in body for value in child.outputs):
+    for number, value in enumerate(value for child in body for value in child.outputs if value.name):
         names.setdefault(value, f".{number}")
     return _group(model, tuple(body), node, names)
 
