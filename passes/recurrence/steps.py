@@ -150,8 +150,7 @@ def _evidence(step: Step, known: Surroundings) -> int:
 
     That is the next step, which multiplies its state by the same weights, or a first step without products of the state.
     """
-    assert step.hidden is not None
-    before = known.steps.get(step.hidden.value)
+    before = None if step.hidden is None else known.steps.get(step.hidden.value)
     if before is not None and before.kernel == step.kernel:
         return 2
     after = known.multipliers.get(step.hidden_out, frozenset())
