@@ -25,6 +25,8 @@ from ..bfloat16 import MultiplyAdd, multiply_add
 from ..builder import Buffer, Expr, KernelBuilder, share, unravel
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
+_LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cost more than 1%
+_LONG_CHAIN = 2048  # products of one sum, from which on it is made of blocks
 _WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
 
 
@@ -184,25 +186,63 @@ def sum_tile(
 
     `before` writes what is done before the products of a k, such as asking for what later ones read.
     """
-    sums = builder.local(tile.rows * tile.columns, dtype)
+    if block := _block_of(depth):
+
+        def joined(ks: tuple[Expr, ...]) -> tuple[Expr, ...]:
+            return (ks[0] * block + ks[1],)
+
+        return sum_tile(
+            builder,
+            tile,
+            dtype,
+            (depth[0] // block, block),
+            lambda row, ks: a(row, joined(ks)),
+            lambda column, ks: b(column, joined(ks)),
+            combine,
+            None if before is None else lambda ks: before(joined(ks)),
+        )
+    sums, finished = (builder.local(tile.rows * tile.columns, dtype, name) for name in ("acc", "tile"))
     cells = [(row, row * tile.columns + v * tile.lanes, v * tile.lanes) for row, v in nest(range(tile.rows), range(tile.vectors))]
-    for _, at, _ in cells:
-        with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-            builder.store(sums, at + lane, tirx.const(0, dtype))
-    if prod(depth):
-        with ExitStack() as loops:
-            kinds = _loop_kinds(depth, len(cells))
-            ks = tuple(loops.enter_context(builder.loop(n, kind, "k")) for n, kind in zip(depth, kinds, strict=True))
-            if before is not None:
-                before(ks)
-            for row, at, column in cells:
-                with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-                    builder.store(sums, at + lane, combine(sums[at + lane], a(row, ks), b(column + lane, ks)))
-    finished = builder.local(tile.rows * tile.columns, dtype, "tile")
-    for _, at, _ in cells:
-        with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-            builder.store(finished, at + lane, sums[at + lane])
+    kinds, outer = _loop_kinds(depth, len(cells)), _outer_loops(depth)
+
+    def fill(to: Buffer, element: Callable[[Expr], Expr]) -> None:
+        for _, at, _ in cells:
+            with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+                builder.store(to, at + lane, element(at + lane))
+
+    def loop(stack: ExitStack, axes: range) -> tuple[Expr, ...]:
+        return tuple(stack.enter_context(builder.loop(depth[axis], kinds[axis], "k")) for axis in axes)
+
+    if outer:
+        fill(finished, lambda at: tirx.const(0, dtype))
+    with ExitStack() as blocks:
+        first = loop(blocks, range(outer))
+        fill(sums, lambda at: tirx.const(0, dtype))
+        if prod(depth):
+            with ExitStack() as loops:
+                ks = (*first, *loop(loops, range(outer, len(depth))))
+                if before is not None:
+                    before(ks)
+                for row, at, column in cells:
+                    with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+                        builder.store(sums, at + lane, combine(sums[at + lane], a(row, ks), b(column + lane, ks)))
+        fill(finished, lambda at: finished[at] + sums[at] if outer else sums[at])
     return finished
+
+
+def _block_of(depth: tuple[int, ...]) -> int:
+    """The length of equal blocks of a single long loop over k, if there is one; else 0."""
+    if len(depth) > 1 or depth[0] < _LONG_CHAIN:
+        return 0
+    return next((block for block in range(_LONG_CHAIN // 2, _LEAST_BLOCK - 1, -1) if depth[0] % block == 0), 0)
+
+
+def _outer_loops(depth: tuple[int, ...]) -> int:
+    """How many of the outermost loops over k add up sums of their own, so that errors grow with the length of none of them.
+
+    A sum of n products in one chain has an error in proportion to n; one of blocks, to the longer of block and number of blocks.
+    """
+    return max((outer for outer in range(len(depth)) if prod(depth[outer:]) >= _LEAST_BLOCK), default=0)
 
 
 def _emit_segment(
