@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, share, unravel
-from ..costs import TERMS, Convolution, channels_last_cycles, tile_convolution_cycles, winograd_choice
+from ..costs import TERMS, Convolution, channels_last_cycles, tile_convolution_cycles
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
@@ -24,6 +24,7 @@ from .tile_image import TiledImage
 from .tile_packing import LINES, TERM_ELEMENTS, PackTiles
 from .tile_product import PackPanels
 from .tile_unit import DEPTH, ROWS, tile_unit
+from .winograd_channels_last import winograd_of
 
 _NEAR_BYTES = 1 << 20  # of weights that the second cache holds while all positions pass
 _WORK_PER_DOT = 16  # cycles
@@ -110,7 +111,8 @@ class TiledConvolution:
         lanes, registers = self.builder.lanes("float32"), self.target.vector_registers
         pairs_at_once = 2 if self.image.source.dtype == "bfloat16" and self.target.has("avx512_bf16") else 1
         vectors = channels_last_cycles(one, lanes, registers) / pairs_at_once
-        if self.form.outer.precision == "float32-fast" and (choice := winograd_choice(one, lanes, registers)) is not None:
+        choice = winograd_of(self.form, self.target)
+        if not isinstance(choice, Refusal):
             vectors = min(vectors, choice.cycles)
         return tile_convolution_cycles(one, self.terms, copies=not self.image.in_place), vectors
 

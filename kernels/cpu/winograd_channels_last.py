@@ -17,7 +17,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, KernelBuilder, share, unravel
-from ..costs import Convolution, channels_last_cycles, product_tile, winograd_choice
+from ..costs import Convolution, WinogradChoice, channels_last_cycles, product_tile, winograd_choice
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
@@ -39,23 +39,28 @@ _Element = Callable[[int, Expr, Expr], Expr]  # of the input: row and column of 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes one Conv of rank 4 between transposes, with its followers, where its products are so many fewer that it pays."""
-    if group.precision != "float32-fast":
-        return Refusal(f"its errors grow with the largest element of a tile, which precision {group.precision} does not allow")
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
-    reason = _obstacle(form, target)
-    if reason:
-        return Refusal(reason)
+    choice = winograd_of(form, target)
+    if isinstance(choice, Refusal):
+        return choice
     one = _extents(form)
-    lanes, registers = target.vector_lanes, target.vector_registers
-    choice = winograd_choice(one, lanes, registers)
-    if choice is None:
-        return Refusal("is not of 3x3 windows without strides or dilations")
-    direct = channels_last_cycles(one, lanes, registers)
+    direct = channels_last_cycles(one, target.vector_lanes, target.vector_registers)
     if choice.cycles >= direct:
         return Refusal(f"would take {choice.cycles:.0f} cycles, and the direct convolution {direct:.0f}")
     return _Kernel(form, one, choice.outputs, target).build()
+
+
+def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
+    """The size of the tiles that would compute the form's anchor, and what they would take; or why they may not."""
+    precision = form.outer.precision
+    if precision != "float32-fast":
+        return Refusal(f"its errors grow with the largest element of a tile, which precision {precision} does not allow")
+    if reason := _obstacle(form, target):
+        return Refusal(reason)
+    choice = winograd_choice(_extents(form), target.vector_lanes, target.vector_registers)
+    return choice or Refusal("is not of 3x3 windows without strides or dilations")
 
 
 def _obstacle(form: ChannelsLast, target: Target) -> str:
