@@ -310,9 +310,10 @@ def test_refusals() -> None:
 
 def test_integers_are_left_to_others() -> None:
     group, _ = group_of([("Neg", "x", "n"), ("ReduceSum", "n", "y", {"axes": (-1,)})], {"x": np.ones((2, 3), np.int32)}, "y")
-    reasons = build_kernel(group, Target.parse("cpu"))
-    assert isinstance(reasons, tuple)
-    assert ("rows", "ReduceSum of int32") in reasons
+    built = build_kernel(group, Target.parse("cpu"))
+    assert isinstance(built, BuiltKernel)
+    assert built.template == "reduction"
+    assert ("rows", "ReduceSum of int32") in built.refused
 
 
 def test_a_small_constant_of_a_row_is_read_element_by_element() -> None:

@@ -153,6 +153,6 @@ def test_programs_take_it_where_the_user_allows_it() -> None:
     graph = onnx.helper.make_graph([node], "one", [shape], [onnx.helper.make_empty_tensor_value_info("y")], [constant])
     exact = functional.conv2d(torch.from_numpy(image).double(), torch.from_numpy(weights.astype(np.float32)).double(), padding=1)
     for precision, is_taken in (("float32", False), ("float32-fast", True)):
-        net = prefuse.compile(onnx.helper.make_model(graph), cache=False, precision=precision)
+        net = prefuse.compile(onnx.helper.make_model(graph), target="cpu:avx2", cache=False, precision=precision)
         assert ("winograd" in str(net.report())) == is_taken
         assert relative_error(np.asarray(net(image)), exact.numpy()) < 1e-6
