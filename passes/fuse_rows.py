@@ -13,7 +13,8 @@ from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
 from ..runtime.target import Target
 from .rows.growth import Growth, neighbours
-from .rows.shapes import Place, Rows, claimed_nodes, rows_of
+from .rows.product import product_before, product_fault
+from .rows.shapes import Rows, claimed_nodes, rows_of
 
 _NAMED_OPS = 6  # a function of more nodes is named by its first ones and their number
 _MIN_LENGTH = 8  # elements of a row; shorter ones fill no vector
@@ -31,7 +32,9 @@ class FuseRows(Pass):
     A reduction, normalization or softmax over the last dimensions takes pointwise nodes and others over the same rows, so that
     a row is read and written once. Legal when every value has an element, or one number, for each place or row, and no path
     leaves the group and returns. Worth it when more than one reduction is in it, or what the epilogue of one cannot hold: nodes
-    before it, or larger than its result. What an epilogue of a matrix product takes stays there, as that costs the same bytes.
+    before it, or larger than its result. What an epilogue of a matrix product takes stays there, as that costs the same bytes,
+    unless the product itself is computed with the rows of its result: one by constant float32 weights, which each thread reads
+    for its share of the rows, where that is large enough.
     """
 
     name: ClassVar[str] = "fuse-rows"
@@ -46,16 +49,27 @@ class FuseRows(Pass):
         groups = []
         for seed in order:
             rows = rows_of(seed)
-            if rows is None or seed in taken or not _has_neighbours(seed):
+            if rows is None or seed in taken:
+                continue
+            product = product_before(seed, claimed)
+            if product is None and not _has_neighbours(seed):
                 continue
             if (rejection := _obstacle(seed, rows, context.target)) is not None:
                 context.reject(self.name, rejection)
                 continue
-            growth = Growth(seed, rows, order, taken, claimed, self.max_ops)
+            if product is not None and (rejection := product_fault(product, seed, rows, context.target)) is not None:
+                context.reject(self.name, rejection)
+                product = None
+            growth = Growth(seed, rows, order, taken, claimed, self.max_ops, product)
             group, rejections = growth.grow()
+            if product is not None and not growth.holds_head():
+                for one in rejections:
+                    context.reject(self.name, one)
+                growth = Growth(seed, rows, order, taken, claimed, self.max_ops)
+                group, rejections = growth.grow()
             for one in rejections:
                 context.reject(self.name, one)
-            if _is_worth(group, growth.members):
+            if _is_worth(group, growth):
                 taken.update(group)
                 groups.append((group, _is_adjacent(group, order)))
         for group, adjacent in groups:
@@ -83,8 +97,11 @@ def _has_neighbours(seed: ir.Node) -> bool:
     return any(is_pointwise(node) or rows_of(node) is not None for node in neighbours(seed))
 
 
-def _is_worth(group: list[ir.Node], places: dict[ir.Node, Place]) -> bool:
+def _is_worth(group: list[ir.Node], growth: Growth) -> bool:
     """Whether a group is more than one reduction and what its own epilogue holds."""
+    if growth.head is not None:
+        return True
+    places = growth.members
     reductions = [node for node in group if rows_of(node) is not None]
     if len(reductions) > 1:
         return True

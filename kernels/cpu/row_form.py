@@ -75,12 +75,12 @@ class RowForm:
         return sum(self.length * np.dtype(self.group.types[name].dtype).itemsize for name in self.scratch)
 
 
-def row_form(group: Group) -> RowForm | Refusal:
-    """The form of a group whose reductions are over the same rows, or why it has none."""
+def row_form(group: Group, *, takes_one: bool = False) -> RowForm | Refusal:
+    """The form of a group whose reductions are over the same rows, or why it has none. `takes_one`: also of one operator."""
     if other := next((op for op in group.ops if op.op_type not in POINTWISE and op.op_type not in COMPOSITES), None):
         return Refusal(f"{other.op_type} is no operator of rows")
     reductions = [op for op in group.ops if op.op_type in COMPOSITES]
-    if len(reductions) == len(group.ops) == 1:
+    if len(reductions) == len(group.ops) == 1 and not takes_one:
         return Refusal("one operator alone has a template of its own")
     found = _rows_of(group, reductions)
     if isinstance(found, Refusal):

@@ -54,17 +54,33 @@ def _emit(form: RowForm, builder: KernelBuilder, work: int) -> None:
     """The rows, dealt to the threads in fixed shares."""
     rows = prod(form.outer)
     threads = min(builder.threads_for(work), rows)
-    scratch = {name: builder.workspace(threads * _padded(form, name), form.group.types[name].dtype) for name in form.scratch}
+    scratch = row_scratch(form, builder, threads)
     with builder.loop(threads, "parallel", "thread") as thread:
         begin, end = share(thread, threads, rows)
         with builder.loop(end - begin, name="row") as i:
-            row = builder.bind(begin + i)
-            index = bound_unravel(builder, row, form.outer)
-            places = {name: (buffer, thread * _padded(form, name)) for name, buffer in scratch.items()}
-            for name in form.group.outputs:
-                if name in form.elements:
-                    places[name] = _buffer(form, builder, name), row * form.length
-            _Row(form, builder, index, places).emit()
+            emit_row(form, builder, builder.bind(begin + i), thread, scratch)
+
+
+def row_scratch(form: RowForm, builder: KernelBuilder, threads: int) -> dict[str, Buffer]:
+    """Room for one row of each value that is kept and no output, for each thread."""
+    return {name: builder.workspace(threads * _padded(form, name), form.group.types[name].dtype) for name in form.scratch}
+
+
+def emit_row(
+    form: RowForm,
+    builder: KernelBuilder,
+    row: Expr,
+    thread: Expr,
+    scratch: dict[str, Buffer],
+    given: dict[str, Reader] | None = None,
+) -> None:
+    """The loops over the row of this number; `given` says how operands that are no parameters are read."""
+    index = bound_unravel(builder, row, form.outer)
+    places = {name: (buffer, thread * _padded(form, name)) for name, buffer in scratch.items()}
+    for name in form.group.outputs:
+        if name in form.elements:
+            places[name] = _buffer(form, builder, name), row * form.length
+    _Row(form, builder, index, places, given or {}).emit()
 
 
 def _padded(form: RowForm, name: str) -> int:

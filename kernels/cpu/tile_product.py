@@ -27,7 +27,7 @@ from ..builder import Buffer, Expr, KernelBuilder, share, unravel
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
 _LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cost more than 1%
 _LONG_CHAIN = 2048  # products of one sum, from which on it is made of blocks
-_WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
+WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     if builder.is_grid:
         with builder.chunks(prod(extents.values()), product.flops) as chunk:
             batch, m_tile, n_tile = (builder.bind(part) for part in unravel(chunk, tuple(extents.values())))
-            _emit_tile(builder, product, batch, m_tile, n_tile)
+            emit_tile(builder, product, batch, m_tile, n_tile)
         return
     order = ["n", "batch", "m"] if product.shares_b else ["batch", "m", "n"] if a_bytes > b_bytes else ["batch", "n", "m"]
-    threads = builder.threads_for(product.flops // _WORK_PER_OPERATION)
+    threads = builder.threads_for(product.flops // WORK_PER_OPERATION)
     split = min(order, key=lambda axis: (ceil(extents[axis] / threads) * threads / extents[axis], order.index(axis)))
     with ExitStack() as loops:
         thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
@@ -146,10 +146,11 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
             begin, end = share(thread, threads, extents[axis]) if axis == split else (0, extents[axis])
             i = loops.enter_context(builder.loop(end - begin, name=axis))
             at[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
-        _emit_tile(builder, product, at["batch"], at["m"], at["n"])
+        emit_tile(builder, product, at["batch"], at["m"], at["n"])
 
 
-def _emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
+def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
+    """One tile of the result: its sums, handed to the epilogue."""
     tile, plane = product.tile, product.plane
     m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
     # A tile that would read beyond the end is moved back; what it computes twice it stores once.

@@ -21,7 +21,10 @@ _MAX_SEARCH = 256  # nodes that are looked at for a path that leaves the group a
 
 @dataclass(slots=True)
 class Growth:
-    """One search. Nodes before and after the group join, in order of the graph, as long as they may."""
+    """One search. Nodes before and after the group join, in order of the graph, as long as they may.
+
+    What follows `head` may join, and it itself; the group is of use only if nobody else reads its result (`holds_head`).
+    """
 
     seed: ir.Node
     rows: Rows
@@ -29,6 +32,7 @@ class Growth:
     taken: set[ir.Node]  # nodes of other groups
     claimed: dict[ir.Node, ir.Node]
     max_ops: int
+    head: ir.Node | None = None  # a matrix product that may be computed with the rows of its result
     members: dict[ir.Node, Place] = field(default_factory=dict)  # each with what its result is for a row
     rejected: dict[ir.Node, str] = field(default_factory=dict)
     waiting: list[tuple[int, ir.Node]] = field(default_factory=list)  # heap of neighbours
@@ -52,7 +56,8 @@ class Growth:
         assert place is not None
         self.members[node] = place
         for other in dict.fromkeys(neighbours(node)):
-            if other in self.order and other not in self.members and (is_pointwise(other) or rows_of(other) is not None):
+            is_candidate = is_pointwise(other) or rows_of(other) is not None or other is self.head
+            if other in self.order and other not in self.members and is_candidate:
                 self.rejected.pop(other, None)
                 heapq.heappush(self.waiting, (self.order[other], other))
 
@@ -60,17 +65,27 @@ class Growth:
         """Why a neighbour cannot join; None if it can."""
         if node in self.taken:
             return "it is in another group"
-        if node in self.claimed:
+        if node in self.claimed and self.claimed[node] is not self.head:
             return f"it follows {self.claimed[node].op_type}, which stores it for the same bytes"
         if len(self.members) >= self.max_ops:
             return f"the group would have more than {self.max_ops} nodes"
-        if (fault := self._shape_fault(node)) is not None:
+        if (fault := self._operand_fault(node) if node is self.head else self._shape_fault(node)) is not None:
             return fault
         if self._scratch(node) > SCRATCH_BYTES:
             return f"a row of {self.rows.length} elements would keep {self._scratch(node) // 1024} KiB in scratch"
         return self._path_fault(node)
 
+    def holds_head(self) -> bool:
+        """Whether the product is in the group, and all that read it."""
+        return self.head in self.members and all(reader in self.members for reader in self.head.outputs[0].consumers())
+
+    def _operand_fault(self, head: ir.Node) -> str | None:
+        made = any(value is not None and value.producer() in self.members for value in head.inputs)
+        return "its operands are computed in the group" if made else None
+
     def _shape_fault(self, node: ir.Node) -> str | None:
+        if self.head is not None and any(value in self.head.inputs for value in node.outputs):
+            return f"{self.head.op_type}, with which the rows are computed, reads it"
         place = self.rows.place_of(node.outputs[0])
         if not has_row_types(node):
             return "it has types that rows are not computed in"

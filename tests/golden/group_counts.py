@@ -23,7 +23,7 @@ from prefuse.runtime.target import Target
 from torch import Tensor, nn
 
 FOLDER = Path(__file__).parent / "groups"
-_TARGET = Target.parse("cpu:avx512")  # whatever machine this runs on
+_TARGET = Target.parse("cpu:avx512,threads=2")  # whatever machine this runs on
 _ROW = 4096  # random numbers that all elements of a large parameter are copies of
 
 

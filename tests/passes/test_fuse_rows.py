@@ -20,18 +20,23 @@ from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.target import Target
 
 SHAPES = ((6, 17), (2, 3, 40), (1, 9), (2, 2, 3, 8))
+PRODUCT_SHAPES = ((128, 17), (2, 64, 40))  # as many rows as a product is computed with
+TWO_THREADS = Target.parse("cpu:avx512", threads=2)
 UNARY = ("Tanh", "Neg", "Sigmoid", "Abs", "Erf")
 BINARY = ("Add", "Sub", "Mul", "Max")
 REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2", "ReduceLogSumExp", "ReduceSumSquare")
 NORMALIZATIONS = ("Softmax", "LogSoftmax", "RMSNormalization", "LayerNormalization")
 
 
-def random_rows(seed: int) -> ir.Model:
-    """A random DAG over one shape: reductions that keep their dimension or lose it, normalizations, and pointwise nodes."""
+def random_rows(seed: int, *, of_product: bool = False) -> ir.Model:
+    """A random DAG over one shape: reductions that keep their dimension or lose it, normalizations, and pointwise nodes.
+
+    `of_product`: one of its operands is the product of a constant.
+    """
     chance = random.Random(seed)
-    shape = chance.choice(SHAPES)
+    shape = chance.choice(PRODUCT_SHAPES if of_product else SHAPES)
     whole, kept, flat = ["x", "r", "e"], list[str](), list[str]()
-    lines = ["e = Mul(x, w)"]
+    lines = ["x = MatMul(a, m)"] * of_product + ["e = Mul(x, w)"]
     for number in range(chance.randint(3, 12)):
         name = f"v{number}"
         match chance.randrange(6):
@@ -64,9 +69,11 @@ def random_rows(seed: int) -> ir.Model:
     dims = {"whole": list(shape), "kept": [*shape[:-1], 1], "flat": list(shape[:-1])}
     kinds = {**dict.fromkeys(whole, "whole"), **dict.fromkeys(kept, "kept"), **dict.fromkeys(flat, "flat")}
     outputs = ", ".join(f"float{dims[kinds[name]]} {name}" for name in results)
+    operand = f"{[*shape[:-1], 1]} a" if of_product else f"{list(shape)} x"
+    weights = f", float[1, {shape[-1]}] m = {{{', '.join(str(chance.randint(-4, 4)) for _ in range(shape[-1]))}}}" * of_product
     text = f"""<ir_version: 10, opset_import: ["": 23]>
-    main (float{list(shape)} x, float{list(shape)} r, float[{shape[-1]}] w) => ({outputs})
-    <int64[1] last = {{-1}}, float c = {{0.25}}> {{ {"  ".join(lines)} }}"""
+    main (float{operand}, float{list(shape)} r, float[{shape[-1]}] w) => ({outputs})
+    <int64[1] last = {{-1}}, float c = {{0.25}}{weights}> {{ {"  ".join(lines)} }}"""
     model = ir.from_onnx_text(text)
     infer_facts(model)
     return model
@@ -106,6 +113,38 @@ def test_compiled_groups_compute_the_same(seed: int, tmp_path: Path) -> None:
     results = compiled(*inputs.values())
     for (name, array), result in zip(expected.items(), results if isinstance(results, tuple) else (results,), strict=True):
         np.testing.assert_allclose(np.asarray(result), array, rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+def test_the_template_takes_the_products_that_the_pass_groups() -> None:
+    products = 0
+    for seed in range(24):
+        model = random_rows(seed, of_product=True)
+        context = Context(TWO_THREADS)
+        run_pipeline(model, parse_pipeline("eliminate-dead,fuse-rows", PASSES), context)
+        for group in (group_of(model, node) for node in model.graph if is_fused(node)):
+            built = build_kernel(group, TWO_THREADS)
+            assert isinstance(built, BuiltKernel), f"seed {seed}: {built}"
+            has_product = any(op.op_type == "MatMul" for op in group.ops)
+            assert built.template == ("product_rows" if has_product else "rows")
+            products += has_product
+    assert products > 5
+
+
+@pytest.mark.parametrize("seed", [1, 5, 9])
+def test_compiled_products_with_their_rows_compute_the_same(seed: int) -> None:
+    model = random_rows(seed, of_product=True)
+    inputs = random_inputs(model)
+    expected = run_model(model, inputs, "onnxruntime")
+    compiled = prefuse.compile(model, cache=False, target="cpu:avx2", threads=2, pipeline="eliminate-dead,fuse-rows,plan-memory")
+    results = compiled(*inputs.values())
+    for (name, array), result in zip(expected.items(), results if isinstance(results, tuple) else (results,), strict=True):
+        np.testing.assert_allclose(np.asarray(result), array, rtol=5e-5, atol=5e-5, err_msg=name)
+
+
+def test_the_tile_unit_computes_its_products_itself() -> None:
+    model = random_rows(1, of_product=True)
+    context = fuse(model, "cpu:amx")
+    assert any("the tile unit computes it faster" in str(remark) for remark in context.remarks)
 
 
 def test_on_a_gpu_nothing_is_grouped() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from prefuse.kernels.costs import product_rows_drawback
 from prefuse.passes.fusion_cost import MAX_TENSORS, Join, drawback, saved_cycles
 
 PAYS = Join(saved_bytes=1 << 20, added_bytes=1 << 18, recomputed_operations=1 << 18, operators=5, tensors=6)
@@ -45,3 +46,12 @@ def test_why_groups_stay_apart(join: Join, reason: str) -> None:
     found = drawback(join, 16, 32)
     assert reason in found
     assert bool(reason) == bool(found)
+
+
+def test_products_are_computed_with_their_rows_where_weights_are_read_for_enough_of_them() -> None:
+    """BERT's projections at 128 tokens, and what of them does not pay."""
+    assert product_rows_drawback(128, 768, 768, threads=2) == ""
+    assert "for 16 rows" in product_rows_drawback(128, 768, 768, threads=8)
+    assert "768 KiB of a block's left operand" in product_rows_drawback(128, 3072, 768, threads=2)
+    assert product_rows_drawback(1024, 3072, 768, threads=2) == ""
+    assert "rows of 5000 columns" in product_rows_drawback(1024, 64, 5000, threads=2)
