@@ -76,7 +76,8 @@ def finish(
     `inplace` names operands whose memory the first output may take: the kernel reads each element before it writes it.
     """
     for name in group.outputs:  # an output that is never stored (it has no elements) is still a parameter
-        builder.parameter(name, group.types[name].elements, group.types[name].dtype)
+        if name not in builder.parameter_names:
+            builder.parameter(name, group.types[name].elements, group.types[name].dtype)
     operands = [name for name in builder.parameter_names if name not in group.outputs]
     builder.order_parameters((*operands, *group.outputs))
     return BuiltKernel(
