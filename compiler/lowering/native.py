@@ -37,8 +37,8 @@ _LLVM[AMX_EMULATED] = _LLVM["avx512"]
 # that it has seen. That is true inside one kernel only; inlined one after the other, a kernel would load its input before the
 # one before it has stored it. What holds inside a kernel, LLVM knows from its parameters.
 #
-# Unrolling is ours (builder.loop). LLVM would unroll a loop around that of a product's sum (3 columns of a window, say), and then keep
-# one of the sums of each copy in memory: a quarter slower, measured on UNet. These are the two thresholds that it reads as options.
+# Unrolling is ours (builder.loop). LLVM would unroll a loop around that of a product's sum (3 columns of a window, say), and then
+# keep one of the sums of each copy in memory: UNet took a quarter longer. These are the two thresholds that are options.
 _OPTIONS = [
     "-disable-machine-licm:bool=true",
     "-enable-tbaa:bool=false",
