@@ -21,7 +21,7 @@ from .debugging.grouping import lone_groups
 from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
-from .ir.functions import inline_function, is_fused, original_names
+from .ir.functions import computing_names, inline_function, is_fused, original_names
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import group_of
@@ -80,7 +80,7 @@ def compile_model(
     alone = lone_groups(model, [item.node for item in lowered if len(item.group.ops) == 1], context.remarks)
     manifest = {"name": name, "report": _report(lowered, context, alone)}
     if profile:
-        manifest["groups"] = describe_groups({launch_label(item): _description(item, alone) for item in lowered})
+        manifest["groups"] = describe_groups({launch_label(item): _description(model, item, alone) for item in lowered})
     write_program(output, plan, library, sources, manifest)
     tell("done", 1.0)
 
@@ -185,9 +185,10 @@ def _constant_sources(draft: PlanDraft, offsets: dict[str, int | None]) -> list[
     return sources
 
 
-def _description(item: LoweredGroup, alone: Mapping[str, tuple[str, ...]]) -> GroupDescription:
+def _description(model: ir.Model, item: LoweredGroup, alone: Mapping[str, tuple[str, ...]]) -> GroupDescription:
     reasons = alone.get(str(item.node.name), ())
-    return GroupDescription(original_names(item.node), source_of(item.node), item.kernel.refused, reasons)
+    names, computing = original_names(item.node), computing_names(model, item.node)
+    return GroupDescription(names, source_of(item.node), item.kernel.refused, reasons, computing)
 
 
 def _report(lowered: list[LoweredGroup], context: Context, alone: Mapping[str, tuple[str, ...]]) -> dict[str, object]:

@@ -44,6 +44,7 @@ class GroupDescription:
     source: str = ""
     refused: tuple[tuple[str, str], ...] = ()  # template, reason
     alone: tuple[str, ...] = ()  # why a group of one node is no larger
+    computing: tuple[str, ...] = ()  # those of its nodes that it is built around: neither pointwise nor moving elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +216,14 @@ def _read_group(group: object) -> GroupDescription:
     """Of a file that anybody may have written: what is not as it should be is left out."""
     if not isinstance(group, Mapping):
         return GroupDescription()
-    nodes, refused, alone = (_items(group.get(key)) for key in ("nodes", "refused", "alone"))
+    nodes, refused, alone, computing = (_items(group.get(key)) for key in ("nodes", "refused", "alone", "computing"))
     pairs = (tuple(map(str, _items(item))) for item in refused)
     return GroupDescription(
         tuple(map(str, nodes)),
         str(group.get("source", "")),
         tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2),
         tuple(map(str, alone)),
+        tuple(map(str, computing)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -49,15 +50,35 @@ def profile_in_turns(nets: Sequence[CompiledModel], inputs: Mapping[str, object]
 
 
 def match_steps(first: Profile, second: Profile) -> tuple[Match, ...]:
-    """The steps of two profiles joined where they share imported nodes, in order of the first profile, then of the second."""
-    sides = (first.steps, second.steps)
-    roots = _joined(step.group.nodes for side in sides for step in side)
-    found: dict[str | tuple[int, int], tuple[list[StepProfile], list[StepProfile]]] = {}
-    for number, side in enumerate(sides):
-        for position, step in enumerate(side):
-            nodes = step.group.nodes
-            found.setdefault(roots[nodes[0]] if nodes else (number, position), ([], []))[number].append(step)
+    """The steps of two profiles beside each other, in order of the first profile, then of the second.
+
+    Those are joined that are built around the same imported nodes. A step that is built around none stands with the first that
+    shares the most nodes with it; what shares none, with all that shares nodes with it. So steps that touch, because both hold
+    the conversion or the join between them, stay apart.
+    """
+    steps = [(side, step) for side, profile in enumerate((first, second)) for step in profile.steps]
+    roots = _joined(step.group.computing for _, step in steps)
+    users: dict[str, dict[str, None]] = defaultdict(dict)  # of each node, the roots of steps that hold it, in order
+    for _, step in steps:
+        for name in step.group.nodes if step.group.computing else ():
+            users[name][roots[step.group.computing[0]]] = None
+    lone = _joined(step.group.nodes for _, step in steps if not step.group.computing)
+    found: dict[tuple[str, str] | int, tuple[list[StepProfile], list[StepProfile]]] = {}
+    for number, (side, step) in enumerate(steps):
+        found.setdefault(_place(step, roots, users, lone) or number, ([], []))[side].append(step)
     return tuple(Match(tuple(one), tuple(other)) for one, other in found.values())
+
+
+def _place(
+    step: StepProfile, roots: Mapping[str, str], users: Mapping[str, Mapping[str, None]], lone: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """What a step stands with: the root of what it is built around, or of its nodes; None for a step without nodes."""
+    if step.group.computing:
+        return "computing", roots[step.group.computing[0]]
+    shared = Counter(root for name in step.group.nodes for root in users.get(name, ()))
+    if shared:
+        return "computing", max(shared, key=lambda root: shared[root])  # the first of equals
+    return ("lone", lone[step.group.nodes[0]]) if step.group.nodes else None
 
 
 def _joined(sets: Iterable[tuple[str, ...]]) -> dict[str, str]:

@@ -70,6 +70,16 @@ def original_names(node: ir.Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in found for name in names))
 
 
+def computing_names(model: ir.Model, node: ir.Node) -> tuple[str, ...]:
+    """The names of the imported nodes behind what a group is built around: its products, windows, reductions, and the unknown."""
+    if not is_fused(node):
+        return original_names(node) if kind_of(node) >= Kind.REDUCTION else ()
+    members = zip(body_of(model, node), _origins(node), strict=True)
+    computing = [origin for child, origin in members if child.op_type != "Constant" and kind_of(child) >= Kind.REDUCTION]
+    found = (origins_of(origin["name"], origin["metadata"]) for origin in computing)
+    return tuple(dict.fromkeys(name for names in found for name in names))
+
+
 def group_name(nodes: Sequence[ir.Node]) -> str:
     """What a function of these nodes is called: their operators, or the first and the number of the others."""
     names = [node.op_type.lower() for node in nodes if kind_of(node) is not Kind.OPERAND] or ["cast"]

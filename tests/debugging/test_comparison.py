@@ -18,11 +18,14 @@ from prefuse.tests.debugging.traced_models import HEAD
 
 
 def profile_of(*groups: tuple[str, ...]) -> Profile:
-    """A program with a launch of 1 us for each group of nodes."""
+    """A program with a launch of 1 us for each group of nodes, built around those in capitals."""
     region = Region("x", 0, 4)
     launches = tuple(Launch("k", (region,), (region,), label="+".join(nodes) or f"copy {i}") for i, nodes in enumerate(groups))
     plan = Plan("cpu:avx2,threads=1", (), (), (), (), (Kernel("k", "t", 2, 10, 100),), launches)
-    descriptions = {step.label: GroupDescription(nodes) for step, nodes in zip(launches, groups, strict=True)}
+    descriptions = {
+        step.label: GroupDescription(nodes, computing=tuple(node for node in nodes if node.isupper()))
+        for step, nodes in zip(launches, groups, strict=True)
+    }
     return Profile("net", plan, descriptions, np.arange(len(groups) + 1)[None] * 1000)
 
 
@@ -44,6 +47,42 @@ def test_steps_are_joined_by_the_nodes_that_they_share() -> None:
     assert (first.time_us, first.bytes_moved) == ((1.0, 3.0), (100, 300))
     assert first.label == "a+b+c"
     assert second.label == "d | e+f"
+
+
+def test_steps_that_share_only_what_lies_between_them_stay_apart() -> None:
+    fused = profile_of(("CONV", "relu"), ("relu", "POOL"), ("relu", "WIDEN", "cat"), ("cat", "LAST"))
+    plain = profile_of(("CONV",), ("relu",), ("POOL",), ("WIDEN",), ("cat",), ("LAST",), ("apart",))
+    assert labels(fused, plain) == [
+        (["CONV+relu"], ["CONV", "relu"]),
+        (["relu+POOL"], ["POOL"]),
+        (["relu+WIDEN+cat"], ["WIDEN", "cat"]),
+        (["cat+LAST"], ["LAST"]),
+        ([], ["apart"]),
+    ]
+
+
+def test_layers_of_a_network_that_lies_channels_last_are_compared_one_by_one() -> None:
+    weights = "float[32,32,3,3] v, float[32,32,2,2] u, float[16,64,3,3] w"
+    text = f"""{HEAD} main (float[1,32,32,32] x, {weights}) => (float[1,16,30,30] y) {{
+        first = Conv <pads = [1, 1, 1, 1]> (x, v)
+        skip = Relu(first)
+        small = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (skip)
+        wide = ConvTranspose <strides = [2, 2]> (small, u)
+        both = Concat <axis = 1> (skip, wide)
+        last = Conv(both, w)
+        y = Relu(last)
+    }}"""
+    model = ir.from_onnx_text(text)
+    inputs = {value.name: np.ones(value.shape.numpy(), np.float32) for value in model.graph.inputs if value.name and value.shape}
+    nets = [
+        prefuse.compile(model.clone(), cache=False, profile=True, pipeline=pipeline, target="cpu:avx2")
+        for pipeline in ("default", "no-fusion")
+    ]
+    first, second = profile_in_turns([net for net in nets if isinstance(net, CompiledModel)], inputs, 1)
+    assert any("channels_last" in step.template for step in first.steps)
+    matches = match_steps(first, second)
+    assert all(match.first and match.second for match in matches)
+    assert [sum(bool(step.group.computing) for step in match.first) for match in matches] == [1, 1, 1, 1]
 
 
 def test_two_pipelines_of_one_model() -> None:
