@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .engines import DEFAULT_ENGINES, ENGINES
-from .harness import Result, Settings, measure
+from .harness import Measurement, Result, Settings, measure, ratio
 
 _WIDTH = 110  # columns of a table that is written to a file or a pipe
 
@@ -48,19 +48,19 @@ def main(
     """Run MODELs ("all" for every one) through prefuse and its peers, interleaved, and compare."""
     settings = Settings(engines, threads, small, seconds)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    results: list[Result] = []
+    measured: dict[str, Measurement] = {}
     for model in MODELS if "all" in models else dict.fromkeys(models):
-        rows = _measure(model, settings, console)
-        console.print(_table(model, rows))
-        for row in rows:
+        measured[model] = _measure(model, settings, console)
+        console.print(_table(model, measured[model].results))
+        console.print(_speeds(measured[model]), markup=False)
+        for row in measured[model].results:
             if row.failure:
                 console.print(f"{row.engine} failed: {row.failure}", style="red", markup=False)
-        results += rows
-    if json_path is not None:
-        json_path.write_text(json.dumps(_document(settings, results), indent=2) + "\n")
+        if json_path is not None:  # after each model: a long run that is interrupted leaves what it has
+            json_path.write_text(json.dumps(_document(settings, measured), indent=2) + "\n")
 
 
-def _measure(model: str, settings: Settings, console: Console) -> list[Result]:
+def _measure(model: str, settings: Settings, console: Console) -> Measurement:
     with console.status(model) as status:
 
         def progress(text: str) -> None:
@@ -70,8 +70,9 @@ def _measure(model: str, settings: Settings, console: Console) -> list[Result]:
 
 
 def _table(model: str, rows: list[Result]) -> Table:
-    """`x best` is the median over that of the fastest engine other than prefuse."""
-    peers = [row.median_ms for row in rows if not row.engine.startswith("prefuse") and not row.failure]
+    """`x best` is the time over that of the fastest engine other than prefuse, round by round."""
+    peers = [row for row in rows if not row.engine.startswith("prefuse") and not row.failure]
+    best = min(peers, key=lambda row: row.median_ms, default=None)
     table = Table(title=model, title_justify="left")
     table.add_column("engine", no_wrap=True)
     for heading in ("median ms", "p10", "p90", "x best", "error", "MiB", "compile s"):
@@ -81,16 +82,31 @@ def _table(model: str, rows: list[Result]) -> Table:
             table.add_row(row.engine, "failed")
             continue
         times = [f"{value:.3f}" for value in (row.median_ms, row.p10_ms, row.p90_ms)]
-        ratio = f"{row.median_ms / min(peers):.2f}" if peers else "-"
+        compared = f"{ratio(row, best):.2f}" if best else "-"
         size, seconds = f"{row.peak_bytes / 2**20:.0f}", f"{row.compile_seconds:.2f}"
-        table.add_row(row.engine, *times, ratio, f"{row.error:.1e}", size, seconds)
+        table.add_row(row.engine, *times, compared, f"{row.error:.1e}", size, seconds)
     return table
 
 
-def _document(settings: Settings, results: list[Result]) -> dict[str, object]:
+def _speeds(one: Measurement) -> str:
+    """What the machine could do while the model was measured."""
+    speeds = [one.gflops[index] for index in one.counted]
+    text = f"{len(speeds)} rounds at {min(speeds):.0f} to {max(speeds):.0f} GFLOP/s of small products on all threads"
+    if left_out := sorted(set(one.gflops) - set(speeds)):
+        text += f"; {len(one.gflops) - len(speeds)} left out at {left_out[0]:.0f} to {left_out[-1]:.0f}: cores were taken away"
+    return text
+
+
+def _document(settings: Settings, measured: dict[str, Measurement]) -> dict[str, object]:
     machine = {"cpu": _cpu_name(), "python": platform.python_version()}
     versions = {engine: _version(ENGINES[engine].distribution) for engine in settings.engines}
-    return {"machine": machine, "versions": versions, "settings": asdict(settings), "results": [asdict(row) for row in results]}
+    return {
+        "machine": machine,
+        "versions": versions,
+        "settings": asdict(settings),
+        "rounds": {model: {"gflops": one.gflops, "counted": one.counted} for model, one in measured.items()},
+        "results": [asdict(row) for one in measured.values() for row in one.results],
+    }
 
 
 def _cpu_name() -> str:
