@@ -6,7 +6,7 @@ converted is counted by its bytes. The measured cycles of large layers are at mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
@@ -17,6 +17,7 @@ _SCATTERED_ELEMENT = 1.0  # cycles
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
 _MAX_TILE_ROWS = 14
 WINOGRAD_OUTPUTS = (2, 4)
+WINOGRAD_PRECISIONS = ("float32-fast", "bfloat16", "float16")  # whose errors may grow with the largest element of a tile
 _PANEL_CYCLES = 2.5  # of a vector of weights that comes from the second cache
 _TRANSFORM_CYCLES = 6.0  # of a vector of channels at one point of one of Winograd's tiles
 _MEMORY_BYTES = 8.0  # a cycle that come from memory
@@ -78,6 +79,11 @@ class Convolution:
         return self.images * self.groups * self.inputs * self.height * self.width * self.element_bytes
 
 
+def in_pairs(one: Convolution) -> Convolution:
+    """The convolution whose elements are words: two neighbouring input channels of bfloat16, which one instruction multiplies."""
+    return replace(one, inputs=one.inputs // 2, element_bytes=2 * one.element_bytes)
+
+
 def channels_last_tile(positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int) -> tuple[int, int]:
     """Rows (positions) and vectors (of output channels) of the tile with the fewest cycles for a stretch of positions."""
     most = registers // 2 if inputs < _FEW_CHANNELS else registers
@@ -126,7 +132,7 @@ def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int)
     vectors = ceil(one.groups * one.inputs / lanes) + one.groups * ceil(one.outputs / lanes)
     tile = product_tile(tiles, one.outputs, one.inputs, lanes, registers)
     products = points * one.groups * _product_cycles(tile, tiles, one.outputs, one.inputs, lanes)
-    more_bytes = (points - prod(one.kernel)) * one.groups * one.inputs * one.outputs * one.element_bytes
+    more_bytes = (4 * points - one.element_bytes * prod(one.kernel)) * one.groups * one.inputs * one.outputs
     return products + tiles * points * vectors * _TRANSFORM_CYCLES + more_bytes / _MEMORY_BYTES
 
 

@@ -85,7 +85,13 @@ TEMPLATES: tuple[Template, ...] = (
     Template("product_rows", product_rows.build, product_rows.OPERATORS, has_surroundings=True),
     Template("gathered_matmul", gathered_matmul.build, gathered_matmul.OPERATORS, has_surroundings=True),
     Template("attention", attention.build, attention.ANCHORS, has_surroundings=True),
-    Template("winograd_channels_last", winograd_channels_last.build, frozenset(["Concat", "Conv"]), has_surroundings=True),
+    Template(
+        "winograd_channels_last",
+        winograd_channels_last.build,
+        frozenset(["Concat", "Conv"]),
+        has_surroundings=True,
+        reads_narrow=True,
+    ),
     Template(
         "convolution_channels_last",
         convolution_channels_last.build,

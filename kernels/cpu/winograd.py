@@ -21,6 +21,7 @@ from ...runtime.plan import TensorType
 from ..builder import Expr, KernelBuilder
 
 TAPS = 3
+TYPE = "float32"  # that transformed elements have
 # The points of each m. Of those tried for 4, 3/4 and 3/2 have the smallest errors; 1 and 2, the usual ones, a half more.
 _POINTS: dict[int, tuple[Fraction, ...]] = {
     2: (Fraction(1),),
@@ -83,7 +84,7 @@ def winograd(outputs: int) -> Winograd:
 class PackWinograd:
     """Weights [groups * outputs, inputs, 3, 3] as products read them: [groups, panels, points, inputs, columns].
 
-    They are transformed in float64 and rounded once. The last panel of a group is filled up with zeros.
+    They are transformed in float64 and rounded once, to float32. The last panel of a group is filled up with zeros.
     """
 
     groups: int
@@ -91,12 +92,12 @@ class PackWinograd:
     columns: int  # of a panel
 
     def packed_type(self, source: TensorType) -> TensorType:
-        return TensorType(self._dimensions(source.shape), source.dtype)
+        return TensorType(self._dimensions(source.shape), TYPE)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         matrix = np.array(winograd(self.outputs).weights)
         both = np.kron(matrix, matrix)  # [points, taps]: rows and columns at once
-        packed = np.zeros(self._dimensions(array.shape), array.dtype)
+        packed = np.zeros(self._dimensions(array.shape), TYPE)
         grouped = array.reshape(self.groups, -1, *array.shape[1:])
         for group, panel in np.ndindex(*packed.shape[:2]):
             part = grouped[group, panel * self.columns : (panel + 1) * self.columns].transpose(2, 3, 1, 0)  # [3, 3, inputs, n]

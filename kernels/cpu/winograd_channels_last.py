@@ -16,8 +16,16 @@ from math import ceil
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..builder import Buffer, Expr, KernelBuilder, share, unravel
-from ..costs import Convolution, WinogradChoice, channels_last_cycles, product_tile, winograd_choice
+from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
+from ..costs import (
+    WINOGRAD_PRECISIONS,
+    Convolution,
+    WinogradChoice,
+    channels_last_cycles,
+    in_pairs,
+    product_tile,
+    winograd_choice,
+)
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
@@ -25,14 +33,14 @@ from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder
 from .tile_product import Tile, sum_tile
 from .window import Window, read_window
-from .winograd import PackWinograd, winograd
+from .winograd import TYPE, PackWinograd, winograd
 
 _NEAR_BYTES = 704 * 1024  # of the second cache, for the inputs and products of a thread's block
 _FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that threads share, or for weights that stay there
 _PRODUCT_BYTES = 320 * 1024  # of the second, for the products of a panel then
 _LEAST_TILES = 16  # of a thread's own block, below which the weights would be read too often
 _AHEAD = 64  # rows of weights that are asked for before they are read
-_TYPE = "float32"
+_TYPES = ("float32", "bfloat16")  # of the operands
 _WORK_PER_OPERATION = 16
 _Element = Callable[[int, Expr, Expr], Expr]  # of the input: row and column of a tile, channel
 
@@ -46,16 +54,23 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if isinstance(choice, Refusal):
         return choice
     one = _extents(form)
-    direct = channels_last_cycles(one, target.vector_lanes, target.vector_registers)
+    direct = direct_convolution_cycles(form, target)
     if choice.cycles >= direct:
         return Refusal(f"would take {choice.cycles:.0f} cycles, and the direct convolution {direct:.0f}")
     return _Kernel(form, one, choice.outputs, target).build()
 
 
+def direct_convolution_cycles(form: ChannelsLast, target: Target) -> float:
+    """What the direct convolution of the form's anchor would take on vectors."""
+    one, source = _extents(form), form.inner.types[form.anchor.inputs[0]]
+    goes_by_pairs = source.dtype == "bfloat16" and target.has("avx512_bf16") and one.inputs % 2 == 0
+    return channels_last_cycles(in_pairs(one) if goes_by_pairs else one, target.vector_lanes, target.vector_registers)
+
+
 def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
     """The size of the tiles that would compute the form's anchor, and what they would take; or why they may not."""
     precision = form.outer.precision
-    if precision != "float32-fast":
+    if precision not in WINOGRAD_PRECISIONS:
         return Refusal(f"its errors grow with the largest element of a tile, which precision {precision} does not allow")
     if reason := _obstacle(form, target):
         return Refusal(reason)
@@ -70,16 +85,20 @@ def _obstacle(form: ChannelsLast, target: Target) -> str:
     if target.is_gpu:
         return "is for CPUs"
     source, weights = (form.inner.types[name] for name in anchor.inputs[:2])
-    if source.dtype != _TYPE:
+    if not {source.dtype, weights.dtype} <= {*_TYPES}:
         return f"no fast convolution of {source.dtype}"
     if anchor.inputs[0] not in form.operands:
         return "its input lies channels-first"
+    if form.is_computed():
+        return "its input is computed, and would be so for each tile again"
     if anchor.inputs[1] not in form.inner.constants:
         return "its weights are not constant"
     return "" if source.elements and weights.elements else "is empty"
 
 
 def _extents(form: ChannelsLast) -> Convolution:
+    kind = form.inner.types[form.anchor.inputs[0]]
+    element_bytes = kind.size_bytes // max(kind.elements, 1)
     source, weights, result = (form.inner.types[name].shape for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
     window, groups = read_window(form.inner, form.anchor), form.anchor.attribute("group", 1)
     reaches = [out - 1 + kernel for out, kernel in zip(window.outputs, window.kernel, strict=True)]
@@ -95,6 +114,7 @@ def _extents(form: ChannelsLast) -> Convolution:
         kernel=(window.kernel[0], window.kernel[1]),
         strides=(window.strides[0], window.strides[1]),
         is_padded=any(window.begins) or reaches[0] > source[2] or reaches[1] > source[3],
+        element_bytes=element_bytes,
         dilations=(window.dilations[0], window.dilations[1]),
     )
 
@@ -154,7 +174,7 @@ class _Kernel:
         key, kind = f"{name}/winograd", self.form.inner.types[name]
         pack = PackWinograd(self.one.groups, self.method.outputs, self.tile.columns)
         self.packed[key] = Operand(name, pack)
-        self.weights = self.builder.parameter(key, pack.packed_type(kind).elements, _TYPE)
+        self.weights = self.builder.parameter(key, pack.packed_type(kind).elements, TYPE)
         if self.is_private:
             self._emit_private()
         else:
@@ -167,7 +187,7 @@ class _Kernel:
     def _matrices(self, rows: int, pitch: int, copies: int = 1) -> _Matrices:
         """Scratch for `copies` threads; that of a thread begins at its number times the size of all points' matrices."""
         size = _Matrices(None, 0, rows, pitch).stride * self.points
-        return _Matrices(self.builder.workspace(copies * size, _TYPE), 0, rows, pitch)
+        return _Matrices(self.builder.workspace(copies * size, TYPE), 0, rows, pitch)
 
     def _of_thread(self, matrices: _Matrices, thread: Expr) -> _Matrices:
         base = self.builder.bind(thread * (matrices.stride * self.points))
@@ -223,20 +243,26 @@ class _Kernel:
         left = builder.bind(right * self.method.outputs - self.window.begins[1])
         whole = [tirx.And(at >= 0, at + extent <= size) for at, size in ((top, one.height), (left, one.width))]
         is_whole = builder.bind(tirx.And(*whole))
-        load = self.form.readers(builder)[self.anchor.inputs[0]]
+        read = self.form.readers(builder)[self.anchor.inputs[0]]
+
+        def load(index: Index) -> Expr:
+            return tirx.Cast(TYPE, read(index))
 
         def inside(i: int, j: Expr, channel: Expr) -> Expr:
             return load((image, channel, top + i, left + j))
+
+        def ahead(i: int, j: Expr, channel: Expr) -> Expr:
+            return read((image, channel, top + i, left + j))
 
         def clipped(i: int, j: Expr, channel: Expr) -> Expr:
             y, x = top + i, left + j
             exists = tirx.And(tirx.And(y >= 0, y < one.height), tirx.And(x >= 0, x < one.width))
             place = [tirx.max(tirx.min(at, size - 1), 0) for at, size in ((y, one.height), (x, one.width))]
-            return tirx.Select(exists, load((image, channel, *place)), tirx.const(0, _TYPE))
+            return tirx.Select(exists, load((image, channel, *place)), tirx.const(0, TYPE))
 
         def transform(element: _Element) -> None:
             vector = self._transform_vector
-            _vectors(builder, one.groups * one.inputs, self.lanes, lambda c, lanes: vector(to, row, c, lanes, element, inside))
+            _vectors(builder, one.groups * one.inputs, self.lanes, lambda c, lanes: vector(to, row, c, lanes, element, ahead))
 
         with builder.when(is_whole):
             transform(inside)
@@ -244,9 +270,9 @@ class _Kernel:
             transform(clipped)
 
     def _transform_vector(self, to: _Matrices, row: Expr, channel: Expr, lanes: int, element: _Element, ahead: _Element) -> None:
-        """Transform one vector of channels of a tile. `ahead` gives the elements of the tile to its right too."""
+        """Transform one vector of channels of a tile. `ahead` gives elements as they lie, also those of the tile to its right."""
         builder, extent = self.builder, self.method.extent
-        columns = builder.local(self.points * lanes, _TYPE)
+        columns = builder.local(self.points * lanes, TYPE)
         with builder.loop(extent, name="j") as j:
             for i in range(extent):
                 builder.prefetch(ahead(i, j + self.method.outputs, channel))
@@ -278,7 +304,7 @@ class _Kernel:
             sums = sum_tile(
                 builder,
                 tile,
-                _TYPE,
+                TYPE,
                 (depth,),
                 lambda row, ks: inputs.buffer[left + row * inputs.pitch + ks[0]],
                 lambda column, ks: self.weights[right + ks[0] * tile.columns + column],
@@ -320,13 +346,13 @@ class _Kernel:
         self, made: _Matrices, row: Expr, column: Expr, lanes: int, place: tuple[Expr, ...], channel: Expr
     ) -> None:
         builder, extent, outputs = self.builder, self.method.extent, self.method.outputs
-        half = builder.local(outputs * extent * lanes, _TYPE)
+        half = builder.local(outputs * extent * lanes, TYPE)
         with builder.loop(extent, name="j") as j, builder.loop(lanes, "vectorized", "lane") as lane:
             values = [builder.name(made.buffer[made.offset(i * extent + j, row, column + lane)]) for i in range(extent)]
             for i, value in enumerate(self.method.transform_result(builder, values)):
                 builder.store(half, (i * extent + j) * lanes + lane, value)
         image, top, left = place[0], builder.bind(place[1] * outputs), builder.bind(place[2] * outputs)
-        line = builder.local(outputs * lanes, _TYPE)
+        line = builder.local(outputs * lanes, TYPE)
         with builder.loop(builder.bind(tirx.min(self.one.rows - top, outputs)), name="i") as i:
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 values = [builder.name(half[(i * extent + j) * lanes + lane]) for j in range(extent)]
@@ -341,8 +367,9 @@ class _Kernel:
     def _store(self, index: tuple[Expr, ...], value: Expr) -> None:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
         if bias:
-            value = value + GroupValues(self.form.inner, self.builder).read(bias, index[1:2])
-        self.form.follow(self.builder, index, value)
+            value = value + tirx.Cast(TYPE, GroupValues(self.form.inner, self.builder).read(bias, index[1:2]))
+        dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
+        self.form.follow(self.builder, index, tirx.Cast(dtype, value))
 
 
 def _vectors(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr, int], None]) -> None:

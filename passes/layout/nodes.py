@@ -13,11 +13,13 @@ from ...compiler.ir.kinds import Kind, is_known, is_pointwise, kind_of
 from ...compiler.ir.rewriter import Rejection
 from ...kernels.costs import (
     TERMS,
+    WINOGRAD_PRECISIONS,
     Convolution,
     channels_first_cycles,
     channels_last_cycles,
     conversion_cycles,
     direct_cycles,
+    in_pairs,
     scattered_cycles,
     tile_convolution_cycles,
     winograd_choice,
@@ -91,16 +93,16 @@ def _convolution(
     else:
         one = _phase_extents(anchor, strides)
         scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
-    last_cycles = channels_last_cycles(one, lanes, registers)
     is_narrow = source.dtype != anchor.outputs[0].dtype
-    if is_narrow and target.has("avx512_bf16"):
-        last_cycles /= 2  # pairs of channels, which only lie side by side channels-last
+    goes_by_pairs = is_narrow and target.has("avx512_bf16") and one.inputs % 2 == 0  # which lie side by side channels-last only
+    last_cycles = channels_last_cycles(in_pairs(one) if goes_by_pairs else one, lanes, registers)
     has_weights = kind == "Conv" and _is_constant(model, node, weights)
     is_plain = has_weights and source.dtype == ir.DataType.FLOAT
     is_bfloat16 = has_weights and is_narrow and source.dtype == ir.DataType.BFLOAT16
     if target.has_tiles and one.groups == 1 and (is_plain or is_bfloat16):
         last_cycles = min(last_cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
-    choice = winograd_choice(one, lanes, registers) if is_plain and precision == "float32-fast" else None
+    may_transform = (is_plain or is_bfloat16) and precision in WINOGRAD_PRECISIONS
+    choice = winograd_choice(one, lanes, registers) if may_transform else None
     saved = 0.0 if choice is None else max(last_cycles - choice.cycles, 0.0)
     needs_last = saved > conversion_cycles(conversion_bytes(source))  # Winograd's tiles are read channels-last only
     return Flexible(

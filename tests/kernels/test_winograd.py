@@ -15,6 +15,7 @@ from prefuse.compiler.oracle import relative_error
 from prefuse.kernels.costs import WINOGRAD_OUTPUTS, Convolution, WinogradChoice, winograd_choice
 from prefuse.kernels.cpu import winograd_channels_last
 from prefuse.kernels.cpu.winograd import PackWinograd, winograd
+from prefuse.kernels.group import Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.plan import TensorType
@@ -24,14 +25,16 @@ from .harness import LEVELS, Case, check, run, target_of
 from .test_channels_last import convolution
 
 _RELATIVE = 3e-6  # of the largest element of the result
+_HALF_UNIT = 2.0**-8  # of bfloat16, relative
 
 
 def fast(*arguments: Any, template: str = "winograd_channels_last", **options: Any) -> Case:
-    """A convolution with followers, for precision float32-fast."""
+    """A convolution with followers, for precision float32-fast, or bfloat16 where operands are narrow."""
     case = convolution(*arguments, **options)
     largest = float(np.abs(case.expected[0]).max(initial=0))
-    group = replace(case.group, precision="float32-fast")
-    return replace(case, group=group, rtol=0.0, atol=_RELATIVE * largest, template=template)
+    narrow = str(options.get("narrow", ""))
+    group = replace(case.group, precision="bfloat16" if narrow else "float32-fast")
+    return replace(case, group=group, rtol=_HALF_UNIT if "y" in narrow else 0.0, atol=_RELATIVE * largest, template=template)
 
 
 def force(patch: pytest.MonkeyPatch, outputs: int) -> None:
@@ -85,6 +88,14 @@ def test_convolutions(outputs: int, level: str, monkeypatch: pytest.MonkeyPatch)
     check(plain(), target_of(level))
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_bfloat16(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images and weights are read as they lie, one of them or both; sums are float32, and rounded once where they are stored."""
+    force(monkeypatch, 4)
+    cases = [fast((1, 17, 13, 11), 24, 3, 1, 1, narrow=narrow) for narrow in ("xw", "x", "xwr", "xwry")]
+    check([*cases, fast((2, 6, 9, 11), 40, 3, 1, (0, 1, 2, 0), group=2, narrow="xwy")], target_of(level))
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_blocks_of_tiles(is_shared: bool, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +139,31 @@ def test_weights_of_a_run_are_refused() -> None:
     assert "weights are not constant" in refusal(replace(case, group=replace(case.group, constants=frozenset())))
 
 
+def test_an_input_that_is_computed_is_refused() -> None:
+    case = fast((1, 64, 28, 28), 64, 3, 1, 1)
+    (head, *others), types = case.group.ops, case.group.types
+    before = Op("Relu", head.inputs, (".relu",))
+    group = replace(case.group, ops=(before, replace(head, inputs=(".relu",)), *others), types={**types, ".relu": types["x"]})
+    assert "its input is computed" in refusal(replace(case, group=group))
+
+
 def refusal(case: Case) -> str:
     built = build_kernel(case.group, target_of("avx2"))
     assert isinstance(built, BuiltKernel)
     assert built.template == "convolution_channels_last"
     (reason,) = (reason for template, reason in built.refused if template == "winograd_channels_last")
     return reason
+
+
+def test_pairs_of_bfloat16_count_half() -> None:
+    """Where half the products of a direct convolution are fewer than Winograd's with its larger weights, it stays direct."""
+    shape = (1, 512, 7, 7)
+    templates = []
+    for case in (fast(shape, 512, 3, 1, 1), fast(shape, 512, 3, 1, 1, narrow="xw")):
+        built = build_kernel(case.group, target_of("avx512bf16"))
+        assert isinstance(built, BuiltKernel)
+        templates.append(built.template)
+    assert templates == ["winograd_channels_last", "convolution_channels_last"]
 
 
 def test_tiles_are_chosen_by_their_cost() -> None:
@@ -152,7 +182,7 @@ def test_programs_take_it_where_the_user_allows_it() -> None:
     constant = onnx.numpy_helper.from_array(weights.astype(np.float32), "w")
     graph = onnx.helper.make_graph([node], "one", [shape], [onnx.helper.make_empty_tensor_value_info("y")], [constant])
     exact = functional.conv2d(torch.from_numpy(image).double(), torch.from_numpy(weights.astype(np.float32)).double(), padding=1)
-    for precision, is_taken in (("float32", False), ("float32-fast", True)):
+    for precision, is_taken in (("float32", False), ("float32-fast", True), ("float16", True)):
         net = prefuse.compile(onnx.helper.make_model(graph), target="cpu:avx2", cache=False, precision=precision)
         assert ("winograd" in str(net.report())) == is_taken
-        assert relative_error(np.asarray(net(image)), exact.numpy()) < 1e-6
+        assert relative_error(np.asarray(net(image)), exact.numpy()) < (1e-3 if precision == "float16" else 1e-6)
