@@ -51,7 +51,14 @@ class CpuInvocation:
         self._result = native.Any()
         self._call = native.tvm_ffi().TVMFFIFunctionCall
         self._function = function
-        self._arguments = (function.handle, ctypes.addressof(self._block), arguments, ctypes.addressof(self._result))
+        block, result = ctypes.addressof(self._block), ctypes.addressof(self._result)
+        # Converted to C once: each integer would be converted at each call.
+        self._arguments = (
+            ctypes.c_void_p(function.handle),
+            ctypes.c_void_p(block),
+            ctypes.c_int32(arguments),
+            ctypes.c_void_p(result),
+        )
 
     def __call__(self, *addresses: int) -> None:
         if _pool.threads != self._threads:

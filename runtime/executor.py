@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import difflib
 import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from .array_address import data_address
 from .cpu_device import CpuDevice
 from .cuda_device import CudaDevice, NoDevice
 from .device import Arena, Device, Executable, Invocation
@@ -26,9 +26,8 @@ from .target import Target
 if TYPE_CHECKING:
     import torch
 
-_address_of = ctypes.addressof
-# The type stubs of NumPy for Python 3.11 do not say that an array has the buffer protocol.
-_as_char = cast("Callable[[np.ndarray], ctypes.c_char]", ctypes.c_char.from_buffer)
+
+_ndarray, _new_array = np.ndarray, np.empty  # looked up once: a call takes about a microsecond
 
 
 class CompiledModel:
@@ -64,7 +63,7 @@ class CompiledModel:
         except IndexError:
             context = self.context()
         try:
-            return context(*inputs, **named)
+            return context.run(inputs, named)
         finally:
             self._idle.append(context)
 
@@ -160,11 +159,12 @@ class Context:
         if not self._lock.acquire(blocking=False):
             raise InputError("context", "another thread is calling it", "give each thread its own: model.context()")
         try:
-            return self._run(inputs, named)
+            return self.run(inputs, named)
         finally:
             self._lock.release()
 
-    def _run(self, inputs: tuple[object, ...], named: Mapping[str, object]) -> object:
+    def run(self, inputs: tuple[object, ...], named: Mapping[str, object]) -> object:
+        """As a call, by one who knows that no other thread has this context. Raises InputError."""
         signature = self._signature
         if named or len(inputs) != signature.arity:
             inputs = in_order(signature.names, inputs, named)
@@ -173,8 +173,9 @@ class Context:
         kept: list[object] = []  # copies, alive until the program has run
         is_torch = False
         place: torch.device | None = None  # of the results, where an input is on a device of its own
-        for expected, value in zip(signature.inputs, inputs, strict=True):
-            if type(value) is np.ndarray:
+        for position, value in enumerate(inputs):
+            expected = signature.inputs[position]
+            if type(value) is _ndarray:
                 addresses.append(expected.array_address(value, kept))
             elif (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
                 addresses.append(expected.tensor_address(value, kept))
@@ -186,13 +187,13 @@ class Context:
         results = [
             expected.new_tensor(addresses, place) if is_torch else expected.new_array(addresses) for expected in signature.outputs
         ]
-        if not signature.counts:
-            invocation(*addresses)
-        else:
+        if signature.counts:
             counts = np.empty(signature.counts, np.int64)
             addresses.extend(counts.ctypes.data + counts.itemsize * position for position in range(counts.size))
             invocation(*addresses)
             results = [expected.cut(result, counts) for expected, result in zip(signature.outputs, results, strict=True)]
+        else:
+            invocation(*addresses)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _bind(self) -> Invocation:
@@ -223,29 +224,29 @@ class _Tensor:
         self._kind = kind
         self._dtype = np.dtype(port.type.dtype)
         self._shape = port.type.shape
-        self._is_exportable = self._dtype.isbuiltin == 1 and port.type.elements > 0  # through the buffer protocol
+        self._is_complex = self._dtype.kind == "c"
         self._torch_dtype: torch.dtype | None = None
+        self._pattern: torch.Tensor | None = None
 
     def array_address(self, array: np.ndarray, kept: list[object]) -> int:
         """Address of an input's elements; of a copy, put into `kept`, where they are not in order."""
-        if array.dtype != self._dtype or array.shape != self._shape:
+        if (array.dtype is not self._dtype and array.dtype != self._dtype) or array.shape != self._shape:
             raise self._mismatch(array.dtype.name, array.shape)
-        if array.flags.carray and self._is_exportable:
-            return _address_of(_as_char(array))
-        array = np.require(array, requirements=["C", "A"])
-        kept.append(array)
-        return int(array.ctypes.data)
+        if not array.flags.carray:
+            array = np.require(array, requirements=["C", "A"])
+            kept.append(array)
+        return data_address(array)
 
     def tensor_address(self, tensor: torch.Tensor, kept: list[object]) -> int:
         """As `array_address`, for a torch tensor."""
-        if tensor.dtype is not self._torch_type() or tensor.shape != self._shape:
+        if tensor.dtype is not (self._torch_dtype or self._torch_type()) or tensor.shape != self._shape:
             raise self._mismatch(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         if not tensor.is_cpu or tensor.layout is not sys.modules["torch"].strided:
             self._check_place(tensor)
-        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+        if not tensor.is_contiguous() or tensor.is_neg() or (self._is_complex and tensor.is_conj()):
             tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
             kept.append(tensor)
-        return int(tensor.data_ptr())
+        return tensor.data_ptr()
 
     def _check_place(self, tensor: torch.Tensor) -> None:
         """Take a tensor that is not on the CPU if the device can read it there, with what its default stream does complete."""
@@ -259,13 +260,18 @@ class _Tensor:
 
     def new_array(self, addresses: list[int]) -> np.ndarray:
         """A new array for an output; its address is added to `addresses`."""
-        array = np.empty(self._shape, self._dtype)
-        addresses.append(_address_of(_as_char(array)) if self._is_exportable else array.ctypes.data)
+        array = _new_array(self._shape, self._dtype)
+        addresses.append(data_address(array))
         return array
 
     def new_tensor(self, addresses: list[int], place: torch.device | None) -> torch.Tensor:
         """As `new_array`, for torch."""
-        tensor: torch.Tensor = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device=place)
+        if place is not None:
+            tensor: torch.Tensor = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device=place)
+        else:
+            if self._pattern is None:  # torch makes a tensor like another faster than one of a shape and a type
+                self._pattern = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device="cpu")
+            tensor = sys.modules["torch"].empty_like(self._pattern)
         addresses.append(tensor.data_ptr())
         return tensor
 

@@ -157,6 +157,41 @@ def test_strided_tensors_are_copied(tiny: CompiledModel, x: np.ndarray) -> None:
     np.testing.assert_array_equal(tiny(strange), expected(x))
 
 
+def reading(kind: TensorType) -> tuple[CompiledModel, list[np.ndarray]]:
+    """A model of one input, and what it has read from there."""
+    model, executable = model_of({"x": kind}, {"y": kind})
+    seen: list[np.ndarray] = []
+
+    def call(x: int, y: int) -> None:
+        room = (ctypes.c_char * kind.size_bytes).from_address(x)
+        seen.append(np.frombuffer(bytes(room), kind.dtype).reshape(kind.shape))
+
+    executable.call = call
+    return model, seen
+
+
+def test_tensors_that_say_what_to_make_of_their_bytes_are_copied() -> None:
+    """A conjugate has the bytes of what it is the conjugate of, and its imaginary part those of the negative."""
+    z = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
+    model, seen = reading(TensorType((2,), "complex64"))
+    assert z.conj().is_conj()
+    model(z.conj())
+    np.testing.assert_array_equal(seen[0], [1 - 2j, 3 + 4j])
+    one = z[:1]
+    model, seen = reading(TensorType((1,), "float32"))
+    assert one.conj().imag.is_neg()
+    assert one.conj().imag.is_contiguous()
+    model(one.conj().imag)
+    np.testing.assert_array_equal(seen[0], [-2])
+
+
+def test_results_of_two_calls_are_apart(tiny: CompiledModel, x: np.ndarray) -> None:
+    for kind in (np.asarray, torch.from_numpy):
+        first, second = tiny(kind(x)), tiny(kind(x + 1))
+        np.testing.assert_array_equal(first, expected(x))
+        np.testing.assert_array_equal(second, expected(x + 1))
+
+
 def test_read_only_inputs_and_any_alignment(tiny: CompiledModel, x: np.ndarray) -> None:
     x.flags.writeable = False
     np.testing.assert_array_equal(tiny(x), expected(x))
