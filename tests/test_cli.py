@@ -209,9 +209,10 @@ def test_faults(prefuse_cli: Terminal, model: Path, arguments: list[str], status
         assert message in f"{error['what']}; {error['fix']}"
 
 
-def test_the_script_starts_fast_and_explains_itself() -> None:
-    script = Path(sys.executable).with_name("prefuse")
-    done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True, env=dict(os.environ))
+@pytest.mark.parametrize("command", [[str(Path(sys.executable).with_name("prefuse"))], [sys.executable, "-m", "prefuse"]])
+def test_the_script_starts_fast_and_explains_itself(command: list[str]) -> None:
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert "Usage: prefuse" in done.stdout
     assert all(verb in done.stdout for verb in ("compile", "run", "opt", "bisect", "inspect", "doctor"))
 
 

@@ -51,7 +51,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line: status 0, 1 for a fault of the model, options or files, 2 for wrong usage, 130 for Ctrl-C."""
     try:
-        status = cli(standalone_mode=False)
+        status = cli(standalone_mode=False, prog_name="prefuse")
         sys.exit(status if isinstance(status, int) else 0)
     except CompileError as error:
         fail(error)
