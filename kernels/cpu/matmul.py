@@ -15,7 +15,7 @@ from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
 from .common import finish, new_builder
-from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
+from .tile_product import PackPanels, Panel, Plane, TileProduct, choose_tile, emit, stream_cycles
 
 _ACCUMULATORS = {"float16": "float32", "bfloat16": "float32"}
 _TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
@@ -105,6 +105,7 @@ class Product:
             self.target.vector_registers,
             shifted_loads=not padded and b.lines % lanes != 0,
             b_padded=padded,
+            stream_cycles=stream_cycles(a.depth, self.builder.vector_bytes) if padded else 0.0,
         )
         product = TileProduct(
             prod(self.batch),
@@ -119,6 +120,7 @@ class Product:
             a_padded=packs_a,
             b_padded=padded,
             shares_b=self.shares_b,
+            panel=self.panel_of_b(self._constant(b, tile.columns), a.depth, tile.columns) if packs_b else None,
         )
         sizes = [self.group.types[side.name].size_bytes for side in (a, b)]
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
@@ -135,10 +137,14 @@ class Product:
 
     def _packed(self, side: Side, tile: int) -> Load:
         """The constant operand, packed at compile time."""
+        return self._panels(side, tile, self._constant(side, tile))
+
+    def _constant(self, side: Side, tile: int) -> Buffer:
+        """The panels of a constant operand."""
         pack = side.pack(tile)
         self.packed[side.name] = Operand(side.name, pack)
         kind = pack.packed_type(self.group.types[side.name])
-        return self._panels(side, tile, self.builder.parameter(side.name, kind.elements, kind.dtype))
+        return self.builder.parameter(side.name, kind.elements, kind.dtype)
 
     def _staged(self, side: Side, tile: int) -> Load:
         """A copy in panels of the workspace, filled up with zeros."""
@@ -164,6 +170,16 @@ class Product:
             return tirx.Cast(self.accumulator, buffer[((matrix * panels + panel) * side.depth + ks[0]) * tile + line])
 
         return load
+
+    def panel_of_b(self, buffer: Buffer, depth: int, tile: int) -> Callable[[Expr, Expr], Panel]:
+        """Where the panels of B lie in a buffer, `depth` rows each."""
+        panels = ceil(self.b.lines / tile)
+
+        def panel(batch: Expr, number: Expr) -> Panel:
+            matrix = self.b.matrix_of(self.batch, batch)
+            return Panel(buffer, self.builder.bind((matrix * panels + number) * (depth * tile)), tile)
+
+        return panel
 
     def store(self) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
         group, builder = self.group, self.builder

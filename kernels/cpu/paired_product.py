@@ -17,7 +17,7 @@ from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from .common import finish
 from .matmul import Load, Product, Side, product_of
-from .tile_product import Plane, TileProduct, choose_tile, emit
+from .tile_product import Plane, TileProduct, choose_tile, emit, stream_cycles
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -62,7 +62,9 @@ class PairedProduct(Product):
             self.target.vector_registers,
             shifted_loads=False,
             b_padded=True,
+            stream_cycles=stream_cycles(a.depth // 2, self.builder.vector_bytes),
         )
+        panels = self._packed_pairs(tile.columns) if b.name in self.group.constants else self._staged_pairs(tile.columns)
         product = TileProduct(
             prod(self.batch),
             a.lines,
@@ -71,10 +73,11 @@ class PairedProduct(Product):
             tile,
             self.accumulator,
             self._words() if has_words else self._halves(),
-            self._panels_of_pairs(tile.columns),
+            self._panels_of_pairs(panels, tile.columns),
             self.store(),
             a_padded=False,
             b_padded=True,
+            panel=self.panel_of_b(panels, b.depth // 2, tile.columns),
             multiply_add=self._multiply_add(has_words),
             terms=2,
         )
@@ -104,9 +107,8 @@ class PairedProduct(Product):
 
         return load
 
-    def _panels_of_pairs(self, tile: int) -> Load:
+    def _panels_of_pairs(self, buffer: Buffer, tile: int) -> Load:
         b, pairs, panels = self.b, self.b.depth // 2, ceil(self.b.lines / tile)
-        buffer = self._packed_pairs(tile) if b.name in self.group.constants else self._staged_pairs(tile)
 
         def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
             return buffer[((b.matrix_of(self.batch, batch) * panels + panel) * pairs + ks[0]) * tile + line]

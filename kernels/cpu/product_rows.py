@@ -23,7 +23,7 @@ from .matmul import Load, Product
 from .row_form import RowForm, row_form
 from .rows import OPERATORS as ROW_OPERATORS
 from .rows import SCRATCH_BYTES, emit_row, row_scratch
-from .tile_product import WORK_PER_OPERATION, Plane, Tile, TileProduct, choose_tile, emit_tile
+from .tile_product import WORK_PER_OPERATION, Plane, Tile, TileProduct, choose_tile, emit_tile, stream_cycles
 
 PRODUCTS = frozenset(["MatMul", "Gemm"])
 OPERATORS = ROW_OPERATORS | PRODUCTS
@@ -130,14 +130,30 @@ class _ProductRows(Product):
             self.builder.store(results, base + m * self.pitch + n, self._with_bias((m, n), value))
 
         plane = Plane(self.columns, self.columns, self.columns)
-        depth = (self.a.depth,)
-        return TileProduct(1, self.rows, plane, depth, tile, "float32", load_a, load_b, store, a_padded=False, b_padded=True)
+        panel = self.panel_of_b(self._constant(self.b, tile.columns), self.a.depth, tile.columns)
+        return TileProduct(
+            1,
+            self.rows,
+            plane,
+            (self.a.depth,),
+            tile,
+            "float32",
+            load_a,
+            load_b,
+            store,
+            a_padded=False,
+            b_padded=True,
+            panel=panel,
+        )
 
     def _blocks(self, threads: int) -> _Blocks:
         """Whole tiles of rows, dealt evenly; a block's results fit a share of the cache, and a thread's blocks are equal."""
         share_rows = ceil(self.rows / threads)
         lanes, registers = self.builder.lanes("float32"), self.target.vector_registers
-        tile = choose_tile(share_rows, self.columns, self.a.depth, lanes, registers, shifted_loads=False, b_padded=True)
+        stream = stream_cycles(self.a.depth, self.builder.vector_bytes)
+        tile = choose_tile(
+            share_rows, self.columns, self.a.depth, lanes, registers, shifted_loads=False, b_padded=True, stream_cycles=stream
+        )
         tiles = ceil(self.rows / tile.rows)
         most = max(PRODUCT_BLOCK_BYTES // (4 * self.pitch * tile.rows), 1)
         threads = min(threads, tiles)

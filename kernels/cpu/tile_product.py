@@ -27,6 +27,11 @@ from ..builder import Buffer, Expr, KernelBuilder, share, unravel
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
 _LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cost more than 1%
 _LONG_CHAIN = 2048  # products of one sum, from which on it is made of blocks
+_AHEAD_BYTES = 16 * 1024  # of a panel, from what is read to what is asked for: hardware prefetches no further than its page
+_FETCHING_ROWS = 3  # of a tile, from which on that is worth it: with fewer, memory is busy anyway
+_LINE_BYTES = 64
+_NEAR_BYTES = 32 * 1024  # of a panel that the first-level cache holds beside all else
+_STREAM_BYTES = 26  # that come from the second-level cache in a cycle
 WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
 
 
@@ -54,6 +59,22 @@ class Plane:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """Rows of `columns` elements one after the other, from `base` of a buffer on."""
+
+    buffer: Buffer
+    base: Expr
+    columns: int
+
+    def fetch(self, builder: KernelBuilder, row: Expr) -> None:
+        """Ask for what is read some rows after `row`. Beyond the end nothing is asked for that could not be."""
+        item_bytes = np.dtype(str(self.buffer.dtype)).itemsize
+        ahead = max(_AHEAD_BYTES // (self.columns * item_bytes), 1)
+        for column in range(0, self.columns, _LINE_BYTES // item_bytes):
+            builder.prefetch(self.buffer[self.base + (row + ahead) * self.columns + column])
+
+
+@dataclass(frozen=True)
 class TileProduct:
     """One batch of products and what to do with them.
 
@@ -61,6 +82,7 @@ class TileProduct:
     `start + row`, where `panel` is the number of the tile; `b(batch, panel, start, column, ks)` likewise, contiguous in
     `column`. With `a_padded` (`b_padded`) rows (columns) beyond the end may be read: panels are filled up with zeros.
     `store(batch, m, r, c, value)` gets each result at column c of row r. `shares_b`: neighbouring batches often have the same B.
+    `panel(batch, number)`, where given, is the place of a tile's panel of B, whose rows lie one after the other.
     Where `multiply_add` takes several factors at once, A and B give as many, and the innermost loop over k has as many fewer
     iterations: `terms` is their number.
     """
@@ -77,6 +99,7 @@ class TileProduct:
     a_padded: bool
     b_padded: bool
     shares_b: bool = False
+    panel: Callable[[Expr, Expr], Panel] | None = None
     multiply_add: MultiplyAdd = multiply_add
     terms: int = 1
 
@@ -122,6 +145,11 @@ def choose_tile(
     return Tile(rows, vectors, lanes)
 
 
+def stream_cycles(depth: int, vector_bytes: int) -> float:
+    """What a vector of B costs for `choose_tile`, where panels of `depth` rows of four vectors are more than L1 holds."""
+    return vector_bytes / _STREAM_BYTES if depth * 4 * vector_bytes > _NEAR_BYTES else 0.0
+
+
 def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes: int) -> None:
     """Write the loops over batches and tiles, dealt to the threads.
 
@@ -156,6 +184,8 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
     # A tile that would read beyond the end is moved back; what it computes twice it stores once.
     m_start = m_begin if product.a_padded else builder.bind(tirx.min(m_begin, product.m - tile.rows))
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
+    fetches = tile.rows >= _FETCHING_ROWS and not builder.is_grid
+    panel = product.panel(batch, n_tile) if product.panel is not None and fetches else None
     finished = sum_tile(
         builder,
         tile,
@@ -164,6 +194,7 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
         lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
         lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
         product.multiply_add,
+        None if panel is None else lambda ks: panel.fetch(builder, ks[0]),
     )
     m_end = tirx.min(m_begin + tile.rows, product.m)
     with builder.loop(builder.bind(m_end - m_begin), name="row") as row:
