@@ -62,6 +62,23 @@ def pair(first: Expr, second: Expr) -> Expr:
     return tirx.Cast("int32", first) | (tirx.Cast("int32", second) << tirx.const(16, "int32"))
 
 
+def word(first: Expr, second: Expr, name: Callable[[Expr], Expr]) -> Expr:
+    """The word of two float32 numbers, which are rounded as by `rounded`."""
+    low_half, high_half = (_rounded_bits(number, name) for number in (first, second))
+    return tirx.reinterpret("int32", (low_half >> _u32(16)) | (high_half & _u32(0xFFFF0000)))
+
+
+def _rounded_bits(x: Expr, name: Callable[[Expr], Expr]) -> Expr:
+    """Bits (uint32) of a float32, of which the high half is the nearest bfloat16."""
+    bits = name(tirx.reinterpret("uint32", name(x)))
+    is_nan = (bits & _u32(0x7FFFFFFF)) > _u32(_INFINITY)
+    return name(tirx.Select(is_nan, _u32(_QUIET_NAN), bits + _u32(0x7FFF) + ((bits >> _u32(16)) & _u32(1))))
+
+
+def _u32(value: int) -> Expr:
+    return tirx.const(value, "uint32")
+
+
 def rounded(x: Expr, name: Callable[[Expr], Expr]) -> Expr:
     """A float32 as bfloat16, to the nearest, ties to even. NaN stays NaN, which TVM's own Cast may make zero or infinite."""
     bits = name(tirx.reinterpret("int32", name(x)))

@@ -41,7 +41,8 @@ class LowerPrecision(Pass):
     lie in memory once.
 
     Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
-    recurrent operators, and all products where the target multiplies the type no faster than float32.
+    all products where the target multiplies the type no faster than float32. Recurrent operators get narrow weights: their kernel
+    rounds what it multiplies by them where that is faster.
     """
 
     name: ClassVar[str] = "lower-precision"

@@ -16,14 +16,16 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from .. import pointwise
-from ..builder import Buffer, Expr, Index
+from ..builder import Buffer, Expr
 from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
-from .anchored import bound_unravel
+from .anchored import bound_unravel, sweep
 from .common import finish, new_builder
 from .recurrent_cells import HIDDEN, Activation, Cell, Stage, activations_of, cell_of
 from .recurrent_operands import PackGates, RecurrentOperands
-from .tile_product import Plane, Tile, TileProduct, choose_tile, emit, sum_tile
+from .recurrent_products import Element, Form, RowProduct, form_of, pitch_of
+from .recurrent_projection import project
+from .tile_product import Tile, choose_tile, sum_tile
 
 OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
 _TYPES = ("float32", "float64", "float16", "bfloat16")
@@ -54,9 +56,11 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 @dataclass(frozen=True)
 class _StagePlan:
-    """A stage, its tile, and its weights in `panels` panels of `columns` hidden units."""
+    """A stage, how rows of the state that it reads are multiplied, its tile, and its weights in `panels` panels of `columns`
+    hidden units."""
 
     stage: Stage
+    rows: RowProduct
     tile: Tile
     columns: int
     panels: int
@@ -126,26 +130,30 @@ class _Unit:
 
 
 class _Recurrence:
-    """One kernel being built. Its states are [directions, batch, hidden]; the hidden one twice, read and written in turns."""
+    """One kernel being built.
+
+    Its states are [directions, batch, hidden], rows `pitch` elements apart; the hidden one twice, read and written in turns.
+    """
 
     def __init__(self, group: Group, op: Op, cell: Cell, activations: tuple[tuple[Activation, ...], ...], target: Target) -> None:
         self.group, self.cell, self.activations = group, cell, activations
-        self.registers = target.vector_registers
+        self.target = target
         self.builder = new_builder(target)
         self.operands = RecurrentOperands(group, op, self.builder)
         self.lanes = self.builder.lanes(self.operands.dtype)
-        self.size = self.operands.directions * self.operands.batch * self.operands.hidden
-        self.projected_elements = self.operands.steps * self.size * cell.gates
+        self.rows = self.operands.directions * self.operands.batch
+        self.pitch = pitch_of(self.operands.hidden)
+        self.size = self.rows * self.pitch
+        self.projected_elements = self.operands.steps * self.rows * self.operands.hidden * cell.gates
         self.states: dict[str, Buffer] = {}
         self.projected: Buffer = None
 
     def build(self) -> BuiltKernel:
         operands, dtype = self.operands, self.operands.dtype
-        if self.size:
-            self.projected = self.builder.workspace(self.projected_elements, dtype)
+        if self.rows * operands.hidden:
+            self.projected = project(self.builder, operands, self.cell, self.target)
             for name in dict.fromkeys(name for stage in self.cell.stages for name in stage.writes):
                 self.states[name] = self.builder.workspace(self.size * (2 if name == HIDDEN else 1), dtype)
-            self._project()
             plans = [self._plan(stage) for stage in self.cell.stages]
             self._set_initial_states()
             self._emit_steps(plans)
@@ -156,49 +164,23 @@ class _Recurrence:
     def _plan(self, stage: Stage) -> _StagePlan:
         """The stage's tile has as many columns of each gate. Each tile of rows reads the whole panel again."""
         operands, gates = self.operands, stage.gates
-        panel_bytes = operands.hidden * len(gates) * self.builder.vector_bytes  # at least
+        form = form_of(self.group, operands.x, operands.r, operands.batch, self.target)
+        rows = RowProduct(self.builder, form, self.rows, operands.hidden, self.target)
+        panel_bytes = rows.steps * len(gates) * self.builder.vector_bytes  # at least
         tile = choose_tile(
             operands.batch,
             len(gates) * operands.hidden,
-            operands.hidden,
+            rows.steps,
             self.lanes,
-            self.registers,
+            self.target.vector_registers,
             shifted_loads=False,
             b_padded=True,
             vector_step=len(gates),
             stream_cycles=self.builder.vector_bytes / _STREAM_BYTES_PER_CYCLE if panel_bytes > _L1_BYTES else 0.0,
         )
         columns = tile.columns // len(gates)
-        weights = operands.weights(operands.r, PackGates(self.cell.gates, gates, columns))
-        return _StagePlan(stage, tile, columns, ceil(operands.hidden / columns), weights)
-
-    def _project(self) -> None:
-        """projected[direction, row of X, gate, hidden] = x W^T + the biases that do not belong to a later product."""
-        builder, operands, dtype = self.builder, self.operands, self.operands.dtype
-        depth, columns, rows = operands.inputs, self.cell.gates * operands.hidden, operands.steps * operands.batch
-        tile = choose_tile(rows, columns, depth, self.lanes, self.registers, shifted_loads=False, b_padded=True)
-        weights = operands.weights(operands.w, PackGates(1, (0,), tile.columns))
-        panels = ceil(columns / tile.columns)
-
-        def a(batch: Expr, panel: Expr, start: Expr, row: int, ks: Index) -> Expr:
-            return operands.load(operands.x, (start + row) * depth + ks[0])
-
-        def b(batch: Expr, panel: Expr, start: Expr, column: Expr, ks: Index) -> Expr:
-            return tirx.Cast(dtype, weights[((batch * panels + panel) * depth + ks[0]) * tile.columns + column])
-
-        def store(batch: Expr, m: Expr, r: Expr, column: Expr, value: Expr) -> None:
-            if operands.bias:
-                recurrent = operands.bias_of(batch, 1, column)
-                for gate in self.cell.separate:
-                    belongs = tirx.And(column >= gate * operands.hidden, column < (gate + 1) * operands.hidden)
-                    recurrent = tirx.Select(belongs, operands.zero(), recurrent)
-                value = value + operands.bias_of(batch, 0, column) + recurrent
-            builder.store(self.projected, (batch * rows + m) * columns + column, value)
-
-        plane = Plane(columns, columns, columns)
-        product = TileProduct(operands.directions, rows, plane, (depth,), tile, dtype, a, b, store, a_padded=False, b_padded=True)
-        sizes = [self.group.types[name].size_bytes for name in (operands.x, operands.w)]
-        emit(builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
+        weights = operands.weights(operands.r, PackGates(self.cell.gates, gates, columns, form is not Form.NUMBERS))
+        return _StagePlan(stage, rows, tile, columns, ceil(operands.hidden / columns), weights)
 
     def _set_initial_states(self) -> None:
         for name, source in zip(self.cell.states, self.operands.initial, strict=False):
@@ -226,7 +208,7 @@ class _Recurrence:
         """`body` with the offset of every hidden unit in our states and in the operands that are states."""
         builder, operands = self.builder, self.operands
         with builder.loop(operands.directions, name="d") as d, builder.loop(operands.batch, name="b") as b:
-            ours = builder.bind((d * operands.batch + b) * operands.hidden)
+            ours = builder.bind((d * operands.batch + b) * self.pitch)
             theirs = builder.bind(operands.state_offset(d, b))
             builder.vector_loop(operands.hidden, self.lanes, lambda j: body(ours + j, theirs + j))
 
@@ -240,22 +222,43 @@ class _Recurrence:
                 builder.loop(operands.steps, name="step") as step,
             ):
                 for plan in plans:
+                    if plan.rows.form is Form.WORDS:
+                        with builder.loop(operands.batch, name="b") as b:
+                            self._round_state(plan, d, step, b)
                     with builder.loop(plan.panels, name="panel") as panel:
                         self._emit_panel(plan, d, step, panel)
             return
         with builder.loop(operands.steps, name="step") as step:
             for plan, share in zip(plans, work, strict=True):
+                if plan.rows.form is Form.WORDS:
+                    with builder.chunks(self.rows, self.rows * operands.hidden) as row:
+                        d, b = bound_unravel(builder, row, (operands.directions, operands.batch))
+                        self._round_state(plan, d, step, b)
                 blocks = ceil(operands.batch / plan.tile.rows) if builder.is_grid else 1
                 with builder.chunks(operands.directions * plan.panels * blocks, share * operands.directions) as chunk:
                     d, panel, rows = bound_unravel(builder, chunk, (operands.directions, plan.panels, blocks))
                     self._emit_panel(plan, d, step, panel, rows if builder.is_grid else None)
 
+    def _round_state(self, plan: _StagePlan, direction: Expr, step: Expr, b: Expr) -> None:
+        """What the stage's product reads of one row, in the form that it reads."""
+        place = self._place(direction, step, 0)
+        plan.rows.round_row(direction * self.operands.batch + b, self._row_of(plan, place)(b))
+
+    def _row_of(self, plan: _StagePlan, place: _Place) -> Callable[[Expr], Element]:
+        """The elements of a row of the state that the stage reads."""
+        source, origin = self.states[plan.stage.reads], place.old[plan.stage.reads]
+
+        def row(b: Expr) -> Element:
+            return lambda k: source[origin + b * self.pitch + k]
+
+        return row
+
     def _emit_panel(self, plan: _StagePlan, direction: Expr, step: Expr, panel: Expr, only: Expr | None = None) -> None:
         """New states of the hidden units of one panel, for all rows of the batch or for one block of them."""
         builder, operands, tile = self.builder, self.operands, plan.tile
         place = self._place(direction, step, panel)
-        source, origin = self.states[plan.stage.reads], place.old[plan.stage.reads]
-        first = builder.bind((direction * plan.panels + panel) * operands.hidden * tile.columns)
+        home, state = builder.bind(direction * operands.batch), self._row_of(plan, place)
+        first = builder.bind((direction * plan.panels + panel) * plan.rows.steps * tile.columns)
         with builder.loop(ceil(operands.batch / tile.rows) if only is None else 1, name="rows") as block:
             begin = builder.bind((block if only is None else only) * tile.rows)
             start = builder.bind(tirx.min(begin, operands.batch - tile.rows))
@@ -263,9 +266,10 @@ class _Recurrence:
                 builder,
                 tile,
                 operands.dtype,
-                (operands.hidden,),
-                lambda row, ks: source[origin + (start + row) * operands.hidden + ks[0]],
-                lambda column, ks: tirx.Cast(operands.dtype, plan.weights[first + ks[0] * tile.columns + column]),
+                (plan.rows.steps,),
+                lambda row, ks: plan.rows.factor(home + (start + row), ks[0], state(start + row)),
+                lambda column, ks: plan.rows.weight(plan.weights[first + ks[0] * tile.columns + column], operands.dtype),
+                plan.rows.multiply_add,
             )
             with builder.loop(builder.bind(tirx.min(tile.rows, operands.batch - begin)), name="row") as row:
                 b = builder.bind(begin + row)
@@ -274,7 +278,7 @@ class _Recurrence:
 
     def _place(self, direction: Expr, step: Expr, panel: Expr) -> _Place:
         builder, operands = self.builder, self.operands
-        home = builder.bind(direction * (operands.batch * operands.hidden))
+        home = builder.bind(direction * (operands.batch * self.pitch))
         turn = builder.bind(tirx.floormod(step, 2) * self.size)
         old, new = dict.fromkeys(self.states, home), dict.fromkeys(self.states, home)
         old[HIDDEN], new[HIDDEN] = builder.bind(home + turn), builder.bind(home + self.size - turn)
@@ -288,7 +292,7 @@ class _Recurrence:
         line = place.direction * (operands.steps * operands.batch) + operands.x_line(time, b)
         share = builder.bind(line * self.cell.gates * operands.hidden)
         y = builder.bind(operands.y_offset(place.direction, time, b))
-        row = _Unit(self, plan, place, self.activations[0], tile, sums, share, builder.bind(b * operands.hidden))
+        row = _Unit(self, plan, place, self.activations[0], tile, sums, share, builder.bind(b * self.pitch))
         running = [place.step < length] if operands.lengths else []
         variants = tuple(dict.fromkeys(self.activations))  # of the directions, in order, if they differ
         for number, activations in enumerate(variants):
@@ -328,6 +332,12 @@ class _Recurrence:
         self._for_each_unit(row, unit)
 
     def _for_each_unit(self, row: _Unit, body: Callable[[Expr], None]) -> None:
-        first = self.builder.bind(row.place.panel * row.plan.columns)
-        end = tirx.min(first + row.plan.columns, self.operands.hidden)
-        self.builder.dynamic_vector_loop(first, end, self.lanes, body)
+        """`body` with the units of the row's panel; the last panel may have fewer, which get ever shorter vectors."""
+        builder, columns, hidden = self.builder, row.plan.columns, self.operands.hidden
+        first = builder.bind(row.place.panel * columns)
+        if hidden >= columns:
+            with builder.when(first + columns <= hidden):
+                sweep(builder, columns, self.lanes, lambda j: body(first + j))
+        if rest := hidden % columns:
+            with builder.when(first + columns > hidden):
+                sweep(builder, rest, self.lanes, lambda j: body(first + j))

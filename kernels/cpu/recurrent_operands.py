@@ -19,23 +19,33 @@ from .anchored import accumulator_type
 class PackGates:
     """Weights [directions, of * lines, depth] as [directions, panels, depth (k), gates, columns], filled up with zeros.
 
-    `gates` are those of the `of` gates that are taken; a panel holds the same `columns` lines of each of them.
+    `gates` are those of the `of` gates that are taken; a panel holds the same `columns` lines of each of them. With `pairs`
+    k and k + ceil(depth / 2) lie side by side: [directions, panels, ceil(depth / 2), gates, columns, 2].
     """
 
     of: int
     gates: tuple[int, ...]
     columns: int
+    pairs: bool = False
 
     def packed_type(self, source: TensorType) -> TensorType:
         directions, lines, depth = source.shape
-        return TensorType((directions, ceil(lines // self.of / self.columns), depth, len(self.gates), self.columns), source.dtype)
+        panels, gates = ceil(lines // self.of / self.columns), len(self.gates)
+        if self.pairs:
+            return TensorType((directions, panels, ceil(depth / 2), gates, self.columns, 2), source.dtype)
+        return TensorType((directions, panels, depth, gates, self.columns), source.dtype)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         directions, lines, depth = array.shape[0], array.shape[1] // self.of, array.shape[2]
         panels, gates = ceil(lines / self.columns), len(self.gates)
         padded = np.zeros((directions, gates, panels * self.columns, depth), array.dtype)
         padded[:, :, :lines] = array.reshape(directions, self.of, lines, depth)[:, list(self.gates)]
-        return np.ascontiguousarray(padded.reshape(directions, gates, panels, self.columns, depth).transpose(0, 2, 4, 1, 3))
+        packed = padded.reshape(directions, gates, panels, self.columns, depth).transpose(0, 2, 4, 1, 3)
+        if not self.pairs:
+            return np.ascontiguousarray(packed)
+        whole = np.zeros((directions, panels, depth + depth % 2, gates, self.columns), array.dtype)
+        whole[:, :, :depth] = packed
+        return np.stack(np.split(whole, 2, 2), -1)
 
 
 class RecurrentOperands:
@@ -108,12 +118,14 @@ class RecurrentOperands:
         return (b * self.directions + direction if self.batch_first else direction * self.batch + b) * self.hidden
 
     def weights(self, name: str, pack: PackGates) -> Buffer:
-        """Weights in panels: packed at compile time if they are constant, else by the kernel."""
+        """Weights in panels: packed at compile time if they are constant, else by the kernel. Pairs are words."""
         kind = pack.packed_type(self.group.types[name])
         if name not in self.group.constants:
             return self._stage(name, pack, kind)
         key = f"{name}:{pack}"
         self.packed[key] = Operand(name, pack)
+        if pack.pairs:
+            return self.builder.parameter(key, kind.elements // 2, "int32")
         return self.builder.parameter(key, kind.elements, kind.dtype)
 
     def _stage(self, name: str, pack: PackGates, kind: TensorType) -> Buffer:

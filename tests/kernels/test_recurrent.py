@@ -14,6 +14,7 @@ import torch
 from prefuse.kernels.cpu import recurrent
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.template import Refusal
+from prefuse.runtime.precision import Precision
 
 from .harness import LEVELS, Case, check, run, target_of, type_of
 
@@ -50,12 +51,16 @@ def case(
     *,
     dtype: Any = np.float32,
     constants: str = "wrb",
+    narrow: str = "",
+    precision: Precision = "float32",
     tolerance: float = 2e-6,
     wanted: str = "y last cell",
     **attributes: Any,
 ) -> Case:
-    """The operator on `arrays`; of `expected` Y, Y_h and Y_c, those named in `wanted` are outputs."""
-    arrays = {name: a if name == "lengths" else a.astype(dtype) for name, a in arrays.items()}
+    """The operator on `arrays`, those named in `narrow` stored as bfloat16; of `expected` Y, Y_h and Y_c, those named in `wanted`
+    are outputs."""
+    kinds = {name: np.int32 if name == "lengths" else ml_dtypes.bfloat16 if name in narrow else dtype for name in arrays}
+    arrays = {name: a.astype(kinds[name]) for name, a in arrays.items()}
     results = dict(zip(OUTPUTS, expected, strict=False))
     outputs = tuple(name if name in wanted.split() else "" for name in results)
     results = {name: results[name] for name in outputs if name}
@@ -63,7 +68,7 @@ def case(
     types |= {name: type_of(value.astype(dtype)) for name, value in results.items()}
     names = tuple(name if name in arrays else "" for name in INPUTS[: 8 if op == "LSTM" else 6])
     node = Op(op, names, outputs, {"hidden_size": arrays["r"].shape[2], **attributes}, 22)
-    group = Group((node,), tuple(arrays), tuple(results), types, frozenset(constants) & arrays.keys())
+    group = Group((node,), tuple(arrays), tuple(results), types, frozenset(constants) & arrays.keys(), precision=precision)
     label = f"{op} {arrays['x'].shape} {arrays['r'].shape[2]} {attributes} {wanted}"
     return Case(group, arrays, list(results.values()), tolerance, tolerance, label, "recurrent")
 
@@ -89,13 +94,28 @@ def runtime(op: str, arrays: Arrays, **attributes: Any) -> list[np.ndarray]:
     return [results[0].transpose(2, 0, 1, 3), *(value.swapaxes(0, 1) for value in results[1:])]
 
 
-def of_runtime(op: str, arrays: Arrays, *, tolerance: float = 4e-6, wanted: str = "y last cell", **attributes: Any) -> Case:
+def of_runtime(
+    op: str,
+    arrays: Arrays,
+    *,
+    tolerance: float = 4e-6,
+    wanted: str = "y last cell",
+    narrow: str = "",
+    precision: Precision = "float32",
+    **attributes: Any,
+) -> Case:
+    arrays = rounded(arrays, narrow)
     expected = runtime(op, arrays, **attributes)
-    return case(op, arrays, expected, tolerance=tolerance, wanted=wanted, **attributes)
+    return case(op, arrays, expected, tolerance=tolerance, wanted=wanted, narrow=narrow, precision=precision, **attributes)
 
 
 def without(arrays: Arrays, *names: str) -> Arrays:
     return {name: a for name, a in arrays.items() if name not in names}
+
+
+def rounded(arrays: Arrays, names: str) -> Arrays:
+    """The same, but for those named, of which the nearest bfloat16 numbers are taken."""
+    return {name: a.astype(ml_dtypes.bfloat16).astype(a.dtype) if name in names else a for name, a in arrays.items()}
 
 
 def of_torch(op: str, steps: int, batch: int, inputs: int, hidden: int, direction: str = "forward", **options: Any) -> Case:
@@ -105,6 +125,7 @@ def of_torch(op: str, steps: int, batch: int, inputs: int, hidden: int, directio
     module = getattr(torch.nn, op)(inputs, hidden, bidirectional=both, dtype=torch.float64)
     order = {"GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2), "RNN": (0,)}[op]  # of torch's gates in ONNX
     arrays = without(operands(op, steps, batch, inputs, hidden, directions), "lengths", "p")
+    arrays = rounded(arrays, options.get("narrow", "") + options.pop("narrow_numbers", ""))
     parts = {"weight_ih": arrays["w"], "weight_hh": arrays["r"]}
     parts["bias_ih"], parts["bias_hh"] = np.split(arrays["b"], 2, 1)
     for name, stacked in parts.items():

@@ -1,0 +1,92 @@
+"""How rows of numbers meet the weights of a recurrence: number by number, or by pairs where the weights are bfloat16.
+
+A pair is elements k and k + ceil(depth / 2) of a row, so that whole vectors of a row make its words.
+Weights are packed in the same pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from math import ceil
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..bfloat16 import MultiplyAdd, halves_multiply_add, multiply_add, word, words_multiply_add
+from ..builder import Buffer, Expr, KernelBuilder
+from ..group import Group
+
+_FEW_ROWS = 2  # whose products take as long as weights take to arrive, so that nothing is gained by rounding the rows
+_LINE_ELEMENTS = 16  # float32 numbers or words of a cache line
+Element = Callable[[Expr], Expr]  # of k
+
+
+class Form(Enum):
+    """What a multiply-add takes of a row and of the weights."""
+
+    NUMBERS = "a number of each"
+    HALVES = "two numbers of a row, a word of weights"
+    WORDS = "a word of each, so that rows are rounded to bfloat16"
+
+
+def form_of(group: Group, x: str, weights: str, rows: int, target: Target) -> Form:
+    """How `rows` rows of float32 numbers are multiplied, in a recurrence over `x`."""
+    is_paired = group.types[weights].dtype == "bfloat16" and weights in group.constants and not target.is_gpu
+    if not is_paired:
+        return Form.NUMBERS
+    may_round = group.precision == "bfloat16" or group.types[x].dtype == "bfloat16"
+    return Form.WORDS if may_round and rows > _FEW_ROWS and target.has("avx512_bf16") else Form.HALVES
+
+
+def pitch_of(elements: int) -> int:
+    """Elements from row to row in the workspace: an odd number of cache lines, so that rows lie in all sets of a cache."""
+    lines = ceil(elements / _LINE_ELEMENTS)
+    return (lines + 1 - lines % 2) * _LINE_ELEMENTS
+
+
+class RowProduct:
+    """Products of `rows` rows of `depth` float32 numbers, `element(k)` of each given where it is needed.
+
+    In the form WORDS rows must have been rounded (`round_row`), which they are in the workspace.
+    """
+
+    def __init__(self, builder: KernelBuilder, form: Form, rows: int, depth: int, target: Target) -> None:
+        self.builder, self.form, self.depth = builder, form, depth
+        self.terms = 1 if form is Form.NUMBERS else 2
+        self.steps = ceil(depth / self.terms)
+        self._pitch = pitch_of(self.steps)
+        self._words: Buffer = builder.workspace(rows * self._pitch, "int32") if form is Form.WORDS else None
+        self.multiply_add: MultiplyAdd = multiply_add
+        if form is not Form.NUMBERS:
+            self.multiply_add = words_multiply_add(target) if form is Form.WORDS else halves_multiply_add
+
+    def round_row(self, row: Expr, element: Element) -> None:
+        """Write the words of a row; nothing if the form has none."""
+        if self.form is not Form.WORDS:
+            return
+        builder, begin = self.builder, self.builder.bind(row * self._pitch)
+        whole = self.depth // 2
+        builder.vector_loop(
+            whole,
+            builder.lanes("int32"),
+            lambda k: builder.store(self._words, begin + k, word(element(k), element(k + self.steps), builder.name)),
+        )
+        if self.steps > whole:
+            zero = tirx.const(0, "float32")
+            builder.store(self._words, begin + whole, word(element(whole), zero, builder.name))
+
+    def factor(self, row: Expr, k: Expr, element: Element) -> Expr | tuple[Expr, Expr]:
+        """What a multiply-add takes of a row for iteration k of `steps`."""
+        if self.form is Form.WORDS:
+            return self._words[row * self._pitch + k]
+        if self.form is Form.NUMBERS:
+            return element(k)
+        second = element(tirx.min(k + self.steps, self.depth - 1) if self.depth % 2 else k + self.steps)
+        if self.depth % 2:
+            second = tirx.Select(k + self.steps < self.depth, second, tirx.const(0, "float32"))
+        return element(k), second
+
+    def weight(self, packed: Expr, dtype: str) -> Expr:
+        """What it takes of packed weights."""
+        return tirx.Cast(dtype, packed) if self.form is Form.NUMBERS else packed
