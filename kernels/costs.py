@@ -28,6 +28,7 @@ _MANY_PLANES, _APART = (
     1.1,
 )  # input channels whose planes, each on pages of its own, slow every step channels-first by so much
 _NEAR_PLANE_BYTES, _FAR_PLANES = 8192, 0.1  # planes beyond which reading scalars from many of them slows a sum by so much
+_SEGMENT_CYCLES = 20.0  # of handing one row of an image in a tile to the epilogue, where there is something between rows
 _FEW_CHANNELS = 8  # of the input, below which neighbouring windows share scalars, which LLVM keeps in registers
 
 PRODUCT_BLOCK_BYTES = 512 * 1024  # of rows of a product that wait in the second cache for what is computed from them
@@ -167,13 +168,14 @@ def channels_first_cycles(one: Convolution, lanes: int, registers: int) -> float
     copied = copy_cycles(one.input_bytes) if is_copied else 0.0
     choices = [(r, v) for r, v in product(range(1, min(one.outputs, _MAX_TILE_ROWS) + 1), range(1, 9)) if r * v + v < registers]
     apart = _APART if one.inputs >= _MANY_PLANES else 1.0
+    segments = one.outputs * one.rows if pitch > one.columns else 0
 
     def cycles(tile: tuple[int, int]) -> float:
         rows, vectors = tile
         step = max(rows * vectors / 2, (rows + 2 * vectors) / 2, 4.0) * apart  # loads that cross cache lines count twice
         return ceil(one.outputs / rows) * ceil(positions / (vectors * lanes)) * (step * one.depth + 3 * rows * vectors + 20)
 
-    return copied + one.images * one.groups * min(map(cycles, choices))
+    return copied + one.images * one.groups * (min(map(cycles, choices)) + segments * _SEGMENT_CYCLES)
 
 
 def copy_cycles(size_bytes: int) -> float:

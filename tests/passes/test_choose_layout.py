@@ -217,7 +217,11 @@ def test_costs_are_of_both_layouts() -> None:
     thin = Convolution(1, 1, 64, 2, 30, 30, 30, 30, (1, 1), (1, 1), False)
     assert channels_last_cycles(deep, 16, 32) < 0.9 * channels_first_cycles(deep, 16, 32)
     assert channels_last_cycles(thin, 16, 32) > 2 * channels_first_cycles(thin, 16, 32)
-    for one in (deep, thin):
+    first = Convolution(1, 1, 3, 64, 224, 224, 224, 224, (3, 3), (1, 1), True)  # 64 * 224 rows go to the epilogue one by one
+    small = Convolution(1, 1, 6, 16, 14, 14, 10, 10, (5, 5), (1, 1), False)
+    for one in (first, small):
+        assert channels_last_cycles(one, 16, 32) < channels_first_cycles(one, 16, 32)
+    for one in (deep, thin, first, small):
         floor = one.rows * one.columns * one.outputs * one.depth / 32
         assert min(channels_last_cycles(one, 16, 32), channels_first_cycles(one, 16, 32)) >= floor
 
