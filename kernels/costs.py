@@ -45,7 +45,10 @@ def operations_of(op_type: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """The extents of one convolution of two spatial dimensions; `inputs` and `outputs` are channels of one group."""
+    """The extents of one convolution; `inputs` and `outputs` are channels of one group.
+
+    Rows are the lines of a whole volume, where there are more dimensions than two.
+    """
 
     images: int
     groups: int
@@ -60,6 +63,7 @@ class Convolution:
     is_padded: bool
     element_bytes: int = 4
     dilations: tuple[int, int] = (1, 1)
+    gaps: int = 0  # lines between the planes of a volume, which are computed where they lie channels-first
 
     @property
     def is_pointwise(self) -> bool:
@@ -163,7 +167,7 @@ def direct_cycles(one: Convolution, lanes: int, registers: int) -> float:
 def channels_first_cycles(one: Convolution, lanes: int, registers: int) -> float:
     """Of a convolution whose values lie channels-first: positions of a whole padded plane are the columns of its tiles."""
     pitch = one.columns + (one.kernel[1] - 1) // one.strides[1]
-    positions = one.rows * one.columns if one.is_pointwise else (one.rows - 1) * pitch + one.columns
+    positions = one.rows * one.columns if one.is_pointwise else (one.rows + one.gaps - 1) * pitch + one.columns
     is_copied = one.is_padded or prod(one.strides) > 1 or positions < lanes
     copied = copy_cycles(one.input_bytes) if is_copied else 0.0
     choices = [(r, v) for r, v in product(range(1, min(one.outputs, _MAX_TILE_ROWS) + 1), range(1, 9)) if r * v + v < registers]

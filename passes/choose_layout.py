@@ -33,7 +33,7 @@ class ChooseLayout(Pass):
     products with constant weights have these reordered instead of a flattened image; tokens of vision transformers and the
     model's own transposes are channels-last already. Concats of channels then go into the function of a window that makes one of
     their pieces. The choice is that of the fewest estimated cycles of the whole graph, conversions counted once for all readers.
-    Legal for windows of two spatial dimensions, static shapes and a CPU.
+    Legal for windows of two spatial dimensions, or three but for transposed convolutions, static shapes and a CPU.
     """
 
     name: ClassVar[str] = "choose-layout"

@@ -2,30 +2,28 @@
 
     Transpose(0,3,1,2) of an operand -> one operator and its followers, in ONNX's own order of dimensions -> Transpose(0,2,3,1)
 
-Pointwise operators before a transpose are computed where the operand is read.
+or Transpose(0,4,1,2,3) and Transpose(0,2,3,4,1) for volumes. Pointwise operators before a transpose are computed where the
+operand is read.
 
-A template sees the group without its transposes, asks for elements at ONNX's indices (image, channel, row, column), and gets
+A template sees the group without its transposes, asks for elements at ONNX's indices (image, channel, *place), and gets
 loads and stores whose neighbouring channels are neighbours in memory. A result may be some channels of a Concat with operands
 from elsewhere, of which a Slice may take a part: it is stored in its place there, and the others are copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from tvm import tirx
-
-from ..builder import Expr, Index, KernelBuilder, row_major
+from ..builder import Expr, Index, KernelBuilder, row_major, unravel
 from ..group import Group, Op
 from ..pointwise import POINTWISE
 from ..template import Refusal
 from ..values import GroupValues, Reader, anchors_of, pointwise_obstacle
 from ..views import slice_places
 
-_TO_FIRST = (0, 3, 1, 2)
-_TO_LAST = (0, 2, 3, 1)
+_RANKS = (4, 5)  # of images and of volumes
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class ChannelsLast:
 
     def _reader(self, builder: KernelBuilder, parameter: str) -> Reader:
         """A new set of values at every element: those that pointwise operators compute are named in the loop body around it."""
-        return lambda index: GroupValues(self.outer, builder).read(parameter, tuple(index[axis] for axis in _TO_LAST))
+        return lambda index: GroupValues(self.outer, builder).read(parameter, _turned(index))
 
     def is_computed(self) -> bool:
         """Whether the anchor's first operand is made by operators of the group."""
@@ -77,7 +75,7 @@ class ChannelsLast:
         return self.operands.get(name, name) in self.outer.producers
 
     def read_image(self, builder: KernelBuilder, index: Index) -> Expr:
-        """The element of the anchor's first operand at (image, channel, row, column)."""
+        """The element of the anchor's first operand at (image, channel, *place)."""
         return GroupValues(self.inner, builder, self.readers(builder)).read(self.anchor.inputs[0], index)
 
     def follow(self, builder: KernelBuilder, index: Index, value: Expr) -> None:
@@ -100,13 +98,13 @@ class ChannelsLast:
                 self._copy_piece(builder, piece)
 
     def _copy_piece(self, builder: KernelBuilder, piece: Piece) -> None:
-        images, height, width, channels = piece.shape
+        *lines, width, channels = piece.shape
         source, target = (self.outer.types[name] for name in (piece.source, piece.parameter))
         read = builder.parameter(piece.source, source.elements, source.dtype)
         written = builder.parameter(piece.parameter, target.elements, target.dtype)
-        first, step = piece.places[3]
-        with builder.chunks(images * height, prod(piece.shape)) as line, builder.loop(width, name="column") as column:
-            at = (builder.bind(tirx.floordiv(line, height)), builder.bind(tirx.floormod(line, height)), column)
+        first, step = piece.places[-1]
+        with builder.chunks(prod(lines), prod(piece.shape)) as line, builder.loop(width, name="column") as column:
+            at = (*(builder.bind(i) for i in unravel(line, tuple(lines))), column)
             starts = [i * step + start for i, (start, step) in zip(at, piece.places, strict=False)]
             origin = builder.bind(row_major((*starts, first), source.shape))
             base = builder.bind(row_major((*at, piece.first), target.shape))
@@ -117,14 +115,12 @@ class ChannelsLast:
 def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast | Refusal:
     """The group as templates of channels-last values see it; those that call `copy_pieces` `may_join` results with others."""
     moves = [op for op in group.ops if op.op_type == "Transpose"]
-    heads = [op for op in moves if op.attribute("perm") == _TO_FIRST]
+    heads = [op for op in moves if _turns(op, _to_first)]
     before = _before(group, [op.inputs[0] for op in heads])
     if any(op.op_type not in POINTWISE for op in before):
         return Refusal("its values do not lie channels-last")
     operands = {op.outputs[0]: op.inputs[0] for op in heads}
-    results = {
-        op.outputs[0]: op.inputs[0] for op in moves if op.attribute("perm") == _TO_LAST and op.inputs[0] in group.producers
-    }
+    results = {op.outputs[0]: op.inputs[0] for op in moves if _turns(op, _to_last) and op.inputs[0] in group.producers}
     if not results or len(operands) + len(results) != len(moves):
         return Refusal("its values do not lie channels-last")
     joins = [op for op in group.ops if op.op_type == "Concat"] if may_join else []
@@ -157,7 +153,7 @@ def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast 
 
 def _parts(group: Group, join: Op, results: Mapping[str, str]) -> tuple[Destination | Piece, ...]:
     """The parts of a Concat of channels that is an output of the group; none where one of them is of another form."""
-    if join.attribute("axis") != 3 or join.outputs[0] not in group.outputs:
+    if join.attribute("axis") != len(group.types[join.outputs[0]].shape) - 1 or join.outputs[0] not in group.outputs:
         return ()
     parts: list[Destination | Piece] = []
     first = 0
@@ -171,7 +167,7 @@ def _parts(group: Group, join: Op, results: Mapping[str, str]) -> tuple[Destinat
             parts.append(Piece(maker.inputs[0], tuple(places), shape, join.outputs[0], first))
         else:
             return ()
-        first += shape[3]
+        first += shape[-1]
     return tuple(parts)
 
 
@@ -188,5 +184,24 @@ def _before(group: Group, names: Iterable[str]) -> list[Op]:
 
 
 def _offset(index: Index, shape: tuple[int, ...]) -> Expr:
-    """Flat offset of an index (image, channel, row, column) in memory of this shape (image, row, column, channel)."""
-    return row_major(tuple(index[axis] for axis in _TO_LAST), shape)
+    """Flat offset of an index (image, channel, *place) in memory of this shape (image, *place, channel)."""
+    return row_major(_turned(index), shape)
+
+
+def _turned(index: Index) -> Index:
+    """The index (image, *place, channel) of an element at (image, channel, *place)."""
+    return tuple(index[axis] for axis in _to_last(len(index)))
+
+
+def _to_first(rank: int) -> tuple[int, ...]:
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def _to_last(rank: int) -> tuple[int, ...]:
+    return (0, *range(2, rank), 1)
+
+
+def _turns(op: Op, order: Callable[[int], tuple[int, ...]]) -> bool:
+    """Whether a Transpose moves the channels of images or volumes as `order` says."""
+    axes = op.attribute("perm") or ()
+    return len(axes) in _RANKS and tuple(axes) == order(len(axes))

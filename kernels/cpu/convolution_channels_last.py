@@ -1,4 +1,4 @@
-"""Conv of two spatial dimensions whose result lies channels-last, as tile products: positions are rows, channels are columns.
+"""Conv of images and volumes whose result lies channels-last, as tile products: positions are rows, channels are columns.
 
 Scalars of the input, at the positions of a stretch of one output row, are broadcast; vectors run over output channels of the
 weights, which are packed at compile time in the order in which the tiles load them. Nothing is computed between rows, and
@@ -37,7 +37,7 @@ _NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all p
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one Conv of rank 4 whose result is transposed to channels-last, with its followers."""
+    """Takes one Conv of images or volumes whose result is transposed to channels-last, with its followers."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -120,12 +120,14 @@ class _Convolution:
         def emit_tile(place: dict[str, Expr]) -> None:
             number, line, group = (place[axis] for axis in ("image", "line", "group"))
             start = builder.bind(tirx.min(place["m"] * tile.rows, rows - tile.rows))
-            corner = builder.bind(image.offset(number, group * inputs, line * step[0], start * step[1]))
+            lead = self._lead(line)
+            origin = (i * s for i, s in zip((*lead, start), step, strict=True))
+            corner = builder.bind(image.offset(number, group * inputs, *origin))
             panel = builder.bind((group * panels + place["n"]) * (prod(depth) * tile.columns))
 
             def a(row: int, ks: Index) -> Expr:
-                down, right = ks[0] * dilation[0], row * step[1] + ks[1] * dilation[1]
-                return self._factor(image.buffer[corner + image.offset(0, ks[2], down, right)])
+                *downs, right = (k * d for k, d in zip(ks, dilation, strict=False))
+                return self._factor(image.buffer[corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)])
 
             def b(column: Expr, ks: Index) -> Expr:
                 return self._factor(weights[panel + row_major(ks, depth) * tile.columns + column])
@@ -133,7 +135,7 @@ class _Convolution:
             sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine)
             first = builder.bind(place["n"] * tile.columns)
             with builder.loop(tile.rows, name="row") as row:
-                index = self._index(number, line, builder.bind(start + row))
+                index = self._index(number, lead, builder.bind(start + row))
                 base = builder.bind(row * tile.columns)
                 each_column(
                     builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c])
@@ -164,15 +166,20 @@ class _Convolution:
 
     def _positions(self) -> tuple[int, int, int]:
         """Images, lines of each and positions of a line; lines without anything between them are one, and so are images."""
-        images, (lines, rows) = self.images, self.window.outputs
+        images, lines, rows = self.images, prod(self.window.outputs[:-1]), self.window.outputs[-1]
         if self._is_flat():
             return (1, 1, images * lines * rows) if self.is_last else (images, 1, lines * rows)
         return images, lines, rows
 
-    def _index(self, number: Expr, line: Expr, position: Expr) -> Index:
-        """Image, row and column of a position of a line."""
+    def _lead(self, line: Expr) -> Index:
+        """Where a line lies in all dimensions but the last."""
+        outer = self.window.outputs[:-1]
+        return (0,) * len(outer) if self._is_flat() else tuple(self.builder.bind(i) for i in unravel(line, outer))
+
+    def _index(self, number: Expr, lead: Index, position: Expr) -> Index:
+        """Image and place of a position of a line."""
         if not self._is_flat():
-            return number, line, position
+            return number, *lead, position
         if self.is_last:
             return unravel(position, (self.images, *self.window.outputs))
         return number, *unravel(position, self.window.outputs)
@@ -181,7 +188,8 @@ class _Convolution:
         name, window = self.anchor.inputs[1], self.window
         kind = self.form.inner.types[name]
         shape = (self.groups, self.out_channels // self.groups, kind.shape[1], *window.kernel)
-        pack = PackPanels(shape, (0, 1, 3, 4, 2), 1, 1, tile, pairs=self.is_paired)
+        order = (0, 1, *range(3, len(shape)), 2)
+        pack = PackPanels(shape, order, 1, 1, tile, pairs=self.is_paired)
         if name not in self.form.inner.constants:
             return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
         key = f"{name}/last"
@@ -195,9 +203,9 @@ class _Convolution:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
         if bias:
             value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
-        number, row, column = index
+        number, *place = index
         dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
-        self.form.follow(self.builder, (number, channel, row, column), tirx.Cast(dtype, value))
+        self.form.follow(self.builder, (number, channel, *place), tirx.Cast(dtype, value))
 
 
 def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Callable[[dict[str, Expr]], None]) -> None:

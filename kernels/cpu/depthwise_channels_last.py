@@ -5,11 +5,13 @@ Nothing is padded: rows of a window that are outside of the image are left out, 
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
+from math import prod
 
 from tvm import tirx
 
-from ..builder import Buffer, Expr, KernelBuilder
+from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..group import Op
 from ..template import Operand
 from ..values import GroupValues, Reader
@@ -32,12 +34,13 @@ def is_depthwise(form: ChannelsLast) -> bool:
 
 @dataclass(frozen=True)
 class _Line:
-    """One line of the output: its image, its row, and the taps [top, bottom) of its windows that are rows of the image."""
+    """One line of the output: its image, its place in all dimensions but the last, and the taps [begin, end) of its windows in
+    each of these that are in the image.
+    """
 
     image: Expr
-    row: Expr
-    top: Expr
-    bottom: Expr
+    place: Index
+    taps: tuple[tuple[Expr, Expr], ...]
 
 
 class Depthwise:
@@ -55,16 +58,17 @@ class Depthwise:
     def emit(self) -> int:
         """Write the loops; returns the arithmetic operations of the whole."""
         builder, window = self.builder, self.window
-        rows, columns = window.outputs
-        flops = 2 * self.images * self.channels * rows * columns * window.kernel[0] * window.kernel[1]
+        *rows, columns = window.outputs
+        flops = 2 * self.images * self.channels * prod(window.outputs) * prod(window.kernel)
         if not flops:
             return 0
         weights = self._weights()
         begin, end = self._inner_columns()
-        with builder.chunks(self.images * rows, flops // _WORK_PER_OPERATION) as chunk:
-            image, row = builder.bind(tirx.floordiv(chunk, rows)), builder.bind(tirx.floormod(chunk, rows))
-            top, bottom = clipped_taps(builder, window, 0, builder.bind(row * window.strides[0] - window.begins[0]))
-            line = _Line(image, row, top, bottom)
+        with builder.chunks(self.images * prod(rows), flops // _WORK_PER_OPERATION) as chunk:
+            image, *place = (builder.bind(i) for i in unravel(chunk, (self.images, *rows)))
+            corners = [builder.bind(row * s - b) for row, s, b in zip(place, window.strides, window.begins, strict=False)]
+            taps = tuple(clipped_taps(builder, window, axis, corner) for axis, corner in enumerate(corners))
+            line = _Line(image, tuple(place), taps)
             for first, last in ((0, begin), (end, columns)):
                 with builder.loop(last - first, name="edge") as i:
                     self._strip(weights, line, builder.bind(first + i), 1, is_inner=False)
@@ -76,16 +80,17 @@ class Depthwise:
 
     def _inner_columns(self) -> tuple[int, int]:
         """The output columns whose windows overhang on neither side."""
-        window, columns = self.window, range(self.window.outputs[1])
-        span = (window.kernel[1] - 1) * window.dilations[1]
-        starts = [column * window.strides[1] - window.begins[1] for column in columns]
-        inner = [column for column in columns if starts[column] >= 0 and starts[column] + span < window.inputs[1]]
+        window, columns = self.window, range(self.window.outputs[-1])
+        span = (window.kernel[-1] - 1) * window.dilations[-1]
+        starts = [column * window.strides[-1] - window.begins[-1] for column in columns]
+        inner = [column for column in columns if starts[column] >= 0 and starts[column] + span < window.inputs[-1]]
         return (inner[0], inner[-1] + 1) if inner else (0, 0)
 
     def _strip(self, weights: Buffer, line: _Line, column: Expr, width: int, *, is_inner: bool) -> None:
         """`width` neighbouring positions of a line, for all channels."""
-        corner = self.builder.bind(column * self.window.strides[1] - self.window.begins[1])
-        left, right = (0, self.window.kernel[1]) if is_inner else clipped_taps(self.builder, self.window, 1, corner)
+        corner = self.builder.bind(column * self.window.strides[-1] - self.window.begins[-1])
+        axis = len(line.place)
+        left, right = (0, self.window.kernel[-1]) if is_inner else clipped_taps(self.builder, self.window, axis, corner)
         lanes = self.builder.lanes(self.accumulator)
         whole, done = self.channels // lanes, 0
         if whole:
@@ -115,19 +120,22 @@ class Depthwise:
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 builder.store(sums, position * lanes + lane, tirx.const(0, self.accumulator))
         kind = "unrolled" if isinstance(right, int) else "serial"
-        with builder.loop(line.bottom - line.top, name="down") as i, builder.loop(right - left, kind, "right") as j:
-            down, across = builder.bind(line.top + i), left + j
-            height = builder.bind(line.row * window.strides[0] - window.begins[0] + down * window.dilations[0])
-            base = (down * window.kernel[1] + across) * self.channels + first
+        with ExitStack() as loops:
+            downs = [begin + loops.enter_context(builder.loop(end - begin, name="down")) for begin, end in line.taps]
+            j = loops.enter_context(builder.loop(right - left, kind, "right"))
+            downs, across = [builder.bind(down) for down in downs], left + j
+            base = row_major((*downs, across), window.kernel) * self.channels + first
+            geometry = zip(line.place, downs, window.strides, window.begins, window.dilations, strict=False)
+            rows = [builder.bind(row * stride - begin + down * dilation) for row, down, stride, begin, dilation in geometry]
             for position in range(width):
-                place = corner + position * window.strides[1] + across * window.dilations[1]
+                place = corner + position * window.strides[-1] + across * window.dilations[-1]
                 with builder.loop(lanes, "vectorized", "lane") as lane:
-                    x = tirx.Cast(self.accumulator, self.load((line.image, first + lane, height, place)))
+                    x = tirx.Cast(self.accumulator, self.load((line.image, first + lane, *rows, place)))
                     at = position * lanes + lane
                     builder.store(sums, at, sums[at] + x * tirx.Cast(self.accumulator, weights[base + lane]))
         for position in range(width):
             with builder.loop(lanes, "vectorized", "lane") as lane:
-                self._store((line.image, first + lane, line.row, column + position), sums[position * lanes + lane])
+                self._store((line.image, first + lane, *line.place, column + position), sums[position * lanes + lane])
 
     def _store(self, index: tuple[Expr, ...], value: Expr) -> None:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
@@ -137,8 +145,8 @@ class Depthwise:
         self.form.follow(self.builder, index, tirx.Cast(dtype, value))
 
     def _weights(self) -> Buffer:
-        """The weights with their channels last: [row, column, channel]."""
-        name, taps = self.anchor.inputs[1], self.window.kernel[0] * self.window.kernel[1]
+        """The weights with their channels last: [*place, channel]."""
+        name, taps = self.anchor.inputs[1], prod(self.window.kernel)
         pack, kind = PackPanels((self.channels, taps), (0, 1), 0, 1, self.channels), self.form.inner.types[name]
         if name not in self.form.inner.constants:
             return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)

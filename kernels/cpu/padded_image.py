@@ -1,4 +1,4 @@
-"""Images as channels-last convolutions read them: in either layout, and with zeros around them where windows overhang."""
+"""Images and volumes as channels-last convolutions read them: in either layout, with zeros around them where windows overhang."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ..builder import Buffer, Expr, KernelBuilder
+from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..template import Refusal
 from .anchored import accumulator_type
 from .channels_last import ChannelsLast
@@ -17,48 +17,48 @@ from .channels_last import ChannelsLast
 
 @dataclass(frozen=True)
 class Image:
-    """The input as the products read it. Element (image, channel, row, column) is at the sum of the products with `strides`.
+    """The input as the products read it. Element (image, channel, *place) is at the sum of the products with `strides`.
 
-    Position (0, 0) is that which the first window begins with.
+    Place (0, ..., 0) is that which the first window begins with.
     """
 
     buffer: Buffer
-    strides: tuple[int, int, int, int]
+    strides: tuple[int, ...]
 
-    def offset(self, image: Expr, channel: Expr, row: Expr, column: Expr) -> Expr:
-        return sum(i * stride for i, stride in zip((image, channel, row, column), self.strides, strict=True))
+    def offset(self, image: Expr, channel: Expr, *place: Expr) -> Expr:
+        return sum(i * stride for i, stride in zip((image, channel, *place), self.strides, strict=True))
 
 
 def padded_image(
     builder: KernelBuilder, form: ChannelsLast, begins: Sequence[int], reaches: Sequence[int], *, words: bool = False
 ) -> Image | Refusal:
-    """The anchor's input, or where it is not whole the copy of it that begins `begins` rows and columns before it.
+    """The anchor's input, or where it is not whole the copy of it that begins `begins` positions of each dimension before it.
 
-    Products read rows and columns up to `reaches`, counted from there. With `words`, two neighbouring channels of 16 bits are one
+    Products read positions up to `reaches`, counted from there. With `words`, two neighbouring channels of 16 bits are one
     element of it. An input that is computed must be copied.
     """
     name = form.anchor.inputs[0]
     kind, parameter = form.inner.types[name], form.operands.get(name, name)
     if words:
-        images, channels, *extents = kind.shape
-        kind = TensorType((images, channels // 2, *extents), "int32")
-    height, width = kind.shape[2:]
+        kind = TensorType((kind.shape[0], kind.shape[1] // 2, *kind.shape[2:]), "int32")
+    extents = kind.shape[2:]
     is_last = name in form.operands
-    if not any(begins) and reaches[0] <= height and reaches[1] <= width:
+    if not any(begins) and all(reach <= extent for reach, extent in zip(reaches, extents, strict=True)):
         if form.is_computed():
             return Refusal("an operand that is read in place, again for each tile of channels, is computed")
-        return Image(builder.parameter(parameter, kind.elements, kind.dtype), _strides(kind.shape[1], height, width, is_last))
+        return Image(builder.parameter(parameter, kind.elements, kind.dtype), _strides(kind.shape[1], extents, is_last))
     elements, dtype = prod(kind.shape[:2]) * prod(reaches), accumulator_type(kind.dtype)
-    staged = Image(builder.workspace(elements, dtype), _strides(kind.shape[1], reaches[0], reaches[1], is_last))
+    staged = Image(builder.workspace(elements, dtype), _strides(kind.shape[1], reaches, is_last))
     source = None if form.is_computed() else builder.parameter(parameter, kind.elements, kind.dtype)
     _Copy(builder, form, source, staged.buffer, kind.shape, dtype, is_last, begins, reaches).emit()
     return staged
 
 
-def _strides(channels: int, height: int, width: int, is_last: bool) -> tuple[int, int, int, int]:
+def _strides(channels: int, extents: Sequence[int], is_last: bool) -> tuple[int, ...]:
+    steps = [prod(extents[axis + 1 :]) for axis in range(len(extents))]  # in positions
     if is_last:
-        return height * width * channels, 1, width * channels, channels
-    return channels * height * width, height * width, width, 1
+        return prod(extents) * channels, 1, *(step * channels for step in steps)
+    return channels * prod(extents), prod(extents), *steps
 
 
 @dataclass(frozen=True)
@@ -76,42 +76,43 @@ class _Copy:
     extents: Sequence[int]
 
     def emit(self) -> None:
-        builder, extents, (top, left) = self.builder, self.extents, self.begins
-        images, channels, height, width = self.shape
+        builder, (*heights, width), (*tops, left) = self.builder, self.extents, self.begins
+        images, channels, *rows, columns = self.shape
         unit = channels if self.is_last else 1  # elements of one column of a line
         planes = images if self.is_last else images * channels
-        begin = min(left, extents[1]) * unit
-        end = max(min(left + width, extents[1]) * unit, begin)
-        with builder.chunks(planes * extents[0], planes * prod(extents) * unit) as line:
-            plane, row = builder.bind(tirx.floordiv(line, extents[0])), tirx.floormod(line, extents[0])
-            at = builder.bind(row - top)
-            base = builder.bind(line * (extents[1] * unit))
-            inside = builder.bind(tirx.And(at >= 0, at < height))
+        begin = min(left, width) * unit
+        end = max(min(left + columns, width) * unit, begin)
+        with builder.chunks(planes * prod(heights), planes * prod(self.extents) * unit) as line:
+            plane, *place = unravel(line, (planes, *heights))
+            plane, at = builder.bind(plane), tuple(builder.bind(row - top) for row, top in zip(place, tops, strict=True))
+            base = builder.bind(line * (width * unit))
+            inside = builder.bind(tirx.all(*(tirx.And(row >= 0, row < extent) for row, extent in zip(at, rows, strict=True))))
             with builder.when(inside):
                 self._fill(base, begin)
                 self._copy(builder.bind(base + begin), plane, at, begin // unit - left, (end - begin) // unit)
-                self._fill(base + end, extents[1] * unit - end)
+                self._fill(base + end, width * unit - end)
             with builder.when(tirx.Not(inside)):
-                self._fill(base, extents[1] * unit)
+                self._fill(base, width * unit)
 
     def _fill(self, base: Expr, count: int) -> None:
         zero = tirx.const(0, self.dtype)
         self.builder.vector_loop(count, self.builder.lanes(self.dtype), lambda i: self.builder.store(self.target, base + i, zero))
 
-    def _copy(self, base: Expr, plane: Expr, row: Expr, first: int, columns: int) -> None:
+    def _copy(self, base: Expr, plane: Expr, rows: Index, first: int, columns: int) -> None:
         """Columns of a row of the input, whose plane is an image, or channels-first one channel of it."""
-        builder, lanes, (_, channels, height, width) = self.builder, self.builder.lanes(self.dtype), self.shape
+        builder, lanes, (images, channels, *extents) = self.builder, self.builder.lanes(self.dtype), self.shape
         source = self.source
         if source is None and self.is_last:
             with builder.loop(columns, name="column") as column:
                 place = builder.bind(base + column * channels)
-                self._each(channels, lanes, place, lambda c: self.form.read_image(builder, (plane, c, row, first + column)))
+                self._each(channels, lanes, place, lambda c: self.form.read_image(builder, (plane, c, *rows, first + column)))
         elif source is None:
             image, channel = builder.bind(tirx.floordiv(plane, channels)), builder.bind(tirx.floormod(plane, channels))
-            self._each(columns, lanes, base, lambda i: self.form.read_image(builder, (image, channel, row, first + i)))
+            self._each(columns, lanes, base, lambda i: self.form.read_image(builder, (image, channel, *rows, first + i)))
         else:  # a row is one run of elements
             unit = channels if self.is_last else 1
-            origin = builder.bind(((plane * height + row) * width + first) * unit)
+            planes = images if self.is_last else images * channels
+            origin = builder.bind((row_major((plane, *rows), (planes, *extents[:-1])) * extents[-1] + first) * unit)
             self._each(columns * unit, lanes, base, lambda i: source[origin + i])
 
     def _each(self, count: int, lanes: int, base: Expr, element: Callable[[Expr], Expr]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 from tvm import tirx
 
@@ -19,9 +21,11 @@ from .common import finish, new_builder, pointwise_cost
 from .pooling import OPERATORS, Pooling
 from .window import clipped_taps, read_window
 
+_MAX_UNROLLED = 64  # elements of a window whose combination is one expression
+
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one pooling of rank 4 without indices, transposed from and to channels-last, with its followers."""
+    """Takes one pooling of images or volumes without indices, transposed from and to channels-last, with its followers."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -33,7 +37,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     builder, window = new_builder(target), read_window(form.inner, anchor)
     pooling = Pooling(form.inner, builder, anchor, window, accumulator_type(form.inner.types[anchor.inputs[0]].dtype))
     form.copy_pieces(builder)
-    work = form.inner.types[anchor.outputs[0]].elements * (window.kernel[0] * window.kernel[1] + pointwise_cost(form.inner))
+    work = form.inner.types[anchor.outputs[0]].elements * (prod(window.kernel) + pointwise_cost(form.inner))
     if work:
         _Emission(form, builder, pooling, form.readers(builder)[anchor.inputs[0]]).emit(work)
     return finish("pooling_channels_last", builder, group, flops=work)
@@ -51,7 +55,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Emission:
-    """The loops of one kernel. `load` reads the image at (image, channel, row, column)."""
+    """The loops of one kernel. `load` reads the image at (image, channel, *place)."""
 
     form: ChannelsLast
     builder: KernelBuilder
@@ -65,24 +69,32 @@ class _Emission:
         def position(index: Index) -> None:
             image, *place = index
             corner = tuple(self.builder.bind(o * s - b) for o, s, b in zip(place, window.strides, window.begins, strict=True))
-            count = self.pooling.counted(range(2), place) if self.form.anchor.op_type == "AveragePool" else 1
+            count = self.pooling.counted(range(len(place)), place) if self.form.anchor.op_type == "AveragePool" else 1
             self._emit_position(_Place(image, tuple(place), corner, self.builder.bind(count)), channels)
 
         parallel_nest(self.builder, [images, *window.outputs], work, position)
 
     def _emit_position(self, at: _Place, channels: int) -> None:
-        overhanging = [d for d in range(2) if self.pooling.overhangs(d)]
+        rank = len(at.place)
+        window = self.pooling.window
+        overhanging = [d for d in range(rank) if self.pooling.overhangs(d)]
+        if prod(window.kernel) > _MAX_UNROLLED:
+            ranges = [
+                clipped_taps(self.builder, window, d, at.corner[d]) if d in overhanging else (0, window.kernel[d])
+                for d in range(rank)
+            ]
+            self._each_block(channels, lambda first, lanes: self._clipped_window(at, ranges, first, lanes))
+            return
         if not overhanging:
             self._each_block(channels, lambda first, lanes: self._whole_window(at, first, lanes))
             return
-        window = self.pooling.window
         last = [(k - 1) * d for k, d in zip(window.kernel, window.dilations, strict=True)]
         conditions = [tirx.And(at.corner[d] >= 0, at.corner[d] + last[d] < window.inputs[d]) for d in overhanging]
         inside = self.builder.bind(tirx.all(*conditions))
         with self.builder.when(inside):
             self._each_block(channels, lambda first, lanes: self._whole_window(at, first, lanes))
         with self.builder.when(tirx.Not(inside)):
-            ranges = [clipped_taps(self.builder, window, d, at.corner[d]) for d in range(2)]
+            ranges = [clipped_taps(self.builder, window, d, at.corner[d]) for d in range(rank)]
             self._each_block(channels, lambda first, lanes: self._clipped_window(at, ranges, first, lanes))
 
     def _each_block(self, channels: int, body: Callable[[Expr, int], None]) -> None:
@@ -113,18 +125,15 @@ class _Emission:
         total = builder.local(lanes, pooling.dtype)
         with builder.loop(lanes, "vectorized", "lane") as lane:
             builder.store(total, lane, pooling.initial)
-        (top, bottom), (left, right) = ranges
-        with (
-            builder.loop(bottom - top, name="down") as i,
-            builder.loop(right - left, name="right") as j,
-            builder.loop(lanes, "vectorized", "lane") as lane,
-        ):
-            x = pooling.mapped(self._element(at, first + lane, (top + i, left + j)))
+        with ExitStack() as loops:
+            taps = [begin + loops.enter_context(builder.loop(end - begin, name="tap")) for begin, end in ranges]
+            lane = loops.enter_context(builder.loop(lanes, "vectorized", "lane"))
+            x = pooling.mapped(self._element(at, first + lane, taps))
             builder.store(total, lane, pooling.merge(total[lane], x))
         with builder.loop(lanes, "vectorized", "lane") as lane:
             self._store(at, first + lane, total[lane])
 
-    def _element(self, at: _Place, channel: Expr, taps: Index) -> Expr:
+    def _element(self, at: _Place, channel: Expr, taps: Sequence[Expr]) -> Expr:
         place = [c + t * d for c, t, d in zip(at.corner, taps, self.pooling.window.dilations, strict=True)]
         return self.load((at.image, channel, *place))
 

@@ -41,6 +41,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     result = form.inner.types[form.anchor.outputs[0]]
     if source.dtype != weights.dtype or source.dtype not in ("float32", "bfloat16") or result.dtype != "float32":
         return Refusal(f"no convolution of {source.dtype} and {weights.dtype} as {result.dtype} on the tile unit")
+    if len(source.shape) != 4:
+        return Refusal("is not of images")
     if form.anchor.attribute("group", 1) != 1:
         return Refusal("groups of channels are no whole tiles")
     if form.anchor.inputs[1] not in form.inner.constants:

@@ -47,6 +47,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     source = form.inner.types[form.anchor.inputs[0]]
     if source.dtype not in _TYPES:
         return Refusal(f"no convolution of {source.dtype}")
+    if len(source.shape) != 4:
+        return Refusal("is not of images")
     window = read_window(form.inner, form.anchor)
     products = [_Product(down, across) for down, across in nest(phase_runs(window, 0), phase_runs(window, 1))]
     if len(products) > _MAX_PRODUCTS:

@@ -87,6 +87,8 @@ def _obstacle(form: ChannelsLast, target: Target) -> str:
     source, weights = (form.inner.types[name] for name in anchor.inputs[:2])
     if not {source.dtype, weights.dtype} <= {*_TYPES}:
         return f"no fast convolution of {source.dtype}"
+    if len(source.shape) != 4:
+        return "is not of images"
     if anchor.inputs[0] not in form.operands:
         return "its input lies channels-first"
     if form.is_computed():

@@ -16,7 +16,7 @@ from ...compiler.ir.facts import tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...kernels.costs import conversion_cycles
 from ..canonicalization.scope import static_shape
-from .forms import TO_FIRST, TO_LAST, Flexible, conversion_bytes, is_image
+from .forms import Flexible, conversion_bytes, is_image, to_first, to_last
 
 _SWAP = (0, 2, 1)
 _RESHAPES = ("Flatten", "Reshape")
@@ -51,8 +51,8 @@ def edge_form(model: ir.Model, node: ir.Node) -> Flexible | None:
 
 def is_tokens(image: ir.Value, value: ir.Value) -> bool:
     """Whether a value has the shape of an image with its positions merged."""
-    images, channels, height, width = tensor_type(image).shape
-    return static_shape(value) == (images, channels, height * width)
+    images, channels, *places = tensor_type(image).shape
+    return static_shape(value) == (images, channels, prod(places))
 
 
 def products_of(model: ir.Model, flat: ir.Value) -> tuple[Product, ...] | None:
@@ -93,9 +93,9 @@ def _is_matrix(value: ir.Value | None) -> bool:
 
 def _transpose(node: ir.Node, source: ir.Value, result: ir.Value) -> Flexible | None:
     order = tuple(node.attributes.get_ints("perm", ()))
-    if order == TO_LAST and is_image(source):
+    if order == to_last(len(order)) and is_image(source):
         return Flexible(node, "to-last", (0,), first_cycles=_turning(source))
-    if order == TO_FIRST and is_image(result):
+    if order == to_first(len(order)) and is_image(result):
         return Flexible(node, "from-last", (), first_cycles=_turning(result))
     return None
 

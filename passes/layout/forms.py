@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import onnx_ir as ir
@@ -10,9 +11,7 @@ import onnx_ir as ir
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ..canonicalization.scope import static_shape
 
-TO_FIRST = (0, 3, 1, 2)
-TO_LAST = (0, 2, 3, 1)
-AXIS_LAST = (0, 3, 1, 2)  # where each of ONNX's axes of an image lies channels-last
+RANKS = (4, 5)  # of images, and of volumes, of which everything said of images holds
 
 # A window slides over images; others work on other axes; a mean, a flat and tokens have no result that is an image; what comes
 # from tokens or from last is one that others have made channels-last.
@@ -42,15 +41,25 @@ class Flexible:
         return () if self.form in _ENDS else tuple(output for output in self.node.outputs if output.name)
 
 
+def to_first(rank: int) -> tuple[int, ...]:
+    """The permutation that moves the channels, the last dimension, to where ONNX has them; also where each axis lies then."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def to_last(rank: int) -> tuple[int, ...]:
+    """The permutation that moves the channels behind all positions."""
+    return (0, *range(2, rank), 1)
+
+
 def is_image(value: ir.Value | None) -> bool:
-    """Whether a value has four dimensions, all known."""
-    return value is not None and has_static_type(value) and len(tensor_type(value).shape) == 4
+    """Whether a value has the dimensions of an image or a volume, all known."""
+    return value is not None and has_static_type(value) and len(tensor_type(value).shape) in RANKS
 
 
 def is_laid(value: ir.Value) -> bool:
     """Whether the order of the dimensions of an image matters in memory: it has several channels and several positions."""
     shape = static_shape(value) or ()
-    return len(shape) == 4 and shape[1] > 1 and shape[2] * shape[3] > 1
+    return len(shape) in RANKS and shape[1] > 1 and prod(shape[2:]) > 1
 
 
 def conversion_bytes(value: ir.Value) -> int:

@@ -15,7 +15,8 @@ import onnx_ir as ir
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import tensor_type
 from ...compiler.ir.functions import body_of, fuse_into_function, inline_function, is_fused
-from .forms import TO_LAST
+from ..canonicalization.scope import static_shape
+from .forms import to_last
 from .movers import is_stored_apart
 
 
@@ -25,7 +26,9 @@ def join_channels(model: ir.Model) -> None:
     Functions may be left without a call.
     """
     for node in tuple(model.graph):
-        if node.op_type != "Concat" or node.domain or node.attributes.get_int("axis") != 3:
+        if node.op_type != "Concat" or node.domain:
+            continue
+        if node.attributes.get_int("axis") != len(static_shape(node.outputs[0]) or ()) - 1:
             continue
         pieces = [value for value in dict.fromkeys(node.inputs) if value is not None and _is_stored_last(model, value)]
         if pieces:
@@ -38,7 +41,8 @@ def _is_stored_last(model: ir.Model, value: ir.Value) -> bool:
     if producer is None or not is_fused(producer) or len(producer.outputs) != 1 or not is_stored_apart(model, value):
         return False
     last = body_of(model, producer).outputs[0].producer()
-    return last is not None and last.op_type == "Transpose" and tuple(last.attributes.get_ints("perm", ())) == TO_LAST
+    order = () if last is None or last.op_type != "Transpose" else tuple(last.attributes.get_ints("perm", ()))
+    return bool(order) and order == to_last(len(order))
 
 
 def _join(model: ir.Model, concat: ir.Node, piece: ir.Value) -> None:

@@ -13,7 +13,7 @@ from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, kind_of
 from ...kernels.costs import conversion_cycles, copy_cycles
 from ..canonicalization.scope import int_constants, static_shape
-from .forms import AXIS_LAST, TO_FIRST, TO_LAST, Flexible, conversion_bytes, is_image
+from .forms import Flexible, conversion_bytes, is_image, to_first, to_last
 
 MEANS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax", "ReduceMax": "ReduceMax", "ReduceMean": "ReduceMean"}
 WINDOWS = ("AveragePool", "Conv", "ConvTranspose", "MaxPool")
@@ -41,7 +41,8 @@ def moved_form(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: Sequence[
 
 def transposed_form(model: ir.Model, node: ir.Node, turn: ir.Node, nodes: Sequence[ir.Node]) -> Flexible | None:
     """Of a group of pointwise nodes that reads an image through a Transpose from channels-last."""
-    if tuple(turn.attributes.get_ints("perm", ())) != TO_FIRST or turn.inputs[0] not in body_of(model, node).inputs:
+    order = tuple(turn.attributes.get_ints("perm", ()))
+    if order != to_first(len(order)) or turn.inputs[0] not in body_of(model, node).inputs:
         return None
     if not is_image(turn.inputs[0]) or not is_image(turn.outputs[0]) or turn.outputs[0] in body_of(model, node).outputs:
         return None
@@ -52,7 +53,7 @@ def transposed_form(model: ir.Model, node: ir.Node, turn: ir.Node, nodes: Sequen
 
 
 def axes_of(node: ir.Node, arguments: dict[ir.Value, ir.Value] | None = None) -> tuple[int, ...] | None:
-    """The axes that a mover or a reduction of an image works on, from 0; None where they are not known.
+    """The axes that a mover of images works on, from 0; None where they are not known.
 
     `arguments` are what the parameters of a function's body stand for.
     """
@@ -61,19 +62,18 @@ def axes_of(node: ir.Node, arguments: dict[ir.Value, ir.Value] | None = None) ->
         value = node.inputs[position] if len(node.inputs) > position else None
         return None if value is None else int_constants((arguments or {}).get(value, value))
 
+    rank = len(static_shape(node.outputs[0]) or ())
     axes: tuple[int, ...] | None
     match node.op_type:
         case "Concat" | "Split":
             axes = (node.attributes.get_int("axis", 0),)
         case "Pad" | "Resize" if "axes" not in node.attributes and (len(node.inputs) < 4 or node.op_type == "Resize"):
-            axes = (0, 1, 2, 3)
-        case "GlobalAveragePool" | "GlobalMaxPool":
-            axes = (2, 3)
+            axes = tuple(range(rank))
         case _ if "axes" in node.attributes:
             axes = tuple(node.attributes.get_ints("axes"))
         case _:
             axes = constants(3 if node.op_type in ("Pad", "Slice") else 1)
-    return None if axes is None else tuple(axis % 4 for axis in axes)
+    return None if axes is None else tuple(axis % rank for axis in axes)
 
 
 def _argument(model: ir.Model, node: ir.Node) -> dict[ir.Value, ir.Value]:
@@ -87,11 +87,12 @@ def _argument(model: ir.Model, node: ir.Node) -> dict[ir.Value, ir.Value]:
 def _image_operands(
     model: ir.Model, node: ir.Node, nodes: Sequence[ir.Node], anchor: ir.Node | None, given: Sequence[ir.Value] = ()
 ) -> tuple[int, ...] | None:
-    """Positions of the operands that are images; None where another one is neither constant nor one element.
+    """Positions of the operands that are images of one rank; None where another one is neither constant nor one element.
 
     `given` are values of the group that none of `nodes` makes.
     """
-    if not all(is_image(output) for output in node.outputs):
+    ranks = {len(static_shape(output) or ()) for output in node.outputs}
+    if len(ranks) != 1 or not all(is_image(output) for output in node.outputs):
         return None
     places = {value: place for place, value in enumerate(body_of(model, node).inputs)} if is_fused(node) else None
     inner = {*given, *(output for child in nodes for output in child.outputs)}
@@ -105,22 +106,35 @@ def _image_operands(
             is_constant = argument is None or constant_tensor(argument) is not None
             if child is anchor:
                 is_moved = place == 0 or child.op_type == "Concat"
-                if is_constant == is_moved or (is_moved and not is_image(argument)):
+                if is_constant == is_moved or (is_moved and not _has_rank(argument, ranks)):
                     return None
             else:
                 is_moved = not is_constant and static_shape(value) not in ((), (1,))
-                if is_moved and not is_image(argument):
+                if is_moved and not _has_rank(argument, ranks):
                     return None
             found += [position] * is_moved
     return tuple(dict.fromkeys(found))
 
 
+def _has_rank(value: ir.Value | None, ranks: set[int]) -> bool:
+    return is_image(value) and len(static_shape(value) or ()) in ranks
+
+
 def _mean(node: ir.Node) -> Flexible | None:
     value = node.inputs[0] if node.inputs else None
-    axes = axes_of(node)
-    if not is_image(value) or value is None or axes is None or constant_tensor(value) is not None:
+    if not is_image(value) or value is None or constant_tensor(value) is not None or not has_static_type(node.outputs[0]):
         return None
-    return Flexible(node, "mean", (0,)) if has_static_type(node.outputs[0]) and sorted(axes) == [2, 3] else None
+    rank = len(tensor_type(value).shape)
+    axes: tuple[int, ...] | None = tuple(range(2, rank))
+    if not node.op_type.startswith("Global"):
+        axes = tuple(node.attributes.get_ints("axes")) if "axes" in node.attributes else _constant_axes(node)
+    is_of_places = axes is not None and sorted(axis % rank for axis in axes) == list(range(2, rank))
+    return Flexible(node, "mean", (0,)) if is_of_places else None
+
+
+def _constant_axes(node: ir.Node) -> tuple[int, ...] | None:
+    """Those that a reduction has as an operand."""
+    return int_constants(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
 
 
 # Costs ---------------------------------------------------------------------------------------------------------------
@@ -133,10 +147,10 @@ def _moving_cycles(model: ir.Model, node: ir.Node, anchor: ir.Node) -> tuple[flo
     whole = anchor.outputs[0] if anchor.op_type == "Concat" else anchor.inputs[0]
     shape = tensor_type(whole).shape  # type: ignore[arg-type]
     axes = axes_of(anchor, _argument(model, node)) or ()
-    turned = tuple(shape[axis] for axis in TO_LAST)
+    turned = tuple(shape[axis] for axis in to_last(len(shape)))
     free = [
         not is_fused(node) and all(is_outermost(extents, axis) for axis in places)
-        for extents, places in ((shape, axes), (turned, [AXIS_LAST[axis] for axis in axes]))
+        for extents, places in ((shape, axes), (turned, [to_first(len(shape))[axis] for axis in axes]))
     ]
     copied = sum(tensor_type(output).size_bytes for output in anchor.outputs)
     if anchor.op_type != "Concat":

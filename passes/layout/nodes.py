@@ -33,7 +33,8 @@ from .movers import moved_form, pointwise_form, transposed_form
 
 _CONVOLVED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 POOLS = ("AveragePool", "MaxPool")
-CONVOLUTIONS = ("Conv", "ConvTranspose")
+_DIMENSIONS = {"Conv": (2, 3), "ConvTranspose": (2,)}  # spatial ones
+CONVOLUTIONS = tuple(_DIMENSIONS)
 _MAX_PHASES = 16  # of a transposed convolution with holes, each of which reads the input in its own way
 
 
@@ -72,8 +73,8 @@ def _convolution(
     assert source is not None
     assert weights is not None
     kind = anchor.op_type
-    if source.shape is not None and len(source.shape) != 4:
-        return Rejection(f"{kind} has {len(source.shape) - 2} spatial dimensions, and the kernel has two", (node,))
+    if source.shape is not None and (dimensions := len(source.shape) - 2) not in _DIMENSIONS[kind]:
+        return Rejection(f"{kind} has {dimensions} spatial dimensions, and the kernel {_DIMENSIONS[kind][-1]}", (node,))
     if not all(has_static_type(value) for value in (source, weights, anchor.outputs[0])):
         return Rejection(f"the shape of {kind} is symbolic", (node,))
     if target.is_gpu:
@@ -99,9 +100,10 @@ def _convolution(
     has_weights = kind == "Conv" and _is_constant(model, node, weights)
     is_plain = has_weights and source.dtype == ir.DataType.FLOAT
     is_bfloat16 = has_weights and is_narrow and source.dtype == ir.DataType.BFLOAT16
-    if target.has_tiles and one.groups == 1 and (is_plain or is_bfloat16):
+    is_volume = len(tensor_type(source).shape) > 4
+    if target.has_tiles and not is_volume and one.groups == 1 and (is_plain or is_bfloat16):
         last_cycles = min(last_cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
-    may_transform = (is_plain or is_bfloat16) and precision in WINOGRAD_PRECISIONS
+    may_transform = not is_volume and (is_plain or is_bfloat16) and precision in WINOGRAD_PRECISIONS
     choice = winograd_choice(one, lanes, registers) if may_transform else None
     saved = 0.0 if choice is None else max(last_cycles - choice.cycles, 0.0)
     needs_last = saved > conversion_cycles(conversion_bytes(source))  # Winograd's tiles are read channels-last only
@@ -136,7 +138,7 @@ def _window_operands(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: lis
         if static_shape(child.outputs[0]) != shape or (source is not None and source in inner):
             return Rejection(f"{child.op_type} does not follow {anchor.op_type} element by element", (node,))
         for value in child.inputs:
-            if value is None or value in inner or _is_beside_positions(value):
+            if value is None or value in inner or _is_beside_positions(value, len(shape or ())):
                 continue
             if static_shape(value) != shape:
                 return Rejection(f"an operand of {child.op_type} of shape {value.shape} lies channels-first", (node,))
@@ -153,42 +155,49 @@ def _as_it_lies(value: ir.Value | None) -> ir.Value | None:
     return value if producer is None or kind_of(producer) is not Kind.OPERAND else producer.inputs[0]
 
 
-def _is_beside_positions(value: ir.Value) -> bool:
-    """Whether a value spans the channels alone or the positions alone, so that any layout is as good."""
+def _is_beside_positions(value: ir.Value, rank: int) -> bool:
+    """Whether a value spans the channels alone or the positions alone of `rank` dimensions, so that any layout is as good."""
     shape = static_shape(value)
-    if shape is None or len(shape) > 4:
+    if shape is None or len(shape) > rank:
         return False
-    _, channels, height, width = (1,) * (4 - len(shape)) + shape
-    return channels == 1 or height * width == 1
+    _, channels, *places = (1,) * (rank - len(shape)) + shape
+    return channels == 1 or prod(places) == 1
 
 
 def _extents(anchor: ir.Node) -> Convolution:
     source, weights, result = (
         tensor_type(value) for value in (*map(_as_it_lies, anchor.inputs[:2]), anchor.outputs[0]) if value is not None
     )
-    groups = anchor.attributes.get_int("group", 1)
-    kernel, strides = weights.shape[2:], tuple(anchor.attributes.get_ints("strides", (1, 1)))
-    dilations = anchor.attributes.get_ints("dilations", (1, 1))
+    groups, ones = anchor.attributes.get_int("group", 1), (1,) * (len(source.shape) - 2)
+    kernel, strides = weights.shape[2:], tuple(anchor.attributes.get_ints("strides", ones))
+    dilations = tuple(anchor.attributes.get_ints("dilations", ones))
     reaches = [
         (out - 1) * stride + (taps - 1) * dilation + 1
         for out, stride, taps, dilation in zip(result.shape[2:], strides, kernel, dilations, strict=True)
     ]
     overhangs = any(reach > extent for reach, extent in zip(reaches, source.shape[2:], strict=True))
+    (height, width), (rows, columns) = _as_plane(source.shape[2:]), _as_plane(result.shape[2:])
     return Convolution(
         images=source.shape[0],
         groups=groups,
         inputs=weights.shape[1],
         outputs=weights.shape[0] // max(groups, 1),
-        height=source.shape[2],
-        width=source.shape[3],
-        rows=result.shape[2],
-        columns=result.shape[3],
-        kernel=(kernel[0], kernel[1]),
-        strides=(strides[0], strides[1]),
-        dilations=(dilations[0], dilations[1]),
+        height=height,
+        width=width,
+        rows=rows,
+        columns=columns,
+        kernel=_as_plane(kernel),
+        strides=_as_plane(strides),
+        dilations=_as_plane(dilations),
+        gaps=prod(result.shape[2:-2]) * (kernel[-2] - 1) if len(ones) > 2 else 0,
         is_padded=overhangs or any(anchor.attributes.get_ints("pads", ())),
         element_bytes=source.size_bytes // max(source.elements, 1),
     )
+
+
+def _as_plane(extents: tuple[int, ...]) -> tuple[int, int]:
+    """Extents of all dimensions but the last as one: lines of a volume cost what those of an image do."""
+    return prod(extents[:-1]), extents[-1]
 
 
 def _phase_extents(anchor: ir.Node, strides: tuple[int, int]) -> Convolution:

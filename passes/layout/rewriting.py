@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +17,7 @@ from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.names import fresh_name, release_name
 from ...compiler.ir.rewriter import copy_source, graph_of, remove_nodes, replace_node
 from .edges import products_of
-from .forms import TO_FIRST, TO_LAST, Flexible, is_laid
+from .forms import Flexible, is_laid, to_first, to_last
 from .movers import MEANS
 from .turning import turn_axes
 
@@ -88,12 +89,12 @@ class LayoutWriter:
         """Transposes around the nodes, in one function with them."""
         heads = []
         for value in operands:
-            head = self._node("Transpose", [self._last(value, nodes[0])], value, perm=TO_FIRST)
+            head = self._node("Transpose", [self._last(value, nodes[0])], value, perm=to_first(len(tensor_type(value).shape)))
             graph_of(nodes[0]).insert_before(nodes[0], [head])
             heads.append(head)
             _replace_inputs(nodes, {value: head.outputs[0]})
         results = _results_of(nodes)
-        tails = [self._node("Transpose", [result], result, perm=TO_LAST) for result in results]
+        tails = [self._node("Transpose", [result], result, perm=to_last(len(tensor_type(result).shape))) for result in results]
         graph_of(nodes[-1]).insert_after(nodes[-1], tails)
         pairs = [(result, tail.outputs[0]) for result, tail in zip(results, tails, strict=True)]
         backs = self._convert_back(pairs, [*nodes, *tails])
@@ -104,12 +105,13 @@ class LayoutWriter:
         """The same nodes on operands that lie channels-last; several are one function again."""
         values = {value: self._last(value, nodes[0]) for value in operands}
         inner = {output for node in nodes for output in node.outputs}
+        rank = len(tensor_type(nodes[-1].outputs[0]).shape)
         for node in nodes:
             if kind_of(node) > Kind.OPERAND:
                 self.spare += turn_axes(self.model, node)
             else:
                 others = [value for value in node.inputs if value is not None and value not in inner and value not in values]
-                values |= {value: self._constant(value) for value in others}
+                values |= {value: self._constant(value, rank) for value in others}
         _replace_inputs(nodes, values)
         for node in nodes:
             for output in node.outputs:
@@ -126,12 +128,12 @@ class LayoutWriter:
         assert value is not None
         keeps = bool(node.attributes.get_int("keepdims", 1))
         operands, attributes = [self._last(value, node)], {"keepdims": int(keeps)}
-        axes = np.array([1, 2])
+        axes = np.arange(1, len(tensor_type(value).shape) - 1)
         if self.model.graph.opset_imports[""] >= _AXES_OPSET:
             operands.append(add_constant(self.model, axes, f"{result.name}.axes"))
             mean = ir.node(MEANS[node.op_type], operands, attributes, version=node.version)
         else:
-            mean = ir.node(MEANS[node.op_type], operands, {**attributes, "axes": [1, 2]}, version=node.version)
+            mean = ir.node(MEANS[node.op_type], operands, {**attributes, "axes": axes.tolist()}, version=node.version)
         new = [mean]
         if keeps:
             new.append(ir.node("Reshape", [mean.outputs[0], self._shape_constant(tensor_type(result).shape, result)]))
@@ -140,11 +142,11 @@ class LayoutWriter:
     def _write_flat(self, node: ir.Node) -> None:
         """The rows of products in another order, and so their constants."""
         image, (flat,) = _first_input(node), node.outputs
-        _, channels, height, width = tensor_type(image).shape
+        _, channels, *places = tensor_type(image).shape
         for product in products_of(self.model, flat) or ():
             weight = product.node.inputs[product.position]
             assert weight is not None
-            product.node.replace_input_with(product.position, self._reordered(weight, product.axis, (channels, height * width)))
+            product.node.replace_input_with(product.position, self._reordered(weight, product.axis, (channels, prod(places))))
             self.spare.append(weight)
         new = ir.node("Reshape", [self._last(image, node), self._shape_constant(tensor_type(flat).shape, flat)])
         self.spare += _constants_of(node)
@@ -178,8 +180,8 @@ class LayoutWriter:
         merged, image = _first_input(node), node.outputs[0]
         swap = merged.producer()
         assert swap is not None
-        images, channels, height, width = tensor_type(image).shape
-        shape = self._shape_constant((images, height, width, channels), image)
+        images, channels, *places = tensor_type(image).shape
+        shape = self._shape_constant((images, *places, channels), image)
         new = self._node("Reshape", [_first_input(swap), shape], image)
         graph_of(node).insert_before(node, [new])
         self.spare += [*_constants_of(node), merged]
@@ -195,7 +197,7 @@ class LayoutWriter:
     def _last(self, value: ir.Value, before: ir.Node) -> ir.Value:
         """The value channels-last: what it was converted from, or a conversion of it, which then stands before a node."""
         if value not in self.last:
-            node = self._conversion(value, value, TO_LAST)
+            node = self._conversion(value, value, is_last=True)
             graph_of(before).insert_before(before, [node])
             self.last[value] = node.outputs[0]
         return self.last[value]
@@ -209,7 +211,7 @@ class LayoutWriter:
         after = nodes[-1]
         for result, last in results:
             readers = [(user, index) for user, index in result.uses() if user not in members]
-            node = self._conversion(last, result, TO_FIRST)
+            node = self._conversion(last, result, is_last=False)
             graph = graph_of(after)
             graph.insert_after(after, [node])
             after, back = node, node.outputs[0]
@@ -224,11 +226,12 @@ class LayoutWriter:
             backs.append(back)
         return backs
 
-    def _conversion(self, value: ir.Value, origin: ir.Value, order: tuple[int, ...]) -> ir.Node:
-        """A node that gives a value its dimensions in another order: a view where its bytes stay as they are."""
+    def _conversion(self, value: ir.Value, origin: ir.Value, *, is_last: bool) -> ir.Node:
+        """A node that moves the channels of a value last or first: a view where its bytes stay as they are."""
         shape = tensor_type(value).shape
+        order = to_last(len(shape)) if is_last else to_first(len(shape))
         turned = tuple(shape[axis] for axis in order)
-        is_moved = is_laid(origin) if order == TO_LAST else turned[1] > 1 and turned[2] * turned[3] > 1
+        is_moved = is_laid(origin) if is_last else turned[1] > 1 and prod(turned[2:]) > 1
         if is_moved:
             return self._node("Transpose", [value], origin, perm=order)
         return self._node("Reshape", [value, self._shape_constant(turned, origin)], origin)
@@ -246,12 +249,12 @@ class LayoutWriter:
     def _shape_constant(self, shape: Sequence[int], origin: ir.Value) -> ir.Value:
         return add_constant(self.model, np.array(shape, np.int64), f"{origin.name}.shape")
 
-    def _constant(self, value: ir.Value) -> ir.Value:
-        """A constant operand of pointwise nodes with its channels last, and no more dimensions than it needs."""
+    def _constant(self, value: ir.Value, rank: int) -> ir.Value:
+        """A constant operand of pointwise nodes of a rank with its channels last, and no more dimensions than it needs."""
         array = constant_array(value)
         if array is None or array.size == 1:
             return value
-        turned = array.reshape((1,) * (4 - array.ndim) + array.shape).transpose(TO_LAST)
+        turned = array.reshape((1,) * (rank - array.ndim) + array.shape).transpose(to_last(rank))
         while turned.shape[0] == 1:
             turned = turned[0]
         self.spare.append(value)

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...compiler.ir.constants import add_constant, constant_array
-from .forms import AXIS_LAST, TO_LAST
+from ..canonicalization.scope import static_shape
+from .forms import to_first, to_last
 
 _AXES_INPUT = {"Pad": 3, "Slice": 3}
 _VECTORS = {"Pad": (1,), "Resize": (1, 2, 3)}  # operands with numbers for each axis, where a node names no axes
@@ -19,34 +20,35 @@ def turn_axes(model: ir.Model, node: ir.Node) -> list[ir.Value]:
 
     Returns the constants that may be left without a reader.
     """
+    rank = len(static_shape(node.inputs[0]) or ())
     if node.op_type in ("Concat", "Split"):
-        node.attributes["axis"] = ir.AttrInt64("axis", AXIS_LAST[node.attributes.get_int("axis", 0) % 4])
+        node.attributes["axis"] = ir.AttrInt64("axis", to_first(rank)[node.attributes.get_int("axis", 0) % rank])
         return []
     if "axes" in node.attributes:
-        node.attributes["axes"] = ir.AttrInt64s("axes", _turned_axes(node.attributes.get_ints("axes")))
+        node.attributes["axes"] = ir.AttrInt64s("axes", _turned_axes(node.attributes.get_ints("axes"), rank))
         return []
     position = _AXES_INPUT.get(node.op_type, len(node.inputs))
     axes = constant_array(node.inputs[position]) if position < len(node.inputs) else None
     if axes is not None:
-        return _replace(model, node, position, np.array(_turned_axes(axes.reshape(-1).tolist()), axes.dtype))
+        return _replace(model, node, position, np.array(_turned_axes(axes.reshape(-1).tolist(), rank), axes.dtype))
     if "pads" in node.attributes:  # before opset 11
-        node.attributes["pads"] = ir.AttrInt64s("pads", _turned(np.array(node.attributes.get_ints("pads"))).tolist())
+        node.attributes["pads"] = ir.AttrInt64s("pads", _turned(np.array(node.attributes.get_ints("pads")), rank).tolist())
         return []
     left: list[ir.Value] = []
     for place in _VECTORS[node.op_type]:
         array = constant_array(node.inputs[place]) if place < len(node.inputs) else None
         if array is not None and array.size:
-            left += _replace(model, node, place, _turned(array))
+            left += _replace(model, node, place, _turned(array, rank))
     return left
 
 
-def _turned_axes(axes: Sequence[int]) -> list[int]:
-    return [AXIS_LAST[axis % 4] for axis in axes]
+def _turned_axes(axes: Sequence[int], rank: int) -> list[int]:
+    return [to_first(rank)[axis % rank] for axis in axes]
 
 
-def _turned(numbers: np.ndarray) -> np.ndarray:
+def _turned(numbers: np.ndarray, rank: int) -> np.ndarray:
     """A number for each axis, or begins and then ends."""
-    return np.ascontiguousarray(numbers.reshape(-1, 4)[:, list(TO_LAST)].reshape(-1))
+    return np.ascontiguousarray(numbers.reshape(-1, rank)[:, list(to_last(rank))].reshape(-1))
 
 
 def _replace(model: ir.Model, node: ir.Node, position: int, array: np.ndarray) -> list[ir.Value]:

@@ -32,30 +32,36 @@ def channels_last(case: Case, *, template: str, keep_first: tuple[str, ...] = ()
     arrays, types = dict(case.arrays), dict(case.group.types)
     heads, names = [], {}
     for name in images:
-        arrays[name] = np.ascontiguousarray(case.arrays[name].transpose(0, 2, 3, 1))
+        arrays[name] = np.ascontiguousarray(np.moveaxis(case.arrays[name], 1, -1))
         names[name] = f".{name}.first"
         types[name], types[names[name]] = type_of(arrays[name]), case.group.types[name]
-        heads.append(Op("Transpose", (name,), (names[name],), {"perm": (0, 3, 1, 2)}))
+        heads.append(Op("Transpose", (name,), (names[name],), {"perm": (0, len(shape) - 1, *range(1, len(shape) - 1))}))
     (out,) = case.group.outputs
     names[out] = ".out.first"
-    expected = np.ascontiguousarray(case.expected[0].transpose(0, 2, 3, 1))
+    expected = np.ascontiguousarray(np.moveaxis(case.expected[0], 1, -1))
     types[".out.first"], types[out] = types[out], replace(types[out], shape=expected.shape)
     body = [
         replace(op, inputs=tuple(names.get(i, i) for i in op.inputs), outputs=tuple(names.get(o, o) for o in op.outputs))
         for op in case.group.ops
     ]
-    tail = Op("Transpose", (".out.first",), (out,), {"perm": (0, 2, 3, 1)})
+    tail = Op("Transpose", (".out.first",), (out,), {"perm": (0, *range(2, len(shape)), 1)})
     group = replace(case.group, ops=(*heads, *body, tail), types=types)
     return replace(case, group=group, arrays=arrays, expected=[expected], label=f"{case.label} last", template=template)
 
 
+def padded(x: torch.Tensor, pads: tuple[int, ...], value: float = 0.0) -> torch.Tensor:
+    """With begins and then ends of the last dimensions, as ONNX has them."""
+    rank = len(pads) // 2
+    return functional.pad(x, tuple(pads[axis + side * rank] for axis in reversed(range(rank)) for side in (0, 1)), value=value)
+
+
 def convolution(
-    shape: tuple[int, int, int, int],
+    shape: tuple[int, ...],
     channels: int,
-    kernel: int | tuple[int, int],
-    strides: int | tuple[int, int] = 1,
-    pads: int | tuple[int, int, int, int] = 0,
-    dilations: int | tuple[int, int] = 1,
+    kernel: int | tuple[int, ...],
+    strides: int | tuple[int, ...] = 1,
+    pads: int | tuple[int, ...] = 0,
+    dilations: int | tuple[int, ...] = 1,
     *,
     group: int = 1,
     dtype: str = "float32",
@@ -66,8 +72,9 @@ def convolution(
 
     Operands in `narrow` are bfloat16 in memory, and Casts make float32 of them; with "y" in it, so is the result.
     """
-    k, s, d = (value if isinstance(value, tuple) else (value, value) for value in (kernel, strides, dilations))
-    p = pads if isinstance(pads, tuple) else (pads,) * 4
+    rank = len(shape) - 2
+    k, s, d = (value if isinstance(value, tuple) else (value,) * rank for value in (kernel, strides, dilations))
+    p = pads if isinstance(pads, tuple) else (pads,) * (2 * rank)
     generator = torch.Generator().manual_seed(sum(shape) + channels)
 
     def draw(*extents: int) -> torch.Tensor:
@@ -77,8 +84,9 @@ def convolution(
         return tensor.bfloat16().double() if name in narrow else tensor
 
     x, weights = rounded("x", draw(*shape)), rounded("w", draw(channels, shape[1] // group, *k))
-    bias, scale = draw(channels), draw(channels, 1, 1)
-    exact = functional.conv2d(functional.pad(x, (p[1], p[3], p[0], p[2])), weights, bias, s, 0, d, group)
+    bias, scale = draw(channels), draw(channels, *(1,) * rank)
+    convolve = functional.conv2d if rank == 2 else functional.conv3d
+    exact = convolve(padded(x, p), weights, bias, s, 0, d, group)
     tensors = {"x": x, "w": weights, "b": bias, "s": scale, "r": rounded("r", draw(*exact.shape))}
     arrays = {name: tensor.numpy().astype(_BFLOAT16 if name in narrow else dtype) for name, tensor in tensors.items()}
     attributes = {"strides": s, "pads": p, "dilations": d, "group": group}
@@ -106,20 +114,20 @@ def convolution(
 def joined(case: Case) -> Case:
     """The same result as the middle of a Concat of channels, between a crop of one value with every other column and another."""
     (out,), (expected,) = case.group.outputs, case.expected
-    images, height, width, _ = expected.shape
+    images, height, *depths, width, _ = expected.shape
     generator = np.random.default_rng(0)
-    shapes = ((images, height + 3, 2 * width, 7), (images, height, width, 20))
+    shapes = ((images, height + 3, *depths, 2 * width, 7), (images, height, *depths, width, 20))
     crop, whole = (generator.standard_normal(shape).astype(case.group.types[out].dtype) for shape in shapes)
-    places = {"starts": [2, 1], "ends": [2 + height, 2 * width], "axes": [1, 2], "steps": [1, 2]}
+    places = {"starts": [2, 1], "ends": [2 + height, 2 * width], "axes": [1, expected.ndim - 2], "steps": [1, 2]}
     literals = {name: np.array(numbers) for name, numbers in places.items()}
     arrays = {**case.arrays, "crop": crop, "whole": whole, **literals}
-    result = np.concatenate([crop[:, 2 : 2 + height, 1::2], expected, whole], axis=3)
+    result = np.concatenate([crop[:, 2 : 2 + height, ..., 1::2, :], expected, whole], axis=-1)
     cut = Op("Slice", ("crop", *places), (".cut",))
-    join = Op("Concat", (".cut", out, "whole"), ("joined",), {"axis": 3})
+    join = Op("Concat", (".cut", out, "whole"), ("joined",), {"axis": expected.ndim - 1})
     types = dict(case.group.types) | {name: type_of(array) for name, array in arrays.items()}
     types |= {
         "joined": type_of(result.astype(types[out].dtype)),
-        ".cut": replace(types["crop"], shape=(images, height, width, 7)),
+        ".cut": replace(types["crop"], shape=(images, height, *depths, width, 7)),
     }
     group = Group(
         (*case.group.ops, cut, join),
@@ -256,6 +264,26 @@ def grouped() -> list[Case]:
     ]
 
 
+def volumes() -> list[Case]:
+    """Three spatial dimensions: what holds for two, and lines that lie in planes."""
+    return [
+        convolution((1, 16, 5, 6, 7), 33, 3, 1, 1),
+        convolution((2, 3, 6, 9, 8), 17, (3, 5, 4), (1, 2, 2), (1, 2, 1, 1, 0, 2)),
+        convolution((1, 8, 9, 5, 7), 5, (2, 1, 3), 1, (2, 0, 1, 0, 0, 1), (3, 1, 2)),
+        convolution((2, 64, 2, 3, 3), 70, 1),
+        convolution((1, 12, 4, 4, 6), 9, 1, (2, 1, 3)),
+        convolution((1, 8, 1, 2, 1), 16, 3, 1, 1),
+        convolution((1, 6, 4, 5, 5), 4, 3, 2, 1, group=2),
+        convolution((1, 20, 4, 6, 9), 20, 3, 1, 1, group=20),
+        convolution((2, 33, 5, 4, 8), 33, (1, 3, 5), (1, 2, 1), (0, 1, 2, 0, 1, 2), group=33),
+        convolution((1, 3, 4, 9, 9), 20, (3, 7, 7), (1, 2, 2), (1, 3, 3, 1, 3, 3), keep_first=("x",)),
+        convolution((1, 5, 3, 4, 5), 8, 3, 1, 1, dtype="float64"),
+        convolution((1, 6, 3, 4, 9), 16, 3, 1, 1, narrow="xw"),
+        convolution((0, 4, 3, 4, 5), 8, 3, 1, 1),
+        *_of_a_run([convolution((1, 4, 5, 5, 5), 9, 3, 2, 1)]),
+    ]
+
+
 def from_first() -> list[Case]:
     """The input lies channels-first."""
     return [
@@ -283,7 +311,10 @@ def _clipped(case: Case) -> Case:
 
 def of_a_run() -> list[Case]:
     """Weights that are not constant: packed by the kernel."""
-    cases = [convolution((1, 16, 13, 13), 24, 3, 1, 1), convolution((2, 6, 9, 11), 4, 3, 2, 1, group=2)]
+    return _of_a_run([convolution((1, 16, 13, 13), 24, 3, 1, 1), convolution((2, 6, 9, 11), 4, 3, 2, 1, group=2)])
+
+
+def _of_a_run(cases: list[Case]) -> list[Case]:
     return [replace(case, group=replace(case.group, constants=frozenset())) for case in cases]
 
 
@@ -295,6 +326,7 @@ def test_results_are_joined_with_others(threads: int) -> None:
         transposed((2, 16, 5, 6), 24, 2, 2),
         transposed((1, 8, 5, 6), 7, 3, 2, 1),
         pooling("MaxPool", (1, 17, 9, 9), kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+        convolution((2, 8, 3, 4, 5), 20, 3, 1, 1),
     ]
     check([joined(case) for case in cases], target_of("avx2", threads))
 
@@ -311,7 +343,7 @@ def test_groups_have_several_results(case: Case) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("cases", [plain, grouped, clipped, from_first, of_a_run, transposed_plain, transposed_others])
+@pytest.mark.parametrize("cases", [plain, grouped, volumes, clipped, from_first, of_a_run, transposed_plain, transposed_others])
 def test_convolutions(cases: Any, level: str) -> None:
     check(cases(), target_of(level))
 
@@ -323,6 +355,8 @@ def test_work_is_shared_among_threads(threads: int) -> None:
         convolution((1, 32, 23, 21), 66, 3, 1, 1),
         convolution((1, 200, 7, 7), 300, 3, 1, 1),
         convolution((1, 64, 40, 40), 64, 3, 1, 1, group=64),
+        convolution((1, 20, 5, 11, 9), 66, 3, 1, 1),
+        convolution((1, 40, 5, 17, 9), 40, 3, 1, 1, group=40),
         transposed((1, 64, 30, 29), 70, 2, 2),
         transposed((1, 64, 19, 17), 40, 4, 2, 1),
         pooling("MaxPool", (1, 64, 33, 33), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
@@ -330,19 +364,20 @@ def test_work_is_shared_among_threads(threads: int) -> None:
     check(cases, target_of("avx2", threads))
 
 
-def pooling(op_type: str, shape: tuple[int, int, int, int], **attributes: Any) -> Case:
+def pooling(op_type: str, shape: tuple[int, ...], **attributes: Any) -> Case:
     """One pooling, alone and without the reference's known faults: torch has none of them."""
     x = torch.from_numpy(np.random.default_rng(sum(shape)).standard_normal(shape))
-    k, s = attributes["kernel_shape"], attributes.get("strides", (1, 1))
-    top, left, bottom, right = attributes.get("pads", (0, 0, 0, 0))
-    d = attributes.get("dilations", (1, 1))
-    fill = -np.inf if op_type == "MaxPool" else 0.0
-    padded = functional.pad(x, (left, right, top, bottom), value=fill)
+    k = attributes["kernel_shape"]
+    s, d = (attributes.get(name, (1,) * len(k)) for name in ("strides", "dilations"))
+    pads = attributes.get("pads", (0, 0) * len(k))
+    greatest, average = (
+        (functional.max_pool2d, functional.avg_pool2d) if len(k) == 2 else (functional.max_pool3d, functional.avg_pool3d)
+    )
     if op_type == "MaxPool":
-        exact = functional.max_pool2d(padded, k, s, 0, d)
+        exact = greatest(padded(x, pads, -np.inf), k, s, 0, d)
     else:
-        ones = functional.pad(torch.ones_like(x), (left, right, top, bottom), value=float(attributes.get("count_include_pad", 0)))
-        exact = functional.avg_pool2d(padded, k, s) / functional.avg_pool2d(ones, k, s)
+        ones = padded(torch.ones_like(x), pads, float(attributes.get("count_include_pad", 0)))
+        exact = average(padded(x, pads), k, s) / average(ones, k, s)
     expected = [exact.numpy().astype(np.float32)]
     case = operator(op_type, x.numpy().astype(np.float32), expected=expected, rtol=1e-5, atol=1e-5, **attributes)
     return channels_last(case, template="pooling_channels_last")
@@ -357,6 +392,10 @@ def poolings() -> list[Case]:
         pooling("AveragePool", (2, 17, 9, 11), kernel_shape=(3, 3), strides=(2, 1), pads=(0, 1, 2, 1)),
         pooling("AveragePool", (1, 33, 8, 8), kernel_shape=(3, 3), pads=(1, 1, 1, 1), count_include_pad=1),
         pooling("AveragePool", (1, 40, 6, 6), kernel_shape=(2, 3)),
+        pooling("AveragePool", (1, 20, 13, 15), kernel_shape=(11, 12), strides=(1, 2)),
+        pooling("MaxPool", (2, 20, 14, 15), kernel_shape=(13, 13), pads=(6, 6, 6, 6), strides=(3, 2)),
+        pooling("MaxPool", (1, 20, 5, 6, 7), kernel_shape=(3, 2, 3), strides=(2, 2, 1), pads=(1, 0, 1, 1, 1, 1)),
+        pooling("AveragePool", (2, 17, 4, 5, 6), kernel_shape=(2, 3, 3), strides=(1, 2, 2), pads=(0, 1, 1, 1, 0, 1)),
     ]
 
 
