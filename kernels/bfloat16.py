@@ -1,8 +1,9 @@
 """Products of bfloat16 numbers, two at a time: a 32-bit word holds a pair, the first in its low half.
 
 A multiply-add of words is s + a0 * b0 + a1 * b1 in float32: one instruction where the CPU has AVX512_BF16 (VDPBF16PS, which takes
-denormal operands for zero), else shifts and two multiply-adds. LLVM's type of that instruction's operands is one that TVM
-cannot write, so that it is called through a function of LLVM IR, which is inlined (`DOT_LLVM`).
+denormal operands for zero), else shifts and two multiply-adds. Rounding has an instruction there, too (VCVTNEPS2BF16, which makes
+zero of denormal numbers). LLVM's type of their operands is one that TVM cannot write, so that they are called through functions of
+LLVM IR, which are inlined (`LLVM_FUNCTIONS`).
 """
 
 from __future__ import annotations
@@ -18,17 +19,41 @@ from ..runtime.target import Target
 Expr: TypeAlias = Any  # as in builder
 MultiplyAdd = Callable[[Expr, Expr, Expr], Expr]  # of a sum and two factors: the new sum
 
+
+def _lanes(first: int) -> str:
+    return ", ".join(f"i32 {first + lane}" for lane in range(16))
+
+
 _DOT = "tirx.prefuse_bfloat16_dot"
 _DOT_FUNCTION, _DOT_LANES = "prefuse_bfloat16_dot", 16
-DOT_LLVM = f"""
+_ROUND = "tirx.prefuse_bfloat16_round"
+_ROUND_FUNCTION, _ROUND_LANES = "prefuse_bfloat16_round", (8, 16, 32)
+LLVM_FUNCTIONS = f"""
 define <16 x float> @{_DOT_FUNCTION}(<16 x float> %sums, <16 x i32> %a, <16 x i32> %b) {{
   %x = bitcast <16 x i32> %a to <32 x bfloat>
   %y = bitcast <16 x i32> %b to <32 x bfloat>
   %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %sums, <32 x bfloat> %x, <32 x bfloat> %y)
   ret <16 x float> %r
 }}
+define <8 x i16> @{_ROUND_FUNCTION}_8(<8 x float> %x) {{
+  %y = call <8 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.256(<8 x float> %x)
+  %r = bitcast <8 x bfloat> %y to <8 x i16>
+  ret <8 x i16> %r
+}}
+define <16 x i16> @{_ROUND_FUNCTION}_16(<16 x float> %x) {{
+  %y = call <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float> %x)
+  %r = bitcast <16 x bfloat> %y to <16 x i16>
+  ret <16 x i16> %r
+}}
+define <32 x i16> @{_ROUND_FUNCTION}_32(<32 x float> %x) {{
+  %low = shufflevector <32 x float> %x, <32 x float> poison, <16 x i32> <{_lanes(0)}>
+  %high = shufflevector <32 x float> %x, <32 x float> poison, <16 x i32> <{_lanes(16)}>
+  %y = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %high, <16 x float> %low)
+  %r = bitcast <32 x bfloat> %y to <32 x i16>
+  ret <32 x i16> %r
+}}
 """
-_INFINITY, _QUIET_NAN = 0x7F800000, 0x7FC00000  # bits of float32
+_INFINITY, _QUIET_NAN, _LEAST_NORMAL = 0x7F800000, 0x7FC00000, 0x00800000  # bits of float32
 _PURE = 1  # TVM's CallEffectKind of an operator that only its operands decide
 
 
@@ -79,8 +104,10 @@ def _u32(value: int) -> Expr:
     return tirx.const(value, "uint32")
 
 
-def rounded(x: Expr, name: Callable[[Expr], Expr]) -> Expr:
+def rounded(x: Expr, name: Callable[[Expr], Expr], *, has_instruction: bool) -> Expr:
     """A float32 as bfloat16, to the nearest, ties to even. NaN stays NaN, which TVM's own Cast may make zero or infinite."""
+    if has_instruction:
+        return tirx.reinterpret("bfloat16", Call(Op.get(_ROUND), [name(x)], ret_ty=PrimType("uint16")))
     bits = name(tirx.reinterpret("int32", name(x)))
     is_nan = (bits & tirx.const(0x7FFFFFFF, "int32")) > tirx.const(_INFINITY, "int32")
     return tirx.Cast("bfloat16", tirx.reinterpret("float32", tirx.Select(is_nan, tirx.const(_QUIET_NAN, "int32"), bits)))
@@ -121,6 +148,29 @@ def _emulated_vector(call: Any) -> Expr:
     (a_low, a_high), (b_low, b_high) = halves(a), halves(b)
     return total + a_low * b_low + a_high * b_high
 
+
+def _lower_round(call: Any) -> Expr:
+    """Whole registers have the instruction; other extents, of which there are few, do the same in integers."""
+    (x,) = call.args
+    lanes = call.ty.dtype.lanes
+    if lanes in _ROUND_LANES:
+        return tirx.call_pure_extern(call.ty, f"{_ROUND_FUNCTION}_{lanes}", x)
+
+    def number(value: int) -> Expr:
+        return tirx.const(value, "int32") if lanes == 1 else tirx.Broadcast(tirx.const(value, "int32"), lanes)
+
+    bits = tirx.reinterpret("int32" if lanes == 1 else f"int32x{lanes}", x)
+    size = bits & number(0x7FFFFFFF)
+    nearest = (bits + number(0x7FFF) + ((bits >> number(16)) & number(1))) >> number(16)
+    signed_zero, quiet_nan = (bits >> number(16)) & number(0x8000), number(_QUIET_NAN >> 16)
+    finite = tirx.Select(size < number(_LEAST_NORMAL), signed_zero, nearest)
+    return tirx.Cast(call.ty, tirx.Select(size > number(_INFINITY), quiet_nan, finite))
+
+
+_ffi_api.RegisterOp(_ROUND, "the bits of the bfloat16 number nearest to a float32")
+register_op_attr(_ROUND, "TCallEffectKind", _PURE)
+register_op_attr(_ROUND, "TVectorizable", True)
+tirx.register_intrin_lowering(_ROUND, target="llvm", f=_lower_round)
 
 _ffi_api.RegisterOp(_DOT, "s + a0 * b0 + a1 * b1, of words of two bfloat16 numbers")
 register_op_attr(_DOT, "TCallEffectKind", _PURE)

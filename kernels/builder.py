@@ -34,8 +34,9 @@ class KernelBuilder:
     is_grid = False
     integer_bits = 128  # of the widest integers that the target's compiler knows
 
-    def __init__(self, lanes_bytes: int, threads: int) -> None:
+    def __init__(self, lanes_bytes: int, threads: int, *, has_bfloat16: bool = False) -> None:
         self.vector_bytes = lanes_bytes
+        self.has_bfloat16 = has_bfloat16  # an instruction that rounds to it
         self.threads = threads
         self.workspace_bytes = 0
         self._blocks: list[list[Any]] = [[]]
@@ -167,7 +168,7 @@ class KernelBuilder:
 
     def store(self, buffer: Buffer, offset: Expr, value: Expr) -> None:
         if is_rounding(value):
-            value = rounded(value.value, self.name)
+            value = rounded(value.value, self.name, has_instruction=self.has_bfloat16)
         self.emit(tirx.BufferStore(buffer, value, [_int(offset)]))
 
     def prefetch(self, element: Expr) -> None:

@@ -41,13 +41,23 @@ class Element:
 
 
 def apply(
-    op: Op, inputs: list[Expr | None], input_dtypes: list[str], output_dtype: str, name: math.Name, widest: int = 128
+    op: Op,
+    inputs: list[Expr | None],
+    input_dtypes: list[str],
+    output_dtype: str,
+    name: math.Name,
+    widest: int = 128,
+    *,
+    has_bfloat16: bool = False,
 ) -> Expr:
-    """The element of `op` whose inputs' elements are given; None stands for an absent optional input."""
+    """The element of `op` whose inputs' elements are given; None stands for an absent optional input.
+
+    `has_bfloat16`: the target has an instruction that rounds to that type.
+    """
     dtype = input_dtypes[0] if op.op_type != "Where" else input_dtypes[1]
     element = Element(op, working_type(dtype), name, widest)
     operands = [None if x is None else name(widened(x, kind, name)) for x, kind in zip(inputs, input_dtypes, strict=True)]
-    return narrowed(POINTWISE[op.op_type](element, operands), output_dtype, op, name)
+    return narrowed(POINTWISE[op.op_type](element, operands), output_dtype, op, name, has_bfloat16=has_bfloat16)
 
 
 def working_type(dtype: str) -> str:
@@ -64,10 +74,10 @@ def widened(x: Expr, dtype: str, name: math.Name) -> Expr:
     return _cast(x, "float32", dtype) if dtype in _NARROW_FLOATS else x
 
 
-def narrowed(result: Expr, dtype: str, op: Op, name: math.Name) -> Expr:
+def narrowed(result: Expr, dtype: str, op: Op, name: math.Name, *, has_bfloat16: bool = False) -> Expr:
     """A result of `op` as an element of its output's type; the operator's attributes say how Cast rounds to some of them."""
     if dtype == "bfloat16" and str(result.ty) in ("float32", "float64"):
-        return rounded(_cast(result, "float32", str(result.ty)), name)
+        return rounded(_cast(result, "float32", str(result.ty)), name, has_instruction=has_bfloat16)
     if not formats.is_coded(dtype):
         return _cast(result, dtype, str(result.ty))
     number = _cast(result, formats.decoded_type(dtype), str(result.ty))

@@ -44,9 +44,9 @@ class Computed:
         types = self.group.types
         operands = [self._read(one, offset, known) if one else None for one in op.inputs]
         dtypes = [types[one].dtype if one else "" for one in op.inputs]
-        known[name] = self.builder.name(
-            pointwise.apply(op, operands, dtypes, kind.dtype, self.builder.name, self.builder.integer_bits)
-        )
+        builder, has_bfloat16 = self.builder, self.builder.has_bfloat16
+        made = pointwise.apply(op, operands, dtypes, kind.dtype, builder.name, builder.integer_bits, has_bfloat16=has_bfloat16)
+        known[name] = builder.name(made)
         return known[name]
 
 

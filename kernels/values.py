@@ -72,7 +72,9 @@ class GroupValues:
         dtypes = [types[name].dtype if name else "" for name in names]
         shape = types[op.outputs[0]].shape
         inputs = [self.read(name, broadcast_index(index, shape, types[name].shape)) if name else None for name in names]
-        return pointwise.apply(op, inputs, dtypes, types[op.outputs[0]].dtype, self.builder.name, self.builder.integer_bits)
+        dtype, builder = types[op.outputs[0]].dtype, self.builder
+        name, widest, has_bfloat16 = builder.name, builder.integer_bits, builder.has_bfloat16
+        return pointwise.apply(op, inputs, dtypes, dtype, name, widest, has_bfloat16=has_bfloat16)
 
 
 def source_offset(group: Group, name: str, index: tuple[int, ...]) -> int:

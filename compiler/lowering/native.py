@@ -17,7 +17,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from ...kernels.bfloat16 import DOT_LLVM
+from ...kernels.bfloat16 import LLVM_FUNCTIONS
 from ...runtime.errors import CompileError
 from ...runtime.target import AMX_EMULATED, Target
 
@@ -79,15 +79,15 @@ def compile_module(module: Any, target: Target) -> Any:
     ]
     lowered = tvm.ir.transform.Sequential(pipeline)(module)
     if target.has("avx512_bf16"):
-        _import_dot(lowered)
+        _import_bfloat16(lowered)
     return tvm.get_global_func("target.build.llvm")(lowered, native)
 
 
-def _import_dot(module: Any) -> None:
-    """Give LLVM the function that kernels call for the dot product instruction. One function of a module imports for all."""
+def _import_bfloat16(module: Any) -> None:
+    """Give LLVM the functions that kernels call for instructions on bfloat16. One function of a module imports for all."""
     variable, function = next(iter(module.functions.items()))
     text = tvm.ir.StringImm
-    body = tirx.AttrStmt(text("default"), "pragma_import_llvm", text(DOT_LLVM), function.body)
+    body = tirx.AttrStmt(text("default"), "pragma_import_llvm", text(LLVM_FUNCTIONS), function.body)
     module.update_func(variable, function.with_body(body))
 
 

@@ -20,7 +20,9 @@ _BLOCK_VECTORS = 64  # vectors of one block of a flat loop: large enough to hide
 
 def new_builder(target: Target) -> KernelBuilder:
     """The builder of the target's kernels: these templates serve GPUs too, where an iteration of a parallel loop is a thread."""
-    return GpuBuilder() if target.is_gpu else KernelBuilder(target.vector_lanes * 4, target.threads)
+    if target.is_gpu:
+        return GpuBuilder()
+    return KernelBuilder(target.vector_lanes * 4, target.threads, has_bfloat16=target.has("avx512_bf16"))
 
 
 def pointwise_cost(group: Group) -> int:

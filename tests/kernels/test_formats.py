@@ -122,9 +122,13 @@ def test_rounding_to_powers_of_two(rounding: str, saturate: int) -> None:
     np.testing.assert_array_equal(case.got[0].view(np.uint8), expected.view(np.uint8))
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_bfloat16_rounds_to_even_and_keeps_nan(level: str) -> None:
-    """NaNs of every payload at its ends, ties, the greatest number, zeros, the least denormal and infinities."""
+@pytest.mark.parametrize("level", [*LEVELS, "avx512bf16"])
+@pytest.mark.parametrize("count", [3, 7])
+def test_bfloat16_rounds_to_even_and_keeps_nan(level: str, count: int) -> None:
+    """NaNs of every payload at its ends, ties, the greatest number, zeros, denormal numbers and infinities, by the vector and alone.
+
+    The instruction of AVX512_BF16 makes zeros of denormal numbers, of their sign.
+    """
     bits = [
         0x7FFFFFFF,
         0xFFFFFFFF,
@@ -138,9 +142,11 @@ def test_bfloat16_rounds_to_even_and_keeps_nan(level: str) -> None:
         0xBF818000,
     ]
     bits += [0x00000000, 0x80000000, 0x00000001, 0x7F800000, 0xFF800000, 0x00018000]
-    x = np.tile(np.array(bits, np.uint32).view(np.float32), 3)
+    bits += [0x007FFFFF, 0x807F0000, 0x00800000]
+    x = np.tile(np.array(bits, np.uint32).view(np.float32), count)
+    is_flushed = (np.abs(x) < np.finfo(np.float32).tiny) & (level == "avx512bf16")
     with np.errstate(invalid="ignore"):
-        expected = x.astype(ml_dtypes.bfloat16)
+        expected = np.where(is_flushed, np.copysign(np.float32(0), x), x).astype(ml_dtypes.bfloat16)
     case = operator("Cast", x, expected=[expected], to=16)
     run([case], target_of(level))
     found, is_nan = case.got[0], np.isnan(x)
