@@ -2,8 +2,8 @@
 
 A multiply-add of words is s + a0 * b0 + a1 * b1 in float32: one instruction where the CPU has AVX512_BF16 (VDPBF16PS, which takes
 denormal operands for zero), else shifts and two multiply-adds. Rounding has an instruction there, too (VCVTNEPS2BF16, which makes
-zero of denormal numbers). LLVM's type of their operands is one that TVM cannot write, so that they are called through functions of
-LLVM IR, which are inlined (`LLVM_FUNCTIONS`).
+zero of denormal numbers). LLVM's type of their operands is one that TVM cannot write, so that they are called through functions
+of LLVM IR, which are inlined (`LLVM_FUNCTIONS`).
 """
 
 from __future__ import annotations

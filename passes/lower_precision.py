@@ -22,8 +22,10 @@ Narrow = Literal["bfloat16", "float16"]
 _TYPES: dict[Narrow, ir.DataType] = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
 _LARGEST_FLOAT16 = 65504.0
 _RECURRENT = frozenset(["GRU", "LSTM", "RNN"])
-_PRODUCTS = frozenset(["Conv", "Gemm", "MatMul"])
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
 _MOVES = frozenset(["Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])  # of elements, whatever their type
+_IMAGE_MOVES = frozenset(["Concat", "Slice"])  # the same, of which kernels for images take narrow ones
+_POOLS = ("AveragePool", "MaxPool")
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ class LowerPrecision(Pass):
     Products stay float32 operators, of operands that are narrow numbers: their kernels read these as they lie and add up in
     float32, as ONNX Runtime would by the same graph. The first Cast joins the kernel of the value, the others that of the
     product (fuse-epilogue). What is neither weight nor operand of a product stays float32: normalizations, softmax, residual
-    sums of rows, the model's inputs and outputs. Images that a convolution reads are read narrow by pointwise nodes, too, and so
-    lie in memory once.
+    sums of rows, the model's inputs and outputs. Images that a convolution reads are read narrow by pointwise nodes and poolings,
+    too, and so lie in memory once. What a convolution reads of a Concat, a Slice or a MaxPool is rounded before that, which gives
+    the same numbers.
 
     Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
     all products where the target multiplies the type no faster than float32. Recurrent operators get narrow weights: their kernel
@@ -126,9 +129,9 @@ class _Lowering:
         return self._weight_fault(values[1:])
 
     def _reads_rows_wide(self, node: ir.Node) -> bool:
-        return (
-            node.op_type != "Conv" and (self.weights_only or _rows(node) <= self.limits.few_rows) and _is_constant(node.inputs[1])
-        )
+        if node.op_type in _CONVOLUTIONS or not _is_constant(node.inputs[1]):
+            return False
+        return self.weights_only or _rows(node) <= self.limits.few_rows
 
     def read_images_narrow(self) -> None:
         """Let the pointwise readers of an image that convolutions read narrow do so, too, each by a Cast of its own."""
@@ -136,10 +139,10 @@ class _Lowering:
             rounding = narrow.producer()
             if rounding is None or rounding.inputs[0] is not value or len(static_shape(value) or ()) != 4:
                 continue
-            if value.is_graph_output() or not any(_is_conv_operand(reader) for reader in narrow.consumers()):
+            if value.is_graph_output() or not any(_is_image_reader(reader) for reader in narrow.consumers()):
                 continue
             for reader, position in tuple(value.uses()):
-                if reader is not rounding and is_pointwise(reader):
+                if reader is not rounding and (is_pointwise(reader) or _is_pool(reader)):
                     self._read_narrow(reader, position, narrow)
 
     def store_attention_narrow(self) -> None:
@@ -160,8 +163,6 @@ class _Lowering:
 
     def _fault(self, node: ir.Node) -> str:
         """Why a product's operands stay as they are; empty if they need not."""
-        if node.op_type not in _PRODUCTS:
-            return "no kernel reads its operands narrow"
         if self.model.opset_imports.get("", 1) < OLDEST:
             return f"opset {self.model.opset_imports.get('', 1)} is older than {OLDEST}"
         operands = [value for value in node.inputs[:2] if value is not None]
@@ -172,7 +173,7 @@ class _Lowering:
             return "its shapes are not static"
         if self._operations(node) < self.limits.min_operations:
             return f"{self._operations(node)} multiply-adds are too few to round for"
-        if node.op_type == "Conv":
+        if node.op_type in _CONVOLUTIONS:
             return self._image_fault(node)
         if self.weights_only and not _is_constant(node.inputs[1]):
             return f"{self.context.target} multiplies {self.precision} no faster"
@@ -189,7 +190,8 @@ class _Lowering:
         weights = static_shape(node.inputs[1]) or ()
         if len(weights) != 4:
             return f"it has {len(weights) - 2} spatial dimensions, and the kernel two"
-        return f"{weights[1]} channels are no pairs" if weights[1] % 2 else ""
+        channels = weights[1] if node.op_type == "Conv" else weights[0] // node.attributes.get_int("group", 1)
+        return f"{channels} channels are no pairs" if channels % 2 else ""
 
     def _weight_fault(self, operands: list[ir.Value]) -> str:
         for value in operands:
@@ -217,10 +219,11 @@ class _Lowering:
         if tensor is not None:
             narrow = self._rounded(value, tensor)
         elif producer is not None and _is_move(producer) and self._is_for_products(value, readers):
-            assert producer.inputs[0] is not None
-            source = self._narrowed(producer.inputs[0], {producer})
-            narrow = self._moved(producer, source, value)
+            sources = [self._narrowed(source, {producer}) for source in _moved_values(producer)]
+            narrow = self._moved(producer, sources, value)
         else:
+            if producer is not None and _is_pool(producer) and self._is_for_products(value, readers):
+                self._read_pool_narrow(producer)
             cast = self._cast(value, _TYPES[self.precision], f"{value.name}_{self.precision}", producer)
             self._insert_after(producer, cast)
             narrow = cast.outputs[0]
@@ -228,8 +231,24 @@ class _Lowering:
         return narrow
 
     def _is_for_products(self, value: ir.Value, readers: set[ir.Node]) -> bool:
-        others = set(value.consumers()) - readers
-        return not value.is_graph_output() and all(kind_of(reader) is Kind.OUTPUT_FUSABLE for reader in others)
+        """Whether products alone read a value, beside `readers`, some of them through what moves elements."""
+        return not value.is_graph_output() and all(self._leads_to_products(reader) for reader in set(value.consumers()) - readers)
+
+    def _leads_to_products(self, reader: ir.Node) -> bool:
+        if _is_image_move(reader) or (_is_pool(reader) and reader.op_type == "MaxPool"):
+            return bool(reader.outputs[0].uses()) and self._is_for_products(reader.outputs[0], set())
+        if reader.op_type in _CONVOLUTIONS:
+            return not self._fault(reader)
+        return kind_of(reader) is Kind.OUTPUT_FUSABLE
+
+    def _read_pool_narrow(self, pool: ir.Node) -> None:
+        """Let a MaxPool whose result is rounded read what is rounded before, unless that would be stored in both types."""
+        source = pool.inputs[0]
+        if pool.op_type != "MaxPool" or source is None or source.producer() is None or source.is_graph_output():
+            return
+        if all(is_pointwise(reader) or self._leads_to_products(reader) for reader in set(source.consumers()) - {pool}):
+            self._read_narrow(pool, 0, self._narrowed(source, {pool}))
+            _remove_unread_moves(source)
 
     def _rounded(self, value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
         """A constant in the narrow type, not computed before it is read."""
@@ -239,8 +258,8 @@ class _Lowering:
         )
         return add_constant(self.model, lazy, f"{value.name}_{self.precision}")
 
-    def _moved(self, move: ir.Node, source: ir.Value, value: ir.Value) -> ir.Value:
-        copy = ir.Node("", move.op_type, [source, *move.inputs[1:]], move.attributes.values(), version=move.version)
+    def _moved(self, move: ir.Node, sources: list[ir.Value], value: ir.Value) -> ir.Value:
+        copy = ir.Node("", move.op_type, [*sources, *move.inputs[len(sources) :]], move.attributes.values(), version=move.version)
         copy.outputs[0].name = fresh_name(self.model, f"{value.name}_{self.precision}")
         copy_source((move,), copy)
         graph_of(move).insert_after(move, copy)
@@ -264,17 +283,33 @@ class _Lowering:
 
 
 def _is_move(node: ir.Node) -> bool:
-    return node.op_type in _MOVES and node.domain == ""
+    return node.domain == "" and (node.op_type in _MOVES or _is_image_move(node))
+
+
+def _is_image_move(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type in _IMAGE_MOVES and len(static_shape(node.outputs[0]) or ()) == 4
+
+
+def _is_pool(node: ir.Node) -> bool:
+    """Whether a node is a pooling of images without indices."""
+    has_one_output = sum(output.name != "" for output in node.outputs) == 1
+    return node.domain == "" and node.op_type in _POOLS and has_one_output and len(static_shape(node.outputs[0]) or ()) == 4
+
+
+def _moved_values(move: ir.Node) -> list[ir.Value]:
+    """The values whose elements a node moves, its first inputs."""
+    return [value for value in (move.inputs if move.op_type == "Concat" else move.inputs[:1]) if value is not None]
 
 
 def _remove_unread_moves(value: ir.Value) -> None:
     """Take what only moved elements to nobody out of the graph."""
-    while (node := value.producer()) is not None and _is_move(node) and not value.uses() and not value.is_graph_output():
-        source = node.inputs[0]
-        remove_nodes([node])
-        if source is None:
-            return
-        value = source
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if node is not None and node.graph is not None and _is_move(node) and not value.uses() and not value.is_graph_output():
+            pending += _moved_values(node)
+            remove_nodes([node])
 
 
 def _is_narrow(value: ir.Value | None) -> bool:
@@ -287,17 +322,24 @@ def _is_constant(value: ir.Value | None) -> bool:
     return value is not None and (constant_tensor(value) is not None or _is_narrow(value))
 
 
-def _is_conv_operand(cast: ir.Node) -> bool:
-    return kind_of(cast) is Kind.OPERAND and any(reader.op_type == "Conv" for reader in cast.outputs[0].consumers())
+def _is_image_reader(node: ir.Node) -> bool:
+    """Whether a reader of a narrow value moves elements of images, or is the Cast of a convolution's or a pooling's operand."""
+    if _is_image_move(node):
+        return True
+    readers = node.outputs[0].consumers() if kind_of(node) is Kind.OPERAND else ()
+    return any(reader.op_type in _CONVOLUTIONS or _is_pool(reader) for reader in readers)
 
 
 def _depth(node: ir.Node) -> int | None:
     """Multiply-adds for each element of the result; None where that is not known."""
-    shapes = [static_shape(value) for value in (*node.inputs[:2], *node.outputs) if value is not None]
-    if None in shapes or not shapes[0] or not shapes[1]:
+    found = [static_shape(value) for value in (*node.inputs[:2], *node.outputs) if value is not None]
+    shapes = [shape for shape in found if shape is not None]
+    if len(shapes) < len(found) or not shapes[0] or not shapes[1]:
         return None
     if node.op_type == "Conv":
         return prod(shapes[1][1:])
+    if node.op_type == "ConvTranspose":
+        return prod(shapes[0]) * prod(shapes[1][1:]) // max(prod(shapes[2]), 1)
     return shapes[0][-2 if node.attributes.get_int("transA", 0) else -1]
 
 

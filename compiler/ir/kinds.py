@@ -50,6 +50,7 @@ _OPERATORS: dict[Kind, str] = {
 KIND_OF_OPERATOR: dict[str, Kind] = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 
 
+_POOLS = ("AveragePool", "MaxPool")
 _NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 
 
@@ -66,7 +67,8 @@ def kind_of(node: ir.Node) -> Kind:
 
 
 def _is_operand(cast: ir.Node) -> bool:
-    """Whether products alone read a Cast to float32 from a narrow type, or one pointwise node an image that was rounded to it."""
+    """Whether products or one pooling alone read a Cast to float32 from a narrow type, or one pointwise node an image that was
+    rounded to it."""
     (source,), (result,) = cast.inputs, cast.outputs
     if source is None or source.dtype not in _NARROW or result.dtype != ir.DataType.FLOAT or result.is_graph_output():
         return False
@@ -74,7 +76,10 @@ def _is_operand(cast: ir.Node) -> bool:
     if kinds and all(kind is Kind.OUTPUT_FUSABLE for kind in kinds):
         return True
     is_image = source.shape is not None and len(source.shape) == 4
-    return is_image and len(kinds) == 1 and kinds[0] <= Kind.BROADCAST and _is_rounding(source.producer())
+    if not is_image or len(kinds) != 1:
+        return False
+    is_pooled = result.consumers()[0].op_type in _POOLS
+    return is_pooled or (kinds[0] <= Kind.BROADCAST and _is_rounding(source.producer()))
 
 
 def _is_rounding(node: ir.Node | None) -> bool:

@@ -68,7 +68,7 @@ class _Convolution:
         self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
         self.accumulator = _ACCUMULATORS[self.source.dtype]
         self.is_last = form.anchor.inputs[0] in form.operands
-        self.is_paired = self._has_pairs()
+        self.is_paired = has_pairs(form, target, self.channels // self.groups)
         if self.is_paired:  # a word of two channels is one element
             self.channels //= 2
         self.packed: dict[str, Operand] = {}
@@ -86,18 +86,6 @@ class _Convolution:
             return image
         flops = self._product(image)
         return finish("convolution_channels_last", self.builder, self.form.outer, flops=flops, packed=self.packed)
-
-    def _has_pairs(self) -> bool:
-        """Whether products go by pairs of neighbouring input channels of bfloat16."""
-        name, types = self.anchor.inputs[1], self.form.inner.types
-        are_narrow = self.source.dtype == types[name].dtype == "bfloat16" and name in self.form.inner.constants
-        return (
-            are_narrow
-            and self.is_last
-            and not self.form.is_computed()
-            and types[name].shape[1] % 2 == 0
-            and not self.target.is_gpu
-        )
 
     # The product ------------------------------------------------------------------------------------------------------
 
@@ -206,6 +194,14 @@ class _Convolution:
         number, *place = index
         dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
         self.form.follow(self.builder, (number, channel, *place), tirx.Cast(dtype, value))
+
+
+def has_pairs(form: ChannelsLast, target: Target, channels: int) -> bool:
+    """Whether the products of a form's anchor, with so many input channels a group, go by pairs of neighbours of bfloat16."""
+    source, weights = form.anchor.inputs[:2]
+    are_narrow = all(form.inner.types[name].dtype == "bfloat16" for name in (source, weights))
+    is_read = source in form.operands and weights in form.inner.constants and not form.is_computed()
+    return are_narrow and is_read and channels % 2 == 0 and not target.is_gpu
 
 
 def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Callable[[dict[str, Expr]], None]) -> None:

@@ -18,6 +18,7 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
+from ..bfloat16 import multiply_add, words_multiply_add
 from ..builder import Buffer, Expr, Index, row_major, unravel
 from ..costs import channels_last_tile
 from ..group import Group
@@ -26,7 +27,7 @@ from ..values import GroupValues
 from .anchored import accumulator_type
 from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder
-from .convolution_channels_last import deal, each_column
+from .convolution_channels_last import deal, each_column, has_pairs
 from .padded_image import Image, padded_image
 from .tile_product import PackPanels, Tile, sum_tile
 from .window import Taps, Window, read_window, transposed_taps
@@ -118,13 +119,14 @@ class PackPhases:
     down: tuple[int, ...]
     across: tuple[int, ...]
     tile: int
+    pairs: bool = False  # of neighbouring inputs, as in PackPanels
 
     @property
     def panels(self) -> PackPanels:
         """How the weights of all phases, once taken, are laid out."""
         taps = len(self.down) // self.phases[0], len(self.across) // self.phases[1]
         shape = (*self.shape[:3], self.phases[0], taps[0], self.phases[1], taps[1])
-        return PackPanels(shape, (0, 3, 5, 2, 4, 6, 1), 3, 1, self.tile)
+        return PackPanels(shape, (0, 3, 5, 2, 4, 6, 1), 3, 1, self.tile, pairs=self.pairs)
 
     def packed_type(self, source: TensorType) -> TensorType:
         return self.panels.packed_type(source)
@@ -134,7 +136,8 @@ class PackPhases:
         return self.panels(taken)
 
     def __str__(self) -> str:
-        return f"phases({self.shape},{self.phases},{self.down},{self.across},{self.tile})".replace(" ", "")
+        pairs = ",pairs" if self.pairs else ""
+        return f"phases({self.shape},{self.phases},{self.down},{self.across},{self.tile}{pairs})".replace(" ", "")
 
 
 class _TransposedConvolution:
@@ -150,6 +153,9 @@ class _TransposedConvolution:
         self.accumulator = accumulator_type(self.source.dtype)
         self.is_last = form.anchor.inputs[0] in form.operands
         self.is_whole = True  # whether products read the input itself
+        self.is_paired = has_pairs(form, target, self.channels // self.groups)
+        if self.is_paired:  # a word of two channels is one element
+            self.channels //= 2
         self.packed: dict[str, Operand] = {}
 
     def build(self, products: list[_Product]) -> BuiltKernel | Refusal:
@@ -158,7 +164,7 @@ class _TransposedConvolution:
         if self.form.inner.types[self.anchor.outputs[0]].elements:
             leads, reaches = self._reaches(products)
             self.is_whole = not any(leads) and all(reach <= n for reach, n in zip(reaches, self.window.inputs, strict=True))
-            image = padded_image(self.builder, self.form, leads, reaches)
+            image = padded_image(self.builder, self.form, leads, reaches, words=self.is_paired)
             if isinstance(image, Refusal):
                 return image
             for number, product in enumerate(products):
@@ -188,7 +194,8 @@ class _TransposedConvolution:
         tile = Tile(*channels_last_tile(rows, outputs, max(prod(depth), 1), inputs, lanes, self.target.vector_registers), lanes)
         panels, phases = ceil(outputs / tile.columns), prod(product.phases)
         weights = self._weights(number, product, tile.columns) if prod(depth) else None
-        flops = 2 * images * lines * rows * phases * self.out_channels * prod(depth)
+        flops: int = (4 if self.is_paired else 2) * images * lines * rows * phases * self.out_channels * prod(depth)
+        combine = words_multiply_add(self.target) if self.is_paired else multiply_add
 
         def emit_tile(place: dict[str, Expr]) -> None:
             group, phase, first = place["group"], place["phase"], builder.bind(place["n"] * tile.columns)
@@ -202,13 +209,13 @@ class _TransposedConvolution:
 
             def a(row: int, ks: Index) -> Expr:
                 at = image.offset(0, ks[2], ks[0] * down.pitch, row + ks[1] * across.pitch)
-                return tirx.Cast(self.accumulator, image.buffer[corner + at])
+                return self._factor(image.buffer[corner + at])
 
             def b(column: Expr, ks: Index) -> Expr:
                 assert weights is not None
-                return tirx.Cast(self.accumulator, weights[panel + row_major(ks, depth) * tile.columns + column])
+                return self._factor(weights[panel + row_major(ks, depth) * tile.columns + column])
 
-            sums = sum_tile(builder, tile, self.accumulator, depth, a, b)
+            sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine)
             with builder.loop(tile.rows, name="row") as row:
                 index = self._index(product, place["image"], line, builder.bind(start + row), phase)
                 base = builder.bind(row * tile.columns)
@@ -230,6 +237,9 @@ class _TransposedConvolution:
             extents["m"] = tiles
         deal(builder, extents, flops // _WORK_PER_OPERATION, emit_tile)
         return int(flops)
+
+    def _factor(self, element: Expr) -> Expr:
+        return element if self.is_paired else tirx.Cast(self.accumulator, element)
 
     def _is_flat(self, product: _Product) -> bool:
         """Whether each position of the product reads the input's element of its own place, and the input is no copy."""
@@ -263,20 +273,26 @@ class _TransposedConvolution:
         if bias:
             value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
         number, row, column = index
-        self.form.follow(self.builder, (number, channel, row, column), tirx.Cast(self.source.dtype, value))
+        dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
+        self.form.follow(self.builder, (number, channel, row, column), tirx.Cast(dtype, value))
 
     # Weights ----------------------------------------------------------------------------------------------------------
 
     def _weights(self, number: int, product: _Product, tile: int) -> Buffer:
         name = self.anchor.inputs[1]
-        shape = (self.groups, self.channels // self.groups, self.out_channels // self.groups, *self.window.kernel)
+        inputs = self.source.shape[1] // self.groups
+        shape = (self.groups, inputs, self.out_channels // self.groups, *self.window.kernel)
         down, across = (tuple(_weight_places(run)) for run in (product.down, product.across))
-        pack, kind = PackPhases(shape, product.phases, down, across, tile), self.form.inner.types[name]
+        kind = self.form.inner.types[name]
+        pack = PackPhases(shape, product.phases, down, across, tile, self.is_paired)
         if name not in self.form.inner.constants:
             return self._pack_here(pack, product, self.builder.parameter(name, kind.elements, kind.dtype))
         key = f"{name}/last{number}"
         self.packed[key] = Operand(name, pack)
-        return self.builder.parameter(key, pack.packed_type(kind).elements, kind.dtype)
+        elements = pack.packed_type(kind).elements
+        if self.is_paired:
+            return self.builder.parameter(key, elements // 2, "int32")
+        return self.builder.parameter(key, elements, kind.dtype)
 
     def _pack_here(self, pack: PackPhases, product: _Product, source: Buffer) -> Buffer:
         """The same layout, written by the kernel where weights are not constant."""

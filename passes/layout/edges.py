@@ -14,9 +14,10 @@ import onnx_ir as ir
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import tensor_type
 from ...compiler.ir.functions import body_of, is_fused
+from ...compiler.ir.kinds import Kind, kind_of
 from ...kernels.costs import conversion_cycles
 from ..canonicalization.scope import static_shape
-from .forms import Flexible, conversion_bytes, is_image, to_first, to_last
+from .forms import Flexible, as_it_lies, conversion_bytes, is_image, to_first, to_last
 
 _SWAP = (0, 2, 1)
 _RESHAPES = ("Flatten", "Reshape")
@@ -68,9 +69,11 @@ def _product(model: ir.Model, user: ir.Node, index: int) -> Product | None:
         return None if index or (axis := _weight_axis(user)) is None or not _is_matrix(user.inputs[1]) else Product(user, 1, axis)
     body = body_of(model, user)
     uses = tuple(body.inputs[index].uses())
+    if len(uses) == 1 and kind_of(uses[0].node) is Kind.OPERAND:
+        uses = tuple(uses[0].node.outputs[0].uses())
     if len(uses) != 1 or uses[0].idx or (axis := _weight_axis(uses[0].node)) is None:
         return None
-    weight = uses[0].node.inputs[1]
+    weight = as_it_lies(uses[0].node.inputs[1])
     if weight is None or weight not in body.inputs or len(weight.uses()) != 1:
         return None
     position = body.inputs.index(weight)

@@ -9,6 +9,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from ...compiler.ir.facts import has_static_type, tensor_type
+from ...compiler.ir.kinds import Kind, kind_of
 from ..canonicalization.scope import static_shape
 
 RANKS = (4, 5)  # of images, and of volumes, of which everything said of images holds
@@ -65,3 +66,9 @@ def is_laid(value: ir.Value) -> bool:
 def conversion_bytes(value: ir.Value) -> int:
     """Bytes of a value that a kernel must move to give it the other layout."""
     return tensor_type(value).size_bytes if is_laid(value) else 0
+
+
+def as_it_lies(value: ir.Value | None) -> ir.Value | None:
+    """What a kernel reads for an operand: the narrow value of which a Cast makes float32."""
+    producer = None if value is None else value.producer()
+    return value if producer is None or kind_of(producer) is not Kind.OPERAND else producer.inputs[0]

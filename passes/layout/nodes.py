@@ -28,7 +28,7 @@ from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..canonicalization.scope import static_shape
 from .edges import EDGES, edge_form
-from .forms import Flexible, conversion_bytes, is_image
+from .forms import Flexible, as_it_lies, conversion_bytes, is_image
 from .movers import moved_form, pointwise_form, transposed_form
 
 _CONVOLVED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -69,7 +69,7 @@ def _convolution(
     model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir.Node], target: Target, precision: Precision
 ) -> Flexible | Rejection:
     """A convolution and what follows it."""
-    source, weights = (_as_it_lies(value) for value in anchor.inputs[:2])
+    source, weights = (as_it_lies(value) for value in anchor.inputs[:2])
     assert source is not None
     assert weights is not None
     kind = anchor.op_type
@@ -128,7 +128,7 @@ def _window_operands(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: lis
     """Positions of the data of a window, first, and of the operands of its followers that lie as its result does."""
     parameters = body_of(model, node).inputs if is_fused(node) else node.inputs
     shape, inner = static_shape(anchor.outputs[0]), {output for child in nodes for output in child.outputs}
-    source = _as_it_lies(anchor.inputs[0])
+    source = as_it_lies(anchor.inputs[0])
     if not is_image(source) or sum(output.name != "" for output in anchor.outputs) != 1:
         return Rejection(f"{anchor.op_type} is not of one image", (node,))
     found = [source]
@@ -149,12 +149,6 @@ def _window_operands(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: lis
     return positions
 
 
-def _as_it_lies(value: ir.Value | None) -> ir.Value | None:
-    """What a kernel reads for an operand: the narrow value of which a Cast makes float32."""
-    producer = None if value is None else value.producer()
-    return value if producer is None or kind_of(producer) is not Kind.OPERAND else producer.inputs[0]
-
-
 def _is_beside_positions(value: ir.Value, rank: int) -> bool:
     """Whether a value spans the channels alone or the positions alone of `rank` dimensions, so that any layout is as good."""
     shape = static_shape(value)
@@ -166,7 +160,7 @@ def _is_beside_positions(value: ir.Value, rank: int) -> bool:
 
 def _extents(anchor: ir.Node) -> Convolution:
     source, weights, result = (
-        tensor_type(value) for value in (*map(_as_it_lies, anchor.inputs[:2]), anchor.outputs[0]) if value is not None
+        tensor_type(value) for value in (*map(as_it_lies, anchor.inputs[:2]), anchor.outputs[0]) if value is not None
     )
     groups, ones = anchor.attributes.get_int("group", 1), (1,) * (len(source.shape) - 2)
     kernel, strides = weights.shape[2:], tuple(anchor.attributes.get_ints("strides", ones))
@@ -202,7 +196,9 @@ def _as_plane(extents: tuple[int, ...]) -> tuple[int, int]:
 
 def _phase_extents(anchor: ir.Node, strides: tuple[int, int]) -> Convolution:
     """A transposed convolution as what it is about: a convolution of stride 1 with as many times the outputs as it has phases."""
-    source, weights, result = (tensor_type(value) for value in (*anchor.inputs[:2], anchor.outputs[0]) if value is not None)
+    source, weights, result = (
+        tensor_type(value) for value in (*map(as_it_lies, anchor.inputs[:2]), anchor.outputs[0]) if value is not None
+    )
     groups, phases = anchor.attributes.get_int("group", 1), prod(strides)
     rows, columns = (ceil(extent / stride) for extent, stride in zip(result.shape[2:], strides, strict=True))
     down, across = (ceil(taps / stride) for taps, stride in zip(weights.shape[2:], strides, strict=True))

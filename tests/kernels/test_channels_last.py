@@ -164,8 +164,9 @@ def transposed(
     dtype: str = "float32",
     keep_first: tuple[str, ...] = (),
     is_constant: bool = True,
+    narrow: str = "",
 ) -> Case:
-    """A transposed convolution with bias, then relu(c + r), all channels-last."""
+    """A transposed convolution with bias, then relu(c + r), all channels-last. `narrow` as for `convolution`."""
     k, s, p, d, e = (v if isinstance(v, tuple) else (v, v) for v in (kernel, strides, pads, dilations, extra))
     generator = torch.Generator().manual_seed(sum(shape) + channels)
 
@@ -173,12 +174,17 @@ def transposed(
         return torch.randn(*extents, generator=generator, dtype=torch.float64)
 
     x, weights, bias = draw(*shape), draw(shape[1], channels // group, *k), draw(channels)
+    x, weights = (tensor.bfloat16().double() if name in narrow else tensor for name, tensor in (("x", x), ("w", weights)))
     exact = functional.conv_transpose2d(x, weights, bias, s, p, e, group, d)
     tensors = {"x": x, "w": weights, "b": bias, "r": draw(*exact.shape)}
-    arrays = {name: tensor.numpy().astype(dtype) for name, tensor in tensors.items()}
+    arrays = {name: tensor.numpy().astype(_BFLOAT16 if name in narrow else dtype) for name, tensor in tensors.items()}
     attributes = {"strides": s, "pads": (*p, *p), "dilations": d, "output_padding": e, "group": group}
-    ops = (Op("ConvTranspose", ("x", "w", "b"), ("c",), attributes), Op("Add", ("c", "r"), ("a",)), Op("Relu", ("a",), ("y",)))
+    read = {name: f".{name}.wide" if name in narrow else name for name in "xw"}
+    casts = [Op("Cast", (name,), (read[name],), {"to": 1}) for name in narrow]
+    anchor = Op("ConvTranspose", (read["x"], read["w"], "b"), ("c",), attributes)
+    ops = (*casts, anchor, Op("Add", ("c", "r"), ("a",)), Op("Relu", ("a",), ("y",)))
     types = {name: type_of(array) for name, array in arrays.items()}
+    types |= {read[name]: replace(types[name], dtype=dtype) for name in narrow}
     types |= dict.fromkeys(("c", "a", "y"), types["r"])
     expected, unit = torch.relu(exact + tensors["r"]).numpy(), _UNITS[dtype]
     constants = frozenset("wb" if is_constant else "")
@@ -439,6 +445,44 @@ def narrow_convolutions() -> list[Case]:
     ]
 
 
+def narrow_transposed() -> list[Case]:
+    """Phases by pairs of channels, alone and as a copy with zeros; odd channels and wide weights go without pairs."""
+    return [
+        transposed((1, 64, 7, 7), 64, 2, 2, narrow="xw"),
+        transposed((2, 18, 6, 5), 33, 2, 2, narrow="xw"),
+        transposed((1, 8, 5, 6), 20, 4, 2, 1, narrow="xw"),
+        transposed((1, 6, 4, 5), 9, (2, 3), (3, 2), (0, 1), extra=(2, 1), narrow="xw"),
+        transposed((2, 12, 5, 6), 9, 3, 2, 1, group=3, narrow="xw"),
+        transposed((1, 7, 6, 6), 9, 3, 2, 1, narrow="xw"),
+        transposed((1, 8, 6, 6), 9, 3, 2, 1, narrow="w"),
+    ]
+
+
 @pytest.mark.parametrize("level", [*LEVELS, "avx512bf16"])
 def test_convolutions_of_bfloat16(level: str) -> None:
-    check(narrow_convolutions(), target_of(level))
+    check([*narrow_convolutions(), *narrow_transposed()], target_of(level))
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+def test_poolings_of_bfloat16(op_type: str) -> None:
+    """They read images as they lie, for results in float32 and rounded ones, in either layout."""
+    x = np.random.default_rng(0).standard_normal((2, 37, 9, 8)).astype(_BFLOAT16)
+    pool = getattr(functional, "max_pool2d" if op_type == "MaxPool" else "avg_pool2d")
+    exact = pool(torch.from_numpy(x.astype(np.float64)), 2, 2).numpy()
+    cases = []
+    for result in ("float32", "bfloat16"):
+        names = ("y",) if result == "float32" else (".y", "y")
+        anchor = Op(op_type, (".x",), names[:1], {"kernel_shape": (2, 2), "strides": (2, 2)})
+        ops = (
+            Op("Cast", ("x",), (".x",), {"to": 1}),
+            anchor,
+            *([Op("Cast", names, ("y",), {"to": 16})] if len(names) > 1 else []),
+        )
+        ops = tuple(replace(op, inputs=op.inputs[:1]) for op in ops)
+        wide = replace(type_of(x), dtype="float32")
+        types = {"x": type_of(x), ".x": wide, ".y": replace(wide, shape=exact.shape)}
+        types["y"] = replace(types[".y"], dtype=result)
+        unit = 0.0 if op_type == "MaxPool" else 2.0**-8 if result == "bfloat16" else 1e-6
+        case = Case(Group(ops, ("x",), ("y",), types), {"x": x}, [exact], unit, unit / 10, f"{op_type} {result}", "pooling")
+        cases += [case, channels_last(case, template="pooling_channels_last")]
+    check(cases, target_of("avx2"))

@@ -125,7 +125,7 @@ def test_rounding_to_powers_of_two(rounding: str, saturate: int) -> None:
 @pytest.mark.parametrize("level", [*LEVELS, "avx512bf16"])
 @pytest.mark.parametrize("count", [3, 7])
 def test_bfloat16_rounds_to_even_and_keeps_nan(level: str, count: int) -> None:
-    """NaNs of every payload at its ends, ties, the greatest number, zeros, denormal numbers and infinities, by the vector and alone.
+    """NaNs of every payload at its ends, ties, the greatest number, zeros, denormal numbers and infinities, in vectors and alone.
 
     The instruction of AVX512_BF16 makes zeros of denormal numbers, of their sign.
     """
