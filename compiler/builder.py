@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from ..runtime.executor import CompiledModel
@@ -14,6 +15,7 @@ from ..runtime.target import Target
 from .cache import ProgramCache, build_uncached, compiler_version
 from .digest import combine
 from .options import Options
+from .tuning.database import Configurations
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -37,6 +39,7 @@ class CompileModel(Protocol):
         output: Path,
         progress: Progress | None = None,
         profile: bool = False,
+        configurations: Configurations = MappingProxyType({}),
     ) -> None: ...
 
 
@@ -50,6 +53,7 @@ def drive(
     output: Path,
     progress: Progress | None = None,
     profile: bool = False,
+    configurations: Configurations = MappingProxyType({}),
 ) -> None:
     """The real driver, imported at the first compilation: it needs TVM, which takes seconds to import."""
     from .driver import compile_model
@@ -63,6 +67,7 @@ def drive(
         output=output,
         progress=progress,
         profile=profile,
+        configurations=configurations,
     )
 
 
@@ -123,6 +128,7 @@ class Builder:
                 output=output,
                 progress=self.progress,
                 profile=options.profile,
+                configurations=options.configurations,
             )
 
         program = build_uncached(write) if self.cache is None else self.cache.load(key, write)

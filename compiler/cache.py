@@ -194,7 +194,7 @@ def compiler_version() -> str:
     for name in _DEPENDENCIES:
         digest.update(f"{name} {importlib.metadata.version(name)}\n".encode())
     for folder in ("compiler", "passes", "kernels", "runtime"):
-        for path in sorted(path for path in (root / folder).rglob("*") if path.suffix in (".py", ".ll")):
+        for path in sorted(path for path in (root / folder).rglob("*") if path.suffix in (".py", ".ll", ".json")):
             status = path.stat()
             digest.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx_ir as ir
 
 from ..kernels.group import Group
+from ..kernels.problem import problem_of
 from ..kernels.registry import build_kernel
 from ..kernels.template import BuiltKernel, Refusal
 from ..runtime.errors import UnsupportedModelError
@@ -30,6 +32,7 @@ from .lowering.program import build_library
 from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .pass_table import PASSES, named_pipeline
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
+from .tuning.database import Configurations
 
 _REMARKS = 1000  # lines kept of each list of the report
 Progress = Callable[[str, float], None]  # what is being done, and the fraction of the whole that is behind
@@ -45,10 +48,11 @@ def compile_model(
     output: Path,
     progress: Progress | None = None,
     profile: bool = False,
+    configurations: Configurations = MappingProxyType({}),
 ) -> None:
     """Compile a model whose shapes are all static, changing it, and write the program file `output`.
 
-    With `profile` the program has counters and describes its groups.
+    With `profile` the program has counters and describes its groups. `configurations` are tried for the problems that they name.
 
     Raises:
         OptionError: the pipeline names an unknown pass or option.
@@ -67,9 +71,11 @@ def compile_model(
 
     run_pipeline(model, passes, context, on_pass=passed)
     tell("choosing kernels", 0.2)
-    lowered, aliases = lower_groups(model, target, precision)
+    lowered, aliases = lower_groups(model, target, precision, configurations)
     for rejection in aliases.rejections:
         context.reject("alias", rejection)
+    for symbol, item in {item.symbol: item for item in lowered if item.group.configuration}.items():
+        context.remark("tuning", _tuning_remark(symbol, item), [item.node])
     draft = draft_plan(model, lowered, target, aliases)
     plan = run_plan_pipeline(draft.plan, passes, context)
     tell("generating code", 0.4)
@@ -85,7 +91,12 @@ def compile_model(
     tell("done", 1.0)
 
 
-def lower_groups(model: ir.Model, target: Target, precision: Precision = "float32") -> tuple[list[LoweredGroup], Aliases]:
+def lower_groups(
+    model: ir.Model,
+    target: Target,
+    precision: Precision = "float32",
+    configurations: Configurations = MappingProxyType({}),
+) -> tuple[list[LoweredGroup], Aliases]:
     """A kernel for each node that computes something, in the graph's order, and where values lie that need none.
 
     Equal groups share a kernel. Empty tensors need none. A fused group that no template takes is taken apart, and its operators
@@ -94,7 +105,7 @@ def lower_groups(model: ir.Model, target: Target, precision: Precision = "float3
     Raises:
         UnsupportedModelError: operators that no template takes; all of them at once.
     """
-    lowering = _Lowering(model, target, precision)
+    lowering = _Lowering(model, target, precision, configurations)
     lowering.lower(model.graph)
     aliases = aliases_of(model)
     for node in model.graph:
@@ -109,10 +120,11 @@ def lower_groups(model: ir.Model, target: Target, precision: Precision = "float3
 class _Lowering:
     """The kernels found so far, by the structure of their groups, and the groups that they compute, by node."""
 
-    def __init__(self, model: ir.Model, target: Target, precision: Precision) -> None:
+    def __init__(self, model: ir.Model, target: Target, precision: Precision, configurations: Configurations) -> None:
         self.model = model
         self.target = target
         self.precision = precision
+        self.configurations = configurations
         self.kernels: dict[str, tuple[str, BuiltKernel, dict[int, str]] | str] = {}
         self.groups: dict[ir.Node, LoweredGroup] = {}
         self.obstacles: list[str] = []
@@ -132,6 +144,8 @@ class _Lowering:
         except UnsupportedModelError as refusal:  # of its shapes
             self.obstacles.append(f"{node.op_type} at {refusal.where} ({refusal.what})")
             return ()
+        if self.configurations:
+            group = replace(group, configuration=self.configurations.get(problem_of(group), {}))
         key = group.key()
         if key not in self.kernels:
             self.kernels[key] = _build(self.model, node, group, self.target, len(self.kernels))
@@ -189,6 +203,12 @@ def _description(model: ir.Model, item: LoweredGroup, alone: Mapping[str, tuple[
     reasons = alone.get(str(item.node.name), ())
     names, computing = original_names(item.node), computing_names(model, item.node)
     return GroupDescription(names, source_of(item.node), item.kernel.refused, reasons, computing)
+
+
+def _tuning_remark(symbol: str, item: LoweredGroup) -> str:
+    """What a configuration from a database has done to a kernel."""
+    wanted = " ".join(f"{name}={option}" for name, option in sorted(item.group.configuration.items()))
+    return f"{symbol} as measured: {wanted}" + "".join(f"; {reason}" for reason in item.kernel.ignored)
 
 
 def _report(lowered: list[LoweredGroup], context: Context, alone: Mapping[str, tuple[str, ...]]) -> dict[str, object]:

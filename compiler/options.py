@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..runtime.errors import OptionError
 from ..runtime.precision import PRECISIONS, Precision
 from ..runtime.target import Target
+from .tuning.database import Configurations, digest_of, known_configurations
 
-EXTRA_OPTIONS = ("pipeline", "profile", "random", "threads")
+EXTRA_OPTIONS = ("pipeline", "profile", "random", "threads", "tuning")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Everything beside the model that decides the compiled program. `pipeline` None is the default pipeline.
 
-    `random` says that the model may draw random numbers, `profile` that the program shall have counters.
+    `random` says that the model may draw random numbers, `profile` that the program shall have counters; `configurations` are
+    what is known to be best for some problems.
     """
 
     target: Target
@@ -25,9 +27,11 @@ class Options:
     pipeline: str | None = None
     random: bool = False
     profile: bool = False
+    configurations: Configurations = field(default_factory=dict)
 
     def __str__(self) -> str:
         flags = " random" * self.random + " profile" * self.profile
+        flags += f" tuning={digest_of(self.configurations)}" if self.configurations else ""
         return f"target={self.target} precision={self.precision} pipeline={self.pipeline or 'default'}{flags}"
 
 
@@ -55,7 +59,8 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object]) -> O
         raise OptionError(
             "profile", f"programs for {parsed} have no counters", "leave it out, and time them with the GPU's tools"
         )
-    return Options(parsed, exactness, pipeline, random, profile)
+    configurations = known_configurations(extra.get("tuning", True), parsed, exactness)
+    return Options(parsed, exactness, pipeline, random, profile, configurations)
 
 
 def parse_precision(text: str) -> Precision:

@@ -5,9 +5,9 @@ All buffers are flat; a template computes its own offsets, so one pointer may be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tvm
@@ -16,11 +16,13 @@ from tvm.ir import PointerType, PrimType
 
 from ..runtime.plan import ALIGNMENT
 from .bfloat16 import is_rounding, rounded
+from .configuration import Choice, Configuration
 from .formats import is_coded
 
 Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
 Buffer: TypeAlias = Any
 Index: TypeAlias = tuple[Expr, ...]
+T = TypeVar("T")
 
 PARALLEL_MIN_WORK = 40_000  # scalar operations below which one parallel region (about 2.4 us) costs more than it saves
 
@@ -34,10 +36,14 @@ class KernelBuilder:
     is_grid = False
     integer_bits = 128  # of the widest integers that the target's compiler knows
 
-    def __init__(self, lanes_bytes: int, threads: int, *, has_bfloat16: bool = False) -> None:
+    def __init__(
+        self, lanes_bytes: int, threads: int, *, has_bfloat16: bool = False, configuration: Configuration | None = None
+    ) -> None:
         self.vector_bytes = lanes_bytes
         self.has_bfloat16 = has_bfloat16  # an instruction that rounds to it
         self.threads = threads
+        self.choices: list[Choice] = []
+        self._configuration = configuration
         self.workspace_bytes = 0
         self._blocks: list[list[Any]] = [[]]
         self._parameters: dict[str, tuple[Any, Any]] = {}
@@ -48,6 +54,19 @@ class KernelBuilder:
 
     def lanes(self, dtype: str) -> int:
         return self.vector_bytes // max(np.dtype(dtype).itemsize, 1)
+
+    def choose(self, name: str, options: Mapping[str, T]) -> T:
+        """One of the legal options, by their names: the one that the configuration names, else the first.
+
+        Where there is a configuration, if only an empty one, `choices` tells what could be chosen otherwise.
+        """
+        taken = next(iter(options))
+        if self._configuration is not None:
+            wanted = self._configuration.get(name, taken)
+            taken = wanted if wanted in options else taken
+            if len(options) > 1:
+                self.choices.append(Choice(name, tuple(options), taken))
+        return options[taken]
 
     # Parameters -------------------------------------------------------------------------------------------------------
 

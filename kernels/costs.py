@@ -91,10 +91,23 @@ def in_pairs(one: Convolution) -> Convolution:
 
 def channels_last_tile(positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int) -> tuple[int, int]:
     """Rows (positions) and vectors (of output channels) of the tile with the fewest cycles for a stretch of positions."""
+    return channels_last_tiles(positions, channels, depth, inputs, lanes, registers)[0]
+
+
+def channels_last_tiles(
+    positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int
+) -> list[tuple[int, int]]:
+    """All tiles for a stretch of positions: those that cycles are counted for, the fewest first, then those thought worse."""
     most = registers // 2 if inputs < _FEW_CHANNELS else registers
-    rows = range(1, min(positions, _SHORT_ROWS if depth < _SHORT_DEPTH else _MAX_TILE_ROWS) + 1)
-    choices = [(r, v) for r, v in product(rows, (1, 2)) if r * v + v + 1 <= most]
-    return min(choices, key=lambda tile: (_stretch_cycles(tile, positions, channels, depth, lanes), tile))
+    rows = min(positions, _SHORT_ROWS if depth < _SHORT_DEPTH else _MAX_TILE_ROWS)
+    every = product(range(1, min(positions, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4))
+    fitting = [(r, v) for r, v in every if r * v + v + 1 <= registers and (v == 1 or (v - 1) * lanes < channels)]
+
+    def rank(tile: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:
+        is_counted = tile[0] <= rows and tile[1] <= 2 and tile[0] * tile[1] + tile[1] + 1 <= most
+        return not is_counted, _stretch_cycles(tile, positions, channels, depth, lanes), tile
+
+    return sorted(fitting, key=rank)
 
 
 def _stretch_cycles(tile: tuple[int, int], positions: int, channels: int, depth: int, lanes: int) -> float:
@@ -126,10 +139,15 @@ class WinogradChoice:
 
 def winograd_choice(one: Convolution, lanes: int, registers: int) -> WinogradChoice | None:
     """The size of Winograd's tiles that takes the fewest cycles; None for windows that they do not compute."""
+    return next(iter(winograd_choices(one, lanes, registers)), None)
+
+
+def winograd_choices(one: Convolution, lanes: int, registers: int) -> list[WinogradChoice]:
+    """All sizes of Winograd's tiles, those with the fewest cycles first; none for windows that they do not compute."""
     if one.kernel != (3, 3) or one.strides != (1, 1) or one.dilations != (1, 1):
-        return None
+        return []
     choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, lanes, registers)) for outputs in WINOGRAD_OUTPUTS]
-    return min(choices, key=lambda choice: choice.cycles)
+    return sorted(choices, key=lambda choice: choice.cycles)
 
 
 def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int) -> float:
@@ -143,8 +161,13 @@ def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int)
 
 def product_tile(rows: int, columns: int, depth: int, lanes: int, registers: int) -> tuple[int, int]:
     """Rows and vectors of the tile with the fewest cycles for the products of Winograd's tiles."""
+    return product_tiles(rows, columns, depth, lanes, registers)[0]
+
+
+def product_tiles(rows: int, columns: int, depth: int, lanes: int, registers: int) -> list[tuple[int, int]]:
+    """All tiles for these products, those with the fewest cycles first."""
     choices = [(r, v) for r, v in product(range(1, min(rows, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4)) if r * v + v + 1 <= registers]
-    return min(choices, key=lambda tile: (_product_cycles(tile, rows, columns, depth, lanes), tile))
+    return sorted(choices, key=lambda tile: (_product_cycles(tile, rows, columns, depth, lanes), tile))
 
 
 def _product_cycles(tile: tuple[int, int], rows: int, columns: int, depth: int, lanes: int) -> float:

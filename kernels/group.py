@@ -11,6 +11,7 @@ import numpy as np
 
 from ..runtime.plan import TensorType
 from ..runtime.precision import Precision
+from .configuration import Configuration
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Group:
 
     Invariant: every value has a type; `outputs` are produced inside; whatever is read and not produced is in `inputs`.
     `constants` holds the inputs whose bytes never change; `literals` the small constants whose very value is known, and
-    which a kernel may therefore write into its code. `precision` is what its results must keep.
+    which a kernel may therefore write into its code. `precision` is what its results must keep, `configuration` what its template
+    shall choose among what is legal.
     """
 
     ops: tuple[Op, ...]
@@ -43,6 +45,7 @@ class Group:
     constants: frozenset[str] = frozenset()
     literals: Mapping[str, np.ndarray] = field(default_factory=dict)
     precision: Precision = "float32"
+    configuration: Configuration = field(default_factory=dict)
 
     @cached_property
     def producers(self) -> dict[str, Op]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..runtime.target import Target
+from .configuration import TEMPLATE, Configuration, ignored
 from .cpu import (
     arg_reduction,
     attention,
@@ -139,36 +141,76 @@ GPU_TEMPLATES: tuple[Template, ...] = (
 
 
 def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str, str], ...]:
-    """The kernel of a group; where none of the templates for its anchor takes it, their names and reasons."""
-    if large := [name for name, kind in group.types.items() if kind.elements > _MAX_ELEMENTS]:
-        return (("all", f"{large[0]} has more than {_MAX_ELEMENTS} elements, which 32-bit indices cannot reach"),)
-    if wide := [name for name, kind in group.types.items() if kind.dtype == "complex128"]:
-        return (("all", f"{wide[0]} is complex128, which no machine word holds"),)
-    anchors = {op.op_type for op in anchors_of(group)}
-    narrow = read_narrow(group)
-    is_bare = {False: not anchors or is_followed_anchor(group), True: not anchors or is_followed_anchor(narrow)}
-    is_prologued = not any(is_bare.values()) and is_prologued_anchor(group)
+    """The kernel of a group; where none of the templates for its anchor takes it, their names and reasons.
+
+    What the group's configuration asks for and cannot have is in the kernel's `ignored`.
+    """
+    if reason := _obstacle(group):
+        return (("all", reason),)
     refused: list[tuple[str, str]] = []
-    templates = (*(GPU_TEMPLATES if target.is_gpu else TILE_TEMPLATES if target.has_tiles else ()), *TEMPLATES)
-    if is_prologued:  # rows compute what comes before them once, the others where they read it
-        templates = tuple(sorted(templates, key=lambda template: not template.has_surroundings))
-    for template in templates:
-        if not anchors <= template.anchors or bool(anchors) != bool(template.anchors):
-            continue
-        takes_prologue = is_prologued and template.has_prologue
-        if not is_bare[template.reads_narrow] and not template.has_surroundings and not takes_prologue:
-            refused.append((template.name, "computes one operator, and reads its operands through no others"))
-            continue
-        try:
-            built = template.build(narrow if template.reads_narrow else group, target)
-        except UncutError as reason:
-            built = Refusal(f"no grids of threads: {reason}")
-        if target.kind == "rocm" and isinstance(built, BuiltKernel) and (missing := rocm_obstacle(built.function)):
-            built = Refusal(f"AMD GPUs have no {missing} in TVM")
+    for template in _templates_for(group, target):
+        built = _build(template, group, target)
         if isinstance(built, BuiltKernel):
-            return replace(built, refused=tuple(refused))
+            return replace(built, refused=tuple(refused), ignored=_ignored(group.configuration, built, dict(refused)))
         refused.append((template.name, built.reason))
     return tuple(refused)
 
 
-__all__ = ["TEMPLATES", "Refusal", "build_kernel"]
+def rival_templates(group: Group, target: Target) -> tuple[str, ...]:
+    """All templates that take the group, those that a configuration must name included, in the order of the list."""
+    if _obstacle(group):
+        return ()
+    named = {t: replace(group, configuration={TEMPLATE: t.name}) for t in _templates_for(group, target)}
+    return tuple(t.name for t, wished in named.items() if isinstance(_build(t, wished, target), BuiltKernel))
+
+
+def _obstacle(group: Group) -> str:
+    """Why no kernel can compute a group; empty where one might."""
+    if large := [name for name, kind in group.types.items() if kind.elements > _MAX_ELEMENTS]:
+        return f"{large[0]} has more than {_MAX_ELEMENTS} elements, which 32-bit indices cannot reach"
+    if wide := [name for name, kind in group.types.items() if kind.dtype == "complex128"]:
+        return f"{wide[0]} is complex128, which no machine word holds"
+    return ""
+
+
+def _templates_for(group: Group, target: Target) -> list[Template]:
+    """The templates for the group's anchors: first the one that its configuration names, then in the order of the list."""
+    anchors = {op.op_type for op in anchors_of(group)}
+    templates = (*(GPU_TEMPLATES if target.is_gpu else TILE_TEMPLATES if target.has_tiles else ()), *TEMPLATES)
+    fitting = [t for t in templates if anchors <= t.anchors and bool(anchors) == bool(t.anchors)]
+    if _is_prologued(group):  # rows compute what comes before them once, the others where they read it
+        fitting.sort(key=lambda template: not template.has_surroundings)
+    wanted = group.configuration.get(TEMPLATE)
+    return sorted(fitting, key=lambda template: template.name != wanted)
+
+
+def _is_prologued(group: Group) -> bool:
+    """Whether pointwise operators come before an anchor that no reading of narrow operands makes bare."""
+    is_bare = not anchors_of(group) or is_followed_anchor(group) or is_followed_anchor(read_narrow(group))
+    return not is_bare and is_prologued_anchor(group)
+
+
+def _build(template: Template, group: Group, target: Target) -> BuiltKernel | Refusal:
+    seen = read_narrow(group) if template.reads_narrow else group
+    is_bare = not anchors_of(group) or is_followed_anchor(seen)
+    takes_prologue = template.has_prologue and _is_prologued(group)
+    if not is_bare and not template.has_surroundings and not takes_prologue:
+        return Refusal("computes one operator, and reads its operands through no others")
+    try:
+        built = template.build(seen, target)
+    except UncutError as reason:
+        return Refusal(f"no grids of threads: {reason}")
+    if target.kind == "rocm" and isinstance(built, BuiltKernel) and (missing := rocm_obstacle(built.function)):
+        return Refusal(f"AMD GPUs have no {missing} in TVM")
+    return built
+
+
+def _ignored(configuration: Configuration, built: BuiltKernel, refused: Mapping[str, str]) -> tuple[str, ...]:
+    """What the configuration asks for that the kernel is not, and why."""
+    wanted = configuration.get(TEMPLATE, built.template)
+    if wanted != built.template:
+        return (f"{TEMPLATE}={wanted} ignored: {refused.get(wanted, 'is no template for it')}",)
+    return ignored({name: option for name, option in configuration.items() if name != TEMPLATE}, built.choices)
+
+
+__all__ = ["TEMPLATES", "Refusal", "build_kernel", "rival_templates"]

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..runtime.plan import TensorType
 from ..runtime.target import Target
+from .configuration import Choice
 from .group import Group
 
 
@@ -47,7 +48,8 @@ class Operand:
 class BuiltKernel:
     """A kernel and how to call it: pointers of `operands`, then of the group's outputs, then the workspace if it has bytes.
 
-    `inplace` pairs (output index, operand index) may share one address. `refused` says why earlier templates were passed over.
+    `inplace` pairs (output index, operand index) may share one address. `refused` says why earlier templates were passed over,
+    `choices` what was decided beside, and `ignored` what the group's configuration asked for in vain.
     """
 
     template: str
@@ -57,6 +59,8 @@ class BuiltKernel:
     inplace: tuple[tuple[int, int], ...] = ()
     flops: int = 0
     refused: tuple[tuple[str, str], ...] = ()
+    choices: tuple[Choice, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

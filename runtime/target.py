@@ -129,6 +129,20 @@ def host_cpu_flags() -> frozenset[str]:
     return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
 
 
+@cache
+def host_cpu_model() -> str:
+    """What distinguishes this CPU's design: maker, family and model number, as in "AuthenticAMD family 26 model 2"; the many
+    names that one design is sold by do not count. "unknown" where /proc/cpuinfo cannot be read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    if "vendor_id" not in facts:
+        return "unknown"
+    return f"{facts['vendor_id']} family {facts.get('cpu family', '?')} model {facts.get('model', '?')}"
+
+
 def best_cpu_level() -> str:
     """The highest level this machine runs, and its system lets this process run.
 

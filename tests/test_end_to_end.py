@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Barrier
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from prefuse.compiler.api import compile_model
 from prefuse.compiler.builder import Progress, drive
 from prefuse.compiler.oracle import relative_error, run_model
 from prefuse.compiler.specialize import SpecializedModel
+from prefuse.compiler.tuning.database import Configurations
 from prefuse.examples.models import MODELS
 from prefuse.runtime.executor import CompiledModel, Context
 from prefuse.runtime.plan_checker import check_plan
@@ -56,6 +58,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
         output: Path,
         progress: Progress | None = None,
         profile: bool = False,
+        configurations: Configurations = MappingProxyType({}),
     ) -> None:
         graphs.append(model.clone())
         drive(
@@ -67,6 +70,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
             output=output,
             progress=progress,
             profile=profile,
+            configurations=configurations,
         )
 
     specialized = compile_model(module, inputs, cache=False, options={}, driver=driver)

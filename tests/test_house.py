@@ -23,6 +23,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "compiler.ir": ("compiler.ir", "compiler.pipeline", "runtime"),
     "compiler.lowering": ("compiler", "kernels", "runtime"),
     "compiler.driver": ("compiler", "kernels", "runtime"),
+    "compiler.tuning": ("compiler", "kernels", "runtime"),
     "compiler.cli": ("", "compiler", "kernels", "runtime"),
     "": ("compiler", "runtime"),
 }

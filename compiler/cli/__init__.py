@@ -18,6 +18,7 @@ _VERBS = {
     "explain": "tell what each pass made of a node, and which kernel computes it",
     "why-not": "say why two nodes are not in one group",
     "profile": "say where the time of a model goes, and compare two pipelines",
+    "tune": "measure how the kernels of a model are computed fastest here, for later compilations",
     "bisect": "find the pass after which a model's numbers are wrong",
     "inspect": "list a model's operators, parameters, arithmetic, and what cannot be compiled",
     "doctor": "say what this machine can run, and what to install",

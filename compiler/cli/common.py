@@ -69,6 +69,8 @@ class CompileArguments:
     random: bool = False
     pipeline: str | None = None
     no_cache: bool = False
+    database: Path | None = None
+    no_tuning: bool = False
 
     def options(self, *, profile: bool = False) -> Options:
         """Them as the compiler's options, for a program with counters if `profile`.
@@ -76,7 +78,13 @@ class CompileArguments:
         Raises:
             OptionError: one is not what it should be.
         """
-        extra = {"threads": self.threads, "random": self.random, "pipeline": self.pipeline, "profile": profile}
+        extra = {
+            "threads": self.threads,
+            "random": self.random,
+            "pipeline": self.pipeline,
+            "profile": profile,
+            "tuning": False if self.no_tuning else self.database,
+        }
         return parse_options(self.target, self.precision, {key: value for key, value in extra.items() if value is not None})
 
 
@@ -97,13 +105,21 @@ PRECISION = click.option(
 _PIPELINE = click.option(
     "--pipeline", help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}; or default, or no-fusion."
 )
+DATABASE = click.option(
+    "--database",
+    type=click.Path(path_type=Path),
+    help="File with results of prefuse tune; one in the cache's folder if left out.",
+)
+THREADS = click.option("--threads", type=int, help="Threads of one call; all cores of this process if left out.")
 _COMPILE_OPTIONS = (
     _TARGET,
     PRECISION,
-    click.option("--threads", type=int, help="Threads of one call; all cores of this process if left out."),
+    THREADS,
     click.option("--random", is_flag=True, help="Take a model that draws random numbers, whose calls differ."),
     _PIPELINE,
     click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of compiled programs."),
+    DATABASE,
+    click.option("--no-tuning", is_flag=True, help="Use no results of prefuse tune, not even those that come with prefuse."),
 )
 
 

@@ -9,6 +9,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, unravel
+from ..configuration import Configuration
 from ..costs import operations_of
 from ..gpu.builder import GpuBuilder
 from ..group import Group
@@ -18,11 +19,15 @@ from ..template import BuiltKernel, Operand
 _BLOCK_VECTORS = 64  # vectors of one block of a flat loop: large enough to hide the loop, small enough to deal out evenly
 
 
-def new_builder(target: Target) -> KernelBuilder:
-    """The builder of the target's kernels: these templates serve GPUs too, where an iteration of a parallel loop is a thread."""
+def new_builder(target: Target, configuration: Configuration | None = None) -> KernelBuilder:
+    """The builder of the target's kernels: these templates serve GPUs too, where an iteration of a parallel loop is a thread.
+
+    With a configuration, if only an empty one, the kernel says what could be chosen otherwise.
+    """
     if target.is_gpu:
         return GpuBuilder()
-    return KernelBuilder(target.vector_lanes * 4, target.threads, has_bfloat16=target.has("avx512_bf16"))
+    has_bfloat16 = target.has("avx512_bf16")
+    return KernelBuilder(target.vector_lanes * 4, target.threads, has_bfloat16=has_bfloat16, configuration=configuration)
 
 
 def pointwise_cost(group: Group) -> int:
@@ -89,6 +94,7 @@ def finish(
         builder.workspace_bytes,
         tuple((0, operands.index(name)) for name in inplace if name in operands),
         flops,
+        choices=tuple(builder.choices),
     )
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from math import ceil, prod
+from math import prod
 
 from tvm import tirx
 
 from ...runtime.target import Target
 from ..bfloat16 import multiply_add, words_multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..costs import channels_last_tile
+from ..costs import channels_last_tiles
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
@@ -27,13 +27,18 @@ from .common import finish, new_builder
 from .depthwise_channels_last import Depthwise, is_depthwise
 from .packing import pack_in_kernel
 from .padded_image import Image, padded_image
-from .tile_product import PackPanels, Tile, sum_tile
+from .tile_product import PackPanels, Tile, split_options, sum_tile
 from .window import read_window
 
 _ACCUMULATORS = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 _WORK_PER_OPERATION = 16
 _SHORT_DEPTH = 256
 _NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
+_ORDERS = {  # of the loops around a tile: what passes while something else stays near
+    "by line": ("image", "line", "group", "n", "m"),
+    "by panel": ("group", "n", "image", "line", "m"),
+    "by position": ("image", "line", "group", "m", "n"),
+}
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -61,7 +66,7 @@ class _Convolution:
     def __init__(self, form: ChannelsLast, target: Target) -> None:
         self.form, self.target, self.anchor = form, target, form.anchor
         self.window = read_window(form.inner, form.anchor)
-        self.builder = new_builder(target)
+        self.builder = new_builder(target, form.outer.configuration)
         self.source = form.inner.types[form.anchor.inputs[0]]
         self.images, self.channels = self.source.shape[:2]
         self.groups = form.anchor.attribute("group", 1)
@@ -97,7 +102,8 @@ class _Convolution:
         depth = (*window.kernel, inputs)
         flops: int = (4 if self.is_paired else 2) * images * lines * rows * self.out_channels * prod(depth)
         lanes = builder.lanes(self.accumulator)
-        tile = Tile(*channels_last_tile(rows, outputs, prod(depth), inputs, lanes, self.target.vector_registers), lanes)
+        ranked = channels_last_tiles(rows, outputs, prod(depth), inputs, lanes, self.target.vector_registers)
+        tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         weights = self._weights(tile.columns)
         panels = -(-outputs // tile.columns)
         step, dilation = window.strides, window.dilations
@@ -130,22 +136,23 @@ class _Convolution:
                 )
 
         extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
-        order = self._order(prod(depth), outputs)
+        order = builder.choose("order", self._orders(prod(depth), outputs))
         deal(builder, {axis: extents[axis] for axis in order}, flops // _WORK_PER_OPERATION, emit_tile)
         return int(flops)
 
     def _factor(self, element: Expr) -> Expr:
         return element if self.is_paired else tirx.Cast(self.accumulator, element)
 
-    def _order(self, depth: int, outputs: int) -> tuple[str, ...]:
-        """The loops around a tile, outermost first.
+    def _orders(self, depth: int, outputs: int) -> dict[str, tuple[str, ...]]:
+        """The loops around a tile, outermost first, in all orders that may be good, the best first.
 
         Positions stay near while all channels pass, where weights do too; short sums write whole positions one after the other.
         """
         weights = self.form.inner.types[self.anchor.inputs[1]].size_bytes
+        own = "by panel" if weights > _NEAR_BYTES else "by line"
         if depth <= _SHORT_DEPTH and outputs > depth:
-            return "image", "line", "group", "m", "n"
-        return ("image", "line", "group", "n", "m") if weights <= _NEAR_BYTES else ("group", "n", "image", "line", "m")
+            own = "by position"
+        return {name: _ORDERS[name] for name in dict.fromkeys((own, *_ORDERS))}
 
     def _is_flat(self) -> bool:
         """Whether each output reads the input's element of its own place."""
@@ -207,8 +214,7 @@ def has_pairs(form: ChannelsLast, target: Target, channels: int) -> bool:
 def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Callable[[dict[str, Expr]], None]) -> None:
     """`body` at each place of nested loops, of which the one that divides best is dealt to the threads."""
     threads = builder.threads_for(work)
-    order = list(extents)
-    split = min(order, key=lambda axis: (ceil(extents[axis] / threads) * threads / extents[axis], order.index(axis)))
+    split = builder.choose("split", split_options(list(extents), extents, threads))
     with ExitStack() as loops:
         thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
         place: dict[str, Expr] = {}

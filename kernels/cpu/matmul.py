@@ -15,7 +15,7 @@ from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
 from .common import finish, new_builder
-from .tile_product import PackPanels, Panel, Plane, TileProduct, choose_tile, emit, stream_cycles
+from .tile_product import PackPanels, Panel, Plane, TileProduct, emit, stream_cycles, tile_options
 
 _ACCUMULATORS = {"float16": "float32", "bfloat16": "float32"}
 _TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
@@ -85,7 +85,7 @@ class Product:
 
     def __init__(self, group: Group, anchor: Op, target: Target) -> None:
         self.group, self.anchor, self.target = group, anchor, target
-        self.builder = new_builder(target)
+        self.builder = new_builder(target, group.configuration)
         self.batch, self.a, self.b = _normal_form(group, anchor)
         self.dtype = group.types[anchor.outputs[0]].dtype
         self.accumulator = _ACCUMULATORS.get(self.dtype, self.dtype)
@@ -97,7 +97,7 @@ class Product:
         # A changing B is read where it is if its columns are contiguous and fill one vector; else it is staged.
         stages_b = not packs_b and (not b.lines_last or b.lines < lanes)
         padded = packs_b or stages_b
-        tile = choose_tile(
+        tiles = tile_options(
             a.lines,
             b.lines,
             a.depth,
@@ -107,6 +107,7 @@ class Product:
             b_padded=padded,
             stream_cycles=stream_cycles(a.depth, self.builder.vector_bytes) if padded else 0.0,
         )
+        tile = self.builder.choose("tile", tiles)
         product = TileProduct(
             prod(self.batch),
             a.lines,

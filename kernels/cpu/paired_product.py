@@ -17,7 +17,7 @@ from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from .common import finish
 from .matmul import Load, Product, Side, product_of
-from .tile_product import Plane, TileProduct, choose_tile, emit, stream_cycles
+from .tile_product import Plane, TileProduct, emit, stream_cycles, tile_options
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -54,7 +54,7 @@ class PairedProduct(Product):
     def build(self) -> BuiltKernel:
         a, b, types = self.a, self.b, self.group.types
         has_words = types[a.name].dtype == "bfloat16"
-        tile = choose_tile(
+        tiles = tile_options(
             a.lines,
             b.lines,
             a.depth // 2,
@@ -64,6 +64,7 @@ class PairedProduct(Product):
             b_padded=True,
             stream_cycles=stream_cycles(a.depth // 2, self.builder.vector_bytes),
         )
+        tile = self.builder.choose("tile", tiles)
         panels = self._packed_pairs(tile.columns) if b.name in self.group.constants else self._staged_pairs(tile.columns)
         product = TileProduct(
             prod(self.batch),

@@ -23,7 +23,7 @@ from .matmul import Load, Product
 from .row_form import RowForm, row_form
 from .rows import OPERATORS as ROW_OPERATORS
 from .rows import SCRATCH_BYTES, emit_row, row_scratch
-from .tile_product import WORK_PER_OPERATION, Plane, Tile, TileProduct, choose_tile, emit_tile, stream_cycles
+from .tile_product import WORK_PER_OPERATION, Plane, Tile, TileProduct, emit_tile, stream_cycles, tile_options
 
 PRODUCTS = frozenset(["MatMul", "Gemm"])
 OPERATORS = ROW_OPERATORS | PRODUCTS
@@ -151,14 +151,15 @@ class _ProductRows(Product):
         share_rows = ceil(self.rows / threads)
         lanes, registers = self.builder.lanes("float32"), self.target.vector_registers
         stream = stream_cycles(self.a.depth, self.builder.vector_bytes)
-        tile = choose_tile(
+        options = tile_options(
             share_rows, self.columns, self.a.depth, lanes, registers, shifted_loads=False, b_padded=True, stream_cycles=stream
         )
+        tile = self.builder.choose("tile", options)
         tiles = ceil(self.rows / tile.rows)
         most = max(PRODUCT_BLOCK_BYTES // (4 * self.pitch * tile.rows), 1)
         threads = min(threads, tiles)
         of_thread = ceil(tiles / threads)
-        return _Blocks(threads, tile, tiles, ceil(of_thread / ceil(of_thread / most)))
+        return _Blocks(threads, tile, tiles, self.builder.choose("block", _block_options(of_thread, most)))
 
     def _reader(self, results: Buffer, base: Expr) -> Reader:
         """Reads the product's element in the row of results at `base`."""
@@ -168,3 +169,10 @@ class _ProductRows(Product):
             return results[base + row_major(index[count:], self.form.row)]
 
         return read
+
+
+def _block_options(tiles: int, most: int) -> dict[str, int]:
+    """How many tiles of rows may be in a block, where a thread has so many: equal blocks of at most `most`, then smaller ones."""
+    fewest = ceil(tiles / most)
+    sizes = dict.fromkeys(ceil(tiles / blocks) for blocks in range(fewest, 4 * fewest + 1))
+    return {str(size): size for size in sizes}

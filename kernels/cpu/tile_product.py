@@ -11,11 +11,13 @@ element of B[k, n], n running, is contiguous in the padded input and needs no pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import permutations
 from itertools import product as nest
 from math import ceil, prod
+from typing import Any
 
 import numpy as np
 from tvm import tirx
@@ -46,6 +48,9 @@ class Tile:
     @property
     def columns(self) -> int:
         return self.vectors * self.lanes
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.vectors}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class TileProduct:
         return 2 * self.batch * self.m * min(self.plane.columns, rows * self.plane.width) * prod(self.depth) * self.terms
 
 
-def choose_tile(
+def tile_options(
     m: int,
     columns: int,
     depth: int,
@@ -120,8 +125,10 @@ def choose_tile(
     b_padded: bool,
     vector_step: int = 1,
     stream_cycles: float = 0.0,
-) -> Tile:
-    """The tile with the fewest estimated cycles: two multiply-adds or two loads a cycle, four cycles of latency, wasted edges.
+) -> dict[str, Tile]:
+    """All tiles, by their names, those with the fewest estimated cycles first.
+
+    Counted are two multiply-adds or two loads a cycle, four cycles of latency, wasted edges.
 
     Args:
         shifted_loads: loads of B that cross cache lines, and so count twice.
@@ -141,8 +148,13 @@ def choose_tile(
         for rows, vectors in nest(range(1, max(min(m, 14), 1) + 1), range(vector_step, 9, vector_step))
         if rows * vectors + vectors + 1 <= registers and (b_padded or vectors == 1 or vectors * lanes <= columns)
     ]
-    rows, vectors = min(choices, key=lambda choice: (cycles(*choice), choice))
-    return Tile(rows, vectors, lanes)
+    tiles = (Tile(*choice, lanes) for choice in sorted(choices, key=lambda choice: (cycles(*choice), choice)))
+    return {str(tile): tile for tile in tiles}
+
+
+def choose_tile(m: int, columns: int, depth: int, lanes: int, registers: int, **how: Any) -> Tile:
+    """The tile with the fewest estimated cycles; `how` as `tile_options` has it."""
+    return next(iter(tile_options(m, columns, depth, lanes, registers, **how).values()))
 
 
 def stream_cycles(depth: int, vector_bytes: int) -> float:
@@ -165,8 +177,9 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
             emit_tile(builder, product, batch, m_tile, n_tile)
         return
     order = ["n", "batch", "m"] if product.shares_b else ["batch", "m", "n"] if a_bytes > b_bytes else ["batch", "n", "m"]
+    order = builder.choose("order", loop_orders(order, extents))
     threads = builder.threads_for(product.flops // WORK_PER_OPERATION)
-    split = min(order, key=lambda axis: (ceil(extents[axis] / threads) * threads / extents[axis], order.index(axis)))
+    split = builder.choose("split", split_options(order, extents, threads))
     with ExitStack() as loops:
         thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
         at: dict[str, Expr] = {}
@@ -175,6 +188,19 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
             i = loops.enter_context(builder.loop(end - begin, name=axis))
             at[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
         emit_tile(builder, product, at["batch"], at["m"], at["n"])
+
+
+def loop_orders(order: Sequence[str], extents: Mapping[str, int]) -> dict[str, list[str]]:
+    """All orders of loops of these extents, by their names, `order` first; those of one iteration stay outside."""
+    once, often = [axis for axis in order if extents[axis] == 1], [axis for axis in order if extents[axis] > 1]
+    return {" ".join(some): [*once, *some] for some in permutations(often)}
+
+
+def split_options(order: Sequence[str], extents: Mapping[str, int], threads: int) -> dict[str, str]:
+    """The loops that may be dealt to threads, the one whose shares are most equal first, and of those the outermost."""
+    often = [axis for axis in order if extents[axis] > 1] if threads > 1 else []
+    ranked = sorted(often, key=lambda axis: (ceil(extents[axis] / threads) * threads / extents[axis], order.index(axis)))
+    return {axis: axis for axis in ranked or order[:1]}
 
 
 def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:

@@ -17,14 +17,16 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
+from ..configuration import TEMPLATE
 from ..costs import (
     WINOGRAD_PRECISIONS,
     Convolution,
     WinogradChoice,
     channels_last_cycles,
     in_pairs,
-    product_tile,
+    product_tiles,
     winograd_choice,
+    winograd_choices,
 )
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
@@ -55,9 +57,9 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return choice
     one = _extents(form)
     direct = direct_convolution_cycles(form, target)
-    if choice.cycles >= direct:
+    if choice.cycles >= direct and group.configuration.get(TEMPLATE) != "winograd_channels_last":
         return Refusal(f"would take {choice.cycles:.0f} cycles, and the direct convolution {direct:.0f}")
-    return _Kernel(form, one, choice.outputs, target).build()
+    return _Kernel(form, one, target).build()
 
 
 def direct_convolution_cycles(form: ChannelsLast, target: Target) -> float:
@@ -143,33 +145,39 @@ class _Matrices:
 class _Kernel:
     """One kernel being built."""
 
-    def __init__(self, form: ChannelsLast, one: Convolution, outputs: int, target: Target) -> None:
+    def __init__(self, form: ChannelsLast, one: Convolution, target: Target) -> None:
         self.form, self.one, self.anchor, self.target = form, one, form.anchor, target
         self.packed: dict[str, Operand] = {}
         self.window: Window = read_window(form.inner, form.anchor)
-        self.builder: KernelBuilder = new_builder(target)
+        self.builder: KernelBuilder = new_builder(target, form.outer.configuration)
         self.lanes = target.vector_lanes
+        sizes = winograd_choices(one, target.vector_lanes, target.vector_registers)
+        outputs = self.builder.choose("outputs", {str(choice.outputs): choice.outputs for choice in sizes})
         self.method = winograd(outputs)
         self.points = self.method.extent**2
         self.grid = (one.images, ceil(one.rows / outputs), ceil(one.columns / outputs))
         self.tiles = one.images * self.grid[1] * self.grid[2]
         channels = one.groups * one.inputs
         self.pitch = channels + (16 if channels % 512 == 0 else 0)  # rows 2 KiB apart would crowd each other out
-        self.tile = self._product_tile(self.tiles)
+        tile = self._tile_options(self.tiles)[0]
         self.flops = 2 * self.points * self.tiles * one.groups * one.inputs * one.outputs
         self.threads = self.builder.threads_for(self.flops // _WORK_PER_OPERATION)
-        near = _NEAR_BYTES // (4 * self.points * (self.pitch + self.tile.columns))
+        near = _NEAR_BYTES // (4 * self.points * (self.pitch + tile.columns))
         weights = 4 * self.points * channels * one.outputs
-        self.is_private = near >= min(_LEAST_TILES, self.tiles) and self.tiles >= self.threads and weights <= _FAR_BYTES
+        is_private = near >= min(_LEAST_TILES, self.tiles) and self.tiles >= self.threads and weights <= _FAR_BYTES
+        may_be_private = near > 0 and self.tiles >= self.threads
+        blocks_of = ("thread", "all") if is_private else ("all", "thread") if may_be_private else ("all",)
+        self.is_private = self.builder.choose("blocks", {whose: whose == "thread" for whose in blocks_of})
         far = max(_FAR_BYTES // (4 * self.points * self.pitch), 1)
         blocks = self.threads * ceil(self.tiles / (self.threads * near)) if self.is_private else ceil(self.tiles / far)
         self.size = ceil(self.tiles / blocks)
-        self.tile = self._product_tile(self.size)
+        self.tile = self.builder.choose("tile", {str(tile): tile for tile in self._tile_options(self.size)})
         self.panels = ceil(one.outputs / self.tile.columns)
 
-    def _product_tile(self, rows: int) -> Tile:
+    def _tile_options(self, rows: int) -> list[Tile]:
         one = self.one
-        return Tile(*product_tile(rows, one.outputs, one.inputs, self.lanes, self.target.vector_registers), self.lanes)
+        tiles = product_tiles(rows, one.outputs, one.inputs, self.lanes, self.target.vector_registers)
+        return [Tile(*tile, self.lanes) for tile in tiles]
 
     def build(self) -> BuiltKernel:
         name = self.anchor.inputs[1]

@@ -12,7 +12,7 @@ import prefuse
 import pytest
 import torch
 from prefuse.compiler.oracle import relative_error
-from prefuse.kernels.costs import WINOGRAD_OUTPUTS, Convolution, WinogradChoice, winograd_choice
+from prefuse.kernels.costs import WINOGRAD_OUTPUTS, Convolution, winograd_choice
 from prefuse.kernels.cpu import winograd_channels_last
 from prefuse.kernels.cpu.winograd import PackWinograd, winograd
 from prefuse.kernels.group import Op
@@ -37,9 +37,10 @@ def fast(*arguments: Any, template: str = "winograd_channels_last", **options: A
     return replace(case, group=group, rtol=_HALF_UNIT if "y" in narrow else 0.0, atol=_RELATIVE * largest, template=template)
 
 
-def force(patch: pytest.MonkeyPatch, outputs: int) -> None:
-    """Tiles of this size wherever the kernel can have them, whatever it costs."""
-    patch.setattr(winograd_channels_last, "winograd_choice", lambda *_: WinogradChoice(outputs, 0.0))
+def forced(case: Case, outputs: int) -> Case:
+    """With tiles of this size, whatever it costs."""
+    configuration = {"template": "winograd_channels_last", "outputs": str(outputs)}
+    return replace(case, group=replace(case.group, configuration=configuration))
 
 
 @pytest.mark.parametrize("outputs", WINOGRAD_OUTPUTS)
@@ -83,29 +84,28 @@ def plain() -> list[Case]:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("outputs", WINOGRAD_OUTPUTS)
-def test_convolutions(outputs: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    force(monkeypatch, outputs)
-    check(plain(), target_of(level))
+def test_convolutions(outputs: int, level: str) -> None:
+    check([forced(case, outputs) for case in plain()], target_of(level))
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_bfloat16(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16(level: str) -> None:
     """Images and weights are read as they lie, one of them or both; sums are float32, and rounded once where they are stored."""
-    force(monkeypatch, 4)
     cases = [fast((1, 17, 13, 11), 24, 3, 1, 1, narrow=narrow) for narrow in ("xw", "x", "xwr", "xwry")]
-    check([*cases, fast((2, 6, 9, 11), 40, 3, 1, (0, 1, 2, 0), group=2, narrow="xwy")], target_of(level))
+    cases.append(fast((2, 6, 9, 11), 40, 3, 1, (0, 1, 2, 0), group=2, narrow="xwy"))
+    check([forced(case, 4) for case in cases], target_of(level))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_blocks_of_tiles(is_shared: bool, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks, the last of which has fewer tiles; threads take blocks, or panels of all blocks."""
-    force(monkeypatch, 4)
     monkeypatch.setattr(winograd_channels_last, "_LEAST_TILES", 1000 if is_shared else 1)
     monkeypatch.setattr(winograd_channels_last, "_NEAR_BYTES", 4 * 36 * 80 * 20)
     monkeypatch.setattr(winograd_channels_last, "_FAR_BYTES", 4 * 36 * 40 * 37)
     monkeypatch.setattr(winograd_channels_last, "_PRODUCT_BYTES", 4 * 36 * 32 * 15)
-    check([fast((2, 36, 30, 29), 70, 3, 1, 1), fast((1, 36, 50, 21), 68, 3, 1, 0, group=2)], target_of("avx2", threads))
+    cases = [fast((2, 36, 30, 29), 70, 3, 1, 1), fast((1, 36, 50, 21), 68, 3, 1, 0, group=2)]
+    check([forced(case, 4) for case in cases], target_of("avx2", threads))
 
 
 def test_runs_are_equal_bit_for_bit() -> None:

@@ -1,0 +1,188 @@
+"""`prefuse tune`: the problems of a model, those that take longest first, each with its share of the time that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+
+import onnx_ir as ir
+
+from ...kernels.configuration import TEMPLATE, Choice
+from ...kernels.group import Group
+from ...kernels.problem import problem_of
+from ...kernels.registry import build_kernel, rival_templates
+from ...kernels.template import BuiltKernel
+from ...runtime.errors import OptionError
+from ...runtime.target import Target
+from ..driver import lower_groups
+from ..ir.facts import infer_facts
+from ..ir.validity import check_nodes
+from ..options import Options
+from ..pass_table import PASSES, named_pipeline
+from ..pipeline import Context, Pass, parse_pipeline, run_pipeline
+from .database import Finding, Section, add_findings, read_database
+from .measuring import Trial
+from .search import OutOfTimeError, Search
+from .worker import Worker
+
+_EXPLORE_SECONDS, _CONFIRM_SECONDS = 0.15, 0.6  # of calls in one trial
+_TRIAL_BYTES = 1 << 30  # of constants in one trial
+_TRIAL_SIZE = 8  # configurations
+_FLOPS_PER_US, _BYTES_PER_US = 100_000, 20_000  # of a core, roughly: what decides how time is shared out
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A group that can be computed in several ways, and how many of a model's launches are such."""
+
+    text: str
+    group: Group
+    template: str
+    launches: int
+    estimated_us: float  # of all its launches
+
+    @property
+    def constant_bytes(self) -> int:
+        return sum(self.group.types[name].size_bytes for name in self.group.constants)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A problem and what is known of it; `is_new` says that it was found out now."""
+
+    problem: Problem
+    finding: Finding
+    is_new: bool
+
+
+def tune_model(
+    model: ir.Model, options: Options, *, seconds: float, database: Path, again: bool = False, progress: Progress | None = None
+) -> tuple[Tuned, ...]:
+    """Measure a model's problems for so many seconds and put what is found into the database, each as soon as it is there.
+
+    Problems whose alternatives have all been measured before are left out, unless `again`.
+
+    Args:
+        model: with static shapes; it is changed.
+
+    Raises:
+        OptionError: the target is a GPU, or the database cannot be read or written.
+        UnsupportedModelError: the model cannot be compiled into one program.
+    """
+    if options.target.is_gpu:
+        raise OptionError("target", f"kernels for {options.target} cannot be tuned", "tune for a CPU")
+    section = Section.here(options.target, options.precision)
+    known = dict(read_database(database).get(section, {})) if database.exists() else {}
+    tell = progress or (lambda text, fraction: None)
+    tell("finding groups", 0.0)
+    problems, constant_bytes = problems_of(model, options)
+    begin = monotonic()
+    tuned: list[Tuned] = []
+    open_problems = [one for one in problems if again or one.text not in known or not known[one.text].is_complete]
+    with Worker() as worker:
+        for number, (problem, until) in enumerate(_shares(open_problems, begin + seconds)):
+            tell(f"{number + 1} of {len(open_problems)}: {problem.template}", min((monotonic() - begin) / seconds, 0.99))
+            tuning = _Tuning(problem, options.target, worker, constant_bytes, until)
+            finding = tuning.find(None if again else known.get(problem.text))
+            if finding is not None:
+                add_findings(database, section, {problem.text: finding})
+                known[problem.text] = finding
+                tuned.append(Tuned(problem, finding, True))
+    tell("done", 1.0)
+    fresh = {one.problem.text for one in tuned}
+    return (*tuned, *(Tuned(p, known[p.text], False) for p in problems if p.text in known and p.text not in fresh))
+
+
+def problems_of(model: ir.Model, options: Options) -> tuple[list[Problem], int]:
+    """The problems of a model that have alternatives, those that take longest first, and the bytes of all constants.
+
+    Raises:
+        UnsupportedModelError: the model cannot be compiled into one program.
+    """
+    passes = [one for one in parse_pipeline(named_pipeline(options.pipeline), PASSES) if isinstance(one, Pass)]
+    infer_facts(model)
+    check_nodes(model)
+    run_pipeline(model, passes, Context(options.target, precision=options.precision))
+    lowered, _ = lower_groups(model, options.target, options.precision)
+    same: dict[str, list[tuple[Group, BuiltKernel]]] = {}
+    for item in lowered:
+        same.setdefault(problem_of(item.group), []).append((item.group, item.kernel))
+    problems = [_problem(text, found, options.target) for text, found in same.items()]
+    constants = {name: item.group.types[name].size_bytes for item in lowered for name in item.group.constants}
+    ranked = sorted((one for one in problems if one is not None), key=lambda one: -one.estimated_us)
+    return ranked, sum(constants.values())
+
+
+def _problem(text: str, found: Sequence[tuple[Group, BuiltKernel]], target: Target) -> Problem | None:
+    """A problem by the group that has most of its launches; None where there is nothing to choose."""
+    by_key: dict[str, list[tuple[Group, BuiltKernel]]] = {}
+    for group, kernel in found:
+        by_key.setdefault(group.key(), []).append((group, kernel))
+    group, kernel = max(by_key.values(), key=len)[0]
+    if not kernel.choices and len(rival_templates(group, target)) < 2:
+        return None
+    size_bytes = sum(group.types[name].size_bytes for name in (*group.inputs, *group.outputs))
+    once = max(kernel.flops / _FLOPS_PER_US, size_bytes / _BYTES_PER_US)
+    return Problem(text, group, kernel.template, len(found), once * len(found))
+
+
+def _shares(problems: Sequence[Problem], end: float) -> Iterator[tuple[Problem, float]]:
+    """Each problem with the time until which it may be tuned, until the time is over."""
+    rest = sum(problem.estimated_us for problem in problems)
+    for problem in problems:
+        now = monotonic()
+        if now >= end:
+            return
+        yield problem, now + (end - now) * problem.estimated_us / rest
+        rest -= problem.estimated_us
+
+
+class _Tuning:
+    """The search for one problem."""
+
+    def __init__(self, problem: Problem, target: Target, worker: Worker, model_constant_bytes: int, until: float) -> None:
+        self.problem, self.target, self.worker, self.until = problem, target, worker, until
+        self.model_constant_bytes = model_constant_bytes
+        self.rivals = rival_templates(problem.group, target)
+        self.kernels: dict[str, BuiltKernel] = {}
+
+    def find(self, known: Finding | None) -> Finding | None:
+        """What is found, from an earlier finding on; None where nothing could be measured."""
+        size = min(max(_TRIAL_BYTES // max(self.problem.constant_bytes, 1), 2), _TRIAL_SIZE)
+        start, tried = dict[str, str](), set[str]()
+        if known is not None and not self._kernel(known.configuration).ignored:
+            start, tried = dict(known.configuration), set(known.tried)
+        result = Search(self.choices, self.explore, self.confirm, start, tried, size).run()
+        if result.time_us is None or result.own_time_us is None:
+            return None
+        times = (round(result.time_us, 1), round(result.own_time_us, 1))
+        left = () if result.is_complete else tuple(sorted(result.tried))
+        return Finding(result.configuration, *times, result.is_complete, left)
+
+    def choices(self, configuration: Mapping[str, str]) -> tuple[Choice, ...]:
+        kernel = self._kernel(configuration)
+        own = tuple(dict.fromkeys((kernel.template, *self.rivals)))
+        return (Choice(TEMPLATE, own, kernel.template), *kernel.choices)
+
+    def explore(self, configurations: Sequence[Mapping[str, str]]) -> tuple[float | None, ...]:
+        if monotonic() >= self.until:
+            raise OutOfTimeError
+        return self._measure(configurations, _EXPLORE_SECONDS)
+
+    def confirm(self, configurations: Sequence[Mapping[str, str]]) -> tuple[float | None, ...]:
+        return self._measure(configurations, _CONFIRM_SECONDS)
+
+    def _measure(self, configurations: Sequence[Mapping[str, str]], seconds: float) -> tuple[float | None, ...]:
+        trial = Trial(self.problem.group, self.target, tuple(configurations), self.model_constant_bytes, seconds)
+        return self.worker.measure(trial)
+
+    def _kernel(self, configuration: Mapping[str, str]) -> BuiltKernel:
+        key = repr(sorted(configuration.items()))
+        if key not in self.kernels:
+            kernel = build_kernel(replace(self.problem.group, configuration=configuration), self.target)
+            assert isinstance(kernel, BuiltKernel), f"{self.problem.text} was computed a moment ago"
+            self.kernels[key] = kernel
+        return self.kernels[key]

@@ -1,0 +1,34 @@
+"""What a template may choose when it computes a group.
+
+A template asks its builder: `tile = builder.choose("tile", options)`. The options are all that is legal, by name, the one that
+its model of the machine likes best first. A configuration names some of them; what it names that is not legal is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Configuration: TypeAlias = Mapping[str, str]  # of names of choices to names of options
+TEMPLATE = "template"  # the choice among the templates that take a group
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision that was made: `taken` is one of `options`, whose first is the model's own."""
+
+    name: str
+    options: tuple[str, ...]
+    taken: str
+
+
+def ignored(configuration: Configuration, choices: tuple[Choice, ...]) -> tuple[str, ...]:
+    """What a configuration asks for and did not get, and why."""
+    made = {choice.name: choice for choice in choices}
+    return tuple(
+        f"{name}={wanted} ignored: "
+        + (f"not one of {', '.join(made[name].options)}" if name in made else "there is no such choice here")
+        for name, wanted in sorted(configuration.items())
+        if name not in made or made[name].taken != wanted
+    )

@@ -1,0 +1,41 @@
+"""What a group is to those who remember good configurations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .group import Group, Op
+from .pointwise import POINTWISE
+from .values import read_narrow
+
+
+def problem_of(group: Group) -> str:
+    """What decides which configuration is fastest: operators, attributes, types and constants.
+
+    Equal for groups that differ in names, pointwise operators and floating point attributes only. The text is stable from run
+    to run.
+    """
+    narrow = read_narrow(group)
+    return " ".join(_operator(narrow, op) for op in narrow.ops if op.op_type not in POINTWISE)
+
+
+def _operator(group: Group, op: Op) -> str:
+    attributes = "".join(
+        f",{name}={_text(value)}" for name, value in sorted(op.attributes.items()) if not isinstance(value, float)
+    )
+    operands = ",".join(_operand(group, name) for name in op.inputs)
+    results = ",".join(str(group.types[name]) if name else "-" for name in op.outputs)
+    return f"{op.op_type}({operands}{attributes})->{results}"
+
+
+def _operand(group: Group, name: str) -> str:
+    if not name:
+        return "-"
+    literal = group.literals.get(name)
+    if literal is not None and literal.dtype.kind in "iu":
+        return _text(literal)
+    return f"{'const ' if name in group.constants else ''}{group.types[name]}"
+
+
+def _text(value: Any) -> str:
+    return repr(value.tolist() if hasattr(value, "tolist") else value).replace(" ", "")

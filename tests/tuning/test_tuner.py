@@ -1,0 +1,203 @@
+"""Tuning a small model from end to end, and what compilations make of findings. Nothing here asserts a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import prefuse
+import pytest
+from onnx import numpy_helper, parser
+from prefuse.compiler.cli import main
+from prefuse.compiler.options import Options, parse_options
+from prefuse.compiler.tuning import tuner
+from prefuse.compiler.tuning.database import Finding, Section, add_findings, read_database
+from prefuse.compiler.tuning.measuring import Trial
+from prefuse.compiler.tuning.tuner import problems_of, tune_model
+from prefuse.compiler.tuning.worker import Times, Worker, measure_apart
+from prefuse.runtime.executor import CompiledModel
+
+TEXT = """<ir_version: 8, opset_import: ["": 18]> main (float[33,70] x) => (float[33,50] y)
+  <float[70,90] v, float[90,50] w> {
+  h = MatMul(x, v)
+  r = Relu(h)
+  y = MatMul(r, w)
+}"""
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((33, 70)).astype(np.float32)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PREFUSE_CACHE", str(tmp_path / "cache"))
+    model = parser.parse_model(TEXT)
+    for name, shape in (("v", (70, 90)), ("w", (90, 50))):
+        model.graph.initializer.append(numpy_helper.from_array(RNG.standard_normal(shape).astype(np.float32), name))
+    onnx.save(model, tmp_path / "two.onnx")
+    return tmp_path / "two.onnx"
+
+
+@pytest.fixture
+def options() -> Options:
+    return parse_options("cpu:avx2", "float32", {"threads": 1, "tuning": False})
+
+
+class Table:
+    """In the place of a worker: another order of loops is twice as fast; after some trials, interrupted."""
+
+    trials = 1000
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def measure(self, trial: Trial) -> Times:
+        if not Table.trials:
+            raise KeyboardInterrupt
+        Table.trials -= 1
+        return tuple(50.0 if "order" in one else 100.0 for one in trial.configurations)
+
+
+def load(path: Path) -> ir.Model:
+    return ir.load(path)
+
+
+def test_a_model_is_tuned(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With real measurements: the file holds findings of the problems that had their turn, and compilation takes them."""
+    database = tmp_path / "found.json"
+    arguments = ["--seconds", "2", "--threads", "1", "--database", str(database), "--json"]
+    monkeypatch.setattr("sys.argv", ["prefuse", "tune", str(path), *arguments])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    output = capsys.readouterr().out
+    assert exit_info.value.code == 0, output
+    problems = json.loads(output)["problems"]
+    (findings,) = read_database(database).values()
+    assert problems
+    assert {one["problem"] for one in problems} == set(findings)
+    assert all(finding.time_us > 0 for finding in findings.values())
+    tuned, own = (run(path, tuning) for tuning in (database, False))
+    assert tuned.tobytes() == own.tobytes()
+
+
+def run(path: Path, tuning: object) -> np.ndarray:
+    return np.asarray(prefuse.compile(path, target="cpu:avx2", threads=1, tuning=tuning, cache=False)(X))
+
+
+def test_findings_are_kept_and_not_looked_for_again(
+    path: Path, tmp_path: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = tmp_path / "found.json"
+    monkeypatch.setattr(tuner, "Worker", Table)
+
+    def tune(**how: Any) -> dict[str, bool]:
+        found = tune_model(load(path), options, seconds=60, database=database, **how)
+        assert all("order" in one.finding.configuration for one in found)
+        return {one.problem.text: one.is_new for one in found}
+
+    monkeypatch.setattr(Table, "trials", 9)  # in the middle of the second problem
+    with pytest.raises(KeyboardInterrupt):
+        tune()
+    (first,) = read_database(database).values()
+    assert len(first) == 1
+    monkeypatch.setattr(Table, "trials", 1000)
+    second = tune()
+    assert sorted(second.values()) == [False, True]
+    content = database.read_bytes()
+    assert not any(tune().values())
+    assert all(tune(again=True).values())
+    assert database.read_bytes() == content
+
+
+def test_a_search_that_ran_out_of_time_goes_on(
+    path: Path, tmp_path: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuner, "Worker", Table)
+    database = tmp_path / "found.json"
+    found = tune_model(load(path), options, seconds=1e-3, database=database)
+    assert not any(one.finding.is_complete for one in found)
+    found = tune_model(load(path), options, seconds=60, database=database)
+    assert all(one.finding.is_complete and one.is_new and one.finding.tried == () for one in found)
+
+
+def compiled(path: Path, database: Path) -> CompiledModel:
+    net = prefuse.compile(path, target="cpu:avx2", threads=1, tuning=database)
+    assert isinstance(net, CompiledModel)
+    return net
+
+
+def test_a_finding_decides_and_is_told(path: Path, tmp_path: Path, options: Options) -> None:
+    problems, constant_bytes = problems_of(load(path), options)
+    assert [one.template for one in problems] == ["matmul", "matmul"]
+    assert constant_bytes == 4 * (70 * 90 + 90 * 50)
+    legal, odd = tmp_path / "legal.json", tmp_path / "odd.json"
+    section = Section.here(options.target, options.precision)
+
+    def found(configuration: Mapping[str, str]) -> dict[str, Finding]:
+        return {problems[0].text: Finding(configuration, 1.0, 2.0, True)}
+
+    add_findings(legal, section, found({"tile": "2x1"}))
+    add_findings(odd, section, found({"tile": "2000x1", "colour": "red"}))
+    own = run(path, False)
+    nets = [compiled(path, legal), compiled(path, odd)]
+    assert [np.asarray(net(X)).tobytes() for net in nets] == [own.tobytes()] * 2
+    remarks = [[line for line in net.remarks if line.startswith("tuning")] for net in nets]
+    assert [len(lines) for lines in remarks] == [1, 1]
+    assert "as measured: tile=2x1" in remarks[0][0]
+    assert "ignored" not in remarks[0][0]
+    assert "tile=2000x1 ignored: not one of" in remarks[1][0]
+    assert "colour=red ignored" in remarks[1][0]
+
+
+def test_one_database_gives_one_program(path: Path, tmp_path: Path, options: Options) -> None:
+    """A program is taken from the cache as long as the database says the same for its target and precision."""
+    database, programs = tmp_path / "found.json", tmp_path / "cache"
+    problem = problems_of(load(path), options)[0][0].text
+    section = Section.here(options.target, options.precision)
+
+    def count() -> int:
+        compiled(path, database)
+        return len(list(programs.glob("*.prefuse")))
+
+    add_findings(database, section, {problem: Finding({"tile": "2x1"}, 1.0, 2.0, True)})
+    assert count() == 1
+    add_findings(database, section, {problem: Finding({"tile": "2x1"}, 1.5, 2.0, True)})
+    add_findings(
+        database, Section("another", str(options.target), "float32"), {problem: Finding({"tile": "1x1"}, 1.0, 2.0, True)}
+    )
+    assert count() == 1
+    add_findings(database, section, {problem: Finding({"tile": "3x1"}, 1.0, 2.0, True)})
+    assert count() == 2
+
+
+def test_a_lost_process_costs_what_is_to_blame(path: Path, options: Options) -> None:
+    group = problems_of(load(path), options)[0][0].group
+    configurations: tuple[dict[str, str], ...] = ({}, {"tile": "1x1"}, {"tile": "bad"}, {"tile": "2x1"})
+    trial = Trial(group, options.target, configurations, 0, 0.0)
+
+    def attempt(one: Trial) -> Times | None:
+        return None if {"tile": "bad"} in one.configurations else (2.0,) * len(one.configurations)
+
+    assert measure_apart(trial, attempt) == (2.0, 2.0, None, 2.0)
+    assert measure_apart(trial, lambda _: None) == (None,) * 4
+
+
+def test_a_process_that_ends_is_replaced(path: Path, options: Options) -> None:
+    group = problems_of(load(path), options)[0][0].group
+    legal = Trial(group, options.target, ({}, {"tile": "2x1"}, {"tile": "2000x1"}), 1 << 20, 0.0)
+    with Worker() as worker:
+        broken = Trial(group, options.target, (3,), 0, 0.0)  # type: ignore[arg-type]
+        assert worker.measure(broken) == (None,)
+        own, other, illegal = worker.measure(legal)
+    assert own is not None
+    assert other is not None
+    assert illegal is None
