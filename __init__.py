@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from .compiler.specialize import SpecializedModel
+    from .compiler.tuning.tuner import Tuned
     from .runtime.executor import CompiledModel
     from .runtime.staged import StagedModel
 
 __version__ = "0.1.0"
-__all__ = ["CompileError", "__version__", "compile", "load"]
+__all__ = ["CompileError", "__version__", "compile", "load", "tune"]
 
 
 def compile(
@@ -55,7 +56,9 @@ def compile(
         progress: True shows a bar; a function is called with the stage and the fraction done.
         options: `threads` (int), of one call; `pipeline` (str), the passes to run instead of the default ones; `random` (bool),
             whether the model may draw random numbers, which makes its calls differ: without it, such a model is refused;
-            `profile` (bool), whether the program shall have the counters that `profile` on the result needs.
+            `profile` (bool), whether the program shall have the counters that `profile` on the result needs; `tuning` (bool or
+            path), the file of `tune` whose findings are used beside those that come with prefuse: True is the default one,
+            False uses none at all.
 
     Returns:
         A callable: inputs in order or by name, NumPy arrays or torch tensors. An `nn.Module` gives its own output structure,
@@ -69,6 +72,52 @@ def compile(
 
     return compile_model(
         model, args, kwargs, target=target, precision=precision, name=name, cache=cache, progress=progress, options=options
+    )
+
+
+def tune(
+    model: object,
+    *,
+    seconds: float = 60.0,
+    target: str = "cpu",
+    precision: str = "float32",
+    database: str | os.PathLike[str] | None = None,
+    again: bool = False,
+    progress: bool | Callable[[str, float], None] | None = None,
+    **options: object,
+) -> tuple[Tuned, ...]:
+    """Measure alternatives for the kernels of a model on this machine; later compilations use what is faster.
+
+    Findings are kept as soon as they are there, for the kernels that take longest first: called again, it goes on where it was.
+
+    Args:
+        model: an ONNX file, its bytes, a `ModelProto` or an `onnx_ir.Model`, of static shapes and without control flow that
+            needs several programs.
+        seconds: how long to measure.
+        target: the one to compile for later, as for `compile`, on this machine's CPU.
+        precision: likewise.
+        database: the file of findings: `tuning` of `compile`. None is one in the folder of the cache, which is used by default.
+        again: measure also what has been measured before.
+        progress: as for `compile`.
+        options: `threads` and `pipeline`, as for `compile`.
+
+    Returns:
+        What is known now of the kernels that can be computed in several ways, those found now first.
+
+    Raises:
+        CompileError: the model or an option cannot be taken, or the database cannot be read or written.
+    """
+    from .compiler.tuning.call import tune
+
+    return tune(
+        model,
+        seconds=seconds,
+        target=target,
+        precision=precision,
+        database=database,
+        again=again,
+        progress=progress,
+        options=options,
     )
 
 

@@ -48,7 +48,7 @@ def compile_model(
         raise OptionError("name", f"{name!r} is no name", "give a string, or leave it out")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise OptionError("kwargs", f"{kwargs!r} is no dictionary", "give the keyword inputs by name")
-    builder = Builder(checked, name or _default_name(model), open_cache(cache), _reporter(progress), driver)
+    builder = Builder(checked, name or _default_name(model), open_cache(cache), reporter(progress), driver)
     inputs = None if args is None and not kwargs else (_as_tuple(args), dict(kwargs or {}))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
@@ -145,7 +145,12 @@ def _cache_at(folder: Path) -> ProgramCache:
     return ProgramCache(folder)
 
 
-def _reporter(progress: bool | Progress | None) -> Progress | None:
+def reporter(progress: bool | Progress | None) -> Progress | None:
+    """What `progress` means to a user: True is a bar, a function itself.
+
+    Raises:
+        OptionError: it is neither.
+    """
     if progress is None or progress is False:
         return None
     if progress is True:

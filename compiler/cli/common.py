@@ -16,10 +16,9 @@ from rich.table import Table
 
 from ...runtime.errors import InputError, InvalidModelError, OptionError
 from ...runtime.precision import PRECISIONS
-from ...runtime.target import Target
 from ..api import build_graph, open_cache
 from ..builder import Builder
-from ..options import Options, parse_options, parse_precision
+from ..options import Options, parse_options
 from ..progress import ConsoleProgress
 
 if TYPE_CHECKING:
@@ -165,7 +164,9 @@ def trace_file(path: Path, shapes: Shapes, target: str, precision: str, pipeline
     """A compilation of an ONNX file that keeps what its passes did. Raises CompileError."""
     from ..debugging.compilation import trace_compilation
 
-    return trace_compilation(concrete_model(path, shapes), Target.parse(target), pipeline, parse_precision(precision))
+    options = parse_options(target, precision, {} if pipeline is None else {"pipeline": pipeline})
+    model = concrete_model(path, shapes)
+    return trace_compilation(model, options.target, options.pipeline, options.precision, options.configurations)
 
 
 def compile_graph(

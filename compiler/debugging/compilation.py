@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -17,6 +18,7 @@ from ..lowering.planning import LoweredGroup
 from ..options import suggest
 from ..pass_table import PASSES, named_pipeline
 from ..pipeline import Context, PassRecord, parse_pipeline, run_pipeline
+from ..tuning.database import Configurations
 from .history import IMPORT, LOWERING, History, NodeState
 
 _NUMBERED = re.compile(r"([\w.]+)#(\d+)")
@@ -63,7 +65,11 @@ class Compilation:
 
 
 def trace_compilation(
-    model: ir.Model, target: Target, pipeline: str | None = None, precision: Precision = "float32"
+    model: ir.Model,
+    target: Target,
+    pipeline: str | None = None,
+    precision: Precision = "float32",
+    configurations: Configurations = MappingProxyType({}),
 ) -> Compilation:
     """Run the graph passes on a copy of a model whose shapes are static, and choose kernels, keeping all that happens.
 
@@ -87,7 +93,7 @@ def trace_compilation(
 
     run_pipeline(model, passes, context, on_pass=passed)
     try:
-        lowered, aliases = lower_groups(model, target, precision)
+        lowered, aliases = lower_groups(model, target, precision, configurations)
     except CompileError as error:
         return Compilation(model, history, context, failure=str(error))
     history.take(LOWERING, position, model)

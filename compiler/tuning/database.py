@@ -28,6 +28,7 @@ Configurations: TypeAlias = Mapping[str, Mapping[str, str]]  # of problems
 SHIPPED = Path(__file__).with_name("table.json")
 _FORMAT, _VERSION = "prefuse tuning", 1
 _FIX = "delete it, or name another file"
+_DEALING = frozenset(["block", "blocks", "split"])  # choices whose best option depends on the number of threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ def default_database() -> Path:
 def known_configurations(tuning: object, target: Target, precision: Precision) -> Configurations:
     """The configurations for this machine: of the shipped table, and over them those of the user's file.
 
+    Empty ones, which say that nothing is better than the model's own choices, are left out.
+
     Args:
         tuning: True for the default file, which need not exist; a path for another one; False for no configurations at all.
 
@@ -79,9 +82,18 @@ def known_configurations(tuning: object, target: Target, precision: Precision) -
         raise OptionError("tuning", f"{tuning!r} is neither a file nor True or False", "give the path of a file of prefuse tune")
     if tuning is False or target.is_gpu:
         return {}
-    section = Section.here(target, precision)
-    findings = {**read_database(SHIPPED).get(section, {}), **_users(tuning).get(section, {})}
-    return {problem: found.configuration for problem, found in sorted(findings.items()) if found.configuration}
+    known = {**_configurations(read_database(SHIPPED), target, precision), **_configurations(_users(tuning), target, precision)}
+    return {problem: configuration for problem, configuration in sorted(known.items()) if configuration}
+
+
+def _configurations(database: Database, target: Target, precision: Precision) -> Configurations:
+    """Those for a target; where it was measured with one thread only, those, but for what deals work to threads."""
+    alone = database.get(Section.here(replace(target, threads=1), precision), {})
+    exact = database.get(Section.here(target, precision), {})
+    return {
+        **{problem: {k: v for k, v in found.configuration.items() if k not in _DEALING} for problem, found in alone.items()},
+        **{problem: found.configuration for problem, found in exact.items()},
+    }
 
 
 def _users(tuning: bool | str | os.PathLike[str]) -> Database:

@@ -91,7 +91,6 @@ def tune_model(
                 add_findings(database, section, {problem.text: finding})
                 known[problem.text] = finding
                 tuned.append(Tuned(problem, finding, True))
-    tell("done", 1.0)
     fresh = {one.problem.text for one in tuned}
     return (*tuned, *(Tuned(p, known[p.text], False) for p in problems if p.text in known and p.text not in fresh))
 

@@ -78,6 +78,15 @@ def test_only_findings_for_this_machine_target_and_precision_count(path: Path) -
     assert known_configurations(path, Target("cuda", "sm_90"), "float32") == {}
 
 
+def test_what_one_thread_has_measured_counts_for_more_but_how_work_is_dealt(path: Path) -> None:
+    alone = Section.here(Target("cpu", "avx2", 1), "float32")
+    add_findings(path, alone, {"p": Finding({"tile": "2x2", "split": "m", "block": "3"}, 1.0, 2.0, True), "q": FOUND})
+    assert known_configurations(path, TARGET, "float32") == {"p": {"tile": "2x2"}, "q": {"tile": "6x4"}}
+    add_findings(path, HERE, {"p": Finding({"split": "n"}, 1.0, 2.0, True), "q": Finding({}, 1.0, 1.0, True)})
+    assert known_configurations(path, TARGET, "float32") == {"p": {"split": "n"}}
+    assert set(known_configurations(path, Target("cpu", "avx2", 1), "float32")) == {"p", "q"}
+
+
 def test_the_users_file_is_over_the_shipped_table(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(database, "SHIPPED", tmp_path / "shipped.json")
     add_findings(tmp_path / "shipped.json", HERE, {"p": FOUND, "q": FOUND, "r": FOUND})

@@ -20,6 +20,7 @@ from prefuse.compiler.tuning.database import Finding, Section, add_findings, rea
 from prefuse.compiler.tuning.measuring import Trial
 from prefuse.compiler.tuning.tuner import problems_of, tune_model
 from prefuse.compiler.tuning.worker import Times, Worker, measure_apart
+from prefuse.runtime.errors import CompileError
 from prefuse.runtime.executor import CompiledModel
 
 TEXT = """<ir_version: 8, opset_import: ["": 18]> main (float[33,70] x) => (float[33,50] y)
@@ -116,6 +117,44 @@ def test_findings_are_kept_and_not_looked_for_again(
     assert not any(tune().values())
     assert all(tune(again=True).values())
     assert database.read_bytes() == content
+
+
+def test_python_tunes_as_the_command_line_does(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "Worker", Table)
+    stages: list[str] = []
+    found = prefuse.tune(path, target="cpu:avx2", threads=1, progress=lambda stage, _: stages.append(stage))
+    assert [one.problem.template for one in found] == ["matmul", "matmul"]
+    assert (stages[0], stages[-1]) == ("finding groups", "done")
+    net = prefuse.compile(path, target="cpu:avx2", threads=1)
+    assert isinstance(net, CompiledModel)
+    assert sum("as measured" in line for line in net.remarks) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seconds": 0}, "no time"),
+        ({"seconds": "1"}, "no time"),
+        ({"random": True}, "unknown option"),
+        ({"database": 3}, "no file"),
+        ({"target": "cuda:sm_90"}, "cannot be tuned"),
+        ({"progress": 3}, "cannot be called"),
+    ],
+)
+def test_wrong_arguments(path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(CompileError, match=message):
+        prefuse.tune(path, **arguments)
+
+
+def test_symbolic_dimensions_are_refused(tmp_path: Path) -> None:
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 18]> main (float[N] x) => (float[N] y) { y = Relu(x) }""")
+    with pytest.raises(CompileError, match="symbolic dimensions"):
+        prefuse.tune(model)
+
+
+def test_a_model_without_choices_has_nothing_to_tune(path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 18]> main (float[4] x) => (float[4] y) { y = Relu(x) }"""
+    assert prefuse.tune(parser.parse_model(text), target="cpu:avx2") == ()
 
 
 def test_a_search_that_ran_out_of_time_goes_on(
