@@ -1,9 +1,9 @@
 """Products of bfloat16 numbers, two at a time: a 32-bit word holds a pair, the first in its low half.
 
 A multiply-add of words is s + a0 * b0 + a1 * b1 in float32: one instruction where the CPU has AVX512_BF16 (VDPBF16PS, which takes
-denormal operands for zero), else shifts and two multiply-adds. Rounding has an instruction there, too (VCVTNEPS2BF16, which makes
-zero of denormal numbers). LLVM's type of their operands is one that TVM cannot write, so that they are called through functions
-of LLVM IR, which are inlined (`LLVM_FUNCTIONS`).
+denormal operands for zero), else shifts and two multiply-adds. Rounding has instructions there, too, of one vector or two
+(VCVTNEPS2BF16, VCVTNE2PS2BF16, which make zero of denormal numbers). LLVM's type of their operands is one that TVM cannot write,
+so that they are called through functions of LLVM IR, which are inlined (`LLVM_FUNCTIONS`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ _DOT = "tirx.prefuse_bfloat16_dot"
 _DOT_FUNCTION, _DOT_LANES = "prefuse_bfloat16_dot", 16
 _ROUND = "tirx.prefuse_bfloat16_round"
 _ROUND_FUNCTION, _ROUND_LANES = "prefuse_bfloat16_round", (8, 16, 32)
+_PAIR = "tirx.prefuse_bfloat16_pair"
+_PAIR_FUNCTION, _PAIR_LANES = "prefuse_bfloat16_pair", 16
+_INTERLEAVED = ", ".join(f"i32 {i // 2 + i % 2 * _PAIR_LANES}" for i in range(2 * _PAIR_LANES))
 LLVM_FUNCTIONS = f"""
 define <16 x float> @{_DOT_FUNCTION}(<16 x float> %sums, <16 x i32> %a, <16 x i32> %b) {{
   %x = bitcast <16 x i32> %a to <32 x bfloat>
@@ -51,6 +54,12 @@ define <32 x i16> @{_ROUND_FUNCTION}_32(<32 x float> %x) {{
   %y = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %high, <16 x float> %low)
   %r = bitcast <32 x bfloat> %y to <32 x i16>
   ret <32 x i16> %r
+}}
+define <16 x i32> @{_PAIR_FUNCTION}(<16 x float> %low, <16 x float> %high) {{
+  %y = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %high, <16 x float> %low)
+  %z = shufflevector <32 x bfloat> %y, <32 x bfloat> poison, <32 x i32> <{_INTERLEAVED}>
+  %r = bitcast <32 x bfloat> %z to <16 x i32>
+  ret <16 x i32> %r
 }}
 """
 _INFINITY, _QUIET_NAN, _LEAST_NORMAL = 0x7F800000, 0x7FC00000, 0x00800000  # bits of float32
@@ -91,6 +100,11 @@ def word(first: Expr, second: Expr, name: Callable[[Expr], Expr]) -> Expr:
     """The word of two float32 numbers, which are rounded as by `rounded`."""
     low_half, high_half = (_rounded_bits(number, name) for number in (first, second))
     return tirx.reinterpret("int32", (low_half >> _u32(16)) | (high_half & _u32(0xFFFF0000)))
+
+
+def instruction_word(first: Expr, second: Expr) -> Expr:
+    """The same of numbers or vectors of them, on a target with AVX512_BF16; denormal numbers become zero."""
+    return Call(Op.get(_PAIR), [first, second], ret_ty=PrimType(str(first.ty).replace("float32", "int32")))
 
 
 def _rounded_bits(x: Expr, name: Callable[[Expr], Expr]) -> Expr:
@@ -137,10 +151,7 @@ def _lower_dot(call: Any) -> Expr:
 
 def _emulated_vector(call: Any) -> Expr:
     total, a, b = call.args
-    lanes = call.ty.dtype.lanes
-
-    def number(value: int) -> Expr:
-        return tirx.const(value, "int32") if lanes == 1 else tirx.Broadcast(tirx.const(value, "int32"), lanes)
+    number = _integers(call.ty.dtype.lanes)
 
     def halves(word: Expr) -> tuple[Expr, Expr]:
         return tirx.reinterpret(call.ty, word << number(16)), tirx.reinterpret(call.ty, word & number(-0x10000))
@@ -155,16 +166,36 @@ def _lower_round(call: Any) -> Expr:
     lanes = call.ty.dtype.lanes
     if lanes in _ROUND_LANES:
         return tirx.call_pure_extern(call.ty, f"{_ROUND_FUNCTION}_{lanes}", x)
+    return tirx.Cast(call.ty, _nearest(x, lanes))
+
+
+def _lower_pair(call: Any) -> Expr:
+    """As for rounding."""
+    lanes = call.ty.dtype.lanes
+    if lanes == _PAIR_LANES:
+        return tirx.call_pure_extern(call.ty, _PAIR_FUNCTION, *call.args)
+    first, second = (_nearest(x, lanes) for x in call.args)
+    return first | (second << _integers(lanes)(16))
+
+
+def _nearest(x: Expr, lanes: int) -> Expr:
+    """The bits of the bfloat16 numbers nearest to float32, as int32, and as the instructions do it: zero for denormal numbers."""
+    number = _integers(lanes)
+    bits = tirx.reinterpret("int32" if lanes == 1 else f"int32x{lanes}", x)
+    size = bits & number(0x7FFFFFFF)
+    nearest = ((bits + number(0x7FFF) + ((bits >> number(16)) & number(1))) >> number(16)) & number(0xFFFF)
+    signed_zero, quiet_nan = (bits >> number(16)) & number(0x8000), number(_QUIET_NAN >> 16)
+    finite = tirx.Select(size < number(_LEAST_NORMAL), signed_zero, nearest)
+    return tirx.Select(size > number(_INFINITY), quiet_nan, finite)
+
+
+def _integers(lanes: int) -> Callable[[int], Expr]:
+    """Makes constants of so many lanes."""
 
     def number(value: int) -> Expr:
         return tirx.const(value, "int32") if lanes == 1 else tirx.Broadcast(tirx.const(value, "int32"), lanes)
 
-    bits = tirx.reinterpret("int32" if lanes == 1 else f"int32x{lanes}", x)
-    size = bits & number(0x7FFFFFFF)
-    nearest = (bits + number(0x7FFF) + ((bits >> number(16)) & number(1))) >> number(16)
-    signed_zero, quiet_nan = (bits >> number(16)) & number(0x8000), number(_QUIET_NAN >> 16)
-    finite = tirx.Select(size < number(_LEAST_NORMAL), signed_zero, nearest)
-    return tirx.Cast(call.ty, tirx.Select(size > number(_INFINITY), quiet_nan, finite))
+    return number
 
 
 _ffi_api.RegisterOp(_ROUND, "the bits of the bfloat16 number nearest to a float32")
@@ -176,3 +207,8 @@ _ffi_api.RegisterOp(_DOT, "s + a0 * b0 + a1 * b1, of words of two bfloat16 numbe
 register_op_attr(_DOT, "TCallEffectKind", _PURE)
 register_op_attr(_DOT, "TVectorizable", True)
 tirx.register_intrin_lowering(_DOT, target="llvm", f=_lower_dot)
+
+_ffi_api.RegisterOp(_PAIR, "the word of the bfloat16 numbers nearest to two float32")
+register_op_attr(_PAIR, "TCallEffectKind", _PURE)
+register_op_attr(_PAIR, "TVectorizable", True)
+tirx.register_intrin_lowering(_PAIR, target="llvm", f=_lower_pair)

@@ -19,6 +19,7 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.target import Target
+from ..bfloat16 import words_multiply_add
 from ..builder import Expr, Index, KernelBuilder, broadcast_index, row_major, share
 from ..costs import TERMS, tile_product_cycles, vector_product_cycles
 from ..group import Group, Op
@@ -29,6 +30,7 @@ from .attention_form import Attention, attention_of
 from .attention_softmax import Rows, finish_rows, running_softmax, softmax, start_rows, weigh_rows
 from .common import finish, new_builder, pointwise_cost
 from .few_rows import FewRows
+from .paired_panels import PairedPanels
 from .panel_product import Panels, Scratch, choose_tiles
 from .tile_packing import LINES, TERM_ELEMENTS
 from .tile_product import Tile
@@ -63,6 +65,7 @@ class _Scratch:
     keys: Scratch
     values: Scratch
     rows: Rows
+    near: Scratch  # words of the first operand of a product in pairs
     tiles: TileScratch | None
 
 
@@ -131,6 +134,18 @@ class _Kernel:
         vectors = sum(vector_product_cycles(*size, lanes, is_narrow=False) for size in sizes)
         return tile_unit(self.builder, self.target) if tiles < vectors else None
 
+    @cached_property
+    def is_paired(self) -> bool:
+        """Whether the operands of both products are rounded, and multiplied in pairs."""
+        form = self.form
+        wants = TERMS[form.group.precision] == 1 and form.dtype == "float32" and form.depth % 2 == 0
+        return wants and self.target.has("avx512_bf16") and self.unit is None and not self.is_few
+
+    @property
+    def factors(self) -> int:
+        """Elements of an operand that are multiplied at once."""
+        return 2 if self.is_paired else 1
+
     @property
     def weighs(self) -> bool:
         """Whether probabilities are computed one by one, and not their rows scaled in the end."""
@@ -144,7 +159,7 @@ class _Kernel:
     def tiles(self) -> tuple[Tile, Tile]:
         """Of the scores and of the result, equally high."""
         form, dtype, registers = self.form, np.dtype(self.form.dtype), self.target.vector_registers
-        sizes = ((form.depth, self.key_block), (self.key_block, form.width))
+        sizes = ((form.depth // self.factors, self.key_block), (ceil(self.key_block / self.factors), form.width))
         scores, result = choose_tiles(form.queries, sizes, self.builder.lanes(form.dtype), dtype.itemsize, registers)
         return scores, result
 
@@ -196,14 +211,16 @@ class _Kernel:
         shapes = () if self.is_few else ((form.depth, self.key_block), (self.key_block, form.width))
         queries, tiles = own(self.block_rows * form.depth), None
         if self.unit is None:
-            keys, values = (own(depth * ceil(columns / lanes) * lanes) for depth, columns in shapes or ((0, 0), (0, 0)))
+            words = [ceil(depth / self.factors) * ceil(columns / lanes) * lanes for depth, columns in shapes or ((0, 0), (0, 0))]
+            keys, values = (own(count, "int32" if self.is_paired else form.dtype) for count in words)
         else:
             keys, values = (own(panel_words(*shape, terms), "uint32") for shape, terms in zip(shapes, self.terms, strict=True))
             deepest = ceil(max(form.depth, self.key_block) / DEPTH) * max(self.terms) * TERM_ELEMENTS
             tiles = TileScratch(self.unit, own(deepest, "uint16"), own(LINES * LINES))
+        near = own(self.block_rows * ceil(max(form.depth, self.key_block) / 2) if self.is_paired else 0, "int32")
         scores, factors = own(self.block_rows * self.key_block), own(self.block_rows)
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
-        return _Scratch(queries, keys, values, Rows(self.builder, form.dtype, scores, factors, state), tiles)
+        return _Scratch(queries, keys, values, Rows(self.builder, form.dtype, scores, factors, state), near, tiles)
 
     def _keys(self, scratch: _Scratch, first: Expr, count: int) -> _Keys:
         form, builder = self.form, self.builder
@@ -211,6 +228,10 @@ class _Kernel:
             panels = TiledPanels(builder, form.depth, count, self.terms[0], scratch.tiles)
             return _Keys(first, count, panels, TiledPanels(builder, count, form.width, self.terms[1], scratch.tiles))
         key_tile, value_tile = self.tiles
+        if self.is_paired:
+            words = words_multiply_add(self.target), scratch.near
+            paired = PairedPanels(builder, form.depth, count, key_tile, *words)
+            return _Keys(first, count, paired, PairedPanels(builder, count, form.width, value_tile, *words))
         keys = Panels(builder, form.depth, count, key_tile)
         return _Keys(first, count, keys, Panels(builder, count, form.width, value_tile))
 

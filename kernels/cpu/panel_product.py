@@ -8,6 +8,7 @@ from math import ceil
 
 from tvm import tirx
 
+from ..bfloat16 import MultiplyAdd, multiply_add
 from ..builder import Buffer, Expr, KernelBuilder
 from .strided_copy import transposed
 from .tile_product import Tile, sum_tile
@@ -51,8 +52,18 @@ class Panels:
     tile: Tile
 
     @property
+    def multiply_add(self) -> MultiplyAdd:
+        """Of elements of A and of panels."""
+        return multiply_add
+
+    @property
+    def rows(self) -> int:
+        """Of a panel."""
+        return self.depth
+
+    @property
     def elements(self) -> int:
-        return self.depth * ceil(self.columns / self.tile.lanes) * self.tile.lanes
+        return self.rows * ceil(self.columns / self.tile.lanes) * self.tile.lanes
 
     def parts(self) -> Iterator[Part]:
         whole, rest = divmod(self.columns, self.tile.columns)
@@ -65,16 +76,25 @@ class Panels:
     def pack_columns(self, to: Scratch, element: Element) -> None:
         """Fill the panels with elements that lie side by side along columns. Columns that do not exist are zero."""
         for part in self.parts():
-            with self.builder.loop(part.count, name="panel") as panel, self.builder.loop(self.depth, name="k") as k:
+            with self.builder.loop(part.count, name="panel") as panel, self.builder.loop(self.rows, name="k") as k:
                 self._pack_line(to, element, part, k, self.builder.bind(part.begin + panel * part.tile.columns))
 
     def _pack_line(self, to: Scratch, element: Element, part: Part, k: Expr, first: Expr) -> None:
         """Row k of the panel whose first column is `first`."""
         builder, width, zero = self.builder, part.tile.columns, tirx.const(0, str(to.buffer.dtype))
-        base = builder.bind(to.base + first * self.depth + k * width)
-        builder.vector_loop(part.columns, part.tile.lanes, lambda i: builder.store(to.buffer, base + i, element(k, first + i)))
+        base = builder.bind(to.base + first * self.rows + k * width)
+        value = self._line(element, k)
+        builder.vector_loop(part.columns, part.tile.lanes, lambda i: builder.store(to.buffer, base + i, value(first + i)))
         with builder.loop(width - part.columns, name="i") as i:
             builder.store(to.buffer, base + part.columns + i, zero)
+
+    def _numbers(self, panels: Scratch) -> str:
+        """The type of elements and results."""
+        return str(panels.buffer.dtype)
+
+    def _line(self, element: Element, k: Expr) -> Callable[[Expr], Expr]:
+        """Row k of the panels, by column."""
+        return lambda column: element(k, column)
 
     def pack_rows(self, to: Scratch, element: Element) -> None:
         """Fill the panels with elements that lie side by side along k: squares of them are transposed in registers.
@@ -94,16 +114,21 @@ class Panels:
     def _pack_square(self, to: Scratch, element: Element, side: int, k: Expr, first: Expr, column: Expr, width: int) -> None:
         """The elements [k, k + side) of as many columns, from `column` on of the panel whose first one is `first`."""
         builder = self.builder
-        rows = builder.local(side * side, str(to.buffer.dtype), "square")
+        rows = builder.local(side * side, self._numbers(to), "square")
         for r in range(side):
             source = builder.bind(tirx.min(first + column + r, self.columns - 1))
             with builder.loop(side, "vectorized", "lane") as lane:
                 builder.store(rows, r * side + lane, element(k + lane, source))
-        columns = transposed(builder, rows, side)
-        for c in range(side):
-            base = builder.bind(to.base + first * self.depth + (k + c) * width + column)
+        start = builder.bind(to.base + first * self.rows + column)
+        self._store_square(to, transposed(builder, rows, side), side, k, start, width)
+
+    def _store_square(self, to: Scratch, square: Buffer, side: int, k: Expr, start: Expr, width: int) -> None:
+        """Rows [k, k + side) of the panel that begins at `start`, the first of which is that of the square."""
+        builder = self.builder
+        for row in range(side):
+            base = builder.bind(start + (k + row) * width)
             with builder.loop(side, "vectorized", "lane") as lane:
-                builder.store(to.buffer, base + lane, columns[c * side + lane])
+                builder.store(to.buffer, base + lane, square[row * side + lane])
 
     def multiply(self, a: Scratch, b: Scratch, rows: Expr, store: Callable[[Expr, Expr, Expr], None]) -> None:
         """`store(row, column, value)` for each element of the product of `rows` rows of A, `depth` elements apart, with panels.
@@ -121,15 +146,16 @@ class Panels:
         self, a: Scratch, b: Scratch, part: Part, first: Expr, start: Expr, rows: Expr, store: Callable[[Expr, Expr, Expr], None]
     ) -> None:
         """The rows from `start` on by the panel whose first column is `first`."""
-        builder, depth, width = self.builder, self.depth, part.tile.columns
+        builder, depth, width = self.builder, self.rows, part.tile.columns
         above, left = builder.bind(a.base + start * depth), builder.bind(b.base + first * depth)
         sums = sum_tile(
             builder,
             part.tile,
-            str(a.buffer.dtype),
+            self._numbers(b),
             (depth,),
             lambda row, ks: a.buffer[above + row * depth + ks[0]],
             lambda column, ks: b.buffer[left + ks[0] * width + column],
+            self.multiply_add,
         )
         with builder.loop(builder.bind(tirx.min(rows - start, part.tile.rows)), name="row") as row:
             base = builder.bind(row * width)
