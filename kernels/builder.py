@@ -217,6 +217,14 @@ class KernelBuilder:
         self.emit(tirx.BufferStore(buffer, value, [lane]))
         return buffer[lane]
 
+    def masked(self, condition: Expr, element: Expr, otherwise: Expr) -> Expr:
+        """`element`, which is loaded in any case, where a condition holds.
+
+        TVM takes a branch of a Select for computed only where its condition holds, and drops from the indices of loads in it what
+        keeps them in bounds elsewhere. So what is loaded is named before.
+        """
+        return tirx.Select(condition, self.name(element), otherwise)
+
     def local(self, elements: int, dtype: str, name: str = "acc") -> Buffer:
         """A small array on the stack; of constant indices only, it becomes registers."""
         buffer = tirx.decl_buffer((elements,), dtype, name=name, scope="local", layout=None)

@@ -217,7 +217,7 @@ class _Sampling:
         value = value if kind.dtype == self.working else tirx.Cast(self.working, value)
         if not zeros:
             return value
-        return tirx.Select(offset >= 0, value, tirx.const(0, self.working))
+        return self.builder.masked(offset >= 0, value, tirx.const(0, self.working))
 
 
 def held(x: Expr, low: Expr, high: Expr) -> Expr:

@@ -160,7 +160,7 @@ class Product:
             with builder.loop(side.depth, name="k") as k, builder.loop(tile, name="line") as i:
                 line = panel * tile + i
                 value = tirx.Cast(self.accumulator, source[side.offset(matrix, tirx.min(line, side.lines - 1), k)])
-                builder.store(staged, (chunk * side.depth + k) * tile + i, tirx.Select(line < side.lines, value, zero))
+                builder.store(staged, (chunk * side.depth + k) * tile + i, builder.masked(line < side.lines, value, zero))
         return self._panels(side, tile, staged)
 
     def _panels(self, side: Side, tile: int, buffer: Buffer) -> Load:

@@ -37,6 +37,6 @@ def pack_in_kernel(builder: KernelBuilder, source: Buffer, pack: PackPanels) -> 
         with builder.loop(tile, name="line") as i:
             line = builder.bind(panel * tile + i)
             value = source[builder.bind(offset(group, tirx.min(line, lines - 1), k))]
-            filled = tirx.Select(line < lines, value, tirx.const(0, packed.dtype))
+            filled = builder.masked(line < lines, value, tirx.const(0, packed.dtype))
             builder.store(buffer, (chunk * depth + k) * tile + i, filled)
     return buffer

@@ -139,7 +139,7 @@ class RecurrentOperands:
                 line = panel * columns + column
                 for position, gate in enumerate(pack.gates):
                     source = (direction * pack.of + gate) * lines + tirx.min(line, lines - 1)
-                    value = tirx.Select(line < lines, self.load(name, source * depth + k), self.zero())
+                    value = builder.masked(line < lines, self.load(name, source * depth + k), self.zero())
                     builder.store(staged, ((chunk * depth + k) * gates + position) * columns + column, value)
         return staged
 

@@ -153,5 +153,5 @@ class StepPacker:
         if guarded:
             value = self.element(matrix, tirx.min(line, self.lines - 1), tirx.min(k, self.depth - 1))
             exists = tirx.And(line < self.lines, k < self.depth)
-            return tirx.Select(exists, value, tirx.const(0, str(value.ty)))
+            return self.builder.masked(exists, value, tirx.const(0, str(value.ty)))
         return self.element(matrix, line, k)

@@ -308,7 +308,7 @@ class _TransposedConvolution:
                 output = builder.bind(panel * tile + line)
                 place = (group, channel, tirx.min(output, pack.shape[2] - 1), row, column)
                 value = source[builder.bind(row_major(place, pack.shape))]
-                filled = tirx.Select(output < pack.shape[2], value, tirx.const(0, packed.dtype))
+                filled = builder.masked(output < pack.shape[2], value, tirx.const(0, packed.dtype))
                 builder.store(buffer, (chunk * depth + k) * tile + line, filled)
         return buffer
 

@@ -268,7 +268,7 @@ class _Kernel:
             y, x = top + i, left + j
             exists = tirx.And(tirx.And(y >= 0, y < one.height), tirx.And(x >= 0, x < one.width))
             place = [tirx.max(tirx.min(at, size - 1), 0) for at, size in ((y, one.height), (x, one.width))]
-            return tirx.Select(exists, load((image, channel, *place)), tirx.const(0, TYPE))
+            return builder.masked(exists, load((image, channel, *place)), tirx.const(0, TYPE))
 
         def transform(element: _Element) -> None:
             vector = self._transform_vector
