@@ -1,9 +1,13 @@
-"""One spelling for windows: the padding of convolutions and pools as numbers of their own, one window as a global pool."""
+"""One spelling for windows: the padding of convolutions and pools as numbers of their own, no taps that only meet padding, one
+window as a global pool.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
+from ...compiler.ir.constants import constant_array
 from .scope import (
     Replacement,
     Rule,
@@ -46,6 +50,53 @@ def take_padding(node: ir.Node, scope: Scope) -> Replacement | None:
     own = node.attributes.get_ints("pads") or (0,) * (2 * rank - 4)
     pads = [a + b for a, b in zip(own, (*added[2:rank], *added[rank + 2 :]), strict=True)]
     return respelled(node, (pad.inputs[0], *node.inputs[1:]), {**node.attributes, "pads": ir.AttrInt64s("pads", pads)})
+
+
+def drop_taps_of_padding(node: ir.Node, scope: Scope) -> Replacement | None:
+    """A convolution has no taps at the ends of its window that meet zeros alone: 3x3 with 24 positions between the taps is 1x1 on
+    20x20 positions, and so is 3x3 on one position.
+    """
+    dims, outputs, weights = (static_shape(value) for value in (node.inputs[0], node.outputs[0], node.inputs[1]))
+    pads = node.attributes.get_ints("pads") or ()
+    if dims is None or outputs is None or weights is None or not any(pads) or 0 in (*dims, *outputs, *weights):
+        return None
+    if node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    rank = len(dims) - 2
+    strides, dilations = (node.attributes.get_ints(name) or (1,) * rank for name in ("strides", "dilations"))
+    geometry = zip(dims[2:], outputs[2:], weights[2:], strides, dilations, pads[:rank], pads[rank:], strict=True)
+    ranges = [_taps_of_input(*axis) for axis in geometry]
+    kept = (slice(None), slice(None), *(slice(begin, end) for begin, end in ranges))
+    if ranges == [(0, taps) for taps in weights[2:]] or (array := constant_array(node.inputs[1])) is None:
+        return None
+    if not np.isfinite(array.astype(np.float64)).all():  # which times zero is not zero
+        return None
+    before = [pad - begin * step for pad, (begin, _), step in zip(pads[:rank], ranges, dilations, strict=True)]
+    after = [
+        pad - (taps - end) * step for pad, taps, (_, end), step in zip(pads[rank:], weights[2:], ranges, dilations, strict=True)
+    ]
+    smaller = scope.constant(np.ascontiguousarray(array[kept]), node.inputs[1].name if node.inputs[1] else None)
+    attributes = {name: attribute for name, attribute in node.attributes.items() if name != "kernel_shape"}
+    attributes["pads"] = ir.AttrInt64s("pads", [*before, *after])
+    return respelled(node, (node.inputs[0], smaller, *node.inputs[2:]), attributes)
+
+
+def _taps_of_input(length: int, outputs: int, taps: int, stride: int, dilation: int, before: int, after: int) -> tuple[int, int]:
+    """The taps [begin, end) of a window along one axis, without those at its ends that no window lays on the input. As many are
+    left as padding cannot be given up for, and one at least.
+    """
+
+    def meets_input(tap: int) -> bool:
+        start = tap * dilation - before  # where it lies in the first window
+        window = max(0, -(start // stride))  # the first one that it does not lie before the input in
+        return window < outputs and window * stride + start < length
+
+    begin, end = 0, taps
+    while begin < end - 1 and not meets_input(begin) and before >= (begin + 1) * dilation:
+        begin += 1
+    while end - 1 > begin and not meets_input(end - 1) and after >= (taps - end + 1) * dilation:
+        end -= 1
+    return begin, end
 
 
 def _zeros_around(pad: ir.Node, rank: int) -> list[int] | None:
@@ -98,5 +149,5 @@ def _same_pads(node: ir.Node, mode: str, lengths: tuple[int, ...], kernel: tuple
 RULES: dict[str, tuple[Rule, ...]] = {
     "LpPool": (pad_explicitly,),
     **dict.fromkeys(("AveragePool", "MaxPool"), (pad_explicitly, pool_globally)),
-    "Conv": (pad_explicitly, take_padding),
+    "Conv": (pad_explicitly, take_padding, drop_taps_of_padding),
 }
