@@ -13,19 +13,22 @@ from pathlib import Path
 from . import native, tile_state
 from .device import Arena
 from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, ProgramFileError
-from .program_file import Program
+from .program_file import Program, page_in
 from .target import Target
 
 MAIN = "prefuse_main"  # takes int64 addresses: arena, constants, the plan's parameters
 PROFILE = "prefuse_profile"  # the same and the address of the stamps; only in programs that are compiled to be profiled
 CLOCK_WORDS = 2  # of an int64 each, before the counters: struct timespec, seconds and nanoseconds
 _INT = 1  # tag of an integer argument
+_PARALLEL = b"__TVMBackendParallelLaunch"  # symbol of a library that uses the thread pool
 _HUGE_PAGE_BYTES = 2 << 20
+_MADV_POPULATE_WRITE = 23  # of linux/mman.h, which Python does not name
+_SMALL_ARENA_BYTES = 1 << 20  # whose pages cost a first call more than its kernels do
 _SHARE_ALL_CORES = -3  # TVM's affinity mode that pins no thread to a core of its own
 
 
 class CpuArena:
-    """Anonymous memory, page-aligned, zero until written; the system provides a page when it is first touched."""
+    """Anonymous memory, page-aligned, zero until written; a page of a large one is provided when it is first touched."""
 
     def __init__(self, size_bytes: int) -> None:
         try:
@@ -33,9 +36,11 @@ class CpuArena:
         except (OSError, OverflowError, ValueError) as error:
             what = f"no memory for {size_bytes} bytes of activations"
             raise ArenaMemoryError("arena", what, "free memory, use fewer contexts at once or a smaller batch") from error
-        if size_bytes >= _HUGE_PAGE_BYTES:
-            with suppress(OSError):  # only a hint, which not every kernel takes
+        with suppress(OSError):  # hints, which not every kernel takes
+            if size_bytes >= _HUGE_PAGE_BYTES:
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
+            elif size_bytes <= _SMALL_ARENA_BYTES:
+                self._memory.madvise(_MADV_POPULATE_WRITE)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
 
@@ -61,7 +66,7 @@ class CpuInvocation:
         )
 
     def __call__(self, *addresses: int) -> None:
-        if _pool.threads != self._threads:
+        if self._threads and _pool.threads != self._threads:
             _configure_pool(self._threads)
         self._block[5::2] = list(addresses)
         if self._call(*self._arguments):
@@ -78,7 +83,7 @@ class CpuExecutable:
         if target.level == "amx" and (refusal := tile_state.refusal()):
             fix = 'run it where the system allows AMX (Linux 5.16 or newer), or compile the model with target="cpu:avx512"'
             raise DeviceError(str(target), f"the system does not let this process use AMX tiles ({refusal})", fix)
-        self.threads = target.threads
+        self.threads = target.threads if _PARALLEL in program.library else 0  # of the pool; 0: the program needs none
         self._arguments = 2 + len(program.plan.parameters)
         self._library = _load_library(program.library)
         try:
@@ -104,6 +109,7 @@ class CpuDevice:
     torch_devices = frozenset(["cpu"])
 
     def load(self, program: Program) -> CpuExecutable:
+        page_in(program.constants)
         return CpuExecutable(program)
 
     def allocate(self, size_bytes: int) -> CpuArena:

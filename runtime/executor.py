@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from .array_address import data_address
 from .cpu_device import CpuDevice
 from .cuda_device import CudaDevice, NoDevice
 from .device import Arena, Device, Executable, Invocation
-from .errors import InputError, OptionError, ProgramFileError
+from .errors import ArenaMemoryError, InputError, OptionError, ProgramFileError
 from .plan import Plan, Port, Role
 from .profile import Profile, Recorder, descriptions_of
 from .program_file import Program, read_program, save_program
@@ -50,6 +51,11 @@ class CompiledModel:
         self._signature: Final = _Signature(program.plan, self._device.torch_devices)
         self._arena_bytes: Final = arena_bytes(program.plan)
         self._idle: Final[deque[Context]] = deque()
+        if isinstance(self._device, CpuDevice):  # what a first call would wait for; a GPU is not touched before it
+            with suppress(ArenaMemoryError):  # which the first call will tell
+                first = self.context()
+                first.prepare()
+                self._idle.append(first)
 
     def __call__(self, *inputs: object, **named: object) -> object:
         """Run the model.
@@ -168,7 +174,7 @@ class Context:
         signature = self._signature
         if named or len(inputs) != signature.arity:
             inputs = in_order(signature.names, inputs, named)
-        invocation = self._invocation or self._bind()
+        invocation = self._invocation or self.prepare()
         addresses: list[int] = []
         kept: list[object] = []  # copies, alive until the program has run
         is_torch = False
@@ -196,7 +202,8 @@ class Context:
             invocation(*addresses)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _bind(self) -> Invocation:
+    def prepare(self) -> Invocation:
+        """Take the arena, which else the first call does. Raises ArenaMemoryError."""
         arena: Arena = self._device.allocate(self._size_bytes)
         self._invocation = self._executable.bind(arena)
         return self._invocation

@@ -56,6 +56,7 @@ CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "rocm": "kernels.hsaco"}  
 _HEADER = (
     "constants.safetensors header"  # its own hash, so that the place of the weights is known to be right without reading them
 )
+_MADV_POPULATE_READ = 22  # of linux/mman.h, which Python does not name
 _SAFETENSORS_DTYPES = {
     **{f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)},
     "bool": "BOOL",
@@ -301,6 +302,14 @@ def map_constants(section: Section, info: zipfile.ZipInfo, hashes: Mapping[str, 
     with suppress(OSError):  # only a hint: read ahead, the first call needs them all
         mapped.madvise(mmap.MADV_WILLNEED)
     return header, np.frombuffer(mapped, np.uint8, size, data - first_page)
+
+
+def page_in(constants: np.ndarray) -> None:
+    """Have mapped constants in memory, and known to this process, so that the first call waits for none of them."""
+    mapped = constants.base.obj if isinstance(constants.base, memoryview) else None
+    if isinstance(mapped, mmap.mmap):
+        with suppress(OSError):  # Linux knows it since 5.14; elsewhere the first call is slower
+            mapped.madvise(_MADV_POPULATE_READ)
 
 
 def verify_constants(header: bytes, constants: np.ndarray, hashes: Mapping[str, object]) -> None:

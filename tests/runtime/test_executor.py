@@ -13,6 +13,8 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
+import prefuse
 import pytest
 import torch
 from prefuse.runtime import native
@@ -355,6 +357,49 @@ def test_arena_too_large() -> None:
     model, _ = model_of({}, {}, 1 << 60)
     with pytest.raises(ArenaMemoryError, match=f"no memory for {1 << 60} bytes"):
         model()
+
+
+def test_weights_and_a_small_arena_are_there_before_the_first_call(tiny_file: Path) -> None:
+    """Pages are mapped when a model is loaded; who only reads a program pays for none of them."""
+    assert _resident_bytes(read_program(tiny_file).constants.ctypes.data) <= 1 << 16  # what reading its neighbours has mapped
+    model = load(tiny_file)
+    weights = model.program.constants
+    assert _resident_bytes(weights.ctypes.data) >= weights.nbytes
+    (context,) = model._idle
+    arena = context._invocation
+    assert arena is not None
+    assert _resident_bytes(arena._arena.address) >= model._arena_bytes  # type: ignore[attr-defined]
+
+
+def _resident_bytes(address: int) -> int:
+    """Of the mapping of this process in which an address lies, the bytes that are in memory and mapped."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            begin, end = (int(bound, 16) for bound in words[0].split("-"))
+            inside = begin <= address < end
+        elif inside and words[0] == "Rss:":
+            return 1024 * int(words[1])
+    raise AssertionError(f"{address:#x} is not mapped")
+
+
+def test_a_program_without_parallel_regions_starts_no_threads(tiny_file: Path, tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> main (float[1000] x) => (float[1000] y) { y = Neg(x) }'
+    prefuse.compile(ir.from_onnx_text(text), threads=2, cache=False).save(tmp_path / "serial.prefuse")
+    script = """
+import numpy as np, os, prefuse, sys
+before = len(os.listdir("/proc/self/task"))
+prefuse.load(sys.argv[1])(np.zeros(1000, np.float32))
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+    def started(path: Path) -> int:
+        command = [sys.executable, "-c", script, str(path)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert started(tmp_path / "serial.prefuse") == 0
+    assert started(tiny_file) > 0
 
 
 def test_arenas_in_several_memories_are_refused(tiny_file: Path) -> None:
