@@ -44,6 +44,7 @@ class KernelBuilder:
         self.threads = threads
         self.choices: list[Choice] = []
         self._configuration = configuration
+        self._asked: dict[str, int] = {}  # how often a choice of a name was made
         self.workspace_bytes = 0
         self._blocks: list[list[Any]] = [[]]
         self._parameters: dict[str, tuple[Any, Any]] = {}
@@ -58,8 +59,11 @@ class KernelBuilder:
     def choose(self, name: str, options: Mapping[str, T]) -> T:
         """One of the legal options, by their names: the one that the configuration names, else the first.
 
-        Where there is a configuration, if only an empty one, `choices` tells what could be chosen otherwise.
+        A kernel that decides the same several times, as for several products, has "tile", "tile 2" and so on. Where there is a
+        configuration, if only an empty one, `choices` tells what could be chosen otherwise.
         """
+        self._asked[name] = self._asked.get(name, 0) + 1
+        name = name if self._asked[name] == 1 else f"{name} {self._asked[name]}"
         taken = next(iter(options))
         if self._configuration is not None:
             wanted = self._configuration.get(name, taken)

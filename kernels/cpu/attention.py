@@ -31,7 +31,7 @@ from .attention_softmax import Rows, finish_rows, running_softmax, softmax, star
 from .common import finish, new_builder, pointwise_cost
 from .few_rows import FewRows
 from .paired_panels import PairedPanels
-from .panel_product import Panels, Scratch, choose_tiles
+from .panel_product import Panels, Scratch, tiles_options
 from .tile_packing import LINES, TERM_ELEMENTS
 from .tile_product import Tile
 from .tile_unit import DEPTH, TileUnit, tile_unit
@@ -54,7 +54,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return form
     if target.is_gpu:
         return Refusal("is for CPUs")
-    return _Kernel(form, new_builder(target), target).build()
+    return _Kernel(form, new_builder(target, group.configuration), target).build()
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,8 @@ class _Kernel:
         """Of the scores and of the result, equally high."""
         form, dtype, registers = self.form, np.dtype(self.form.dtype), self.target.vector_registers
         sizes = ((form.depth // self.factors, self.key_block), (ceil(self.key_block / self.factors), form.width))
-        scores, result = choose_tiles(form.queries, sizes, self.builder.lanes(form.dtype), dtype.itemsize, registers)
+        options = tiles_options(form.queries, sizes, self.builder.lanes(form.dtype), dtype.itemsize, registers)
+        scores, result = self.builder.choose("rows", options)
         return scores, result
 
     @property

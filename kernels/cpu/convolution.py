@@ -26,7 +26,7 @@ from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
 from .common import finish, minimum, new_builder
 from .packing import pack_in_kernel
-from .tile_product import PackPanels, Plane, TileProduct, choose_tile, emit
+from .tile_product import PackPanels, Plane, TileProduct, emit, tile_options
 from .window import Taps, Window, read_window, transposed_taps
 
 _ACCUMULATORS = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
@@ -95,7 +95,7 @@ class _Convolution:
         self.transposed = anchor.op_type == "ConvTranspose"
         self.rank = len(window.kernel)
         self.group = group
-        self.builder = new_builder(target)
+        self.builder = new_builder(target, group.configuration)
         self.images, self.channels = group.types[anchor.inputs[0]].shape[:2]
         self.groups = anchor.attribute("group", 1)
         self.out_channels = group.types[anchor.outputs[0]].shape[1]
@@ -223,9 +223,10 @@ class _Convolution:
         depth = (self.channels // self.groups, *(dimension.count for dimension in taps))
         rows = self.out_channels // self.groups
         columns = _columns(outputs, planes.extents)
-        tile = choose_tile(
+        tiles = tile_options(
             rows, columns, prod(depth), self._lanes, self.target.vector_registers, shifted_loads=True, b_padded=not direct
         )
+        tile = self.builder.choose("tile", tiles)
         weights = self._weights(number, taps, tile.rows)
         panels = -(-rows // tile.rows)
 

@@ -162,16 +162,19 @@ class Panels:
             builder.vector_loop(part.columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
 
 
-def choose_tiles(m: int, sizes: Sequence[tuple[int, int]], lanes: int, lane_bytes: int, registers: int) -> list[Tile]:
-    """Tiles of equally many rows for products of `m` rows with panels of these sizes (depth, columns), with the fewest cycles."""
+def tiles_options(m: int, sizes: Sequence[tuple[int, int]], lanes: int, lane_bytes: int, registers: int) -> dict[str, list[Tile]]:
+    """Tiles of equally many rows for products of `m` rows with panels of these sizes (depth, columns), by those rows.
+
+    For each number of rows those with the fewest cycles, and the number with the fewest of all first.
+    """
 
     def best(rows: int, depth: int, columns: int) -> tuple[float, int]:
         tiles = (Tile(rows, vectors, lanes) for vectors in range(1, 9) if rows * vectors + vectors + 1 <= registers)
         return min((_cycles(tile, depth, columns, lane_bytes) * ceil(m / rows), tile.vectors) for tile in tiles)
 
     choices = [(rows, [best(rows, *size) for size in sizes]) for rows in range(1, min(m, 14) + 1)]
-    rows, found = min(choices, key=lambda choice: sum(cycles for cycles, _ in choice[1]))
-    return [Tile(rows, vectors, lanes) for _, vectors in found]
+    choices.sort(key=lambda choice: sum(cycles for cycles, _ in choice[1]))
+    return {str(rows): [Tile(rows, vectors, lanes) for _, vectors in found] for rows, found in choices}
 
 
 def _cycles(tile: Tile, depth: int, columns: int, lane_bytes: int) -> float:

@@ -20,7 +20,7 @@ from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..bfloat16 import multiply_add, words_multiply_add
 from ..builder import Buffer, Expr, Index, row_major, unravel
-from ..costs import channels_last_tile
+from ..costs import channels_last_tiles
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
@@ -145,7 +145,7 @@ class _TransposedConvolution:
 
     def __init__(self, form: ChannelsLast, target: Target, window: Window) -> None:
         self.form, self.target, self.anchor, self.window = form, target, form.anchor, window
-        self.builder = new_builder(target)
+        self.builder = new_builder(target, form.outer.configuration)
         self.source = form.inner.types[form.anchor.inputs[0]]
         self.images, self.channels = self.source.shape[:2]
         self.groups = form.anchor.attribute("group", 1)
@@ -191,7 +191,8 @@ class _TransposedConvolution:
         depth = (down.count, across.count, inputs)
         images, lines, rows = self._positions(product)
         lanes = builder.lanes(self.accumulator)
-        tile = Tile(*channels_last_tile(rows, outputs, max(prod(depth), 1), inputs, lanes, self.target.vector_registers), lanes)
+        ranked = channels_last_tiles(rows, outputs, max(prod(depth), 1), inputs, lanes, self.target.vector_registers)
+        tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         panels, phases = ceil(outputs / tile.columns), prod(product.phases)
         weights = self._weights(number, product, tile.columns) if prod(depth) else None
         flops: int = (4 if self.is_paired else 2) * images * lines * rows * phases * self.out_channels * prod(depth)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from prefuse.kernels.cpu import attention
-from prefuse.kernels.cpu.panel_product import choose_tiles
+from prefuse.kernels.cpu.panel_product import tiles_options
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.template import BuiltKernel, Refusal
 from prefuse.runtime.plan import TensorType
@@ -337,10 +337,12 @@ def test_only_a_block_of_scores_is_ever_in_memory() -> None:
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (128, 64, 128), (197, 64, 197), (5, 20, 1000)])
 def test_tiles_fit_the_registers_and_are_equally_high(sizes: tuple[int, int, int], lanes: int, registers: int) -> None:
     queries, depth, keys = sizes
-    scores, result = choose_tiles(queries, [(depth, keys), (keys, depth)], lanes, 4, registers)
-    assert scores.rows == result.rows <= queries
-    for tile in (scores, result):
-        assert tile.rows * tile.vectors + tile.vectors < registers
+    options = tiles_options(queries, [(depth, keys), (keys, depth)], lanes, 4, registers)
+    assert len(options) == min(queries, 14)
+    for name, (scores, result) in options.items():
+        assert int(name) == scores.rows == result.rows
+        for tile in (scores, result):
+            assert tile.rows * tile.vectors + tile.vectors < registers
 
 
 def softmax_across(tape: Tape, x: str) -> str:
