@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import ClassVar, Literal
 
@@ -16,7 +16,9 @@ from ..compiler.ir.names import fresh_name
 from ..compiler.ir.opset_raise import OLDEST
 from ..compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes
 from ..compiler.pipeline import Context, Pass
+from ..kernels.costs import WINOGRAD_PRECISIONS, channels_last_cycles, in_pairs, winograd_choice
 from .canonicalization.scope import static_shape
+from .layout.extents import convolution_extents
 
 Narrow = Literal["bfloat16", "float16"]
 _TYPES: dict[Narrow, ir.DataType] = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
@@ -45,7 +47,7 @@ class LowerPrecision(Pass):
 
     Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
     all products where the target multiplies the type no faster than float32. Recurrent operators get narrow weights: their kernel
-    rounds what it multiplies by them where that is faster.
+    rounds what it multiplies by them where that is faster. Weights that Winograd's convolution transforms stay as they are.
     """
 
     name: ClassVar[str] = "lower-precision"
@@ -96,6 +98,8 @@ class _Lowering:
             return False
         if self._reads_rows_wide(node):
             positions = [i for i in positions if i == 1]
+        elif self._transforms_weights(node):
+            positions = [i for i in positions if i == 0]
         for position in positions:
             self._replace_operand(node, position)
         return bool(positions)
@@ -132,6 +136,16 @@ class _Lowering:
         if node.op_type in _CONVOLUTIONS or not _is_constant(node.inputs[1]):
             return False
         return self.weights_only or _rows(node) <= self.limits.few_rows
+
+    def _transforms_weights(self, node: ir.Node) -> bool:
+        """Whether a convolution will be Winograd's, which makes float32 numbers of its weights: rounding them wins nothing."""
+        target = self.context.target
+        if node.op_type != "Conv" or target.has_tiles or self.context.precision not in WINOGRAD_PRECISIONS:
+            return False
+        one = replace(convolution_extents(node), element_bytes=2)
+        choice = winograd_choice(one, target.vector_lanes, target.vector_registers)
+        direct = channels_last_cycles(in_pairs(one), target.vector_lanes, target.vector_registers)
+        return choice is not None and choice.cycles < direct
 
     def read_images_narrow(self) -> None:
         """Let the pointwise readers of an image that convolutions read narrow do so, too, each by a Cast of its own."""

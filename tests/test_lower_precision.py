@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnx_ir as ir
 import prefuse
 import pytest
+import torch
 from prefuse.runtime.target import AMX_EMULATED
 from prefuse.tests.kernels.harness import target_of
 
@@ -53,6 +55,25 @@ def test_products_of_rounded_operands(level: str, precision: str, dtype: np.dtyp
     # A hidden element that lies between two narrow numbers may be rounded the other way by a last bit of its sum.
     assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < (2e-4 if is_fast else 1e-6)
     assert found.dtype == np.float32
+
+
+def test_weights_that_are_transformed_are_not_rounded() -> None:
+    """Winograd's convolution of a rounded image takes float32 weights; where it would be slower, they are rounded."""
+    for side, is_transformed in ((28, True), (3, False)):
+        weights, x = rng.standard_normal((64, 64, 3, 3)).astype(np.float32), rng.standard_normal((1, 64, side, side))
+        node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
+        image = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)
+        result = onnx.helper.make_empty_tensor_value_info("y")
+        graph = onnx.helper.make_graph([node], "one", [image], [result], [onnx.numpy_helper.from_array(weights, "w")])
+        net = prefuse.compile(
+            onnx.helper.make_model(graph), target=str(target_of("avx512bf16")), precision="bfloat16", cache=False
+        )
+        kept = weights.astype(np.float64) if is_transformed else rounded(weights, BFLOAT16)
+        read = torch.from_numpy(rounded(x.astype(np.float32), BFLOAT16))
+        expected = torch.nn.functional.conv2d(read, torch.from_numpy(kept), padding=1).numpy()
+        found = np.asarray(net(x.astype(np.float32)))
+        assert ("winograd" in str(net.report())) == is_transformed
+        assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 1e-6
 
 
 def test_few_rows_round_weights_alone() -> None:

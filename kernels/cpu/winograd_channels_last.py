@@ -64,8 +64,9 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 def direct_convolution_cycles(form: ChannelsLast, target: Target) -> float:
     """What the direct convolution of the form's anchor would take on vectors."""
-    one, source = _extents(form), form.inner.types[form.anchor.inputs[0]]
-    goes_by_pairs = source.dtype == "bfloat16" and target.has("avx512_bf16") and one.inputs % 2 == 0
+    one, (source, weights) = _extents(form), (form.inner.types[name] for name in form.anchor.inputs[:2])
+    has_pairs = source.dtype == weights.dtype == "bfloat16" and one.inputs % 2 == 0
+    goes_by_pairs = has_pairs and target.has("avx512_bf16")
     return channels_last_cycles(in_pairs(one) if goes_by_pairs else one, target.vector_lanes, target.vector_registers)
 
 

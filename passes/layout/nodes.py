@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import prod
 
 import onnx_ir as ir
 
@@ -14,7 +14,6 @@ from ...compiler.ir.rewriter import Rejection
 from ...kernels.costs import (
     TERMS,
     WINOGRAD_PRECISIONS,
-    Convolution,
     channels_first_cycles,
     channels_last_cycles,
     conversion_cycles,
@@ -28,6 +27,7 @@ from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..canonicalization.scope import static_shape
 from .edges import EDGES, edge_form
+from .extents import convolution_extents, pair_of, phase_extents
 from .forms import Flexible, as_it_lies, conversion_bytes, is_image
 from .movers import moved_form, pointwise_form, transposed_form
 
@@ -88,14 +88,15 @@ def _convolution(
     lanes, registers = target.vector_lanes * 4 // element_bytes, target.vector_registers
     scattered = 0.0
     if kind == "Conv":
-        one = _extents(anchor)
-    elif (phases := prod(strides := _pair(anchor, "strides"))) > _MAX_PHASES and _pair(anchor, "dilations") != (1, 1):
+        one = convolution_extents(anchor)
+    elif (phases := prod(strides := pair_of(anchor, "strides"))) > _MAX_PHASES and pair_of(anchor, "dilations") != (1, 1):
         return Rejection(f"ConvTranspose with holes has {phases} phases of output positions, more than {_MAX_PHASES}", (node,))
     else:
-        one = _phase_extents(anchor, strides)
+        one = phase_extents(anchor, strides)
         scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
     is_narrow = source.dtype != anchor.outputs[0].dtype
-    goes_by_pairs = is_narrow and target.has("avx512_bf16") and one.inputs % 2 == 0  # which lie side by side channels-last only
+    has_pairs = is_narrow and weights.dtype == source.dtype and one.inputs % 2 == 0
+    goes_by_pairs = has_pairs and target.has("avx512_bf16")  # which lie side by side channels-last only
     last_cycles = channels_last_cycles(in_pairs(one) if goes_by_pairs else one, lanes, registers)
     has_weights = kind == "Conv" and _is_constant(model, node, weights)
     is_plain = has_weights and source.dtype == ir.DataType.FLOAT
@@ -156,68 +157,3 @@ def _is_beside_positions(value: ir.Value, rank: int) -> bool:
         return False
     _, channels, *places = (1,) * (rank - len(shape)) + shape
     return channels == 1 or prod(places) == 1
-
-
-def _extents(anchor: ir.Node) -> Convolution:
-    source, weights, result = (
-        tensor_type(value) for value in (*map(as_it_lies, anchor.inputs[:2]), anchor.outputs[0]) if value is not None
-    )
-    groups, ones = anchor.attributes.get_int("group", 1), (1,) * (len(source.shape) - 2)
-    kernel, strides = weights.shape[2:], tuple(anchor.attributes.get_ints("strides", ones))
-    dilations = tuple(anchor.attributes.get_ints("dilations", ones))
-    reaches = [
-        (out - 1) * stride + (taps - 1) * dilation + 1
-        for out, stride, taps, dilation in zip(result.shape[2:], strides, kernel, dilations, strict=True)
-    ]
-    overhangs = any(reach > extent for reach, extent in zip(reaches, source.shape[2:], strict=True))
-    (height, width), (rows, columns) = _as_plane(source.shape[2:]), _as_plane(result.shape[2:])
-    return Convolution(
-        images=source.shape[0],
-        groups=groups,
-        inputs=weights.shape[1],
-        outputs=weights.shape[0] // max(groups, 1),
-        height=height,
-        width=width,
-        rows=rows,
-        columns=columns,
-        kernel=_as_plane(kernel),
-        strides=_as_plane(strides),
-        dilations=_as_plane(dilations),
-        gaps=prod(result.shape[2:-2]) * (kernel[-2] - 1) if len(ones) > 2 else 0,
-        is_padded=overhangs or any(anchor.attributes.get_ints("pads", ())),
-        element_bytes=source.size_bytes // max(source.elements, 1),
-    )
-
-
-def _as_plane(extents: tuple[int, ...]) -> tuple[int, int]:
-    """Extents of all dimensions but the last as one: lines of a volume cost what those of an image do."""
-    return prod(extents[:-1]), extents[-1]
-
-
-def _phase_extents(anchor: ir.Node, strides: tuple[int, int]) -> Convolution:
-    """A transposed convolution as what it is about: a convolution of stride 1 with as many times the outputs as it has phases."""
-    source, weights, result = (
-        tensor_type(value) for value in (*map(as_it_lies, anchor.inputs[:2]), anchor.outputs[0]) if value is not None
-    )
-    groups, phases = anchor.attributes.get_int("group", 1), prod(strides)
-    rows, columns = (ceil(extent / stride) for extent, stride in zip(result.shape[2:], strides, strict=True))
-    down, across = (ceil(taps / stride) for taps, stride in zip(weights.shape[2:], strides, strict=True))
-    return Convolution(
-        images=source.shape[0],
-        groups=groups,
-        inputs=weights.shape[0] // max(groups, 1),
-        outputs=weights.shape[1] * phases,
-        height=source.shape[2],
-        width=source.shape[3],
-        rows=rows,
-        columns=columns,
-        kernel=(down, across),
-        strides=(1, 1),
-        is_padded=down * across > 1 or (rows, columns) != source.shape[2:] or any(anchor.attributes.get_ints("pads", ())),
-        element_bytes=source.size_bytes // max(source.elements, 1),
-    )
-
-
-def _pair(anchor: ir.Node, name: str) -> tuple[int, int]:
-    down, across = anchor.attributes.get_ints(name, (1, 1))
-    return down, across

@@ -1,0 +1,78 @@
+"""The numbers of a convolution of the graph, as its costs are told by."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+import onnx_ir as ir
+
+from ...compiler.ir.facts import tensor_type
+from ...kernels.costs import Convolution
+from .forms import as_it_lies
+
+
+def convolution_extents(anchor: ir.Node) -> Convolution:
+    """Of a Conv whose shapes are static."""
+    source, weights, result = (
+        tensor_type(value) for value in (*map(as_it_lies, anchor.inputs[:2]), anchor.outputs[0]) if value is not None
+    )
+    groups, ones = anchor.attributes.get_int("group", 1), (1,) * (len(source.shape) - 2)
+    kernel, strides = weights.shape[2:], tuple(anchor.attributes.get_ints("strides", ones))
+    dilations = tuple(anchor.attributes.get_ints("dilations", ones))
+    reaches = [
+        (out - 1) * stride + (taps - 1) * dilation + 1
+        for out, stride, taps, dilation in zip(result.shape[2:], strides, kernel, dilations, strict=True)
+    ]
+    overhangs = any(reach > extent for reach, extent in zip(reaches, source.shape[2:], strict=True))
+    (height, width), (rows, columns) = _as_plane(source.shape[2:]), _as_plane(result.shape[2:])
+    return Convolution(
+        images=source.shape[0],
+        groups=groups,
+        inputs=weights.shape[1],
+        outputs=weights.shape[0] // max(groups, 1),
+        height=height,
+        width=width,
+        rows=rows,
+        columns=columns,
+        kernel=_as_plane(kernel),
+        strides=_as_plane(strides),
+        dilations=_as_plane(dilations),
+        gaps=prod(result.shape[2:-2]) * (kernel[-2] - 1) if len(ones) > 2 else 0,
+        is_padded=overhangs or any(anchor.attributes.get_ints("pads", ())),
+        element_bytes=source.size_bytes // max(source.elements, 1),
+    )
+
+
+def _as_plane(extents: tuple[int, ...]) -> tuple[int, int]:
+    """Extents of all dimensions but the last as one: lines of a volume cost what those of an image do."""
+    return prod(extents[:-1]), extents[-1]
+
+
+def phase_extents(anchor: ir.Node, strides: tuple[int, int]) -> Convolution:
+    """A transposed convolution as what it is about: a convolution of stride 1 with as many times the outputs as it has phases."""
+    source, weights, result = (
+        tensor_type(value) for value in (*map(as_it_lies, anchor.inputs[:2]), anchor.outputs[0]) if value is not None
+    )
+    groups, phases = anchor.attributes.get_int("group", 1), prod(strides)
+    rows, columns = (ceil(extent / stride) for extent, stride in zip(result.shape[2:], strides, strict=True))
+    down, across = (ceil(taps / stride) for taps, stride in zip(weights.shape[2:], strides, strict=True))
+    return Convolution(
+        images=source.shape[0],
+        groups=groups,
+        inputs=weights.shape[0] // max(groups, 1),
+        outputs=weights.shape[1] * phases,
+        height=source.shape[2],
+        width=source.shape[3],
+        rows=rows,
+        columns=columns,
+        kernel=(down, across),
+        strides=(1, 1),
+        is_padded=down * across > 1 or (rows, columns) != source.shape[2:] or any(anchor.attributes.get_ints("pads", ())),
+        element_bytes=source.size_bytes // max(source.elements, 1),
+    )
+
+
+def pair_of(anchor: ir.Node, name: str) -> tuple[int, int]:
+    """An attribute of two dimensions, 1 where it is absent."""
+    down, across = anchor.attributes.get_ints(name, (1, 1))
+    return down, across
