@@ -22,18 +22,36 @@ from .errors import OptionError
 from .plan import Launch, Plan, Step, step_reads, step_writes
 from .program_file import Program
 
+_LARGE_CHANGE = 0.1  # beyond what two measurements on an idle machine differ by
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a machine can do at most: multiply-adds in registers (two flops each), and bytes from and to its memory."""
+    """What a machine can do at most: multiply-adds in registers (two flops each), and bytes from and to its memory.
+
+    `change` is how far apart two measurements were, as a part of the larger one: that of flops or of bytes, whichever is more.
+    """
 
     flops_per_second: float
     bytes_per_second: float
     method: str = ""  # how they were measured, for people
+    change: float = 0.0
 
     def seconds(self, flops: int, bytes_moved: int) -> float:
         """The roofline: no program can do it in less."""
         return max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
+
+    def joined(self, later: Limits) -> Limits:
+        """The higher of two measurements of one machine, and how far they were apart."""
+        flops = sorted((self.flops_per_second, later.flops_per_second))
+        moved = sorted((self.bytes_per_second, later.bytes_per_second))
+        change = max(1 - low / high for low, high in (flops, moved))
+        return Limits(flops[1], moved[1], self.method, max(self.change, later.change, change))
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the machine was not the same all the time: other work took its cores, or two of them were one for a while."""
+        return self.change > _LARGE_CHANGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,6 +260,19 @@ def test_profile(prefuse_cli: Terminal, branched: Path, tmp_path: Path) -> None:
     assert sum(event["ph"] == "X" for event in events) == 2 * len(found["steps"])
 
 
+def test_profile_tells_of_a_machine_that_changed(prefuse_cli: Terminal, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefuse.compiler.cli import profile
+    from prefuse.runtime.profile import Limits
+
+    moments = iter([Limits(490e9, 30e9), Limits(250e9, 30e9), Limits(490e9, 30e9), Limits(480e9, 30e9)])
+    monkeypatch.setattr(profile, "measure", lambda net: next(moments))
+    arguments = ("profile", model, "--runs", 1, "--threads", 1)
+    text = prefuse_cli(*arguments)
+    assert "limits: 490 GFLOP/s, 30.0 GB/s" in text
+    assert "the limits before and after the calls differ by 49%" in text
+    assert "differ by" not in prefuse_cli(*arguments)
+
+
 def test_profile_compares_pipelines(prefuse_cli: Terminal, model: Path) -> None:
     arguments = ("profile", model, "--runs", 2, "--threads", 1, "--compare", "none")
     assert "steps of none" in prefuse_cli(*arguments)

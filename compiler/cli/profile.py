@@ -38,6 +38,10 @@ from .common import (
 
 _LABEL = 64  # characters shown of a group
 _ROWS = 40  # groups shown, those that take longest
+_CHANGED = (
+    "the limits before and after the calls differ by {change:.0%}: other work took the cores, or two of them were one, "
+    "so times and limits may be of different moments; profile again\n"
+)
 
 
 @click.command("profile")
@@ -64,7 +68,7 @@ def command(
     """Say where the time of MODEL goes, an ONNX file or a .prefuse program that was compiled with counters (--profile).
 
     For each group: time, share, arithmetic, bytes from and to memory, and the fraction of the roofline, whose limits are measured
-    at the same time.
+    before the calls and after them.
     """
     if compare is not None:
         refuse_program(model, "--compare")
@@ -78,8 +82,9 @@ def command(
         nets = [_whole(compile_graph(graph, model.stem, one, profile=True)) for one in pipelines]
     names = nets[0].input_names
     inputs = read_inputs(inputs_path, names) if inputs_path else random_arrays(nets[0], graph, seed)
+    before = measure(nets[0])
     profiles = profile_in_turns(nets, inputs, runs)
-    limits = measure(nets[0])
+    limits = before.joined(measure(nets[0]))
     first, *others = (profile.with_limits(limits) for profile in profiles)
     if trace:
         first.write_trace(trace)
@@ -89,7 +94,7 @@ def command(
 
 
 def measure(net: CompiledModel) -> Limits:
-    """The limits of this machine at a program's threads."""
+    """The limits of this machine at a program's threads, as they are now."""
     from ..lowering.roofline import measure_limits
 
     return measure_limits(Target.parse(net.plan.target))
@@ -107,6 +112,7 @@ def _head(profile: Profile, limits: Limits) -> str:
         f"{size_text(profile.bytes_moved)} moved\n"
         f"limits: {limits.flops_per_second / 1e9:.0f} GFLOP/s, {limits.bytes_per_second / 1e9:.1f} GB/s ({limits.method})\n"
         "a roofline above 100% says that the data lay in caches, which are faster than memory\n"
+        f"{_CHANGED.format(change=limits.change) * limits.has_changed}"
     )
 
 

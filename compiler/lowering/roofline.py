@@ -23,7 +23,6 @@ _ELEMENTS = 1 << 25  # float32 copied: 128 MiB, more than caches hold
 _RUNS = 5
 
 
-@cache
 def measure_limits(target: Target) -> Limits:
     """The most flops and bytes a second on the threads of a target, each the best of a few runs; takes about a second.
 
@@ -35,10 +34,8 @@ def measure_limits(target: Target) -> Limits:
     """
     if target.is_gpu:
         raise OptionError("target", f"the limits of {target} cannot be measured", "profile a program for the CPU")
-    plan = _plan(target)
-    functions = {"copy": _copy(target), "multiply_add": _multiply_add(target)}
-    library = build_library(plan, functions, target, profile=True)
-    net = CompiledModel(Program(plan, library, np.empty(0, np.uint8), {"name": "limits"}))
+    net = _program(target)
+    plan = net.plan
     stamps = net.profile(np.ones(_ELEMENTS, np.float32), runs=_RUNS).stamps_ns
     copy_ns, compute_ns = np.diff(stamps, axis=1).min(axis=0).tolist()
     work, moved = plan.kernels[1].flops, plan.kernels[0].bytes_moved
@@ -47,6 +44,14 @@ def measure_limits(target: Target) -> Limits:
         f"{4 * _ELEMENTS >> 20} MiB; the best of {_RUNS} runs"
     )
     return Limits(work / compute_ns * 1e9, moved / copy_ns * 1e9, method)
+
+
+@cache
+def _program(target: Target) -> CompiledModel:
+    plan = _plan(target)
+    functions = {"copy": _copy(target), "multiply_add": _multiply_add(target)}
+    library = build_library(plan, functions, target, profile=True)
+    return CompiledModel(Program(plan, library, np.empty(0, np.uint8), {"name": "limits"}))
 
 
 def _plan(target: Target) -> Plan:

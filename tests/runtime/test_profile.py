@@ -144,6 +144,17 @@ def test_rates_and_the_roofline() -> None:
     assert data["limits"]["method"] == "made up"
 
 
+def test_limits_of_two_moments() -> None:
+    """The higher ones count; a machine that lost half of its speed between them is told."""
+    before, after = Limits(490e9, 30e9, "how"), Limits(250e9, 31e9, "how")
+    assert before.joined(after) == Limits(490e9, 31e9, "how", 1 - 250 / 490)
+    assert before.joined(after).has_changed
+    assert after.joined(before).has_changed
+    assert not before.joined(Limits(500e9, 29e9)).has_changed
+    assert Limits(1e9, 20e9).joined(Limits(1e9, 30e9)).change == pytest.approx(1 / 3)
+    assert before.joined(after).joined(before).has_changed
+
+
 def test_the_trace_has_an_event_a_step(tmp_path: Path) -> None:
     made_up().write_trace(tmp_path / "trace.json")
     events = [one for one in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if one["ph"] == "X"]
