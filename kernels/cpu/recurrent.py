@@ -23,14 +23,13 @@ from .anchored import bound_unravel, sweep
 from .common import finish, new_builder
 from .recurrent_cells import HIDDEN, Activation, Cell, Stage, activations_of, cell_of
 from .recurrent_operands import PackGates, RecurrentOperands
-from .recurrent_products import Element, Form, RowProduct, form_of, pitch_of
+from .recurrent_products import Element, Form, GateTile, RowProduct, choose_gate_tile, form_of, pitch_of
 from .recurrent_projection import project
-from .tile_product import Tile, choose_tile, sum_tile
+from .tile_product import sum_tile
 
 OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _WORK_PER_OPERATION = 16  # multiply-adds of a tile that take the time of one scalar operation elsewhere
-_L1_BYTES, _STREAM_BYTES_PER_CYCLE = 32 * 1024, 24  # of common x86 cores: the first-level cache, what the second delivers
 _MAX_ELEMENTS = 2**31 - 1
 
 
@@ -56,15 +55,18 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 @dataclass(frozen=True)
 class _StagePlan:
-    """A stage, how rows of the state that it reads are multiplied, its tile, and its weights in `panels` panels of `columns`
-    hidden units."""
+    """A stage, how rows of the state that it reads are multiplied, its tiles, and its weights in `panels` panels."""
 
     stage: Stage
     rows: RowProduct
-    tile: Tile
-    columns: int
+    tiles: GateTile
     panels: int
     weights: Buffer
+
+    def place_of(self, gate: int) -> tuple[int, int]:
+        """Which part of a panel has a gate's sums, and the column there of its first unit."""
+        part, position = divmod(self.stage.gates.index(gate), len(self.stage.gates) // self.tiles.parts)
+        return part, position * self.tiles.units
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,14 @@ class _Place:
 class _Unit:
     """Hidden unit `j` of one row of the batch: the `Unit` that a cell's arithmetic sees. Offsets are those of hidden unit 0.
 
-    `sums` is where gate 0 of the stage lies in the tile, `share` in the projected input, `line` the row in the states.
+    `sums` is where the row lies in each of the finished tiles, `share` in the projected input, `line` in the states.
     """
 
     recurrence: _Recurrence
     plan: _StagePlan
     place: _Place
     activations: tuple[Activation, ...]
-    tile: Buffer
+    finished: tuple[Buffer, ...]
     sums: Expr
     share: Expr
     line: Expr
@@ -100,7 +102,8 @@ class _Unit:
 
     def product(self, number: int) -> Expr:
         operands = self.recurrence.operands
-        value = self.tile[self.sums + self.plan.stage.gates.index(number) * self.plan.columns + self.j]
+        part, column = self.plan.place_of(number)
+        value = self.finished[part][self.sums + column + self.j]
         if operands.bias and number in self.recurrence.cell.separate:
             value = value + operands.bias_of(self.place.direction, 1, number * operands.hidden + self.j)
         return value
@@ -166,21 +169,19 @@ class _Recurrence:
         operands, gates = self.operands, stage.gates
         form = form_of(self.group, operands.x, operands.r, operands.batch, self.target)
         rows = RowProduct(self.builder, form, self.rows, operands.hidden, self.target)
-        panel_bytes = rows.steps * len(gates) * self.builder.vector_bytes  # at least
-        tile = choose_tile(
+        tiles = choose_gate_tile(
             operands.batch,
-            len(gates) * operands.hidden,
+            len(gates),
+            operands.hidden,
             rows.steps,
             self.lanes,
             self.target.vector_registers,
-            shifted_loads=False,
-            b_padded=True,
-            vector_step=len(gates),
-            stream_cycles=self.builder.vector_bytes / _STREAM_BYTES_PER_CYCLE if panel_bytes > _L1_BYTES else 0.0,
+            self.builder.vector_bytes,
         )
-        columns = tile.columns // len(gates)
-        weights = operands.weights(operands.r, PackGates(self.cell.gates, gates, columns, form is not Form.NUMBERS))
-        return _StagePlan(stage, rows, tile, columns, ceil(operands.hidden / columns), weights)
+        weights = operands.weights(
+            operands.r, PackGates(self.cell.gates, gates, tiles.units, form is not Form.NUMBERS, tiles.parts)
+        )
+        return _StagePlan(stage, rows, tiles, ceil(operands.hidden / tiles.units), weights)
 
     def _set_initial_states(self) -> None:
         for name, source in zip(self.cell.states, self.operands.initial, strict=False):
@@ -234,7 +235,7 @@ class _Recurrence:
                     with builder.chunks(self.rows, self.rows * operands.hidden) as row:
                         d, b = bound_unravel(builder, row, (operands.directions, operands.batch))
                         self._round_state(plan, d, step, b)
-                blocks = ceil(operands.batch / plan.tile.rows) if builder.is_grid else 1
+                blocks = ceil(operands.batch / plan.tiles.tile.rows) if builder.is_grid else 1
                 with builder.chunks(operands.directions * plan.panels * blocks, share * operands.directions) as chunk:
                     d, panel, rows = bound_unravel(builder, chunk, (operands.directions, plan.panels, blocks))
                     self._emit_panel(plan, d, step, panel, rows if builder.is_grid else None)
@@ -255,26 +256,32 @@ class _Recurrence:
 
     def _emit_panel(self, plan: _StagePlan, direction: Expr, step: Expr, panel: Expr, only: Expr | None = None) -> None:
         """New states of the hidden units of one panel, for all rows of the batch or for one block of them."""
-        builder, operands, tile = self.builder, self.operands, plan.tile
+        builder, operands, tile = self.builder, self.operands, plan.tiles.tile
         place = self._place(direction, step, panel)
-        home, state = builder.bind(direction * operands.batch), self._row_of(plan, place)
-        first = builder.bind((direction * plan.panels + panel) * plan.rows.steps * tile.columns)
         with builder.loop(ceil(operands.batch / tile.rows) if only is None else 1, name="rows") as block:
             begin = builder.bind((block if only is None else only) * tile.rows)
             start = builder.bind(tirx.min(begin, operands.batch - tile.rows))
-            finished = sum_tile(
-                builder,
-                tile,
-                operands.dtype,
-                (plan.rows.steps,),
-                lambda row, ks: plan.rows.factor(home + (start + row), ks[0], state(start + row)),
-                lambda column, ks: plan.rows.weight(plan.weights[first + ks[0] * tile.columns + column], operands.dtype),
-                plan.rows.multiply_add,
-            )
+            finished = tuple(self._sum_part(plan, place, start, part) for part in range(plan.tiles.parts))
             with builder.loop(builder.bind(tirx.min(tile.rows, operands.batch - begin)), name="row") as row:
                 b = builder.bind(begin + row)
-                sums = builder.bind((b - start) * tile.columns - panel * plan.columns)
+                sums = builder.bind((b - start) * tile.columns - panel * plan.tiles.units)
                 self._emit_row(plan, place, b, finished, sums)
+
+    def _sum_part(self, plan: _StagePlan, place: _Place, start: Expr, part: int) -> Buffer:
+        """The products of the rows from `start` on with one part of a panel."""
+        builder, operands, tile = self.builder, self.operands, plan.tiles.tile
+        home, state = builder.bind(place.direction * operands.batch), self._row_of(plan, place)
+        panel = (place.direction * plan.panels + place.panel) * plan.tiles.parts + part
+        first = builder.bind(panel * plan.rows.steps * tile.columns)
+        return sum_tile(
+            builder,
+            tile,
+            operands.dtype,
+            (plan.rows.steps,),
+            lambda row, ks: plan.rows.factor(home + (start + row), ks[0], state(start + row)),
+            lambda column, ks: plan.rows.weight(plan.weights[first + ks[0] * tile.columns + column], operands.dtype),
+            plan.rows.multiply_add,
+        )
 
     def _place(self, direction: Expr, step: Expr, panel: Expr) -> _Place:
         builder, operands = self.builder, self.operands
@@ -284,7 +291,7 @@ class _Recurrence:
         old[HIDDEN], new[HIDDEN] = builder.bind(home + turn), builder.bind(home + self.size - turn)
         return _Place(direction, step, panel, old, new)
 
-    def _emit_row(self, plan: _StagePlan, place: _Place, b: Expr, tile: Buffer, sums: Expr) -> None:
+    def _emit_row(self, plan: _StagePlan, place: _Place, b: Expr, finished: tuple[Buffer, ...], sums: Expr) -> None:
         """New states of one row's units; beyond the end of its sequence they stay, and Y is zero."""
         builder, operands = self.builder, self.operands
         length = builder.bind(operands.length_of(b))
@@ -292,7 +299,7 @@ class _Recurrence:
         line = place.direction * (operands.steps * operands.batch) + operands.x_line(time, b)
         share = builder.bind(line * self.cell.gates * operands.hidden)
         y = builder.bind(operands.y_offset(place.direction, time, b))
-        row = _Unit(self, plan, place, self.activations[0], tile, sums, share, builder.bind(b * self.pitch))
+        row = _Unit(self, plan, place, self.activations[0], finished, sums, share, builder.bind(b * self.pitch))
         running = [place.step < length] if operands.lengths else []
         variants = tuple(dict.fromkeys(self.activations))  # of the directions, in order, if they differ
         for number, activations in enumerate(variants):
@@ -333,7 +340,7 @@ class _Recurrence:
 
     def _for_each_unit(self, row: _Unit, body: Callable[[Expr], None]) -> None:
         """`body` with the units of the row's panel; the last panel may have fewer, which get ever shorter vectors."""
-        builder, columns, hidden = self.builder, row.plan.columns, self.operands.hidden
+        builder, columns, hidden = self.builder, row.plan.tiles.units, self.operands.hidden
         first = builder.bind(row.place.panel * columns)
         if hidden >= columns:
             with builder.when(first + columns <= hidden):

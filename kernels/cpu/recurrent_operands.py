@@ -17,35 +17,31 @@ from .anchored import accumulator_type
 
 @dataclass(frozen=True)
 class PackGates:
-    """Weights [directions, of * lines, depth] as [directions, panels, depth (k), gates, columns], filled up with zeros.
+    """Weights [directions, of * lines, depth] as [directions, panels, parts, depth (k), gates / parts, columns], the rest zeros.
 
-    `gates` are those of the `of` gates that are taken; a panel holds the same `columns` lines of each of them. With `pairs`
-    k and k + ceil(depth / 2) lie side by side: [directions, panels, ceil(depth / 2), gates, columns, 2].
+    `gates` are those of the `of` gates that are taken; a panel holds the same `columns` lines of each of them, in `parts` equal
+    parts. With `pairs` k and k + ceil(depth / 2) lie side by side: depth is halved, and a last dimension is 2.
     """
 
     of: int
     gates: tuple[int, ...]
     columns: int
     pairs: bool = False
+    parts: int = 1
 
     def packed_type(self, source: TensorType) -> TensorType:
         directions, lines, depth = source.shape
-        panels, gates = ceil(lines // self.of / self.columns), len(self.gates)
-        if self.pairs:
-            return TensorType((directions, panels, ceil(depth / 2), gates, self.columns, 2), source.dtype)
-        return TensorType((directions, panels, depth, gates, self.columns), source.dtype)
+        panels, gates = ceil(lines // self.of / self.columns), len(self.gates) // self.parts
+        depths, pair = (ceil(depth / 2), (2,)) if self.pairs else (depth, ())
+        return TensorType((directions, panels, self.parts, depths, gates, self.columns, *pair), source.dtype)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         directions, lines, depth = array.shape[0], array.shape[1] // self.of, array.shape[2]
-        panels, gates = ceil(lines / self.columns), len(self.gates)
-        padded = np.zeros((directions, gates, panels * self.columns, depth), array.dtype)
-        padded[:, :, :lines] = array.reshape(directions, self.of, lines, depth)[:, list(self.gates)]
-        packed = padded.reshape(directions, gates, panels, self.columns, depth).transpose(0, 2, 4, 1, 3)
-        if not self.pairs:
-            return np.ascontiguousarray(packed)
-        whole = np.zeros((directions, panels, depth + depth % 2, gates, self.columns), array.dtype)
-        whole[:, :, :depth] = packed
-        return np.stack(np.split(whole, 2, 2), -1)
+        panels, parts, gates = ceil(lines / self.columns), self.parts, len(self.gates) // self.parts
+        padded = np.zeros((directions, parts * gates, panels * self.columns, depth + depth % 2 * self.pairs), array.dtype)
+        padded[:, :, :lines, :depth] = array.reshape(directions, self.of, lines, depth)[:, list(self.gates)]
+        packed = padded.reshape(directions, parts, gates, panels, self.columns, -1).transpose(0, 3, 1, 5, 2, 4)
+        return np.stack(np.split(packed, 2, 3), -1) if self.pairs else np.ascontiguousarray(packed)
 
 
 class RecurrentOperands:
@@ -130,17 +126,19 @@ class RecurrentOperands:
 
     def _stage(self, name: str, pack: PackGates, kind: TensorType) -> Buffer:
         """The same layout, written to the workspace."""
-        builder, (directions, panels, depth, gates, columns) = self.builder, kind.shape
+        builder, (directions, panels, parts, depth, gates, columns) = self.builder, kind.shape
         lines = self.group.types[name].shape[1] // pack.of
         staged = builder.workspace(kind.elements, self.dtype)
         with builder.chunks(directions * panels, kind.elements) as chunk:
             direction, panel = builder.bind(tirx.floordiv(chunk, panels)), builder.bind(tirx.floormod(chunk, panels))
             with builder.loop(depth, name="k") as k, builder.loop(columns, name="column") as column:
                 line = panel * columns + column
-                for position, gate in enumerate(pack.gates):
+                for number, gate in enumerate(pack.gates):
+                    part, position = divmod(number, gates)
                     source = (direction * pack.of + gate) * lines + tirx.min(line, lines - 1)
                     value = builder.masked(line < lines, self.load(name, source * depth + k), self.zero())
-                    builder.store(staged, ((chunk * depth + k) * gates + position) * columns + column, value)
+                    place = (((chunk * parts + part) * depth + k) * gates + position) * columns + column
+                    builder.store(staged, place, value)
         return staged
 
     def _buffer(self, name: str) -> Buffer:

@@ -7,7 +7,9 @@ Weights are packed in the same pairs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
+from itertools import product as nest
 from math import ceil
 
 from tvm import tirx
@@ -16,7 +18,9 @@ from ...runtime.target import Target
 from ..bfloat16 import MultiplyAdd, halves_multiply_add, multiply_add, word, words_multiply_add
 from ..builder import Buffer, Expr, KernelBuilder
 from ..group import Group
+from .tile_product import Tile
 
+_L1_BYTES, _STREAM_BYTES_PER_CYCLE = 32 * 1024, 24  # of common x86 cores: the first-level cache, what the second delivers
 _FEW_ROWS = 2  # whose products take as long as weights take to arrive, so that nothing is gained by rounding the rows
 _LINE_ELEMENTS = 16  # float32 numbers or words of a cache line
 Element = Callable[[Expr], Expr]  # of k
@@ -43,6 +47,45 @@ def pitch_of(elements: int) -> int:
     """Elements from row to row in the workspace: an odd number of cache lines, so that rows lie in all sets of a cache."""
     lines = ceil(elements / _LINE_ELEMENTS)
     return (lines + 1 - lines % 2) * _LINE_ELEMENTS
+
+
+@dataclass(frozen=True)
+class GateTile:
+    """The products of one panel are `parts` tiles, one after the other, each with as many of the gates.
+
+    So a tile may have more rows than the registers allow for all gates at once, and reads the weights less often.
+    """
+
+    tile: Tile
+    parts: int
+    units: int  # hidden units of a panel, whole vectors
+
+
+def choose_gate_tile(rows: int, gates: int, units: int, steps: int, lanes: int, registers: int, vector_bytes: int) -> GateTile:
+    """The tiles with the fewest estimated cycles for products of `rows` rows with the weights of `units` hidden units.
+
+    Two multiply-adds or two loads a cycle, four cycles of latency; every tile of rows reads the whole panel again, from beyond
+    the first-level cache if that does not hold it. A single row reads each panel once, in order.
+    """
+
+    def cycles(height: int, parts: int, wide: int) -> float:
+        vectors = gates // parts * wide
+        near = steps * vectors * parts * vector_bytes <= _L1_BYTES
+        stream = 0.0 if near else vectors * vector_bytes / _STREAM_BYTES_PER_CYCLE
+        step = max(height * vectors / 2, (height + vectors) / 2, stream, 4.0)
+        return ceil(rows / height) * ceil(units / (wide * lanes)) * parts * (step * steps + 3 * height * vectors + 20)
+
+    choices = [
+        (height, parts, wide)
+        for height, parts, wide in nest(range(1, max(min(rows, 14), 1) + 1), range(1, gates + 1), range(1, 9))
+        if gates % parts == 0
+        and (vectors := gates // parts * wide) <= 8
+        and height * vectors + vectors + 1 <= registers
+        and (wide == 1 or (wide - 1) * lanes < units)
+        and (parts == 1 or height > 1)
+    ]
+    height, parts, wide = min(choices, key=lambda choice: (cycles(*choice), choice))
+    return GateTile(Tile(height, gates // parts * wide, lanes), parts, wide * lanes)
 
 
 class RowProduct:
@@ -84,7 +127,7 @@ class RowProduct:
             return element(k)
         second = element(tirx.min(k + self.steps, self.depth - 1) if self.depth % 2 else k + self.steps)
         if self.depth % 2:
-            second = tirx.Select(k + self.steps < self.depth, second, tirx.const(0, "float32"))
+            second = self.builder.masked(k + self.steps < self.depth, second, tirx.const(0, "float32"))
         return element(k), second
 
     def weight(self, packed: Expr, dtype: str) -> Expr:
