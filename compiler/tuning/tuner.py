@@ -1,4 +1,8 @@
-"""`prefuse tune`: the problems of a model, those that take longest first, each with its share of the time that there is."""
+"""`prefuse tune`: the problems of a model, each with its share of the time that there is.
+
+Shares are by what there may be to gain: the time of all launches of a problem beyond what its operations would take at the
+highest rate that any problem of the model reaches.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,8 @@ from .measuring import Trial
 from .search import OutOfTimeError, Search
 from .worker import Worker
 
+_FIRST_PART = 0.3  # of the time, in which problems are timed as they are
+_LEAST_GAIN = 0.05  # of a time, that there may be to gain wherever the rate of operations is already
 _EXPLORE_SECONDS, _CONFIRM_SECONDS = 0.15, 0.6  # of calls in one trial
 _TRIAL_BYTES = 1 << 30  # of constants in one trial
 _TRIAL_SIZE = 8  # configurations
@@ -34,15 +40,16 @@ _FLOPS_PER_US, _BYTES_PER_US = 100_000, 20_000  # of a core, roughly: what decid
 Progress = Callable[[str, float], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """A group that can be computed in several ways, and how many of a model's launches are such."""
 
     text: str
     group: Group
     template: str
+    flops: int  # of a launch
     launches: int
-    estimated_us: float  # of all its launches
+    estimated_us: float  # of all its launches, roughly
 
     @property
     def constant_bytes(self) -> int:
@@ -69,30 +76,50 @@ def tune_model(
         model: with static shapes; it is changed.
 
     Raises:
-        OptionError: the target is a GPU, or the database cannot be read or written.
+        OptionError: the target is no CPU like this one, or the database cannot be read or written.
         UnsupportedModelError: the model cannot be compiled into one program.
     """
     if options.target.is_gpu:
         raise OptionError("target", f"kernels for {options.target} cannot be tuned", "tune for a CPU")
+    if missing := options.target.missing_features():
+        what = f"this CPU lacks {', '.join(missing)}, which {options.target} needs"
+        raise OptionError("target", what, "tune on the machine that shall run the program")
     section = Section.here(options.target, options.precision)
     known = dict(read_database(database).get(section, {})) if database.exists() else {}
     tell = progress or (lambda text, fraction: None)
     tell("finding groups", 0.0)
     problems, constant_bytes = problems_of(model, options)
-    begin = monotonic()
-    tuned: list[Tuned] = []
-    open_problems = [one for one in problems if again or one.text not in known or not known[one.text].is_complete]
+    earlier = {} if again else known
+    unfinished = [one for one in problems if one.text not in earlier or not earlier[one.text].is_complete]
+    found: dict[str, Finding] = {}
+    for problem, finding in _measured(unfinished, earlier, options.target, constant_bytes, seconds, tell):
+        found[problem.text] = finding
+        add_findings(database, section, {problem.text: finding})
+    both = {**known, **found}
+    ranked = sorted((one for one in problems if one.text in both), key=lambda one: one.text not in found)
+    return tuple(Tuned(one, both[one.text], one.text in found) for one in ranked)
+
+
+def _measured(
+    problems: Sequence[Problem],
+    earlier: Mapping[str, Finding],
+    target: Target,
+    constant_bytes: int,
+    seconds: float,
+    tell: Progress,
+) -> Iterator[tuple[Problem, Finding]]:
+    """What is found of problems, from earlier findings on, in so many seconds."""
+    if not problems:
+        return
     with Worker() as worker:
-        for number, (problem, until) in enumerate(_shares(open_problems, begin + seconds)):
-            tell(f"{number + 1} of {len(open_problems)}: {problem.template}", min((monotonic() - begin) / seconds, 0.99))
-            tuning = _Tuning(problem, options.target, worker, constant_bytes, until)
-            finding = tuning.find(None if again else known.get(problem.text))
+        tell("timing kernels", 0.0)
+        begin = monotonic()
+        times = _own_times(problems, earlier, target, worker, constant_bytes, begin + _FIRST_PART * seconds)
+        for number, (problem, until) in enumerate(_shares(_possible_gains(problems, times), begin + seconds)):
+            tell(f"{number + 1} of {len(problems)}: {problem.template}", min((monotonic() - begin) / seconds, 0.99))
+            finding = _Tuning(problem, target, worker, constant_bytes, until).find(earlier.get(problem.text))
             if finding is not None:
-                add_findings(database, section, {problem.text: finding})
-                known[problem.text] = finding
-                tuned.append(Tuned(problem, finding, True))
-    fresh = {one.problem.text for one in tuned}
-    return (*tuned, *(Tuned(p, known[p.text], False) for p in problems if p.text in known and p.text not in fresh))
+                yield problem, finding
 
 
 def problems_of(model: ir.Model, options: Options) -> tuple[list[Problem], int]:
@@ -125,18 +152,43 @@ def _problem(text: str, found: Sequence[tuple[Group, BuiltKernel]], target: Targ
         return None
     size_bytes = sum(group.types[name].size_bytes for name in (*group.inputs, *group.outputs))
     once = max(kernel.flops / _FLOPS_PER_US, size_bytes / _BYTES_PER_US)
-    return Problem(text, group, kernel.template, len(found), once * len(found))
+    return Problem(text, group, kernel.template, kernel.flops, len(found), once * len(found))
 
 
-def _shares(problems: Sequence[Problem], end: float) -> Iterator[tuple[Problem, float]]:
-    """Each problem with the time until which it may be tuned, until the time is over."""
-    rest = sum(problem.estimated_us for problem in problems)
+def _own_times(
+    problems: Sequence[Problem], known: Mapping[str, Finding], target: Target, worker: Worker, constant_bytes: int, end: float
+) -> dict[str, float]:
+    """Microseconds of a launch of each problem by the model's own choices, measured until the time is over."""
+    times = {problem.text: known[problem.text].own_time_us for problem in problems if problem.text in known}
     for problem in problems:
+        if problem.text not in times and monotonic() < end:
+            (time,) = worker.measure(Trial(problem.group, target, ({},), constant_bytes, _EXPLORE_SECONDS))
+            if time is not None:
+                times[problem.text] = time
+    return times
+
+
+def _possible_gains(problems: Sequence[Problem], times: Mapping[str, float]) -> dict[Problem, float]:
+    """Microseconds of all launches of each problem that may be gained, the most first; of those not timed nothing is known."""
+    rate = max((one.flops / times[one.text] for one in problems if one.text in times), default=0.0)
+
+    def gain(one: Problem) -> float:
+        time = times.get(one.text, 0.0)
+        return one.launches * max(time - one.flops / rate, _LEAST_GAIN * time) if time else _LEAST_GAIN * one.estimated_us
+
+    gains = {one: gain(one) for one in problems}
+    return dict(sorted(gains.items(), key=lambda item: -item[1]))
+
+
+def _shares(gains: Mapping[Problem, float], end: float) -> Iterator[tuple[Problem, float]]:
+    """Each problem with the time until which it may be tuned, until the time is over; the first in any case."""
+    rest = sum(gains.values())
+    for number, (problem, gain) in enumerate(gains.items()):
         now = monotonic()
-        if now >= end:
+        if number and now >= end:
             return
-        yield problem, now + (end - now) * problem.estimated_us / rest
-        rest -= problem.estimated_us
+        yield problem, now + (end - now) * gain / rest
+        rest -= gain
 
 
 class _Tuning:

@@ -38,12 +38,13 @@ class _Process:
 
 
 class Worker:
-    """A process that measures, started when it is first needed, and again after it has been lost."""
+    """A process that measures, started again after it has been lost."""
 
     def __init__(self) -> None:
         self._running: _Process | None = None
 
     def __enter__(self) -> Worker:
+        self._running = _start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -58,7 +59,7 @@ class Worker:
         """The times, or None if the process was lost."""
         if self._running is None:
             self._running = _start()
-        limit = _START_SECONDS + len(trial.configurations) * _CONFIGURATION_SECONDS + 2 * trial.seconds
+        limit = len(trial.configurations) * _CONFIGURATION_SECONDS + 2 * trial.seconds
         try:
             self._running.trials.send(trial)
             if self._running.times.poll(limit):
@@ -89,20 +90,26 @@ def measure_apart(trial: Trial, attempt: Callable[[Trial], Times | None]) -> Tim
 
 
 def _start() -> _Process:
-    """A new worker. It inherits two ends of pipes, which are closed here."""
+    """A new worker, which has imported what it needs unless that failed. It inherits two ends of pipes, which are closed here."""
     (read_trials, write_trials), (read_times, write_times) = os.pipe(), os.pipe()
     command = [sys.executable, "-m", __name__, str(read_trials), str(write_times)]
     try:
         null = subprocess.DEVNULL
-        process = subprocess.Popen(command, stdin=null, stdout=null, pass_fds=(read_trials, write_times))
+        pipes = (read_trials, write_times)  # in a session of its own, Ctrl-C is for this process alone, which then ends that one
+        process = subprocess.Popen(command, stdin=null, stdout=null, pass_fds=pipes, start_new_session=True)
     finally:
         os.close(read_trials)
         os.close(write_times)
-    return _Process(process, Connection(write_trials, readable=False), Connection(read_times, writable=False))
+    running = _Process(process, Connection(write_trials, readable=False), Connection(read_times, writable=False))
+    with suppress(EOFError):
+        if running.times.poll(_START_SECONDS):
+            running.times.recv()
+    return running
 
 
 def serve(trials: Connection, times: Connection) -> None:
-    """Measure trial after trial until nobody asks any more."""
+    """Say that all is there, then measure trial after trial until nobody asks any more."""
+    times.send(None)
     with suppress(EOFError):
         while True:
             times.send(measure(trials.recv()))

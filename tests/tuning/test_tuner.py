@@ -105,7 +105,7 @@ def test_findings_are_kept_and_not_looked_for_again(
         assert all("order" in one.finding.configuration for one in found)
         return {one.problem.text: one.is_new for one in found}
 
-    monkeypatch.setattr(Table, "trials", 9)  # in the middle of the second problem
+    monkeypatch.setattr(Table, "trials", 11)  # in the middle of the second problem
     with pytest.raises(KeyboardInterrupt):
         tune()
     (first,) = read_database(database).values()
@@ -144,6 +144,12 @@ def test_python_tunes_as_the_command_line_does(path: Path, monkeypatch: pytest.M
 def test_wrong_arguments(path: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(CompileError, match=message):
         prefuse.tune(path, **arguments)
+
+
+def test_the_machine_must_have_what_the_target_needs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefuse.runtime.target.host_cpu_flags", lambda: frozenset(["fma"]))
+    with pytest.raises(CompileError, match="this CPU lacks avx2"):
+        prefuse.tune(path, target="cpu:avx2")
 
 
 def test_symbolic_dimensions_are_refused(tmp_path: Path) -> None:
