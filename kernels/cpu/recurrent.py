@@ -29,7 +29,7 @@ from .tile_product import sum_tile
 
 OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
 _TYPES = ("float32", "float64", "float16", "bfloat16")
-_WORK_PER_OPERATION = 16  # multiply-adds of a tile that take the time of one scalar operation elsewhere
+_WORK_PER_CYCLE = 1.5  # a step of less than 6 us is not dealt to threads, each of which would wait 2.4 us for the others
 _MAX_ELEMENTS = 2**31 - 1
 
 
@@ -62,6 +62,11 @@ class _StagePlan:
     tiles: GateTile
     panels: int
     weights: Buffer
+
+    @property
+    def cycles(self) -> float:
+        """Of one direction's step on one core."""
+        return self.panels * self.tiles.cycles
 
     def place_of(self, gate: int) -> tuple[int, int]:
         """Which part of a panel has a gate's sums, and the column there of its first unit."""
@@ -216,7 +221,7 @@ class _Recurrence:
     def _emit_steps(self, plans: list[_StagePlan]) -> None:
         """All steps: a direction a thread, or where threads would be left over, each stage's panels dealt to all of them."""
         builder, operands = self.builder, self.operands
-        work = [2 * operands.batch * operands.hidden**2 * len(plan.stage.gates) // _WORK_PER_OPERATION for plan in plans]
+        work = [int(plan.cycles * _WORK_PER_CYCLE) for plan in plans]
         if builder.threads_for(sum(work) * operands.directions) <= operands.directions:
             with (
                 builder.chunks(operands.directions, sum(work) * operands.steps) as d,
@@ -232,7 +237,7 @@ class _Recurrence:
         with builder.loop(operands.steps, name="step") as step:
             for plan, share in zip(plans, work, strict=True):
                 if plan.rows.form is Form.WORDS:
-                    with builder.chunks(self.rows, self.rows * operands.hidden) as row:
+                    with builder.chunks(self.rows, self.rows * operands.hidden // 2) as row:
                         d, b = bound_unravel(builder, row, (operands.directions, operands.batch))
                         self._round_state(plan, d, step, b)
                 blocks = ceil(operands.batch / plan.tiles.tile.rows) if builder.is_grid else 1

@@ -59,6 +59,7 @@ class GateTile:
     tile: Tile
     parts: int
     units: int  # hidden units of a panel, whole vectors
+    cycles: float  # estimated, of a panel
 
 
 def choose_gate_tile(rows: int, gates: int, units: int, steps: int, lanes: int, registers: int, vector_bytes: int) -> GateTile:
@@ -68,12 +69,15 @@ def choose_gate_tile(rows: int, gates: int, units: int, steps: int, lanes: int, 
     the first-level cache if that does not hold it. A single row reads each panel once, in order.
     """
 
-    def cycles(height: int, parts: int, wide: int) -> float:
+    def cycles(height: int, parts: int, wide: int) -> float:  # of a panel
         vectors = gates // parts * wide
         near = steps * vectors * parts * vector_bytes <= _L1_BYTES
         stream = 0.0 if near else vectors * vector_bytes / _STREAM_BYTES_PER_CYCLE
         step = max(height * vectors / 2, (height + vectors) / 2, stream, 4.0)
-        return ceil(rows / height) * ceil(units / (wide * lanes)) * parts * (step * steps + 3 * height * vectors + 20)
+        return ceil(rows / height) * parts * (step * steps + 3 * height * vectors + 20)
+
+    def all_cycles(height: int, parts: int, wide: int) -> float:
+        return ceil(units / (wide * lanes)) * cycles(height, parts, wide)
 
     choices = [
         (height, parts, wide)
@@ -84,8 +88,8 @@ def choose_gate_tile(rows: int, gates: int, units: int, steps: int, lanes: int, 
         and (wide == 1 or (wide - 1) * lanes < units)
         and (parts == 1 or height > 1)
     ]
-    height, parts, wide = min(choices, key=lambda choice: (cycles(*choice), choice))
-    return GateTile(Tile(height, gates // parts * wide, lanes), parts, wide * lanes)
+    height, parts, wide = min(choices, key=lambda choice: (all_cycles(*choice), choice))
+    return GateTile(Tile(height, gates // parts * wide, lanes), parts, wide * lanes, cycles(height, parts, wide))
 
 
 class RowProduct:
