@@ -28,13 +28,14 @@ _FLOATS = ("float32", "float64", *_NARROW_FLOATS)
 
 @dataclass(frozen=True)
 class Element:
-    """The operator being expressed, the type it computes in, how to name an intermediate so that it is computed once, and the
-    bits of the widest integers that the target's compiler knows."""
+    """The operator being expressed, the type it computes in, how to name an intermediate so that it is computed once, the
+    bits of the widest integers that the target's compiler knows, and whether errors far below those of bfloat16 are no matter."""
 
     op: Op
     dtype: str
     name: math.Name
     widest: int = 128
+    is_rough: bool = False
 
     def const(self, value: float) -> Expr:
         return tirx.const(value, self.dtype)
@@ -49,13 +50,14 @@ def apply(
     widest: int = 128,
     *,
     has_bfloat16: bool = False,
+    is_rough: bool = False,
 ) -> Expr:
     """The element of `op` whose inputs' elements are given; None stands for an absent optional input.
 
-    `has_bfloat16`: the target has an instruction that rounds to that type.
+    `has_bfloat16`: the target has an instruction that rounds to that type. `is_rough`: see Element.
     """
     dtype = input_dtypes[0] if op.op_type != "Where" else input_dtypes[1]
-    element = Element(op, working_type(dtype), name, widest)
+    element = Element(op, working_type(dtype), name, widest, is_rough)
     operands = [None if x is None else name(widened(x, kind, name)) for x, kind in zip(inputs, input_dtypes, strict=True)]
     return narrowed(POINTWISE[op.op_type](element, operands), output_dtype, op, name, has_bfloat16=has_bfloat16)
 
@@ -203,9 +205,11 @@ def _clip(e: Element, x: Inputs) -> Expr:
 def _gelu(e: Element, x: Inputs) -> Expr:
     v = x[0]
     if e.op.attribute("approximate", "none") == "tanh":
-        inner = e.const(0.7978845608028654) * (v + e.const(0.044715) * v * v * v)
-        return e.const(0.5) * v * (e.const(1) + _TANH(e, [e.name(inner)]))
-    return e.const(0.5) * v * (e.const(1) + _ERF(e, [e.name(v * e.const(0.7071067811865476))]))
+        twice = e.const(2 * 0.7978845608028654) * (v + e.const(0.044715) * v * v * v)
+        return v * _SIGMOID(e, [e.name(twice)])  # (1 + tanh(u)) / 2 is the sigmoid of 2 u, which loses no digits below 0
+    argument = e.name(v * e.const(0.7071067811865476))
+    erf = math.rough_erf(e.name, argument) if e.is_rough and e.dtype == "float32" else _ERF(e, [argument])
+    return e.const(0.5) * v * (e.const(1) + erf)
 
 
 def _hard_sigmoid(e: Element, x: Expr, alpha: float, beta: float) -> Expr:
