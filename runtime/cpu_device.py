@@ -25,6 +25,7 @@ _HUGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23  # of linux/mman.h, which Python does not name
 _SMALL_ARENA_BYTES = 1 << 20  # whose pages cost a first call more than its kernels do
 _SHARE_ALL_CORES = -3  # TVM's affinity mode that pins no thread to a core of its own
+_SPIN, _SPIN_COUNT = "TVM_THREAD_POOL_SPIN_COUNT", 4000  # how often a worker looks for work before it sleeps: one or two milliseconds
 
 
 class CpuArena:
@@ -144,11 +145,14 @@ _pool = _Pool()
 def _configure_pool(threads: int) -> None:
     """Make the calling thread's pool use `threads` threads, on any core this process may use.
 
-    TVM by itself takes half of the cores, pins its workers, and narrows the affinity of the calling thread too.
+    TVM by itself takes half of the cores, pins its workers, and narrows the affinity of the calling thread too; and after each
+    call its workers look for work for 0.1 s, on a core that others could use.
     """
     if _pool.threads < 0:
         what = "this process was forked after its parent ran a program in this thread, and worker threads do not survive a fork"
         raise CompileError("call", what, "start processes with 'spawn', or call from a new thread")
+    if _SPIN not in os.environ:  # where TVM looks for it when it starts a worker
+        os.putenv(_SPIN, str(_SPIN_COUNT))
     cores = sorted(os.sched_getaffinity(0))
     # SetMaxConcurrency(int): how many threads this thread's pool will have when its first use creates it
     native.tvm_runtime()._ZN3tvm7runtime9threading17SetMaxConcurrencyEi(max(threads, len(cores)))

@@ -402,6 +402,23 @@ print(len(os.listdir("/proc/self/task")) - before)
     assert started(tiny_file) > 0
 
 
+def test_workers_go_to_sleep_soon_after_a_call(tiny_file: Path) -> None:
+    """By TVM's own choice they look for work for 0.1 s of processor time."""
+    script = """
+import numpy as np, os, prefuse, sys, time
+model = prefuse.load(sys.argv[1])
+def used():
+    tasks = [int(task) for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]
+    return sum(int(open(f"/proc/self/task/{task}/schedstat").read().split()[0]) for task in tasks)
+model(np.zeros(1000, np.float32))
+before = used()
+time.sleep(0.5)
+print((used() - before) / 1e6)
+"""
+    command = [sys.executable, "-c", script, str(tiny_file)]
+    assert float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) < 12
+
+
 def test_arenas_in_several_memories_are_refused(tiny_file: Path) -> None:
     program = read_program(tiny_file)
     other = Buffer("g", Role.ACTIVATION, 64, "device", 0)
