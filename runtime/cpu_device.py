@@ -25,7 +25,7 @@ _HUGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23  # of linux/mman.h, which Python does not name
 _SMALL_ARENA_BYTES = 1 << 20  # whose pages cost a first call more than its kernels do
 _SHARE_ALL_CORES = -3  # TVM's affinity mode that pins no thread to a core of its own
-_SPIN, _SPIN_COUNT = "TVM_THREAD_POOL_SPIN_COUNT", 4000  # how often a worker looks for work before it sleeps: one or two milliseconds
+_SPIN, _SPIN_COUNT = "TVM_THREAD_POOL_SPIN_COUNT", 4000  # looks for work before a worker sleeps: one or two milliseconds
 
 
 class CpuArena:
