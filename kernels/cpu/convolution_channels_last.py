@@ -28,11 +28,12 @@ from .depthwise_channels_last import Depthwise, is_depthwise
 from .packing import pack_in_kernel
 from .padded_image import Image, padded_image
 from .tile_product import PackPanels, Tile, split_options, sum_tile
-from .window import read_window
+from .window import clipped_taps, read_window, share_of_padding
 
 _ACCUMULATORS = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 _WORK_PER_OPERATION = 16
 _SHORT_DEPTH = 256
+_LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # of a tap, and the share of taps, from which on those of padding are left out
 _NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
 _ORDERS = {  # of the loops around a tile: what passes while something else stays near
     "by line": ("image", "line", "group", "n", "m"),
@@ -77,16 +78,19 @@ class _Convolution:
         if self.is_paired:  # a word of two channels is one element
             self.channels //= 2
         self.packed: dict[str, Operand] = {}
+        self.begins = self.window.begins  # of the image as it is read
 
     def build(self) -> BuiltKernel | Refusal:
         self.form.copy_pieces(self.builder)
+        window = self.window
         reaches = [
             (out - 1) * stride + (kernel - 1) * dilation + 1
-            for out, stride, kernel, dilation in zip(
-                self.window.outputs, self.window.strides, self.window.kernel, self.window.dilations, strict=True
-            )
+            for out, stride, kernel, dilation in zip(window.outputs, window.strides, window.kernel, window.dilations, strict=True)
         ]
-        image = padded_image(self.builder, self.form, self.window.begins, reaches, words=self.is_paired)
+        skipped = [axis < len(reaches) - 1 and self._skips(axis, 1) for axis in range(len(reaches))]
+        self.begins = tuple(0 if skips else begin for skips, begin in zip(skipped, window.begins, strict=True))
+        reaches = [whole if skips else reach for skips, whole, reach in zip(skipped, window.inputs, reaches, strict=True)]
+        image = padded_image(self.builder, self.form, self.begins, reaches, words=self.is_paired)
         if isinstance(image, Refusal):
             return image
         flops = self._product(image)
@@ -115,7 +119,8 @@ class _Convolution:
             number, line, group = (place[axis] for axis in ("image", "line", "group"))
             start = builder.bind(tirx.min(place["m"] * tile.rows, rows - tile.rows))
             lead = self._lead(line)
-            origin = (i * s for i, s in zip((*lead, start), step, strict=True))
+            leads = [begin - own for begin, own in zip(self.begins, window.begins, strict=True)]
+            origin = (i * s + lead for i, s, lead in zip((*lead, start), step, leads, strict=True))
             corner = builder.bind(image.offset(number, group * inputs, *origin))
             panel = builder.bind((group * panels + place["n"]) * (prod(depth) * tile.columns))
 
@@ -126,7 +131,7 @@ class _Convolution:
             def b(column: Expr, ks: Index) -> Expr:
                 return self._factor(weights[panel + row_major(ks, depth) * tile.columns + column])
 
-            sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine)
+            sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine, spans=self._spans(lead, start, tile.rows))
             first = builder.bind(place["n"] * tile.columns)
             with builder.loop(tile.rows, name="row") as row:
                 index = self._index(number, lead, builder.bind(start + row))
@@ -139,6 +144,22 @@ class _Convolution:
         order = builder.choose("order", self._orders(prod(depth), outputs))
         deal(builder, {axis: extents[axis] for axis in order}, flops // _WORK_PER_OPERATION, emit_tile)
         return int(flops)
+
+    def _skips(self, axis: int, run: int) -> bool:
+        """Whether so many taps of an axis only meet padding, of windows by runs of `run`, that it pays to leave them out."""
+        products = prod(self.window.kernel[axis + 1 :]) * (self.channels // self.groups)  # of one tap
+        return products >= _LEAST_PRODUCTS and share_of_padding(self.window, axis, run) >= _LEAST_PADDING
+
+    def _spans(self, lead: Index, start: Expr, run: int) -> dict[int, tuple[Expr, Expr]]:
+        """The taps [begin, end) of each axis that some window of a tile lays on the input, where others are left out."""
+        window, builder, spans = self.window, self.builder, {}
+        for axis, first in enumerate((*lead, start)):
+            length = run if axis == len(lead) else 1
+            if self._skips(axis, length):
+                stride, begin = window.strides[axis], window.begins[axis]
+                corner = builder.bind(first * stride - begin)
+                spans[axis] = clipped_taps(builder, window, axis, corner, builder.bind(corner + (length - 1) * stride))
+        return spans
 
     def _factor(self, element: Expr) -> Expr:
         return element if self.is_paired else tirx.Cast(self.accumulator, element)

@@ -11,7 +11,7 @@ element of B[k, n], n running, is contiguous in the padded input and needs no pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import permutations
@@ -239,11 +239,14 @@ def sum_tile(
     b: Callable[[Expr, tuple[Expr, ...]], Expr],
     combine: MultiplyAdd = multiply_add,
     before: Callable[[tuple[Expr, ...]], None] | None = None,
+    spans: Mapping[int, tuple[Expr, Expr]] | None = None,
 ) -> Buffer:
     """The sums over k of a(row, ks) * b(column, ks), made in registers: a small array, row after row, for the epilogue.
 
-    `before` writes what is done before the products of a k, such as asking for what later ones read.
+    `before` writes what is done before the products of a k, such as asking for what later ones read. Of the loops over k in
+    `spans` only the iterations [begin, end) are made, where there are several loops.
     """
+    spans = spans or {}
     if block := _block_of(depth):
 
         def joined(ks: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -261,7 +264,7 @@ def sum_tile(
         )
     sums, finished = (builder.local(tile.rows * tile.columns, dtype, name) for name in ("acc", "tile"))
     cells = [(row, row * tile.columns + v * tile.lanes, v * tile.lanes) for row, v in nest(range(tile.rows), range(tile.vectors))]
-    kinds, outer = _loop_kinds(depth, len(cells)), _outer_loops(depth)
+    kinds, outer = _loop_kinds(depth, len(cells), spans), _outer_loops(depth)
 
     def fill(to: Buffer, element: Callable[[Expr], Expr]) -> None:
         for _, at, _ in cells:
@@ -269,7 +272,12 @@ def sum_tile(
                 builder.store(to, at + lane, element(at + lane))
 
     def loop(stack: ExitStack, axes: range) -> tuple[Expr, ...]:
-        return tuple(stack.enter_context(builder.loop(depth[axis], kinds[axis], "k")) for axis in axes)
+        ks = []
+        for axis in axes:
+            begin, end = spans.get(axis, (0, depth[axis]))
+            k = stack.enter_context(builder.loop(end - begin, kinds[axis], "k"))
+            ks.append(builder.bind(begin + k) if axis in spans else k)
+        return tuple(ks)
 
     if outer:
         fill(finished, lambda at: tirx.const(0, dtype))
@@ -329,12 +337,13 @@ def _segments(builder: KernelBuilder, plane: Plane, n_begin: Expr, columns: int)
             yield begin, end, r
 
 
-def _loop_kinds(depth: tuple[int, ...], cells: int) -> list[str]:
-    """Unroll the innermost loops over k while the body stays small; a long one is left to LLVM."""
+def _loop_kinds(depth: tuple[int, ...], cells: int, spans: Collection[int]) -> list[str]:
+    """Unroll the innermost loops over k while the body stays small; a long one is left to LLVM, as are those in `spans`."""
     kinds, operations = [], cells
     for position, extent in enumerate(reversed(depth)):
         operations *= extent
-        unroll = position < len(depth) - 1 and operations <= _UNROLLED_OPERATIONS and "serial" not in kinds
+        is_whole = len(depth) - 1 - position not in spans
+        unroll = is_whole and position < len(depth) - 1 and operations <= _UNROLLED_OPERATIONS and "serial" not in kinds
         kinds.append("unrolled" if unroll else "serial")
     return kinds[::-1]
 

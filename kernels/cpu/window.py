@@ -82,6 +82,19 @@ def _transposed_begins(
     return tuple(total // 2 if auto == "SAME_UPPER" else total - total // 2 for total in totals)
 
 
+def share_of_padding(window: Window, dimension: int, run: int) -> float:
+    """Which part of the taps along a dimension are none of `clipped_taps`, for output positions taken by runs of `run`."""
+    outputs, taps, stride = window.outputs[dimension], window.kernel[dimension], window.strides[dimension]
+    met = 0
+    starts = range(0, outputs, run)
+    for start in starts:
+        first = min(start, outputs - run) * stride - window.begins[dimension]
+        last, dilation = first + (run - 1) * stride, window.dilations[dimension]
+        begin = min(max(-(last // dilation), 0), taps)
+        met += max(min(-((first - window.inputs[dimension]) // dilation), taps) - begin, 0)
+    return 1 - met / max(len(starts) * taps, 1)
+
+
 def transposed_taps(window: Window, axis: int, phase: int) -> Taps:
     """The weights that a transposed convolution uses for its output positions `u * stride + phase`, with u for o.
 
@@ -94,10 +107,15 @@ def transposed_taps(window: Window, axis: int, phase: int) -> Taps:
     return Taps(first, step, count, (phase + pad - first * dilation) // stride, -(step * dilation) // stride)
 
 
-def clipped_taps(builder: KernelBuilder, window: Window, dimension: int, corner: Expr) -> tuple[Expr, Expr]:
-    """The taps [begin, end) that lie in the input, of a window whose first one is at `corner` of a dimension."""
+def clipped_taps(
+    builder: KernelBuilder, window: Window, dimension: int, corner: Expr, last: Expr | None = None
+) -> tuple[Expr, Expr]:
+    """The taps [begin, end) that lie in the input, of a window whose first one is at `corner` of a dimension; or of any of those
+    between it and the one at `last`.
+    """
     dilation, kernel = window.dilations[dimension], window.kernel[dimension]
-    begin = tirx.min(tirx.max(tirx.floordiv(dilation - 1 - corner, dilation), 0), kernel)
+    begin = tirx.floordiv(dilation - 1 - (corner if last is None else last), dilation)
+    begin = tirx.min(tirx.max(begin, 0), kernel)
     end = tirx.min(tirx.floordiv(window.inputs[dimension] - corner + dilation - 1, dilation), kernel)
     begin = builder.bind(begin)
     return begin, builder.bind(tirx.max(end, begin))

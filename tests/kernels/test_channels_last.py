@@ -290,6 +290,20 @@ def volumes() -> list[Case]:
     ]
 
 
+def over_padding() -> list[Case]:
+    """Taps that only meet padding, of lines and of stretches of a line; all of those of some lines, too."""
+    return [
+        convolution((2, 40, 9, 19), 24, 3, 1, (4, 12, 4, 12), (4, 12)),
+        convolution((2, 33, 7, 8), 20, 5, 2, (2, 3, 3, 2)),
+        convolution((1, 36, 4, 30), 17, (3, 4), (3, 1), (5, 9, 6, 9), (1, 6)),
+        convolution((1, 34, 6, 5), 9, 3, 1, (2, 7, 8, 1), 3, keep_first=("x",)),
+        convolution((2, 64, 5, 6), 12, (3, 1), 1, (1, 0, 1, 0)),
+        convolution((2, 66, 7, 5), 10, 3, 1, 1, group=2),
+        convolution((1, 64, 5, 6), 12, 3, 1, 2, 2, narrow="xw"),
+        convolution((1, 32, 2, 3, 9), 20, 3, 1, (1, 1, 4, 1, 1, 4), (1, 1, 4)),
+    ]
+
+
 def from_first() -> list[Case]:
     """The input lies channels-first."""
     return [
@@ -349,7 +363,9 @@ def test_groups_have_several_results(case: Case) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("cases", [plain, grouped, volumes, clipped, from_first, of_a_run, transposed_plain, transposed_others])
+@pytest.mark.parametrize(
+    "cases", [plain, grouped, volumes, over_padding, clipped, from_first, of_a_run, transposed_plain, transposed_others]
+)
 def test_convolutions(cases: Any, level: str) -> None:
     check(cases(), target_of(level))
 
