@@ -36,9 +36,10 @@ PASSES: dict[str, str] = {
 DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
     "fuse-norm,fuse-recurrent,reassociate-product,"
-    "fold-batchnorm,canonicalize,eliminate-dead,concat-to-split-weight,merge-parallel-matmul,fold-batchnorm,"
+    "fold-batchnorm,canonicalize,eliminate-dead,concat-to-split-weight,merge-parallel-matmul,"
+    "fold-batchnorm,canonicalize,eliminate-dead,"
     "fuse-attention,fuse-gather,lower-precision,"
-    "fuse-rows,fuse-epilogue,merge-groups,choose-layout,fuse-prologue,"
+    "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-prologue,"
     "order-nodes,plan-memory"
 )
 

@@ -220,7 +220,7 @@ ATTENTION = (
         "norm first",
         lambda m, x: m.out(merged(attend(m, m.bn(x.transpose(1, 2)).transpose(1, 2)))),
         TOKENS,
-        "transpose transpose matmul_add attention matmul_add",
+        "matmul_add attention matmul_add",
         **projections(),
         bn=nn.BatchNorm1d(8),
     ),
