@@ -105,7 +105,7 @@ def copy_source(origins: Sequence[ir.Node], node: ir.Node) -> None:
             node.metadata_props.setdefault(SOURCE_KEY, source_of(origins[0]))
     else:
         node.metadata_props[SOURCE_KEY] = ", ".join(dict.fromkeys(source_of(origin) for origin in origins))
-    if not node.name:  # it is new, not a copy under its old name
+    if not node.name and ORIGINS_KEY not in node.metadata_props:  # it is new, neither a copy under its old name nor moved
         names = dict.fromkeys(name for origin in origins for name in origins_of(origin.name, origin.metadata_props))
         node.metadata_props[ORIGINS_KEY] = json.dumps(list(names))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...compiler.ir.constants import scalar_constant
+from ...compiler.ir.facts import ORIGINS_KEY
 from ...compiler.ir.names import fresh_name
 from ...compiler.ir.validity import check_node
 from .scope import Replacement, Rule, Scope
@@ -32,6 +33,8 @@ def take_branch(node: ir.Node, scope: Scope) -> Replacement | None:
         value.name = fresh_name(scope.model, str(value.name))
         scope.model.graph.register_initializer(value)
     for inner in nodes:
+        if ORIGINS_KEY in inner.metadata_props:
+            inner.name = None  # a pass has made it: its name was chosen among those of the branch alone
         for output in inner.outputs:
             if output.name != "":
                 output.name = fresh_name(scope.model, str(output.name))

@@ -10,6 +10,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 from prefuse.compiler.ir.facts import infer_facts
+from prefuse.compiler.ir.functions import original_names
+from prefuse.compiler.ir.names import name_nodes
 from prefuse.compiler.oracle import random_inputs, run_model
 from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
@@ -203,3 +205,21 @@ FAULTS = {
 def test_faults_that_inference_does_not_notice(fault: str) -> None:
     with pytest.raises(InvalidModelError, match=re.escape(fault)):
         compiled(read(FAULTS[fault]))
+
+
+def test_nodes_of_a_branch_that_a_pass_has_made_get_names_of_their_own() -> None:
+    """Those of both graphs were named by their numbers there, and what they were made of is still known."""
+    model = read("""main (float[4,4] x) => (float[4,4] y) {
+        yes = Constant <value = bool {1}> ()
+        w = Hardmax(x)
+        b = If (yes) <
+            then_branch = t () => (float[4,4] r) { r = Hardmax(w) },
+            else_branch = e () => (float[4,4] s) { s = Neg(w) }
+        >
+        y = Add(w, b)
+    }""")
+    name_nodes(model)
+    run_pipeline(model, parse_pipeline("decompose,canonicalize", PASSES), Context(Target.parse("cpu")))
+    names = [node.name for node in model.graph]
+    assert len(names) == len(set(names)) > 6
+    assert {name for node in model.graph for name in original_names(node)} == {"w", "r", "y"}
