@@ -12,6 +12,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, share, unravel
+from ..configuration import TEMPLATE
 from ..costs import TERMS, Convolution, channels_last_cycles, tile_convolution_cycles
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
@@ -72,7 +73,7 @@ class TiledConvolution:
 
     def build(self) -> BuiltKernel | Refusal:
         tiles, vectors = self._cycles()
-        if tiles >= vectors:
+        if tiles >= vectors and self.form.outer.configuration.get(TEMPLATE) != "convolution_tiles":
             return Refusal(f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors")
         image, window, builder = self.image, self.image.window, self.builder
         self.form.copy_pieces(builder)

@@ -14,6 +14,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, share, unravel
+from ..configuration import TEMPLATE
 from ..costs import TERMS, tile_product_cycles, vector_product_cycles
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
@@ -70,9 +71,11 @@ class TiledProduct(Product):
         return 2 * self.matrices * self.a.lines * self.b.lines * self.a.depth
 
     def obstacle(self) -> str:
-        """Why vectors had better compute it."""
+        """Why vectors had better compute it, unless a configuration asks for tiles."""
         if not self.flops:
             return "has nothing to multiply"
+        if self.group.configuration.get(TEMPLATE) == self.template:
+            return ""
         size = self.a.lines, self.b.lines, self.a.depth
         packs_a, packs_b = (side.name not in self.group.constants for side in (self.a, self.b))
         tiles = tile_product_cycles(*size, self.terms, packs_a=packs_a and not self._reads_rows(), packs_b=packs_b)

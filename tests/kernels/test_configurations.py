@@ -116,6 +116,15 @@ def test_a_template_that_the_model_thinks_slow_can_be_asked_for() -> None:
     assert built(configured(case, template="winograd_channels_last"), target).template == "winograd_channels_last"
 
 
+@pytest.mark.parametrize("case", [matmul(13, 19, 37), fast((1, 4, 4, 4), 4, 3, 1, 1, template="")])
+def test_the_tile_unit_can_be_asked_for(case: Case) -> None:
+    target = target_of("amx-emulated")
+    tiles, *_, vectors = rival_templates(case.group, target)
+    assert tiles in ("matmul_tiles", "convolution_tiles")
+    assert built(configured(case), target).template == vectors
+    check([replace(configured(case, template=tiles), atol=1e-3)], target)  # two terms have an error of 1e-5
+
+
 def test_winograd_is_no_rival_where_the_precision_forbids_it() -> None:
     case = convolution((2, 10, 9, 11), 37, 3, 1, 1)
     assert rival_templates(case.group, target_of("avx2")) == ("convolution_channels_last",)
