@@ -155,7 +155,7 @@ def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int)
     vectors = ceil(one.groups * one.inputs / lanes) + one.groups * ceil(one.outputs / lanes)
     tile = product_tile(tiles, one.outputs, one.inputs, lanes, registers)
     products = points * one.groups * _product_cycles(tile, tiles, one.outputs, one.inputs, lanes)
-    more_bytes = (4 * points - one.element_bytes * prod(one.kernel)) * one.groups * one.inputs * one.outputs
+    more_bytes = (points - prod(one.kernel)) * one.groups * one.inputs * one.outputs * one.element_bytes
     return products + tiles * points * vectors * _TRANSFORM_CYCLES + more_bytes / _MEMORY_BYTES
 
 

@@ -21,7 +21,8 @@ from ...runtime.plan import TensorType
 from ..builder import Expr, KernelBuilder
 
 TAPS = 3
-TYPE = "float32"  # that transformed elements have
+TYPE, HALF = "float32", "float16"  # that transformed elements, and weights in memory, have
+_HALF_EXPONENT, _MOST_EXPONENT = 15, 120  # of the greatest weight in float16, and of a scale
 # The points of each m. Of those tried for 4, 3/4 and 3/2 have the smallest errors; 1 and 2, the usual ones, a half more.
 _POINTS: dict[int, tuple[Fraction, ...]] = {
     2: (Fraction(1),),
@@ -84,25 +85,29 @@ def winograd(outputs: int) -> Winograd:
 class PackWinograd:
     """Weights [groups * outputs, inputs, 3, 3] as products read them: [groups, panels, points, inputs, columns].
 
-    They are transformed in float64 and rounded once, to float32. The last panel of a group is filled up with zeros.
+    They are transformed in float64 and rounded once, to float32, or to float16 times the power of two of their output channel by
+    which these fill that type's range. The last panel of a group is filled up with zeros.
     """
 
     groups: int
     outputs: int  # of the tile: m
     columns: int  # of a panel
+    dtype: str = TYPE
 
     def packed_type(self, source: TensorType) -> TensorType:
-        return TensorType(self._dimensions(source.shape), TYPE)
+        return TensorType(self._dimensions(source.shape), self.dtype)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         matrix = np.array(winograd(self.outputs).weights)
         both = np.kron(matrix, matrix)  # [points, taps]: rows and columns at once
-        packed = np.zeros(self._dimensions(array.shape), TYPE)
-        grouped = array.reshape(self.groups, -1, *array.shape[1:])
+        packed = np.zeros(self._dimensions(array.shape), self.dtype)
+        scales = 1.0 / _inverse_scales(array, self.outputs) if self.dtype == HALF else np.ones(len(array))
+        grouped, scales = array.reshape(self.groups, -1, *array.shape[1:]), scales.reshape(self.groups, -1)
         for group, panel in np.ndindex(*packed.shape[:2]):
             part = grouped[group, panel * self.columns : (panel + 1) * self.columns].transpose(2, 3, 1, 0)  # [3, 3, inputs, n]
             products = both @ part.astype(np.float64).reshape(both.shape[1], -1)
-            packed[group, panel, :, :, : part.shape[3]] = products.reshape(-1, *part.shape[2:])
+            scale = scales[group, panel * self.columns : (panel + 1) * self.columns]
+            packed[group, panel, :, :, : part.shape[3]] = products.reshape(-1, *part.shape[2:]) * scale
         return packed
 
     def _dimensions(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -110,7 +115,38 @@ class PackWinograd:
         return self.groups, ceil(shape[0] // self.groups / self.columns), points, shape[1], self.columns
 
     def __str__(self) -> str:
-        return f"winograd({self.groups},{self.outputs},{self.columns})"
+        return f"winograd({self.groups},{self.outputs},{self.columns},{self.dtype})"
+
+
+@dataclass(frozen=True)
+class PackScales:
+    """By what sums of products of weights packed as float16 are multiplied: [groups, panels, columns], 1 beside the last ones."""
+
+    groups: int
+    outputs: int
+    columns: int
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        channels = source.shape[0] // self.groups
+        return TensorType((self.groups, ceil(channels / self.columns), self.columns), TYPE)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        shape = self.packed_type(TensorType(array.shape, TYPE)).shape
+        packed = np.ones((self.groups, shape[1] * self.columns), TYPE)
+        packed[:, : len(array) // self.groups] = _inverse_scales(array, self.outputs).reshape(self.groups, -1)
+        return packed.reshape(shape)
+
+    def __str__(self) -> str:
+        return f"winograd-scales({self.groups},{self.outputs},{self.columns})"
+
+
+def _inverse_scales(array: np.ndarray, outputs: int) -> np.ndarray:
+    """For each output channel a power of two, of which the greatest transformed weight is at most 2^15 times; finite ones."""
+    gain = np.abs(np.array(winograd(outputs).weights)).sum(axis=1).max() ** 2
+    greatest = gain * np.abs(array.astype(np.float64)).max(axis=(1, 2, 3), initial=0.0)
+    is_usual = np.isfinite(greatest) & (greatest > 0)
+    exponents = np.ceil(np.log2(np.where(is_usual, greatest, 1.0))) - _HALF_EXPONENT
+    return np.exp2(np.where(is_usual, exponents.clip(-_MOST_EXPONENT, _MOST_EXPONENT), 0.0))
 
 
 def _combine(builder: KernelBuilder, row: Row, values: Sequence[Expr]) -> Expr:

@@ -33,15 +33,15 @@ from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
 from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder
-from .tile_product import Tile, sum_tile
+from .tile_product import Panel, Tile, sum_tile
 from .window import Window, read_window
-from .winograd import TYPE, PackWinograd, winograd
+from .winograd import HALF, TYPE, PackScales, PackWinograd, winograd
 
 _NEAR_BYTES = 704 * 1024  # of the second cache, for the inputs and products of a thread's block
 _FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that threads share, or for weights that stay there
 _PRODUCT_BYTES = 320 * 1024  # of the second, for the products of a panel then
+_WIDE_BYTES = 4 * 1024 * 1024  # of weights that stay float32 although the image is bfloat16: they are read fast enough
 _LEAST_TILES = 16  # of a thread's own block, below which the weights would be read too often
-_AHEAD = 64  # rows of weights that are asked for before they are read
 _TYPES = ("float32", "bfloat16")  # of the operands
 _WORK_PER_OPERATION = 16
 _Element = Callable[[int, Expr, Expr], Expr]  # of the input: row and column of a tile, channel
@@ -165,6 +165,10 @@ class _Kernel:
         self.threads = self.builder.threads_for(self.flops // _WORK_PER_OPERATION)
         near = _NEAR_BYTES // (4 * self.points * (self.pitch + tile.columns))
         weights = 4 * self.points * channels * one.outputs
+        is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
+        self.dtype = HALF if is_narrow and weights > _WIDE_BYTES else TYPE  # of the weights in memory
+        if self.dtype == HALF:
+            weights //= 2
         is_private = near >= min(_LEAST_TILES, self.tiles) and self.tiles >= self.threads and weights <= _FAR_BYTES
         may_be_private = near > 0 and self.tiles >= self.threads
         blocks_of = ("thread", "all") if is_private else ("all", "thread") if may_be_private else ("all",)
@@ -182,16 +186,20 @@ class _Kernel:
 
     def build(self) -> BuiltKernel:
         name = self.anchor.inputs[1]
-        key, kind = f"{name}/winograd", self.form.inner.types[name]
-        pack = PackWinograd(self.one.groups, self.method.outputs, self.tile.columns)
-        self.packed[key] = Operand(name, pack)
-        self.weights = self.builder.parameter(key, pack.packed_type(kind).elements, TYPE)
+        sizes = self.one.groups, self.method.outputs, self.tile.columns
+        self.weights = self._packed(name, "winograd", PackWinograd(*sizes, self.dtype))
+        self.scales = self._packed(name, "scales", PackScales(*sizes)) if self.dtype == HALF else None
         if self.is_private:
             self._emit_private()
         else:
             self._emit_shared()
         self.form.copy_pieces(self.builder)
         return finish("winograd_channels_last", self.builder, self.form.outer, flops=self.flops, packed=self.packed)
+
+    def _packed(self, name: str, form: str, pack: PackWinograd | PackScales) -> Buffer:
+        key, kind = f"{name}/{form}", pack.packed_type(self.form.inner.types[name])
+        self.packed[key] = Operand(name, pack)
+        return self.builder.parameter(key, kind.elements, kind.dtype)
 
     # The order of the steps -------------------------------------------------------------------------------------------
 
@@ -308,18 +316,14 @@ class _Kernel:
             left = builder.bind(inputs.offset(point, start + first, group * depth))
             right = builder.bind((panel * self.points + point) * (depth * tile.columns))
 
-            def fetch(ks: tuple[Expr, ...]) -> None:
-                for vector in range(tile.vectors):
-                    builder.prefetch(self.weights[right + (ks[0] + _AHEAD) * tile.columns + vector * tile.lanes])
-
             sums = sum_tile(
                 builder,
                 tile,
                 TYPE,
                 (depth,),
                 lambda row, ks: inputs.buffer[left + row * inputs.pitch + ks[0]],
-                lambda column, ks: self.weights[right + ks[0] * tile.columns + column],
-                before=fetch,
+                lambda column, ks: tirx.Cast(TYPE, self.weights[right + ks[0] * tile.columns + column]),
+                before=lambda ks: Panel(self.weights, right, tile.columns).fetch(builder, ks[0]),
             )
             place = builder.bind(to.offset(point, first, 0))
             with (
@@ -340,7 +344,10 @@ class _Kernel:
 
             def emit(extent: int) -> None:
                 _vectors(
-                    builder, extent, self.lanes, lambda at, lanes: self._transform_back(made, row, at, lanes, place, channel)
+                    builder,
+                    extent,
+                    self.lanes,
+                    lambda at, lanes: self._transform_back(made, row, at, lanes, place, channel, panel),
                 )
 
             if not rest:
@@ -354,7 +361,7 @@ class _Kernel:
                     emit(rest)
 
     def _transform_back(
-        self, made: _Matrices, row: Expr, column: Expr, lanes: int, place: tuple[Expr, ...], channel: Expr
+        self, made: _Matrices, row: Expr, column: Expr, lanes: int, place: tuple[Expr, ...], channel: Expr, panel: Expr
     ) -> None:
         builder, extent, outputs = self.builder, self.method.extent, self.method.outputs
         half = builder.local(outputs * extent * lanes, TYPE)
@@ -368,7 +375,8 @@ class _Kernel:
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 values = [builder.name(half[(i * extent + j) * lanes + lane]) for j in range(extent)]
                 for j, value in enumerate(self.method.transform_result(builder, values)):
-                    builder.store(line, j * lanes + lane, value)
+                    scale = self.scales[panel * self.tile.columns + column + lane] if self.scales is not None else 1.0
+                    builder.store(line, j * lanes + lane, value * scale)
             with (
                 builder.loop(builder.bind(tirx.min(self.one.columns - left, outputs)), name="j") as j,
                 builder.loop(lanes, "vectorized", "lane") as lane,

@@ -14,7 +14,7 @@ import torch
 from prefuse.compiler.oracle import relative_error
 from prefuse.kernels.costs import WINOGRAD_OUTPUTS, Convolution, winograd_choice
 from prefuse.kernels.cpu import winograd_channels_last
-from prefuse.kernels.cpu.winograd import PackWinograd, winograd
+from prefuse.kernels.cpu.winograd import PackScales, PackWinograd, winograd
 from prefuse.kernels.group import Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
@@ -26,6 +26,7 @@ from .test_channels_last import convolution
 
 _RELATIVE = 3e-6  # of the largest element of the result
 _HALF_UNIT = 2.0**-8  # of bfloat16, relative
+_HALF_ERROR = 1000  # times that of float32 weights: what rounding weights to bfloat16 would do
 
 
 def fast(*arguments: Any, template: str = "winograd_channels_last", **options: Any) -> Case:
@@ -94,6 +95,36 @@ def test_bfloat16(level: str) -> None:
     cases = [fast((1, 17, 13, 11), 24, 3, 1, 1, narrow=narrow) for narrow in ("xw", "x", "xwr", "xwry")]
     cases.append(fast((2, 6, 9, 11), 40, 3, 1, (0, 1, 2, 0), group=2, narrow="xwy"))
     check([forced(case, 4) for case in cases], target_of(level))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("outputs", WINOGRAD_OUTPUTS)
+def test_weights_in_float16(outputs: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the bytes of large weights, with errors as of direct products of bfloat16 ones."""
+    monkeypatch.setattr(winograd_channels_last, "_WIDE_BYTES", 0)
+    cases = [fast((1, 17, 13, 11), 24, 3, 1, 1, narrow="x"), fast((2, 6, 9, 11), 40, 3, 1, (0, 1, 2, 0), group=2, narrow="xw")]
+    check([replace(forced(case, outputs), atol=case.atol * _HALF_ERROR) for case in cases], target_of(level))
+
+
+def test_scales_fill_the_range_of_float16() -> None:
+    generator = np.random.default_rng(0)
+    sizes = np.array([1e-30, 1.0, 1e30, 0.0, np.inf, 1e-3])
+    array = (generator.standard_normal((6, 5, 3, 3)) * sizes[:, None, None, None]).astype(np.float32)
+    scales = PackScales(2, 4, 2)(array)
+    assert scales.shape == PackScales(2, 4, 2).packed_type(TensorType(array.shape, "float32")).shape == (2, 2, 2)
+    with np.errstate(invalid="ignore"):
+        halves, wide = PackWinograd(2, 4, 2, "float16")(array), PackWinograd(2, 4, 2)(array)
+    assert halves.dtype == np.float16
+    for channel, size in enumerate(sizes):
+        group, panel, column = channel // 3, channel % 3 // 2, channel % 3 % 2
+        found, exact = halves[group, panel, ..., column].astype(np.float64), wide[group, panel, ..., column].astype(np.float64)
+        if np.isfinite(size):
+            np.testing.assert_allclose(
+                found * scales[group, panel, column], exact, rtol=2.0**-11, atol=1e-7 * np.abs(exact).max()
+            )
+        else:
+            assert not np.isfinite(found).any()
+    assert (scales[:, 1, 1] == 1.0).all()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
