@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Protocol
 
 from ..runtime.errors import OptionError
@@ -16,7 +16,7 @@ from ..runtime.executor import CompiledModel, Context
 from ..runtime.plan import Plan, Port
 from ..runtime.profile import Profile
 from ..runtime.staged import StagedModel, StagedPort
-from .frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflatten
+from .frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflattener
 
 _CAPACITY = 16  # specialisations kept in memory
 
@@ -48,14 +48,36 @@ class Specialization:
 
     model: CompiledModel | StagedModel
     structure: Structure | None = None
+    _build: Callable[[Sequence[object]], object] | None = field(init=False, compare=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.structure is not None and self.structure is not LEAF:
+            object.__setattr__(self, "_build", unflattener(self.structure))
 
     def run(self, callee: Callable[..., object], tensors: Sequence[object]) -> object:
         """Call the model or a context of it, and give the result its structure."""
         result = callee(*tensors)
-        if self.structure is None or self.structure is LEAF:
+        if self._build is None:
             return result
         row = result if isinstance(result, tuple) else (result,)
-        return unflatten(self.structure, row if tensors else [_to_torch(array) for array in row])
+        return self._build(row if tensors else [_to_torch(array) for array in row])
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A specialisation, or the wait for it, and the number of the call that used it last."""
+
+    future: Future[Specialization]
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shortcut:
+    """What calls with tensors alone, of certain types, come to: an entry, and the program's inputs by their place in the call."""
+
+    entry: _Entry
+    found: Specialization
+    order: tuple[int, ...]
 
 
 class Source(Protocol):
@@ -79,8 +101,9 @@ class SpecializedModel:
         self._source = source
         self._capacity = capacity
         self._lock = threading.Lock()
-        self._programs: OrderedDict[Hashable, Future[Specialization]] = OrderedDict()
-        self._direct: dict[Hashable, Hashable] = {}  # signature of a call with tensors only, cheap to compute -> signature
+        self._calls = count()
+        self._entries: dict[Hashable, _Entry] = {}  # by the signature of a call
+        self._shortcuts: dict[Hashable, _Shortcut] = {}  # by what a call shows without being bound to parameters
 
     def __call__(self, *inputs: object, **named: object) -> object:
         """Run the model, compiled for these inputs.
@@ -136,31 +159,33 @@ class SpecializedModel:
 
     def _find(self, inputs: tuple[object, ...], named: dict[str, object]) -> tuple[Specialization, Sequence[object]]:
         """The specialisation for a call, and the tensors to call it with."""
-        direct: Hashable = None
-        if not named and (arrays := [value for value in inputs if is_tensor(value)]) and len(arrays) == len(inputs):
-            direct = tuple([(value.shape, value.dtype) for value in arrays])
-            with self._lock:
-                future = self._programs.get(self._direct.get(direct))
-                if future is not None and future.done():
-                    self._programs.move_to_end(self._direct[direct])
-                    return future.result(), inputs
+        values = (*inputs, *named.values()) if named else inputs
+        key = _key(values, named)
+        known = None if key is None else self._shortcuts.get(key)
+        if known is not None:
+            known.entry.used = next(self._calls)
+            return known.found, values if not named else [values[place] for place in known.order]
         call = self._source.bind(inputs, named)
-        found = self._specialization(call)
-        if direct is not None and not call.values and all(a is b for a, b in zip(call.tensors, inputs, strict=False)):
+        entry = self._entry(call)
+        found = entry.future.result()
+        order = None if key is None or call.values else _places(call.tensors, values, len(inputs))
+        if order is not None:
             with self._lock:
-                self._direct[direct] = call.signature
+                if self._entries.get(call.signature) is entry:  # else it has been forgotten meanwhile
+                    self._shortcuts[key] = _Shortcut(entry, found, order)
         return found, call.tensors
 
-    def _specialization(self, call: Call) -> Specialization:
+    def _entry(self, call: Call) -> _Entry:
+        """The entry for a call, compiled here if it is new; its future is to be waited for where another thread compiles it."""
         with self._lock:
-            future = self._programs.get(call.signature)
-            is_mine = future is None
-            if future is None:
-                future = self._programs[call.signature] = Future()
-            self._programs.move_to_end(call.signature)
+            entry = self._entries.get(call.signature)
+            is_mine = entry is None
+            if entry is None:
+                entry = self._entries[call.signature] = _Entry(Future(), 0)
+            entry.used = next(self._calls)
         if is_mine:
-            self._compile(call, future)
-        return future.result()
+            self._compile(call, entry.future)
+        return entry
 
     def _compile(self, call: Call, future: Future[Specialization]) -> None:
         """Settle the future of a signature; one that failed is forgotten, so that the next call tries again."""
@@ -168,13 +193,13 @@ class SpecializedModel:
             future.set_result(self._source.compile(call))
         except BaseException as error:  # Ctrl-C too: the threads that wait must not wait for ever
             with self._lock:
-                self._programs.pop(call.signature, None)
+                self._entries.pop(call.signature, None)
             future.set_exception(error)
             return
         with self._lock:
-            while len(self._programs) > self._capacity:
-                gone, _ = self._programs.popitem(last=False)
-                self._direct = {direct: signature for direct, signature in self._direct.items() if signature != gone}
+            while len(self._entries) > self._capacity:
+                gone = self._entries.pop(min(self._entries, key=lambda signature: self._entries[signature].used))
+                self._shortcuts = {key: known for key, known in self._shortcuts.items() if known.entry is not gone}
 
     @property
     def programs(self) -> tuple[CompiledModel | StagedModel, ...]:
@@ -183,7 +208,7 @@ class SpecializedModel:
 
     def _ready(self) -> list[Specialization]:
         with self._lock:
-            futures = list(self._programs.values())
+            futures = [entry.future for entry in sorted(self._entries.values(), key=lambda entry: entry.used)]
         return [future.result() for future in futures if future.done() and future.exception() is None]
 
     def _only(self, what: str) -> CompiledModel | StagedModel:
@@ -208,6 +233,29 @@ class SpecializedContext:
         if context is None:
             context = self._contexts[found.model] = found.model.context()
         return found.run(context, tensors)
+
+
+def _key(values: Sequence[object], named: Mapping[str, object]) -> Hashable:
+    """What is seen of a call with tensors alone: their types, and the names of those given by name; None for other calls."""
+    types: list[object] = []
+    for value in values:
+        if not is_tensor(value):
+            return None
+        types.append(value.shape)
+        types.append(value.dtype)
+    return (tuple(types), tuple(named)) if types else None
+
+
+def _places(tensors: Sequence[object], values: Sequence[object], positional: int) -> tuple[int, ...] | None:
+    """Where each tensor stands among the values of a call, of which the first ones were not named.
+
+    None where the call does not tell: one of them was made from a value, or one is given twice and by name.
+    """
+    places = {id(value): place for place, value in enumerate(values)}
+    if len(places) < len(values) == positional and all(a is b for a, b in zip(tensors, values, strict=False)):
+        return tuple(range(len(values)))
+    found = [places.get(id(tensor), -1) for tensor in tensors]
+    return tuple(found) if sorted(found) == list(range(len(values))) else None
 
 
 def _to_torch(value: object) -> object:

@@ -314,3 +314,43 @@ print(z[0, 0], [m for m in ("onnx", "tvm") if m in sys.modules])
     assert _run(program, **environment) == "1.0 []"
     (tmp_path / "weights.bin").write_bytes(np.full(4, 2, np.float32).tobytes())
     assert _run(program, **environment).startswith("2.0 ['onnx', 'tvm']")
+
+
+class Weighted(torch.nn.Module):
+    """Its inputs matter by their place."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, *, z: torch.Tensor, scale: float = 1.0) -> dict[str, object]:
+        return {"sum": x + 10 * y + 100 * z, "parts": (x, [scale * y])}
+
+
+def test_calls_by_name_find_their_program_whatever_their_order() -> None:
+    """A second call with the same types goes by a shortcut, which knows where each input belongs."""
+    net = prefuse.compile(Weighted(), cache=False)
+    one, two, three = (torch.full((4,), float(value)) for value in (1, 2, 3))
+
+    def total(*inputs: torch.Tensor, **named: object) -> float:
+        found = net(*inputs, **named)
+        assert list(found) == ["sum", "parts"]  # type: ignore[call-overload]
+        return float(found["sum"][0])  # type: ignore[index]
+
+    for _ in range(2):
+        assert total(one, z=three, y=two) == total(y=two, x=one, z=three) == total(one, two, z=three) == 321
+        assert total(two, z=three, y=one) == total(z=three, y=one, x=two) == 312
+    for _ in range(2):
+        assert total(one, z=one, y=one) == total(z=one, x=one, y=one) == 111  # the same tensor: which is which is not told
+        assert total(one, z=three, y=two) == 321
+        assert total(z=three, x=one, y=two) == 321
+        assert net(one, two, z=three, scale=2.0)["parts"][1][0][0] == 4  # type: ignore[index]
+        assert net(one, two, z=three)["parts"][1][0][0] == 2  # type: ignore[index]
+
+
+def test_the_same_tensor_twice() -> None:
+    class Difference(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x - y
+
+    one, two = torch.ones(3), torch.full((3,), 2.0)
+    for first in ({"args": (one, one), "named": {}}, {"args": (), "named": {"y": one, "x": one}}):
+        net = prefuse.compile(Difference(), cache=False)
+        assert float(net(*first["args"], **first["named"])[0]) == 0  # type: ignore[index, arg-type]
+        assert float(net(two, one)[0]) == float(net(y=one, x=two)[0]) == float(net(x=two, y=one)[0]) == 1  # type: ignore[index]

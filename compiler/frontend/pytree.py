@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -121,10 +121,20 @@ def _is_plain_object(value: object) -> bool:
 
 def unflatten(structure: Structure, leaves: Sequence[object]) -> object:
     """Put a value together again from its structure and as many tensors as it has leaves."""
-    row = iter(leaves)
-    value = _unflatten(structure, row)
-    assert next(row, None) is None, "more tensors than the structure has leaves"
-    return value
+    return unflattener(structure)(leaves)
+
+
+def unflattener(structure: Structure) -> Callable[[Sequence[object]], object]:
+    """`unflatten` for one structure and many calls, which then do not look at it again."""
+    make = _maker(structure)
+
+    def build(leaves: Sequence[object]) -> object:
+        row = iter(leaves)
+        value = make(row)
+        assert next(row, None) is None, "more tensors than the structure has leaves"
+        return value
+
+    return build
 
 
 def unflatten_arguments(structure: Structure, leaves: Sequence[object]) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -137,25 +147,40 @@ def unflatten_arguments(structure: Structure, leaves: Sequence[object]) -> tuple
     return positional, named
 
 
-def _unflatten(structure: Structure, row: Iterator[object]) -> object:
+def _maker(structure: Structure) -> Callable[[Iterator[object]], object]:
+    """What takes the tensors of a structure from a row and makes its value."""
     if isinstance(structure, Leaf):
-        return next(row)
+        return next
     if isinstance(structure, Constant):
-        return structure.value
+        constant = structure.value
+        return lambda row: constant
     kind: Callable[..., object] = structure.kind
-    children = [_unflatten(child, row) for child in structure.children]
+    makers = [_maker(child) for child in structure.children]
     if structure.keys is not None:
-        named = dict(zip(structure.keys, children, strict=True))
-        if dataclasses.is_dataclass(kind):
-            return kind(**{str(key): child for key, child in named.items()})
-        if issubclass(structure.kind, dict):
-            return named if kind is dict else kind(named.items())
-        made: object = object.__new__(structure.kind)
-        vars(made).update({str(key): child for key, child in named.items()})
-        return made
+        return _named_maker(structure.kind, structure.keys, makers)
     if hasattr(kind, "_fields"):  # a named tuple takes its fields one by one
-        return kind(*children)
-    return kind(children)
+        return lambda row: kind(*[make(row) for make in makers])
+    return lambda row: kind([make(row) for make in makers])
+
+
+def _named_maker(
+    kind: type, keys: tuple[str | int, ...], makers: Sequence[Callable[[Iterator[object]], object]]
+) -> Callable[[Iterator[object]], object]:
+    """The maker of a dataclass, a mapping or a plain object."""
+
+    def named(row: Iterator[object]) -> dict[Any, object]:
+        return {key: make(row) for key, make in zip(keys, makers, strict=True)}
+
+    def plain(row: Iterator[object]) -> object:
+        made: object = object.__new__(kind)
+        vars(made).update(named(row))
+        return made
+
+    if dataclasses.is_dataclass(kind):
+        return lambda row: kind(**named(row))
+    if issubclass(kind, dict):
+        return named if kind is dict else lambda row: kind(named(row).items())
+    return plain
 
 
 def leaf_paths(structure: Structure, prefix: str = "") -> Iterator[str]:
