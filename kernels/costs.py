@@ -23,6 +23,8 @@ _TRANSFORM_CYCLES = 6.0  # of a vector of channels at one point of one of Winogr
 _MEMORY_BYTES = 8.0  # a cycle that come from memory
 _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
 _SHORT_ROWS = 7
+_WORD_BYTES = 4  # of an input channel in float32, or two in bfloat16
+_SET_BYTES = 4096  # apart, rows share the sets of the first cache, of which there are 8 to 12 lines
 _MANY_PLANES, _APART = (
     128,
     1.1,
@@ -99,7 +101,8 @@ def channels_last_tiles(
 ) -> list[tuple[int, int]]:
     """All tiles for a stretch of positions: those that cycles are counted for, the fewest first, then those thought worse."""
     most = registers // 2 if inputs < _FEW_CHANNELS else registers
-    rows = min(positions, _SHORT_ROWS if depth < _SHORT_DEPTH else _MAX_TILE_ROWS)
+    are_crowded = depth < _SHORT_DEPTH or inputs * _WORD_BYTES % _SET_BYTES == 0
+    rows = min(positions, _SHORT_ROWS if are_crowded else _MAX_TILE_ROWS)
     every = product(range(1, min(positions, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4))
     fitting = [(r, v) for r, v in every if r * v + v + 1 <= registers and (v == 1 or (v - 1) * lanes < channels)]
 

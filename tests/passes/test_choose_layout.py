@@ -268,6 +268,12 @@ def test_tiles_fit_the_registers(registers: int) -> None:
         assert 1 <= rows <= positions
 
 
+def test_rows_that_share_the_sets_of_a_cache_are_few() -> None:
+    """Positions of 1024 channels of float32 lie 4 KiB apart."""
+    assert channels_last_tile(196, 256, 1024, 1024, 16, 32) == (7, 2)
+    assert channels_last_tile(196, 256, 960, 960, 16, 32) == (14, 2)
+
+
 @pytest.mark.parametrize(("images", "is_in_place"), [(1, True), (2, False)])
 def test_channels_of_one_image_are_joined_in_place(images: int, is_in_place: bool) -> None:
     text = f"main (float[{images},8,4,4] x) => (float[{images},16,4,4] y) {{ a = Relu(x) y = Concat<axis = 1>(a, x) }}"
