@@ -30,6 +30,7 @@ from .tile_product import sum_tile
 OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _WORK_PER_CYCLE = 1.5  # a step of less than 6 us is not dealt to threads, each of which would wait 2.4 us for the others
+_L2_BYTES, _ASKED_BYTES = 1 << 20, 8 << 10  # the second-level cache; how far ahead weights beyond it are asked for
 _MAX_ELEMENTS = 2**31 - 1
 
 
@@ -67,6 +68,12 @@ class _StagePlan:
     def cycles(self) -> float:
         """Of one direction's step on one core."""
         return self.panels * self.tiles.cycles
+
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether weights are asked for: those of a direction do not fit the second-level cache, and a tile's rows leave time."""
+        tile = self.tiles.tile
+        return tile.rows > 1 and self.panels * self.tiles.parts * self.rows.steps * tile.columns * 4 > _L2_BYTES
 
     def place_of(self, gate: int) -> tuple[int, int]:
         """Which part of a panel has a gate's sums, and the column there of its first unit."""
@@ -286,7 +293,15 @@ class _Recurrence:
             lambda row, ks: plan.rows.factor(home + (start + row), ks[0], state(start + row)),
             lambda column, ks: plan.rows.weight(plan.weights[first + ks[0] * tile.columns + column], operands.dtype),
             plan.rows.multiply_add,
+            (lambda ks: self._ask_ahead(plan, first, ks[0])) if plan.asks_ahead and not builder.is_grid else None,
         )
+
+    def _ask_ahead(self, plan: _StagePlan, first: Expr, k: Expr) -> None:
+        """Ask for weights of later k: hardware asks for those of the next page only once it is read."""
+        tile = plan.tiles.tile
+        ahead = k + max(_ASKED_BYTES // (tile.columns * 4), 1)
+        for vector in range(tile.vectors):
+            self.builder.prefetch(plan.weights[first + ahead * tile.columns + vector * tile.lanes])
 
     def _place(self, direction: Expr, step: Expr, panel: Expr) -> _Place:
         builder, operands = self.builder, self.operands

@@ -91,3 +91,9 @@ def test_same_bits_on_any_threads(threads: int) -> None:
 
     for got, alone in zip(results(threads), results(1), strict=True):
         np.testing.assert_array_equal(got, alone)
+
+
+def test_weights_that_are_asked_for_ahead() -> None:
+    """Those of a direction are more than a second-level cache holds."""
+    check([of_torch("RNN", 1, 3, 4, 740, narrow="wr", precision="bfloat16", narrow_numbers="xh")], target_of(PAIRS))
+    check([of_torch("RNN", 1, 3, 4, 530)], target_of("avx512"))
