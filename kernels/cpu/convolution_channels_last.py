@@ -27,12 +27,13 @@ from .common import finish, new_builder
 from .depthwise_channels_last import Depthwise, is_depthwise
 from .packing import pack_in_kernel
 from .padded_image import Image, padded_image
-from .tile_product import PackPanels, Tile, split_options, sum_tile
+from .tile_product import PackPanels, Panel, Tile, split_options, sum_tile
 from .window import clipped_taps, read_window, share_of_padding
 
 _ACCUMULATORS = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 _WORK_PER_OPERATION = 16
 _SHORT_DEPTH = 256
+_FAR_BYTES = 3 * 512 * 1024  # of weights that come from beyond the second cache, above which they are asked for ahead
 _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # of a tap, and the share of taps, from which on those of padding are left out
 _NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
 _ORDERS = {  # of the loops around a tile: what passes while something else stays near
@@ -109,6 +110,7 @@ class _Convolution:
         ranked = channels_last_tiles(rows, outputs, prod(depth), inputs, lanes, self.target.vector_registers)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         weights = self._weights(tile.columns)
+        is_far = self.form.inner.types[self.anchor.inputs[1]].size_bytes > _FAR_BYTES
         panels = -(-outputs // tile.columns)
         step, dilation = window.strides, window.dilations
         combine = words_multiply_add(self.target) if self.is_paired else multiply_add
@@ -131,7 +133,11 @@ class _Convolution:
             def b(column: Expr, ks: Index) -> Expr:
                 return self._factor(weights[panel + row_major(ks, depth) * tile.columns + column])
 
-            sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine, spans=self._spans(lead, start, tile.rows))
+            def fetch(ks: Index) -> None:
+                Panel(weights, panel, tile.columns).fetch(builder, row_major(ks, depth))
+
+            spans, before = self._spans(lead, start, tile.rows), fetch if is_far else None
+            sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine, before, spans)
             first = builder.bind(place["n"] * tile.columns)
             with builder.loop(tile.rows, name="row") as row:
                 index = self._index(number, lead, builder.bind(start + row))

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from prefuse.kernels.cpu import convolution_channels_last
 from prefuse.kernels.cpu.channels_last import channels_last_form
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
@@ -459,6 +460,13 @@ def narrow_convolutions() -> list[Case]:
         convolution((1, 8, 6, 7), 9, 3, 1, 1, narrow="w"),
         convolution((1, 24, 6, 7), 24, 3, 1, 1, narrow="xw", group=24),
     ]
+
+
+@pytest.mark.parametrize("level", ["avx2", "avx512bf16"])
+def test_weights_that_are_asked_for_ahead(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_channels_last, "_FAR_BYTES", 0)
+    cases = [convolution((1, 18, 7, 7), 33, 3, 1, 1), convolution((1, 18, 7, 7), 33, 3, 2, 1, narrow="xw")]
+    check([*cases, convolution((2, 34, 5, 5), 70, 1, narrow="xw")], target_of(level))
 
 
 def narrow_transposed() -> list[Case]:
