@@ -33,6 +33,7 @@ _AHEAD_BYTES = 16 * 1024  # of a panel, from what is read to what is asked for: 
 _FETCHING_ROWS = 3  # of a tile, from which on that is worth it: with fewer, memory is busy anyway
 _LINE_BYTES = 64
 _NEAR_BYTES = 32 * 1024  # of a panel that the first-level cache holds beside all else
+_UNHIDDEN = 0.15  # of that time, what multiply-adds do not hide
 _STREAM_BYTES = 26  # that come from the second-level cache in a cycle
 WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
 
@@ -140,7 +141,7 @@ def tile_options(
     def cycles(rows: int, vectors: int) -> float:
         tiles = ceil(m / rows) * ceil(columns / (vectors * lanes))
         loads = rows + vectors * (2 if shifted_loads else 1)
-        step = max(rows * vectors / 2, loads / 2, vectors * stream_cycles, 4.0)
+        step = max(rows * vectors / 2, loads / 2, vectors * stream_cycles, 4.0) + _UNHIDDEN * vectors * stream_cycles
         return tiles * (step * depth + 3 * rows * vectors + 20)
 
     choices = [
