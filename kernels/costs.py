@@ -31,6 +31,7 @@ _MANY_PLANES, _APART = (
 )  # input channels whose planes, each on pages of its own, slow every step channels-first by so much
 _NEAR_PLANE_BYTES, _FAR_PLANES = 8192, 0.1  # planes beyond which reading scalars from many of them slows a sum by so much
 _SEGMENT_CYCLES = 20.0  # of handing one row of an image in a tile to the epilogue, where there is something between rows
+_FAR_VOLUMES = 0.25  # the same where each tap of a plane reads lines of another one: 198 GFLOP/s, and 250 from channels-last
 _FEW_CHANNELS = 8  # of the input, below which neighbouring windows share scalars, which LLVM keeps in registers
 
 PRODUCT_BLOCK_BYTES = 512 * 1024  # of rows of a product that wait in the second cache for what is computed from them
@@ -65,6 +66,7 @@ class Convolution:
     is_padded: bool
     element_bytes: int = 4
     dilations: tuple[int, int] = (1, 1)
+    depths: int = 1  # taps of a volume's planes, each of which reads another one
     gaps: int = 0  # lines between the planes of a volume, which are computed where they lie channels-first
 
     @property
@@ -186,8 +188,9 @@ def scattered_cycles(elements: int) -> float:
 
 def direct_cycles(one: Convolution, lanes: int, registers: int) -> float:
     """What it costs more when such a convolution reads an input that lies channels-first."""
-    is_large = one.inputs >= _MANY_PLANES and one.height * one.width * one.element_bytes > _NEAR_PLANE_BYTES
-    return _FAR_PLANES * channels_last_cycles(one, lanes, registers) if is_large else 0.0
+    is_large = one.inputs * one.depths >= _MANY_PLANES and one.height * one.width * one.element_bytes > _NEAR_PLANE_BYTES
+    far = _FAR_PLANES if one.depths == 1 else _FAR_VOLUMES
+    return far * channels_last_cycles(one, lanes, registers) if is_large else 0.0
 
 
 def channels_first_cycles(one: Convolution, lanes: int, registers: int) -> float:

@@ -37,6 +37,7 @@ def convolution_extents(anchor: ir.Node) -> Convolution:
         kernel=_as_plane(kernel),
         strides=_as_plane(strides),
         dilations=_as_plane(dilations),
+        depths=prod(kernel[:-2]),
         gaps=prod(result.shape[2:-2]) * (kernel[-2] - 1) if len(ones) > 2 else 0,
         is_padded=overhangs or any(anchor.attributes.get_ints("pads", ())),
         element_bytes=source.size_bytes // max(source.elements, 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -17,7 +18,14 @@ from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.oracle import random_inputs, relative_error, run_model
 from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
-from prefuse.kernels.costs import Convolution, channels_first_cycles, channels_last_cycles, channels_last_tile
+from prefuse.kernels.costs import (
+    Convolution,
+    channels_first_cycles,
+    channels_last_cycles,
+    channels_last_tile,
+    conversion_cycles,
+    direct_cycles,
+)
 from prefuse.passes.layout.cut import OUTSIDE, Crossing, LayoutProblem, choose_layouts, cost_of
 from prefuse.passes.layout.forms import Flexible
 from prefuse.passes.layout.nodes import flexible_form
@@ -196,6 +204,14 @@ def test_programs_compute_the_same(text: str, threads: int) -> None:
     assert isinstance(results, tuple)
     for got, array in zip(results, expected.values(), strict=True):
         assert relative_error(np.asarray(got), array) < 1e-5
+
+
+def test_volumes_of_many_planes_are_converted() -> None:
+    """A window of three planes reads three times as many of them as one of an image does."""
+    volume = Convolution(1, 1, 64, 32, 1024, 32, 1024, 32, (9, 3), (1, 1), True, depths=3, gaps=64)
+    assert direct_cycles(volume, 16, 32) > conversion_cycles(volume.input_bytes)
+    assert direct_cycles(replace(volume, depths=1), 16, 32) == 0
+    assert channels_first_cycles(volume, 16, 32) > channels_first_cycles(replace(volume, gaps=0), 16, 32)
 
 
 def test_every_form_is_channels_last() -> None:
