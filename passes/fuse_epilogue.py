@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -14,7 +15,7 @@ from ..compiler.ir.functions import fuse_into_function, group_name, is_fused
 from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
-from .canonicalization.scope import has_same_shape
+from .canonicalization.scope import has_same_shape, static_shape
 from .prologues.reading import is_readable
 from .rows.shapes import rows_of
 
@@ -89,8 +90,19 @@ def _left_beside(node: ir.Node, anchored: set[ir.Node]) -> Iterator[Rejection]:
     for value in node.outputs:
         for reader, view in _readers(value):
             if is_pointwise(reader) and (view is not None or kind_of(node) is Kind.OPAQUE):
-                why = f"{view.op_type} lies between" if view else f"the kernel of {node.op_type} stores its own results alone"
-                yield Rejection(f"{reader.op_type} not fused with {node.op_type}: {why}", (node, reader))
+                yield Rejection(
+                    f"{reader.op_type} not fused with {node.op_type}: {_why_behind(node, reader, view)}", (node, reader)
+                )
+
+
+def _why_behind(node: ir.Node, reader: ir.Node, view: ir.Node | None) -> str:
+    """Why a pointwise reader of a node, perhaps through a view, is not in its store."""
+    if view is None:
+        return f"the kernel of {node.op_type} stores its own results alone"
+    result, own = reader.outputs[0], node.outputs[0]
+    if (shape := static_shape(result)) is not None and (stored := static_shape(own)) is not None and prod(shape) != prod(stored):
+        return f"its shape is {result.shape} and that of {node.op_type} {own.shape}"
+    return f"{view.op_type} lies between"
 
 
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, ir.Node | None]]:
