@@ -17,7 +17,7 @@ from types import TracebackType
 from .measuring import Trial, measure
 
 _START_SECONDS = 120.0  # to import TVM, on a busy machine
-_CONFIGURATION_SECONDS = 15.0  # to compile a kernel and run it for the first time
+_CONFIGURATION_SECONDS = 30.0  # to compile a kernel and run it for the first time
 
 Times = tuple[float | None, ...]
 

@@ -73,6 +73,18 @@ def test_a_win_within_the_margin_is_none() -> None:
     assert Machine({"8x3": 1 - 2 * MARGIN}).search().run().configuration["tile"] == "8x3"
 
 
+def test_a_busy_machine_makes_no_winner() -> None:
+    """The same kernel, measured twice, takes 100 and 70: 80 is no gain."""
+
+    class Busy(Machine):
+        def times(self, configurations: Sequence[Mapping[str, str]]) -> list[float | None]:
+            first, second, *others = super().times(configurations)
+            return [first, 70.0 if configurations[1] == {} else second, *others]
+
+    assert Busy({"8x3": 0.8}).search().run().configuration == {}
+    assert Busy({"8x3": 0.6}).search().run().configuration["tile"] == "8x3"
+
+
 def test_what_is_no_kernel_never_wins() -> None:
     assert Machine({"8x3": None, "14x2": 0.9}).search().run().configuration["tile"] == "14x2"
     nothing = Machine({"wide": None}).search().run()
