@@ -189,6 +189,23 @@ class KernelBuilder:
         with self.loop(count - whole * lanes, name="tail") as i:
             body(begin + whole * lanes + i)
 
+    def overlapping_vector_loop(self, begin: Expr, end: Expr, lanes: int, body: Callable[[Expr], None]) -> None:
+        """As `dynamic_vector_loop`, but what is left after whole vectors is part of a last one that overlaps the one before it.
+
+        So `body` runs more than once for some elements: nothing that it reads may lie where it writes.
+        """
+        if lanes == 1 or (isinstance(begin, int) and isinstance(end, int)):
+            self.dynamic_vector_loop(begin, end, lanes, body)
+            return
+        count = self.bind(tirx.max(end - begin, 0))
+        blocks = self.bind(tirx.Select(count >= lanes, tirx.floordiv(count + (lanes - 1), lanes), 0))
+        with self.loop(blocks, name="v") as block:
+            first = self.bind(tirx.min(begin + block * lanes, end - lanes))
+            with self.loop(lanes, "vectorized", "lane") as lane:
+                body(first + lane)
+        with self.loop(self.bind(tirx.Select(count < lanes, count, 0)), name="tail") as i:
+            body(begin + i)
+
     def store(self, buffer: Buffer, offset: Expr, value: Expr) -> None:
         if is_rounding(value):
             value = rounded(value.value, self.name, has_instruction=self.has_bfloat16)

@@ -257,6 +257,7 @@ class _Convolution:
             self._store(phase, planes, flat),
             a_padded=True,
             b_padded=not direct,
+            overlaps=not self.transposed,  # which store with strides
         )
 
     def _plane(self, outputs: tuple[int, ...], planes: _Planes, columns: int) -> Plane:

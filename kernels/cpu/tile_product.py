@@ -90,7 +90,7 @@ class TileProduct:
     `store(batch, m, r, c, value)` gets each result at column c of row r. `shares_b`: neighbouring batches often have the same B.
     `panel(batch, number)`, where given, is the place of a tile's panel of B, whose rows lie one after the other.
     Where `multiply_add` takes several factors at once, A and B give as many, and the innermost loop over k has as many fewer
-    iterations: `terms` is their number.
+    iterations: `terms` is their number. With `overlaps`, `store` may be called more than once for an element.
     """
 
     batch: int
@@ -108,6 +108,7 @@ class TileProduct:
     panel: Callable[[Expr, Expr], Panel] | None = None
     multiply_add: MultiplyAdd = multiply_add
     terms: int = 1
+    overlaps: bool = False
 
     @property
     def flops(self) -> int:
@@ -317,7 +318,8 @@ def _emit_segment(
 ) -> None:
     """Hand the columns [begin, end) of one result row to the epilogue; column c is element `offset + c` of the tile."""
     first = builder.bind(row[2] * product.plane.pitch)
-    builder.dynamic_vector_loop(begin, end, product.tile.lanes, lambda c: product.store(*row, c - first, tile[offset + c]))
+    loop = builder.overlapping_vector_loop if product.overlaps else builder.dynamic_vector_loop
+    loop(begin, end, product.tile.lanes, lambda c: product.store(*row, c - first, tile[offset + c]))
 
 
 def _segments(builder: KernelBuilder, plane: Plane, n_begin: Expr, columns: int) -> Iterator[tuple[Expr, Expr, Expr]]:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from prefuse.kernels.cpu.convolution import build as convolve
 from prefuse.kernels.group import Group, Op
+from prefuse.kernels.template import Refusal
 from torch.nn import functional
 
 from .harness import LEVELS, Case, check, followed, target_of, type_of
@@ -113,8 +115,14 @@ def of_a_run() -> list[Case]:
     return [replace(case, group=replace(case.group, constants=frozenset())) for case in cases]
 
 
+def of_ragged_rows() -> list[Case]:
+    """Rows of the result that are a vector and a part of one, less than one, or several: the last part is stored with others."""
+    widths = [convolution((1, 2, 5, width + 2), 3, 3) for width in (9, 15, 16, 17, 23, 28, 33)]
+    return [*widths, convolution((1, 4, 7, 7), 5, 1), convolution((2, 3, 6, 37), 2, (3, 2), (1, 2), 1, group=1)]
+
+
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("cases", [plain, transposed, of_a_run])
+@pytest.mark.parametrize("cases", [plain, transposed, of_a_run, of_ragged_rows])
 def test_convolutions(cases: object, level: str) -> None:
     assert callable(cases)
     check(cases(), target_of(level))
@@ -126,3 +134,12 @@ def test_several_results_leave_the_tile(level: str) -> None:
     floats = [case for case in cases if case.group.types[case.group.outputs[0]].dtype == "float32"]
     assert floats
     check([followed(case, keep_result=True) for case in floats], target_of(level))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_results_take_no_operands_memory(level: str) -> None:
+    """The last vector of a row computes some elements again, from operands that must still be there."""
+    for case in of_ragged_rows()[:1]:
+        kernel = convolve(case.group, target_of(level))
+        assert not isinstance(kernel, Refusal)
+        assert kernel.inplace == ()
