@@ -41,7 +41,7 @@ class PairedPanels(Panels):
         def word(column: Expr) -> Expr:
             high = element(second, column)
             if self.depth % 2:
-                high = tirx.Select(second > first, high, tirx.const(0, "float32"))
+                high = self.builder.masked(second > first, high, tirx.const(0, "float32"))
             return instruction_word(element(first, column), high)
 
         return word
