@@ -1,8 +1,7 @@
-"""Runs kernel templates on NumPy arrays: many groups in one library, outputs poisoned beforehand, time measured if asked."""
+"""Runs kernel templates on NumPy arrays: many groups in one library, outputs poisoned beforehand, all memory guarded."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +20,12 @@ from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime import tile_state
-from prefuse.runtime.plan import ALIGNMENT, TensorType
+from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 from tvm import tirx
 from tvm.ir import Call, GlobalVar, PrimType
+
+from .guarded import Guarded
 
 POISON = 0xAB
 LEVELS = ("avx2", "avx512")
@@ -151,7 +152,7 @@ def followed(case: Case, *, keep_result: bool = False) -> Case:
         case.group.constants | {"rest"},
         dict(case.group.literals) | {"rest": rest},
     )
-    x = np.asarray(case.expected[0], kind.dtype)
+    x = np.asarray(case.expected[0], np.float64)
     with np.errstate(all="ignore"):
         expected = (x * scale + rest) ** 2 - x
     arrays = {**case.arrays, "scale": scale, "rest": rest}
@@ -160,24 +161,18 @@ def followed(case: Case, *, keep_result: bool = False) -> Case:
     return Case(group, arrays, results, *loose, f"{case.label} followed", case.template)
 
 
-def run(cases: Sequence[Case], target: Target, repetitions: int = 0) -> list[float]:
-    """Compute every case, all in one library, into `case.got`; median microseconds of each if repetitions are asked for."""
+def run(cases: Sequence[Case], target: Target) -> None:
+    """Compute every case, all in one library, into `case.got`.
+
+    Each kernel runs with pages that nobody may touch right before its buffers, and then right behind them: it must give the same.
+    """
     kernels = [_build(case, target) for case in cases]
     library = _load(kernels, target)
-    times = []
     for number, (case, kernel) in enumerate(zip(cases, kernels, strict=True)):
-        memory = [_filled(_operand(case, kernel, i)) for i in range(len(kernel.operands))]
-        outputs = [_poisoned(case.group.types[name].size_bytes) for name in case.group.outputs]
-        scratch = [_poisoned(kernel.workspace_bytes)] if kernel.workspace_bytes else []
-        addresses = [a.ctypes.data for a in (*memory, *outputs, *scratch)]
-        function = library[f"run{number}"]
-        function(*addresses)
-        case.got = [
-            out.view(case.group.types[name].dtype).reshape(case.group.types[name].shape).copy()
-            for name, out in zip(case.group.outputs, outputs, strict=True)
-        ]
-        times.append(_median_us(function, addresses, repetitions) if repetitions else 0.0)
-    return times
+        first, second = (_outputs(case, kernel, library[f"run{number}"], at_end) for at_end in (False, True))
+        assert [one.tobytes() for one in first] == [one.tobytes() for one in second], f"{case.label}: differs at another place"
+        kinds = [case.group.types[name] for name in case.group.outputs]
+        case.got = [out.view(kind.dtype).reshape(kind.shape) for out, kind in zip(second, kinds, strict=True)]
 
 
 def check(cases: Sequence[Case], target: Target) -> None:
@@ -216,23 +211,15 @@ def _operand(case: Case, kernel: BuiltKernel, position: int) -> np.ndarray:
     return operand.pack(array) if operand.pack else array
 
 
-def _poisoned(size: int) -> np.ndarray:
-    """Aligned bytes."""
-    raw = np.full(size + ALIGNMENT, POISON, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size]
-
-
-def _filled(array: np.ndarray) -> np.ndarray:
-    memory = _poisoned(array.nbytes)
-    memory[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return memory
-
-
-def _median_us(function: Any, addresses: Sequence[int], repetitions: int) -> float:
-    times = []
-    for _ in range(repetitions):
-        begin = time.perf_counter()
-        function(*addresses)
-        times.append(time.perf_counter() - begin)
-    return float(np.median(times)) * 1e6
+def _outputs(case: Case, kernel: BuiltKernel, function: Any, at_end: bool) -> list[np.ndarray]:
+    """The bytes that a kernel writes into poisoned outputs, all its memory guarded on both sides, close behind if `at_end`."""
+    operands = [_operand(case, kernel, position) for position in range(len(kernel.operands))]
+    memory = [Guarded(array.nbytes, POISON, at_end=at_end) for array in operands]
+    for one, array in zip(memory, operands, strict=True):
+        one.bytes[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    outputs = [Guarded(case.group.types[name].size_bytes, POISON, at_end=at_end) for name in case.group.outputs]
+    scratch = [Guarded(kernel.workspace_bytes, POISON, at_end=at_end)] if kernel.workspace_bytes else []
+    buffers = [*memory, *outputs, *scratch]
+    function(*(one.address for one in buffers))
+    assert all(one.is_untouched() for one in buffers), f"{case.label}: writes outside of its buffers"
+    return [one.bytes.copy() for one in outputs]

@@ -16,9 +16,9 @@ from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED
 
 from .amx_emulator import AMX, emulated_amx, emulator
-from .harness import Case, check, operator, run, target_of, type_of
+from .harness import Case, check, run, target_of, type_of
 from .test_channels_last import convolution, joined
-from .test_prologues import computed, laid_last, normal
+from .test_prologues import computed, exact, laid_last, normal
 
 __all__ = ["emulator"]
 UNITS: dict[Precision, float] = {"float32": 1e-6, "float32-fast": 1.2e-5, "bfloat16": 6e-3}
@@ -81,7 +81,7 @@ def test_results_are_joined_with_others() -> None:
 
 def test_an_image_that_the_kernel_computes() -> None:
     raw, scale = normal(2, 5, 9, 18), normal(5, 1, 1)
-    plain = operator("Conv", computed(raw, scale), normal(7, 5, 3, 3), pads=[1, 1, 1, 1])
+    plain = exact("Conv", computed(raw, scale), normal(7, 5, 3, 3), pads=[1, 1, 1, 1])
     case = laid_last(plain, raw, scale, "convolution_tiles")
     check([tiled(replace(case, group=replace(case.group, constants=case.group.constants | {"x1"})))], target_of(AMX_EMULATED))
 
