@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op, PrimType, _ffi_api, register_op_attr
 
@@ -74,6 +75,16 @@ def multiply_add(total: Expr, a: Expr, b: Expr) -> Expr:
 def words_multiply_add(target: Target) -> MultiplyAdd:
     """Of words on both sides."""
     return _dot if target.has("avx512_bf16") else _emulated_dot
+
+
+def multiplies_words(function: Any) -> bool:
+    """Whether a kernel multiplies pairs by the instruction for them."""
+    dot = Op.get(_DOT)
+
+    def visit(call: Any) -> Any:
+        return tvm_ffi.VisitInterrupt(True) if call.op.same_as(dot) else None
+
+    return tvm_ffi.structural_walk(function.body, (Call, visit)) is not None
 
 
 def halves_multiply_add(total: Expr, a: tuple[Expr, Expr], b: Expr) -> Expr:

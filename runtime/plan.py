@@ -122,8 +122,9 @@ class Grid:
 class Kernel:
     """A native function of the program. `arguments` counts its pointers: reads, then writes, then scratch.
 
-    `template` names the kernel template that made it; `flops` and `bytes_moved` are its two floors, for reports. On a GPU a
-    kernel is `grids`, run one after the other; elsewhere it has none.
+    `template` names the kernel template that made it; `flops` and `bytes_moved` are its two floors, for reports, and `multiplies`
+    the type of the numbers of which the machine's instructions multiply so many at once ("bfloat16" where it has some for that).
+    On a GPU a kernel is `grids`, run one after the other; elsewhere it has none.
     """
 
     symbol: str
@@ -132,6 +133,7 @@ class Kernel:
     flops: int = 0
     bytes_moved: int = 0
     grids: tuple[Grid, ...] = ()
+    multiplies: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     for kernel in plan.kernels:
         yield (
             f"kernel {_name(kernel.symbol)} template {_name(kernel.template)} arguments {kernel.arguments}"
-            f" flops {kernel.flops} bytes {kernel.bytes_moved}{_grids(kernel)}"
+            f" flops {kernel.flops} bytes {kernel.bytes_moved}{_multiplies(kernel)}{_grids(kernel)}"
         )
     yield from map(_step, plan.steps)
 
@@ -88,6 +88,10 @@ def _step(step: Step) -> str:
         case Wait():
             text = f"wait {step.event}"
     return text + (f" stream {step.stream}" if step.stream else "")
+
+
+def _multiplies(kernel: Kernel) -> str:
+    return "" if kernel.multiplies == "float32" else f" multiplies {_name(kernel.multiplies)}"
 
 
 def _grids(kernel: Kernel) -> str:
@@ -301,8 +305,9 @@ def _parse_kernel(line: _Line) -> Kernel:
     flops = line.number()
     line.take("bytes")
     bytes_moved = line.number()
+    multiplies = line.name() if line.at("multiplies") else "float32"
     grids = line.items("(", line.grid, ")") if line.at("grids") else ()
-    return Kernel(symbol, template, arguments, flops, bytes_moved, grids)
+    return Kernel(symbol, template, arguments, flops, bytes_moved, grids, multiplies)
 
 
 def _parse_step(keyword: str, line: _Line) -> Step:

@@ -36,17 +36,22 @@ class Limits:
     bytes_per_second: float
     method: str = ""  # how they were measured, for people
     change: float = 0.0
+    bfloat16_flops_per_second: float = 0.0  # of products of pairs; 0 where the target has no instruction for them
 
-    def seconds(self, flops: int, bytes_moved: int) -> float:
+    def seconds(self, flops: int, bytes_moved: int, multiplies: str = "float32") -> float:
         """The roofline: no program can do it in less."""
-        return max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
+        is_narrow = multiplies == "bfloat16" and self.bfloat16_flops_per_second > 0
+        return max(
+            flops / (self.bfloat16_flops_per_second if is_narrow else self.flops_per_second), bytes_moved / self.bytes_per_second
+        )
 
     def joined(self, later: Limits) -> Limits:
         """The higher of two measurements of one machine, and how far they were apart."""
         flops = sorted((self.flops_per_second, later.flops_per_second))
         moved = sorted((self.bytes_per_second, later.bytes_per_second))
         change = max(1 - low / high for low, high in (flops, moved))
-        return Limits(flops[1], moved[1], self.method, max(self.change, later.change, change))
+        narrow = max(self.bfloat16_flops_per_second, later.bfloat16_flops_per_second)
+        return Limits(flops[1], moved[1], self.method, max(self.change, later.change, change), narrow)
 
     @property
     def has_changed(self) -> bool:
@@ -76,6 +81,7 @@ class StepProfile:
     time_us: float
     share: float  # of the whole call, from 0 to 1
     group: GroupDescription
+    multiplies: str = "float32"  # as of its kernel
 
     @property
     def flops_per_second(self) -> float:
@@ -87,7 +93,7 @@ class StepProfile:
 
     def roofline(self, limits: Limits) -> float:
         """The fraction of the roofline; above 1 where the data lies in a cache, which is faster than memory."""
-        return limits.seconds(self.flops, self.bytes_moved) / self.time_us * 1e6 if self.time_us else 0.0
+        return limits.seconds(self.flops, self.bytes_moved, self.multiplies) / self.time_us * 1e6 if self.time_us else 0.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,8 @@ class Profile:
             template, flops = ("copy", 0) if kernel is None else (kernel.template, kernel.flops)
             moved = moved if kernel is None else kernel.bytes_moved
             description = self.descriptions.get(label, GroupDescription())
-            found.append(StepProfile(label, template, flops, moved, time_us, time_us / total, description))
+            multiplies = "float32" if kernel is None else kernel.multiplies
+            found.append(StepProfile(label, template, flops, moved, time_us, time_us / total, description, multiplies))
         return tuple(found)
 
     @property

@@ -6,7 +6,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from tvm import tirx
 
+from ...kernels.bfloat16 import MultiplyAdd, multiply_add, words_multiply_add
 from ...kernels.builder import KernelBuilder
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
@@ -26,8 +28,9 @@ _RUNS = 5
 def measure_limits(target: Target) -> Limits:
     """The most flops and bytes a second on the threads of a target, each the best of a few runs; takes about a second.
 
-    Multiply-adds work on registers alone. The copy counts what it reads and what it writes, not that a cache may read a line
-    before it is written.
+    Multiply-adds work on registers alone, and so do products of pairs of bfloat16 where the target has AVX512_BF16; what tile
+    registers can do is not measured. The copy counts what it reads and what it writes, not that a cache may read a line before
+    it is written.
 
     Raises:
         OptionError: the target is a GPU.
@@ -37,19 +40,22 @@ def measure_limits(target: Target) -> Limits:
     net = _program(target)
     plan = net.plan
     stamps = net.profile(np.ones(_ELEMENTS, np.float32), runs=_RUNS).stamps_ns
-    copy_ns, compute_ns = np.diff(stamps, axis=1).min(axis=0).tolist()
-    work, moved = plan.kernels[1].flops, plan.kernels[0].bytes_moved
+    copy_ns, *compute_ns = np.diff(stamps, axis=1).min(axis=0).tolist()
+    moved = plan.kernels[0].bytes_moved
+    rates = [kernel.flops / time_ns * 1e9 for kernel, time_ns in zip(plan.kernels[1:], compute_ns, strict=True)]
     method = (
         f"measured now on {target.threads} threads: {_SUMS} vectors of multiply-adds in registers, a copy of "
         f"{4 * _ELEMENTS >> 20} MiB; the best of {_RUNS} runs"
     )
-    return Limits(work / compute_ns * 1e9, moved / copy_ns * 1e9, method)
+    return Limits(rates[0], moved / copy_ns * 1e9, method, bfloat16_flops_per_second=rates[1] if len(rates) > 1 else 0.0)
 
 
 @cache
 def _program(target: Target) -> CompiledModel:
     plan = _plan(target)
-    functions = {"copy": _copy(target), "multiply_add": _multiply_add(target)}
+    functions = {"copy": _copy(target), "multiply_add": _multiply_add(target, "float32", multiply_add)}
+    if _has_pairs(target):
+        functions["multiply_pairs"] = _multiply_add(target, "int32", words_multiply_add(target))
     library = build_library(plan, functions, target, profile=True)
     return CompiledModel(Program(plan, library, np.empty(0, np.uint8), {"name": "limits"}))
 
@@ -59,6 +65,7 @@ def _plan(target: Target) -> Plan:
     results = target.threads * _SUMS * target.vector_lanes
     size_bytes, result_bytes = 4 * _ELEMENTS, 4 * results
     x, h, y = Region("x", 0, size_bytes), Region("h", 0, size_bytes), Region("y", 0, result_bytes)
+    computing = {"multiply_add": 2, "multiply_pairs": 4} if _has_pairs(target) else {"multiply_add": 2}  # flops of one
     return Plan(
         target=str(target),
         inputs=(Port("x", TensorType((_ELEMENTS,), "float32"), "x"),),
@@ -71,9 +78,9 @@ def _plan(target: Target) -> Plan:
         ),
         kernels=(
             Kernel("copy", "copy", 2, 0, 2 * size_bytes),
-            Kernel("multiply_add", "multiply_add", 2, 2 * results * _ROUNDS, size_bytes + result_bytes),
+            *(Kernel(name, name, 2, n * results * _ROUNDS, size_bytes + result_bytes) for name, n in computing.items()),
         ),
-        steps=(Launch("copy", (x,), (h,), label="copy"), Launch("multiply_add", (x,), (y,), label="multiply-adds")),
+        steps=(Launch("copy", (x,), (h,), label="copy"), *(Launch(name, (x,), (y,), label=name) for name in computing)),
     )
 
 
@@ -88,21 +95,26 @@ def _copy(target: Target) -> Any:
     return builder.function()
 
 
-def _multiply_add(target: Target) -> Any:
+def _has_pairs(target: Target) -> bool:
+    return target.has("avx512_bf16")
+
+
+def _multiply_add(target: Target, dtype: str, combine: MultiplyAdd) -> Any:
+    """Sums of products of `dtype`; a word of two numbers is an int32."""
     lanes = target.vector_lanes
     builder = KernelBuilder(4 * lanes, target.threads)
-    source = builder.parameter("x", _ELEMENTS, "float32")
+    source = builder.parameter("x", _ELEMENTS, dtype)
     result = builder.parameter("y", target.threads * _SUMS * lanes, "float32")
     cells = range(0, _SUMS * lanes, lanes)
     with builder.chunks(target.threads, target.threads * _ROUNDS) as thread:
         sums = builder.local(_SUMS * lanes, "float32")
         for at in cells:
             with builder.loop(lanes, "vectorized", "lane") as lane:
-                builder.store(sums, at + lane, source[at + lane])
+                builder.store(sums, at + lane, tirx.const(0, "float32"))
         with builder.loop(_ROUNDS, name="round"):
             for at in cells:
                 with builder.loop(lanes, "vectorized", "lane") as lane:
-                    builder.store(sums, at + lane, sums[at + lane] * source[lane] + source[lanes + lane])
+                    builder.store(sums, at + lane, combine(sums[at + lane], source[lane], source[lanes + lane]))
         for at in cells:
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 builder.store(result, thread * (_SUMS * lanes) + at + lane, sums[at + lane])

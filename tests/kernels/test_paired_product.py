@@ -7,8 +7,12 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from prefuse.kernels.bfloat16 import multiplies_words
 from prefuse.kernels.group import Group, Op
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.plan import TensorType
+from prefuse.runtime.target import Target
 
 from .harness import Case, check, run, target_of, type_of
 
@@ -51,6 +55,15 @@ def product(
     label = f"{a_shape} x {b_shape} constant {constants!r} narrow {narrow!r} {attributes}"
     unit = 3e-6 if stored == "float32" else 8e-3
     return Case(group, arrays, [expected], unit, unit * np.sqrt(a_shape[-1]), label, template)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_kernels_tell_which_of_them_multiply_pairs(level: str) -> None:
+    """By an instruction of their own, which has another limit than multiply-adds of float32."""
+    for narrow in ("ab", "b"):
+        kernel = build_kernel(product((16, 64), (64, 32), narrow=narrow).group, Target("cpu", level, 1))
+        assert isinstance(kernel, BuiltKernel)
+        assert multiplies_words(kernel.function) == (level == "avx512bf16" and narrow == "ab")
 
 
 def products() -> list[Case]:

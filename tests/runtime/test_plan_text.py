@@ -53,7 +53,7 @@ def test_text_is_for_people() -> None:
         ),
         spaces=(Space("arena", 64, 4096),),
         buffers=(Buffer("x", Role.INPUT, 64, "caller"), Buffer("h", Role.ACTIVATION, 64, "arena", 0)),
-        kernels=(Kernel("relu_0", "elementwise", 2, 16, 128),),
+        kernels=(Kernel("relu_0", "elementwise", 2, 16, 128), Kernel("pairs", "matmul", 3, 16, 8, multiplies="bfloat16")),
         steps=(Launch("relu_0", (Region("x", 0, 64),), (Region("h", 0, 64),), inplace=((0, 0),), stream=1, label="/Relu"),),
     )
     assert print_plan(plan).splitlines() == [
@@ -65,6 +65,7 @@ def test_text_is_for_people() -> None:
         'output "y 1" float32[] in "y 1"',
         'output z int64[2,9] in z extents (1=n, 0="m 2")',
         "kernel relu_0 template elementwise arguments 2 flops 16 bytes 128",
+        "kernel pairs template matmul arguments 3 flops 16 bytes 8 multiplies bfloat16",
         "launch relu_0 (x[0:64]) -> (h[0:64]) inplace (0=0) label /Relu stream 1",
     ]
 

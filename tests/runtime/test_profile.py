@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,15 @@ def test_rates_and_the_roofline() -> None:
     assert data["steps"][0]["roofline"] == pytest.approx(8.0 / 15)
     assert data["steps"][0]["group"]["refused"] == [["attention", "no scores"]]
     assert data["limits"]["method"] == "made up"
+
+
+def test_products_of_pairs_have_a_limit_of_their_own() -> None:
+    limits = Limits(1e9, 1e9, bfloat16_flops_per_second=2e9)
+    assert (limits.seconds(4000, 1000), limits.seconds(4000, 1000, "bfloat16")) == (4e-6, 2e-6)
+    assert limits.joined(Limits(1e9, 1e9, bfloat16_flops_per_second=3e9)).bfloat16_flops_per_second == 3e9
+    assert Limits(1e9, 1e9).seconds(4000, 1000, "bfloat16") == 4e-6
+    step = replace(made_up().steps[0], multiplies="bfloat16", flops=60_000)
+    assert step.roofline(limits) == pytest.approx(30 / 15)
 
 
 def test_limits_of_two_moments() -> None:
