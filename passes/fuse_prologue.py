@@ -14,7 +14,7 @@ from ..compiler.ir.facts import has_static_type, tensor_type
 from ..compiler.ir.functions import drop_uncalled_groups, fuse_into_function, inline_function, is_fused
 from ..compiler.ir.kinds import is_pointwise
 from ..compiler.ir.names import fresh_name
-from ..compiler.ir.rewriter import Rejection, copy_source
+from ..compiler.ir.rewriter import Rejection, copy_source, remove_nodes
 from ..compiler.pipeline import Context, Pass
 from ..kernels.costs import operations_of
 from .fusion_cost import REGION_OPERATIONS, Join, drawback
@@ -143,20 +143,32 @@ class _Moving:
     def _rewrite(self, node: ir.Node, readers: list[ir.Node]) -> None:
         places = {reader: place for place, reader in enumerate(self.model.graph) if reader in readers} if len(readers) > 1 else {}
         *others, last = sorted(readers, key=lambda reader: places.get(reader, 0))
-        parts = [one.op_type.lower() for one in Body.of(self.model, node).nodes]
         nodes = inline_function(self.model, node) if is_fused(node) else (node,)
         for reader in others:
-            self._fuse(_copies(self.model, nodes, reader), parts, reader)
+            self._fuse(_copies(self.model, nodes, reader), reader)
         self.model.graph.remove(nodes)
         self.model.graph.insert_before(last, nodes)
-        self._fuse(nodes, parts, last)
+        self._fuse(nodes, last)
 
-    def _fuse(self, nodes: tuple[ir.Node, ...], parts: list[str], reader: ir.Node) -> None:
+    def _fuse(self, made: tuple[ir.Node, ...], reader: ir.Node) -> None:
+        nodes = _read(made)
+        parts = [one.op_type.lower() for one in nodes if one.op_type != "Constant"]
         base = re.sub(r"_\d+$", "", reader.op_type) if is_fused(reader) else reader.op_type.lower()
         size = len(Body.of(self.model, reader).nodes) + len(nodes)
         name = "_".join([*parts, base]) if size <= _NAMED_OPS else f"{base}_of_{len(nodes)}_more"
         members = [*nodes, *(inline_function(self.model, reader) if is_fused(reader) else (reader,))]
         fuse_into_function(self.model, members, name, adjacent=True)
+
+
+def _read(nodes: tuple[ir.Node, ...]) -> list[ir.Node]:
+    """Those nodes that something reads; the others, whose results another reader wanted, are removed."""
+    read: list[ir.Node] = []
+    for node in reversed(nodes):
+        if any(value.uses() for value in node.outputs):
+            read.insert(0, node)
+        else:
+            remove_nodes([node])
+    return read
 
 
 def _copies(model: ir.Model, nodes: tuple[ir.Node, ...], reader: ir.Node) -> tuple[ir.Node, ...]:

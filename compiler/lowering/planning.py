@@ -85,7 +85,7 @@ class _Drafting:
             moved = sum(region.size_bytes for region in step.reads + step.writes)
             arguments = len(step.reads) + len(step.writes) + len(step.scratch)
             grids = grids_of(item.symbol, item.kernel.function)
-            multiplies = "bfloat16" if multiplies_words(item.kernel.function) else "float32"
+            multiplies = "bfloat16" if not self.target.is_gpu and multiplies_words(item.kernel.function) else "float32"
             kernel = Kernel(item.symbol, item.kernel.template, arguments, item.kernel.flops, moved, grids, multiplies)
             kernels.setdefault(item.symbol, kernel)
         for position, value in enumerate(self.graph.outputs):
