@@ -72,8 +72,17 @@ def _unsupported_nodes(model: ir.Model) -> Iterator[Unsupported]:
             yield Unsupported(source_of(node), name, f"no operator of ONNX opset {imports['']}{hint}")
         elif name in _REFUSED:
             yield Unsupported(source_of(node), name, _REFUSED[name])
+        elif name == "ConvTranspose" and _has_two_sizes(node):
+            reason = "ONNX's text and its shape inference differ in the size that output_padding gives with auto_pad; give pads"
+            yield Unsupported(source_of(node), name, reason)
         elif schema.deprecated:
             yield Unsupported(source_of(node), name, f"withdrawn in ONNX opset {schema.since_version}")
+
+
+def _has_two_sizes(node: ir.Node) -> bool:
+    """Whether a ConvTranspose asks for a result of its input's extents times its strides, and for more elements beside."""
+    is_same = node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME") and "output_shape" not in node.attributes
+    return is_same and any(node.attributes.get_ints("output_padding", ()))
 
 
 def _unsupported_values(model: ir.Model) -> Iterator[Unsupported]:

@@ -207,6 +207,18 @@ def test_sparse_tensors_are_unsupported() -> None:
         import_model(model)
 
 
+@pytest.mark.parametrize(("attributes", "is_taken"), [("", False), (", output_shape=[5]", True), (", strides=[3]", False)])
+def test_a_transposed_convolution_of_two_sizes_is_refused(attributes: str, is_taken: bool) -> None:
+    """By ONNX's text the result has as many elements as the input, times the stride; by its shape inference one more."""
+    text = f"""<ir_version: 8, opset_import: ["": 18]> g (float[1,1,4] x, float[1,1,3] w) => (float[1,1,n] y)
+        {{ y = ConvTranspose <auto_pad="SAME_UPPER", output_padding=[1]{attributes}> (x, w) }}"""
+    if is_taken:
+        import_model(parser.parse_model(text))
+        return
+    with pytest.raises(UnsupportedModelError, match="differ in the size"):
+        import_model(parser.parse_model(text))
+
+
 def test_things_that_are_no_model(tmp_path: Path) -> None:
     with pytest.raises(InvalidModelError, match="no such file"):
         import_model(tmp_path / "absent.onnx")
