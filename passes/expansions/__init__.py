@@ -20,7 +20,7 @@ from .images import batch_normalization, conv_transpose, deform_conv, eye_like, 
 from .integer_products import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
 from .normalization import lp_normalization, lrn
 from .optimizers import adagrad, adam, momentum
-from .quantization import dequantize_linear, quantize_linear
+from .quantization import dequantize_linear, dynamic_quantize_linear, quantize_linear
 
 _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "AffineGrid": affine_grid,
@@ -30,6 +30,7 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "DFT": dft,
     "DeformConv": deform_conv,
     "DequantizeLinear": dequantize_linear,
+    "DynamicQuantizeLinear": dynamic_quantize_linear,
     "Einsum": einsum,
     "EyeLike": eye_like,
     "GlobalLpPool": global_lp_pool,

@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear, by tensor, by axis and by blocks."""
+"""QuantizeLinear and DequantizeLinear, by tensor, by axis and by blocks; DynamicQuantizeLinear."""
 
 from __future__ import annotations
 
@@ -118,3 +118,13 @@ def quantize_linear(node: ir.Node) -> ir.Function | None:
     if working != ir.DataType.DOUBLE:
         quotient = body.cast(quotient, "float32")  # Round takes bfloat16 since opset 22 only
     return body.function(saturated(body, quotient, offset, result, node.attributes.get_int("saturate", 1)))
+
+
+def dynamic_quantize_linear(_: ir.Node) -> str:
+    """ONNX's own body, but for zeros alone, whose scale is 0 there, and quotients 0 / 0: here it is 1, as in ONNX Runtime."""
+    return f"""least_of_all = ReduceMin<keepdims=0>(i0) greatest_of_all = ReduceMax<keepdims=0>(i0)
+        zero = Constant<value_float=0.0>() one = Constant<value_float=1.0>() levels = Constant<value_float=255.0>()
+        least = Min(least_of_all, zero) greatest = Max(greatest_of_all, zero)
+        range = Sub(greatest, least) step = Div(range, levels) is_flat = Equal(step, zero) y1 = Where(is_flat, one, step)
+        below = Div(least, y1) place = Sub(zero, below) held = Clip(place, zero, levels) whole = Round(held)
+        y2 = Cast<to={int(ir.DataType.UINT8)}>(whole) y = QuantizeLinear(i0, y1, y2)"""

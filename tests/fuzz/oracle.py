@@ -15,6 +15,7 @@ import onnx
 import onnxruntime
 import prefuse
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 from prefuse.runtime.errors import CompileError
 
 from .generated import Generated, captured_names
@@ -154,10 +155,33 @@ def _reference(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> Any:
     if any(_is_wrong_in_reference(node) for node in model.graph.node):
         return None
     try:
-        (found,) = ReferenceEvaluator(model).run(None, dict(feeds))
+        own: list[type[OpRun]] = [Slice] if model.opset_import[0].version >= 10 else []
+        (found,) = ReferenceEvaluator(model, new_ops=own).run(None, dict(feeds))
     except Exception:
         return None
     return found
+
+
+class Slice(OpRun):
+    """Slice as ONNX's text has it.
+
+    Steps back from before the beginning find nothing in onnx.reference, and ONNX Runtime takes the greatest integer as the end of
+    steps back for the beginning.
+    """
+
+    op_domain = ""
+
+    def _run(
+        self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray, axes: np.ndarray | None = None, steps: Answer = ()
+    ) -> tuple[np.ndarray]:
+        along = range(len(starts)) if axes is None else map(int, axes)
+        for axis, start, end, step in zip(along, starts, ends, steps if len(steps) else [1] * len(starts), strict=True):
+            size = data.shape[axis]
+            low, high = (0, size) if step > 0 else (-1, size - 1)
+            first, last = (int(bound) + size * int(bound < 0) for bound in (start, end))
+            places = range(min(max(first, 0), high), min(max(last, low), high), int(step))
+            data = np.take(data, np.array(places, np.int64), axis)
+        return (data,)
 
 
 def _is_wrong_in_reference(node: onnx.NodeProto) -> bool:

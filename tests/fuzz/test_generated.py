@@ -7,10 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 from onnx import parser
+from onnx.reference import ReferenceEvaluator
 
 from ..worker_pool import Lost, run_apart
 from .generated import Generated, generated_model, generated_models
-from .oracle import difference, judge_generated
+from .oracle import Slice, difference, judge_generated
 
 _SEED, _MODELS = 5, 40
 
@@ -60,6 +61,19 @@ def test_many_operators_are_generated() -> None:
 )
 def test_differences_are_told(found: object, expected: object, differs: bool) -> None:
     assert bool(difference(found, expected)) == differs
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step", "places"),
+    [(-9, -(2**63), -1, [0]), (2, 2**63 - 1, -1, []), (9, -9, -2, [3, 1]), (-3, 2**63 - 1, 2, [1, 3]), (2, 1, 1, [])],
+)
+def test_slices_are_judged_by_the_text(start: int, end: int, step: int, places: list[int]) -> None:
+    bounds = ", ".join(f"int64[1] {name} = {{{value}}}" for name, value in (("s", start), ("e", end), ("a", 0), ("d", step)))
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> main (float[4] x) => (float[N] y) <{bounds}> {{ y = Slice(x, s, e, a, d) }}'
+    )
+    (found,) = ReferenceEvaluator(model, new_ops=[Slice]).run(None, {"x": np.arange(4, dtype=np.float32)})
+    assert list(found) == places
 
 
 def test_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,29 @@ def test_powers_of_two_scale_exactly() -> None:
     np.testing.assert_array_equal(compiled(model, x, scale)[0], exact.astype(np.int8))
 
 
+@pytest.mark.parametrize(
+    ("x", "quantized", "scale", "zero"),
+    [
+        (0.0, 0, 1.0, 0),
+        ([0.0, -0.0, 0.0], [0, 0, 0], 1.0, 0),
+        ([[1e-44, 0.0]], [[0, 0]], 1.0, 0),  # a range whose 255th part is no number
+        (np.zeros((0, 3)), np.zeros((0, 3)), 1.0, 0),
+        ([-1.0, 0.02, 1.55], [0, 102, 255], 0.01, 100),
+        ([-2.55, -1.0], [0, 155], 0.01, 255),
+        ([51.0, 25.6], [255, 128], 0.2, 0),
+    ],
+)
+def test_numbers_of_no_range_have_the_scale_one(x: Any, quantized: Any, scale: float, zero: int) -> None:
+    array = np.array(x, np.float32)
+    found, step, place = compiled(one_node("DynamicQuantizeLinear", {"x": array}, 3, opset=13), array)
+    np.testing.assert_array_equal(found, np.array(quantized, np.uint8))
+    np.testing.assert_allclose(step, np.float32(scale), rtol=1e-6)
+    assert [each.dtype.name for each in (found, step, place)] == ["uint8", "float32", "uint8"]
+    assert int(place) == zero
+    assert found.shape == array.shape
+    assert step.shape == place.shape == ()
+
+
 def test_dequantized_weights_are_computed_when_read() -> None:
     """Weights beyond what folding may add stay as they are stored until the program is written."""
     q = _integers(np.int8, 1100, 1000)
