@@ -246,21 +246,30 @@ class _Lowering:
 
     def _is_for_products(self, value: ir.Value, readers: set[ir.Node]) -> bool:
         """Whether products alone read a value, beside `readers`, some of them through what moves elements."""
-        return not value.is_graph_output() and all(self._leads_to_products(reader) for reader in set(value.consumers()) - readers)
+        return not value.is_graph_output() and self._lead_to_products(set(value.consumers()) - readers)
 
-    def _leads_to_products(self, reader: ir.Node) -> bool:
-        if _is_image_move(reader) or (_is_pool(reader) and reader.op_type == "MaxPool"):
-            return bool(reader.outputs[0].uses()) and self._is_for_products(reader.outputs[0], set())
-        if reader.op_type in _CONVOLUTIONS:
-            return not self._fault(reader)
-        return kind_of(reader) is Kind.OUTPUT_FUSABLE
+    def _lead_to_products(self, readers: set[ir.Node]) -> bool:
+        """Whether all are products, or move elements to nothing else. Each is looked at once, by however many ways it is met."""
+        pending, seen = list(readers), set(readers)
+        while pending:
+            reader = pending.pop()
+            if _is_image_move(reader) or (_is_pool(reader) and reader.op_type == "MaxPool"):
+                result = reader.outputs[0]
+                if result.is_graph_output() or not result.uses():
+                    return False
+                found = set(result.consumers()) - seen
+                seen |= found
+                pending += found
+            elif kind_of(reader) is not Kind.OUTPUT_FUSABLE or (reader.op_type in _CONVOLUTIONS and self._fault(reader)):
+                return False
+        return True
 
     def _read_pool_narrow(self, pool: ir.Node) -> None:
         """Let a MaxPool whose result is rounded read what is rounded before, unless that would be stored in both types."""
         source = pool.inputs[0]
         if pool.op_type != "MaxPool" or source is None or source.producer() is None or source.is_graph_output():
             return
-        if all(is_pointwise(reader) or self._leads_to_products(reader) for reader in set(source.consumers()) - {pool}):
+        if self._lead_to_products({reader for reader in source.consumers() if reader is not pool and not is_pointwise(reader)}):
             self._read_narrow(pool, 0, self._narrowed(source, {pool}))
             _remove_unread_moves(source)
 

@@ -12,6 +12,7 @@ from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.printer import print_model
 from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
+from prefuse.passes.lower_precision import LowerPrecision
 from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 
@@ -91,3 +92,31 @@ def test_passes_have_work() -> None:
     texts = [print_model(model) for model in models]
     idle = {one.name for one in _PASSES} - {one.name for one, a, b in zip(_PASSES, texts, texts[1:], strict=False) if a != b}
     assert idle == _IDLE
+
+
+def test_paths_that_part_and_meet_again_are_walked_once() -> None:
+    """Rolls of an image before a convolution, each by two slices and a Concat: there are 2^n ways through n of them."""
+
+    def prepare(rolls: int) -> Callable[[], object]:
+        text = "".join(
+            f"a_{i} = Slice(x_{i}, one, end, axes) b_{i} = Slice(x_{i}, zero, one, axes) "
+            f"x_{i + 1} = Concat<axis = 2>(a_{i}, b_{i}) "
+            for i in range(rolls)
+        )
+        model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+            main (float[1,64,56,56] x, float[64,64,3,3] k) => (float[1,64,56,56] y)
+            <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] end = {{56}}, int64[1] axes = {{2}}>
+            {{ x_0 = Relu(x) {text} y = Conv<pads = [1, 1, 1, 1]>(x_{rolls}, k) }}""")
+        weights = model.graph.inputs.pop()
+        weights.const_value = ir.tensor(np.ones((64, 64, 3, 3), np.float32))
+        model.graph.register_initializer(weights)
+        infer_facts(model)
+
+        def lower() -> None:
+            context = Context(Target.parse("cpu:avx512bf16"), precision="bfloat16")
+            run_pipeline(model, [LowerPrecision()], context, verify=False)
+            assert "Cast" in {node.op_type for node in model.graph}
+
+        return lower
+
+    assert_scales(prepare, 15, 30, 6.0)
