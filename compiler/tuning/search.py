@@ -94,7 +94,7 @@ class Search:
     def _confirmed(self, is_complete: bool) -> Result:
         first, again, *rest = self.confirm([{}, {}, self.best] if self.best else [{}, {}])
         own = min((time for time in (first, again) if time is not None), default=None)
-        if rest and own is not None and rest[0] is not None and rest[0] <= own * (1 - MARGIN):
+        if rest and own is not None and rest[0] is not None and rest[0] < own * (1 - MARGIN):
             best = {choice.name: choice.taken for choice in self.offer(self.best)}
             return Result(best, rest[0], own, is_complete, frozenset(self.tried))
         return Result({}, own, own, is_complete, frozenset(self.tried))

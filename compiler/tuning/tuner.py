@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from time import monotonic
 
@@ -115,7 +116,7 @@ def _measured(
         tell("timing kernels", 0.0)
         begin = monotonic()
         times = _own_times(problems, earlier, target, worker, constant_bytes, begin + _FIRST_PART * seconds)
-        for number, (problem, until) in enumerate(_shares(_possible_gains(problems, times), begin + seconds)):
+        for number, (problem, until) in enumerate(shares(_possible_gains(problems, times), begin + seconds)):
             tell(f"{number + 1} of {len(problems)}: {problem.template}", min((monotonic() - begin) / seconds, 0.99))
             finding = _Tuning(problem, target, worker, constant_bytes, until).find(earlier.get(problem.text))
             if finding is not None:
@@ -170,25 +171,27 @@ def _own_times(
 
 def _possible_gains(problems: Sequence[Problem], times: Mapping[str, float]) -> dict[Problem, float]:
     """Microseconds of all launches of each problem that may be gained, the most first; of those not timed nothing is known."""
-    rate = max((one.flops / times[one.text] for one in problems if one.text in times), default=0.0)
+    rate = max((one.flops / time for one in problems if (time := times.get(one.text))), default=0.0)
 
     def gain(one: Problem) -> float:
-        time = times.get(one.text, 0.0)
-        return one.launches * max(time - one.flops / rate, _LEAST_GAIN * time) if time else _LEAST_GAIN * one.estimated_us
+        time = times.get(one.text)
+        if not time:
+            return _LEAST_GAIN * one.estimated_us
+        operations_us = one.flops / rate if rate else 0.0
+        return one.launches * max(time - operations_us, _LEAST_GAIN * time)
 
     gains = {one: gain(one) for one in problems}
     return dict(sorted(gains.items(), key=lambda item: -item[1]))
 
 
-def _shares(gains: Mapping[Problem, float], end: float) -> Iterator[tuple[Problem, float]]:
+def shares(gains: Mapping[Problem, float], end: float) -> Iterator[tuple[Problem, float]]:
     """Each problem with the time until which it may be tuned, until the time is over; the first in any case."""
-    rest = sum(gains.values())
-    for number, (problem, gain) in enumerate(gains.items()):
+    rests = reversed(list(accumulate(reversed(gains.values()))))  # of a problem and those behind it
+    for number, ((problem, gain), rest) in enumerate(zip(gains.items(), rests, strict=True)):
         now = monotonic()
         if number and now >= end:
             return
         yield problem, now + (end - now) * gain / rest
-        rest -= gain
 
 
 class _Tuning:
@@ -209,7 +212,7 @@ class _Tuning:
         result = Search(self.choices, self.explore, self.confirm, start, tried, size).run()
         if result.time_us is None or result.own_time_us is None:
             return None
-        times = (round(result.time_us, 1), round(result.own_time_us, 1))
+        times = (round(result.time_us, 3), round(result.own_time_us, 3))
         left = () if result.is_complete else tuple(sorted(result.tried))
         return Finding(result.configuration, *times, result.is_complete, left)
 

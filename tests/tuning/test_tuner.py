@@ -119,6 +119,31 @@ def test_findings_are_kept_and_not_looked_for_again(
     assert database.read_bytes() == content
 
 
+def test_kernels_too_short_for_the_clock_are_left_as_they_are(
+    path: Path, tmp_path: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All take no time at all: nothing beats anything, neither now nor when it goes on from what was found."""
+
+    class Instant(Table):
+        def measure(self, trial: Trial) -> Times:
+            return (0.0,) * len(trial.configurations)
+
+    monkeypatch.setattr(tuner, "Worker", Instant)
+    for again in (False, True):
+        found = tune_model(load(path), options, seconds=60, database=tmp_path / "found.json", again=again)
+        assert [one.is_new for one in found] == [True, True]
+        assert not any(one.finding.configuration for one in found)
+
+
+def test_the_last_share_is_all_that_is_left() -> None:
+    """Also where it is nothing beside the first one, which must not be subtracted from both."""
+    problems = [tuner.Problem(text, None, "", 0, 1, 1.0) for text in "ab"]  # type: ignore[arg-type]
+    end = tuner.monotonic() + 60
+    (_, first), (_, last) = tuner.shares({problems[0]: 1e9, problems[1]: 1e-12}, end)
+    assert first == pytest.approx(end, abs=1e-3)
+    assert last == pytest.approx(end, abs=1e-3)
+
+
 def test_python_tunes_as_the_command_line_does(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "Worker", Table)
     stages: list[str] = []
