@@ -17,11 +17,13 @@ from prefuse.compiler.cli import main
 from prefuse.compiler.options import Options, parse_options
 from prefuse.compiler.tuning import tuner
 from prefuse.compiler.tuning.database import Finding, Section, add_findings, read_database
-from prefuse.compiler.tuning.measuring import Trial
+from prefuse.compiler.tuning.measuring import Trial, measure
 from prefuse.compiler.tuning.tuner import problems_of, tune_model
 from prefuse.compiler.tuning.worker import Times, Worker, measure_apart
+from prefuse.kernels.configuration import TEMPLATE
 from prefuse.runtime.errors import CompileError
 from prefuse.runtime.executor import CompiledModel
+from prefuse.tests.kernels.harness import target_of
 
 TEXT = """<ir_version: 8, opset_import: ["": 18]> main (float[33,70] x) => (float[33,50] y)
   <float[70,90] v, float[90,50] w> {
@@ -259,6 +261,16 @@ def test_a_lost_process_costs_what_is_to_blame(path: Path, options: Options) -> 
 
     assert measure_apart(trial, attempt) == (2.0, 2.0, None, 2.0)
     assert measure_apart(trial, lambda _: None) == (None,) * 4
+
+
+def test_results_stored_narrow_agree_up_to_their_rounding() -> None:
+    """One template multiplies pairs, the other number by number: rounded to bfloat16, some results differ by a unit."""
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
+        main (bfloat16[133,270] x, bfloat16[270,150] w) => (bfloat16[133,150] y) { y = MatMul(x, w) }""")
+    (problem,), _ = problems_of(model, Options(target_of("avx512bf16"), "float32"))
+    templates = ("paired_product", "matmul")
+    trial = Trial(problem.group, target_of("avx512bf16"), tuple({TEMPLATE: one} for one in templates), 0, 0.01)
+    assert None not in measure(trial)
 
 
 def test_a_process_that_ends_is_replaced(path: Path, options: Options) -> None:
