@@ -31,6 +31,7 @@ _ROUND = "tirx.prefuse_bfloat16_round"
 _ROUND_FUNCTION, _ROUND_LANES = "prefuse_bfloat16_round", (8, 16, 32)
 _PAIR = "tirx.prefuse_bfloat16_pair"
 _PAIR_FUNCTION, _PAIR_LANES = "prefuse_bfloat16_pair", 16
+_WORDS_FUNCTION = "prefuse_bfloat16_words"
 _INTERLEAVED = ", ".join(f"i32 {i // 2 + i % 2 * _PAIR_LANES}" for i in range(2 * _PAIR_LANES))
 LLVM_FUNCTIONS = f"""
 define <16 x float> @{_DOT_FUNCTION}(<16 x float> %sums, <16 x i32> %a, <16 x i32> %b) {{
@@ -60,6 +61,11 @@ define <16 x i32> @{_PAIR_FUNCTION}(<16 x float> %low, <16 x float> %high) {{
   %y = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %high, <16 x float> %low)
   %z = shufflevector <32 x bfloat> %y, <32 x bfloat> poison, <32 x i32> <{_INTERLEAVED}>
   %r = bitcast <32 x bfloat> %z to <16 x i32>
+  ret <16 x i32> %r
+}}
+define <16 x i32> @{_WORDS_FUNCTION}(<16 x float> %first, <16 x float> %second) {{
+  %y = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %second, <16 x float> %first)
+  %r = bitcast <32 x bfloat> %y to <16 x i32>
   ret <16 x i32> %r
 }}
 """
@@ -116,6 +122,15 @@ def word(first: Expr, second: Expr, name: Callable[[Expr], Expr]) -> Expr:
 def instruction_word(first: Expr, second: Expr) -> Expr:
     """The same of numbers or vectors of them, on a target with AVX512_BF16; denormal numbers become zero."""
     return Call(Op.get(_PAIR), [first, second], ret_ty=PrimType(str(first.ty).replace("float32", "int32")))
+
+
+def neighbour_words(first: Expr, second: Expr) -> Expr:
+    """The words of neighbours in the numbers of two vectors, one after the other, rounded as by `instruction_word`."""
+    lanes = first.ty.dtype.lanes
+    if lanes == _PAIR_LANES:
+        return tirx.call_pure_extern(f"int32x{lanes}", _WORDS_FUNCTION, first, second)
+    even, odd = (tirx.Shuffle([first, second], list(range(begin, 2 * lanes, 2))) for begin in range(2))
+    return instruction_word(even, odd)
 
 
 def _rounded_bits(x: Expr, name: Callable[[Expr], Expr]) -> Expr:

@@ -121,6 +121,17 @@ def exp_nonpositive(x: Expr) -> Steps:
     return tirx.Select(x < f32(_LEAST), f32(0.0), value)
 
 
+@stepwise
+def rough_exp_nonpositive(x: Expr) -> Steps:
+    """The same with an error of 8e-5, for what is rounded to bfloat16: a fit of our own of 2**r, |r| <= 1/2."""
+    power = yield x * f32(1.44269504088896341)
+    n = yield tirx.nearbyint(power)
+    r = yield power - n
+    p = yield polynomial(r, 5.51716685295105e-2, 0.2426111400127411, 0.6932609677314758, 0.9999280571937561)
+    exponent = tirx.Cast("int32", n) << tirx.const(23, "int32")
+    return tirx.Select(x < f32(_LEAST), f32(0.0), tirx.reinterpret("float32", tirx.reinterpret("int32", p) + exponent))
+
+
 def exponential(name: Name, x: Expr) -> Expr:
     """e**x: ours in float32, libm's in float64."""
     return exp(name, x) if str(x.ty) == "float32" else tirx.exp(x)

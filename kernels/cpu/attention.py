@@ -27,11 +27,11 @@ from ..template import BuiltKernel, Refusal
 from ..values import GroupValues, source_offset
 from .anchored import bound_unravel
 from .attention_form import Attention, attention_of
-from .attention_softmax import Rows, finish_rows, running_softmax, softmax, start_rows, weigh_rows
+from .attention_softmax import Rows, finish_rows, odd_lines, round_rows, running_softmax, softmax, start_rows, weigh_rows
 from .common import finish, new_builder, pointwise_cost
 from .few_rows import FewRows
-from .paired_panels import PairedPanels
-from .panel_product import Panels, Scratch, tiles_options
+from .paired_panels import PairedPanels, store_line
+from .panel_product import Lines, Panels, Scratch, tiles_options
 from .tile_packing import LINES, TERM_ELEMENTS
 from .tile_product import Tile
 from .tile_unit import DEPTH, TileUnit, tile_unit
@@ -65,7 +65,7 @@ class _Scratch:
     keys: Scratch
     values: Scratch
     rows: Rows
-    near: Scratch  # words of the first operand of a product in pairs
+    words: Scratch  # of the first operand of a product in pairs
     tiles: TileScratch | None
 
 
@@ -210,18 +210,23 @@ class _Kernel:
             return Scratch(self.builder.workspace(size * threads, dtype), thread * size)
 
         shapes = () if self.is_few else ((form.depth, self.key_block), (self.key_block, form.width))
-        queries, tiles = own(self.block_rows * form.depth), None
+        queries, tiles = own(self.block_rows * form.depth // self.factors, "int32" if self.is_paired else form.dtype), None
         if self.unit is None:
-            words = [ceil(depth / self.factors) * ceil(columns / lanes) * lanes for depth, columns in shapes or ((0, 0), (0, 0))]
-            keys, values = (own(count, "int32" if self.is_paired else form.dtype) for count in words)
+            held = "int32" if self.is_paired else form.dtype
+            sizes = [ceil(depth / self.factors) * ceil(columns / lanes) * lanes for depth, columns in shapes or ((0, 0), (0, 0))]
+            keys, values = (own(size, held) for size in sizes)
         else:
             keys, values = (own(panel_words(*shape, terms), "uint32") for shape, terms in zip(shapes, self.terms, strict=True))
             deepest = ceil(max(form.depth, self.key_block) / DEPTH) * max(self.terms) * TERM_ELEMENTS
             tiles = TileScratch(self.unit, own(deepest, "uint16"), own(LINES * LINES))
-        near = own(self.block_rows * ceil(max(form.depth, self.key_block) / 2) if self.is_paired else 0, "int32")
-        scores, factors = own(self.block_rows * self.key_block), own(self.block_rows)
+        longest = odd_lines(self.key_block + 2 * lanes, form.dtype)  # of a row of scores, or more
+        words = own(self.block_rows * max(longest, form.depth) // 2 if self.is_paired else 0, "int32")
+        scores, factors = own(self.block_rows * longest), own(self.block_rows)
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
-        return _Scratch(queries, keys, values, Rows(self.builder, form.dtype, scores, factors, state), near, tiles)
+        of_rows = words if self.is_paired and not self.weighs else None
+        is_rough = TERMS[form.group.precision] == 1 and form.dtype == "float32" and not self.is_few
+        block = Rows(self.builder, form.dtype, scores, factors, of_rows, is_rough, state)
+        return _Scratch(queries, keys, values, block, words, tiles)
 
     def _keys(self, scratch: _Scratch, first: Expr, count: int) -> _Keys:
         form, builder = self.form, self.builder
@@ -230,9 +235,9 @@ class _Kernel:
             return _Keys(first, count, panels, TiledPanels(builder, count, form.width, self.terms[1], scratch.tiles))
         key_tile, value_tile = self.tiles
         if self.is_paired:
-            words = words_multiply_add(self.target), scratch.near
-            paired = PairedPanels(builder, form.depth, count, key_tile, *words)
-            return _Keys(first, count, paired, PairedPanels(builder, count, form.width, value_tile, *words))
+            combine = words_multiply_add(self.target)
+            paired = PairedPanels(builder, form.depth, count, key_tile, combine)
+            return _Keys(first, count, paired, PairedPanels(builder, count, form.width, value_tile, combine))
         keys = Panels(builder, form.depth, count, key_tile)
         return _Keys(first, count, keys, Panels(builder, count, form.width, value_tile))
 
@@ -258,11 +263,14 @@ class _Kernel:
             self._pack_query(head, block, row)
         scores = FewRows(self.builder, form.queries, form.depth, form.keys, lanes)
         multiply = scores.multiply_rows if self._is_transposed(form.scores) else scores.multiply_columns
-        multiply(head.queries, lambda *at: self._key(head, keys, *at), lambda *at: self._store_score(head, keys, block, *at))
+        queries = self._queries(head)
+        multiply(queries, lambda *at: self._key(head, keys, *at), lambda *at: self._store_score(head, keys, block, *at))
         self._softmax(head, block, form.keys)
         results = FewRows(self.builder, form.queries, form.keys, form.width, lanes)
         results.multiply_columns(
-            head.rows.scores, lambda *at: self._value(head, keys, *at), lambda *at: self._scale_result(head, block, *at)
+            head.rows.line(form.keys),
+            lambda *at: self._value(head, keys, *at),
+            lambda *at: self._scale_result(head, block, *at),
         )
 
     def _attend(self, head: _Head, keys: _Keys, first: Expr, blocks: Expr) -> None:
@@ -274,13 +282,11 @@ class _Kernel:
             block = self._block(first, number)
             with self.builder.loop(block.count, name="row") as row:
                 self._pack_query(head, block, row)
-            keys.keys.multiply(head.queries, head.keys, block.count, lambda *at: self._store_score(head, keys, block, *at))
-            if self.is_running:
-                running_softmax(head.rows, block.row, block.count, keys.count)
-                keys.values.multiply(head.rows.scores, head.values, block.count, lambda *at: self._add_result(head, block, *at))
-            else:
-                self._softmax(head, block, keys.count)
-                keys.values.multiply(head.rows.scores, head.values, block.count, lambda *at: self._scale_result(head, block, *at))
+            queries = self._queries(head)
+            keys.keys.multiply(queries, head.keys, block.count, lambda *at: self._store_score(head, keys, block, *at))
+            probabilities = self._softmax(head, block, keys.count)
+            add = self._add_result if self.is_running else self._scale_result
+            keys.values.multiply(probabilities, head.values, block.count, lambda *at: add(head, block, *at))
 
     def _block(self, first: Expr, number: Expr) -> _Block:
         builder = self.builder
@@ -288,15 +294,21 @@ class _Kernel:
         count = builder.bind(tirx.min(self.form.queries - start, self.block_rows))
         return _Block(start, count, builder.bind(number * self.block_rows))
 
+    def _queries(self, head: _Head) -> Lines:
+        """The queries of a block, as the product reads them."""
+        return Lines(head.queries.buffer, head.queries.base, self.form.depth // self.factors)
+
     def _pack_query(self, head: _Head, block: _Block, row: Expr) -> None:
-        builder, form, to = self.builder, self.form, head.queries
-        base, query = builder.bind(to.base + row * form.depth), builder.bind(block.first + row)
+        builder, form, to, lanes = self.builder, self.form, self._queries(head), self.builder.lanes(self.form.dtype)
+        base, query = builder.bind(to.base + row * to.pitch), builder.bind(block.first + row)
 
-        def element(k: Expr) -> None:
-            value = self._operand(form.scores.inputs[0], form.scores.outputs[0], head.batch, (query, k))
-            builder.store(to.buffer, base + k, value)
+        def element(k: Expr) -> Expr:
+            return self._operand(form.scores.inputs[0], form.scores.outputs[0], head.batch, (query, k))
 
-        builder.vector_loop(form.depth, builder.lanes(form.dtype), element)
+        if self.is_paired:
+            store_line(builder, Scratch(to.buffer, base), form.depth, lanes, element)
+        else:
+            builder.vector_loop(form.depth, lanes, lambda k: builder.store(to.buffer, base + k, element(k)))
 
     def _key(self, head: _Head, keys: _Keys, k: Expr, j: Expr) -> Expr:
         return self._operand(self.form.scores.inputs[1], self.form.scores.outputs[0], head.batch, (k, keys.first + j))
@@ -315,16 +327,24 @@ class _Kernel:
         origin, down, along = (source_offset(group, name, (*outer, *at)) for at in ((0, 0), (1, 0), (0, 1)))
         return abs(down - origin) < abs(along - origin)
 
-    def _softmax(self, head: _Head, block: _Block, keys: int) -> None:
-        softmax(head.rows, block.count, keys, self.form.guard)
-        if self.weighs:
-            weigh_rows(head.rows, block.count, keys, lambda *at: self._weight(head, block, *at))
+    def _softmax(self, head: _Head, block: _Block, keys: int) -> Lines:
+        """What the values are multiplied by, as the product reads it."""
+        rows = head.rows
+        rows.end_rows(block.count, keys)
+        if self.is_running:
+            running_softmax(rows, block.row, block.count, keys)
+        else:
+            softmax(rows, block.count, keys, self.form.guard)
+        if not self.weighs:
+            return rows.exponential_lines(keys)
+        weigh_rows(rows, block.count, keys, lambda *at: self._weight(head, block, *at))
+        return round_rows(rows, head.words, block.count, keys) if self.is_paired else rows.line(keys)
 
     def _store_score(self, head: _Head, keys: _Keys, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
-        form, scores = self.form, head.rows.scores
+        form, scores = self.form, head.rows.line(keys.count)
         place = form.softmax_place((*head.batch, block.first + row, keys.first + column))
         element = self._followed(form.scores.outputs[0], value, form.softmax.inputs[0], place, form.dtype)
-        self.builder.store(scores.buffer, scores.base + row * keys.count + column, element)
+        self.builder.store(scores.buffer, scores.base + row * scores.pitch + column, element)
 
     def _weight(self, head: _Head, block: _Block, row: Expr, key: Expr, probability: Expr) -> Expr:
         """What becomes of the probability of a row and a key before the product."""

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 from tvm import tirx
 
 from .. import math
 from ..builder import Expr, Index, KernelBuilder
-from .panel_product import Scratch
+from .anchored import sweep
+from .paired_panels import store_line, store_words
+from .panel_product import Lines, Scratch
 from .reduction import Fold, add, fold_block
-from .reduction_loops import Block, Loop, block_slots
+from .reduction_loops import Block, Loop
 
+_LINE_BYTES = 64
+_ACCUMULATORS = 4  # independent vectors: an addition takes four cycles
 Weigh = Callable[[Expr, Expr, Expr], Expr]  # of (row, key, probability)
 Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Scratch of a thread: the scores of a block of rows, one after the other, and a factor for each row of it.
+    """Scratch of a thread: the scores of a block of rows, and a factor for each row of it.
 
+    A row is followed by minus infinities up to whole vectors. `words`, where given, is for its exponentials as words of two
+    bfloat16 numbers, which else take the places of the scores; `is_rough`: they need no better error than these have.
     `state`, of rows whose keys come in parts, is kept for all rows of the thread: the greatest score so far, the sum of the
     exponentials of the differences to it, and the results so far, which are not yet divided by that sum.
     """
@@ -30,6 +37,8 @@ class Rows:
     dtype: str
     scores: Scratch
     factors: Scratch
+    words: Scratch | None
+    is_rough: bool
     state: tuple[Scratch, Scratch, Scratch] | None
 
     @property
@@ -41,20 +50,47 @@ class Rows:
     def lanes(self) -> int:
         return self.builder.lanes(self.dtype)
 
+    def extent(self, keys: int) -> int:
+        """Scores of a row and what follows them: whole vectors, two of which make one of words."""
+        step = self.lanes * (1 if self.words is None else 2)
+        return ceil(keys / step) * step
+
+    def line(self, keys: int) -> Lines:
+        """Rows of scores, an odd number of cache lines apart, so that they lie in all sets of a cache."""
+        return Lines(self.scores.buffer, self.scores.base, odd_lines(self.extent(keys), self.dtype))
+
+    def exponential_lines(self, keys: int) -> Lines:
+        """Rows of exponentials, as products read them."""
+        if self.words is None:
+            return self.line(keys)
+        return Lines(self.words.buffer, self.words.base, odd_lines(self.extent(keys) // 2, "int32"))
+
     def block(self, row: Expr, keys: int) -> Block:
         """The scores of a row, as reductions walk them."""
-        lanes, slots = block_slots(self.lanes, keys)
-        base = self.builder.bind(self.scores.base + row * keys)
-        return Block(self.builder, slots, lanes, True, base, (Loop(keys, 1),), ())
+        extent, line = self.extent(keys), self.line(keys)
+        slots = self.lanes * max(min(_ACCUMULATORS, extent // self.lanes), 1)
+        return Block(
+            self.builder, slots, self.lanes, True, self.builder.bind(line.base + row * line.pitch), (Loop(extent, 1),), ()
+        )
+
+    def end_rows(self, count: Expr, keys: int) -> None:
+        """Put minus infinities behind the scores of `count` rows."""
+        builder, line, rest = self.builder, self.line(keys), self.extent(keys) - keys
+        if rest:
+            with builder.loop(count, name="row") as row:
+                base = builder.bind(line.base + row * line.pitch + keys)
+                sweep(builder, rest, self.lanes, lambda i: builder.store(line.buffer, base + i, tirx.const(-np.inf, self.dtype)))
 
     def maximum(self, block: Block) -> Expr:
         """The greatest score of a row; of one with a NaN any, as its exponentials will not lose that."""
         top = fold_block(block, self.scores.buffer, self.dtype, Fold(-np.inf, tirx.max))
         return self.builder.name(top[tirx.const(0, "int32")])
 
-    def exponentials(self, block: Block, shift: Expr) -> Expr:
-        """Put exp(x - shift) in the place of every score x of a row; returns their sum."""
-        builder = self.builder
+    def exponentials(self, row: Expr, keys: int, shift: Expr) -> Expr:
+        """Put exp(x - shift) in the place of every score x of a row, or its words into theirs; returns their sum."""
+        builder, block = self.builder, self.block(row, keys)
+        if self.words is not None:
+            return self._exponential_words(block, row, keys, shift)
 
         def exponential(x: Expr, slot: Expr, offset: Expr) -> Expr:
             value = builder.name(self.exponential(x - shift))
@@ -63,9 +99,30 @@ class Rows:
 
         return fold_block(block, self.scores.buffer, self.dtype, Fold(0, add, exponential))[tirx.const(0, "int32")]
 
+    def _exponential_words(self, block: Block, row: Expr, keys: int, shift: Expr) -> Expr:
+        builder, lanes, lines = self.builder, self.lanes, self.exponential_lines(keys)
+        base = builder.bind(lines.base + row * lines.pitch)
+        total = builder.local(2 * lanes, self.dtype)
+        sums = replace(block, slots=2 * lanes)
+        sums.each_slot(lambda slot: builder.store(total, slot, tirx.const(0, self.dtype)))
+
+        with builder.loop(self.extent(keys) // (2 * lanes), name="words") as number:
+            first = builder.bind(block.base + number * (2 * lanes))
+
+            def element(slot: Expr, first: Expr = first) -> Expr:
+                value = builder.name(self.exponential(self.scores.buffer[first + slot] - shift))
+                builder.store(total, slot, total[slot] + value)
+                return value
+
+            store_words(builder, Scratch(lines.buffer, base), builder.bind(number * lanes), lanes, element)
+        sums.bring_together(total, add)
+        return total[tirx.const(0, "int32")]
+
     def exponential(self, x: Expr) -> Expr:
         """e**x of x <= 0."""
-        return math.exp_nonpositive(self.builder.name, x) if self.dtype == "float32" else tirx.exp(x)
+        if self.dtype != "float32":
+            return tirx.exp(x)
+        return (math.rough_exp_nonpositive if self.is_rough else math.exp_nonpositive)(self.builder.name, x)
 
     def put(self, to: Scratch, row: Expr, value: Expr) -> None:
         self.builder.store(to.buffer, to.base + row, value)
@@ -78,23 +135,26 @@ def softmax(rows: Rows, count: Expr, keys: int, guard: float | None) -> None:
     """
     builder = rows.builder
     with builder.loop(count, name="row") as row:
-        block = rows.block(row, keys)
-        total = builder.name(rows.exponentials(block, rows.maximum(block)))
+        total = builder.name(rows.exponentials(row, keys, rows.maximum(rows.block(row, keys))))
         rows.put(rows.factors, row, tirx.const(1, rows.dtype) / total)
         if guard is not None:
             with builder.when(tirx.isnan(total)):
-                _fill_row(rows, block, row, keys, guard)
+                _fill_row(rows, row, keys, guard)
 
 
-def _fill_row(rows: Rows, block: Block, row: Expr, keys: int, value: float) -> None:
+def _fill_row(rows: Rows, row: Expr, keys: int, value: float) -> None:
     """All probabilities of a row are one value."""
-    builder, element = rows.builder, tirx.const(value, rows.dtype)
+    builder, element, lines = rows.builder, tirx.const(value, rows.dtype), rows.exponential_lines(keys)
     rows.put(rows.factors, row, tirx.const(1, rows.dtype))
-    block.each_of_row((keys,), lambda _, offset: builder.store(rows.scores.buffer, offset, element))
+    base = builder.bind(lines.base + row * lines.pitch)
+    if rows.words is None:
+        builder.vector_loop(keys, rows.lanes, lambda i: builder.store(lines.buffer, base + i, element))
+    else:
+        store_line(builder, Scratch(lines.buffer, base), keys, rows.lanes, lambda i: element)
 
 
 def weigh_rows(rows: Rows, count: Expr, keys: int, weigh: Weigh) -> None:
-    """What `weigh` makes of the probabilities, in place of the exponentials of `count` rows."""
+    """What `weigh` makes of the probabilities, in place of the exponentials of `count` rows, which have no words."""
     builder, scores = rows.builder, rows.scores.buffer
     with builder.loop(count, name="row") as row:
         factor = builder.name(rows.factors[row])
@@ -103,6 +163,22 @@ def weigh_rows(rows: Rows, count: Expr, keys: int, weigh: Weigh) -> None:
             builder.store(scores, offset, weigh(row, key[0], builder.name(scores[offset] * factor)))
 
         rows.block(row, keys).each_of_row((keys,), element)
+
+
+def round_rows(rows: Rows, to: Scratch, count: Expr, keys: int) -> Lines:
+    """The words of what is in the places of the scores of `count` rows."""
+    builder, line = rows.builder, rows.line(keys)
+    words = Lines(to.buffer, to.base, odd_lines(ceil(keys / 2), "int32"))
+    with builder.loop(count, name="row") as row:
+        base, target = builder.bind(line.base + row * line.pitch), builder.bind(to.base + row * words.pitch)
+        store_line(builder, Scratch(to.buffer, target), keys, rows.lanes, lambda i: line.buffer[base + i])
+    return words
+
+
+def odd_lines(elements: int, dtype: str) -> int:
+    """So many elements or a few more, an odd number of cache lines."""
+    line = _LINE_BYTES // np.dtype(dtype).itemsize
+    return (ceil(elements / line) | 1) * line
 
 
 def start_rows(rows: Rows, count: Expr, width: int) -> None:
@@ -125,12 +201,12 @@ def running_softmax(rows: Rows, first: Expr, count: Expr, keys: int) -> None:
     assert rows.state is not None
     builder, (tops, sums, _) = rows.builder, rows.state
     with builder.loop(count, name="row") as row:
-        block, at = rows.block(row, keys), builder.bind(first + row)
+        at = builder.bind(first + row)
         before = builder.name(tops[at])
-        top = builder.name(math.maximum(before, rows.maximum(block)))
+        top = builder.name(math.maximum(before, rows.maximum(rows.block(row, keys))))
         shift = builder.name(tirx.Select(tirx.EQ(top, tirx.const(-np.inf, rows.dtype)), tirx.const(0, rows.dtype), top))
         factor = builder.name(rows.exponential(before - shift))
-        total = rows.exponentials(block, shift)
+        total = rows.exponentials(row, keys, shift)
         rows.put(sums, at, sums[at] * factor + total)
         rows.put(tops, at, top)
         rows.put(rows.factors, row, factor)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..builder import Buffer, Expr, KernelBuilder
-from .panel_product import Element, Scratch
+from .panel_product import Element, Lines
 from .strided_copy import transposed
 from .tile_product import Tile, sum_tile
 
@@ -19,7 +19,7 @@ _SUMS = 4  # independent ones: an addition takes four cycles
 
 @dataclass(frozen=True)
 class FewRows:
-    """`rows` rows in scratch, `depth` elements each, times an operand of `columns` columns."""
+    """`rows` rows of `depth` elements, which lie in scratch, times an operand of `columns` columns."""
 
     builder: KernelBuilder
     rows: int
@@ -27,7 +27,7 @@ class FewRows:
     columns: int
     lanes: int
 
-    def multiply_columns(self, a: Scratch, element: Element, store: Store) -> None:
+    def multiply_columns(self, a: Lines, element: Element, store: Store) -> None:
         """By an operand whose `element(k, column)` lie side by side along columns: vectors of sums in registers."""
         for begin, count, tile in self._runs():
             with self.builder.loop(count, name="run") as run:
@@ -43,21 +43,21 @@ class FewRows:
             yield begin, count, Tile(self.rows, vectors, lanes)
             begin += count * vectors * lanes
 
-    def _multiply_run(self, a: Scratch, element: Element, tile: Tile, first: Expr, store: Store) -> None:
+    def _multiply_run(self, a: Lines, element: Element, tile: Tile, first: Expr, store: Store) -> None:
         builder = self.builder
         sums = sum_tile(
             builder,
             tile,
             str(a.buffer.dtype),
             (self.depth,),
-            lambda row, ks: a[row * self.depth + ks[0]],
+            lambda row, ks: a[row * a.pitch + ks[0]],
             lambda column, ks: element(ks[0], first + column),
         )
         with builder.loop(self.rows, name="row") as row:
             base = builder.bind(row * tile.columns)
             builder.vector_loop(tile.columns, tile.lanes, lambda i: store(row, first + i, sums[base + i]))
 
-    def multiply_rows(self, a: Scratch, element: Element, store: Store) -> None:
+    def multiply_rows(self, a: Lines, element: Element, store: Store) -> None:
         """By an operand whose `element(k, column)` lie side by side along k: a vector of sums for each column of a square of
         them, which is transposed and added up."""
         whole, rest = divmod(self.columns, self.lanes)
@@ -66,11 +66,11 @@ class FewRows:
                 with self.builder.loop(count, name="square") as square, self.builder.loop(self.rows, name="row") as row:
                     self._multiply_square(a, element, row, self.builder.bind(begin + square * self.lanes), extent, store)
 
-    def _multiply_square(self, a: Scratch, element: Element, row: Expr, first: Expr, extent: int, store: Store) -> None:
+    def _multiply_square(self, a: Lines, element: Element, row: Expr, first: Expr, extent: int, store: Store) -> None:
         dots = self._dots(a, element, row, first)
         self.builder.vector_loop(extent, self.lanes, lambda i: store(row, first + i, dots[i]))
 
-    def _dots(self, a: Scratch, element: Element, row: Expr, first: Expr) -> Buffer:
+    def _dots(self, a: Lines, element: Element, row: Expr, first: Expr) -> Buffer:
         """The products of a row with `lanes` columns from `first` on, of which those that do not exist repeat the last one."""
         builder, side, dtype = self.builder, self.lanes, str(a.buffer.dtype)
         sums = builder.local(side * side, dtype, "sums")
@@ -83,7 +83,7 @@ class FewRows:
             for c in range(side):
                 with builder.loop(lanes, "vectorized", "lane") as lane:
                     place = c * side + lane
-                    builder.store(sums, place, sums[place] + a[row * self.depth + k + lane] * element(k + lane, columns[c]))
+                    builder.store(sums, place, sums[place] + a[row * a.pitch + k + lane] * element(k + lane, columns[c]))
 
         whole, lanes = self.depth // side, side
         with builder.loop(whole, name="k") as k:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 from tvm import tirx
 
-from ..bfloat16 import MultiplyAdd, instruction_word
-from ..builder import Buffer, Expr
+from ..bfloat16 import MultiplyAdd, instruction_word, neighbour_words
+from ..builder import Expr, KernelBuilder
 from .panel_product import Element, Panels, Scratch
+from .strided_copy import transposed
 
 
 @dataclass(frozen=True)
 class PairedPanels(Panels):
     """`Panels` of words: row k holds, for each column, the elements 2 k and 2 k + 1; what is beyond an odd depth is zero.
 
-    `near` is for the words of the rows of A that are multiplied at once, those of a tile more than there are included.
+    Rows of A are words, too.
     """
 
     combine: MultiplyAdd
-    near: Scratch
 
     @property
     def multiply_add(self) -> MultiplyAdd:
@@ -46,34 +47,46 @@ class PairedPanels(Panels):
 
         return word
 
-    def _store_square(self, to: Scratch, square: Buffer, side: int, k: Expr, start: Expr, width: int) -> None:
+    def _pack_square(self, to: Scratch, element: Element, side: int, k: Expr, first: Expr, column: Expr, width: int) -> None:
+        """As for numbers, of words: of an even depth."""
         builder = self.builder
-        for row in range(0, side, 2):
-            base = builder.bind(start + (tirx.floordiv(k, 2) + row // 2) * width)
-            with builder.loop(side, "vectorized", "lane") as lane:
-                low, high = (square[(row + i) * side + lane] for i in range(2))
-                builder.store(to.buffer, base + lane, instruction_word(low, high))
+        rows = builder.local(side * side, "int32", "square")
+        for r in range(side):
+            source = builder.bind(tirx.min(first + column + r, self.columns - 1))
+            store_words(builder, Scratch(rows, 0), r * side, side, partial(_element, element, k, source))
+        start = builder.bind(to.base + first * self.rows + column)
+        self._store_square(to, transposed(builder, rows, side), side, k, start, width)
 
-    def multiply(self, a: Scratch, b: Scratch, rows: Expr, store: Callable[[Expr, Expr, Expr], None]) -> None:
-        with self.builder.loop(rows, name="row") as row:
-            self._round_row(a, row)
-        super().multiply(self.near, b, rows, store)
 
-    def _round_row(self, a: Scratch, row: Expr) -> None:
-        """The words of a row: two vectors of numbers are one of words; the last of them may overlap the one before."""
-        builder, lanes, whole = self.builder, self.tile.lanes, self.depth // 2 * 2
-        source, target = builder.bind(a.base + row * self.depth), builder.bind(self.near.base + row * self.rows)
-        if whole >= 2 * lanes:
-            with builder.loop(ceil(whole / (2 * lanes)), name="words") as number:
-                k = builder.bind(tirx.min(number * (2 * lanes), whole - 2 * lanes))
-                vectors = [a.buffer[tirx.Ramp(source + k + i * lanes, 1, lanes)] for i in range(2)]
-                even, odd = (tirx.Shuffle(vectors, list(range(first, 2 * lanes, 2))) for first in range(2))
-                at = tirx.Ramp(target + tirx.floordiv(k, 2), 1, lanes)
-                builder.store(self.near.buffer, at, instruction_word(even, odd))
-        else:
-            with builder.loop(whole // 2, name="word") as k:
-                word = instruction_word(*(a.buffer[source + k * 2 + i] for i in range(2)))
-                builder.store(self.near.buffer, target + k, word)
-        if self.depth % 2:
-            last = instruction_word(a.buffer[source + whole], tirx.const(0, "float32"))
-            builder.store(self.near.buffer, target + whole // 2, last)
+def _element(element: Element, k: Expr, column: Expr, i: Expr) -> Expr:
+    """The element `i` of those that word `k` of a column begins with."""
+    return element(k * 2 + i, column)
+
+
+def store_words(builder: KernelBuilder, to: Scratch, first: Expr, lanes: int, element: Callable[[Expr], Expr]) -> None:
+    """`lanes` words, from the one with the number `first` on, of so many pairs of neighbours, whose elements are given."""
+    at = to.base + first
+    if lanes == 1:
+        builder.store(to.buffer, at, instruction_word(element(0), element(1)))
+        return
+    numbers = builder.local(2 * lanes, "float32", "numbers")
+    for half in (0, lanes):
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            builder.store(numbers, half + lane, element(half + lane))
+    halves = (numbers[tirx.Ramp(half, 1, lanes)] for half in (0, lanes))
+    builder.store(to.buffer, tirx.Ramp(at, 1, lanes), neighbour_words(*halves))
+
+
+def store_line(builder: KernelBuilder, to: Scratch, count: int, lanes: int, element: Callable[[Expr], Expr]) -> None:
+    """The words of a row of `count` elements, the last of which is beside a zero if their number is odd.
+
+    The last vector of words may overlap the one before.
+    """
+    words = count // 2
+    lanes = min(lanes, 1 << max(words, 1).bit_length() - 1)
+    if words:
+        with builder.loop(ceil(words / lanes), name="words") as number:
+            first = builder.bind(tirx.min(number * lanes, words - lanes))
+            store_words(builder, to, first, lanes, lambda i: element(first * 2 + i))
+    if count % 2:
+        builder.store(to.buffer, to.base + words, instruction_word(element(2 * words), tirx.const(0, "float32")))

@@ -10,6 +10,7 @@ from tvm import tirx
 
 from ..bfloat16 import MultiplyAdd, multiply_add
 from ..builder import Buffer, Expr, KernelBuilder
+from .anchored import sweep
 from .strided_copy import transposed
 from .tile_product import Tile, sum_tile
 
@@ -27,6 +28,13 @@ class Scratch:
 
     def __getitem__(self, offset: Expr) -> Expr:
         return self.buffer[self.base + offset]
+
+
+@dataclass(frozen=True)
+class Lines(Scratch):
+    """Rows of them, `pitch` elements apart."""
+
+    pitch: int
 
 
 @dataclass(frozen=True)
@@ -102,19 +110,19 @@ class Panels:
         Columns that do not exist repeat the last one.
         """
         builder, lanes = self.builder, self.tile.lanes
-        side = min(lanes, 1 << self.depth.bit_length() - 1)
+        side = min(lanes, 1 << self.rows.bit_length() - 1)
         for part in self.parts():
             width = part.tile.columns
             with builder.loop(part.count, name="panel") as panel, builder.loop(width // side, name="square") as square:
                 first, column = builder.bind(part.begin + panel * width), builder.bind(square * side)
-                with builder.loop(ceil(self.depth / side), name="k") as block:
-                    k = builder.bind(tirx.min(block * side, self.depth - side))
+                with builder.loop(ceil(self.rows / side), name="k") as block:
+                    k = builder.bind(tirx.min(block * side, self.rows - side))
                     self._pack_square(to, element, side, k, first, column, width)
 
     def _pack_square(self, to: Scratch, element: Element, side: int, k: Expr, first: Expr, column: Expr, width: int) -> None:
-        """The elements [k, k + side) of as many columns, from `column` on of the panel whose first one is `first`."""
+        """Rows [k, k + side) of as many columns, from `column` on of the panel whose first one is `first`."""
         builder = self.builder
-        rows = builder.local(side * side, self._numbers(to), "square")
+        rows = builder.local(side * side, str(to.buffer.dtype), "square")
         for r in range(side):
             source = builder.bind(tirx.min(first + column + r, self.columns - 1))
             with builder.loop(side, "vectorized", "lane") as lane:
@@ -130,8 +138,8 @@ class Panels:
             with builder.loop(side, "vectorized", "lane") as lane:
                 builder.store(to.buffer, base + lane, square[row * side + lane])
 
-    def multiply(self, a: Scratch, b: Scratch, rows: Expr, store: Callable[[Expr, Expr, Expr], None]) -> None:
-        """`store(row, column, value)` for each element of the product of `rows` rows of A, `depth` elements apart, with panels.
+    def multiply(self, a: Lines, b: Scratch, rows: Expr, store: Callable[[Expr, Expr, Expr], None]) -> None:
+        """`store(row, column, value)` for each element of the product of `rows` rows of A with panels.
 
         Rows that complete the last tile are read, too.
         """
@@ -143,23 +151,23 @@ class Panels:
                 self._multiply_tile(a, b, part, first, start, rows, store)
 
     def _multiply_tile(
-        self, a: Scratch, b: Scratch, part: Part, first: Expr, start: Expr, rows: Expr, store: Callable[[Expr, Expr, Expr], None]
+        self, a: Lines, b: Scratch, part: Part, first: Expr, start: Expr, rows: Expr, store: Callable[[Expr, Expr, Expr], None]
     ) -> None:
         """The rows from `start` on by the panel whose first column is `first`."""
         builder, depth, width = self.builder, self.rows, part.tile.columns
-        above, left = builder.bind(a.base + start * depth), builder.bind(b.base + first * depth)
+        above, left = builder.bind(a.base + start * a.pitch), builder.bind(b.base + first * depth)
         sums = sum_tile(
             builder,
             part.tile,
             self._numbers(b),
             (depth,),
-            lambda row, ks: a.buffer[above + row * depth + ks[0]],
+            lambda row, ks: a.buffer[above + row * a.pitch + ks[0]],
             lambda column, ks: b.buffer[left + ks[0] * width + column],
             self.multiply_add,
         )
         with builder.loop(builder.bind(tirx.min(rows - start, part.tile.rows)), name="row") as row:
             base = builder.bind(row * width)
-            builder.vector_loop(part.columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
+            sweep(builder, part.columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
 
 
 def tiles_options(m: int, sizes: Sequence[tuple[int, int]], lanes: int, lane_bytes: int, registers: int) -> dict[str, list[Tile]]:
