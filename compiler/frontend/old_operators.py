@@ -13,6 +13,8 @@ from ..ir.names import fresh_name
 from .old_images import respell_images_after, respell_images_before
 
 _NUMPY_SLOPES_OPSET = 7  # from here on the slopes of PRelu broadcast as NumPy does
+_NUMBERS_OPSET = 11  # from here on numbers of Clip and Pad are inputs, which the converter makes floats of any data
+_FIRST_NUMBER = {"Clip": 1, "Pad": 2}  # their positions
 _BATCHED_SCAN_OPSET = 8  # the only one whose Scan has a batch dimension; the converter cuts it off the whole model
 
 
@@ -40,8 +42,25 @@ def respell_after_conversion(model: ir.Model, opset: int, where: str) -> None:
         UnsupportedModelError: there is no such spelling.
     """
     respell_images_after(model, opset)
+    for node in list(model.graph.all_nodes()):
+        if opset < _NUMBERS_OPSET and node.domain == "" and node.op_type in _FIRST_NUMBER:
+            _cast_numbers(model, node)
     if opset < _NUMPY_SLOPES_OPSET:
         _spread_slopes(model, where)
+
+
+def _cast_numbers(model: ir.Model, node: ir.Node) -> None:
+    """Give the numbers of a Clip or Pad, which were attributes, the type of the data."""
+    first = _FIRST_NUMBER[node.op_type]
+    for position, number in enumerate(node.inputs[first:], first):
+        if number is None:
+            continue
+        name = fresh_name(model, f"{number.name}_like")
+        cast = ir.Node("", "CastLike", [number, node.inputs[0]], name=name)
+        cast.outputs[0].name = name
+        assert node.graph is not None
+        node.graph.insert_before(node, cast)
+        node.replace_input_with(position, cast.outputs[0])
 
 
 def _spread_slopes(model: ir.Model, where: str) -> None:

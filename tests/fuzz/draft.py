@@ -53,6 +53,7 @@ class Draft:
         self.feeds: dict[str, np.ndarray] = {}
         self.types: dict[str, tuple[np.dtype, Shape]] = {}
         self.made: dict[str, onnx.TypeProto] = {}
+        self._declared: dict[str, onnx.TypeProto] = {}
         self._names = 0
 
     # Choices
@@ -170,14 +171,30 @@ class Draft:
             NotPossibleError: ONNX's checker or its inference refuses it.
         """
         self.schema(op_type)
+        names = self._add("", op_type, inputs, outputs, attributes)
+        self._infer(names)
+        return names
+
+    def contrib(
+        self, op_type: str, *inputs: str, results: Sequence[tuple[np.dtype, Shape] | None], **attributes: Any
+    ) -> list[str]:
+        """Add a node of com.microsoft, whose results ONNX cannot infer; of None nothing is said, and none is asked for."""
+        names = self._add("com.microsoft", op_type, inputs, len(results), attributes)
+        for position, (name, result) in enumerate(zip(names, results, strict=True)):
+            if result is None:
+                self.nodes[-1].output[position] = ""
+            else:
+                self.declare(name, *result)
+        return names
+
+    def _add(self, domain: str, op_type: str, inputs: Sequence[str], outputs: int, attributes: dict[str, Any]) -> list[str]:
         names = [self.name("y") for _ in range(outputs)]
-        node = helper.make_node(op_type, inputs, names)
+        node = helper.make_node(op_type, inputs, names, domain=domain)
         for key, value in attributes.items():
             if value is not None:  # of an empty list the helper must be told the type
                 kind = onnx.AttributeProto.INTS if value == [] else None
                 node.attribute.append(helper.make_attribute(key, value, attr_type=kind))
         self.nodes.append(node)
-        self._infer(names)
         return names
 
     def since(self, opset: int) -> bool:
@@ -185,7 +202,7 @@ class Draft:
 
     def declare(self, name: str, dtype: np.dtype, shape: Sequence[int | None]) -> None:
         """Say what inference did not find out; None is an unknown size."""
-        self.made[name] = helper.make_tensor_type_proto(TENSOR_OF[dtype], shape)
+        self.made[name] = self._declared[name] = helper.make_tensor_type_proto(TENSOR_OF[dtype], shape)
         if None not in shape:
             self.types[name] = dtype, tuple(size for size in shape if size is not None)
 
@@ -215,8 +232,12 @@ class Draft:
             self.inputs,
             [onnx.ValueInfoProto(name=name, type=self.made[name]) for name in outputs],
             self.initializers,
+            value_info=[
+                onnx.ValueInfoProto(name=name, type=kind) for name, kind in self._declared.items() if name not in outputs
+            ],
         )
-        imports = [helper.make_opsetid("", self.opset)]
+        others = sorted({node.domain for node in self.nodes} - {""})
+        imports = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(domain, 1) for domain in others)]
         return helper.make_model(graph, opset_imports=imports, ir_version=min(10, onnx.IR_VERSION))
 
     def finished(self) -> onnx.ModelProto:

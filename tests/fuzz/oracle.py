@@ -152,10 +152,11 @@ def _onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> Any
 
 
 def _reference(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> Any:
-    if any(_is_wrong_in_reference(node) for node in model.graph.node):
+    opset = model.opset_import[0].version
+    if any(_is_wrong_in_reference(node, opset) for node in model.graph.node):
         return None
     try:
-        own: list[type[OpRun]] = [Slice] if model.opset_import[0].version >= 10 else []
+        own: list[type[OpRun]] = [Slice] if opset >= 10 else []
         (found,) = ReferenceEvaluator(model, new_ops=own).run(None, dict(feeds))
     except Exception:
         return None
@@ -184,10 +185,10 @@ class Slice(OpRun):
         return (data,)
 
 
-def _is_wrong_in_reference(node: onnx.NodeProto) -> bool:
-    """Recurrent operators ignore lengths there; grouped transposed convolutions use one group's weights, the first norm
-    signed numbers, LRN leaves out channels beyond the number of images, MaxPool counts its indices in one image, SequenceInsert
-    takes the end for the beginning, and Unique always sorts.
+def _is_wrong_in_reference(node: onnx.NodeProto, opset: int) -> bool:
+    """Softmax and BatchNormalization mean there what they do today at any opset. Recurrent operators ignore lengths; grouped
+    transposed convolutions use one group's weights, the first norm signed numbers, LRN leaves out channels beyond the number of
+    images, MaxPool counts its indices in one image, SequenceInsert takes the end for the beginning, and Unique always sorts.
     """
     if node.op_type in ("RNN", "GRU", "LSTM"):
         return len(node.input) > 4 and bool(node.input[4])
@@ -195,6 +196,8 @@ def _is_wrong_in_reference(node: onnx.NodeProto) -> bool:
     return (
         (node.op_type == "ConvTranspose" and numbers.get("group", 1) > 1)
         or (node.op_type == "LpNormalization" and numbers.get("p") == 1)
+        or (node.op_type in ("Softmax", "LogSoftmax", "Hardmax") and opset < 13)
+        or (node.op_type == "BatchNormalization" and opset < 14)
         or node.op_type == "LRN"
         or (node.op_type == "MaxPool" and len(node.output) > 1)
         or (node.op_type == "SequenceInsert" and len(node.input) > 2)

@@ -92,8 +92,8 @@ def one_hot(b: Draft) -> None:
 
 
 def top_k(b: Draft) -> None:
-    x = b.fresh(b.dtype("TopK", kinds="fiu"), b.shape(1, 4, nonempty=True), 0.1)  # of computed numbers, rounding would choose
-    shape = b.shape_of(x)
+    dtype, shape = b.dtype("TopK", kinds="fiu"), b.shape(1, 4, nonempty=True)
+    x = b.finite(dtype, shape, 0.1)  # of computed numbers, rounding would choose; ONNX does not say where NaN stands
     axis = b.axis(len(shape))
     b.op("TopK", x, b.ints(b.integer(0, shape[axis])), axis=axis, largest=b.integer(0, 1), outputs=2)
 

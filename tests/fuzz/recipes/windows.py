@@ -116,13 +116,18 @@ def resize(b: Draft) -> None:
     mode = b.pick(["nearest", "linear", "cubic"]) if dtype == FLOAT and rank == 2 else b.pick(["nearest", "linear"])
     places = b.pick(["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
     nearest = b.pick(["round_prefer_floor", "floor", "ceil", "round_prefer_ceil"]) if mode == "nearest" else None
-    if b.chance(0.5):
+    is_rounded = dtype == UINT8 and mode != "nearest"  # weights of few bits, so that a half is one to everyone
+    if is_rounded:
+        places = b.pick(["half_pixel", "asymmetric"])
+    if is_rounded or b.chance(0.5):
         # Of a length that is no whole number, ONNX Runtime aligns the corners of the whole one below; ONNX's node tests do not.
-        scales = [1, 2, 3] if places == "align_corners" else [0.5, 1, 1.5, 2, 3]
+        scales: list[float] = [1, 2, 3] if places == "align_corners" else [0.5, 1, 1.5, 2, 3]
+        if is_rounded:
+            scales = [0.5, 1, 2, 4]
         how = [b.value(np.array([1, 1, *(b.pick(scales) for _ in range(rank))], np.float32), 1.0)]
     else:
         how = ["", b.ints(*shape[:2], *(b.integer(1, 9) for _ in range(rank)))]
-    antialias = b.integer(0, 1) if b.since(18) and mode != "nearest" and b.chance(0.3) else None
+    antialias = b.integer(0, 1) if b.since(18) and mode != "nearest" and not is_rounded and b.chance(0.3) else None
     attributes: dict[str, Any] = {"coordinate_transformation_mode": places, "nearest_mode": nearest, "antialias": antialias}
     b.op("Resize", b.finite(dtype, shape, 0.05), "", *how, mode=mode, **attributes)
 

@@ -1,0 +1,35 @@
+"""Operators of old opsets that ONNX's converter alone would spoil."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import prefuse
+import pytest
+from onnx import helper
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "expected"),
+    [
+        ("Clip", {"max": 1.5}, [-3.0, 0.25, 1.5]),
+        ("Clip", {"min": -0.5, "max": 1.5}, [-0.5, 0.25, 1.5]),
+        ("Pad", {"pads": [1, 0], "value": 1.5}, [1.5, -3.0, 0.25, 7.0]),
+    ],
+)
+def test_numbers_of_attributes_have_the_type_of_the_data(
+    dtype: type, op_type: str, attributes: dict[str, Any], expected: list[float]
+) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    graph = helper.make_graph(
+        [helper.make_node(op_type, ["x"], ["y"], **attributes)],
+        "one",
+        [helper.make_tensor_value_info("x", kind, [3])],
+        [helper.make_tensor_value_info("y", kind, [len(expected)])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=4)
+    found = prefuse.compile(model, cache=False)(np.array([-3, 0.25, 7], dtype))
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, np.array(expected, dtype))
