@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from ..runtime.executor import CompiledModel
-from ..runtime.precision import Precision
-from ..runtime.target import Target
 from .cache import ProgramCache, build_uncached, compiler_version
 from .digest import combine
 from .options import Options
-from .tuning.database import Configurations
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -29,46 +25,15 @@ class CompileModel(Protocol):
     """The driver: writes the program of a model with static shapes, which it changes, to `output`."""
 
     def __call__(
-        self,
-        model: ir.Model,
-        target: Target,
-        *,
-        precision: Precision = "float32",
-        pipeline: str | None = None,
-        name: str,
-        output: Path,
-        progress: Progress | None = None,
-        profile: bool = False,
-        configurations: Configurations = MappingProxyType({}),
+        self, model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None
     ) -> None: ...
 
 
-def drive(
-    model: ir.Model,
-    target: Target,
-    *,
-    precision: Precision = "float32",
-    pipeline: str | None = None,
-    name: str,
-    output: Path,
-    progress: Progress | None = None,
-    profile: bool = False,
-    configurations: Configurations = MappingProxyType({}),
-) -> None:
+def drive(model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None) -> None:
     """The real driver, imported at the first compilation: it needs TVM, which takes seconds to import."""
     from .driver import compile_model
 
-    compile_model(
-        model,
-        target,
-        precision=precision,
-        pipeline=pipeline,
-        name=name,
-        output=output,
-        progress=progress,
-        profile=profile,
-        configurations=configurations,
-    )
+    compile_model(model, options, name=name, output=output, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +82,8 @@ class Builder:
 
         def write(output: Path) -> None:
             self.report("prepare", 0.0)
-            options = self.options
             graph = model().clone()  # the driver changes it, and where the cache fails this is called again
-            self.compile_model(
-                graph,
-                options.target,
-                precision=options.precision,
-                pipeline=options.pipeline,
-                name=self.name,
-                output=output,
-                progress=self.progress,
-                profile=options.profile,
-                configurations=options.configurations,
-            )
+            self.compile_model(graph, self.options, name=self.name, output=output, progress=self.progress)
 
         program = build_uncached(write) if self.cache is None else self.cache.load(key, write)
         return CompiledModel(program)

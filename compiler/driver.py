@@ -30,6 +30,7 @@ from .lowering.groups import group_of
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
 from .lowering.program import build_library
 from .lowering.tvm_importer import TEMPLATE, import_kernel
+from .options import Options
 from .pass_table import PASSES, named_pipeline
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
 from .tuning.database import Configurations
@@ -38,21 +39,8 @@ _REMARKS = 1000  # lines kept of each list of the report
 Progress = Callable[[str, float], None]  # what is being done, and the fraction of the whole that is behind
 
 
-def compile_model(
-    model: ir.Model,
-    target: Target,
-    *,
-    precision: Precision = "float32",
-    pipeline: str | None = None,
-    name: str,
-    output: Path,
-    progress: Progress | None = None,
-    profile: bool = False,
-    configurations: Configurations = MappingProxyType({}),
-) -> None:
+def compile_model(model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None) -> None:
     """Compile a model whose shapes are all static, changing it, and write the program file `output`.
-
-    With `profile` the program has counters and describes its groups. `configurations` are tried for the problems that they name.
 
     Raises:
         OptionError: the pipeline names an unknown pass or option.
@@ -60,8 +48,9 @@ def compile_model(
         PassError: a pass broke the model: a bug of prefuse.
     """
     tell = progress or (lambda text, fraction: None)
-    passes = parse_pipeline(named_pipeline(pipeline), PASSES)
-    context = Context(target, precision=precision)
+    target = options.target
+    passes = parse_pipeline(named_pipeline(options.pipeline), PASSES)
+    context = Context(target, precision=options.precision)
     tell("inferring shapes", 0.0)
     infer_facts(model)
     check_nodes(model)
@@ -71,22 +60,16 @@ def compile_model(
 
     run_pipeline(model, passes, context, on_pass=passed)
     tell("choosing kernels", 0.2)
-    lowered, aliases = lower_groups(model, target, precision, configurations)
-    for rejection in aliases.rejections:
-        context.reject("alias", rejection)
-    for symbol, item in {item.symbol: item for item in lowered if item.group.configuration}.items():
-        context.remark("tuning", _tuning_remark(symbol, item), [item.node])
+    lowered, aliases = lower_groups(model, target, options.precision, options.configurations)
+    _remark_lowering(context, lowered, aliases)
     draft = draft_plan(model, lowered, target, aliases)
     plan = run_plan_pipeline(draft.plan, passes, context)
     tell("generating code", 0.4)
     functions = {item.symbol: item.kernel.function for item in lowered}
-    library = build_library(plan, functions, target, profile=profile)
+    library = build_library(plan, functions, target, profile=options.profile)
     tell("writing the program", 0.9)
     sources = _constant_sources(draft, {b.name: b.offset for b in plan.buffers if b.role is Role.CONSTANT})
-    alone = lone_groups(model, [item.node for item in lowered if len(item.group.ops) == 1], context.remarks)
-    manifest = {"name": name, "report": _report(lowered, context, alone)}
-    if profile:
-        manifest["groups"] = describe_groups({launch_label(item): _description(model, item, alone) for item in lowered})
+    manifest = {"name": name, **_descriptions(model, lowered, context, has_groups=options.profile)}
     write_program(output, plan, library, sources, manifest)
     tell("done", 1.0)
 
@@ -197,6 +180,23 @@ def _constant_sources(draft: PlanDraft, offsets: dict[str, int | None]) -> list[
         assert offset is not None
         sources.append(ConstantSource(name, kind, offset, load))
     return sources
+
+
+def _remark_lowering(context: Context, lowered: list[LoweredGroup], aliases: Aliases) -> None:
+    """Why values are no aliases, and which kernels are as a database says."""
+    for rejection in aliases.rejections:
+        context.reject("alias", rejection)
+    for symbol, item in {item.symbol: item for item in lowered if item.group.configuration}.items():
+        context.remark("tuning", _tuning_remark(symbol, item), [item.node])
+
+
+def _descriptions(model: ir.Model, lowered: list[LoweredGroup], context: Context, *, has_groups: bool) -> dict[str, object]:
+    """What the program's manifest says of the compilation, and of its groups, which a profile names."""
+    alone = lone_groups(model, [item.node for item in lowered if len(item.group.ops) == 1], context.remarks)
+    found: dict[str, object] = {"report": _report(lowered, context, alone)}
+    if has_groups:
+        found["groups"] = describe_groups({launch_label(item): _description(model, item, alone) for item in lowered})
+    return found
 
 
 def _description(model: ir.Model, item: LoweredGroup, alone: Mapping[str, tuple[str, ...]]) -> GroupDescription:

@@ -11,6 +11,7 @@ import prefuse
 import pytest
 from prefuse.compiler.driver import compile_model, lower_groups
 from prefuse.compiler.ir.facts import infer_facts
+from prefuse.compiler.options import Options
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.canonicalize import Canonicalize
 from prefuse.runtime.errors import UnsupportedModelError
@@ -86,7 +87,7 @@ def test_all_that_cannot_be_compiled_is_named_at_once(tmp_path: Path) -> None:
     )
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> {text}')
     with pytest.raises(UnsupportedModelError, match=r"4 operators.*NonZero.*Size.*Compress.*ReduceMax"):
-        compile_model(model, Target.parse("cpu"), name="four", output=tmp_path / "four.prefuse")
+        compile_model(model, Options(Target.parse("cpu")), name="four", output=tmp_path / "four.prefuse")
 
 
 def test_groups_keep_the_precision_that_the_user_asks_for(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Barrier
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,12 @@ import pytest
 import torch
 from prefuse.compiler.api import compile_model
 from prefuse.compiler.builder import Progress, drive
+from prefuse.compiler.options import Options
 from prefuse.compiler.oracle import relative_error, run_model
 from prefuse.compiler.specialize import SpecializedModel
-from prefuse.compiler.tuning.database import Configurations
 from prefuse.examples.models import MODELS
 from prefuse.runtime.executor import CompiledModel, Context
 from prefuse.runtime.plan_checker import check_plan
-from prefuse.runtime.precision import Precision
 from prefuse.runtime.staged import StagedModel
 from prefuse.runtime.target import Target
 
@@ -48,30 +46,9 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
     module, inputs = MODELS[request.param].build(small=True)
     graphs: list[ir.Model] = []
 
-    def driver(
-        model: ir.Model,
-        target: Target,
-        *,
-        precision: Precision = "float32",
-        pipeline: str | None = None,
-        name: str,
-        output: Path,
-        progress: Progress | None = None,
-        profile: bool = False,
-        configurations: Configurations = MappingProxyType({}),
-    ) -> None:
+    def driver(model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None) -> None:
         graphs.append(model.clone())
-        drive(
-            model,
-            target,
-            precision=precision,
-            pipeline=pipeline,
-            name=name,
-            output=output,
-            progress=progress,
-            profile=profile,
-            configurations=configurations,
-        )
+        drive(model, options, name=name, output=output, progress=progress)
 
     specialized = compile_model(module, inputs, cache=False, options={}, driver=driver)
     assert isinstance(specialized, SpecializedModel)
@@ -141,5 +118,5 @@ def test_program_for_avx2_agrees(compiled: Compiled, tmp_path: Path) -> None:
     if missing := target.missing_features():
         pytest.skip(f"this CPU lacks {', '.join(missing)}")
     path = tmp_path / "model.prefuse"
-    drive(compiled.graph.clone(), target, name="model", output=path)
+    drive(compiled.graph.clone(), Options(target), name="model", output=path)
     check_error(call(prefuse.load(path), compiled.inputs), compiled.expected)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from prefuse.compiler import driver
+from prefuse.compiler.options import Options
 from prefuse.runtime.plan import Plan
 from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
@@ -58,7 +59,7 @@ def test_twice_the_nodes_take_twice_the_time(monkeypatch: pytest.MonkeyPatch, tm
     def prepare(nodes: int) -> Callable[[], object]:
         """Everything but native code."""
         model = chain(nodes)
-        return lambda: driver.compile_model(model, Target.parse("cpu"), name="chain", output=tmp_path / "chain.prefuse")
+        return lambda: driver.compile_model(model, Options(Target.parse("cpu")), name="chain", output=tmp_path / "chain.prefuse")
 
     monkeypatch.setattr(driver, "build_library", library)
     prepare(100)()  # imports
@@ -67,5 +68,5 @@ def test_twice_the_nodes_take_twice_the_time(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_long_model_compiles_whole(tmp_path: Path) -> None:
     begin = time.process_time()
-    driver.compile_model(chain(2000), Target.parse("cpu"), name="chain", output=tmp_path / "chain.prefuse")
+    driver.compile_model(chain(2000), Options(Target.parse("cpu")), name="chain", output=tmp_path / "chain.prefuse")
     assert time.process_time() - begin < 20

@@ -186,7 +186,7 @@ def _possible_gains(problems: Sequence[Problem], times: Mapping[str, float]) -> 
 
 def shares(gains: Mapping[Problem, float], end: float) -> Iterator[tuple[Problem, float]]:
     """Each problem with the time until which it may be tuned, until the time is over; the first in any case."""
-    rests = reversed(list(accumulate(reversed(gains.values()))))  # of a problem and those behind it
+    rests = reversed(list(accumulate(reversed(list(gains.values())))))  # of a problem and those behind it
     for number, ((problem, gain), rest) in enumerate(zip(gains.items(), rests, strict=True)):
         now = monotonic()
         if number and now >= end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,7 @@ def test_kernels_too_short_for_the_clock_are_left_as_they_are(
 def test_the_last_share_is_all_that_is_left() -> None:
     """Also where it is nothing beside the first one, which must not be subtracted from both."""
     problems = [tuner.Problem(text, None, "", 0, 1, 1.0) for text in "ab"]  # type: ignore[arg-type]
-    end = tuner.monotonic() + 60
+    end = monotonic() + 60
     (_, first), (_, last) = tuner.shares({problems[0]: 1e9, problems[1]: 1e-12}, end)
     assert first == pytest.approx(end, abs=1e-3)
     assert last == pytest.approx(end, abs=1e-3)
