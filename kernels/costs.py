@@ -227,18 +227,36 @@ _SPLIT_ELEMENTS = 4.0  # of one term that a core makes in a cycle when it packs 
 _FAR_BYTES = 5.0  # a cycle, of weights that come from memory
 _BLOCK_LINES = 32  # rows, columns and values of k of a block of four tiles
 TERMS = {"float32": 3, "float32-fast": 2, "bfloat16": 1, "float16": 3}  # bfloat16 numbers that a float32 becomes, by precision
-_TERM_PRODUCTS = {1: (1, 2), 2: (3, 4), 3: (6, 7)}  # by terms of an operand: their products, and the loads of a term for them
+_TILE_LINES, _VECTOR_LANES = 16, 16
+_TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their products, loads of a term of A and of B for them
 
 
 def tile_product_cycles(m: int, n: int, k: int, terms: int, *, packs_a: bool, packs_b: bool) -> float:
     """Of a product on the tile unit, whose operands are so many bfloat16 terms; those that are not constant are packed first."""
-    products, term_loads = _TERM_PRODUCTS[terms]
     rows, columns, steps = (ceil(extent / _BLOCK_LINES) * _BLOCK_LINES for extent in (m, n, k))
-    step = max(4 * products * _DOT_CYCLES, 2 * term_loads * _TILE_LOAD_CYCLES)
-    blocks = rows * columns * steps / _BLOCK_LINES**3 * step
+    blocks = rows * columns * steps / _BLOCK_LINES**3 * _block_cycles(terms, 2 if m > _TILE_LINES else 1)
     packed = (rows * packs_a + columns * packs_b) * steps * terms / _SPLIT_ELEMENTS
     finished = rows * columns / 4
     return max(blocks, n * k * 2 * terms / _FAR_BYTES) + packed + finished
+
+
+def tile_step_cycles(rows: int, columns: int, depth: int, terms: int) -> float:
+    """Of a product on the tile unit with weights from caches, as the steps of a recurrence make it; rows are split first."""
+    tiles = ceil(rows / _TILE_LINES)  # of rows: pairs of them, and perhaps one
+    blocks = tiles // 2 * _block_cycles(terms, 2) + tiles % 2 * _block_cycles(terms, 1)
+    steps = ceil(columns / _BLOCK_LINES) * ceil(depth / _BLOCK_LINES)
+    return steps * blocks + rows * depth * terms / _SPLIT_ELEMENTS + rows * columns / 4
+
+
+def vector_step_cycles(rows: int, columns: int, depth: int) -> float:
+    """Of the same by vector multiply-adds in float32, also where weights are bfloat16."""
+    return rows * ceil(columns / _VECTOR_LANES) * max(depth / 2, 4.0) + rows * columns / 4
+
+
+def _block_cycles(terms: int, tiles: int) -> float:
+    """Of a step of 32 values of k: so many tiles of A by two of B."""
+    products, a_loads, b_loads = _TERM_PRODUCTS[terms]
+    return max(2 * tiles * products * _DOT_CYCLES, (tiles * a_loads + 2 * b_loads) * _TILE_LOAD_CYCLES)
 
 
 def tile_convolution_cycles(one: Convolution, terms: int, *, copies: bool = True) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 
 from tvm import tirx
 
@@ -21,16 +21,21 @@ from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
 from .anchored import bound_unravel, sweep
 from .common import finish, new_builder
-from .recurrent_cells import HIDDEN, Activation, Cell, Stage, activations_of, cell_of
-from .recurrent_operands import PackGates, RecurrentOperands
-from .recurrent_products import Element, Form, GateTile, RowProduct, choose_gate_tile, form_of, pitch_of
+from .panel_product import Scratch
+from .recurrent_cells import HIDDEN, Activation, Cell, activations_of, cell_of
+from .recurrent_operands import RecurrentOperands
+from .recurrent_products import Element, RowProduct, pitch_of
 from .recurrent_projection import project
+from .recurrent_stages import StagePlan, plan_stage
+from .tile_blocks import tile_chunks
+from .tile_packing import LINES
 from .tile_product import sum_tile
+from .tile_unit import tile_unit
 
 OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _WORK_PER_CYCLE = 1.5  # a step of less than 6 us is not dealt to threads, each of which would wait 2.4 us for the others
-_L2_BYTES, _ASKED_BYTES = 1 << 20, 8 << 10  # the second-level cache; how far ahead weights beyond it are asked for
+_ASKED_BYTES = 8 << 10  # how far ahead weights beyond the second-level cache are asked for
 _MAX_ELEMENTS = 2**31 - 1
 
 
@@ -55,33 +60,6 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 
 @dataclass(frozen=True)
-class _StagePlan:
-    """A stage, how rows of the state that it reads are multiplied, its tiles, and its weights in `panels` panels."""
-
-    stage: Stage
-    rows: RowProduct
-    tiles: GateTile
-    panels: int
-    weights: Buffer
-
-    @property
-    def cycles(self) -> float:
-        """Of one direction's step on one core."""
-        return self.panels * self.tiles.cycles
-
-    @property
-    def asks_ahead(self) -> bool:
-        """Whether weights are asked for: those of a direction do not fit the second-level cache, and a tile's rows leave time."""
-        tile = self.tiles.tile
-        return tile.rows > 1 and self.panels * self.tiles.parts * self.rows.steps * tile.columns * 4 > _L2_BYTES
-
-    def place_of(self, gate: int) -> tuple[int, int]:
-        """Which part of a panel has a gate's sums, and the column there of its first unit."""
-        part, position = divmod(self.stage.gates.index(gate), len(self.stage.gates) // self.tiles.parts)
-        return part, position * self.tiles.units
-
-
-@dataclass(frozen=True)
 class _Place:
     """A panel in one step of one direction. `old` and `new` are the offsets of the states read and written, of row 0."""
 
@@ -100,10 +78,10 @@ class _Unit:
     """
 
     recurrence: _Recurrence
-    plan: _StagePlan
+    plan: StagePlan
     place: _Place
     activations: tuple[Activation, ...]
-    finished: tuple[Buffer, ...]
+    finished: tuple[Buffer | Scratch, ...]
     sums: Expr
     share: Expr
     line: Expr
@@ -169,31 +147,13 @@ class _Recurrence:
             self.projected = project(self.builder, operands, self.cell, self.target)
             for name in dict.fromkeys(name for stage in self.cell.stages for name in stage.writes):
                 self.states[name] = self.builder.workspace(self.size * (2 if name == HIDDEN else 1), dtype)
-            plans = [self._plan(stage) for stage in self.cell.stages]
+            unit = tile_unit(self.builder, self.target) if self.target.has_tiles else None
+            plans = [plan_stage(operands, self.cell, stage, unit, self.target) for stage in self.cell.stages]
             self._set_initial_states()
             self._emit_steps(plans)
             self._store_last_states()
         flops = 2 * self.projected_elements * (operands.inputs + operands.hidden)
         return finish("recurrent", self.builder, self.group, flops=flops, packed=operands.packed)
-
-    def _plan(self, stage: Stage) -> _StagePlan:
-        """The stage's tile has as many columns of each gate. Each tile of rows reads the whole panel again."""
-        operands, gates = self.operands, stage.gates
-        form = form_of(self.group, operands.x, operands.r, operands.batch, self.target)
-        rows = RowProduct(self.builder, form, self.rows, operands.hidden, self.target)
-        tiles = choose_gate_tile(
-            operands.batch,
-            len(gates),
-            operands.hidden,
-            rows.steps,
-            self.lanes,
-            self.target.vector_registers,
-            self.builder.vector_bytes,
-        )
-        weights = operands.weights(
-            operands.r, PackGates(self.cell.gates, gates, tiles.units, form is not Form.NUMBERS, tiles.parts)
-        )
-        return _StagePlan(stage, rows, tiles, ceil(operands.hidden / tiles.units), weights)
 
     def _set_initial_states(self) -> None:
         for name, source in zip(self.cell.states, self.operands.initial, strict=False):
@@ -225,39 +185,55 @@ class _Recurrence:
             theirs = builder.bind(operands.state_offset(d, b))
             builder.vector_loop(operands.hidden, self.lanes, lambda j: body(ours + j, theirs + j))
 
-    def _emit_steps(self, plans: list[_StagePlan]) -> None:
+    def _emit_steps(self, plans: list[StagePlan]) -> None:
         """All steps: a direction a thread, or where threads would be left over, each stage's panels dealt to all of them."""
         builder, operands = self.builder, self.operands
         work = [int(plan.cycles * _WORK_PER_CYCLE) for plan in plans]
         if builder.threads_for(sum(work) * operands.directions) <= operands.directions:
             with (
-                builder.chunks(operands.directions, sum(work) * operands.steps) as d,
+                self._chunks(plans, operands.directions, sum(work) * operands.steps) as (d, sums),
                 builder.loop(operands.steps, name="step") as step,
             ):
                 for plan in plans:
-                    if plan.rows.form is Form.WORDS:
+                    if plan.rows.rounds:
                         with builder.loop(operands.batch, name="b") as b:
                             self._round_state(plan, d, step, b)
-                    with builder.loop(plan.panels, name="panel") as panel:
-                        self._emit_panel(plan, d, step, panel)
+                    with builder.loop(plan.panels, name="panel") as number:
+                        # Forth and back: of weights that are more than the cache holds, those read last are still there.
+                        back = tirx.Select(tirx.floormod(step, 2) > 0, plan.panels - 1 - number, number)
+                        panel = builder.bind(back) if plan.tiled else number
+                        self._emit_panel(plan, d, step, panel, sums)
             return
         with builder.loop(operands.steps, name="step") as step:
             for plan, share in zip(plans, work, strict=True):
-                if plan.rows.form is Form.WORDS:
+                if plan.rows.rounds:
                     with builder.chunks(self.rows, self.rows * operands.hidden // 2) as row:
                         d, b = bound_unravel(builder, row, (operands.directions, operands.batch))
                         self._round_state(plan, d, step, b)
                 blocks = ceil(operands.batch / plan.tiles.tile.rows) if builder.is_grid else 1
-                with builder.chunks(operands.directions * plan.panels * blocks, share * operands.directions) as chunk:
-                    d, panel, rows = bound_unravel(builder, chunk, (operands.directions, plan.panels, blocks))
-                    self._emit_panel(plan, d, step, panel, rows if builder.is_grid else None)
+                extents = operands.directions, plan.panels, blocks
+                with self._chunks([plan], prod(extents), share * operands.directions) as (chunk, sums):
+                    d, panel, rows = bound_unravel(builder, chunk, extents)
+                    self._emit_panel(plan, d, step, panel, sums, rows if builder.is_grid else None)
 
-    def _round_state(self, plan: _StagePlan, direction: Expr, step: Expr, b: Expr) -> None:
+    @contextmanager
+    def _chunks(self, plans: list[StagePlan], extent: int, work: int) -> Iterator[tuple[Expr, Scratch | None]]:
+        """A loop that is dealt to the threads, and where a thread's sums lie if a stage is computed on tiles."""
+        units = [plan.tiled.unit for plan in plans if plan.tiled is not None]
+        if not units:
+            with self.builder.chunks(extent, work) as chunk:
+                yield chunk, None
+            return
+        parts = max(plan.tiles.parts for plan in plans)
+        with tile_chunks(self.builder, units[0], extent, work, parts) as (chunk, sums):
+            yield chunk, sums
+
+    def _round_state(self, plan: StagePlan, direction: Expr, step: Expr, b: Expr) -> None:
         """What the stage's product reads of one row, in the form that it reads."""
         place = self._place(direction, step, 0)
         plan.rows.round_row(direction * self.operands.batch + b, self._row_of(plan, place)(b))
 
-    def _row_of(self, plan: _StagePlan, place: _Place) -> Callable[[Expr], Element]:
+    def _row_of(self, plan: StagePlan, place: _Place) -> Callable[[Expr], Element]:
         """The elements of a row of the state that the stage reads."""
         source, origin = self.states[plan.stage.reads], place.old[plan.stage.reads]
 
@@ -266,37 +242,45 @@ class _Recurrence:
 
         return row
 
-    def _emit_panel(self, plan: _StagePlan, direction: Expr, step: Expr, panel: Expr, only: Expr | None = None) -> None:
+    def _emit_panel(
+        self, plan: StagePlan, direction: Expr, step: Expr, panel: Expr, sums: Scratch | None, only: Expr | None = None
+    ) -> None:
         """New states of the hidden units of one panel, for all rows of the batch or for one block of them."""
         builder, operands, tile = self.builder, self.operands, plan.tiles.tile
         place = self._place(direction, step, panel)
         with builder.loop(ceil(operands.batch / tile.rows) if only is None else 1, name="rows") as block:
             begin = builder.bind((block if only is None else only) * tile.rows)
-            start = builder.bind(tirx.min(begin, operands.batch - tile.rows))
-            finished = tuple(self._sum_part(plan, place, start, part) for part in range(plan.tiles.parts))
+            start = begin if plan.tiled else builder.bind(tirx.min(begin, operands.batch - tile.rows))
+            finished = tuple(self._sum_part(plan, place, start, part, sums) for part in range(plan.tiles.parts))
             with builder.loop(builder.bind(tirx.min(tile.rows, operands.batch - begin)), name="row") as row:
                 b = builder.bind(begin + row)
-                sums = builder.bind((b - start) * tile.columns - panel * plan.tiles.units)
-                self._emit_row(plan, place, b, finished, sums)
+                at = builder.bind((b - start) * tile.columns - panel * plan.tiles.units)
+                self._emit_row(plan, place, b, finished, at)
 
-    def _sum_part(self, plan: _StagePlan, place: _Place, start: Expr, part: int) -> Buffer:
+    def _sum_part(self, plan: StagePlan, place: _Place, start: Expr, part: int, sums: Scratch | None) -> Buffer | Scratch:
         """The products of the rows from `start` on with one part of a panel."""
-        builder, operands, tile = self.builder, self.operands, plan.tiles.tile
+        builder, operands, tile, rows = self.builder, self.operands, plan.tiles.tile, plan.rows
+        if plan.tiled is not None and sums is not None:
+            block = Scratch(sums.buffer, sums.base + part * (LINES * LINES))
+            number = builder.bind(place.panel * plan.tiles.parts + part)
+            plan.tiled.multiply(place.direction, tirx.floordiv(start, LINES), number, block)
+            return block
+        assert isinstance(rows, RowProduct), "a stage on tiles has no place for its sums"
         home, state = builder.bind(place.direction * operands.batch), self._row_of(plan, place)
         panel = (place.direction * plan.panels + place.panel) * plan.tiles.parts + part
-        first = builder.bind(panel * plan.rows.steps * tile.columns)
+        first = builder.bind(panel * rows.steps * tile.columns)
         return sum_tile(
             builder,
             tile,
             operands.dtype,
-            (plan.rows.steps,),
-            lambda row, ks: plan.rows.factor(home + (start + row), ks[0], state(start + row)),
-            lambda column, ks: plan.rows.weight(plan.weights[first + ks[0] * tile.columns + column], operands.dtype),
-            plan.rows.multiply_add,
+            (rows.steps,),
+            lambda row, ks: rows.factor(home + (start + row), ks[0], state(start + row)),
+            lambda column, ks: rows.weight(plan.weights[first + ks[0] * tile.columns + column], operands.dtype),
+            rows.multiply_add,
             (lambda ks: self._ask_ahead(plan, first, ks[0])) if plan.asks_ahead and not builder.is_grid else None,
         )
 
-    def _ask_ahead(self, plan: _StagePlan, first: Expr, k: Expr) -> None:
+    def _ask_ahead(self, plan: StagePlan, first: Expr, k: Expr) -> None:
         """Ask for weights of later k: hardware asks for those of the next page only once it is read."""
         tile = plan.tiles.tile
         ahead = k + max(_ASKED_BYTES // (tile.columns * 4), 1)
@@ -311,7 +295,7 @@ class _Recurrence:
         old[HIDDEN], new[HIDDEN] = builder.bind(home + turn), builder.bind(home + self.size - turn)
         return _Place(direction, step, panel, old, new)
 
-    def _emit_row(self, plan: _StagePlan, place: _Place, b: Expr, finished: tuple[Buffer, ...], sums: Expr) -> None:
+    def _emit_row(self, plan: StagePlan, place: _Place, b: Expr, finished: tuple[Buffer | Scratch, ...], sums: Expr) -> None:
         """New states of one row's units; beyond the end of its sequence they stay, and Y is zero."""
         builder, operands = self.builder, self.operands
         length = builder.bind(operands.length_of(b))

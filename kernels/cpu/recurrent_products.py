@@ -40,7 +40,8 @@ def form_of(group: Group, x: str, weights: str, rows: int, target: Target) -> Fo
     if not is_paired:
         return Form.NUMBERS
     may_round = group.precision == "bfloat16" or group.types[x].dtype == "bfloat16"
-    return Form.WORDS if may_round and rows > _FEW_ROWS and target.has("avx512_bf16") else Form.HALVES
+    has_instruction = target.has("avx512_bf16") and not target.has_tiles  # CPUs with tiles have a slow one
+    return Form.WORDS if may_round and rows > _FEW_ROWS and has_instruction else Form.HALVES
 
 
 def pitch_of(elements: int) -> int:
@@ -108,9 +109,14 @@ class RowProduct:
         if form is not Form.NUMBERS:
             self.multiply_add = words_multiply_add(target) if form is Form.WORDS else halves_multiply_add
 
+    @property
+    def rounds(self) -> bool:
+        """Whether rows are rounded before they are multiplied."""
+        return self.form is Form.WORDS
+
     def round_row(self, row: Expr, element: Element) -> None:
         """Write the words of a row; nothing if the form has none."""
-        if self.form is not Form.WORDS:
+        if not self.rounds:
             return
         builder, begin = self.builder, self.builder.bind(row * self._pitch)
         whole = self.depth // 2

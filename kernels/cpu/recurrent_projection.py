@@ -11,13 +11,29 @@ from ..builder import Buffer, Expr, Index, KernelBuilder
 from .recurrent_cells import Cell
 from .recurrent_operands import PackGates, RecurrentOperands
 from .recurrent_products import Element, Form, RowProduct, form_of
+from .recurrent_tiles import Store, pays, project_on_tiles, terms_of
 from .tile_product import Plane, TileProduct, choose_tile, emit
 
 
 def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, target: Target) -> Buffer:
     """The workspace [direction, row of X, gate, hidden] with x W^T and the biases that do not belong to a later product."""
-    depth, columns, rows = operands.inputs, cell.gates * operands.hidden, operands.steps * operands.batch
+    depth, columns, rows = operands.inputs, operands.gates * operands.hidden, operands.steps * operands.batch
     projected = builder.workspace(operands.directions * rows * columns, operands.dtype)
+
+    def store(direction: Expr, m: Expr, column: Expr, value: Expr) -> None:
+        biased = value + _bias(operands, cell, direction, column) if operands.bias else value
+        builder.store(projected, (direction * rows + m) * columns + column, biased)
+
+    terms = terms_of(operands.group, operands.x, operands.w, target)
+    if pays(rows, columns, depth, terms):
+        project_on_tiles(operands, terms, target, store)
+    else:
+        _project_on_vectors(builder, operands, target, store)
+    return projected
+
+
+def _project_on_vectors(builder: KernelBuilder, operands: RecurrentOperands, target: Target, store: Store) -> None:
+    depth, columns, rows = operands.inputs, operands.gates * operands.hidden, operands.steps * operands.batch
     form = form_of(operands.group, operands.x, operands.w, rows, target)
     product = RowProduct(builder, form, rows, depth, target)
     tile = choose_tile(
@@ -42,10 +58,6 @@ def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, tar
         place = ((batch * panels + panel) * product.steps + ks[0]) * tile.columns + column
         return product.weight(weights[place], operands.dtype)
 
-    def store(batch: Expr, m: Expr, r: Expr, column: Expr, value: Expr) -> None:
-        biased = value + _bias(operands, cell, batch, column) if operands.bias else value
-        builder.store(projected, (batch * rows + m) * columns + column, biased)
-
     if form is Form.WORDS:
         with builder.chunks(rows, rows * depth) as row:
             product.round_row(row, element(row))
@@ -58,7 +70,7 @@ def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, tar
         operands.dtype,
         a,
         b,
-        store,
+        lambda batch, m, r, column, value: store(batch, m, column, value),
         a_padded=False,
         b_padded=True,
         multiply_add=product.multiply_add,
@@ -66,7 +78,6 @@ def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, tar
     )
     sizes = [operands.group.types[name].size_bytes for name in (operands.x, operands.w)]
     emit(builder, all_tiles, a_bytes=sizes[0], b_bytes=sizes[1])
-    return projected
 
 
 def _bias(operands: RecurrentOperands, cell: Cell, direction: Expr, column: Expr) -> Expr:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from ..builder import Buffer, Expr, Index, KernelBuilder
+from ..builder import Buffer, Expr, Index, KernelBuilder, share
 from .panel_product import Scratch
 from .split_bfloat16 import PRODUCTS, joined
 from .tile_packing import LINES
@@ -37,13 +37,26 @@ class Lines:
 
 
 @contextmanager
-def tile_threads(builder: KernelBuilder, unit: TileUnit, count: int) -> Iterator[tuple[Expr, Scratch]]:
-    """A parallel region whose threads use the unit; yields the number of a thread and its array for the sums of a block."""
-    sums = builder.workspace(count * LINES * LINES, "float32")  # in the arena, as the stack aligns to 16 bytes only
+def tile_threads(builder: KernelBuilder, unit: TileUnit, count: int, blocks: int = 1) -> Iterator[tuple[Expr, Scratch]]:
+    """A parallel region whose threads use the unit; yields the number of a thread and its array for the sums of some blocks."""
+    size = blocks * LINES * LINES
+    sums = builder.workspace(count * size, "float32")  # in the arena, as the stack aligns to 16 bytes only
     with builder.loop(count, "parallel", "thread") as thread:
         unit.configure()
-        yield thread, Scratch(sums, builder.bind(thread * (LINES * LINES)))
+        yield thread, Scratch(sums, builder.bind(thread * size))
         unit.release()
+
+
+@contextmanager
+def tile_chunks(
+    builder: KernelBuilder, unit: TileUnit, extent: int, work: int, blocks: int = 1
+) -> Iterator[tuple[Expr, Scratch]]:
+    """A loop over [0, extent), dealt to threads that use the unit; `work` is that of all, in scalar operations."""
+    threads = min(builder.threads_for(work), max(extent, 1))
+    with tile_threads(builder, unit, threads, blocks) as (thread, sums):
+        begin, end = share(thread, threads, extent)
+        with builder.loop(end - begin if threads > 1 else extent, name="chunk") as i:
+            yield builder.bind(begin + i), sums
 
 
 class BlockProduct:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
+from typing import Protocol
 
 import numpy as np
 from tvm import tirx
@@ -18,11 +19,20 @@ from ...runtime.plan import TensorType
 from ..builder import Buffer, Expr, KernelBuilder
 from .split_bfloat16 import split, split_array
 from .strided_copy import transposed
-from .tile_product import PackPanels
 from .tile_unit import DEPTH, ROWS, TILE_ELEMENTS
 
 LINES = 2 * ROWS  # of a panel
 TERM_ELEMENTS = 2 * TILE_ELEMENTS  # of one term of a step
+
+
+class Panels(Protocol):
+    """Lays a constant out as [matrices, panels, k, 32 lines]."""
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        """Its shape and type."""
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        """The panels."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,7 @@ class PackTiles:
     terms, a bfloat16 one is itself, one term. Every `run` values of k, all of them if 0, begin a new step.
     """
 
-    panels: PackPanels
+    panels: Panels
     terms: int
     pairs: bool
     run: int = 0
