@@ -10,11 +10,13 @@ from ..ir.cloning import copy_value
 from ..ir.constants import add_constant
 from ..ir.facts import infer_facts
 from ..ir.names import fresh_name
+from ..ir.rewriter import replace_node
 from .old_images import respell_images_after, respell_images_before
 
 _NUMPY_SLOPES_OPSET = 7  # from here on the slopes of PRelu broadcast as NumPy does
 _NUMBERS_OPSET = 11  # from here on numbers of Clip and Pad are inputs, which the converter makes floats of any data
 _FIRST_NUMBER = {"Clip": 1, "Pad": 2}  # their positions
+_ONE_AXIS_OPSET = 13  # from here on Hardmax is along one axis, the last if none is named; before, over all from the second on
 _BATCHED_SCAN_OPSET = 8  # the only one whose Scan has a batch dimension; the converter cuts it off the whole model
 
 
@@ -45,6 +47,8 @@ def respell_after_conversion(model: ir.Model, opset: int, where: str) -> None:
     for node in list(model.graph.all_nodes()):
         if opset < _NUMBERS_OPSET and node.domain == "" and node.op_type in _FIRST_NUMBER:
             _cast_numbers(model, node)
+        if opset < _ONE_AXIS_OPSET and node.domain == "" and node.op_type == "Hardmax":
+            _flatten_around(model, node)
     if opset < _NUMPY_SLOPES_OPSET:
         _spread_slopes(model, where)
 
@@ -61,6 +65,17 @@ def _cast_numbers(model: ir.Model, node: ir.Node) -> None:
         assert node.graph is not None
         node.graph.insert_before(node, cast)
         node.replace_input_with(position, cast.outputs[0])
+
+
+def _flatten_around(model: ir.Model, node: ir.Node) -> None:
+    """Let a Hardmax work on a matrix whose rows are all dimensions from its axis on."""
+    data = node.inputs[0]
+    axis = node.attributes.get_int("axis", 1)
+    shape = ir.Node("", "Shape", [data])
+    rows = ir.Node("", "Flatten", [data], [ir.AttrInt64("axis", axis)])
+    hot = ir.Node("", "Hardmax", [rows.outputs[0]], [ir.AttrInt64("axis", -1)], name=node.name)
+    whole = ir.Node("", "Reshape", [hot.outputs[0], shape.outputs[0]], [ir.AttrInt64("allowzero", 1)])
+    replace_node(model.graph, node, (shape, rows, hot, whole), whole.outputs)
 
 
 def _spread_slopes(model: ir.Model, where: str) -> None:

@@ -30,6 +30,18 @@ def test_numbers_of_attributes_have_the_type_of_the_data(
         [helper.make_tensor_value_info("y", kind, [len(expected)])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=4)
-    found = prefuse.compile(model, cache=False)(np.array([-3, 0.25, 7], dtype))
+    found = np.asarray(prefuse.compile(model, cache=False)(np.array([-3, 0.25, 7], dtype)))
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, np.array(expected, dtype))
+
+
+@pytest.mark.parametrize(("axis", "columns"), [(None, 12), (0, 24), (1, 12), (2, 4), (-1, 4)])
+def test_hardmax_was_over_all_dimensions_from_its_axis_on(axis: int | None, columns: int) -> None:
+    x = np.random.default_rng(3).permutation(24).astype(np.float32).reshape(2, 3, 4)
+    node = helper.make_node("Hardmax", ["x"], ["y"], **({} if axis is None else {"axis": axis}))
+    ports = [helper.make_tensor_value_info(name, 1, x.shape) for name in ("x", "y")]
+    graph = helper.make_graph([node], "one", ports[:1], ports[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
+    rows = x.reshape(-1, columns)
+    expected = rows == rows.max(1, keepdims=True)
+    np.testing.assert_array_equal(prefuse.compile(model, cache=False)(x), expected.reshape(x.shape).astype(np.float32))

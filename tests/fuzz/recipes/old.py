@@ -60,7 +60,8 @@ def pad(b: Draft) -> None:
 
 def clip(b: Draft) -> None:
     _before(b, 11)
-    b.op("Clip", b.tensor(b.dtype("Clip")), min=b.pick([None, -0.5, 0.0]), max=b.pick([None, 0.5, 6.0]))
+    x = b.finite(b.dtype("Clip"), b.shape())  # infinities stay where no bound is given
+    b.op("Clip", x, min=b.pick([None, -0.5, 0.0]), max=b.pick([None, 0.5, 6.0]))
 
 
 def top_k(b: Draft) -> None:
@@ -101,7 +102,7 @@ def batch_norm(b: Draft) -> None:
     x = b.tensor(FLOAT, 2, 4, nonempty=True)
     channels = (b.shape_of(x)[1],)
     variance = b.value(b.rng.random(channels).astype(FLOAT) + FLOAT.type(0.5))
-    b.op("BatchNormalization", x, *(b.fresh(FLOAT, channels) for _ in range(3)), variance, epsilon=1e-3)
+    b.op("BatchNormalization", x, *(b.finite(FLOAT, channels) for _ in range(3)), variance, epsilon=1e-3)
 
 
 def arithmetic(b: Draft) -> None:
