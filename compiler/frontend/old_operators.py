@@ -47,7 +47,7 @@ def respell_after_conversion(model: ir.Model, opset: int, where: str) -> None:
     for node in list(model.graph.all_nodes()):
         if opset < _NUMBERS_OPSET and node.domain == "" and node.op_type in _FIRST_NUMBER:
             _cast_numbers(model, node)
-        if opset < _ONE_AXIS_OPSET and node.domain == "" and node.op_type == "Hardmax":
+        if opset < _ONE_AXIS_OPSET and node.domain == "":
             _flatten_around(model, node)
     if opset < _NUMPY_SLOPES_OPSET:
         _spread_slopes(model, where)
@@ -68,7 +68,16 @@ def _cast_numbers(model: ir.Model, node: ir.Node) -> None:
 
 
 def _flatten_around(model: ir.Model, node: ir.Node) -> None:
-    """Let a Hardmax work on a matrix whose rows are all dimensions from its axis on."""
+    """Let a Hardmax work on a matrix whose rows are all dimensions from its axis on, as the converter lets Softmax do.
+
+    The Reshape that it puts behind that would take sizes of 0 for those of the matrix.
+    """
+    if node.op_type in ("Softmax", "LogSoftmax"):
+        for reader in node.outputs[0].consumers():
+            if reader.op_type == "Reshape":
+                reader.attributes.add(ir.AttrInt64("allowzero", 1))
+    if node.op_type != "Hardmax":
+        return
     data = node.inputs[0]
     axis = node.attributes.get_int("axis", 1)
     shape = ir.Node("", "Shape", [data])
