@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ...runtime.errors import CompileError, InputError, UnsupportedModelError
 from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
+from .torch_decompositions import without_misread_calls
 from .torch_operators import translations
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def _translate(program: torch.export.ExportedProgram, input_names: Sequence[str]
     import torch
 
     try:
+        program = without_misread_calls(program)
         exported = torch.onnx.export(
             program,
             (),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...runtime.errors import UnsupportedModelError
@@ -26,6 +26,17 @@ def translations() -> dict[Operator, Translation]:
         aten.searchsorted.Scalar: _searchsorted,
         aten.searchsorted.Tensor: _searchsorted,
         aten._grouped_mm.default: _grouped_mm,
+        aten.kthvalue.default: _kthvalue,
+        aten.median.dim: _median_of_axis,
+        aten.median.default: _median,
+        aten.masked_select.default: _masked_select,
+        aten._adaptive_avg_pool3d.default: _adaptive_average,
+        aten._pdist_forward.default: _pdist,
+        aten.copy.default: _copy,
+        torch.ops.prims.prod.default: _product,
+        torch.ops.prims.hypot.default: _hypotenuse,
+        torch.ops.prims.signbit.default: _has_sign,
+        aten.signbit.default: _has_sign,
     }
     fallback = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if fallback is not None:
@@ -154,3 +165,144 @@ def _grouped_mm(rows: Any, weights: Any, offsets: Any = None, bias: Any = None, 
     last = op.Sub(op.Squeeze(op.Shape(weights, start=0, end=1)), op.Constant(value_int=1))
     matrices = op.Gather(weights, op.Min(group, last), axis=0)
     return op.Squeeze(op.MatMul(op.Unsqueeze(rows, [1]), matrices), [1])
+
+
+def _kthvalue(self: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
+    """The k-th smallest element of each row along an axis, and its place; NaN stands behind all numbers."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    if len(self.shape) == 0:
+        return op.Identity(self), op.Constant(value_int=0)
+    key = _without_nan(self) if self.dtype.is_floating_point() else self
+    return _smallest(self, key, op.Constant(value_ints=[int(k)]), dim, keepdim)
+
+
+def _median_of_axis(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    """The lower median of each row along an axis, and its place: a NaN where the row has one."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    if len(self.shape) == 0:
+        return op.Identity(self), op.Constant(value_int=0)
+    extent = op.Gather(op.Shape(self), [dim], axis=0)
+    middle = op.Div(op.Add(extent, [1]), [2])
+    if not self.dtype.is_floating_point():
+        return _smallest(self, self, middle, dim, keepdim)
+    value, place = _smallest(self, _without_nan(self), middle, dim, keepdim)
+    is_nan = op.Cast(op.IsNaN(self), to=7)
+    has_nan = op.Cast(op.ReduceMax(is_nan, [dim], keepdims=int(keepdim)), to=9)
+    first_nan = op.ArgMax(is_nan, axis=dim, keepdims=int(keepdim))
+    return op.Where(has_nan, op.CastLike(float("nan"), self), value), op.Where(has_nan, first_nan, place)
+
+
+def _median(self: Any) -> Any:
+    """The lower median of all elements: NaN if one is."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    flat, count = op.Reshape(self, [-1]), op.Reshape(op.Size(self), [1])
+    if not self.dtype.is_floating_point():
+        return _smallest(flat, flat, op.Div(op.Add(count, [1]), [2]), 0, False)[0]
+    value, _ = _smallest(flat, _without_nan(flat), op.Div(op.Add(count, [1]), [2]), 0, False)
+    has_nan = op.Cast(op.ReduceMax(op.Cast(op.IsNaN(flat), to=7), [0], keepdims=0), to=9)
+    return op.Where(has_nan, op.CastLike(float("nan"), self), value)
+
+
+def _smallest(self: Any, key: Any, k: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    """The element with the k-th smallest key, k being a tensor of one number, of each row along an axis, and its place."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    _, places = op.TopK(key, k, axis=dim, largest=0, sorted=1)
+    place = op.Gather(places, op.Sub(k, [1]), axis=dim)
+    value = op.GatherElements(self, place, axis=dim)
+    return (value, place) if keepdim else (op.Squeeze(value, [dim]), op.Squeeze(place, [dim]))
+
+
+def _without_nan(self: Any) -> Any:
+    """Numbers that order as torch orders them: infinity for NaN."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    return op.Where(op.IsNaN(self), op.CastLike(float("inf"), self), self)
+
+
+def _masked_select(self: Any, mask: Any) -> Any:
+    """The elements where the mask holds, in a row; the tensor and the mask are broadcast to each other."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    chosen = op.Expand(mask, op.Shape(self))
+    return op.Compress(op.Reshape(op.Expand(self, op.Shape(mask)), [-1]), op.Reshape(chosen, [-1]))
+
+
+def _adaptive_average(self: Any, output_size: Sequence[int]) -> Any:
+    """Averages over boxes that cut each of the last axes into `output_size` parts, which overlap where sizes do not divide.
+
+    The part `i` of `n` of an axis of `size` elements is [floor(i * size / n), ceil((i + 1) * size / n)). A box's average is that
+    of the averages along each axis: a product with a constant matrix for each.
+    """
+    import numpy as np
+    import onnx_ir as ir
+    from onnxscript.onnx_opset import opset18 as op
+
+    result, rank = self, len(self.shape)
+    for axis, parts in zip(range(rank - len(output_size), rank), output_size, strict=True):
+        size = self.shape[axis]
+        if not isinstance(size, int):
+            raise UnsupportedModelError("adaptive_avg_pool", f"an axis of {size} elements", "fix the size of what is pooled")
+        weights = np.zeros((size, parts), np.float32)
+        for part in range(parts):
+            begin, end = part * size // parts, -(-(part + 1) * size // parts)
+            weights[begin:end, part] = 1 / (end - begin)
+        matrix = op.CastLike(op.Constant(value=ir.tensor(weights)), self)
+        order = [*(other for other in range(rank) if other != axis), axis]
+        product = op.MatMul(op.Transpose(result, perm=order), matrix)
+        result = op.Transpose(product, perm=[order.index(place) for place in range(rank)])
+    return result
+
+
+def _pdist(self: Any, p: float = 2.0) -> Any:
+    """The p-norms of the differences of all pairs of rows [N, M], a pair once: [N * (N - 1) / 2]."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    count = self.shape[0]
+    if not isinstance(count, int):
+        raise UnsupportedModelError("pdist", f"{count} rows", "fix the number of rows")
+    pairs = [[row, other] for row in range(count) for other in range(row + 1, count)]
+    first, second = (op.Constant(value_ints=[pair[side] for pair in pairs]) for side in range(2))
+    distances = _cdist(op.Unsqueeze(op.Gather(self, first), [1]), op.Unsqueeze(op.Gather(self, second), [1]), p)
+    return op.Reshape(distances, [-1])
+
+
+def _copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
+    """Another tensor in the type and, broadcast, in the shape of this one."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    return op.CastLike(op.Expand(src, op.Shape(self)), self)
+
+
+def _product(inp: Any, dims: Sequence[int] | None, output_dtype: Any = None) -> Any:
+    """The product of all elements along axes, which are left out of the result."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    values = inp if output_dtype is None else op.Cast(inp, to=int(output_dtype))
+    axes = range(len(inp.shape)) if dims is None else dims
+    return op.ReduceProd(values, op.Constant(value_ints=list(axes)), keepdims=0, noop_with_empty_axes=1)
+
+
+def _hypotenuse(self: Any, other: Any) -> Any:
+    """The root of the sum of two squares, without overflow of the squares; infinite where a side is."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    a, b = op.Abs(self), op.Abs(other)
+    longer, shorter = op.Max(a, b), op.Min(a, b)
+    zero, one = op.CastLike(0.0, self), op.CastLike(1.0, self)
+    ratio = op.Div(shorter, op.Where(op.Equal(longer, zero), one, longer))
+    finite = op.Mul(longer, op.Sqrt(op.Add(one, op.Mul(ratio, ratio))))
+    return op.Where(op.Or(op.IsInf(a), op.IsInf(b)), op.CastLike(float("inf"), self), finite)
+
+
+def _has_sign(self: Any) -> Any:
+    """Whether a number is negative, minus zero included."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    zero = op.CastLike(0, self)
+    if not self.dtype.is_floating_point():
+        return op.Less(self, zero)
+    return op.Or(op.Less(self, zero), op.And(op.Equal(self, zero), op.Less(op.Reciprocal(self), zero)))

@@ -102,6 +102,33 @@ def _groups(node: ir.Node) -> Fault:
     return None
 
 
+def _recurrent(node: ir.Node) -> Fault:
+    """Weights, biases and states have the extents that X, the hidden size and the direction ask for, where these are known."""
+    gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[node.op_type]
+    directions = 2 if node.attributes.get_string("direction", "forward") == "bidirectional" else 1
+    dims = [None if value is None else _dims(value) for value in node.inputs]
+    data, recurrence = dims[0], dims[2]
+    hidden = node.attributes.get_int("hidden_size", 0) or (recurrence[-1] if recurrence else 0)
+    if data is None or len(data) != 3 or not hidden:
+        return None
+    is_batch_first = node.attributes.get_int("layout", 0) == 1
+    batch = data[0 if is_batch_first else 1]
+    state = (batch, directions, hidden) if is_batch_first else (directions, batch, hidden)
+    expected = {
+        "W": (directions, gates * hidden, data[2]),
+        "R": (directions, gates * hidden, hidden),
+        "B": (directions, 2 * gates * hidden),
+        "sequence_lens": (batch,),
+        "initial_h": state,
+        "initial_c": state,
+        "P": (directions, 3 * hidden),
+    }
+    for (name, wanted), found in zip(expected.items(), dims[1:], strict=False):
+        if found is not None and found != wanted:
+            return f"of {hidden} units in {directions} direction(s) has {name} {list(found)}, where {list(wanted)} is asked for"
+    return None
+
+
 def _dims(value: ir.Value) -> tuple[int, ...] | None:
     if value.shape is None or not value.shape.is_static():
         return None
@@ -112,4 +139,5 @@ _WINDOWED = ("AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv"
 _RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(_WINDOWED, (_window,)),
     **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose"), (_window, _groups)),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), (_recurrent,)),
 }

@@ -81,6 +81,78 @@ def test_searches_in_rows() -> None:
         assert torch.equal(a, b)
 
 
+class Orders(nn.Module):
+    def forward(self, x: Tensor, n: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """No two numbers of `x` are equal: which of equal ones torch takes is not said."""
+        of_axes = (*x.kthvalue(3, 1), *x.kthvalue(1, 0, keepdim=True), *x.median(1), *x.median(0, keepdim=True))
+        return *of_axes, x.median(), n.median(), n.median(1).values, torch.masked_select(x, mask), x[x > 0]
+
+
+def test_order_statistics_and_masks() -> None:
+    """Rows of an even and an odd length, and a NaN, which makes a median NaN and stands last for kthvalue."""
+    x = torch.tensor([[1.0, math.nan, 3.0, 0.5, math.inf], [4.0, -2.0, 9.0, 6.0, 7.0]])
+    inputs = x, torch.tensor([[3, 1, 2, 9, 4], [8, 7, 6, 5, 0]]), torch.tensor([True, False, True, True, False])
+    got = prefuse.compile(Orders(), inputs, cache=False)(*inputs)
+    assert isinstance(got, tuple)
+    for a, b in zip(got, Orders()(*inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+class Numbers(nn.Module):
+    def forward(self, x: Tensor, y: Tensor, rows: Tensor, volume: Tensor) -> tuple[Tensor, ...]:
+        distances = torch.pdist(rows), torch.pdist(rows, 1.0), torch.pdist(rows, 3.0)
+        products = rows.prod(), torch.cumprod(rows, 1), torch.cumprod(rows, 0, dtype=torch.float64), torch.vander(rows[0])
+        signs = torch.hypot(x, y), torch.copysign(x, y), torch.signbit(y)
+        return *distances, *products, *signs, nn.functional.adaptive_avg_pool3d(volume, (2, None, 3))
+
+
+def test_products_signs_and_averages() -> None:
+    """Minus zero has a sign, squares may overflow, and boxes of averages overlap where sizes do not divide."""
+    inputs = (
+        torch.tensor([0.0, 1e30, -3.0, math.inf, math.nan, 0.0]),
+        torch.tensor([-0.0, 1e30, 4.0, math.nan, 1.0, -2.0]),
+        torch.randn(4, 5),
+        torch.randn(2, 3, 4, 6, 8),
+    )
+    got = prefuse.compile(Numbers(), inputs, cache=False)(*inputs)
+    assert isinstance(got, tuple)
+    for a, b in zip(got, Numbers()(*inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+class Misread(nn.Module):
+    """Calls of which torch's exporter leaves out an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 6, 2, proj_size=3, bias=False)
+
+    def forward(self, logits: Tensor, target: Tensor, image: Tensor, steps: Tensor) -> tuple[Tensor, ...]:
+        losses = nn.functional.cross_entropy(logits, target, label_smoothing=0.1), nn.functional.cross_entropy(logits, target)
+        pools = nn.functional.avg_pool2d(image, (3, 2), divisor_override=5), nn.functional.avg_pool2d(image, 3, 2, 1)
+        states, (hidden, cell) = self.lstm(steps)
+        return *losses, *pools, states, hidden, cell
+
+
+def test_arguments_that_the_exporter_leaves_out() -> None:
+    torch.manual_seed(0)
+    module = Misread().eval()
+    inputs = torch.randn(4, 6), torch.tensor([0, 2, 5, 1]), torch.randn(1, 2, 8, 9), torch.randn(3, 2, 4)
+    got = prefuse.compile(module, inputs, cache=False)(*inputs)
+    assert isinstance(got, tuple)
+    for a, b in zip(got, module(*inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_pool_with_a_divisor_and_ceil_mode_is_refused() -> None:
+    class Pool(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=3)
+
+    with pytest.raises(UnsupportedModelError, match="with ceil_mode and divisor_override; multiply the result"):
+        prefuse.compile(Pool(), torch.randn(1, 2, 8, 9), cache=False)
+
+
 class Grouped(nn.Module):
     def forward(self, rows: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
         product: Tensor = torch.ops.transformers.grouped_mm_fallback(rows, weights, offsets)

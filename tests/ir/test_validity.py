@@ -51,6 +51,22 @@ def test_windows_of_pools_that_cannot_be(attributes: str, message: str) -> None:
         check_nodes(model)
 
 
+@pytest.mark.parametrize(
+    ("weights", "states", "message"),
+    [
+        ("float[1,16,3] w, float[1,16,4] r", "float[1,2,5] h, float[1,2,4] c", r"initial_h \[1, 2, 5\], where \[1, 2, 4\]"),
+        ("float[1,16,3] w, float[1,16,4] r", "float[1,2,4] h, float[1,2,7] c", r"initial_c \[1, 2, 7\], where \[1, 2, 4\]"),
+        ("float[1,16,5] w, float[1,16,4] r", "float[1,2,4] h, float[1,2,4] c", r"W \[1, 16, 5\], where \[1, 16, 3\]"),
+        ("float[1,16,3] w, float[1,16,2] r", "float[1,2,4] h, float[1,2,4] c", r"R \[1, 16, 2\], where \[1, 16, 4\]"),
+    ],
+)
+def test_recurrent_operands_that_do_not_fit(weights: str, states: str, message: str) -> None:
+    """torch's exporter makes such an LSTM of one with projections."""
+    operands = f"float[6,2,3] x, {weights}, {states}"
+    with pytest.raises(InvalidModelError, match=message):
+        _compile(f"main ({operands}) => (float[6,1,2,4] y) {{ y = LSTM<hidden_size=4>(x, w, r, , , h, c) }}")
+
+
 def test_a_view_keeps_its_elements() -> None:
     with pytest.raises(InvalidModelError, match="6 elements into 5"):
         _compile("main (float[2,3] x) => (float[5] y) <int64[1] s = {5}> { y = Reshape(x, s) }")

@@ -1,0 +1,80 @@
+"""Calls of which torch's exporter leaves out an argument without a word, taken apart before it sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ...runtime.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def without_misread_calls(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program with operators taken apart of which it has a call that torch's exporter would translate into another one.
+
+    Label smoothing of a cross entropy; projections of an LSTM, whose steps are then written out; the divisor of an average pool.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    misread: dict[Callable[..., Any], Callable[[dict[str, Any]], bool]] = {
+        aten.cross_entropy_loss.default: lambda call: call["label_smoothing"] != 0.0,
+        aten.lstm.input: lambda call: _has_projections(call["params"], call["has_biases"]),
+        aten.avg_pool2d.default: lambda call: call["divisor_override"] is not None,
+        aten.avg_pool3d.default: lambda call: call["divisor_override"] is not None,
+    }
+    calls = [node for node in program.graph.nodes if node.op == "call_function" and node.target in misread]
+    found = {node.target for node in calls if misread[node.target](_arguments(node))}
+    if not found:
+        return program
+    pools = {aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
+    table = torch.export.default_decompositions()
+    chosen = {target: _with_divisor(target, pools[target]) if target in pools else table[target] for target in found}
+    return program.run_decompositions(chosen)
+
+
+def _arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """What a call passes to each parameter of its operator, the defaults included."""
+    assert not isinstance(node.target, str)
+    parameters = node.target._schema.arguments  # type: ignore[attr-defined]  # an overload has one
+    defaults = {parameter.name: parameter.default_value for parameter in parameters if parameter.has_default_value()}
+    positional = {parameter.name: argument for parameter, argument in zip(parameters, node.args, strict=False)}
+    return defaults | positional | node.kwargs
+
+
+def _has_projections(parameters: list[Any], has_biases: bool) -> bool:
+    """Whether layers of an LSTM have, after two weights and two biases if any, a projection's weight [projected, hidden].
+
+    If not, another layer's first weight stands in its place, which has the four gates' rows as the first layer's does.
+    """
+    place = 4 if has_biases else 2
+    if len(parameters) <= place:
+        return False
+    rows, candidate = (parameters[index].meta["val"].shape[0] for index in (0, place))
+    return bool(rows != candidate)
+
+
+def _with_divisor(pool: Callable[..., Any], axes: int) -> Callable[..., Any]:
+    """An average pool over `axes` axes that divides its sums by a given number, by way of one without."""
+
+    def decomposed(
+        x: Any,
+        kernel_size: list[int],
+        stride: tuple[int, ...] = (),
+        padding: int | list[int] = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        if divisor_override is None:
+            return NotImplemented
+        if ceil_mode:
+            what = "with ceil_mode and divisor_override"
+            raise UnsupportedModelError(str(pool), what, "multiply the result of a pool without divisor_override")
+        elements = prod(kernel_size) if len(kernel_size) > 1 else kernel_size[0] ** axes
+        return pool(x, kernel_size, stride, padding) * (elements / divisor_override)
+
+    return decomposed
