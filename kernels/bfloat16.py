@@ -3,7 +3,8 @@
 A multiply-add of words is s + a0 * b0 + a1 * b1 in float32: one instruction where the CPU has AVX512_BF16 (VDPBF16PS, which takes
 denormal operands for zero), else shifts and two multiply-adds. Rounding has instructions there, too, of one vector or two
 (VCVTNEPS2BF16, VCVTNE2PS2BF16, which make zero of denormal numbers). LLVM's type of their operands is one that TVM cannot write,
-so that they are called through functions of LLVM IR, which are inlined (`LLVM_FUNCTIONS`).
+so that they are called through functions of LLVM IR, which are inlined (`LLVM_FUNCTIONS`). So is a load of a word that begins
+between words.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tvm.ir import Call, Op, PrimType, _ffi_api, register_op_attr
 from ..runtime.target import Target
 
 Expr: TypeAlias = Any  # as in builder
+Buffer: TypeAlias = Any
 MultiplyAdd = Callable[[Expr, Expr, Expr], Expr]  # of a sum and two factors: the new sum
 
 
@@ -32,6 +34,7 @@ _ROUND_FUNCTION, _ROUND_LANES = "prefuse_bfloat16_round", (8, 16, 32)
 _PAIR = "tirx.prefuse_bfloat16_pair"
 _PAIR_FUNCTION, _PAIR_LANES = "prefuse_bfloat16_pair", 16
 _WORDS_FUNCTION = "prefuse_bfloat16_words"
+_LOAD_FUNCTION = "prefuse_bfloat16_load"
 _INTERLEAVED = ", ".join(f"i32 {i // 2 + i % 2 * _PAIR_LANES}" for i in range(2 * _PAIR_LANES))
 LLVM_FUNCTIONS = f"""
 define <16 x float> @{_DOT_FUNCTION}(<16 x float> %sums, <16 x i32> %a, <16 x i32> %b) {{
@@ -67,6 +70,10 @@ define <16 x i32> @{_WORDS_FUNCTION}(<16 x float> %first, <16 x float> %second) 
   %y = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %second, <16 x float> %first)
   %r = bitcast <32 x bfloat> %y to <16 x i32>
   ret <16 x i32> %r
+}}
+define i32 @{_LOAD_FUNCTION}(ptr %p) {{
+  %r = load i32, ptr %p, align 2
+  ret i32 %r
 }}
 """
 _INFINITY, _QUIET_NAN, _LEAST_NORMAL = 0x7F800000, 0x7FC00000, 0x00800000  # bits of float32
@@ -106,6 +113,11 @@ def low(word: Expr) -> Expr:
 def high(word: Expr) -> Expr:
     """The second one."""
     return tirx.reinterpret("float32", word & tirx.const(-0x10000, "int32"))
+
+
+def word_at(buffer: Buffer, offset: Expr) -> Expr:
+    """The word of the elements `offset` and `offset + 1` of a buffer of 16 bits each, on a target with AVX512_BF16."""
+    return tirx.call_pure_extern("int32", _LOAD_FUNCTION, tirx.address_of(buffer[offset]))
 
 
 def pair(first: Expr, second: Expr) -> Expr:

@@ -32,7 +32,8 @@ _MANY_PLANES, _APART = (
 _NEAR_PLANE_BYTES, _FAR_PLANES = 8192, 0.1  # planes beyond which reading scalars from many of them slows a sum by so much
 _SEGMENT_CYCLES = 20.0  # of handing one row of an image in a tile to the epilogue, where there is something between rows
 _FAR_VOLUMES = 0.25  # the same where each tap of a plane reads lines of another one: 198 GFLOP/s, and 250 from channels-last
-_FEW_CHANNELS = 8  # of the input, below which neighbouring windows share scalars, which LLVM keeps in registers
+_FEW_CHANNELS = 8  # of the input, below which neighbouring windows share scalars, which LLVM keeps in registers,
+_FEW_ROWS = 5  # so that a tile has no more rows, and sums in half of the registers
 
 PRODUCT_BLOCK_BYTES = 512 * 1024  # of rows of a product that wait in the second cache for what is computed from them
 _MIN_BLOCK_ROWS = 32  # of a thread, that make as much of each vector of weights as it takes to read it
@@ -102,14 +103,14 @@ def channels_last_tiles(
     positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int
 ) -> list[tuple[int, int]]:
     """All tiles for a stretch of positions: those that cycles are counted for, the fewest first, then those thought worse."""
-    most = registers // 2 if inputs < _FEW_CHANNELS else registers
-    are_crowded = depth < _SHORT_DEPTH or inputs * _WORD_BYTES % _SET_BYTES == 0
-    rows = min(positions, _SHORT_ROWS if are_crowded else _MAX_TILE_ROWS)
+    are_crowded, are_few = depth < _SHORT_DEPTH or inputs * _WORD_BYTES % _SET_BYTES == 0, inputs < _FEW_CHANNELS
+    rows = min(positions, _FEW_ROWS if are_few else _SHORT_ROWS if are_crowded else _MAX_TILE_ROWS)
+    vectors, sums = (4, registers // 2) if are_few else (2, registers)
     every = product(range(1, min(positions, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4))
     fitting = [(r, v) for r, v in every if r * v + v + 1 <= registers and (v == 1 or (v - 1) * lanes < channels)]
 
     def rank(tile: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:
-        is_counted = tile[0] <= rows and tile[1] <= 2 and tile[0] * tile[1] + tile[1] + 1 <= most
+        is_counted = tile[0] <= rows and tile[1] <= vectors and tile[0] * tile[1] <= sums
         return not is_counted, _stretch_cycles(tile, positions, channels, depth, lanes), tile
 
     return sorted(fitting, key=rank)

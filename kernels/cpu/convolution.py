@@ -25,8 +25,8 @@ from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
 from .common import finish, minimum, new_builder
-from .packing import pack_in_kernel
-from .tile_product import PackPanels, Plane, TileProduct, emit, tile_options
+from .packing import PackPanels, pack_in_kernel
+from .tile_product import Plane, TileProduct, emit, tile_options
 from .window import Taps, Window, read_window, transposed_taps
 
 _ACCUMULATORS = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}

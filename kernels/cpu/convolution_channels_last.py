@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from math import prod
+from math import ceil, prod
 
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..bfloat16 import multiply_add, words_multiply_add
+from ..bfloat16 import multiply_add, word_at, words_multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
 from ..costs import channels_last_tiles
 from ..group import Group
@@ -25,10 +25,10 @@ from .anchored import sweep
 from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder
 from .depthwise_channels_last import Depthwise, is_depthwise
-from .packing import pack_in_kernel
+from .packing import PackPanels, pack_in_kernel
 from .padded_image import Image, padded_image
-from .tile_product import PackPanels, Panel, Tile, split_options, sum_tile
-from .window import clipped_taps, read_window, share_of_padding
+from .tile_product import Panel, Tile, split_options, sum_tile
+from .window import Window, clipped_taps, read_window, share_of_padding
 
 _ACCUMULATORS = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 _WORK_PER_OPERATION = 16
@@ -36,6 +36,7 @@ _SHORT_DEPTH = 256
 _FAR_BYTES = 3 * 512 * 1024  # of weights that come from beyond the second cache, above which they are asked for ahead
 _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # of a tap, and the share of taps, from which on those of padding are left out
 _NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
+_LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
 _ORDERS = {  # of the loops around a tile: what passes while something else stays near
     "by line": ("image", "line", "group", "n", "m"),
     "by panel": ("group", "n", "image", "line", "m"),
@@ -76,6 +77,7 @@ class _Convolution:
         self.accumulator = _ACCUMULATORS[self.source.dtype]
         self.is_last = form.anchor.inputs[0] in form.operands
         self.is_paired = has_pairs(form, target, self.channels // self.groups)
+        self.pairs_taps = pairs_taps(form, self.window, target)
         if self.is_paired:  # a word of two channels is one element
             self.channels //= 2
         self.packed: dict[str, Operand] = {}
@@ -91,7 +93,9 @@ class _Convolution:
         skipped = [axis < len(reaches) - 1 and self._skips(axis, 1) for axis in range(len(reaches))]
         self.begins = tuple(0 if skips else begin for skips, begin in zip(skipped, window.begins, strict=True))
         reaches = [whole if skips else reach for skips, whole, reach in zip(skipped, window.inputs, reaches, strict=True)]
-        image = padded_image(self.builder, self.form, self.begins, reaches, words=self.is_paired)
+        if self.pairs_taps:
+            reaches[-1] += window.kernel[-1] % 2
+        image = padded_image(self.builder, self.form, self.begins, reaches, words=self.is_paired, rounds=self.pairs_taps)
         if isinstance(image, Refusal):
             return image
         flops = self._product(image)
@@ -104,16 +108,17 @@ class _Convolution:
         window, builder = self.window, self.builder
         inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
         images, lines, rows = self._positions()
-        depth = (*window.kernel, inputs)
-        flops: int = (4 if self.is_paired else 2) * images * lines * rows * self.out_channels * prod(depth)
+        depth = (*window.kernel[:-1], inputs, ceil(window.kernel[-1] / 2)) if self.pairs_taps else (*window.kernel, inputs)
+        flops: int = (4 if self.is_paired else 2) * images * lines * rows * self.out_channels * inputs * prod(window.kernel)
         lanes = builder.lanes(self.accumulator)
-        ranked = channels_last_tiles(rows, outputs, prod(depth), inputs, lanes, self.target.vector_registers)
+        words = prod(depth) if self.pairs_taps else inputs  # that follow each other: neighbouring windows share none
+        ranked = channels_last_tiles(rows, outputs, prod(depth), words, lanes, self.target.vector_registers)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         weights = self._weights(tile.columns)
         is_far = self.form.inner.types[self.anchor.inputs[1]].size_bytes > _FAR_BYTES
         panels = -(-outputs // tile.columns)
         step, dilation = window.strides, window.dilations
-        combine = words_multiply_add(self.target) if self.is_paired else multiply_add
+        combine = words_multiply_add(self.target) if self.is_paired or self.pairs_taps else multiply_add
         if not flops:
             return 0
 
@@ -127,6 +132,8 @@ class _Convolution:
             panel = builder.bind((group * panels + place["n"]) * (prod(depth) * tile.columns))
 
             def a(row: int, ks: Index) -> Expr:
+                if self.pairs_taps:
+                    return self._pair(image, corner + row * step[-1], ks)
                 *downs, right = (k * d for k, d in zip(ks, dilation, strict=False))
                 return self._factor(image.buffer[corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)])
 
@@ -153,6 +160,8 @@ class _Convolution:
 
     def _skips(self, axis: int, run: int) -> bool:
         """Whether so many taps of an axis only meet padding, of windows by runs of `run`, that it pays to leave them out."""
+        if self.pairs_taps and axis == len(self.window.kernel) - 1:
+            return False
         products = prod(self.window.kernel[axis + 1 :]) * (self.channels // self.groups)  # of one tap
         return products >= _LEAST_PRODUCTS and share_of_padding(self.window, axis, run) >= _LEAST_PADDING
 
@@ -167,8 +176,16 @@ class _Convolution:
                 spans[axis] = clipped_taps(builder, window, axis, corner, builder.bind(corner + (length - 1) * stride))
         return spans
 
+    def _pair(self, image: Image, corner: Expr, ks: Index) -> Expr:
+        """Two neighbouring taps of a row of a window as a word, a last one beside a zero: what lies there may be infinite."""
+        *downs, channel, number = ks
+        places = (k * dilation for k, dilation in zip(downs, self.window.dilations, strict=False))
+        word = word_at(image.buffer, corner + image.offset(0, channel, *places, 2 * number))
+        taps = self.window.kernel[-1]
+        return tirx.Select(number == taps // 2, word & tirx.const(0xFFFF, "int32"), word) if taps % 2 else word
+
     def _factor(self, element: Expr) -> Expr:
-        return element if self.is_paired else tirx.Cast(self.accumulator, element)
+        return element if self.is_paired or self.pairs_taps else tirx.Cast(self.accumulator, element)
 
     def _orders(self, depth: int, outputs: int) -> dict[str, tuple[str, ...]]:
         """The loops around a tile, outermost first, in all orders that may be good, the best first.
@@ -210,14 +227,15 @@ class _Convolution:
         name, window = self.anchor.inputs[1], self.window
         kind = self.form.inner.types[name]
         shape = (self.groups, self.out_channels // self.groups, kind.shape[1], *window.kernel)
-        order = (0, 1, *range(3, len(shape)), 2)
-        pack = PackPanels(shape, order, 1, 1, tile, pairs=self.is_paired)
+        places, has_words = range(3, len(shape)), self.is_paired or self.pairs_taps
+        order = (0, 1, *places[:-1], 2, places[-1]) if self.pairs_taps else (0, 1, *places, 2)
+        pack = PackPanels(shape, order, 1, 1, tile, pairs=has_words, rounds=self.pairs_taps)
         if name not in self.form.inner.constants:
             return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
         key = f"{name}/last"
         self.packed[key] = Operand(name, pack)
         elements = pack.packed_type(kind).elements
-        if self.is_paired:
+        if has_words:
             return self.builder.parameter(key, elements // 2, "int32")
         return self.builder.parameter(key, elements, kind.dtype)
 
@@ -236,6 +254,19 @@ def has_pairs(form: ChannelsLast, target: Target, channels: int) -> bool:
     are_narrow = all(form.inner.types[name].dtype == "bfloat16" for name in (source, weights))
     is_read = source in form.operands and weights in form.inner.constants and not form.is_computed()
     return are_narrow and is_read and channels % 2 == 0 and not target.is_gpu
+
+
+def pairs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:
+    """Whether the products of a Conv go by pairs of neighbouring taps of a row, which it rounds to bfloat16.
+
+    So do those of float32 for which bfloat16 is exact enough, and whose odd number of channels makes no pairs.
+    """
+    source, weights, result = (form.inner.types[name] for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
+    if form.outer.precision != "bfloat16" or not target.has("avx512_bf16") or form.anchor.inputs[1] not in form.inner.constants:
+        return False
+    has_pairs = window.kernel[-1] > 1 and window.dilations[-1] == 1 and weights.shape[1] % 2 == 1
+    is_long = result.elements * prod(weights.shape[1:]) >= _LEAST_ROUNDED
+    return has_pairs and is_long and source.dtype == weights.dtype == "float32"
 
 
 def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Callable[[dict[str, Expr]], None]) -> None:

@@ -17,8 +17,7 @@ from ..template import Operand
 from ..values import GroupValues, Reader
 from .anchored import accumulator_type
 from .channels_last import ChannelsLast
-from .packing import pack_in_kernel
-from .tile_product import PackPanels
+from .packing import PackPanels, pack_in_kernel
 from .window import Window, clipped_taps
 
 _STRIP = 4  # positions that share the weights they load

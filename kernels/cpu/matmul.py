@@ -15,7 +15,8 @@ from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
 from .common import finish, new_builder
-from .tile_product import PackPanels, Panel, Plane, TileProduct, emit, stream_cycles, tile_options
+from .packing import PackPanels
+from .tile_product import Panel, Plane, TileProduct, emit, stream_cycles, tile_options
 
 _ACCUMULATORS = {"float16": "float32", "bfloat16": "float32"}
 _TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")

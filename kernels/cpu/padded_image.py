@@ -9,10 +9,13 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.plan import TensorType
+from ..bfloat16 import rounded
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..template import Refusal
 from .anchored import accumulator_type
 from .channels_last import ChannelsLast
+
+_BITS = "uint16"  # of numbers of bfloat16
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,18 @@ class Image:
 
 
 def padded_image(
-    builder: KernelBuilder, form: ChannelsLast, begins: Sequence[int], reaches: Sequence[int], *, words: bool = False
+    builder: KernelBuilder,
+    form: ChannelsLast,
+    begins: Sequence[int],
+    reaches: Sequence[int],
+    *,
+    words: bool = False,
+    rounds: bool = False,
 ) -> Image | Refusal:
     """The anchor's input, or where it is not whole the copy of it that begins `begins` positions of each dimension before it.
 
     Products read positions up to `reaches`, counted from there. With `words`, two neighbouring channels of 16 bits are one
-    element of it. An input that is computed must be copied.
+    element of it. An input that is computed must be copied. With `rounds` it is a copy in any case, channels-first in bfloat16.
     """
     name = form.anchor.inputs[0]
     kind, parameter = form.inner.types[name], form.operands.get(name, name)
@@ -43,6 +52,10 @@ def padded_image(
         kind = TensorType((kind.shape[0], kind.shape[1] // 2, *kind.shape[2:]), "int32")
     extents = kind.shape[2:]
     is_last = name in form.operands
+    if rounds:
+        staged = Image(builder.workspace(prod(kind.shape[:2]) * prod(reaches), _BITS), _strides(kind.shape[1], reaches, False))
+        _Copy(builder, form, None, staged.buffer, kind.shape, _BITS, False, begins, reaches).emit()
+        return staged
     if not any(begins) and all(reach <= extent for reach, extent in zip(reaches, extents, strict=True)):
         if form.is_computed():
             return Refusal("an operand that is read in place, again for each tile of channels, is computed")
@@ -116,6 +129,9 @@ class _Copy:
             self._each(columns * unit, lanes, base, lambda i: source[origin + i])
 
     def _each(self, count: int, lanes: int, base: Expr, element: Callable[[Expr], Expr]) -> None:
-        self.builder.vector_loop(
-            count, lanes, lambda i: self.builder.store(self.target, base + i, tirx.Cast(self.dtype, element(i)))
-        )
+        def convert(value: Expr) -> Expr:
+            if self.dtype != _BITS:
+                return tirx.Cast(self.dtype, value)
+            return tirx.reinterpret(_BITS, rounded(value, self.builder.name, has_instruction=self.builder.has_bfloat16))
+
+        self.builder.vector_loop(count, lanes, lambda i: self.builder.store(self.target, base + i, convert(element(i))))

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...runtime.plan import TensorType
 from ..bfloat16 import MultiplyAdd, multiply_add
 from ..builder import Buffer, Expr, KernelBuilder, share, unravel
 
@@ -349,54 +348,3 @@ def _loop_kinds(depth: tuple[int, ...], cells: int, spans: Collection[int]) -> l
         unroll = is_whole and position < len(depth) - 1 and operations <= _UNROLLED_OPERATIONS and "serial" not in kinds
         kinds.append("unrolled" if unroll else "serial")
     return kinds[::-1]
-
-
-@dataclass(frozen=True)
-class PackPanels:
-    """Lay a constant operand out as the tiles load it: [groups, panels, depth, tile], the last panel filled up with zeros.
-
-    The constant is reshaped to `shape`, cut by `steps` (start, step of each dimension; the whole where empty), and transposed
-    by `order`, whose first `group_axes` dimensions are groups, the next `line_axes` the rows of A or columns of B, the rest k.
-    With `pairs`, two neighbouring k of a line lie side by side, [groups, panels, depth / 2, tile, 2], an odd last one beside a
-    zero: words of two bfloat16 numbers, as the dot product instructions of AVX512_BF16 and AMX load them.
-    """
-
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-    group_axes: int
-    line_axes: int
-    tile: int
-    steps: tuple[tuple[int, int], ...] = ()
-    pairs: bool = False
-
-    def packed_type(self, source: TensorType) -> TensorType:
-        groups, panels, depth, tile = self._dimensions()
-        return TensorType(
-            (groups, panels, ceil(depth / 2), tile, 2) if self.pairs else (groups, panels, depth, tile), source.dtype
-        )
-
-    def __call__(self, array: np.ndarray) -> np.ndarray:
-        groups, panels, depth, tile = self._dimensions()
-        cut = array.reshape(self.shape)[tuple(slice(start, None, step) for start, step in self.steps)]
-        lines = (
-            cut.transpose(self.order).reshape(groups, -1, depth) if depth else np.zeros((groups, panels * tile, 0), array.dtype)
-        )
-        packed = np.zeros((groups, panels, depth + depth % 2 if self.pairs else depth, tile), array.dtype)
-        for panel in range(panels):
-            part = lines[:, panel * tile : (panel + 1) * tile]
-            packed[:, panel, :depth, : part.shape[1]] = part.transpose(0, 2, 1)
-        if not self.pairs:
-            return packed
-        return np.ascontiguousarray(packed.reshape(groups, panels, -1, 2, tile).swapaxes(3, 4))
-
-    def _dimensions(self) -> tuple[int, int, int, int]:
-        steps = self.steps or ((0, 1),) * len(self.shape)
-        cut = [len(range(start, extent, step)) for extent, (start, step) in zip(self.shape, steps, strict=True)]
-        extents = [cut[axis] for axis in self.order]
-        lines = self.group_axes + self.line_axes
-        groups, count = prod(extents[: self.group_axes]), prod(extents[self.group_axes : lines])
-        return groups, ceil(count / self.tile), prod(extents[lines:]), self.tile
-
-    def __str__(self) -> str:
-        extra = f",{self.steps}" * bool(self.steps) + ",pairs" * self.pairs
-        return f"panels({self.shape},{self.order},{self.tile}{extra})".replace(" ", "")

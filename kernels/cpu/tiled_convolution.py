@@ -19,11 +19,11 @@ from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
 from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder
+from .packing import PackPanels
 from .panel_product import Scratch
 from .tile_blocks import BlockProduct, Lines, packed_lines, tile_threads
 from .tile_image import TiledImage
 from .tile_packing import LINES, TERM_ELEMENTS, PackTiles
-from .tile_product import PackPanels
 from .tile_unit import DEPTH, ROWS, tile_unit
 from .winograd_channels_last import winograd_of
 

@@ -28,8 +28,9 @@ from .anchored import accumulator_type
 from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder
 from .convolution_channels_last import deal, each_column, has_pairs
+from .packing import PackPanels
 from .padded_image import Image, padded_image
-from .tile_product import PackPanels, Tile, sum_tile
+from .tile_product import Tile, sum_tile
 from .window import Taps, Window, read_window, transposed_taps
 
 _TYPES = ("float32", "float64", "float16", "bfloat16")

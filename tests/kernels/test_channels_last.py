@@ -13,7 +13,8 @@ from prefuse.kernels.cpu import convolution_channels_last
 from prefuse.kernels.cpu.channels_last import channels_last_form
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import Refusal
+from prefuse.kernels.template import BuiltKernel, Refusal
+from prefuse.runtime.precision import Precision
 from torch.nn import functional
 
 from .harness import LEVELS, Case, check, operator, run, target_of, type_of
@@ -68,10 +69,12 @@ def convolution(
     dtype: str = "float32",
     keep_first: tuple[str, ...] = (),
     narrow: str = "",
+    rounds: str = "",
 ) -> Case:
     """A convolution with bias, then relu(c * s + r) with s of the channels and r of the result's shape, all channels-last.
 
-    Operands in `narrow` are bfloat16 in memory, and Casts make float32 of them; with "y" in it, so is the result.
+    Operands in `narrow` are bfloat16 in memory, and Casts make float32 of them; with "y" in it, so is the result. Those in
+    `rounds` are float32 that the kernel rounds.
     """
     rank = len(shape) - 2
     k, s, d = (value if isinstance(value, tuple) else (value,) * rank for value in (kernel, strides, dilations))
@@ -82,14 +85,16 @@ def convolution(
         return torch.randn(*extents, generator=generator, dtype=torch.float64)
 
     def rounded(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.bfloat16().double() if name in narrow else tensor
+        return tensor.bfloat16().double() if name in narrow + rounds else tensor
 
-    x, weights = rounded("x", draw(*shape)), rounded("w", draw(channels, shape[1] // group, *k))
+    image, filters = draw(*shape), draw(channels, shape[1] // group, *k)
+    x, weights = rounded("x", image), rounded("w", filters)
     bias, scale = draw(channels), draw(channels, *(1,) * rank)
     convolve = functional.conv2d if rank == 2 else functional.conv3d
     exact = convolve(padded(x, p), weights, bias, s, 0, d, group)
     tensors = {"x": x, "w": weights, "b": bias, "s": scale, "r": rounded("r", draw(*exact.shape))}
-    arrays = {name: tensor.numpy().astype(_BFLOAT16 if name in narrow else dtype) for name, tensor in tensors.items()}
+    given = {**tensors, "x": image, "w": filters} if rounds else tensors
+    arrays = {name: tensor.numpy().astype(_BFLOAT16 if name in narrow else dtype) for name, tensor in given.items()}
     attributes = {"strides": s, "pads": p, "dilations": d, "group": group}
     read = {name: f".{name}.wide" if name in narrow else name for name in tensors}
     ops = (
@@ -108,7 +113,9 @@ def convolution(
     expected = torch.relu(exact * scale + tensors["r"]).numpy()
     unit = 4e-2 if "y" in narrow else _UNITS[dtype]  # half a unit of bfloat16 is 4e-3
     label = f"Conv {shape} {channels} {k} {attributes} {dtype} narrow {narrow!r}"
-    case = Case(Group(ops, tuple(arrays), ("y",), types, frozenset("wbs")), arrays, [expected], unit / 10, unit, label)
+    precision: Precision = "bfloat16" if rounds else "float32"
+    group_of = Group(ops, tuple(arrays), ("y",), types, frozenset("wbs"), precision=precision)
+    case = Case(group_of, arrays, [expected], unit / 10, unit, label)
     return channels_last(case, template="convolution_channels_last", keep_first=keep_first)
 
 
@@ -467,6 +474,63 @@ def test_weights_that_are_asked_for_ahead(level: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(convolution_channels_last, "_FAR_BYTES", 0)
     cases = [convolution((1, 18, 7, 7), 33, 3, 1, 1), convolution((1, 18, 7, 7), 33, 3, 2, 1, narrow="xw")]
     check([*cases, convolution((2, 34, 5, 5), 70, 1, narrow="xw")], target_of(level))
+
+
+def rounded_rows() -> list[Case]:
+    """Pairs of neighbouring taps: kernels of an even and of an odd width, in either layout, strided, grouped, over padding."""
+    return [
+        convolution((1, 3, 37, 33), 20, 7, 2, 3, keep_first=("x",), rounds="xw"),
+        convolution((2, 1, 12, 13), 33, 3, keep_first=("x",), rounds="xw"),
+        convolution((2, 3, 9, 8), 16, 2, 1, (1, 0, 0, 2), keep_first=("x",), rounds="xw", narrow="y"),
+        convolution((2, 5, 9, 8), 16, (3, 5), 3, (1, 2, 0, 2), (2, 1), rounds="xw"),
+        convolution((1, 9, 7, 6), 12, 3, 1, 1, group=3, rounds="xw"),
+        convolution((1, 33, 3, 5), 9, 3, 1, 2, rounds="xw"),
+        convolution((1, 3, 4, 6, 5), 9, 3, 1, 1, rounds="xw"),
+        convolution((1, 1, 3, 4), 5, (2, 4), rounds="xw"),
+    ]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_pairs_of_neighbouring_taps(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_channels_last, "_LEAST_ROUNDED", 0)
+    check(rounded_rows(), target_of("avx512bf16", threads))
+
+
+def test_what_no_tap_reads_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of an odd width reads one element more, whose weight is zero."""
+    monkeypatch.setattr(convolution_channels_last, "_LEAST_ROUNDED", 0)
+    case = convolution((1, 1, 5, 9), 4, 3, rounds="xw", keep_first=("x",))
+    spoiled = case.arrays["x"].copy()
+    spoiled[..., 5:] = np.inf
+    case = replace(case, arrays={**case.arrays, "x": spoiled})
+    run([case], target_of("avx512bf16"))
+    np.testing.assert_allclose(case.got[0][:, :, :3].astype(np.float64), case.expected[0][:, :, :3], 1e-3, 1e-3)
+
+
+def test_taps_are_paired_where_that_is_exact_enough_and_pays() -> None:
+    """Not in float32, nor pairs of channels, nor taps that are no neighbours, nor what is too small."""
+    size = (1, 3, 64, 64)
+    cases = {
+        True: [convolution(size, 64, 3, rounds="xw")],
+        False: [
+            convolution(size, 64, 3),
+            convolution((1, 4, 64, 64), 64, 3, rounds="xw"),
+            convolution(size, 64, 3, 1, 0, 2, rounds="xw"),
+            convolution(size, 64, (3, 1), rounds="xw"),
+            convolution((1, 3, 16, 16), 64, 3, rounds="xw"),
+            convolution(size, 64, 3, rounds="xw", narrow="x"),
+        ],
+    }
+
+    def are_paired(case: Case, level: str) -> bool:
+        built = build_kernel(case.group, target_of(level))
+        assert isinstance(built, BuiltKernel), built
+        return any(",rounded" in str(operand.pack) for operand in built.operands)
+
+    for expected, some in cases.items():
+        for case in some:
+            assert are_paired(case, "avx512bf16") == expected, case.label
+    assert not are_paired(cases[True][0], "avx512")
 
 
 def narrow_transposed() -> list[Case]:
