@@ -19,13 +19,13 @@ from ..builder import Expr, KernelBuilder, unravel
 from ..costs import TERMS, tile_step_cycles, vector_step_cycles
 from ..group import Group
 from ..template import Operand
+from .packing import PackPanels
 from .panel_product import Scratch
 from .recurrent_operands import PackGates, RecurrentOperands
 from .recurrent_products import Element, pitch_of
 from .split_bfloat16 import split
 from .tile_blocks import BlockProduct, Lines, packed_lines, tile_chunks
 from .tile_packing import LINES, TERM_ELEMENTS, PackTiles, Panels
-from .tile_product import PackPanels
 from .tile_unit import DEPTH, ROWS, TileUnit, tile_unit
 
 _WORK_PER_DOT = 16  # cycles
