@@ -157,6 +157,15 @@ def test_low_bit_products(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.parametrize(("columns", "depth"), [(5, 32), (6, 32), (5, 96), (1, 32)])
+def test_packed_zero_points_may_lie_in_one_row(columns: int, depth: int) -> None:
+    """Whole bytes for each column, as older quantizers wrote them."""
+    case = low_bit(4, columns, depth, 32, "packed")
+    *given, zero = case.inputs
+    assert zero is not None
+    check(Case(case.op_type, [*given, zero.reshape(-1)], case.attributes, constants=case.constants))
+
+
 def test_low_bit_bias() -> None:
     case = low_bit(4, 5, 70, 16)
     check(Case(case.op_type, [*case.inputs, None, floats(5)], case.attributes, constants=case.constants))

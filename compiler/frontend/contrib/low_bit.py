@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import onnx_ir as ir
 
@@ -105,7 +107,9 @@ def _zero_points(call: Call, zero: ir.Value | None, bits: int, shape: tuple[int,
     kind = _UNSIGNED[bits]
     if zero is None:
         return call.constant(np.full(shape, 2 ** (bits - 1)).astype(kind.numpy()))
-    along = shape if shape[-1] > 1 or call.rank(zero) == len(shape) else shape[:-1]  # the dimensions that are packed
+    count = prod(call.size(zero, axis) for axis in range(call.rank(zero)))
+    is_by_row = count == prod(shape[:-1]) * -(-shape[-1] * bits // 8)  # whole bytes for each row, flattened or not
+    along = shape if is_by_row else shape[:-1]  # the dimensions that are packed
     if along[-1] * bits % 8 == 0:
         return _retyped(call, zero, bits, shape)
     rows = call.known(zero, "zero_points").reshape(*along[:-1], -1)

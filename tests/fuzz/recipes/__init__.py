@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..draft import Draft
-from . import control, elements, indices, networks, old, shapes, windows
+from . import contrib, control, elements, indices, networks, old, shapes, windows
 
 RECIPES: list[Callable[[Draft], object]] = [
-    recipe for family in (elements, shapes, indices, networks, windows, control, old) for recipe in family.RECIPES
+    recipe for family in (elements, shapes, indices, networks, windows, control, contrib, old) for recipe in family.RECIPES
 ]
