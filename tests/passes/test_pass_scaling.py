@@ -36,7 +36,8 @@ _WEIGHTS = {
 }
 _WEIGHTS |= {"s": (64,), "table": (16, 64)}
 _CONSTANTS = """float eps = {0.001}, float two = {2}, float half = {0.5}, float root = {1.41421356}, float one = {1},
-    int64[1] last = {-1}, int64 trips = {2}, bool yes = {1}, int64[5] rows = {1, 0, 3, 2, 5}"""
+    int64[1] last = {-1}, int64 trips = {2}, bool yes = {1}, int64[5] rows = {1, 0, 3, 2, 5},
+    int64[2] tall = {10, 32}, int64[2] wide = {5, 64}"""
 _BLOCK = """
     mean# = ReduceMean(x#, last) d# = Sub(x#, mean#) q# = Pow(d#, two) var# = ReduceMean(q#, last) ve# = Add(var#, eps)
     sd# = Sqrt(ve#) n# = Div(d#, sd#) nw# = Mul(n#, b) nb# = Add(nw#, b)
@@ -51,7 +52,8 @@ _BLOCK = """
         { no# = Identity(go#) ou# = Relu(in#) }>
     un# = ReduceL2<keepdims = 1>(mv#, last) gd# = Add(lo#, un#) ne# = Neg(gd#) unused# = Exp(ne#)
     so2# = Softmax(gd#) sm# = Mul(so2#, x#) sr# = ReduceSum<keepdims = 1>(sm#, last)
-    pr# = MatMul(jo#, v) ta# = Tanh(jo#) pt# = Add(pr#, ta#) ps# = Add(pt#, sr#)
+    pr# = MatMul(jo#, v) tl# = Reshape(pr#, tall) th# = Relu(tl#) vw# = Reshape(th#, wide)
+    ta# = Tanh(jo#) pt# = Add(vw#, ta#) ps# = Add(pt#, sr#)
     again# = Neg(gd#) both# = Add(ne#, again#) bp# = Add(both#, ps#) x% = Tanh(bp#)
 """
 

@@ -1,0 +1,219 @@
+"""sink-views: changes of shape move behind the pointwise nodes that follow them, which then stand beside what they work on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from ..compiler.ir.aliases import is_view, view_root
+from ..compiler.ir.constants import add_constant, constant_tensor
+from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
+from ..compiler.ir.rewriter import Rejection, drop_unused_constants, remove_nodes, replace_node
+from ..compiler.pipeline import Context, Pass
+from .canonicalization.scope import operation, static_shape
+from .rows.shapes import rows_of
+from .views.regrouping import regrouped, widened
+
+_ROW_OPERATORS = ("LayerNormalization", "LogSoftmax", "RMSNormalization", "Softmax")  # whose results have their operands' shape
+_MAX_PULLED = 8  # nodes that one node may take along into another shape
+_MAX_REPEATED = 4096  # elements of a constant that is repeated to be shown in another shape
+_Shape = tuple[int, ...]
+_Plan = dict[ir.Node, list["_Form"]]  # what to compute in another shape, in order of the graph, and how its operands are shown
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The shape in which an operand is shown; a constant is repeated to the shape `through` before."""
+
+    through: _Shape
+    shape: _Shape
+
+
+@dataclass(frozen=True)
+class SinkViews(Pass):
+    """Compute pointwise nodes and normalizations of rows in the shape of what a view shows, and show their result instead.
+
+    Before:  h = Gemm(x, w);  r = Reshape(h, s);  y = Add(r, b)      with h [24, 32], r and y [2, 12, 32], b [32]
+    After:   h = Gemm(x, w);  a = Add(h, b);  y = Reshape(a, s)
+
+    So the node can be in one group with the view's source. Legal where the result has the view's shape, and every other operand
+    spans all or none of the dimensions that the view joins or splits together; it is shown in the source's shape, at compile
+    time where it is constant. Pointwise nodes that the node alone reads come along. Not where the source takes nothing into its
+    group, nor where the node can join what else makes an operand that it alone reads.
+    """
+
+    name: ClassVar[str] = "sink-views"
+
+    def run(self, model: ir.Model, context: Context) -> bool:
+        sinking = _Sinking(model)
+        for node in list(model.graph):
+            sinking.read_sources(node)
+            view = _view_before(node)
+            plan = None if view is None else _plan(node, view)
+            if isinstance(plan, Rejection):
+                context.reject(self.name, plan)
+            elif plan is not None:
+                for one, forms in plan.items():
+                    sinking.sink(one, forms)
+        sinking.clean_up()
+        return bool(sinking.views)
+
+
+def _view_before(node: ir.Node) -> ir.Value | None:
+    """The operand of a pointwise node, or of a normalization, that is a view of what the node could be in one group with."""
+    if not is_pointwise(node) and not _is_of_rows(node):
+        return None
+    for value in node.inputs if is_pointwise(node) else node.inputs[:1]:
+        if value is None or view_root(value) is value or not _takes_followers(view_root(value).producer()):
+            continue
+        source, shown = static_shape(view_root(value)), static_shape(value)
+        if source is not None and shown is not None and source != shown and 0 not in shown:
+            return value
+    return None
+
+
+def _is_of_rows(node: ir.Node) -> bool:
+    return node.op_type in _ROW_OPERATORS and rows_of(node) is not None and not any(value.name for value in node.outputs[1:])
+
+
+def _takes_followers(node: ir.Node | None) -> bool:
+    return node is not None and len(node.outputs) == 1 and kind_of(node) not in (Kind.OPERAND, Kind.VIEW, Kind.OPAQUE)
+
+
+def _plan(node: ir.Node, view: ir.Value) -> _Plan | Rejection:
+    """What to compute in the shape of a view's source so that a node that reads the view is; or why not."""
+    root, producer = view_root(view), view_root(view).producer()
+    assert producer is not None
+    plan: _Plan = {}
+    fault = _extend(plan, node, _shape_of(view), _shape_of(root))
+    if fault:
+        return Rejection(f"{node.op_type} not computed before the view of {producer.op_type}: {fault}", (producer, node))
+    return plan
+
+
+def _extend(plan: _Plan, node: ir.Node, shown: _Shape, source: _Shape) -> str:
+    """Put a node, after those that come along, into a plan that computes it in the shape of the source; else why not."""
+    if static_shape(node.outputs[0]) != shown:
+        return f"its shape is {node.outputs[0].shape} and that of the view {list(shown)}"
+    if not is_pointwise(node):
+        rows = rows_of(node)
+        if rows is None or source[-rows.count :] != shown[-rows.count :]:
+            return f"it would have other rows in {list(source)}"
+        others = [() if value is None else _shape_of(value) for value in node.inputs[1:]]
+        plan[node] = [_Form(shown, source), *(_Form(shape, shape) for shape in others)]
+        return ""
+    forms: list[_Form] = []
+    for value in node.inputs:
+        form = _Form((), ()) if value is None else _form_of(value, shown, source)
+        if form is None:
+            assert value is not None
+            return f"%{value.name} spans only some of the dimensions that become others"
+        if value is not None and form.shape == source and (producer := _only_for(node, value)) is not None:
+            if not is_pointwise(producer) or len(plan) >= _MAX_PULLED:
+                return f"it can join what makes %{value.name}"
+            if fault := _extend(plan, producer, shown, source):
+                return fault
+        forms.append(form)
+    plan[node] = forms
+    return ""
+
+
+def _form_of(value: ir.Value, shown: _Shape, source: _Shape) -> _Form | None:
+    """How an operand is shown to what is computed in the shape of the source; None where it cannot be."""
+    shape = static_shape(value)
+    if shape is None:
+        return None
+    target = regrouped(shape, shown, source)
+    if target is not None:
+        return _Form(shape, target)
+    through = widened(shape, shown, source)
+    target = regrouped(through, shown, source)
+    is_small = constant_tensor(value) is not None and prod(through) <= _MAX_REPEATED
+    return _Form(through, target) if is_small and target is not None else None
+
+
+def _shape_of(value: ir.Value) -> _Shape:
+    shape = static_shape(value)
+    assert shape is not None
+    return shape
+
+
+def _only_for(node: ir.Node, value: ir.Value) -> ir.Node | None:
+    """What makes a value that a node alone reads and that is no view."""
+    producer = value.producer()
+    if producer is None or is_view(producer) or constant_tensor(value) is not None or producer.graph is not node.graph:
+        return None
+    return None if value.is_graph_output() or value.consumers() != (node,) else producer
+
+
+@dataclass(slots=True)
+class _Sinking:
+    """The rewriting of one graph, in its order. `views` are those that were passed, and those that were made."""
+
+    model: ir.Model
+    views: dict[ir.Node, None] = field(default_factory=dict)
+    shapes: dict[_Shape, ir.Value] = field(default_factory=dict)  # operands of the Reshapes made, by what they hold
+    constants: dict[tuple[ir.Value, _Form], ir.Value] = field(default_factory=dict)  # in other shapes
+
+    def sink(self, node: ir.Node, forms: Sequence[_Form]) -> None:
+        """Put a node that reads its operands in other shapes, and a view of its result, in the node's place."""
+        made: list[ir.Node] = []
+        operands = list(zip(node.inputs, forms, strict=True))
+        inputs = [None if value is None else self._shown(value, form, made) for value, form in operands]
+        attributes = dict(node.attributes)
+        shape = _shape_of(node.outputs[0])
+        if not is_pointwise(node):  # its rows are counted from the last dimension
+            axis = node.attributes.get_int("axis", -1)
+            attributes["axis"] = ir.AttrInt64("axis", axis % len(shape) - len(shape))
+        computed = ir.Node(node.domain, node.op_type, inputs, attributes, name=node.name, version=node.version)
+        view = operation("Reshape", [computed.outputs[0], self._dims(shape)])
+        passed = [value.producer() for value in node.inputs if value is not None and view_root(value) is not value]
+        self.views.update(dict.fromkeys([*(one for one in passed if one is not None), *made, view]))
+        replace_node(self.model, node, [*made, computed, view], [view.outputs[0], *[None] * (len(node.outputs) - 1)])
+
+    def read_sources(self, node: ir.Node) -> None:
+        """Let a node read what it sees through views that give it back its shape."""
+        for position, value in enumerate(node.inputs):
+            if value is None or (view := value.producer()) is None or not is_view(view):
+                continue
+            root, shape = view_root(value), static_shape(value)
+            if shape is not None and static_shape(root) == shape:
+                node.replace_input_with(position, root)
+                self.views[view] = None
+
+    def _shown(self, value: ir.Value, form: _Form, made: list[ir.Node]) -> ir.Value:
+        """An operand in its form: what it is a view of, a new constant, or a new view."""
+        for known in (value, view_root(value)):
+            if static_shape(known) == form.shape:
+                return known
+        if (tensor := constant_tensor(value)) is not None:
+            if (value, form) not in self.constants:
+                lazy = ir.LazyTensor(
+                    lambda: ir.tensor(np.broadcast_to(tensor.numpy(), form.through).reshape(form.shape)),
+                    dtype=tensor.dtype,
+                    shape=ir.Shape(form.shape),
+                )
+                self.constants[value, form] = add_constant(self.model, lazy, str(value.name))
+            return self.constants[value, form]
+        made.append(operation("Reshape", [view_root(value), self._dims(form.shape)]))
+        return made[-1].outputs[0]
+
+    def _dims(self, shape: _Shape) -> ir.Value:
+        """The second operand of a Reshape to a shape."""
+        if shape not in self.shapes:
+            self.shapes[shape] = add_constant(self.model, np.array(shape, np.int64), "shape")
+        return self.shapes[shape]
+
+    def clean_up(self) -> None:
+        """Take out the views and constants that nothing reads any more."""
+        left = [value for value, _ in self.constants]
+        for view in reversed(self.views):
+            if not view.outputs[0].uses() and not view.outputs[0].is_graph_output():
+                left += [value for value in view.inputs if value is not None]
+                remove_nodes([view])
+        drop_unused_constants(self.model, left)
