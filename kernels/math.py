@@ -192,6 +192,22 @@ def sigmoid(x: Expr) -> Steps:
 
 
 @stepwise
+def rough_tanh(x: Expr) -> Steps:
+    """A quotient of polynomials, a fit of our own with an error of 2e-5: for what multiplies numbers rounded to bfloat16."""
+    bounded = yield minimum(maximum(x, f32(-6.0)), f32(6.0))
+    s = yield bounded * bounded
+    above = yield bounded * polynomial(s, 1.5145957e-3, 0.114831276, 0.99999273)
+    return above / polynomial(s, 5.6272623e-5, 1.7611314e-2, 0.44811463, 1.0)
+
+
+@stepwise
+def rough_sigmoid(x: Expr) -> Steps:
+    """1 / (1 + e**-x) by the same quotient, with an error of 1e-5: as 1/2 + tanh(x / 2) / 2."""
+    half = yield rough_tanh, x * f32(0.5)
+    return half * f32(0.5) + f32(0.5)
+
+
+@stepwise
 def softplus(x: Expr) -> Steps:
     """log(1 + e**x) as max(x, 0) + log1p(e**-|x|); log1p(u) is u log(w) / (w - 1) with w = 1 + u (Kahan)."""
     u = yield exp, -tirx.abs(x)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import product as nest
 from math import ceil, prod
 
 from tvm import tirx
@@ -113,7 +114,7 @@ class _Unit:
         if clipped and (bound := operands.op.attribute("clip")) is not None:
             clip = Op("Clip", ("x",), ("y",), {"min": -bound, "max": bound})
             value = pointwise.apply(clip, [self.name(value)], [operands.dtype], operands.dtype, self.name)
-        return self.activations[number](self.name, operands.dtype, value)
+        return self.activations[number](self.name, operands.dtype, value, is_rough=self.plan.is_rough)
 
     def name(self, value: Expr) -> Expr:
         return self.recurrence.builder.name(value)
@@ -251,11 +252,33 @@ class _Recurrence:
         with builder.loop(ceil(operands.batch / tile.rows) if only is None else 1, name="rows") as block:
             begin = builder.bind((block if only is None else only) * tile.rows)
             start = begin if plan.tiled else builder.bind(tirx.min(begin, operands.batch - tile.rows))
+            if plan.asks_for_input(self.projected_elements * (builder.vector_bytes // self.lanes)) and not builder.is_grid:
+                self._ask_for_input(plan, place, start)
             finished = tuple(self._sum_part(plan, place, start, part, sums) for part in range(plan.tiles.parts))
             with builder.loop(builder.bind(tirx.min(tile.rows, operands.batch - begin)), name="row") as row:
                 b = builder.bind(begin + row)
                 at = builder.bind((b - start) * tile.columns - panel * plan.tiles.units)
                 self._emit_row(plan, place, b, finished, at)
+
+    def _ask_for_input(self, plan: StagePlan, place: _Place, start: Expr) -> None:
+        """Ask for the input's share of a tile, which lies in as many pages as it has rows."""
+        builder = self.builder
+        with builder.loop(plan.tiles.tile.rows, name="row") as row:
+            share = builder.bind(self._share_of(place, self._time_of(place, start + row)[1], start + row))
+            for gate, vector in nest(plan.stage.gates, range(0, plan.tiles.units, self.lanes)):
+                column = gate * self.operands.hidden + place.panel * plan.tiles.units + vector
+                builder.prefetch(self.projected[share + column])
+
+    def _time_of(self, place: _Place, b: Expr) -> tuple[Expr, Expr]:
+        """The length of a row's sequence, and where in it the step is."""
+        length = self.builder.bind(self.operands.length_of(b))
+        return length, self.builder.bind(self.operands.time_of(place.direction, place.step, length))
+
+    def _share_of(self, place: _Place, time: Expr, b: Expr) -> Expr:
+        """Where the input's share of a row begins."""
+        operands = self.operands
+        line = place.direction * (operands.steps * operands.batch) + operands.x_line(time, b)
+        return line * self.cell.gates * operands.hidden
 
     def _sum_part(self, plan: StagePlan, place: _Place, start: Expr, part: int, sums: Scratch | None) -> Buffer | Scratch:
         """The products of the rows from `start` on with one part of a panel."""
@@ -298,10 +321,8 @@ class _Recurrence:
     def _emit_row(self, plan: StagePlan, place: _Place, b: Expr, finished: tuple[Buffer | Scratch, ...], sums: Expr) -> None:
         """New states of one row's units; beyond the end of its sequence they stay, and Y is zero."""
         builder, operands = self.builder, self.operands
-        length = builder.bind(operands.length_of(b))
-        time = builder.bind(operands.time_of(place.direction, place.step, length))
-        line = place.direction * (operands.steps * operands.batch) + operands.x_line(time, b)
-        share = builder.bind(line * self.cell.gates * operands.hidden)
+        length, time = self._time_of(place, b)
+        share = builder.bind(self._share_of(place, time, b))
         y = builder.bind(operands.y_offset(place.direction, time, b))
         row = _Unit(self, plan, place, self.activations[0], finished, sums, share, builder.bind(b * self.pitch))
         running = [place.step < length] if operands.lengths else []

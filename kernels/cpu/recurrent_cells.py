@@ -147,7 +147,10 @@ class Activation:
     name: str
     parameters: tuple[float, ...] = ()
 
-    def __call__(self, name: math.Name, dtype: str, x: Expr) -> Expr:
+    def __call__(self, name: math.Name, dtype: str, x: Expr, *, is_rough: bool = False) -> Expr:
+        """Of x; `is_rough`: the result needs no smaller error than numbers rounded to bfloat16 have."""
+        if is_rough and dtype == "float32" and self.name in _ROUGH:
+            return _ROUGH[self.name](name, x)
         if self.name in ("Affine", "ScaledTanh"):
             alpha, beta = (tirx.const(value, dtype) for value in self.parameters)
             return alpha * x + beta if self.name == "Affine" else alpha * pointwise.apply(_TANH, [x * beta], [dtype], dtype, name)
@@ -155,6 +158,7 @@ class Activation:
         return pointwise.apply(Op(self.name, ("x",), ("y",), attributes), [x], [dtype], dtype, name)
 
 
+_ROUGH = {"Sigmoid": math.rough_sigmoid, "Tanh": math.rough_tanh}
 _TANH = Op("Tanh", ("x",), ("y",))
 
 

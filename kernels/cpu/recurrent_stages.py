@@ -44,6 +44,15 @@ class StagePlan:
         tile = self.tiles.tile
         return tile.rows > 1 and self.panels * self.tiles.parts * self.rows.steps * tile.columns * 4 > _L2_BYTES
 
+    def asks_for_input(self, share_bytes: int) -> bool:
+        """Whether a tile's share of the input is asked for, which is more in all than the second-level cache holds."""
+        return self.tiled is None and self.tiles.tile.rows > 1 and share_bytes > _L2_BYTES
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether rows are rounded to bfloat16, so that gates need no smaller error than that."""
+        return self.rows.terms == 1 if isinstance(self.rows, TiledRows) else self.rows.form is Form.WORDS
+
     def place_of(self, gate: int) -> tuple[int, int]:
         """Which part of a panel has a gate's sums, and the column there of its first unit."""
         part, position = divmod(self.stage.gates.index(gate), len(self.stage.gates) // self.tiles.parts)
