@@ -33,14 +33,15 @@ PASSES: dict[str, str] = {
     "plan-memory": "prefuse.passes.plan_memory:PlanMemory",
 }
 
-# Structure first, then what ONNX spells out as its own operators, then what moves weights together, then groups.
+# Structure first, then what ONNX spells out as its own operators, then what moves weights together, then groups; fuse-epilogue
+# once more for what transposes stood between.
 DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
     "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,concat-to-split-weight,merge-parallel-matmul,"
     "fold-batchnorm,canonicalize,eliminate-dead,"
     "fuse-attention,sink-views,fuse-gather,lower-precision,"
-    "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-prologue,"
+    "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
     "order-nodes,plan-memory"
 )
 

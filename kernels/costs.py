@@ -202,7 +202,7 @@ def channels_first_cycles(one: Convolution, lanes: int, registers: int) -> float
     copied = copy_cycles(one.input_bytes) if is_copied else 0.0
     choices = [(r, v) for r, v in product(range(1, min(one.outputs, _MAX_TILE_ROWS) + 1), range(1, 9)) if r * v + v < registers]
     apart = _APART if one.inputs >= _MANY_PLANES else 1.0
-    segments = one.outputs * one.rows if pitch > one.columns else 0
+    segments = one.outputs * one.rows if pitch > one.columns and one.rows > 1 else 0
 
     def cycles(tile: tuple[int, int]) -> float:
         rows, vectors = tile

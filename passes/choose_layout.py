@@ -33,19 +33,21 @@ class ChooseLayout(Pass):
     products with constant weights have these reordered instead of a flattened image; tokens of vision transformers and the
     model's own transposes are channels-last already. Concats of channels then go into the function of a window that makes one of
     their pieces. The choice is that of the fewest estimated cycles of the whole graph, conversions counted once for all readers.
-    Legal for windows of two spatial dimensions, or three but for transposed convolutions, static shapes and a CPU.
+    Legal for windows of one spatial dimension or two, or three but for transposed convolutions, static shapes and a CPU.
     """
 
     name: ClassVar[str] = "choose-layout"
 
     def run(self, model: ir.Model, context: Context) -> bool:
-        found = []
+        found, images = [], set[ir.Value]()
         for node in model.graph:
-            form = flexible_form(model, node, context.target, context.precision)
+            form = flexible_form(model, node, context.target, context.precision, images)
             if isinstance(form, Rejection):
                 context.reject(self.name, form)
             elif form is not None:
                 found.append(form)
+                if form.form == "window" or not form.operands or any(node.inputs[i] in images for i in form.operands):
+                    images.update(form.images)
         if not any(one.form == "window" and one.last_cycles < one.first_cycles for one in found):
             return False
         chosen = choose_layouts(layout_problem(model.graph, found))

@@ -24,10 +24,12 @@ Narrow = Literal["bfloat16", "float16"]
 _TYPES: dict[Narrow, ir.DataType] = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
 _LARGEST_FLOAT16 = 65504.0
 _RECURRENT = frozenset(["GRU", "LSTM", "RNN"])
-_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_DIMENSIONS = {"Conv": (1, 2, 3), "ConvTranspose": (1, 2)}  # spatial ones, of kernels that read narrow operands
+_CONVOLUTIONS = tuple(_DIMENSIONS)
 _MOVES = frozenset(["Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])  # of elements, whatever their type
 _IMAGE_MOVES = frozenset(["Concat", "Slice"])  # the same, of which kernels for images take narrow ones
 _POOLS = ("AveragePool", "MaxPool")
+_IMAGE_RANKS = (3, 4, 5)  # of signals, images and volumes
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ class _Lowering:
     def _transforms_weights(self, node: ir.Node) -> bool:
         """Whether a convolution will be Winograd's, which makes float32 numbers of its weights: rounding them wins nothing."""
         target = self.context.target
-        if node.op_type != "Conv" or target.has_tiles or self.context.precision not in WINOGRAD_PRECISIONS:
+        is_plane = node.op_type == "Conv" and len(static_shape(node.outputs[0]) or ()) == 4
+        if not is_plane or target.has_tiles or self.context.precision not in WINOGRAD_PRECISIONS:
             return False
         one = replace(convolution_extents(node), element_bytes=2)
         choice = winograd_choice(one, target.vector_lanes, target.vector_registers)
@@ -151,7 +154,7 @@ class _Lowering:
         """Let the pointwise readers of an image that convolutions read narrow do so, too, each by a Cast of its own."""
         for value, narrow in self.narrow.items():
             rounding = narrow.producer()
-            if rounding is None or rounding.inputs[0] is not value or len(static_shape(value) or ()) != 4:
+            if rounding is None or rounding.inputs[0] is not value or len(static_shape(value) or ()) not in _IMAGE_RANKS:
                 continue
             if value.is_graph_output() or not any(_is_image_reader(reader) for reader in narrow.consumers()):
                 continue
@@ -202,8 +205,8 @@ class _Lowering:
         if node.inputs[1] is None or not _is_constant(node.inputs[1]):
             return "its weights are not constant"
         weights = static_shape(node.inputs[1]) or ()
-        if len(weights) != 4:
-            return f"it has {len(weights) - 2} spatial dimensions, and the kernel two"
+        if (dimensions := len(weights) - 2) not in _DIMENSIONS[node.op_type]:
+            return f"it has {dimensions} spatial dimensions, and the kernel {_DIMENSIONS[node.op_type][-1]}"
         channels = weights[1] if node.op_type == "Conv" else weights[0] // node.attributes.get_int("group", 1)
         return f"{channels} channels are no pairs" if channels % 2 else ""
 
@@ -316,7 +319,8 @@ def _is_image_move(node: ir.Node) -> bool:
 def _is_pool(node: ir.Node) -> bool:
     """Whether a node is a pooling of images without indices."""
     has_one_output = sum(output.name != "" for output in node.outputs) == 1
-    return node.domain == "" and node.op_type in _POOLS and has_one_output and len(static_shape(node.outputs[0]) or ()) == 4
+    rank = len(static_shape(node.outputs[0]) or ())
+    return node.domain == "" and node.op_type in _POOLS and has_one_output and rank in _IMAGE_RANKS
 
 
 def _moved_values(move: ir.Node) -> list[ir.Value]:

@@ -2,8 +2,8 @@
 
     Transpose(0,3,1,2) of an operand -> one operator and its followers, in ONNX's own order of dimensions -> Transpose(0,2,3,1)
 
-or Transpose(0,4,1,2,3) and Transpose(0,2,3,4,1) for volumes. Pointwise operators before a transpose are computed where the
-operand is read.
+or Transpose(0,4,1,2,3) and Transpose(0,2,3,4,1) for volumes; for signals both are Transpose(0,2,1). Pointwise operators before
+a transpose are computed where the operand is read.
 
 A template sees the group without its transposes, asks for elements at ONNX's indices (image, channel, *place), and gets
 loads and stores whose neighbouring channels are neighbours in memory. A result may be some channels of a Concat with operands
@@ -23,7 +23,7 @@ from ..template import Refusal
 from ..values import GroupValues, Reader, anchors_of, pointwise_obstacle
 from ..views import slice_places
 
-_RANKS = (4, 5)  # of images and of volumes
+_RANKS = (3, 4, 5)  # of signals, of images and of volumes
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,10 @@ class ChannelsLast:
 def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast | Refusal:
     """The group as templates of channels-last values see it; those that call `copy_pieces` `may_join` results with others."""
     moves = [op for op in group.ops if op.op_type == "Transpose"]
-    heads = [op for op in moves if _turns(op, _to_first)]
+    heads = [op for op in moves if _turns(op, _to_first) and _is_pointwise(_before(group, op.inputs))]
     before = _before(group, [op.inputs[0] for op in heads])
-    if any(op.op_type not in POINTWISE for op in before):
-        return Refusal("its values do not lie channels-last")
     operands = {op.outputs[0]: op.inputs[0] for op in heads}
-    results = {op.outputs[0]: op.inputs[0] for op in moves if _turns(op, _to_last) and op.inputs[0] in group.producers}
+    results = {op.outputs[0]: op.inputs[0] for op in moves if op not in heads and _turns(op, _to_last)}
     if not results or len(operands) + len(results) != len(moves):
         return Refusal("its values do not lie channels-last")
     joins = [op for op in group.ops if op.op_type == "Concat"] if may_join else []
@@ -183,6 +181,10 @@ def _before(group: Group, names: Iterable[str]) -> list[Op]:
     return before
 
 
+def _is_pointwise(ops: Iterable[Op]) -> bool:
+    return all(op.op_type in POINTWISE for op in ops)
+
+
 def _offset(index: Index, shape: tuple[int, ...]) -> Expr:
     """Flat offset of an index (image, channel, *place) in memory of this shape (image, *place, channel)."""
     return row_major(_turned(index), shape)
@@ -202,6 +204,6 @@ def _to_last(rank: int) -> tuple[int, ...]:
 
 
 def _turns(op: Op, order: Callable[[int], tuple[int, ...]]) -> bool:
-    """Whether a Transpose moves the channels of images or volumes as `order` says."""
+    """Whether a Transpose moves the channels of signals, images or volumes as `order` says."""
     axes = op.attribute("perm") or ()
     return len(axes) in _RANKS and tuple(axes) == order(len(axes))

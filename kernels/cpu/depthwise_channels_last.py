@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from tvm import tirx
 
-from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
+from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
 from ..group import Op
 from ..template import Operand
 from ..values import GroupValues, Reader
@@ -63,17 +63,23 @@ class Depthwise:
             return 0
         weights = self._weights()
         begin, end = self._inner_columns()
-        with builder.chunks(self.images * prod(rows), flops // _WORK_PER_OPERATION) as chunk:
-            image, *place = (builder.bind(i) for i in unravel(chunk, (self.images, *rows)))
+        width = min(_STRIP, end - begin)
+        strips = ceil((end - begin) / width) if width else 0
+        lines, threads = self.images * prod(rows), builder.threads_for(flops // _WORK_PER_OPERATION)
+        parts = min(ceil(threads / lines), max(strips, 1)) if lines < threads else 1  # of a line, where there are few
+        with builder.chunks(lines * parts, flops // _WORK_PER_OPERATION) as chunk:
+            image, *place, part = (builder.bind(i) for i in unravel(chunk, (self.images, *rows, parts)))
             corners = [builder.bind(row * s - b) for row, s, b in zip(place, window.strides, window.begins, strict=False)]
             taps = tuple(clipped_taps(builder, window, axis, corner) for axis, corner in enumerate(corners))
             line = _Line(image, tuple(place), taps)
             for first, last in ((0, begin), (end, columns)):
-                with builder.loop(last - first, name="edge") as i:
-                    self._strip(weights, line, builder.bind(first + i), 1, is_inner=False)
-            if width := min(_STRIP, end - begin):
-                with builder.loop(-(-(end - begin) // width), name="strip") as i:
-                    column = builder.bind(tirx.min(begin + i * width, end - width))
+                start, stop = share(part, parts, last - first)
+                with builder.loop(stop - start, name="edge") as i:
+                    self._strip(weights, line, builder.bind(first + start + i), 1, is_inner=False)
+            if width:
+                start, stop = share(part, parts, strips)
+                with builder.loop(stop - start, name="strip") as i:
+                    column = builder.bind(tirx.min(begin + (start + i) * width, end - width))
                     self._strip(weights, line, column, width, is_inner=True)
         return flops
 

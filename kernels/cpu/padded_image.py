@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -63,7 +63,10 @@ def padded_image(
     elements, dtype = prod(kind.shape[:2]) * prod(reaches), accumulator_type(kind.dtype)
     staged = Image(builder.workspace(elements, dtype), _strides(kind.shape[1], reaches, is_last))
     source = None if form.is_computed() else builder.parameter(parameter, kind.elements, kind.dtype)
-    _Copy(builder, form, source, staged.buffer, kind.shape, dtype, is_last, begins, reaches).emit()
+    shape = kind.shape
+    if is_last and len(extents) == 1:  # positions of a signal are lines of one column, which threads share
+        shape, begins, reaches = (*shape, 1), (*begins, 0), (*reaches, 1)
+    _Copy(builder, form, source, staged.buffer, shape, dtype, is_last, begins, reaches).emit()
     return staged
 
 
@@ -76,7 +79,10 @@ def _strides(channels: int, extents: Sequence[int], is_last: bool) -> tuple[int,
 
 @dataclass(frozen=True)
 class _Copy:
-    """A copy of images of `shape` as elements of `dtype`, line by line, with zeros around them."""
+    """A copy of images as elements of `dtype`, line by line, with zeros around them.
+
+    Their `shape` may have one dimension more than they, of a single place.
+    """
 
     builder: KernelBuilder
     form: ChannelsLast
@@ -99,7 +105,7 @@ class _Copy:
             plane, *place = unravel(line, (planes, *heights))
             plane, at = builder.bind(plane), tuple(builder.bind(row - top) for row, top in zip(place, tops, strict=True))
             base = builder.bind(line * (width * unit))
-            inside = builder.bind(tirx.all(*(tirx.And(row >= 0, row < extent) for row, extent in zip(at, rows, strict=True))))
+            inside = builder.bind(_all(tirx.And(row >= 0, row < extent) for row, extent in zip(at, rows, strict=True)))
             with builder.when(inside):
                 self._fill(base, begin)
                 self._copy(builder.bind(base + begin), plane, at, begin // unit - left, (end - begin) // unit)
@@ -118,7 +124,8 @@ class _Copy:
         if source is None and self.is_last:
             with builder.loop(columns, name="column") as column:
                 place = builder.bind(base + column * channels)
-                self._each(channels, lanes, place, lambda c: self.form.read_image(builder, (plane, c, *rows, first + column)))
+                at = (*rows, first + column)[: len(self.form.inner.types[self.form.anchor.inputs[0]].shape) - 2]
+                self._each(channels, lanes, place, lambda c: self.form.read_image(builder, (plane, c, *at)))
         elif source is None:
             image, channel = builder.bind(tirx.floordiv(plane, channels)), builder.bind(tirx.floormod(plane, channels))
             self._each(columns, lanes, base, lambda i: self.form.read_image(builder, (image, channel, *rows, first + i)))
@@ -135,3 +142,8 @@ class _Copy:
             return tirx.reinterpret(_BITS, rounded(value, self.builder.name, has_instruction=self.builder.has_bfloat16))
 
         self.builder.vector_loop(count, lanes, lambda i: self.builder.store(self.target, base + i, convert(element(i))))
+
+
+def _all(conditions: Iterable[Expr]) -> Expr:
+    """Whether all hold, of which there may be none."""
+    return tirx.all(tirx.const(1, "bool"), *conditions)

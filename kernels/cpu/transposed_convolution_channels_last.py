@@ -1,4 +1,4 @@
-"""ConvTranspose of two spatial dimensions whose result lies channels-last, as tile products over positions of its input.
+"""ConvTranspose of signals and images whose result lies channels-last, as tile products over positions of its input.
 
 Output positions `u * stride + phase` of one phase are a convolution of stride 1 with some of the weights. Phases that read the
 input alike are one product with as many times the columns: a kernel of 2 by 2 with stride 2 is four 1 by 1 products of the same
@@ -8,7 +8,7 @@ is a copy of it with zeros around.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product as nest
 from math import ceil, prod
@@ -40,7 +40,7 @@ _MAX_PRODUCTS = 16  # each is code of its own
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one ConvTranspose of rank 4 whose result is transposed to channels-last, with its followers."""
+    """Takes one ConvTranspose of signals or images whose result is transposed to channels-last, with its followers."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -49,13 +49,22 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     source = form.inner.types[form.anchor.inputs[0]]
     if source.dtype not in _TYPES:
         return Refusal(f"no convolution of {source.dtype}")
-    if len(source.shape) != 4:
-        return Refusal("is not of images")
-    window = read_window(form.inner, form.anchor)
+    if len(source.shape) > 4:
+        return Refusal("is of volumes")
+    window = _of_lines(read_window(form.inner, form.anchor))
     products = [_Product(down, across) for down, across in nest(phase_runs(window, 0), phase_runs(window, 1))]
     if len(products) > _MAX_PRODUCTS:
         return Refusal(f"{len(products)} different phases of output positions, more than {_MAX_PRODUCTS}")
     return _TransposedConvolution(form, target, window).build(products)
+
+
+def _of_lines(window: Window) -> Window:
+    """The window over an image; over one of a single line, where it is over a signal."""
+    if len(window.kernel) > 1:
+        return window
+    ones, zeros = (1, *window.kernel), (0, *window.begins)
+    strides, dilations = (1, *window.strides), (1, *window.dilations)
+    return Window(ones, strides, dilations, zeros, (1, *window.inputs), (1, *window.outputs))
 
 
 @dataclass(frozen=True)
@@ -165,7 +174,8 @@ class _TransposedConvolution:
         if self.form.inner.types[self.anchor.outputs[0]].elements:
             leads, reaches = self._reaches(products)
             self.is_whole = not any(leads) and all(reach <= n for reach, n in zip(reaches, self.window.inputs, strict=True))
-            image = padded_image(self.builder, self.form, leads, reaches, words=self.is_paired)
+            rank = len(self.source.shape) - 2
+            image = padded_image(self.builder, self.form, leads[-rank:], reaches[-rank:], words=self.is_paired)
             if isinstance(image, Refusal):
                 return image
             for number, product in enumerate(products):
@@ -204,13 +214,12 @@ class _TransposedConvolution:
             line = builder.bind(tirx.min(place["block"] * size + place["line"], lines - 1)) if is_lines else 0
             stretch = place["m"] if is_lines else place["block"] * size + place["line"]
             start = builder.bind(tirx.min(stretch * tile.rows, rows - tile.rows))
-            corner = builder.bind(
-                image.offset(place["image"], group * inputs, line + down.begin + leads[0], start + across.begin + leads[1])
-            )
+            origin = (line + down.begin + leads[0], start + across.begin + leads[1])
+            corner = builder.bind(image.offset(place["image"], group * inputs, *self._place(origin)))
             panel = builder.bind(((group * phases + phase) * panels + place["n"]) * (prod(depth) * tile.columns))
 
             def a(row: int, ks: Index) -> Expr:
-                at = image.offset(0, ks[2], ks[0] * down.pitch, row + ks[1] * across.pitch)
+                at = image.offset(0, ks[2], *self._place((ks[0] * down.pitch, row + ks[1] * across.pitch)))
                 return self._factor(image.buffer[corner + at])
 
             def b(column: Expr, ks: Index) -> Expr:
@@ -243,6 +252,10 @@ class _TransposedConvolution:
     def _factor(self, element: Expr) -> Expr:
         return element if self.is_paired else tirx.Cast(self.accumulator, element)
 
+    def _place(self, place: Sequence[Expr]) -> Index:
+        """A line and a column as ONNX has them: signals have no lines."""
+        return tuple(place)[-(len(self.source.shape) - 2) :]
+
     def _is_flat(self, product: _Product) -> bool:
         """Whether each position of the product reads the input's element of its own place, and the input is no copy."""
         is_same = all(one.count == 1 and one.begin == 0 for one in product.taps)
@@ -274,9 +287,9 @@ class _TransposedConvolution:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
         if bias:
             value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
-        number, row, column = index
+        number, *place = index
         dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
-        self.form.follow(self.builder, (number, channel, row, column), tirx.Cast(dtype, value))
+        self.form.follow(self.builder, (number, channel, *self._place(place)), tirx.Cast(dtype, value))
 
     # Weights ----------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ transformer's, are positions with their channels: what lies channels-last alread
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 
@@ -33,19 +34,19 @@ class Product:
     axis: int
 
 
-def edge_form(model: ir.Model, node: ir.Node) -> Flexible | None:
-    """Of a Transpose, Reshape or Flatten that is no part of a group."""
+def edge_form(model: ir.Model, node: ir.Node, images: Collection[ir.Value]) -> Flexible | None:
+    """Of a Transpose, Reshape or Flatten that is no part of a group; `images` are what windows, or nodes after them, make."""
     source, result = node.inputs[0], node.outputs[0]
     if source is None or constant_tensor(source) is not None or None in (static_shape(source), static_shape(result)):
         return None
     if node.op_type == "Transpose":
-        return _transpose(node, source, result)
+        return _transpose(node, source, result, images)
     if is_image(source):
         if is_tokens(source, result) and _are_swapped(result):
             return Flexible(node, "tokens", (0,), first_cycles=_turning(source))
         if tensor_type(result).shape == _flat(source) and products_of(model, result) is not None:
             return Flexible(node, "flat", (0,))
-    elif is_image(result) and is_tokens(result, source) and _swap_before(source):
+    if is_image(result) and is_tokens(result, source) and _swap_before(source):
         return Flexible(node, "from-tokens", (), first_cycles=_turning(result))
     return None
 
@@ -94,9 +95,10 @@ def _is_matrix(value: ir.Value | None) -> bool:
     return value is not None and constant_tensor(value) is not None and len(static_shape(value) or ()) == 2
 
 
-def _transpose(node: ir.Node, source: ir.Value, result: ir.Value) -> Flexible | None:
+def _transpose(node: ir.Node, source: ir.Value, result: ir.Value, images: Collection[ir.Value]) -> Flexible | None:
     order = tuple(node.attributes.get_ints("perm", ()))
-    if order == to_last(len(order)) and is_image(source):
+    is_either = to_last(len(order)) == to_first(len(order))  # of signals: what comes from a window is one, else what is made
+    if order == to_last(len(order)) and is_image(source) and (not is_either or source in images):
         return Flexible(node, "to-last", (0,), first_cycles=_turning(source))
     if order == to_first(len(order)) and is_image(result):
         return Flexible(node, "from-last", (), first_cycles=_turning(result))

@@ -49,31 +49,32 @@ def _as_plane(extents: tuple[int, ...]) -> tuple[int, int]:
     return prod(extents[:-1]), extents[-1]
 
 
-def phase_extents(anchor: ir.Node, strides: tuple[int, int]) -> Convolution:
+def phase_extents(anchor: ir.Node) -> Convolution:
     """A transposed convolution as what it is about: a convolution of stride 1 with as many times the outputs as it has phases."""
     source, weights, result = (
         tensor_type(value) for value in (*map(as_it_lies, anchor.inputs[:2]), anchor.outputs[0]) if value is not None
     )
-    groups, phases = anchor.attributes.get_int("group", 1), prod(strides)
-    rows, columns = (ceil(extent / stride) for extent, stride in zip(result.shape[2:], strides, strict=True))
-    down, across = (ceil(taps / stride) for taps, stride in zip(weights.shape[2:], strides, strict=True))
+    groups, strides = anchor.attributes.get_int("group", 1), numbers_of(anchor, "strides")
+    (height, width), extents = _as_plane(source.shape[2:]), [ceil(n / s) for n, s in zip(result.shape[2:], strides, strict=True)]
+    taps = [ceil(n / s) for n, s in zip(weights.shape[2:], strides, strict=True)]
+    rows, columns = _as_plane(tuple(extents))
     return Convolution(
         images=source.shape[0],
         groups=groups,
         inputs=weights.shape[0] // max(groups, 1),
-        outputs=weights.shape[1] * phases,
-        height=source.shape[2],
-        width=source.shape[3],
+        outputs=weights.shape[1] * prod(strides),
+        height=height,
+        width=width,
         rows=rows,
         columns=columns,
-        kernel=(down, across),
+        kernel=_as_plane(tuple(taps)),
         strides=(1, 1),
-        is_padded=down * across > 1 or (rows, columns) != source.shape[2:] or any(anchor.attributes.get_ints("pads", ())),
+        is_padded=prod(taps) > 1 or (*extents,) != source.shape[2:] or any(anchor.attributes.get_ints("pads", ())),
         element_bytes=source.size_bytes // max(source.elements, 1),
     )
 
 
-def pair_of(anchor: ir.Node, name: str) -> tuple[int, int]:
-    """An attribute of two dimensions, 1 where it is absent."""
-    down, across = anchor.attributes.get_ints(name, (1, 1))
-    return down, across
+def numbers_of(anchor: ir.Node, name: str) -> tuple[int, ...]:
+    """An attribute with a number for each spatial dimension, 1 where it is absent."""
+    rank = len(tensor_type(anchor.outputs[0]).shape)
+    return tuple(anchor.attributes.get_ints(name, (1,) * (rank - 2)))

@@ -12,7 +12,7 @@ from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.kinds import Kind, kind_of
 from ..canonicalization.scope import static_shape
 
-RANKS = (4, 5)  # of images, and of volumes, of which everything said of images holds
+RANKS = (3, 4, 5)  # of signals, images and volumes, of which everything said of images holds
 
 # A window slides over images; others work on other axes; a mean, a flat and tokens have no result that is an image; what comes
 # from tokens or from last is one that others have made channels-last.
@@ -53,7 +53,7 @@ def to_last(rank: int) -> tuple[int, ...]:
 
 
 def is_image(value: ir.Value | None) -> bool:
-    """Whether a value has the dimensions of an image or a volume, all known."""
+    """Whether a value has the dimensions of a signal, an image or a volume, all known."""
     return value is not None and has_static_type(value) and len(tensor_type(value).shape) in RANKS
 
 

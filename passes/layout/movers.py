@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
@@ -39,12 +39,18 @@ def moved_form(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: Sequence[
     return Flexible(node, "other-axes", found, first_cycles=first, last_cycles=last)
 
 
-def transposed_form(model: ir.Model, node: ir.Node, turn: ir.Node, nodes: Sequence[ir.Node]) -> Flexible | None:
-    """Of a group of pointwise nodes that reads an image through a Transpose from channels-last."""
-    order = tuple(turn.attributes.get_ints("perm", ()))
-    if order != to_first(len(order)) or turn.inputs[0] not in body_of(model, node).inputs:
+def transposed_form(
+    model: ir.Model, node: ir.Node, turn: ir.Node, nodes: Sequence[ir.Node], images: Collection[ir.Value]
+) -> Flexible | None:
+    """Of a group of pointwise nodes that reads an image through a Transpose, from channels-last or to it."""
+    order, body, source = tuple(turn.attributes.get_ints("perm", ())), body_of(model, node), turn.inputs[0]
+    if source is None or source not in body.inputs or not is_image(source) or turn.outputs[0] in body.outputs:
         return None
-    if not is_image(turn.inputs[0]) or not is_image(turn.outputs[0]) or turn.outputs[0] in body_of(model, node).outputs:
+    position = body.inputs.index(source)
+    is_either = to_last(len(order)) == to_first(len(order))
+    if order == to_last(len(order)) and (not is_either or node.inputs[position] in images):
+        return Flexible(node, "to-last", (position,), first_cycles=conversion_cycles(conversion_bytes(source)))
+    if order != to_first(len(order)) or not is_image(turn.outputs[0]):
         return None
     found = _image_operands(model, node, [child for child in nodes if child is not turn], None, (turn.outputs[0],))
     if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 
 import onnx_ir as ir
@@ -27,29 +28,32 @@ from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..canonicalization.scope import static_shape
 from .edges import EDGES, edge_form
-from .extents import convolution_extents, pair_of, phase_extents
+from .extents import convolution_extents, numbers_of, phase_extents
 from .forms import Flexible, as_it_lies, conversion_bytes, is_image
 from .movers import moved_form, pointwise_form, transposed_form
 
 _CONVOLVED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 POOLS = ("AveragePool", "MaxPool")
-_DIMENSIONS = {"Conv": (2, 3), "ConvTranspose": (2,)}  # spatial ones
+_DIMENSIONS = {"Conv": (1, 2, 3), "ConvTranspose": (1, 2)}  # spatial ones
 CONVOLUTIONS = tuple(_DIMENSIONS)
 _MAX_PHASES = 16  # of a transposed convolution with holes, each of which reads the input in its own way
 
 
 def flexible_form(
-    model: ir.Model, node: ir.Node, target: Target, precision: Precision = "float32"
+    model: ir.Model, node: ir.Node, target: Target, precision: Precision = "float32", images: Collection[ir.Value] = ()
 ) -> Flexible | Rejection | None:
-    """What a node permits: a Rejection for a convolution that has no kernel channels-last; None for what has one layout only."""
+    """What a node permits: a Rejection for a convolution that has no kernel channels-last; None for what has one layout only.
+
+    `images` are the values that windows, or nodes after them, make.
+    """
     nodes = [child for child in body_of(model, node) if child.op_type != "Constant"] if is_fused(node) else [node]
     if not is_fused(node) and node.op_type in EDGES and is_known(node):
-        return edge_form(model, node)
+        return edge_form(model, node, images)
     anchors = [child for child in nodes if not is_pointwise(child) and kind_of(child) is not Kind.OPERAND]
     if not all(is_known(child) for child in nodes):
         return None
     if any(child.op_type == "Transpose" for child in anchors):
-        return transposed_form(model, node, anchors[0], nodes) if len(anchors) == 1 else None
+        return transposed_form(model, node, anchors[0], nodes, images) if len(anchors) == 1 else None
     if not anchors:
         return pointwise_form(model, node, nodes)
     convolution = next((child.op_type for child in anchors if child.op_type in CONVOLUTIONS), None)
@@ -89,10 +93,10 @@ def _convolution(
     scattered = 0.0
     if kind == "Conv":
         one = convolution_extents(anchor)
-    elif (phases := prod(strides := pair_of(anchor, "strides"))) > _MAX_PHASES and pair_of(anchor, "dilations") != (1, 1):
+    elif (phases := prod(numbers_of(anchor, "strides"))) > _MAX_PHASES and prod(numbers_of(anchor, "dilations")) > 1:
         return Rejection(f"ConvTranspose with holes has {phases} phases of output positions, more than {_MAX_PHASES}", (node,))
     else:
-        one = phase_extents(anchor, strides)
+        one = phase_extents(anchor)
         scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
     is_narrow = source.dtype != anchor.outputs[0].dtype
     has_pairs = is_narrow and weights.dtype == source.dtype and one.inputs % 2 == 0
@@ -101,10 +105,10 @@ def _convolution(
     has_weights = kind == "Conv" and _is_constant(model, node, weights)
     is_plain = has_weights and source.dtype == ir.DataType.FLOAT
     is_bfloat16 = has_weights and is_narrow and source.dtype == ir.DataType.BFLOAT16
-    is_volume = len(tensor_type(source).shape) > 4
-    if target.has_tiles and not is_volume and one.groups == 1 and (is_plain or is_bfloat16):
+    is_plane = len(tensor_type(source).shape) == 4
+    if target.has_tiles and is_plane and one.groups == 1 and (is_plain or is_bfloat16):
         last_cycles = min(last_cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
-    may_transform = not is_volume and (is_plain or is_bfloat16) and precision in WINOGRAD_PRECISIONS
+    may_transform = is_plane and (is_plain or is_bfloat16) and precision in WINOGRAD_PRECISIONS
     choice = winograd_choice(one, lanes, registers) if may_transform else None
     saved = 0.0 if choice is None else max(last_cycles - choice.cycles, 0.0)
     needs_last = saved > conversion_cycles(conversion_bytes(source))  # Winograd's tiles are read channels-last only

@@ -48,7 +48,7 @@ class LayoutWriter:
             case "tokens":
                 self._write_tokens(flexible.node)
             case "to-last":
-                replace_node(self.model, flexible.node, [], [self._last(_first_input(flexible.node), flexible.node)])
+                self._write_to_last(flexible)
             case "from-last":
                 self._see_through(flexible.node, _first_input(flexible.node))
             case "from-tokens":
@@ -174,6 +174,22 @@ class LayoutWriter:
             replace_node(self.model, user, made, [new.outputs[0]])
             made = []
         self.spare += [*_constants_of(node), merged]
+
+    def _write_to_last(self, flexible: Flexible) -> None:
+        """A Transpose, alone or before pointwise nodes of a group: what it makes is the image channels-last."""
+        node, image = flexible.node, flexible.node.inputs[flexible.operands[0]]
+        assert image is not None
+        last = self._last(image, node)
+        if not is_fused(node):
+            replace_node(self.model, node, [], [last])
+            return
+        name, members = _group_name(node), inline_function(self.model, node)
+        turn = next(one for one in members if one.op_type == "Transpose")
+        rest = [one for one in members if one is not turn]
+        _replace_inputs(rest, {turn.outputs[0]: last})
+        remove_nodes([turn])
+        if len(rest) > 1:
+            fuse_into_function(self.model, rest, re.sub("^transpose_", "", name), adjacent=True)
 
     def _write_from_tokens(self, node: ir.Node) -> None:
         """The same the other way round."""

@@ -90,7 +90,7 @@ def convolution(
     image, filters = draw(*shape), draw(channels, shape[1] // group, *k)
     x, weights = rounded("x", image), rounded("w", filters)
     bias, scale = draw(channels), draw(channels, *(1,) * rank)
-    convolve = functional.conv2d if rank == 2 else functional.conv3d
+    convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
     exact = convolve(padded(x, p), weights, bias, s, 0, d, group)
     tensors = {"x": x, "w": weights, "b": bias, "s": scale, "r": rounded("r", draw(*exact.shape))}
     given = {**tensors, "x": image, "w": filters} if rounds else tensors
@@ -122,20 +122,23 @@ def convolution(
 def joined(case: Case) -> Case:
     """The same result as the middle of a Concat of channels, between a crop of one value with every other column and another."""
     (out,), (expected,) = case.group.outputs, case.expected
-    images, height, *depths, width, _ = expected.shape
+    images, *heights, width, _ = expected.shape
     generator = np.random.default_rng(0)
-    shapes = ((images, height + 3, *depths, 2 * width, 7), (images, height, *depths, width, 20))
+    shapes = ((images, *(height + 3 for height in heights), 2 * width, 7), (images, *heights, width, 20))
     crop, whole = (generator.standard_normal(shape).astype(case.group.types[out].dtype) for shape in shapes)
-    places = {"starts": [2, 1], "ends": [2 + height, 2 * width], "axes": [1, expected.ndim - 2], "steps": [1, 2]}
+    starts, ends = [*(2 for _ in heights), 1], [*(height + 2 for height in heights), 2 * width]
+    steps = [*(1 for _ in heights), 2]
+    places = {"starts": starts, "ends": ends, "axes": [*range(1, expected.ndim - 1)], "steps": steps}
     literals = {name: np.array(numbers) for name, numbers in places.items()}
     arrays = {**case.arrays, "crop": crop, "whole": whole, **literals}
-    result = np.concatenate([crop[:, 2 : 2 + height, ..., 1::2, :], expected, whole], axis=-1)
+    cropped = crop[:, *(slice(2, height + 2) for height in heights), 1::2]
+    result = np.concatenate([cropped, expected, whole], axis=-1)
     cut = Op("Slice", ("crop", *places), (".cut",))
     join = Op("Concat", (".cut", out, "whole"), ("joined",), {"axis": expected.ndim - 1})
     types = dict(case.group.types) | {name: type_of(array) for name, array in arrays.items()}
     types |= {
         "joined": type_of(result.astype(types[out].dtype)),
-        ".cut": replace(types["crop"], shape=(images, height, *depths, width, 7)),
+        ".cut": replace(types["crop"], shape=cropped.shape),
     }
     group = Group(
         (*case.group.ops, cut, join),
@@ -160,13 +163,13 @@ def of_several_results(case: Case) -> Case:
 
 
 def transposed(
-    shape: tuple[int, int, int, int],
+    shape: tuple[int, ...],
     channels: int,
-    kernel: int | tuple[int, int],
-    strides: int | tuple[int, int] = 1,
-    pads: int | tuple[int, int] = 0,
-    dilations: int | tuple[int, int] = 1,
-    extra: int | tuple[int, int] = 0,
+    kernel: int | tuple[int, ...],
+    strides: int | tuple[int, ...] = 1,
+    pads: int | tuple[int, ...] = 0,
+    dilations: int | tuple[int, ...] = 1,
+    extra: int | tuple[int, ...] = 0,
     *,
     group: int = 1,
     dtype: str = "float32",
@@ -175,7 +178,8 @@ def transposed(
     narrow: str = "",
 ) -> Case:
     """A transposed convolution with bias, then relu(c + r), all channels-last. `narrow` as for `convolution`."""
-    k, s, p, d, e = (v if isinstance(v, tuple) else (v, v) for v in (kernel, strides, pads, dilations, extra))
+    rank = len(shape) - 2
+    k, s, p, d, e = (v if isinstance(v, tuple) else (v,) * rank for v in (kernel, strides, pads, dilations, extra))
     generator = torch.Generator().manual_seed(sum(shape) + channels)
 
     def draw(*extents: int) -> torch.Tensor:
@@ -183,7 +187,8 @@ def transposed(
 
     x, weights, bias = draw(*shape), draw(shape[1], channels // group, *k), draw(channels)
     x, weights = (tensor.bfloat16().double() if name in narrow else tensor for name, tensor in (("x", x), ("w", weights)))
-    exact = functional.conv_transpose2d(x, weights, bias, s, p, e, group, d)
+    convolve = functional.conv_transpose1d if rank == 1 else functional.conv_transpose2d
+    exact = convolve(x, weights, bias, s, p, e, group, d)
     tensors = {"x": x, "w": weights, "b": bias, "r": draw(*exact.shape)}
     arrays = {name: tensor.numpy().astype(_BFLOAT16 if name in narrow else dtype) for name, tensor in tensors.items()}
     attributes = {"strides": s, "pads": (*p, *p), "dilations": d, "output_padding": e, "group": group}
@@ -298,6 +303,43 @@ def volumes() -> list[Case]:
     ]
 
 
+def signals() -> list[Case]:
+    """One spatial dimension: a line of positions, whose transposes are their own inverses."""
+    return [
+        convolution((1, 64, 37), 70, 3, 2),
+        convolution((2, 17, 29), 33, 5, 1, (4, 0)),
+        convolution((2, 20, 31), 9, 3, 1, (8, 0), 4),
+        convolution((1, 48, 19), 20, 3, 1, (12, 6), 6),
+        convolution((3, 12, 9), 40, 1),
+        convolution((1, 1, 50), 33, 10, 5, keep_first=("x",)),
+        convolution((2, 6, 23), 18, 4, 3, 2, keep_first=("x",)),
+        convolution((2, 6, 11), 4, 3, 2, 1, group=2),
+        convolution((1, 40, 45), 40, 9, 1, 4, group=40),
+        convolution((2, 17, 6), 17, 7, 2, 3, group=17),
+        convolution((1, 5, 1), 8, 3, 1, 1),
+        convolution((1, 10, 21), 12, 3, 1, 1, dtype="float64"),
+        convolution((1, 6, 17), 16, 3, 1, 1, narrow="xw"),
+        convolution((2, 34, 14), 20, 2, 2, narrow="xwry"),
+        convolution((0, 4, 5), 8, 3, 1, 1),
+        *_of_a_run([convolution((1, 4, 15), 9, 3, 2, 1)]),
+    ]
+
+
+def transposed_signals() -> list[Case]:
+    """The same: phases of one dimension."""
+    return [
+        transposed((1, 64, 13), 40, 16, 8, 4),
+        transposed((2, 17, 9), 33, 4, 2, 1),
+        transposed((2, 5, 6), 3, 3, 2, 1, extra=1),
+        transposed((1, 6, 7), 9, 3, 1, 2, 2),
+        transposed((1, 12, 5), 12, 4, 2, 1, group=12),
+        transposed((2, 16, 8), 24, 2, 2, keep_first=("x",)),
+        transposed((1, 16, 7), 24, 3, 2, 1, is_constant=False),
+        transposed((2, 8, 5), 20, 4, 2, 1, narrow="xw"),
+        transposed((0, 2, 4), 3, 2, 2),
+    ]
+
+
 def over_padding() -> list[Case]:
     """Taps that only meet padding, of lines and of stretches of a line; all of those of some lines, too."""
     return [
@@ -355,6 +397,8 @@ def test_results_are_joined_with_others(threads: int) -> None:
         transposed((1, 8, 5, 6), 7, 3, 2, 1),
         pooling("MaxPool", (1, 17, 9, 9), kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
         convolution((2, 8, 3, 4, 5), 20, 3, 1, 1),
+        convolution((2, 8, 9), 20, 3, 1, 1),
+        transposed((2, 16, 6), 24, 2, 2),
     ]
     check([joined(case) for case in cases], target_of("avx2", threads))
 
@@ -372,7 +416,20 @@ def test_groups_have_several_results(case: Case) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
-    "cases", [plain, grouped, volumes, over_padding, clipped, from_first, of_a_run, transposed_plain, transposed_others]
+    "cases",
+    [
+        plain,
+        grouped,
+        signals,
+        volumes,
+        over_padding,
+        clipped,
+        from_first,
+        of_a_run,
+        transposed_plain,
+        transposed_others,
+        transposed_signals,
+    ],
 )
 def test_convolutions(cases: Any, level: str) -> None:
     check(cases(), target_of(level))
@@ -390,6 +447,11 @@ def test_work_is_shared_among_threads(threads: int) -> None:
         transposed((1, 64, 30, 29), 70, 2, 2),
         transposed((1, 64, 19, 17), 40, 4, 2, 1),
         pooling("MaxPool", (1, 64, 33, 33), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+        convolution((1, 64, 300), 66, 5, 1, 2),
+        convolution((1, 64, 331), 64, 9, 1, 4, group=64),
+        convolution((2, 64, 90), 64, 31, 2, 15, group=64),
+        transposed((1, 64, 130), 40, 4, 2, 1),
+        pooling("MaxPool", (1, 64, 633), kernel_shape=(3,), strides=(2,), pads=(1, 1)),
     ]
     check(cases, target_of("avx2", threads))
 
@@ -400,9 +462,8 @@ def pooling(op_type: str, shape: tuple[int, ...], **attributes: Any) -> Case:
     k = attributes["kernel_shape"]
     s, d = (attributes.get(name, (1,) * len(k)) for name in ("strides", "dilations"))
     pads = attributes.get("pads", (0, 0) * len(k))
-    greatest, average = (
-        (functional.max_pool2d, functional.avg_pool2d) if len(k) == 2 else (functional.max_pool3d, functional.avg_pool3d)
-    )
+    greatest = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[len(k) - 1]
+    average = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[len(k) - 1]
     if op_type == "MaxPool":
         exact = greatest(padded(x, pads, -np.inf), k, s, 0, d)
     else:
@@ -424,6 +485,8 @@ def poolings() -> list[Case]:
         pooling("AveragePool", (1, 40, 6, 6), kernel_shape=(2, 3)),
         pooling("AveragePool", (1, 20, 13, 15), kernel_shape=(11, 12), strides=(1, 2)),
         pooling("MaxPool", (2, 20, 14, 15), kernel_shape=(13, 13), pads=(6, 6, 6, 6), strides=(3, 2)),
+        pooling("MaxPool", (2, 20, 15), kernel_shape=(3,), strides=(2,), pads=(1, 0)),
+        pooling("AveragePool", (1, 17, 14), kernel_shape=(4,), strides=(3,), pads=(1, 2)),
         pooling("MaxPool", (1, 20, 5, 6, 7), kernel_shape=(3, 2, 3), strides=(2, 2, 1), pads=(1, 0, 1, 1, 1, 1)),
         pooling("AveragePool", (2, 17, 4, 5, 6), kernel_shape=(2, 3, 3), strides=(1, 2, 2), pads=(0, 1, 1, 1, 0, 1)),
     ]
@@ -466,6 +529,8 @@ def narrow_convolutions() -> list[Case]:
         convolution((1, 8, 6, 7), 9, 3, 1, 1, narrow="xw", keep_first=("x",)),
         convolution((1, 8, 6, 7), 9, 3, 1, 1, narrow="w"),
         convolution((1, 24, 6, 7), 24, 3, 1, 1, narrow="xw", group=24),
+        convolution((2, 18, 23), 33, 3, 2, 1, narrow="xw"),
+        convolution((1, 18, 4, 5, 6), 33, 3, 1, 1, narrow="xwry"),
     ]
 
 
