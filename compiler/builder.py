@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
 from .cache import ProgramCache, build_uncached, compiler_version
 from .digest import combine
@@ -61,8 +62,12 @@ class Builder:
         The inputs of the model have static types where they are tensors of numbers.
 
         Raises:
+            OptionError: this machine could not load a program for the target.
             CompileError: the model cannot be compiled.
         """
+        if missing := self.options.target.missing_features():
+            what = f"this CPU lacks {', '.join(missing)}, which {self.options.target} needs"
+            raise OptionError("target", what, 'compile on the machine that shall run the program, or for this one: "cpu"')
         if (known := self.recall(key)) is not None:
             return known
         from .ir.randomness import check_repeatable  # imports onnx, which a warm start does without

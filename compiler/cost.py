@@ -14,8 +14,8 @@ from .ir.scopes import read_values
 def flops_of(node: ir.Node) -> int:
     """Floating-point operations of a node, a multiply-add counted as two; 0 where a shape is unknown.
 
-    Matrix products and convolutions are counted exactly, a GRU by its matrix products; everything else as one operation for
-    each element of its largest operand, and nothing for what only moves or renames elements.
+    Matrix products and convolutions are counted exactly, recurrences by their matrix products; everything else as one operation
+    for each element of its largest operand, and nothing for what only moves or renames elements.
     """
     values = [*node.outputs, *(value for value in node.inputs if value is not None)]
     if not all(has_static_type(value) for value in values if value.name) or kind_of(node) in (Kind.INJECTIVE, Kind.VIEW):
@@ -32,7 +32,7 @@ def flops_of(node: ir.Node) -> int:
             return 2 * output * prod(shapes[1][1:])
         case "ConvTranspose":
             return 2 * prod(shapes[0]) * prod(shapes[1][1:])
-        case "GRU":
+        case "GRU" | "LSTM" | "RNN":
             return 2 * prod(shapes[0][:2]) * (prod(shapes[1]) + prod(shapes[2]))
     return max(tensor_type(value).elements for value in values if value.name)
 

@@ -354,3 +354,9 @@ def test_the_same_tensor_twice() -> None:
         net = prefuse.compile(Difference(), cache=False)
         assert float(net(*first["args"], **first["named"])[0]) == 0  # type: ignore[index, arg-type]
         assert float(net(two, one)[0]) == float(net(y=one, x=two)[0]) == float(net(x=two, y=one)[0]) == 1  # type: ignore[index]
+
+
+def test_a_target_that_this_machine_lacks_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefuse.runtime.target.host_cpu_flags", lambda: frozenset(["avx2", "fma"]))
+    with pytest.raises(CompileError, match=r"^target: this CPU lacks .*avx512f.*; compile on the machine that shall run"):
+        prefuse.compile(parser.parse_model(STATIC), target="cpu:avx512", cache=False)

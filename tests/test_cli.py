@@ -154,6 +154,12 @@ def test_inspect(prefuse_cli: Terminal, model: Path, tmp_path: Path) -> None:
     assert "float32[2,4]" in prefuse_cli("inspect", tmp_path / "m.prefuse")
 
 
+def test_costs_of_symbolic_shapes_are_unknown(prefuse_cli: Terminal, dynamic: Path) -> None:
+    assert prefuse_cli.json("inspect", dynamic)["operators"]["Add"] == {"nodes": 1, "flops": None, "bytes": None}
+    assert "--shape NAME=SIZES" in prefuse_cli("inspect", dynamic)
+    assert prefuse_cli.json("inspect", dynamic, "--shape", "x=2,4")["operators"]["Add"]["bytes"] == 80
+
+
 def test_a_model_in_stages_is_compiled_run_and_inspected(prefuse_cli: Terminal, tmp_path: Path) -> None:
     text = """<ir_version: 10, opset_import: ["": 21]>
     g (float[4] x, int64 n, bool go, seq(float[4]) s) => (float[4] y, seq(float[4]) t) {
@@ -193,7 +199,9 @@ def test_doctor(prefuse_cli: Terminal) -> None:
         (["run", "absent.prefuse"], 1, "no such file"),
         (["compile", "x.prefuse"], 1, "compile needs a model"),
         (["run", "x.prefuse", "--compare", "onnxruntime"], 1, "needs a model"),
-        (["run", "{model}", "--inputs", "absent.npz"], 1, "is no .npz file"),
+        (["run", "{model}", "--inputs", "absent.npz"], 1, "No such file"),
+        (["run", "{model}", "--inputs", "{model}"], 1, "is no .npz file"),
+        (["compile", "{model}", "--database", "absent.json"], 1, "give a file of prefuse tune"),
         (["compile", "{model}", "--target", "cpux"], 1, "unknown target"),
         (["compile", "{model}", "-o", "/no/such/folder/x.prefuse"], 1, "give the path of a file"),
         (["opt", "{model}", "--pipeline", "fuse-epilog"], 1, "did you mean 'fuse-epilogue'"),

@@ -37,7 +37,9 @@ _LOWERING = "lowering"  # what comes after the last graph pass: plan passes, ker
 
 @click.command("bisect")
 @MODEL
-@click.option("--pipeline", default=DEFAULT_PIPELINE, show_default=True, help="The passes to try, in order.")
+@click.option(
+    "--pipeline", default=DEFAULT_PIPELINE, show_default="those of prefuse compile", help="The passes to try, in order."
+)
 @click.option("--engine", type=click.Choice(["onnxruntime", "reference"]), default="onnxruntime", show_default=True)
 @click.option("--tolerance", default=1e-4, show_default=True, help="Largest relative error that counts as equal.")
 @INPUTS

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import click
 from rich.console import Console
@@ -189,11 +190,13 @@ def read_inputs(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, TypeError, AttributeError, EOFError) as error:
-        raise InputError(str(path), f"is no .npz file: {error}", "write it with numpy.savez(path, **inputs)") from error
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read: {error.strerror or error}", "give the path of an .npz file") from error
+    except (ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
+        raise InputError(str(path), "is no .npz file of arrays", "write it with numpy.savez(path, **inputs)") from error
     if arrays.keys() != set(names):
         found = ", ".join(arrays) or "nothing"
-        raise InputError(str(path), f"holds {found}", f"the model's inputs are {', '.join(names)}")
+        raise InputError(str(path), f"holds {found}", f"write one array for each input of the model: {', '.join(names)}")
     return arrays
 
 

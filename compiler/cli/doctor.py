@@ -47,13 +47,13 @@ class Finding:
 def command(as_json: bool) -> None:
     """Say what this machine can run, and what to install. Exits with status 1 if it cannot run prefuse at all."""
     machine = _machine()
-    sections = {"machine": machine, "gpus": _gpus(), "toolchains": _tools(), "packages": _packages()}
+    sections = {"Machine": machine, "GPUs": _gpus(), "Toolchains": _tools(), "Packages": _packages()}
     tables = [
-        table(title.capitalize(), ("what", "found"), [(one.subject, one.found or f"none ({one.advice})") for one in findings])
+        table(title, ("what", "found"), [(one.subject, one.found or f"none ({one.advice})") for one in findings])
         for title, findings in sections.items()
     ]
-    show(as_json, {title: [asdict(one) for one in findings] for title, findings in sections.items()}, *tables)
-    required = [*machine, *sections["packages"][:3]]
+    show(as_json, {title.lower(): [asdict(one) for one in findings] for title, findings in sections.items()}, *tables)
+    required = [*machine, *sections["Packages"][:3]]
     sys.exit(0 if all(one.found for one in required if one.advice) else 1)
 
 

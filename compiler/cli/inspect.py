@@ -14,7 +14,7 @@ from ...runtime.staged_file import load
 from ...runtime.target import Target
 from ..cost import bytes_of, flops_of
 from ..frontend.importer import import_model
-from ..ir.facts import source_of
+from ..ir.facts import has_static_type, source_of
 from ..ir.kinds import is_known
 from ..pass_table import PASSES
 from ..pipeline import Context, parse_pipeline, run_pipeline
@@ -25,11 +25,17 @@ _UNTIL_LOWERING = "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompos
 
 @dataclass(slots=True)
 class _Operator:
-    """All nodes of one operator together."""
+    """All nodes of one operator together; their costs count only where all their shapes `are_static`."""
 
     nodes: int = 0
     flops: int = 0
     bytes_moved: int = 0
+    are_static: bool = True
+
+    @property
+    def cost(self) -> tuple[int | None, int | None]:
+        """Operations and bytes; None where some are not known."""
+        return (self.flops, self.bytes_moved) if self.are_static else (None, None)
 
 
 @click.command("inspect")
@@ -58,12 +64,14 @@ def command(model: Path, shapes: Shapes, as_json: bool) -> None:
         **ports,
         "parameters": parameters,
         "weight_bytes": weight_bytes,
-        "operators": {name: {"nodes": o.nodes, "flops": o.flops, "bytes": o.bytes_moved} for name, o in ranked},
+        "operators": {name: dict(zip(("nodes", "flops", "bytes"), (o.nodes, *o.cost), strict=True)) for name, o in ranked},
         "unsupported": unsupported,
     }
     head = [f"{kind[:-1]} {name}: {text}" for kind, values in ports.items() for name, text in values.items()]
     head.append(f"{parameters:,} parameters, {size_text(weight_bytes)}; opset {data['opset']}")
-    rows = [(name, o.nodes, f"{o.flops / 1e9:.3f}", size_text(o.bytes_moved)) for name, o in ranked]
+    rows = [(name, o.nodes, *_cost_texts(o)) for name, o in ranked]
+    if not all(o.are_static for o in operators.values()):
+        head.append("? is not known before shapes are concrete: --shape NAME=SIZES")
     lines = [f"no kernel: {line}" for line in unsupported] or ["every operator has a kernel"]
     show(as_json, data, *head, table("Operators", ("operator", "nodes", "GFLOP", "bytes"), rows), *lines)
 
@@ -77,6 +85,11 @@ def _type(value: ir.Value) -> str:
     return f"{dtype}{'[?]' if value.shape is None else value.shape}"
 
 
+def _cost_texts(operator: _Operator) -> tuple[str, str]:
+    flops, size_bytes = operator.cost
+    return "?" if flops is None else f"{flops / 1e9:.3f}", "?" if size_bytes is None else size_text(size_bytes)
+
+
 def _operators(graph: ir.Model) -> dict[str, _Operator]:
     operators: dict[str, _Operator] = defaultdict(_Operator)
     for node in graph.graph.all_nodes():
@@ -84,6 +97,8 @@ def _operators(graph: ir.Model) -> dict[str, _Operator]:
         one.nodes += 1
         one.flops += flops_of(node)
         one.bytes_moved += bytes_of(node)
+        values = (*node.outputs, *(value for value in node.inputs if value is not None))
+        one.are_static = one.are_static and all(has_static_type(value) for value in values if value.name)
     return operators
 
 

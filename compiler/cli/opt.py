@@ -22,7 +22,10 @@ from .common import JSON, MODEL, PRECISION, SHAPES, Shapes, check_output, concre
 @click.command("opt")
 @MODEL
 @click.option(
-    "--pipeline", default=DEFAULT_PIPELINE, show_default=True, help="The passes; those that work on a Plan are left out."
+    "--pipeline",
+    default=DEFAULT_PIPELINE,
+    show_default="those of prefuse compile",
+    help="The passes; those that work on a Plan are left out.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the model there: .onnx, or .txt for text.")
 @click.option("--start", help="The first pass to run, by name or position.")

@@ -27,7 +27,7 @@ from ..digest import combine
 Configurations: TypeAlias = Mapping[str, Mapping[str, str]]  # of problems
 SHIPPED = Path(__file__).with_name("table.json")
 _FORMAT, _VERSION = "prefuse tuning", 1
-_FIX = "delete it, or name another file"
+_FIX = "name another file, or delete this one"
 _DEALING = frozenset(["block", "blocks", "split"])  # choices whose best option depends on the number of threads
 
 
@@ -123,13 +123,13 @@ def read_database(path: Path) -> Database:
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:
-        raise OptionError("tuning", f"{path} cannot be read: {error.strerror or error}", "give a file of prefuse tune") from error
+        raise OptionError(str(path), f"cannot be read: {error.strerror or error}", "give a file of prefuse tune") from error
     except ValueError as error:
-        raise OptionError("tuning", f"{path} is no JSON: {error}", _FIX) from error
+        raise OptionError(str(path), f"is no JSON: {error}", _FIX) from error
     try:
         return _parse(data)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise OptionError("tuning", f"{path} is no database of this version: {error}", _FIX) from error
+        raise OptionError(str(path), f"is no database of this version: {error}", _FIX) from error
 
 
 def _parse(data: Any) -> dict[Section, dict[str, Finding]]:
@@ -169,7 +169,7 @@ def add_findings(path: Path, section: Section, findings: Mapping[str, Finding]) 
             database[section] = {**database.get(section, {}), **findings}
             _replace(path, _format(database))
     except OSError as error:
-        raise OptionError("database", f"{path} cannot be written: {error.strerror or error}", "name another file") from error
+        raise OptionError(str(path), f"cannot be written: {error.strerror or error}", "name another file") from error
 
 
 def _format(database: Database) -> str:
