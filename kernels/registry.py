@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
 from ..runtime.target import Target
@@ -59,6 +59,12 @@ from .values import anchors_of, is_followed_anchor, is_prologued_anchor, read_na
 
 _MAX_ELEMENTS = 2**31 - 1
 
+
+def _channels_last(name: str, build: Callable[[Group, Target], BuiltKernel | Refusal], anchors: Set[str]) -> Template:
+    """One that reads and stores through transposes, and may store its result as a part of a Concat."""
+    return Template(name, build, frozenset(["Concat", *anchors]), has_surroundings=True, reads_narrow=True)
+
+
 TEMPLATES: tuple[Template, ...] = (
     Template("elementwise", elementwise.build),
     Template("injective", injective.build, injective.OPERATORS, has_prologue=True),
@@ -87,34 +93,10 @@ TEMPLATES: tuple[Template, ...] = (
     Template("product_rows", product_rows.build, product_rows.OPERATORS, has_surroundings=True),
     Template("gathered_matmul", gathered_matmul.build, gathered_matmul.OPERATORS, has_surroundings=True),
     Template("attention", attention.build, attention.ANCHORS, has_surroundings=True),
-    Template(
-        "winograd_channels_last",
-        winograd_channels_last.build,
-        frozenset(["Concat", "Conv"]),
-        has_surroundings=True,
-        reads_narrow=True,
-    ),
-    Template(
-        "convolution_channels_last",
-        convolution_channels_last.build,
-        frozenset(["Concat", "Conv"]),
-        has_surroundings=True,
-        reads_narrow=True,
-    ),
-    Template(
-        "transposed_convolution_channels_last",
-        transposed_convolution_channels_last.build,
-        frozenset(["Concat", "ConvTranspose"]),
-        has_surroundings=True,
-        reads_narrow=True,
-    ),
-    Template(
-        "pooling_channels_last",
-        pooling_channels_last.build,
-        pooling.OPERATORS | {"Concat"},
-        has_surroundings=True,
-        reads_narrow=True,
-    ),
+    _channels_last("winograd_channels_last", winograd_channels_last.build, {"Conv"}),
+    _channels_last("convolution_channels_last", convolution_channels_last.build, {"Conv"}),
+    _channels_last("transposed_convolution_channels_last", transposed_convolution_channels_last.build, {"ConvTranspose"}),
+    _channels_last("pooling_channels_last", pooling_channels_last.build, pooling.OPERATORS),
     Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"]), has_prologue=True, reads_narrow=True),
     Template("recurrent", recurrent.build, recurrent.OPERATORS, reads_narrow=True),
     Template("linear_attention", linear_attention.build, linear_attention.OPERATORS),
@@ -126,9 +108,7 @@ TEMPLATES: tuple[Template, ...] = (
 # On CPUs whose tile unit multiplies bfloat16 numbers.
 TILE_TEMPLATES: tuple[Template, ...] = (
     Template("matmul_tiles", tiled_matmul.build, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    Template(
-        "convolution_tiles", tiled_convolution.build, frozenset(["Concat", "Conv"]), has_surroundings=True, reads_narrow=True
-    ),
+    _channels_last("convolution_tiles", tiled_convolution.build, {"Conv"}),
 )
 
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.
