@@ -23,7 +23,7 @@ import numpy as np
 from tvm import tirx
 
 from ..bfloat16 import MultiplyAdd, multiply_add
-from ..builder import Buffer, Expr, KernelBuilder, share, unravel
+from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
 _LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cost more than 1%
@@ -98,8 +98,8 @@ class TileProduct:
     depth: tuple[int, ...]
     tile: Tile
     dtype: str
-    a: Callable[[Expr, Expr, Expr, int, tuple[Expr, ...]], Expr]
-    b: Callable[[Expr, Expr, Expr, Expr, tuple[Expr, ...]], Expr]
+    a: Callable[[Expr, Expr, Expr, int, Index], Expr]
+    b: Callable[[Expr, Expr, Expr, Expr, Index], Expr]
     store: Callable[[Expr, Expr, Expr, Expr, Expr], None]
     a_padded: bool
     b_padded: bool
@@ -236,10 +236,10 @@ def sum_tile(
     tile: Tile,
     dtype: str,
     depth: tuple[int, ...],
-    a: Callable[[int, tuple[Expr, ...]], Expr],
-    b: Callable[[Expr, tuple[Expr, ...]], Expr],
+    a: Callable[[int, Index], Expr],
+    b: Callable[[Expr, Index], Expr],
     combine: MultiplyAdd = multiply_add,
-    before: Callable[[tuple[Expr, ...]], None] | None = None,
+    before: Callable[[Index], None] | None = None,
     spans: Mapping[int, tuple[Expr, Expr]] | None = None,
 ) -> Buffer:
     """The sums over k of a(row, ks) * b(column, ks), made in registers: a small array, row after row, for the epilogue.
@@ -248,21 +248,7 @@ def sum_tile(
     `spans` only the iterations [begin, end) are made, where there are several loops.
     """
     spans = spans or {}
-    if block := _block_of(depth):
-
-        def joined(ks: tuple[Expr, ...]) -> tuple[Expr, ...]:
-            return (ks[0] * block + ks[1],)
-
-        return sum_tile(
-            builder,
-            tile,
-            dtype,
-            (depth[0] // block, block),
-            lambda row, ks: a(row, joined(ks)),
-            lambda column, ks: b(column, joined(ks)),
-            combine,
-            None if before is None else lambda ks: before(joined(ks)),
-        )
+    depth, joined = _in_blocks(depth)
     sums, finished = (builder.local(tile.rows * tile.columns, dtype, name) for name in ("acc", "tile"))
     cells = [(row, row * tile.columns + v * tile.lanes, v * tile.lanes) for row, v in nest(range(tile.rows), range(tile.vectors))]
     kinds, outer = _loop_kinds(depth, len(cells), spans), _outer_loops(depth)
@@ -272,7 +258,7 @@ def sum_tile(
             with builder.loop(tile.lanes, "vectorized", "lane") as lane:
                 builder.store(to, at + lane, element(at + lane))
 
-    def loop(stack: ExitStack, axes: range) -> tuple[Expr, ...]:
+    def loop(stack: ExitStack, axes: range) -> Index:
         ks = []
         for axis in axes:
             begin, end = spans.get(axis, (0, depth[axis]))
@@ -287,7 +273,7 @@ def sum_tile(
         fill(sums, lambda at: tirx.const(0, dtype))
         if prod(depth):
             with ExitStack() as loops:
-                ks = (*first, *loop(loops, range(outer, len(depth))))
+                ks = joined((*first, *loop(loops, range(outer, len(depth)))))
                 if before is not None:
                     before(ks)
                 for row, at, column in cells:
@@ -297,11 +283,11 @@ def sum_tile(
     return finished
 
 
-def _block_of(depth: tuple[int, ...]) -> int:
-    """The length of equal blocks of a single long loop over k, if there is one; else 0."""
-    if len(depth) > 1 or depth[0] < _LONG_CHAIN:
-        return 0
-    return next((block for block in range(_LONG_CHAIN // 2, _LEAST_BLOCK - 1, -1) if depth[0] % block == 0), 0)
+def _in_blocks(depth: tuple[int, ...]) -> tuple[tuple[int, ...], Callable[[Index], Index]]:
+    """The loops over k, a single long one as two over equal blocks, and the k of theirs."""
+    lengths = range(_LONG_CHAIN // 2, _LEAST_BLOCK - 1, -1) if len(depth) == 1 and depth[0] >= _LONG_CHAIN else ()
+    block = next((length for length in lengths if depth[0] % length == 0), 0)
+    return ((depth[0] // block, block), lambda ks: (ks[0] * block + ks[1],)) if block else (depth, lambda ks: ks)
 
 
 def _outer_loops(depth: tuple[int, ...]) -> int:
