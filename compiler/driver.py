@@ -28,6 +28,7 @@ from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import group_of
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
+from .lowering.product_chains import precise_products
 from .lowering.program import build_library
 from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .options import Options
@@ -107,6 +108,7 @@ class _Lowering:
         self.model = model
         self.target = target
         self.precision = precision
+        self.precise = precise_products(model, target, precision)
         self.configurations = configurations
         self.kernels: dict[str, tuple[str, BuiltKernel, dict[int, str]] | str] = {}
         self.groups: dict[ir.Node, LoweredGroup] = {}
@@ -123,7 +125,7 @@ class _Lowering:
     def lower_node(self, node: ir.Node) -> tuple[ir.Node, ...]:
         """Find the kernel of a node, or else the nodes that it becomes."""
         try:
-            group = replace(group_of(self.model, node), precision=self.precision)
+            group = replace(group_of(self.model, node), precision=self.precise.get(node, self.precision))
         except UnsupportedModelError as refusal:  # of its shapes
             self.obstacles.append(f"{node.op_type} at {refusal.where} ({refusal.what})")
             return ()

@@ -211,9 +211,10 @@ class KernelBuilder:
             value = rounded(value.value, self.name, has_instruction=self.has_bfloat16)
         self.emit(tirx.BufferStore(buffer, value, [_int(offset)]))
 
-    def prefetch(self, element: Expr) -> None:
-        """Ask for the cache line of an element that is read later. Nothing happens if it lies outside of memory."""
-        how = (tirx.const(word, "int32") for word in (0, 3, 1))  # to read, keep it in all caches, data
+    def prefetch(self, element: Expr, *, is_near: bool = True) -> None:
+        """Ask for the cache line of an element that is read later, soon or not. Nothing happens if it lies outside of memory."""
+        # to read, keep it in all caches or in all but the first, data
+        how = (tirx.const(word, "int32") for word in (0, 3 if is_near else 2, 1))
         self.emit(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(element), *how)))
 
     def bind(self, value: Expr, name: str = "t") -> Expr:

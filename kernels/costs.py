@@ -223,7 +223,7 @@ def conversion_cycles(size_bytes: int) -> float:
 
 
 _DOT_CYCLES = 16  # of the tile unit, for the product of two tiles
-_TILE_LOAD_CYCLES = 60  # for a tile of 1 KiB from the second cache, measured on a Sapphire Rapids
+_TILE_LOAD_CYCLES = 40  # for a tile of 1 KiB from the second cache: 30 to 60 measured on a Sapphire Rapids, nothing asked for
 _SPLIT_ELEMENTS = 4.0  # of one term that a core makes in a cycle when it packs an operand
 _FAR_BYTES = 5.0  # a cycle, of weights that come from memory
 _BLOCK_LINES = 32  # rows, columns and values of k of a block of four tiles
@@ -235,7 +235,7 @@ _TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their p
 def tile_product_cycles(m: int, n: int, k: int, terms: int, *, packs_a: bool, packs_b: bool) -> float:
     """Of a product on the tile unit, whose operands are so many bfloat16 terms; those that are not constant are packed first."""
     rows, columns, steps = (ceil(extent / _BLOCK_LINES) * _BLOCK_LINES for extent in (m, n, k))
-    blocks = rows * columns * steps / _BLOCK_LINES**3 * _block_cycles(terms, 2 if m > _TILE_LINES else 1)
+    blocks = _blocks_cycles(m, n, k, terms)
     packed = (rows * packs_a + columns * packs_b) * steps * terms / _SPLIT_ELEMENTS
     finished = rows * columns / 4
     return max(blocks, n * k * 2 * terms / _FAR_BYTES) + packed + finished
@@ -243,15 +243,19 @@ def tile_product_cycles(m: int, n: int, k: int, terms: int, *, packs_a: bool, pa
 
 def tile_step_cycles(rows: int, columns: int, depth: int, terms: int) -> float:
     """Of a product on the tile unit with weights from caches, as the steps of a recurrence make it; rows are split first."""
-    tiles = ceil(rows / _TILE_LINES)  # of rows: pairs of them, and perhaps one
-    blocks = tiles // 2 * _block_cycles(terms, 2) + tiles % 2 * _block_cycles(terms, 1)
-    steps = ceil(columns / _BLOCK_LINES) * ceil(depth / _BLOCK_LINES)
-    return steps * blocks + rows * depth * terms / _SPLIT_ELEMENTS + rows * columns / 4
+    return _blocks_cycles(rows, columns, depth, terms) + rows * depth * terms / _SPLIT_ELEMENTS + rows * columns / 4
 
 
 def vector_step_cycles(rows: int, columns: int, depth: int) -> float:
     """Of the same by vector multiply-adds in float32, also where weights are bfloat16."""
     return rows * ceil(columns / _VECTOR_LANES) * max(depth / 2, 4.0) + rows * columns / 4
+
+
+def _blocks_cycles(rows: int, columns: int, depth: int, terms: int) -> float:
+    """Of all blocks of 32 rows, the last of which may be half a one, by 32 columns."""
+    tiles = ceil(rows / _TILE_LINES)
+    step = tiles // 2 * _block_cycles(terms, 2) + tiles % 2 * _block_cycles(terms, 1)
+    return ceil(columns / _BLOCK_LINES) * ceil(depth / _BLOCK_LINES) * step
 
 
 def _block_cycles(terms: int, tiles: int) -> float:
@@ -260,20 +264,29 @@ def _block_cycles(terms: int, tiles: int) -> float:
     return max(2 * tiles * products * _DOT_CYCLES, (tiles * a_loads + 2 * b_loads) * _TILE_LOAD_CYCLES)
 
 
+def joins_columns(inputs: int, columns: int, dilation: int) -> bool:
+    """Whether channels of all columns of a window lie side by side for the tile unit, as those of one fill few of its 32 rows."""
+    return dilation == 1 and inputs < _BLOCK_LINES and ceil(columns * inputs / _BLOCK_LINES) < columns
+
+
 def tile_convolution_cycles(one: Convolution, terms: int, *, copies: bool = True) -> float:
     """Of a convolution without groups on the tile unit, its result channels-last; it first copies its input in terms or not."""
-    pitch = one.columns + (one.kernel[1] - 1) * one.dilations[1] // one.strides[1]
-    channels = ceil(one.inputs / _BLOCK_LINES) * _BLOCK_LINES
-    positions = (one.rows - 1) * pitch + one.columns
-    product_cycles = tile_product_cycles(positions, one.outputs, prod(one.kernel) * channels, terms, packs_a=False, packs_b=False)
+    joined = one.kernel[1] if joins_columns(one.inputs, one.kernel[1], one.dilations[1]) else 1
+    pitch = one.columns if joined > 1 else one.columns + (one.kernel[1] - 1) * one.dilations[1] // one.strides[1]
+    channels = ceil(one.inputs * joined / _BLOCK_LINES) * _BLOCK_LINES
+    positions, depth = (one.rows - 1) * pitch + one.columns, prod(one.kernel) // joined * channels
+    product_cycles = tile_product_cycles(positions, one.outputs, depth, terms, packs_a=False, packs_b=False)
     copied = one.height * one.width * channels * terms / _SPLIT_ELEMENTS if copies else 0.0
     return one.images * (product_cycles + copied)
 
 
 def vector_product_cycles(m: int, n: int, k: int, lanes: int, *, is_narrow: bool) -> float:
-    """Of the same by two vector multiply-adds a cycle, or as many dot products of pairs of bfloat16 numbers."""
-    pairs = 2 if is_narrow else 1
-    return max(m * ceil(n / lanes) * max(k / pairs / 2, 4.0), n * k * (4 / pairs) / _FAR_BYTES) + m * n / 4
+    """Of the same by two vector multiply-adds a cycle, or by dot products of pairs of bfloat16 numbers.
+
+    CPUs with a tile unit make one of these of 16 pairs in two cycles (LLVM's model of Sapphire Rapids): half as many products.
+    """
+    step, weight_bytes = (k, 2) if is_narrow else (k / 2, 4)
+    return max(m * ceil(n / lanes) * max(step, 4.0), n * k * weight_bytes / _FAR_BYTES) + m * n / 4
 
 
 def product_rows_drawback(rows: int, depth: int, columns: int, threads: int) -> str:

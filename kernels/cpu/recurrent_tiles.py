@@ -128,7 +128,9 @@ class TiledWeights:
         size = self._steps * self.rows.terms * TERM_ELEMENTS // 2
         base = self.builder.bind((group * self.panels + panel) * size)
         b = packed_lines(self._buffer, base, self.rows.terms, words=True)
-        self._blocks.multiply(self.rows.lines(group, block), b, sums)
+        has_short = self.rows.blocks > 1 and 0 < self.rows.rows % LINES <= ROWS
+        is_short = tirx.EQ(block, self.rows.blocks - 1) if has_short else None
+        self._blocks.multiply(self.rows.lines(group, block), b, sums, is_short=is_short)
 
 
 def project_on_tiles(operands: RecurrentOperands, terms: int, target: Target, store: Store) -> None:

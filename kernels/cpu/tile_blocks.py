@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import ceil, prod
 
 from tvm import tirx
 
-from ..builder import Buffer, Expr, Index, KernelBuilder, share
+from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share
 from .panel_product import Scratch
 from .split_bfloat16 import PRODUCTS, joined
 from .tile_packing import LINES
@@ -34,6 +35,18 @@ class Lines:
     buffer: Buffer
     stride: int
     at: Callable[[Index, int, Expr], Expr]
+
+
+@dataclass(frozen=True)
+class Next:
+    """The panel of B that is read after this one, which `blocks` blocks of A meet before: asked for from memory meanwhile.
+
+    It begins at element `base` of B's buffer, and the block is number `block`.
+    """
+
+    base: Expr
+    block: Expr
+    blocks: int
 
 
 @contextmanager
@@ -67,48 +80,73 @@ class BlockProduct:
     ) -> None:
         self.builder, self.unit, self.steps, self.terms, self.halves = builder, unit, tuple(steps), terms, halves
 
-    def multiply(self, a: Lines, b: Lines, sums: Scratch) -> None:
-        """Put the sums over all steps into `sums`: 32 rows of 32."""
-        cells = [(i, j) for i in range(self.halves[0]) for j in range(self.halves[1])]
+    def multiply(self, a: Lines, b: Lines, sums: Scratch, *, is_short: Expr | None = None, then: Next | None = None) -> None:
+        """Put the sums over all steps into `sums`: 32 rows of 32, or 16 of a block that is short."""
+        if is_short is None or self.halves[0] == 1:
+            self._multiply(a, b, sums, self.halves, then)
+            return
+        with self.builder.when(is_short):
+            self._multiply(a, b, sums, (1, self.halves[1]), then)
+        with self.builder.when(tirx.Not(is_short)):
+            self._multiply(a, b, sums, self.halves, then)
+
+    def _multiply(self, a: Lines, b: Lines, sums: Scratch, halves: tuple[int, int], then: Next | None) -> None:
+        cells = [(i, j) for i in range(halves[0]) for j in range(halves[1])]
         for i, j in cells:
             self.unit.zero(_SUMS[i][j])
         with ExitStack() as loops:
-            self._add(a, b, tuple(loops.enter_context(self.builder.loop(extent, name="step")) for extent in self.steps))
+            ks = tuple(loops.enter_context(self.builder.loop(extent, name="step")) for extent in self.steps)
+            self._add(a, b, cells, ks)
+            if then is not None:
+                self._ask_for(b.buffer, then, ks)
         for i, j in cells:
             self.unit.store(_SUMS[i][j], sums.buffer, sums.base + (i * ROWS * LINES + j * COLUMNS), LINES)
         if self.terms > 1:
-            self._mend(a, b, sums)
+            self._mend(a, b, sums, halves)
 
-    def _add(self, a: Lines, b: Lines, ks: Index) -> None:
-        """The products of one step."""
-        held: tuple[int | None, int | None] = (None, None)
-        for term in PRODUCTS[self.terms]:
-            for lines, registers, count, old, new in zip((a, b), (_A, _B), self.halves, held, term, strict=True):
-                if old != new:
-                    for half in range(count):
-                        self.unit.load(registers[half], lines.buffer, lines.at(ks, new, half), lines.stride)
-            held = term
-            for i in range(self.halves[0]):
-                for j in range(self.halves[1]):
-                    self.unit.dot(_SUMS[i][j], _A[i], _B[j])
+    def _add(self, a: Lines, b: Lines, cells: list[tuple[int, int]], ks: Index) -> None:
+        """The products of one step. A tile is loaded before the first of them that reads it, and those of the next step are asked
+        for between them, so that loads and products overlap."""
+        dots = [(terms, cell) for terms in PRODUCTS[self.terms] for cell in cells]
+        halves = [sorted({cell[axis] for cell in cells}) for axis in range(2)]
+        tiles = zip((a, b), halves, strict=True)
+        later = [(lines, term, half) for lines, some in tiles for half in some for term in range(self.terms)]
+        following = (*ks[:-1], ks[-1] + 1)
+        held: dict[int, int] = {}  # the term in each register
+        for number, (terms, (i, j)) in enumerate(dots):
+            for lines, register, term, half in ((a, _A[i], terms[0], i), (b, _B[j], terms[1], j)):
+                if held.get(register) != term:
+                    self.unit.load(register, lines.buffer, lines.at(ks, term, half), lines.stride)
+                    held[register] = term
+            self.unit.dot(_SUMS[i][j], _A[i], _B[j])
+            begin, end = (len(later) * (number + place) // len(dots) for place in range(2))
+            for lines, term, half in later[begin:end]:
+                self.unit.ask(lines.buffer, lines.at(following, term, half), lines.stride)
+
+    def _ask_for(self, buffer: Buffer, then: Next, ks: Index) -> None:
+        """A step's part of the next panel: the blocks of this one together ask for all of it."""
+        lines = ceil(2 * ROWS * self.terms / then.blocks)
+        number = self.builder.bind(then.block * prod(self.steps) + row_major(ks, self.steps))
+        for line in range(lines):
+            self.unit.ask_line(buffer, then.base + (number * lines + line) * WORDS)
 
     # Sums that are not finite -----------------------------------------------------------------------------------------
 
-    def _mend(self, a: Lines, b: Lines, sums: Scratch) -> None:
-        with self.builder.when(self._largest(sums) >= _INFINITY), ExitStack() as loops:
+    def _mend(self, a: Lines, b: Lines, sums: Scratch, halves: tuple[int, int]) -> None:
+        with self.builder.when(self._largest(sums, halves) >= _INFINITY), ExitStack() as loops:
             i, row, j = (
                 loops.enter_context(self.builder.loop(extent, name=name))
-                for extent, name in ((self.halves[0], "i"), (ROWS, "row"), (self.halves[1], "j"))
+                for extent, name in ((halves[0], "i"), (ROWS, "row"), (halves[1], "j"))
             )
             self._mend_row(a, b, sums, i, row, j)
 
-    def _largest(self, sums: Scratch) -> Expr:
+    def _largest(self, sums: Scratch, halves: tuple[int, int]) -> Expr:
         """The bits of the largest size of a sum: at least those of infinity where one is not finite."""
         builder = self.builder
         sizes, one = builder.local(COLUMNS, "int32", "sizes"), builder.local(1, "int32", "size")
         with builder.loop(COLUMNS, "vectorized", "lane") as lane:
             builder.store(sizes, lane, tirx.const(0, "int32"))
-        with builder.loop(self.halves[0] * ROWS, name="row") as row, builder.loop(self.halves[1], name="j") as j:
+        with builder.loop(halves[0] * ROWS, name="row") as row, builder.loop(halves[1], name="j") as j:
             at = builder.bind(row * LINES + j * COLUMNS)
             with builder.loop(COLUMNS, "vectorized", "lane") as lane:
                 size = tirx.reinterpret("int32", sums[at + lane]) & tirx.const(_SIZE, "int32")

@@ -42,6 +42,12 @@ class TileUnit(Protocol):
         """Load an operand's tile, the first element at `offset`, rows `stride` elements apart: of a row 32 elements of 16 bits or
         16 words, as the source's type says."""
 
+    def ask(self, source: Buffer, offset: Expr, stride: int) -> None:
+        """Ask for an operand's tile, given as to `load`, which is loaded soon: loads wait for what is not in the first cache."""
+
+    def ask_line(self, source: Buffer, offset: Expr) -> None:
+        """Ask for a cache line that is loaded later, from memory to the second cache."""
+
     def dot(self, sums: int, a: int, b: int) -> None:
         """Add the product of two operand tiles to a tile of sums.
 
@@ -81,6 +87,13 @@ class AmxTiles:
     def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
         self._call("tileloadd64", _number(tile), tirx.address_of(source[offset]), tirx.const(_bytes(source) * stride, "int64"))
 
+    def ask(self, source: Buffer, offset: Expr, stride: int) -> None:
+        for row in range(ROWS):
+            self._builder.prefetch(source[offset + row * stride])
+
+    def ask_line(self, source: Buffer, offset: Expr) -> None:
+        self._builder.prefetch(source[offset], is_near=False)
+
     def dot(self, sums: int, a: int, b: int) -> None:
         self._call("tdpbf16ps", _number(sums), _number(a), _number(b))
 
@@ -119,6 +132,12 @@ class EmulatedTiles:
                 low, high = (tirx.Cast("uint32", source[at + i]) for i in range(2))
                 value = low | (high << tirx.const(16, "uint32"))
             self._builder.store(self._operands[tile], row * WORDS + word, value)
+
+    def ask(self, source: Buffer, offset: Expr, stride: int) -> None:
+        pass
+
+    def ask_line(self, source: Buffer, offset: Expr) -> None:
+        pass
 
     def dot(self, sums: int, a: int, b: int) -> None:
         builder = self._builder

@@ -21,7 +21,7 @@ from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder
 from .packing import PackPanels
 from .panel_product import Scratch
-from .tile_blocks import BlockProduct, Lines, packed_lines, tile_threads
+from .tile_blocks import BlockProduct, Lines, Next, packed_lines, tile_threads
 from .tile_image import TiledImage
 from .tile_packing import LINES, TERM_ELEMENTS, PackTiles
 from .tile_unit import DEPTH, ROWS, tile_unit
@@ -66,7 +66,7 @@ class TiledConvolution:
         self.image = TiledImage.of(form, self.terms)
         self.outputs = form.inner.types[form.anchor.outputs[0]].shape[1]
         self.target = target
-        self.steps = (*self.image.window.kernel, self.image.channels // DEPTH)
+        self.steps = (*self.image.reads.kernel, self.image.channels // DEPTH)
         halves = 1 if self.image.positions <= ROWS else 2, 1 if self.outputs <= ROWS else 2
         self.unit = tile_unit(self.builder, target)
         self.blocks = BlockProduct(self.builder, self.unit, self.steps, self.terms, halves)
@@ -86,7 +86,8 @@ class TiledConvolution:
         panels, blocks = ceil(self.outputs / LINES), ceil(image.positions / LINES)
         panel_words = prod(self.steps) * self.terms * TERM_ELEMENTS // 2
         extents = {"image": images, "m": blocks, "n": panels}
-        if 2 * elements > _NEAR_BYTES:
+        is_far = 2 * elements > _NEAR_BYTES
+        if is_far:
             extents = {"n": panels, "image": images, "m": blocks}
         work = prod(extents.values()) * prod(self.steps) * 4 * _WORK_PER_DOT
         threads = builder.threads_for(work)
@@ -97,7 +98,10 @@ class TiledConvolution:
                 place = {axis: builder.bind(part) for axis, part in zip(extents, parts, strict=True)}
                 first = builder.bind(image.first_of(place["m"]))
                 a = image.lines(source, place["image"], first)
-                self._block(a, self._weight_lines(weights, builder.bind(place["n"] * panel_words)), sums, place, first)
+                base = builder.bind(place["n"] * panel_words)
+                number = builder.bind(place["image"] * blocks + place["m"])
+                then = Next(builder.bind(base + panel_words), number, images * blocks) if is_far else None
+                self._block(a, self._weight_lines(weights, base), sums, place, first, then)
         flops = 2 * images * prod(window.outputs) * self.outputs * inputs * prod(window.kernel)
         return finish(
             "convolution_tiles", builder, self.form.outer, flops=flops, packed={key: Operand(self.anchor.inputs[1], pack)}
@@ -112,8 +116,8 @@ class TiledConvolution:
         overhangs = any(window.begins)
         one = Convolution(images, 1, inputs, self.outputs, *size, *outputs, kernel, strides, overhangs, dilations=dilations)
         lanes, registers = self.builder.lanes("float32"), self.target.vector_registers
-        pairs_at_once = 2 if self.image.source.dtype == "bfloat16" and self.target.has("avx512_bf16") else 1
-        vectors = channels_last_cycles(one, lanes, registers) / pairs_at_once
+        slowdown = 2 if self.image.source.dtype == "bfloat16" else 1  # of products of pairs: see vector_product_cycles
+        vectors = channels_last_cycles(one, lanes, registers) * slowdown
         choice = winograd_of(self.form, self.target)
         if not isinstance(choice, Refusal):
             vectors = min(vectors, choice.cycles)
@@ -122,7 +126,7 @@ class TiledConvolution:
     def _pack(self) -> PackTiles:
         window, inputs = self.image.window, self.image.source.shape[1]
         panels = PackPanels((self.outputs, inputs, *window.kernel), (0, 2, 3, 1), 0, 1, LINES)
-        return PackTiles(panels, self.terms, True, inputs)
+        return PackTiles(panels, self.terms, True, inputs * self.image.joined)
 
     def _weight_lines(self, weights: object, base: Expr) -> Lines:
         """A panel of weights, its steps by the three loops."""
@@ -132,10 +136,11 @@ class TiledConvolution:
             lines.buffer, lines.stride, lambda ks, term, half: lines.at(((ks[0] * columns + ks[1]) * parts + ks[2],), term, half)
         )
 
-    def _block(self, a: Lines, b: Lines, sums: Scratch, place: dict[str, Expr], first: Expr) -> None:
+    def _block(self, a: Lines, b: Lines, sums: Scratch, place: dict[str, Expr], first: Expr, then: Next | None) -> None:
         """A block of the result, and what follows it."""
         builder, (_, columns) = self.builder, self.image.window.outputs
-        self.blocks.multiply(a, b, sums)
+        is_short = tirx.EQ(place["m"], ceil(self.image.positions / LINES) - 1) if self.image.has_short else None
+        self.blocks.multiply(a, b, sums, is_short=is_short, then=then)
         left = builder.bind(place["n"] * LINES)
         width = LINES if self.outputs % LINES == 0 else builder.bind(tirx.min(self.outputs - left, LINES))
         top = builder.bind(place["m"] * LINES)

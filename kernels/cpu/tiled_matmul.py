@@ -22,8 +22,8 @@ from ..values import pointwise_obstacle, split_anchor
 from .common import finish
 from .matmul import Product, Side
 from .panel_product import Scratch
-from .tile_blocks import BlockProduct, Lines, packed_lines, tile_threads
-from .tile_packing import LINES, PackTiles, StepPacker
+from .tile_blocks import BlockProduct, Lines, Next, packed_lines, tile_threads
+from .tile_packing import LINES, TERM_ELEMENTS, PackTiles, StepPacker
 from .tile_unit import DEPTH, ROWS, tile_unit
 
 _NEAR_BYTES = 1 << 20  # of packed rows that the second cache holds beside a panel
@@ -115,7 +115,11 @@ class TiledProduct(Product):
     def _first_row(self, m: Expr) -> Expr:
         """The first of the 32 rows of A that make a panel: those of the last one may overlap, where they are read in place."""
         top = m * LINES
-        return tirx.min(top, self.a.lines - LINES) if self._reads_rows() else top
+        return tirx.min(top, self.a.lines - (ROWS if self._has_short() else LINES)) if self._reads_rows() else top
+
+    def _has_short(self) -> bool:
+        """Whether the last of some panels of rows has one tile's rows at most."""
+        return self.rows > 1 and 0 < self.a.lines % LINES <= ROWS
 
     def _rows_in_place(self) -> Panels:
         source, depth = self._source(self.a), self.a.depth
@@ -176,7 +180,8 @@ class TiledProduct(Product):
             with builder.loop(end - begin, name="block") as i:
                 parts = unravel(builder.bind(begin + i), tuple(extents.values()))
                 at = {axis: builder.bind(part) for axis, part in zip(extents, parts, strict=True)}
-                self._block(a(self.a.matrix_of(self.batch, at["batch"]), at["m"]), b, sums, at["batch"], at["m"], at["n"])
+                rows = a(self.a.matrix_of(self.batch, at["batch"]), at["m"])
+                self._block(rows, b, sums, at["batch"], at["m"], at["n"], asks=columns_outside)
 
     def _pack_and_walk(self, packer: StepPacker, b: Panels, threads: int) -> None:
         """Each thread packs some panels of its rows, as many as the second cache holds, and walks all columns with them."""
@@ -202,10 +207,19 @@ class TiledProduct(Product):
             at = builder.bind(base + (panel * packer.steps + step) * size)
             packer.pack(to, at, matrix, builder.bind(first + panel), step)
 
-    def _block(self, a: Lines, b: Panels, sums: Scratch, batch: Expr, m: Expr, n: Expr) -> None:
+    def _next(self, panel: Lines, m: Expr) -> Next | None:
+        """What is asked for while all rows meet a panel of constant weights, which are more than the second cache holds."""
+        size = self.steps * self.terms * TERM_ELEMENTS // 2
+        if self.b.name not in self.group.constants or 4 * size * self.columns < _NEAR_BYTES:
+            return None
+        return Next(self.builder.bind(panel.at((self.steps,), 0, 0)), m, self.rows)
+
+    def _block(self, a: Lines, b: Panels, sums: Scratch, batch: Expr, m: Expr, n: Expr, *, asks: bool = False) -> None:
         """A block of the result, and what follows it."""
         builder, store = self.builder, self.store()
-        self.blocks.multiply(a, b(self.b.matrix_of(self.batch, batch), n), sums)
+        is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
+        panel = b(self.b.matrix_of(self.batch, batch), n)
+        self.blocks.multiply(a, panel, sums, is_short=is_short, then=self._next(panel, m) if asks else None)
         top, left, skipped = builder.bind(m * LINES), builder.bind(n * LINES), builder.bind(m * LINES - self._first_row(m))
         whole = self.b.lines % LINES == 0
         width = LINES if whole else builder.bind(tirx.min(self.b.lines - left, LINES))

@@ -167,8 +167,8 @@ def test_products_of_terms_share_one_with_their_neighbours() -> None:
     for terms, order in PRODUCTS.items():
         assert len(set(order)) == len(order) == terms * (terms + 1) // 2
         assert all(i + j < terms for i, j in order)
-        loads = 2 + sum((one[0] != other[0]) + (one[1] != other[1]) for one, other in pairwise(order))
-        assert costs._TERM_PRODUCTS[terms] == (len(order), loads)
+        loads = [1 + sum(one[side] != other[side] for one, other in pairwise(order)) for side in range(2)]
+        assert costs._TERM_PRODUCTS[terms] == (len(order), *loads)
     assert set(PRODUCTS) == set(costs._TERM_PRODUCTS)
 
 
