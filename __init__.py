@@ -91,8 +91,8 @@ def tune(
     Findings are kept as soon as they are there, for the kernels that take longest first: called again, it goes on where it was.
 
     Args:
-        model: an ONNX file, its bytes, a `ModelProto` or an `onnx_ir.Model`, of static shapes and without control flow that
-            needs several programs.
+        model: an ONNX file, its bytes, a `ModelProto`, an `onnx_ir.Model` or a `torch.export.ExportedProgram`, of static shapes
+            and without control flow that needs several programs.
         seconds: how long to measure.
         target: the one to compile for later, as for `compile`, on this machine's CPU.
         precision: likewise.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +48,11 @@ def tune(
     from ..frontend.importer import import_model
     from .tuner import tune_model
 
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        raise OptionError(
+            "model", "a torch.nn.Module has no shapes", "tune torch.export.export(module, args), or an ONNX file of it"
+        )
     graph = import_model(model)
     if is_dynamic(graph):
         what = "has symbolic dimensions, and each shape has kernels of its own"

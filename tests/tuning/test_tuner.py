@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 import prefuse
 import pytest
+import torch
 from onnx import numpy_helper, parser
 from prefuse.compiler.cli import main
 from prefuse.compiler.options import Options, parse_options
@@ -172,6 +173,11 @@ def test_python_tunes_as_the_command_line_does(path: Path, monkeypatch: pytest.M
 def test_wrong_arguments(path: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(CompileError, match=message):
         prefuse.tune(path, **arguments)
+
+
+def test_a_module_must_be_exported_first() -> None:
+    with pytest.raises(CompileError, match=r"no shapes; tune torch\.export"):
+        prefuse.tune(torch.nn.Identity())
 
 
 def test_the_machine_must_have_what_the_target_needs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
