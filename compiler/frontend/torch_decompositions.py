@@ -33,7 +33,8 @@ def without_misread_calls(program: torch.export.ExportedProgram) -> torch.export
     pools = {aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
     table = torch.export.default_decompositions()
     chosen = {target: _with_divisor(target, pools[target]) if target in pools else table[target] for target in found}
-    return program.run_decompositions(chosen)
+    decomposed: torch.export.ExportedProgram = program.run_decompositions(chosen)
+    return decomposed
 
 
 def _arguments(node: torch.fx.Node) -> dict[str, Any]:
