@@ -20,18 +20,19 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..bfloat16 import words_multiply_add
-from ..builder import Expr, Index, KernelBuilder, broadcast_index, row_major, share
+from ..builder import Expr, Index, KernelBuilder, share
 from ..costs import TERMS, tile_product_cycles, vector_product_cycles
-from ..group import Group, Op
+from ..group import Group
 from ..template import BuiltKernel, Refusal
-from ..values import GroupValues, source_offset
 from .anchored import bound_unravel
+from .attention_elements import Elements
 from .attention_form import Attention, attention_of
+from .attention_mask import may_hide_keys, sees_first_key, visible_keys
 from .attention_softmax import Rows, finish_rows, odd_lines, round_rows, running_softmax, softmax, start_rows, weigh_rows
 from .common import finish, new_builder, pointwise_cost
 from .few_rows import FewRows
 from .paired_panels import PairedPanels, store_line
-from .panel_product import Lines, Panels, Scratch, tiles_options
+from .panel_product import WHOLE, Bounds, Element, Lines, Panels, Scratch, tiles_options
 from .tile_packing import LINES, TERM_ELEMENTS
 from .tile_product import Tile
 from .tile_unit import DEPTH, TileUnit, tile_unit
@@ -39,6 +40,7 @@ from .tiled_panels import TiledPanels, TileScratch, panel_words
 
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
+_MASKED_ROWS = 24  # where some see fewer keys than others
 _CACHE_BYTES = 512 * 1024  # what keys, values and scores that are used together may take of the second-level cache
 _TILED_ROWS = 64  # of a block on the tile unit
 _RUNNING_ROWS = 1024  # queries whose results one thread keeps while it goes through blocks of keys
@@ -102,6 +104,10 @@ class _Kernel:
     target: Target
 
     @cached_property
+    def elements(self) -> Elements:
+        return Elements(self.form, self.builder)
+
+    @cached_property
     def key_block(self) -> int:
         """Keys in panels at once: all, or equal runs of whole vectors."""
         form, lanes = self.form, self.builder.lanes(self.form.dtype)
@@ -114,7 +120,7 @@ class _Kernel:
     @property
     def is_few(self) -> bool:
         """Whether keys and values are read where they lie, as so few queries do not pay for panels."""
-        return self.form.queries <= _FEW_QUERIES and not self._is_transposed(self.form.product)
+        return self.form.queries <= _FEW_QUERIES and not self.elements.is_transposed(self.form.product)
 
     @property
     def terms(self) -> tuple[int, int]:
@@ -141,6 +147,12 @@ class _Kernel:
         wants = TERMS[form.group.precision] == 1 and form.dtype == "float32" and form.depth % 2 == 0
         return wants and self.target.has("avx512_bf16") and self.unit is None and not self.is_few
 
+    @cached_property
+    def hides_keys(self) -> bool:
+        """Whether each block of queries looks which keys it sees."""
+        is_plain = self.unit is None and not self.is_few and not self.weighs and self.form.guard in (None, 0)
+        return is_plain and may_hide_keys(self.form)
+
     @property
     def factors(self) -> int:
         """Elements of an operand that are multiplied at once."""
@@ -160,7 +172,9 @@ class _Kernel:
         """Of the scores and of the result, equally high."""
         form, dtype, registers = self.form, np.dtype(self.form.dtype), self.target.vector_registers
         sizes = ((form.depth // self.factors, self.key_block), (ceil(self.key_block / self.factors), form.width))
-        options = tiles_options(form.queries, sizes, self.builder.lanes(form.dtype), dtype.itemsize, registers)
+        options = tiles_options(
+            form.queries, sizes, self.builder.lanes(form.dtype), dtype.itemsize, registers, even=self.hides_keys
+        )
         scores, result = self.builder.choose("rows", options)
         return scores, result
 
@@ -170,7 +184,8 @@ class _Kernel:
         if self.unit is not None:
             return _TILED_ROWS
         rows = self.tiles[0].rows
-        return rows * max(min(_BLOCK_ROWS, self.form.queries) // rows, 1)
+        most = _MASKED_ROWS if self.hides_keys else _BLOCK_ROWS
+        return rows * max(min(most, self.form.queries) // rows, 1)
 
     @property
     def flops(self) -> int:
@@ -253,7 +268,11 @@ class _Kernel:
         if self.is_running:
             with builder.loop(blocks, name="block") as number:
                 block = self._block(first, number)
-                finish_rows(head.rows, block.row, block.count, self.form.width, lambda *at: self._store_result(head, block, *at))
+
+                def store(row: Expr, column: Expr, value: Expr, block: _Block = block) -> None:
+                    self.elements.store_result(head.batch, block.first + row, column, value)
+
+                finish_rows(head.rows, block.row, block.count, self.form.width, store)
 
     def _few(self, head: _Head) -> None:
         """All queries, where they are few."""
@@ -262,31 +281,56 @@ class _Kernel:
         for row in range(form.queries):
             self._pack_query(head, block, row)
         scores = FewRows(self.builder, form.queries, form.depth, form.keys, lanes)
-        multiply = scores.multiply_rows if self._is_transposed(form.scores) else scores.multiply_columns
+        multiply = scores.multiply_rows if self.elements.is_transposed(form.scores) else scores.multiply_columns
         queries = self._queries(head)
-        multiply(queries, lambda *at: self._key(head, keys, *at), lambda *at: self._store_score(head, keys, block, *at))
-        self._softmax(head, block, form.keys)
+        multiply(queries, self._key_of(head, keys), lambda *at: self._store_score(head, keys, block, *at))
+        self._softmax(head, block, form.keys, None)
         results = FewRows(self.builder, form.queries, form.keys, form.width, lanes)
         results.multiply_columns(
             head.rows.line(form.keys),
-            lambda *at: self._value(head, keys, *at),
+            self._value_of(head, keys),
             lambda *at: self._scale_result(head, block, *at),
         )
 
     def _attend(self, head: _Head, keys: _Keys, first: Expr, blocks: Expr) -> None:
         """Some blocks of queries, by some keys."""
-        pack = keys.keys.pack_rows if self._is_transposed(self.form.scores) else keys.keys.pack_columns
-        pack(head.keys, lambda *at: self._key(head, keys, *at))
-        keys.values.pack_columns(head.values, lambda *at: self._value(head, keys, *at))
+        pack = keys.keys.pack_rows if self.elements.is_transposed(self.form.scores) else keys.keys.pack_columns
+        pack(head.keys, self._key_of(head, keys))
+        keys.values.pack_columns(head.values, self._value_of(head, keys))
         with self.builder.loop(blocks, name="block") as number:
             block = self._block(first, number)
             with self.builder.loop(block.count, name="row") as row:
                 self._pack_query(head, block, row)
-            queries = self._queries(head)
-            keys.keys.multiply(queries, head.keys, block.count, lambda *at: self._store_score(head, keys, block, *at))
-            probabilities = self._softmax(head, block, keys.count)
-            add = self._add_result if self.is_running else self._scale_result
-            keys.values.multiply(probabilities, head.values, block.count, lambda *at: add(head, block, *at))
+            if not self.hides_keys:
+                self._multiply(head, keys, block, None)
+            else:
+                end = self._visible_keys(head, keys, block)
+                with self.builder.when(end > 0):
+                    self._multiply(head, keys, block, end)
+
+    def _multiply(self, head: _Head, keys: _Keys, block: _Block, end: Expr | None) -> None:
+        """A block of queries by keys: all, or the first of them."""
+        columns, depth = WHOLE, WHOLE
+        if end is not None:
+            used = tirx.min(tirx.floordiv(end, self.factors), ceil(keys.count / self.factors))
+            columns, depth = Bounds(columns=end), Bounds(depth=self.builder.bind(used))
+        queries = self._queries(head)
+        keys.keys.multiply(queries, head.keys, block.count, lambda *at: self._store_score(head, keys, block, *at), columns)
+        probabilities = self._softmax(head, block, keys.count, end)
+        add = self._add_result if self.is_running else self._scale_result
+        keys.values.multiply(probabilities, head.values, block.count, lambda *at: add(head, block, *at), depth)
+
+    def _visible_keys(self, head: _Head, keys: _Keys, block: _Block) -> Expr:
+        """How many of some keys a block's queries see."""
+        builder, form, extent = self.builder, self.form, head.rows.extent(keys.count)
+
+        def score(row: Expr, key: Expr) -> Expr:
+            return self.elements.score(head.batch, block.first + row, key, tirx.const(0, form.dtype))
+
+        step = 2 * builder.lanes(form.dtype)
+        end = visible_keys(builder, score, block.count, keys.first, keys.count, step, extent)
+        sees = sees_first_key(builder, score, block.count)
+        return builder.bind(tirx.Select(sees, end, extent))
 
     def _block(self, first: Expr, number: Expr) -> _Block:
         builder = self.builder
@@ -303,54 +347,37 @@ class _Kernel:
         base, query = builder.bind(to.base + row * to.pitch), builder.bind(block.first + row)
 
         def element(k: Expr) -> Expr:
-            return self._operand(form.scores.inputs[0], form.scores.outputs[0], head.batch, (query, k))
+            return self.elements.query(head.batch, query, k)
 
         if self.is_paired:
             store_line(builder, Scratch(to.buffer, base), form.depth, lanes, element)
         else:
             builder.vector_loop(form.depth, lanes, lambda k: builder.store(to.buffer, base + k, element(k)))
 
-    def _key(self, head: _Head, keys: _Keys, k: Expr, j: Expr) -> Expr:
-        return self._operand(self.form.scores.inputs[1], self.form.scores.outputs[0], head.batch, (k, keys.first + j))
+    def _key_of(self, head: _Head, keys: _Keys) -> Element:
+        return lambda k, j: self.elements.key(head.batch, keys.first + j, k)
 
-    def _value(self, head: _Head, keys: _Keys, j: Expr, column: Expr) -> Expr:
-        name, product = self.form.product.inputs[1], self.form.product.outputs[0]
-        return self._operand(name, product, self._weight_batch(head), (keys.first + j, column))
+    def _value_of(self, head: _Head, keys: _Keys) -> Element:
+        return lambda j, column: self.elements.value(head.batch, keys.first + j, column)
 
-    def _is_transposed(self, product: Op) -> bool:
-        """Whether a product's second operand lies column by column in memory, as keys do before the usual transpose."""
-        group, name = self.form.group, product.inputs[1]
-        shape = group.types[name].shape
-        if 1 in shape[-2:]:
-            return False
-        outer = (0,) * (len(shape) - 2)
-        origin, down, along = (source_offset(group, name, (*outer, *at)) for at in ((0, 0), (1, 0), (0, 1)))
-        return abs(down - origin) < abs(along - origin)
-
-    def _softmax(self, head: _Head, block: _Block, keys: int) -> Lines:
-        """What the values are multiplied by, as the product reads it."""
+    def _softmax(self, head: _Head, block: _Block, keys: int, end: Expr | None) -> Lines:
+        """What the values are multiplied by, as the product reads it; `end`: how many of the keys have scores."""
         rows = head.rows
         rows.end_rows(block.count, keys)
+        end = rows.extent(keys) if end is None else end
         if self.is_running:
-            running_softmax(rows, block.row, block.count, keys)
+            running_softmax(rows, block.row, block.count, keys, end)
         else:
-            softmax(rows, block.count, keys, self.form.guard)
+            softmax(rows, block.count, keys, end, self.form.guard)
         if not self.weighs:
             return rows.exponential_lines(keys)
-        weigh_rows(rows, block.count, keys, lambda *at: self._weight(head, block, *at))
+        weigh_rows(rows, block.count, keys, lambda row, *at: self.elements.weight(head.batch, block.first + row, *at))
         return round_rows(rows, head.words, block.count, keys) if self.is_paired else rows.line(keys)
 
     def _store_score(self, head: _Head, keys: _Keys, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
-        form, scores = self.form, head.rows.line(keys.count)
-        place = form.softmax_place((*head.batch, block.first + row, keys.first + column))
-        element = self._followed(form.scores.outputs[0], value, form.softmax.inputs[0], place, form.dtype)
+        scores = head.rows.line(keys.count)
+        element = self.elements.score(head.batch, block.first + row, keys.first + column, value)
         self.builder.store(scores.buffer, scores.base + row * scores.pitch + column, element)
-
-    def _weight(self, head: _Head, block: _Block, row: Expr, key: Expr, probability: Expr) -> Expr:
-        """What becomes of the probability of a row and a key before the product."""
-        form = self.form
-        place = form.weight_place(form.softmax_place((*head.batch, block.first + row, key)))
-        return self._followed(form.softmax.outputs[0], probability, form.product.inputs[0], place, form.dtype)
 
     def _add_result(self, head: _Head, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
         """Add to what earlier keys gave."""
@@ -360,32 +387,7 @@ class _Kernel:
 
     def _scale_result(self, head: _Head, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
         factor = 1 if self.weighs else head.rows.factors[row]
-        self._store_result(head, block, row, column, value * factor)
-
-    def _store_result(self, head: _Head, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
-        """Store an element of the product, and what is computed from it, where it comes to lie."""
-        form, out = self.form, self.form.group.outputs[0]
-        kind = form.group.types[out]
-        place = form.result_place((*self._weight_batch(head), block.first + row, column))
-        element = self._followed(form.product.outputs[0], value, out, place, kind.dtype)
-        self.builder.store(self.builder.parameter(out, kind.elements, kind.dtype), row_major(place, kind.shape), element)
-
-    def _weight_batch(self, head: _Head) -> Index:
-        """The place of a head among the batch dimensions of the product with the values."""
-        zero = tirx.const(0, "int32")
-        return self.form.weight_place(self.form.softmax_place((*head.batch, zero, zero)))[:-2]
-
-    def _followed(self, given: str, value: Expr, result: str, place: Index, dtype: str) -> Expr:
-        """The element of `result` at a place, where that of `given` which it is made of is `value`."""
-        element = self.builder.name(tirx.Cast(self.form.group.types[given].dtype, value))
-        values = GroupValues(self.form.group, self.builder, {given: lambda _: element})
-        return tirx.Cast(dtype, values.read(result, place))
-
-    def _operand(self, name: str, product: str, batch: Index, place: tuple[Expr, Expr]) -> Expr:
-        """An element of an operand of `product` at a place of its matrix, for a place among the product's batch dimensions."""
-        types = self.form.group.types
-        index = (*broadcast_index(batch, types[product].shape[:-2], types[name].shape[:-2]), *place)
-        return tirx.Cast(self.form.dtype, GroupValues(self.form.group, self.builder).read(name, index))
+        self.elements.store_result(head.batch, block.first + row, column, value * factor)
 
 
 def _chunks(heads: int, blocks: int, threads: int, least: int) -> int:

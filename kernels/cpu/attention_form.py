@@ -57,6 +57,10 @@ class Attention:
         return accumulator_type(self.group.types[self.softmax.inputs[0]].dtype)
 
     @property
+    def score_count(self) -> int:
+        return self.group.types[self.scores.outputs[0]].elements
+
+    @property
     def weighs_probabilities(self) -> bool:
         """Whether something is computed from each probability before the product."""
         return bool(self._weighing)

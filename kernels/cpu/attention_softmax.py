@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
 from tvm import tirx
 
 from .. import math
-from ..builder import Expr, Index, KernelBuilder
+from ..builder import Expr, KernelBuilder
 from .anchored import sweep
 from .paired_panels import store_line, store_words
 from .panel_product import Lines, Scratch
-from .reduction import Fold, add, fold_block
-from .reduction_loops import Block, Loop
+from .reduction import add
+from .reduction_loops import Combine
 
 _LINE_BYTES = 64
-_ACCUMULATORS = 4  # independent vectors: an addition takes four cycles
 Weigh = Callable[[Expr, Expr, Expr], Expr]  # of (row, key, probability)
 Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
+_Update = Callable[[Expr, Expr], None]  # of (slot, value)
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,8 @@ class Rows:
         return self.builder.lanes(self.dtype)
 
     def extent(self, keys: int) -> int:
-        """Scores of a row and what follows them: whole vectors, two of which make one of words."""
-        step = self.lanes * (1 if self.words is None else 2)
-        return ceil(keys / step) * step
+        """Scores of a row and what follows them: whole pairs of vectors, each of which makes one of words."""
+        return ceil(keys / (2 * self.lanes)) * 2 * self.lanes
 
     def line(self, keys: int) -> Lines:
         """Rows of scores, an odd number of cache lines apart, so that they lie in all sets of a cache."""
@@ -65,14 +64,6 @@ class Rows:
             return self.line(keys)
         return Lines(self.words.buffer, self.words.base, odd_lines(self.extent(keys) // 2, "int32"))
 
-    def block(self, row: Expr, keys: int) -> Block:
-        """The scores of a row, as reductions walk them."""
-        extent, line = self.extent(keys), self.line(keys)
-        slots = self.lanes * max(min(_ACCUMULATORS, extent // self.lanes), 1)
-        return Block(
-            self.builder, slots, self.lanes, True, self.builder.bind(line.base + row * line.pitch), (Loop(extent, 1),), ()
-        )
-
     def end_rows(self, count: Expr, keys: int) -> None:
         """Put minus infinities behind the scores of `count` rows."""
         builder, line, rest = self.builder, self.line(keys), self.extent(keys) - keys
@@ -81,41 +72,63 @@ class Rows:
                 base = builder.bind(line.base + row * line.pitch + keys)
                 sweep(builder, rest, self.lanes, lambda i: builder.store(line.buffer, base + i, tirx.const(-np.inf, self.dtype)))
 
-    def maximum(self, block: Block) -> Expr:
-        """The greatest score of a row; of one with a NaN any, as its exponentials will not lose that."""
-        top = fold_block(block, self.scores.buffer, self.dtype, Fold(-np.inf, tirx.max))
-        return self.builder.name(top[tirx.const(0, "int32")])
+    def maximum(self, row: Expr, keys: int, end: Expr) -> Expr:
+        """The greatest of the scores [0, end) of a row; of one with a NaN any, as its exponentials will not lose that."""
 
-    def exponentials(self, row: Expr, keys: int, shift: Expr) -> Expr:
-        """Put exp(x - shift) in the place of every score x of a row, or its words into theirs; returns their sum."""
-        builder, block = self.builder, self.block(row, keys)
-        if self.words is not None:
-            return self._exponential_words(block, row, keys, shift)
+        def emit(first: Expr, update: _Update) -> None:
+            for slot in range(0, self._step(end), self.lanes):
+                with self.builder.loop(self.lanes, "vectorized", "lane") as lane:
+                    update(slot + lane, self.scores.buffer[first + slot + lane])
 
-        def exponential(x: Expr, slot: Expr, offset: Expr) -> Expr:
-            value = builder.name(self.exponential(x - shift))
-            builder.store(self.scores.buffer, offset, value)
-            return value
+        return self.builder.name(self._fold(row, keys, end, -np.inf, tirx.max, emit))
 
-        return fold_block(block, self.scores.buffer, self.dtype, Fold(0, add, exponential))[tirx.const(0, "int32")]
+    def exponentials(self, row: Expr, keys: int, end: Expr, shift: Expr) -> Expr:
+        """Put exp(x - shift) in the place of the scores x in [0, end) of a row, or its words into theirs; returns their sum."""
+        builder, scores, lanes = self.builder, self.line(keys), self.lanes
+        lines = self.exponential_lines(keys)
+        base, target = (builder.bind(some.base + row * some.pitch) for some in (scores, lines))
 
-    def _exponential_words(self, block: Block, row: Expr, keys: int, shift: Expr) -> Expr:
-        builder, lanes, lines = self.builder, self.lanes, self.exponential_lines(keys)
-        base = builder.bind(lines.base + row * lines.pitch)
-        total = builder.local(2 * lanes, self.dtype)
-        sums = replace(block, slots=2 * lanes)
-        sums.each_slot(lambda slot: builder.store(total, slot, tirx.const(0, self.dtype)))
+        def emit(first: Expr, update: _Update) -> None:
+            for begin in range(0, self._step(end), 2 * lanes):
 
-        with builder.loop(self.extent(keys) // (2 * lanes), name="words") as number:
-            first = builder.bind(block.base + number * (2 * lanes))
+                def element(i: Expr, begin: int = begin) -> Expr:
+                    value = builder.name(self.exponential(scores.buffer[first + begin + i] - shift))
+                    update(begin + i, value)
+                    return value
 
-            def element(slot: Expr, first: Expr = first) -> Expr:
-                value = builder.name(self.exponential(self.scores.buffer[first + slot] - shift))
-                builder.store(total, slot, total[slot] + value)
-                return value
+                if self.words is not None:
+                    at = builder.bind(target + tirx.floordiv(first - base + begin, 2))
+                    store_words(builder, Scratch(lines.buffer, at), 0, lanes, element)
+                    continue
+                for half in (0, lanes):
+                    with builder.loop(lanes, "vectorized", "lane") as lane:
+                        builder.store(scores.buffer, first + begin + half + lane, element(half + lane))
 
-            store_words(builder, Scratch(lines.buffer, base), builder.bind(number * lanes), lanes, element)
-        sums.bring_together(total, add)
+        return self._fold(row, keys, end, 0, add, emit)
+
+    def _step(self, end: Expr) -> int:
+        """Scores at once, of `end`: independent vectors, as an addition takes four cycles."""
+        return self.lanes * (4 if isinstance(end, int) and end % (4 * self.lanes) == 0 else 2)
+
+    def _fold(
+        self, row: Expr, keys: int, end: Expr, initial: float, combine: Combine, emit: Callable[[Expr, _Update], None]
+    ) -> Expr:
+        """What `emit(offset, update)` gives `update(slot, value)` of some scores at once, from an offset on, brought together."""
+        builder, line, slots, lanes = self.builder, self.line(keys), self._step(end), self.lanes
+        total = builder.local(slots, self.dtype)
+        for slot in range(0, slots, lanes):
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                builder.store(total, slot + lane, tirx.const(initial, self.dtype))
+        base = builder.bind(line.base + row * line.pitch)
+        with builder.loop(end // slots if isinstance(end, int) else tirx.floordiv(end, slots), name="v") as number:
+            emit(
+                builder.bind(base + number * slots),
+                lambda slot, value: builder.store(total, slot, combine(total[slot], value)),
+            )
+        while slots > 1:
+            slots //= 2
+            with builder.loop(slots, "vectorized", "lane") as lane:
+                builder.store(total, lane, combine(total[lane], total[slots + lane]))
         return total[tirx.const(0, "int32")]
 
     def exponential(self, x: Expr) -> Expr:
@@ -128,14 +141,14 @@ class Rows:
         self.builder.store(to.buffer, to.base + row, value)
 
 
-def softmax(rows: Rows, count: Expr, keys: int, guard: float | None) -> None:
-    """Exponentials in place of the scores of `count` rows, and the factors that make probabilities of them.
+def softmax(rows: Rows, count: Expr, keys: int, end: Expr, guard: float | None) -> None:
+    """Exponentials in place of the scores [0, end) of `count` rows, and the factors that make probabilities of them.
 
     Those of a row of minus infinity are NaN, as its probabilities are; or all are `guard`, if that is given.
     """
     builder = rows.builder
     with builder.loop(count, name="row") as row:
-        total = builder.name(rows.exponentials(row, keys, rows.maximum(rows.block(row, keys))))
+        total = builder.name(rows.exponentials(row, keys, end, rows.maximum(row, keys, end)))
         rows.put(rows.factors, row, tirx.const(1, rows.dtype) / total)
         if guard is not None:
             with builder.when(tirx.isnan(total)):
@@ -155,14 +168,15 @@ def _fill_row(rows: Rows, row: Expr, keys: int, value: float) -> None:
 
 def weigh_rows(rows: Rows, count: Expr, keys: int, weigh: Weigh) -> None:
     """What `weigh` makes of the probabilities, in place of the exponentials of `count` rows, which have no words."""
-    builder, scores = rows.builder, rows.scores.buffer
+    builder, line = rows.builder, rows.line(keys)
     with builder.loop(count, name="row") as row:
+        base = builder.bind(line.base + row * line.pitch)
         factor = builder.name(rows.factors[row])
 
-        def element(key: Index, offset: Expr, row: Expr = row, factor: Expr = factor) -> None:
-            builder.store(scores, offset, weigh(row, key[0], builder.name(scores[offset] * factor)))
+        def element(key: Expr, row: Expr = row, factor: Expr = factor, base: Expr = base) -> None:
+            builder.store(line.buffer, base + key, weigh(row, key, builder.name(line.buffer[base + key] * factor)))
 
-        rows.block(row, keys).each_of_row((keys,), element)
+        sweep(builder, keys, rows.lanes, element)
 
 
 def round_rows(rows: Rows, to: Scratch, count: Expr, keys: int) -> Lines:
@@ -192,8 +206,8 @@ def start_rows(rows: Rows, count: Expr, width: int) -> None:
         builder.vector_loop(width, rows.lanes, lambda i: rows.put(results, base + i, tirx.const(0, rows.dtype)))
 
 
-def running_softmax(rows: Rows, first: Expr, count: Expr, keys: int) -> None:
-    """Exponentials in place of the scores of `count` rows, of which the first is `first` of the state, by more keys.
+def running_softmax(rows: Rows, first: Expr, count: Expr, keys: int, end: Expr) -> None:
+    """Exponentials in place of the scores [0, end) of `count` rows, of which the first is `first` of the state, by more keys.
 
     The factors are what results so far must be multiplied by. While a row has seen nothing but minus infinity, its exponentials
     are 0, and so is their sum, by which it is divided in the end: NaN, as of the whole row.
@@ -203,10 +217,10 @@ def running_softmax(rows: Rows, first: Expr, count: Expr, keys: int) -> None:
     with builder.loop(count, name="row") as row:
         at = builder.bind(first + row)
         before = builder.name(tops[at])
-        top = builder.name(math.maximum(before, rows.maximum(rows.block(row, keys))))
+        top = builder.name(math.maximum(before, rows.maximum(row, keys, end)))
         shift = builder.name(tirx.Select(tirx.EQ(top, tirx.const(-np.inf, rows.dtype)), tirx.const(0, rows.dtype), top))
         factor = builder.name(rows.exponential(before - shift))
-        total = rows.exponentials(row, keys, shift)
+        total = rows.exponentials(row, keys, end, shift)
         rows.put(sums, at, sums[at] * factor + total)
         rows.put(tops, at, top)
         rows.put(rows.factors, row, factor)

@@ -17,6 +17,7 @@ from .tile_product import Tile, sum_tile
 _NEAR_BYTES = 16 * 1024  # of a panel that the first-level cache holds beside all else
 _STREAM_BYTES = 40  # that come from the second-level cache in a cycle
 Element = Callable[[Expr, Expr], Expr]  # of (k, column)
+Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,17 @@ class Lines(Scratch):
     """Rows of them, `pitch` elements apart."""
 
     pitch: int
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is made of a product: panels with columns before `columns`, of the first `depth` iterations over k; None: all."""
+
+    columns: Expr | None = None
+    depth: Expr | None = None
+
+
+WHOLE = Bounds()
 
 
 @dataclass(frozen=True)
@@ -138,49 +150,60 @@ class Panels:
             with builder.loop(side, "vectorized", "lane") as lane:
                 builder.store(to.buffer, base + lane, square[row * side + lane])
 
-    def multiply(self, a: Lines, b: Scratch, rows: Expr, store: Callable[[Expr, Expr, Expr], None]) -> None:
-        """`store(row, column, value)` for each element of the product of `rows` rows of A with panels.
+    def multiply(self, a: Lines, b: Scratch, rows: Expr, store: Store, bounds: Bounds = WHOLE) -> None:
+        """`store(row, column, value)` for each element of the product of `rows` rows of A with panels, within bounds.
 
         Rows that complete the last tile are read, too.
         """
         builder = self.builder
         for part in self.parts():
             tiles = builder.bind(tirx.floordiv(rows + (part.tile.rows - 1), part.tile.rows))
-            with builder.loop(part.count, name="panel") as panel, builder.loop(tiles, name="tile") as tile:
+            count: Expr = part.count
+            if bounds.columns is not None:
+                ahead = tirx.floordiv(bounds.columns - part.begin + (part.tile.columns - 1), part.tile.columns)
+                count = builder.bind(tirx.max(tirx.min(count, ahead), 0))
+            with builder.loop(count, name="panel") as panel, builder.loop(tiles, name="tile") as tile:
                 first, start = builder.bind(part.begin + panel * part.tile.columns), builder.bind(tile * part.tile.rows)
-                self._multiply_tile(a, b, part, first, start, rows, store)
+                self._multiply_tile(a, b, part, (first, start, rows), store, bounds.depth)
 
     def _multiply_tile(
-        self, a: Lines, b: Scratch, part: Part, first: Expr, start: Expr, rows: Expr, store: Callable[[Expr, Expr, Expr], None]
+        self, a: Lines, b: Scratch, part: Part, place: tuple[Expr, Expr, Expr], store: Store, end: Expr | None
     ) -> None:
-        """The rows from `start` on by the panel whose first column is `first`."""
+        """Of all `rows` those from `start` on, by the panel whose first column is `first`."""
+        first, start, rows = place
         builder, depth, width = self.builder, self.rows, part.tile.columns
         above, left = builder.bind(a.base + start * a.pitch), builder.bind(b.base + first * depth)
         sums = sum_tile(
             builder,
             part.tile,
             self._numbers(b),
-            (depth,),
-            lambda row, ks: a.buffer[above + row * a.pitch + ks[0]],
-            lambda column, ks: b.buffer[left + ks[0] * width + column],
+            (depth,) if end is None else (1, depth),
+            lambda row, ks: a.buffer[above + row * a.pitch + ks[-1]],
+            lambda column, ks: b.buffer[left + ks[-1] * width + column],
             self.multiply_add,
+            spans=None if end is None else {1: (0, end)},
         )
         with builder.loop(builder.bind(tirx.min(rows - start, part.tile.rows)), name="row") as row:
             base = builder.bind(row * width)
             sweep(builder, part.columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
 
 
-def tiles_options(m: int, sizes: Sequence[tuple[int, int]], lanes: int, lane_bytes: int, registers: int) -> dict[str, list[Tile]]:
+def tiles_options(
+    m: int, sizes: Sequence[tuple[int, int]], lanes: int, lane_bytes: int, registers: int, *, even: bool = False
+) -> dict[str, list[Tile]]:
     """Tiles of equally many rows for products of `m` rows with panels of these sizes (depth, columns), by those rows.
 
-    For each number of rows those with the fewest cycles, and the number with the fewest of all first.
+    For each number of rows those with the fewest cycles, and the number with the fewest of all first. With `even` the first
+    product's tiles have two vectors, if registers allow it.
     """
 
-    def best(rows: int, depth: int, columns: int) -> tuple[float, int]:
-        tiles = (Tile(rows, vectors, lanes) for vectors in range(1, 9) if rows * vectors + vectors + 1 <= registers)
+    def best(number: int, rows: int, depth: int, columns: int) -> tuple[float, int]:
+        widths = (2,) if even and number == 0 else range(1, 9)
+        tiles = (Tile(rows, vectors, lanes) for vectors in widths if rows * vectors + vectors + 1 <= registers)
         return min((_cycles(tile, depth, columns, lane_bytes) * ceil(m / rows), tile.vectors) for tile in tiles)
 
-    choices = [(rows, [best(rows, *size) for size in sizes]) for rows in range(1, min(m, 14) + 1)]
+    highest = min(m, 14, (registers - 3) // 2 if even else 14)
+    choices = [(rows, [best(number, rows, *size) for number, size in enumerate(sizes)]) for rows in range(1, highest + 1)]
     choices.sort(key=lambda choice: sum(cycles for cycles, _ in choice[1]))
     return {str(rows): [Tile(rows, vectors, lanes) for _, vectors in found] for rows, found in choices}
 

@@ -9,7 +9,7 @@ from math import ceil
 from tvm import tirx
 
 from ..builder import Expr, KernelBuilder
-from .panel_product import Element, Lines, Scratch
+from .panel_product import WHOLE, Bounds, Element, Lines, Scratch, Store
 from .tile_blocks import BlockProduct, packed_lines
 from .tile_packing import LINES, TERM_ELEMENTS, StepPacker
 from .tile_unit import DEPTH, ROWS, TileUnit
@@ -50,7 +50,7 @@ class TiledPanels:
             at = builder.bind(to.base + (panel * packer.steps + step) * step_words)
             packer.pack(to.buffer, at, 0, panel, step)
 
-    def multiply(self, a: Lines, b: Scratch, rows: Expr, store: Callable[[Expr, Expr, Expr], None]) -> None:
+    def multiply(self, a: Lines, b: Scratch, rows: Expr, store: Store, _: Bounds = WHOLE) -> None:
         """`store(row, column, value)` for each element of the product of `rows` rows of A with panels."""
         builder, near, terms = self.builder, self.scratch.rows, self.terms
         packer = StepPacker(builder, lambda _, line, k: a[line * a.pitch + k], rows, self.depth, terms, False)
