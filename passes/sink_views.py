@@ -104,8 +104,10 @@ def _extend(plan: _Plan, node: ir.Node, shown: _Shape, source: _Shape) -> str:
         rows = rows_of(node)
         if rows is None or source[-rows.count :] != shown[-rows.count :]:
             return f"it would have other rows in {list(source)}"
-        others = [() if value is None else _shape_of(value) for value in node.inputs[1:]]
-        plan[node] = [_Form(shown, source), *(_Form(shape, shape) for shape in others)]
+        others = [_Form((), ()) if value is None else _form_of(value, shown, source) for value in node.inputs[1:]]
+        if None in others:
+            return "its scale spans only some of the dimensions that become others"
+        plan[node] = [_Form(shown, source), *(form for form in others if form is not None)]
         return ""
     forms: list[_Form] = []
     for value in node.inputs:

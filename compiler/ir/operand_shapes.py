@@ -120,13 +120,11 @@ def _first_fault(node: ir.Node, places: Sequence[int], fits: Callable[[Dims], bo
 
 
 def _factors_of_rows(node: ir.Node) -> Fault:
-    """Scale and bias are broadcast to what is normalized: the extents from `axis` on."""
+    """Scale and bias are broadcast to the data, not to its rows alone: there may be others for each of them."""
     data = dims_of(node.inputs[0])
     if data is None:
         return None
-    axis = node.attributes.get_int("axis", -1)
-    row = data[axis:]
-    return _first_fault(node, range(1, len(node.inputs)), lambda dims: _is_broadcast(dims, row), f"factors for rows {list(row)}")
+    return _first_fault(node, range(1, len(node.inputs)), lambda dims: _is_broadcast(dims, data), f"factors for {list(data)}")
 
 
 def _slope(node: ir.Node) -> Fault:

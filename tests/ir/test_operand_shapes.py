@@ -65,6 +65,8 @@ def test_operands_that_do_not_fit_are_refused(text: str) -> None:
     [
         (18, _X + "float[2] s, float[2] b) => (float[1,4,3] y) { y = GroupNormalization<num_groups=2>(x,s,b) }"),
         (22, _X + "float[4,1] s) => (float[1,4,3] y) { y = LayerNormalization<axis=1>(x,s) }"),
+        (22, _X + "float[4,1] s) => (float[1,4,3] y) { y = LayerNormalization<axis=-1>(x,s) }"),
+        (22, _X + "float[1,1,3] s) => (float[1,4,3] y) { y = LayerNormalization<axis=-1>(x,s) }"),
         (22, _X + "float[4,1] s) => (float[1,4,3] y) { y = PRelu(x,s) }"),
         (22, "main (float[2,4] x, float[4,5] w, float[2,1] c) => (float[2,5] y) { y = Gemm(x,w,c) }"),
         (22, "main (float[2,3] x, bool[4] c) => (float[N] y) { y = Compress(x,c) }"),
