@@ -53,7 +53,8 @@ _BLOCK = """
         { no# = Identity(go#) ou# = Relu(in#) }>
     un# = ReduceL2<keepdims = 1>(mv#, last) gd# = Add(lo#, un#) ne# = Neg(gd#) unused# = Exp(ne#)
     so2# = Softmax(gd#) sm# = Mul(so2#, x#) sr# = ReduceSum<keepdims = 1>(sm#, last)
-    pr# = MatMul(jo#, v) tl# = Reshape(pr#, tall) th# = Relu(tl#) vw# = Reshape(th#, wide)
+    pr# = MatMul(jo#, v) tu# = Transpose<perm = [1, 0]>(pr#) ab# = Abs(tu#) tb# = Transpose<perm = [1, 0]>(ab#)
+    tl# = Reshape(tb#, tall) th# = Relu(tl#) vw# = Reshape(th#, wide)
     ta# = Tanh(jo#) pt# = Add(vw#, ta#) ps# = Add(pt#, sr#)
     again# = Neg(gd#) both# = Add(ne#, again#) bp# = Add(both#, ps#) x% = Tanh(bp#)
 """
