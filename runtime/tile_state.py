@@ -8,6 +8,7 @@ See "Using XSTATE features in user space applications" in the Linux kernel's doc
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 from functools import cache
@@ -25,4 +26,7 @@ def refusal() -> str:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(ctypes.c_long(_ARCH_PRCTL), ctypes.c_long(_ARCH_REQ_XCOMP_PERM), ctypes.c_long(_XTILEDATA)) == 0:
         return ""
-    return f"arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): {os.strerror(ctypes.get_errno())}"
+    reason = ctypes.get_errno()
+    if reason == errno.ENOSPC:  # of a handler that runs while tiles hold something, 8 KiB more than without them
+        return "a thread's alternate signal stack is too small for tile registers: ask before it is set up, or make it larger"
+    return f"arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): {os.strerror(reason)}"

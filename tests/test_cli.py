@@ -15,6 +15,7 @@ import pytest
 from onnx import parser
 from prefuse.compiler.cli import main
 from prefuse.compiler.pipeline import Context, Pass
+from prefuse.runtime.target import host_cpu_flags
 
 STATIC = """<ir_version: 8, opset_import: ["": 18]> main (float[2,4] x, float[4] b) => (float[2,4] y) {
   z = Add(x, b)
@@ -189,6 +190,16 @@ def test_doctor(prefuse_cli: Terminal) -> None:
     found = prefuse_cli.json("doctor")
     assert set(found) == {"machine", "gpus", "toolchains", "packages"}
     assert "cpu level" in prefuse_cli("doctor")
+
+
+@pytest.mark.parametrize(("refusal", "found"), [("", "granted by the system"), ("no memory", "not granted: no memory")])
+def test_doctor_says_whether_tiles_are_granted(
+    prefuse_cli: Terminal, monkeypatch: pytest.MonkeyPatch, refusal: str, found: str
+) -> None:
+    monkeypatch.setattr("prefuse.compiler.cli.doctor.host_cpu_flags", lambda: host_cpu_flags() | {"amx_tile"})
+    monkeypatch.setattr("prefuse.runtime.tile_state.refusal", lambda: refusal)
+    machine = prefuse_cli.json("doctor")["machine"]
+    assert [one["found"] for one in machine if one["subject"] == "AMX tiles"] == [found]
 
 
 @pytest.mark.parametrize(

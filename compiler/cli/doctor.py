@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from ...runtime import tile_state
 from ...runtime.errors import OptionError
 from ...runtime.target import best_cpu_level, host_cpu_flags
 from ..api import open_cache
@@ -71,10 +72,19 @@ def _machine() -> list[Finding]:
         Finding("cpu", _cpu_name()),
         Finding("cpu level", level, "prefuse needs an x86-64 CPU with AVX2 and FMA"),
         Finding("cpu features", flags),
+        *_tiles(),
         Finding("cores of this process", str(len(os.sched_getaffinity(0)))),
         Finding("memory", f"{memory / 2**30:.1f} GiB"),
         Finding("cache", f"{cache.folder} ({cache.state()})"),
     ]
+
+
+def _tiles() -> list[Finding]:
+    """Whether the system lets this process use the tile registers of AMX, where the CPU has them."""
+    if "amx_tile" not in host_cpu_flags():
+        return []
+    refusal = tile_state.refusal()
+    return [Finding("AMX tiles", f"not granted: {refusal}" if refusal else "granted by the system")]
 
 
 def _cpu_name() -> str:
