@@ -103,7 +103,8 @@ def channels_last_tiles(
     positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int
 ) -> list[tuple[int, int]]:
     """All tiles for a stretch of positions: those that cycles are counted for, the fewest first, then those thought worse."""
-    are_crowded, are_few = depth < _SHORT_DEPTH or inputs * _WORD_BYTES % _SET_BYTES == 0, inputs < _FEW_CHANNELS
+    are_few, is_near = inputs < _FEW_CHANNELS, depth * 2 * lanes * _WORD_BYTES <= _SECOND_CACHE_BYTES  # a panel of weights
+    are_crowded = depth < _SHORT_DEPTH or (is_near and inputs * _WORD_BYTES % _SET_BYTES == 0)
     rows = min(positions, _FEW_ROWS if are_few else _SHORT_ROWS if are_crowded else _MAX_TILE_ROWS)
     vectors, sums = (4, registers // 2) if are_few else (2, registers)
     every = product(range(1, min(positions, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4))

@@ -58,10 +58,11 @@ def test_products_of_rounded_operands(level: str, precision: str, dtype: np.dtyp
 
 
 def test_weights_that_are_transformed_are_not_rounded() -> None:
-    """Winograd's convolution of a rounded image takes float32 weights; where it would be slower, they are rounded."""
-    for side, is_transformed in ((28, True), (3, False)):
-        weights, x = rng.standard_normal((64, 64, 3, 3)).astype(np.float32), rng.standard_normal((1, 64, side, side))
-        node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
+    """Winograd's convolution of a rounded image takes float32 weights; elsewhere, and of volumes, they are rounded."""
+    for places, is_transformed in (((28, 28), True), ((3, 3), False), ((1, 28, 28), False)):
+        kernel, pads = ((3, 3), [1, 1]) if len(places) == 2 else ((1, 3, 3), [0, 1, 1])
+        weights, x = rng.standard_normal((64, 64, *kernel)).astype(np.float32), rng.standard_normal((1, 64, *places))
+        node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], pads=[*pads, *pads])
         image = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)
         result = onnx.helper.make_empty_tensor_value_info("y")
         graph = onnx.helper.make_graph([node], "one", [image], [result], [onnx.numpy_helper.from_array(weights, "w")])
@@ -70,7 +71,8 @@ def test_weights_that_are_transformed_are_not_rounded() -> None:
         )
         kept = weights.astype(np.float64) if is_transformed else rounded(weights, BFLOAT16)
         read = torch.from_numpy(rounded(x.astype(np.float32), BFLOAT16))
-        expected = torch.nn.functional.conv2d(read, torch.from_numpy(kept), padding=1).numpy()
+        convolve = torch.nn.functional.conv2d if len(places) == 2 else torch.nn.functional.conv3d
+        expected = convolve(read, torch.from_numpy(kept), padding=pads).numpy()
         found = np.asarray(net(x.astype(np.float32)))
         assert ("winograd" in str(net.report())) == is_transformed
         assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 1e-6

@@ -50,6 +50,7 @@ _OPERATORS: dict[Kind, str] = {
 KIND_OF_OPERATOR: dict[str, Kind] = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 
 
+_IMAGE_RANKS = (3, 4, 5)  # of signals, images and volumes
 _POOLS = ("AveragePool", "MaxPool")
 _NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 
@@ -75,7 +76,7 @@ def _is_operand(cast: ir.Node) -> bool:
     kinds = [KIND_OF_OPERATOR.get(reader.op_type, Kind.OPAQUE) for reader in result.consumers()]
     if kinds and all(kind is Kind.OUTPUT_FUSABLE for kind in kinds):
         return True
-    is_image = source.shape is not None and len(source.shape) == 4
+    is_image = source.shape is not None and len(source.shape) in _IMAGE_RANKS
     if not is_image or len(kinds) != 1:
         return False
     is_pooled = result.consumers()[0].op_type in _POOLS

@@ -50,9 +50,7 @@ def tune(
 
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        raise OptionError(
-            "model", "a torch.nn.Module has no shapes", "tune torch.export.export(module, args), or an ONNX file"
-        )
+        raise OptionError("model", "a torch.nn.Module has no shapes", "tune torch.export.export(module, args), or an ONNX file")
     graph = import_model(model)
     if is_dynamic(graph):
         what = "has symbolic dimensions, and each shape has kernels of its own"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product as nest
 from typing import Any
 
 import ml_dtypes
@@ -531,6 +532,9 @@ def narrow_convolutions() -> list[Case]:
         convolution((1, 24, 6, 7), 24, 3, 1, 1, narrow="xw", group=24),
         convolution((2, 18, 23), 33, 3, 2, 1, narrow="xw"),
         convolution((1, 18, 4, 5, 6), 33, 3, 1, 1, narrow="xwry"),
+        convolution((2, 6, 3, 4, 9), 17, 3, (1, 2, 2), 1, narrow="xwry"),
+        convolution((1, 10, 3, 5, 6), 15, (3, 1, 1), 1, (2, 0, 0, 2, 0, 0), (2, 1, 1), group=5, narrow="xw"),
+        convolution((1, 4, 3, 5, 6), 4, 3, 1, 1, group=4, narrow="xwy"),
     ]
 
 
@@ -552,6 +556,7 @@ def rounded_rows() -> list[Case]:
         convolution((1, 33, 3, 5), 9, 3, 1, 2, rounds="xw"),
         convolution((1, 3, 4, 6, 5), 9, 3, 1, 1, rounds="xw"),
         convolution((1, 1, 3, 4), 5, (2, 4), rounds="xw"),
+        convolution((2, 3, 37), 20, 5, 2, 3, rounds="xw"),
     ]
 
 
@@ -619,13 +624,13 @@ def test_convolutions_of_bfloat16(level: str) -> None:
 @pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
 def test_poolings_of_bfloat16(op_type: str) -> None:
     """They read images as they lie, for results in float32 and rounded ones, in either layout."""
-    x = np.random.default_rng(0).standard_normal((2, 37, 9, 8)).astype(_BFLOAT16)
-    pool = getattr(functional, "max_pool2d" if op_type == "MaxPool" else "avg_pool2d")
-    exact = pool(torch.from_numpy(x.astype(np.float64)), 2, 2).numpy()
     cases = []
-    for result in ("float32", "bfloat16"):
+    for rank, result in nest((2, 3), ("float32", "bfloat16")):
+        x = np.random.default_rng(0).standard_normal((2, 37, 9, 8, 5)[: rank + 2]).astype(_BFLOAT16)
+        pool = getattr(functional, f"{'max' if op_type == 'MaxPool' else 'avg'}_pool{rank}d")
+        exact = pool(torch.from_numpy(x.astype(np.float64)), 2, 2).numpy()
         names = ("y",) if result == "float32" else (".y", "y")
-        anchor = Op(op_type, (".x",), names[:1], {"kernel_shape": (2, 2), "strides": (2, 2)})
+        anchor = Op(op_type, (".x",), names[:1], {"kernel_shape": (2,) * rank, "strides": (2,) * rank})
         ops = (
             Op("Cast", ("x",), (".x",), {"to": 1}),
             anchor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..draft import FLOAT, INT8, UINT8, Draft, NotPossibleError
+from ..draft import INT8, UINT8, Draft, NotPossibleError
 
 _ACTIVATIONS = ["Relu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Softplus", "Elu"]
 
