@@ -29,6 +29,8 @@ def may_hide_keys(form: Attention) -> bool:
         return False
     if any(op.op_type == "Div" and op.inputs[1] in reached for op in steps):
         return False
+    if any("float" not in group.types[op.outputs[0]].dtype for op in steps):  # whether a score is 0 may decide on others
+        return False
     shape = group.types[score].shape
     shared = [op for op in steps if op.op_type in ("Add", "Where") and _is_shared(form, op, reached, shape)]
     return bool(shared)

@@ -93,6 +93,15 @@ def inverted(tape: Tape, x: str) -> str:
     return tape.binary("Div", one, x)
 
 
+def nonzero(tape: Tape, x: str) -> str:
+    """Minus infinity where a score and a bias add up to 0, as with a score of 0 they do for all keys but the first."""
+    bias = tape.input(np.eye(1, 21) * np.ones((17, 1)))
+    total = tape.binary("Add", x, bias)
+    decided = tape.add("Cast", [total], tape.values[total] != 0)
+    result = np.where(tape.values[decided], tape.values[x], -np.inf)
+    return tape.add("Where", [decided, x, tape.literal(np.float64(-np.inf))], result)
+
+
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
@@ -103,6 +112,7 @@ def inverted(tape: Tape, x: str) -> str:
         (masked(np.zeros((17, 1))), False),
         (None, False),
         (inverted, False),
+        (nonzero, False),
     ],
 )
 def test_choice(step: Step | None, expected: bool) -> None:
