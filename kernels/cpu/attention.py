@@ -28,6 +28,7 @@ from .anchored import bound_unravel
 from .attention_elements import Elements
 from .attention_form import Attention, attention_of
 from .attention_mask import may_hide_keys, sees_first_key, visible_keys
+from .attention_places import Head, Keys, Places, QueryBlock
 from .attention_softmax import Rows, finish_rows, odd_lines, round_rows, running_softmax, softmax, start_rows, weigh_rows
 from .common import finish, new_builder, pointwise_cost
 from .few_rows import FewRows
@@ -46,6 +47,7 @@ _TILED_ROWS = 64  # of a block on the tile unit
 _RUNNING_ROWS = 1024  # queries whose results one thread keeps while it goes through blocks of keys
 _COST_OF_SOFTMAX = 16  # scalar operations of one score
 _FEW_QUERIES = 3  # for which nothing is laid out in panels
+_FEW_ROWS = 8  # of heads that read the same keys, at once
 _LINE_BYTES = 64
 
 
@@ -57,44 +59,6 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if target.is_gpu:
         return Refusal("is for CPUs")
     return _Kernel(form, new_builder(target, group.configuration), target).build()
-
-
-@dataclass(frozen=True)
-class _Scratch:
-    """Of one thread: for operands, the state of rows, and what products on the tile unit need."""
-
-    queries: Scratch
-    keys: Scratch
-    values: Scratch
-    rows: Rows
-    words: Scratch  # of the first operand of a product in pairs
-    tiles: TileScratch | None
-
-
-@dataclass(frozen=True)
-class _Head(_Scratch):
-    """Where one thread works: the place among the batch dimensions, and its scratch."""
-
-    batch: Index
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """`count` keys and their values from `first` on, which are in panels at once."""
-
-    first: Expr
-    count: int
-    keys: Panels | TiledPanels
-    values: Panels | TiledPanels
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A block of queries: `count` of them from `first` on, the first of which is row `row` of the thread's."""
-
-    first: Expr
-    count: Expr
-    row: Expr
 
 
 @dataclass(frozen=True)
@@ -121,6 +85,11 @@ class _Kernel:
     def is_few(self) -> bool:
         """Whether keys and values are read where they lie, as so few queries do not pay for panels."""
         return self.form.queries <= _FEW_QUERIES and not self.elements.is_transposed(self.form.product)
+
+    @cached_property
+    def shared(self) -> int:
+        """Neighbouring heads whose few queries are rows of one product, as they read the same keys and values."""
+        return self.elements.shared_heads(_FEW_ROWS // self.form.queries) if self.is_few else 1
 
     @property
     def terms(self) -> tuple[int, int]:
@@ -183,6 +152,8 @@ class _Kernel:
         """Queries of a block: a multiple of a tile's rows, some of which may not exist."""
         if self.unit is not None:
             return _TILED_ROWS
+        if self.is_few:
+            return self.shared * self.form.queries
         rows = self.tiles[0].rows
         most = _MASKED_ROWS if self.hides_keys else _BLOCK_ROWS
         return rows * max(min(most, self.form.queries) // rows, 1)
@@ -194,7 +165,8 @@ class _Kernel:
 
     def build(self) -> BuiltKernel:
         form, builder = self.form, self.builder
-        heads, blocks = prod(form.batch), ceil(form.queries / self.block_rows)
+        groups = (*form.batch[:-1], form.batch[-1] // self.shared) if form.batch else ()
+        heads, blocks = prod(groups), ceil(form.queries / self.block_rows)
         cost = pointwise_cost(form.group) + _COST_OF_SOFTMAX
         threads = builder.threads_for(self.flops // 16 + heads * form.queries * form.keys * cost)
         chunks = _chunks(heads, blocks, threads, ceil(form.queries / _RUNNING_ROWS) if self.is_running else 1)
@@ -204,9 +176,11 @@ class _Kernel:
                 self.unit.configure()
             begin, end = share(thread, threads, heads * chunks)
             with builder.loop(end - begin, name="task") as i:
-                *batch, chunk = bound_unravel(builder, builder.bind(begin + i), (*form.batch, chunks))
+                *batch, chunk = bound_unravel(builder, builder.bind(begin + i), (*groups, chunks))
+                if self.shared > 1:  # the first of the heads
+                    batch[-1] = builder.bind(batch[-1] * self.shared)
                 first, last = share(chunk, chunks, blocks)
-                head = _Head(**vars(scratch), batch=tuple(batch))
+                head = Head(**vars(scratch), batch=tuple(batch))
                 if self.is_few:
                     self._few(head)
                 else:
@@ -215,7 +189,7 @@ class _Kernel:
                 self.unit.release()
         return finish("attention", builder, form.group, flops=self.flops)
 
-    def _scratch(self, thread: Expr, threads: int, rows: int) -> _Scratch:
+    def _scratch(self, thread: Expr, threads: int, rows: int) -> Places:
         """Of a thread that does so many rows in a run."""
         form, lanes = self.form, self.builder.lanes(self.form.dtype)
 
@@ -241,22 +215,22 @@ class _Kernel:
         of_rows = words if self.is_paired and not self.weighs else None
         is_rough = TERMS[form.group.precision] == 1 and form.dtype == "float32" and not self.is_few
         block = Rows(self.builder, form.dtype, scores, factors, of_rows, is_rough, state)
-        return _Scratch(queries, keys, values, block, words, tiles)
+        return Places(queries, keys, values, block, words, tiles)
 
-    def _keys(self, scratch: _Scratch, first: Expr, count: int) -> _Keys:
+    def _keys(self, scratch: Places, first: Expr, count: int) -> Keys:
         form, builder = self.form, self.builder
         if scratch.tiles is not None:
             panels = TiledPanels(builder, form.depth, count, self.terms[0], scratch.tiles)
-            return _Keys(first, count, panels, TiledPanels(builder, count, form.width, self.terms[1], scratch.tiles))
+            return Keys(first, count, panels, TiledPanels(builder, count, form.width, self.terms[1], scratch.tiles))
         key_tile, value_tile = self.tiles
         if self.is_paired:
             combine = words_multiply_add(self.target)
             paired = PairedPanels(builder, form.depth, count, key_tile, combine)
-            return _Keys(first, count, paired, PairedPanels(builder, count, form.width, value_tile, combine))
+            return Keys(first, count, paired, PairedPanels(builder, count, form.width, value_tile, combine))
         keys = Panels(builder, form.depth, count, key_tile)
-        return _Keys(first, count, keys, Panels(builder, count, form.width, value_tile))
+        return Keys(first, count, keys, Panels(builder, count, form.width, value_tile))
 
-    def _rows(self, head: _Head, first: Expr, blocks: Expr) -> None:
+    def _rows(self, head: Head, first: Expr, blocks: Expr) -> None:
         """All there is to do for some blocks of queries, by one thread."""
         builder, size, (whole, rest) = self.builder, self.key_block, divmod(self.form.keys, self.key_block)
         if self.is_running:
@@ -269,30 +243,31 @@ class _Kernel:
             with builder.loop(blocks, name="block") as number:
                 block = self._block(first, number)
 
-                def store(row: Expr, column: Expr, value: Expr, block: _Block = block) -> None:
+                def store(row: Expr, column: Expr, value: Expr, block: QueryBlock = block) -> None:
                     self.elements.store_result(head.batch, block.first + row, column, value)
 
                 finish_rows(head.rows, block.row, block.count, self.form.width, store)
 
-    def _few(self, head: _Head) -> None:
-        """All queries, where they are few."""
-        form, block, lanes = self.form, self._block(0, 0), self.builder.lanes(self.form.dtype)
+    def _few(self, head: Head) -> None:
+        """All queries, where they are few, of all heads that read the same keys and values."""
+        form, count, lanes = self.form, self.block_rows, self.builder.lanes(self.form.dtype)
+        block = QueryBlock(0, count, 0)
         keys = self._keys(head, 0, form.keys)
-        for row in range(form.queries):
+        for row in range(count):
             self._pack_query(head, block, row)
-        scores = FewRows(self.builder, form.queries, form.depth, form.keys, lanes)
+        scores = FewRows(self.builder, count, form.depth, form.keys, lanes)
         multiply = scores.multiply_rows if self.elements.is_transposed(form.scores) else scores.multiply_columns
         queries = self._queries(head)
         multiply(queries, self._key_of(head, keys), lambda *at: self._store_score(head, keys, block, *at))
         self._softmax(head, block, form.keys, None)
-        results = FewRows(self.builder, form.queries, form.keys, form.width, lanes)
+        results = FewRows(self.builder, count, form.keys, form.width, lanes)
         results.multiply_columns(
             head.rows.line(form.keys),
             self._value_of(head, keys),
             lambda *at: self._scale_result(head, block, *at),
         )
 
-    def _attend(self, head: _Head, keys: _Keys, first: Expr, blocks: Expr) -> None:
+    def _attend(self, head: Head, keys: Keys, first: Expr, blocks: Expr) -> None:
         """Some blocks of queries, by some keys."""
         pack = keys.keys.pack_rows if self.elements.is_transposed(self.form.scores) else keys.keys.pack_columns
         pack(head.keys, self._key_of(head, keys))
@@ -308,7 +283,7 @@ class _Kernel:
                 with self.builder.when(end > 0):
                     self._multiply(head, keys, block, end)
 
-    def _multiply(self, head: _Head, keys: _Keys, block: _Block, end: Expr | None) -> None:
+    def _multiply(self, head: Head, keys: Keys, block: QueryBlock, end: Expr | None) -> None:
         """A block of queries by keys: all, or the first of them."""
         columns, depth = WHOLE, WHOLE
         if end is not None:
@@ -320,47 +295,54 @@ class _Kernel:
         add = self._add_result if self.is_running else self._scale_result
         keys.values.multiply(probabilities, head.values, block.count, lambda *at: add(head, block, *at), depth)
 
-    def _visible_keys(self, head: _Head, keys: _Keys, block: _Block) -> Expr:
+    def _visible_keys(self, head: Head, keys: Keys, block: QueryBlock) -> Expr:
         """How many of some keys a block's queries see."""
         builder, form, extent = self.builder, self.form, head.rows.extent(keys.count)
 
         def score(row: Expr, key: Expr) -> Expr:
-            return self.elements.score(head.batch, block.first + row, key, tirx.const(0, form.dtype))
+            return self.elements.score(*self._place(head, block, row), key, tirx.const(0, form.dtype))
 
         step = 2 * builder.lanes(form.dtype)
         end = visible_keys(builder, score, block.count, keys.first, keys.count, step, extent)
         sees = sees_first_key(builder, score, block.count)
         return builder.bind(tirx.Select(sees, end, extent))
 
-    def _block(self, first: Expr, number: Expr) -> _Block:
+    def _block(self, first: Expr, number: Expr) -> QueryBlock:
         builder = self.builder
         start = builder.bind((first + number) * self.block_rows)
         count = builder.bind(tirx.min(self.form.queries - start, self.block_rows))
-        return _Block(start, count, builder.bind(number * self.block_rows))
+        return QueryBlock(start, count, builder.bind(number * self.block_rows))
 
-    def _queries(self, head: _Head) -> Lines:
+    def _place(self, head: Head, block: QueryBlock, row: Expr) -> tuple[Index, Expr]:
+        """The place of a row's head among the batch dimensions, and its query."""
+        if self.shared == 1:
+            return head.batch, block.first + row
+        number = head.batch[-1] + tirx.floordiv(row, self.form.queries)
+        return (*head.batch[:-1], number), tirx.floormod(row, self.form.queries)
+
+    def _queries(self, head: Head) -> Lines:
         """The queries of a block, as the product reads them."""
         return Lines(head.queries.buffer, head.queries.base, self.form.depth // self.factors)
 
-    def _pack_query(self, head: _Head, block: _Block, row: Expr) -> None:
+    def _pack_query(self, head: Head, block: QueryBlock, row: Expr) -> None:
         builder, form, to, lanes = self.builder, self.form, self._queries(head), self.builder.lanes(self.form.dtype)
-        base, query = builder.bind(to.base + row * to.pitch), builder.bind(block.first + row)
+        base, (batch, query) = builder.bind(to.base + row * to.pitch), self._place(head, block, row)
 
         def element(k: Expr) -> Expr:
-            return self.elements.query(head.batch, query, k)
+            return self.elements.query(batch, query, k)
 
         if self.is_paired:
             store_line(builder, Scratch(to.buffer, base), form.depth, lanes, element)
         else:
             builder.vector_loop(form.depth, lanes, lambda k: builder.store(to.buffer, base + k, element(k)))
 
-    def _key_of(self, head: _Head, keys: _Keys) -> Element:
+    def _key_of(self, head: Head, keys: Keys) -> Element:
         return lambda k, j: self.elements.key(head.batch, keys.first + j, k)
 
-    def _value_of(self, head: _Head, keys: _Keys) -> Element:
+    def _value_of(self, head: Head, keys: Keys) -> Element:
         return lambda j, column: self.elements.value(head.batch, keys.first + j, column)
 
-    def _softmax(self, head: _Head, block: _Block, keys: int, end: Expr | None) -> Lines:
+    def _softmax(self, head: Head, block: QueryBlock, keys: int, end: Expr | None) -> Lines:
         """What the values are multiplied by, as the product reads it; `end`: how many of the keys have scores."""
         rows = head.rows
         rows.end_rows(block.count, keys)
@@ -371,23 +353,23 @@ class _Kernel:
             softmax(rows, block.count, keys, end, self.form.guard)
         if not self.weighs:
             return rows.exponential_lines(keys)
-        weigh_rows(rows, block.count, keys, lambda row, *at: self.elements.weight(head.batch, block.first + row, *at))
+        weigh_rows(rows, block.count, keys, lambda row, *at: self.elements.weight(*self._place(head, block, row), *at))
         return round_rows(rows, head.words, block.count, keys) if self.is_paired else rows.line(keys)
 
-    def _store_score(self, head: _Head, keys: _Keys, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
+    def _store_score(self, head: Head, keys: Keys, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
         scores = head.rows.line(keys.count)
-        element = self.elements.score(head.batch, block.first + row, keys.first + column, value)
+        element = self.elements.score(*self._place(head, block, row), keys.first + column, value)
         self.builder.store(scores.buffer, scores.base + row * scores.pitch + column, element)
 
-    def _add_result(self, head: _Head, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
+    def _add_result(self, head: Head, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
         """Add to what earlier keys gave."""
         results = head.rows.results
         place = results.base + (block.row + row) * self.form.width + column
         self.builder.store(results.buffer, place, results.buffer[place] * head.rows.factors[row] + value)
 
-    def _scale_result(self, head: _Head, block: _Block, row: Expr, column: Expr, value: Expr) -> None:
+    def _scale_result(self, head: Head, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
         factor = 1 if self.weighs else head.rows.factors[row]
-        self.elements.store_result(head.batch, block.first + row, column, value * factor)
+        self.elements.store_result(*self._place(head, block, row), column, value * factor)
 
 
 def _chunks(heads: int, blocks: int, threads: int, least: int) -> int:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
+import numpy as np
 from tvm import tirx
 
 from ..builder import Expr, Index, KernelBuilder, broadcast_index, row_major
 from ..group import Op
 from ..values import GroupValues, source_offset
+from ..views import view_of
 from .attention_form import Attention
+
+_COMPARED_HEADS = 1024  # whose places are looked at while compiling
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,40 @@ class Elements:
         outer = (0,) * (len(shape) - 2)
         origin, down, along = (source_offset(group, name, (*outer, *at)) for at in ((0, 0), (1, 0), (0, 1)))
         return abs(down - origin) < abs(along - origin)
+
+    def shared_heads(self, most: int) -> int:
+        """How many neighbouring heads, at most, read the same keys and values, as they lie or cast."""
+        form, batch = self.form, self.form.batch
+        types, operands = form.group.types, ((form.scores, 1), (form.product, 1))
+        if not batch or prod(batch) > _COMPARED_HEADS or types[form.product.outputs[0]].shape[:-2] != batch:
+            return 1
+        if not all(self._lies_somewhere(product.inputs[position]) for product, position in operands):
+            return 1
+
+        def offsets(place: tuple[int, ...]) -> list[int]:
+            """Of the first and the last element of both operands."""
+            found = []
+            for product, position in operands:
+                shape = types[product.inputs[position]].shape
+                outer = broadcast_index(place, batch, shape[:-2])
+                ends = ((0, 0), (shape[-2] - 1, shape[-1] - 1))
+                found += [source_offset(form.group, product.inputs[position], (*outer, *end)) for end in ends]
+            return found
+
+        lies = {place: offsets(place) for place in np.ndindex(*batch)}
+
+        def is_shared(count: int) -> bool:
+            return all(lies[place] == lies[(*place[:-1], place[-1] // count * count)] for place in lies)
+
+        return next((count for count in range(min(most, batch[-1]), 1, -1) if batch[-1] % count == 0 and is_shared(count)), 1)
+
+    def _lies_somewhere(self, name: str) -> bool:
+        """Whether a value is an input of the group, or views and casts of one."""
+        while (op := self.form.group.producers.get(name)) is not None:
+            if op.op_type != "Cast" and view_of(self.form.group, op) is None:
+                return False
+            name = op.inputs[0]
+        return True
 
     def _weight_batch(self, batch: Index) -> Index:
         """The place of a head among the batch dimensions of the product with the values."""

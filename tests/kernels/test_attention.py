@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from prefuse.kernels.cpu import attention
+from prefuse.kernels.cpu.attention_elements import Elements
+from prefuse.kernels.cpu.attention_form import Attention, attention_of
+from prefuse.kernels.cpu.common import new_builder
 from prefuse.kernels.cpu.panel_product import tiles_options
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.template import BuiltKernel, Refusal
@@ -271,10 +274,10 @@ def split_projections() -> Case:
     return tape.case(merged(tape, tape.binary("MatMul", tape.softmax(scores), v)), "split")
 
 
-def grouped_queries() -> Case:
+def grouped_queries(queries: int, score_step: Step = plain, key_step: Step = plain) -> Case:
     """Six query heads read two heads of keys and values, repeated by Expand and Reshape as HF does."""
     tape = Tape()
-    q = heads_of(tape, tape.input((2, 7, 6 * 8)), 6, 0, 2, 1, 3)
+    q = heads_of(tape, tape.input((2, queries, 6 * 8)), 6, 0, 2, 1, 3)
 
     def repeated(x: str) -> str:
         shape = (2, 2, 3, 11, 8)
@@ -283,8 +286,8 @@ def grouped_queries() -> Case:
         return tape.reshape(wide, 2, 6, 11, 8)
 
     k, v = (repeated(heads_of(tape, tape.input((2, 11, 2 * 8)), 2, 0, 2, 1, 3)) for _ in range(2))
-    scores = tape.binary("MatMul", q, tape.transpose(k, 0, 1, 3, 2))
-    return tape.case(merged(tape, tape.binary("MatMul", tape.softmax(scores), v)), "grouped")
+    scores = score_step(tape, tape.binary("MatMul", q, tape.transpose(key_step(tape, k), 0, 1, 3, 2)))
+    return tape.case(merged(tape, tape.binary("MatMul", tape.softmax(scores), v)), f"grouped, {queries}")
 
 
 def flat_heads() -> Case:
@@ -323,8 +326,38 @@ def one_matrix() -> Case:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_views_and_operators_around(level: str) -> None:
-    cases = [packed_projections(), split_projections(), grouped_queries(), flat_heads(), one_matrix()]
+    cases = [packed_projections(), split_projections(), grouped_queries(7), flat_heads(), one_matrix()]
     check([*cases, *(make(queries) for make in (shared_keys, turned_values) for queries in (2, 9))], target_of(level))
+
+
+def scaled_keys(tape: Tape, x: str) -> str:
+    """Heads that read the same keys, each at its own scale."""
+    return tape.binary("Mul", x, tape.input((6, 1, 1)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_few_queries_of_heads_that_share_keys(level: str) -> None:
+    """One, two and three queries for each of three heads; a mask for each head; keys that are not the same after all."""
+    cases = [grouped_queries(queries) for queries in (1, 2, 3)]
+    cases.append(grouped_queries(1, masked(np.random.default_rng(5).standard_normal((2, 6, 1, 11)))))
+    check([*cases, grouped_queries(2, plain, scaled_keys)], target_of(level, threads=2))
+
+
+@pytest.mark.parametrize(
+    ("case", "most", "shared"),
+    [
+        (grouped_queries(1), 8, 3),
+        (grouped_queries(1), 2, 1),
+        (grouped_queries(1, plain, scaled_keys), 8, 1),
+        (attend((1, 4, 1, 9, 8, 8)), 8, 1),
+        (shared_keys(1), 8, 3),
+        (one_matrix(), 8, 1),
+    ],
+)
+def test_heads_that_share_keys(case: Case, most: int, shared: int) -> None:
+    form = attention_of(case.group)
+    assert isinstance(form, Attention)
+    assert Elements(form, new_builder(target_of("avx2"))).shared_heads(most) == shared
 
 
 def test_only_a_block_of_scores_is_ever_in_memory() -> None:
