@@ -15,7 +15,7 @@ AMX = Target("cpu", "amx", 2)
 def chain(length: int) -> ir.Model:
     """So many products, one after the other, each followed by Relu; and one beside them."""
     weights = ir.tensor(np.eye(4, dtype=np.float32), name="w")
-    w = ir.Value(name="w", const_value=weights, shape=weights.shape, type=ir.TensorType(ir.DataType.FLOAT))
+    w = ir.Value(name="w", const_value=weights, shape=ir.Shape([4, 4]), type=ir.TensorType(ir.DataType.FLOAT))
     x = ir.Value(name="x", shape=ir.Shape([2, 4]), type=ir.TensorType(ir.DataType.FLOAT))
     nodes = [ir.node("MatMul", [x, w])]
     for i in range(length):

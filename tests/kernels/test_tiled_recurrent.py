@@ -81,7 +81,7 @@ def test_nan_stays_in_its_row(emulator: ctypes.CDLL) -> None:
     x, (y, last) = case.arrays["x"].copy(), (value.copy() for value in case.expected)
     x[1, 2] = np.nan
     y[1:, :, 2], last[:, 2] = np.nan, np.nan
-    check_on_tiles([replace(case, arrays=case.arrays | {"x": x}, expected=[y, last])], emulator)
+    check_on_tiles([replace(case, arrays={**case.arrays, "x": x}, expected=[y, last])], emulator)
 
 
 @pytest.mark.parametrize("threads", [2, 3])

@@ -104,7 +104,7 @@ def quantized_elements(b: Draft) -> None:
 def quantized_join(b: Draft) -> None:
     dtype = b.pick([INT8, UINT8])
     shape = b.shape(1, 3, nonempty=True)
-    axis, parts, length = b.integer(0, len(shape) - 1), [], 0
+    axis, parts, length = b.integer(0, len(shape) - 1), list[str](), 0
     for _ in range(b.integer(1, 3)):
         size = b.integer(1, 5)
         parts += _quantized(b, dtype, (*shape[:axis], size, *shape[axis + 1 :]))
