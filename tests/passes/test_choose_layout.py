@@ -131,6 +131,37 @@ main (float[2,16,3,5,4] x, float[32,3,5,4] i, float[32,16,3,3,3] v, float[32,32,
 VOLUMES = VOLUMES.replace("WEIGHTS", ", ".join(str(number % 17 / 16) for number in range(3 * 1920)))
 VOLUMES = VOLUMES.replace("SCALES", ", ".join(str(number / 16) for number in range(32)))
 
+# With one: transposes that begin signals, that end them, and that stand in groups with pointwise nodes.
+SIGNALS = """
+<ir_version: 10, opset_import: ["": 21]>
+main (float[2,24,40] x, float[2,40,32] t, float[32,24,3] v, float[32,32,3] w, float[32,32,4] u, float[32,1,7] d, float[32] s,
+  float[32] b, float[20,1] e) => (float[2,40,32] rows, float[2,20,32] y, float[2,3] z, float[2,80,64] wide)
+<float[640,3] m = {WEIGHTS}, int64[6] pads = {0, 0, 2, 0, 0, 0}>
+{
+  a = Conv<pads=[1,1]>(x, v)
+  r = Transpose<perm=[0,2,1]>(a)
+  n = LayerNormalization(r, s, b)
+  f = Transpose<perm=[0,2,1]>(n)
+  g = Gelu(f)
+  k = Transpose<perm=[0,2,1]>(t)
+  h = Add(g, k)
+  c = Conv<pads=[4,0], dilations=[2]>(h, w)
+  q = Conv<pads=[3,3], group=32>(c, d)
+  o = Transpose<perm=[0,2,1]>(q)
+  rows = Neg(o)
+  p = MaxPool<kernel_shape=[2], strides=[2]>(q)
+  l = Transpose<perm=[0,2,1]>(p)
+  y = Mul(l, e)
+  flat = Flatten(p)
+  z = MatMul(flat, m)
+  up = ConvTranspose<strides=[2], pads=[1,1]>(q, u)
+  longer = Pad(up, pads)
+  cut = Conv(longer, w)
+  both = Concat<axis=1>(cut, up)
+  wide = Transpose<perm=[0,2,1]>(both)
+}
+""".replace("WEIGHTS", ", ".join(str(number % 17 / 16) for number in range(3 * 640)))
+
 
 @st.composite
 def problems(draw: st.DrawFn) -> LayoutProblem:
@@ -191,11 +222,12 @@ def test_a_convolution_beside_other_operators_is_refused() -> None:
     assert any("the group of Conv has other operators that are not pointwise" in str(remark) for remark in context.remarks)
 
 
-@pytest.mark.parametrize(("text", "threads"), [(NETWORK, 1), (NETWORK, 2), (FORMS, 2), (VOLUMES, 2)])
+@pytest.mark.parametrize(("text", "threads"), [(NETWORK, 1), (NETWORK, 2), (FORMS, 2), (VOLUMES, 2), (SIGNALS, 2)])
 def test_programs_compute_the_same(text: str, threads: int) -> None:
     model = ir.from_onnx_text(text)
     inputs = random_inputs(model)
-    expected = run_model(model, inputs, "onnxruntime" if text is VOLUMES else "reference")  # which cannot pad pools of volumes
+    engine = "reference" if text in (NETWORK, FORMS) else "onnxruntime"  # which pads pools of volumes
+    expected = run_model(model, inputs, engine)
     pipeline = "canonicalize,eliminate-dead,fuse-epilogue,choose-layout,order-nodes,plan-memory"
     compiled = prefuse.compile(ir.to_proto(model), pipeline=pipeline, cache=False, target=f"cpu:avx2,threads={threads}")
     assert isinstance(compiled, CompiledModel)
@@ -220,6 +252,12 @@ def test_every_form_is_channels_last() -> None:
     counts = Counter(re.sub(r"_\d+$", "", node.op_type) for node in model.graph)
     assert counts["convtranspose_concat_channels_last"] == 1
     assert not {"Flatten", "Conv", "ConvTranspose", "AveragePool", "Transpose"} & set(counts)
+
+
+def test_every_signal_is_channels_last() -> None:
+    model, _ = lowered(SIGNALS, pipeline="fuse-epilogue,choose-layout")
+    assert not {"Flatten", "Conv", "ConvTranspose", "MaxPool"} & {node.op_type for node in model.graph}
+    assert all(list(value.shape or ()) != [2, 32, 40] for node in model.graph for value in node.outputs)
 
 
 def test_time_is_linear_in_the_nodes() -> None:
