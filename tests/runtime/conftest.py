@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prefuse.runtime.executor import CompiledModel, load
-from prefuse.tests.runtime.tiny_program import build_library, write_tiny
+from prefuse.tests.runtime.tiny_program import ELEMENTS, build_library, write_tiny
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +23,8 @@ def tiny_file(tiny_library: bytes, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="session")
 def tiny(tiny_file: Path) -> CompiledModel:
     return load(tiny_file)
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(ELEMENTS, np.float32)

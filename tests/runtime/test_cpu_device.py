@@ -1,0 +1,150 @@
+"""Programs on the CPU: what loading maps, worker threads, processes, and native code that cannot run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import prefuse
+import pytest
+from prefuse.runtime import native
+from prefuse.runtime.errors import CompileError, ProgramFileError
+from prefuse.runtime.executor import CompiledModel, load
+from prefuse.runtime.plan import Buffer, Port, Role, Space, TensorType
+from prefuse.runtime.program_file import read_program
+from prefuse.tests.runtime.tiny_program import ELEMENTS, expected
+
+
+def test_calls_leave_the_affinity_of_the_thread_alone(tiny: CompiledModel, x: np.ndarray) -> None:
+    """TVM by itself pins the calling thread."""
+    seen: list[set[int]] = []
+
+    def work() -> None:
+        seen.append(os.sched_getaffinity(0))
+        tiny(x)
+        seen.append(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen[0] == seen[1]
+
+
+def test_weights_and_a_small_arena_are_there_before_the_first_call(tiny_file: Path) -> None:
+    """Pages are mapped when a model is loaded; who only reads a program pays for none of them."""
+    assert _resident_bytes(read_program(tiny_file).constants.ctypes.data) <= 1 << 16  # what reading its neighbours has mapped
+    model = load(tiny_file)
+    weights = model.program.constants
+    assert _resident_bytes(weights.ctypes.data) >= weights.nbytes
+    (context,) = model._idle
+    arena = context._invocation
+    assert arena is not None
+    assert _resident_bytes(arena._arena.address) >= model._arena_bytes  # type: ignore[attr-defined]
+
+
+def _resident_bytes(address: int) -> int:
+    """Of the mapping of this process in which an address lies, the bytes that are in memory and mapped."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            begin, end = (int(bound, 16) for bound in words[0].split("-"))
+            inside = begin <= address < end
+        elif inside and words[0] == "Rss:":
+            return 1024 * int(words[1])
+    raise AssertionError(f"{address:#x} is not mapped")
+
+
+def test_a_program_without_parallel_regions_starts_no_threads(tiny_file: Path, tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> main (float[1000] x) => (float[1000] y) { y = Neg(x) }'
+    prefuse.compile(ir.from_onnx_text(text), threads=2, cache=False).save(tmp_path / "serial.prefuse")
+    script = """
+import numpy as np, os, prefuse, sys
+before = len(os.listdir("/proc/self/task"))
+prefuse.load(sys.argv[1])(np.zeros(1000, np.float32))
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+    def started(path: Path) -> int:
+        command = [sys.executable, "-c", script, str(path)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert started(tmp_path / "serial.prefuse") == 0
+    assert started(tiny_file) > 0
+
+
+def test_workers_go_to_sleep_soon_after_a_call(tiny_file: Path) -> None:
+    """By TVM's own choice they look for work for 0.1 s of processor time."""
+    script = """
+import numpy as np, os, prefuse, sys, time
+model = prefuse.load(sys.argv[1])
+def used():
+    tasks = [int(task) for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]
+    return sum(int(open(f"/proc/self/task/{task}/schedstat").read().split()[0]) for task in tasks)
+model(np.zeros(1000, np.float32))
+before = used()
+time.sleep(0.5)
+print((used() - before) / 1e6)
+"""
+    command = [sys.executable, "-c", script, str(tiny_file)]
+    assert float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) < 12
+
+
+def test_arenas_in_several_memories_are_refused(tiny_file: Path) -> None:
+    program = read_program(tiny_file)
+    other = Buffer("g", Role.ACTIVATION, 64, "device", 0)
+    plan = replace(program.plan, buffers=(*program.plan.buffers, other), spaces=(*program.plan.spaces, Space("device", 64)))
+    with pytest.raises(ProgramFileError, match="activations in 2 memories: arena, device"):
+        CompiledModel(replace(program, plan=plan))
+
+
+def test_library_that_cannot_be_loaded(tiny_file: Path) -> None:
+    program = read_program(tiny_file)
+    with pytest.raises(ProgramFileError, match=r"library\.so: cannot be loaded"):
+        CompiledModel(replace(program, library=b"junk"))
+
+
+def test_native_failures_are_reported(tiny_file: Path, x: np.ndarray) -> None:
+    """The host function checks its number of arguments; a plan with one more is not called."""
+    program = read_program(tiny_file)
+    extra = Port("z", TensorType((1,), "float32"), "z")
+    model = CompiledModel(replace(program, plan=replace(program.plan, inputs=(*program.plan.inputs, extra))))
+    with pytest.raises(native.NativeError, match="prefuse_main"):
+        model(x, np.zeros(1, np.float32))
+
+
+def test_loading_imports_neither_torch_nor_tvm(tiny_file: Path) -> None:
+    script = f"""
+import sys
+from prefuse.runtime.executor import load
+import numpy as np
+load({str(tiny_file)!r})(np.zeros({ELEMENTS}, np.float32))
+print(sorted({{"torch", "tvm", "tvm_ffi", "onnx", "onnx_ir"}} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_a_forked_process_says_what_to_do(tiny: CompiledModel, x: np.ndarray) -> None:
+    """Worker threads do not survive a fork: a clear error in that thread, not a hang; a new thread works."""
+    tiny(x)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            tiny(x)
+        except CompileError as error:
+            found: list[object] = []
+            thread = threading.Thread(target=lambda: found.append(np.array_equal(np.asarray(tiny(x)), expected(x))))
+            thread.start()
+            thread.join()
+            status = 0 if "forked" in str(error) and found == [True] else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
