@@ -19,6 +19,8 @@ Rule = Callable[[ir.Node], Fault]
 # For each input in a row its shape: a letter is one extent everywhere, a number itself, "*" any extents, "*" with a letter the
 # same ones everywhere; "|" stands between alternatives, of which the first that fits counts. An empty one is a scalar.
 _SHAPES: dict[str, tuple[str, ...]] = {
+    "AffineGrid": ("N 2 3|N 3 4",),
+    "Attention": ("B H S D|B S Q", "B G T D|B T K", "B G T E|B T V", "*", "B I P J", "B I P L", "B"),
     "BatchNormalization": ("N C *", "C", "C", "C", "C"),
     "Conv": ("*", "M *", "M"),
     "ConvInteger": ("*", "M *", "|1", "|1|M"),
@@ -273,12 +275,49 @@ def _blocks(node: ir.Node) -> Fault:
 
 
 def _columns(node: ir.Node) -> Fault:
-    """Col2Im: channels of whole blocks."""
-    data, block = dims_of(node.inputs[0]), constant_array(node.inputs[2])
-    if data is None or block is None or len(data) != 3:
+    """Col2Im: channels of whole blocks, and a column for each place of a block."""
+    data, image, block = dims_of(node.inputs[0]), constant_array(node.inputs[1]), constant_array(node.inputs[2])
+    if data is None or image is None or block is None or len(data) != 3 or len(image) != len(block):
         return None
-    elements = prod(int(extent) for extent in block)
-    return f"has data {list(data)} for blocks of {elements}" if elements < 1 or data[1] % elements else None
+    axes = len(block)
+    strides, dilations = (node.attributes.get_ints(name, [1] * axes) for name in ("strides", "dilations"))
+    pads = node.attributes.get_ints("pads", [0] * (2 * axes))
+    if min(*strides, *dilations, *block) < 1 or not len(strides) == len(dilations) == len(pads) // 2 == axes:
+        return f"has blocks {block.tolist()}, strides {list(strides)}, dilations {list(dilations)} and pads {list(pads)}"
+    extents = (int(image[i]) + pads[i] + pads[axes + i] - dilations[i] * (int(block[i]) - 1) - 1 for i in range(axes))
+    columns = prod(extent // stride + 1 for extent, stride in zip(extents, strides, strict=True))
+    if data[1] % prod(block.tolist()) or data[2] != columns:
+        return f"has data {list(data)} for {columns} columns of blocks {block.tolist()}"
+    return None
+
+
+def _heads(node: ir.Node) -> Fault:
+    """Attention: heads of queries in equal groups for each of keys, of one size."""
+    query, key = (dims_of(value) for value in node.inputs[:2])
+    if query is None or key is None or len(query) != len(key):
+        return None
+    if len(query) == 4:
+        heads, of_keys, sizes = query[1], key[1], (query[3], key[3])
+    else:
+        heads, of_keys = (node.attributes.get_int(name, 0) for name in ("q_num_heads", "kv_num_heads"))
+        if heads < 1 or of_keys < 1 or query[2] % heads or key[2] % of_keys:
+            return f"has queries {list(query)} in {heads} heads and keys {list(key)} in {of_keys}"
+        sizes = query[2] // heads, key[2] // of_keys
+    is_sound = heads == 0 or (of_keys > 0 and heads % of_keys == 0)
+    return None if is_sound and sizes[0] == sizes[1] else f"has {heads} heads of {sizes[0]} for {of_keys} of {sizes[1]}"
+
+
+def _rotation(node: ir.Node) -> Fault:
+    """RotaryEmbedding: a cosine and a sine for each pair of what is rotated of a head."""
+    data, heads = dims_of(node.inputs[0]), node.attributes.get_int("num_heads", 0)
+    if data is None or len(data) not in (3, 4) or (len(data) == 3 and (heads < 1 or data[2] % heads)):
+        return None if data is None else f"has data {list(data)} in {heads} heads"
+    size = node.attributes.get_int("rotary_embedding_dim", 0) or (data[3] if len(data) == 4 else data[2] // heads)
+    rows = (data[0], data[-2], size // 2)  # or rows of a table, of which the fourth input chooses
+    fault = _first_fault(
+        node, (1, 2), lambda dims: dims == rows or (len(dims) == 2 and dims[1] == rows[2]), f"factors {list(rows)}"
+    )
+    return fault or _first_fault(node, (3,), lambda dims: dims == rows[:2], f"places {list(rows[:2])}")
 
 
 def _groups(node: ir.Node) -> Fault:
@@ -286,7 +325,8 @@ def _groups(node: ir.Node) -> Fault:
     group = node.attributes.get_int("group", 1)
     if group < 1:
         return f"has group {group}"
-    data, weight = (None if value is None else value.shape for value in node.inputs[:2])
+    weights = node.inputs[3 if node.op_type == "QLinearConv" else 1]
+    data, weight = (None if value is None else value.shape for value in (node.inputs[0], weights))
     if data is None or weight is None or len(data) < 2 or len(weight) < 2:
         return None
     channels, first, second = data[1], weight[0], weight[1]
@@ -334,14 +374,16 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(("GatherND", "ScatterND"), (_places,)),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), (_recurrent,)),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), (_factors_of_rows,)),
+    "Attention": (_heads,),
     "Col2Im": (_columns,),
     "Compress": (_condition,),
-    "DeformConv": (_filter, _offsets),
+    "DeformConv": (_groups, _filter, _offsets),
     "Einsum": (_letters,),
     "Gemm": (_summand,),
     "GridSample": (_grid,),
     "GroupNormalization": (_channels_of_groups,),
     "PRelu": (_slope,),
-    "QLinearConv": (_filter,),
+    "QLinearConv": (_groups, _filter),
     "ReverseSequence": (_lengths,),
+    "RotaryEmbedding": (_rotation,),
 }

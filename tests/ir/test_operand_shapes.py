@@ -14,6 +14,9 @@ _X = "main (float[1,4,3] x, "
 _LOSS = "main (float[2,3] x, int64[%d] t, float[%d] w) => (float y) { y = %s(x, t, w) }"
 _QLINEAR = "uint8[1,2,3] x, float xs, uint8 xz, int8[4,2,1] w, float[%d] ws, int8[%d] wz, float ys, uint8 yz"
 UNFIT = {
+    "AffineGrid": "main (float[2,2,4] t) => (float[2,5,6,2] y) <int64[4] s={2,3,5,6}> { y = AffineGrid(t,s) }",
+    "Attention": "main (float[1,2,4,8] q, float[2,2,6,8] k, float[2,2,6,8] v) => (float[1,2,4,8] y) { y = Attention(q,k,v) }",
+    "heads": "main (float[1,3,4,8] q, float[1,2,6,8] k, float[1,2,6,8] v) => (float[1,3,4,8] y) { y = Attention(q,k,v) }",
     "BatchNormalization": _X
     + "float[4] s, float[4] b, float[2] m, float[4] v) => (float[1,4,3] y) { y = BatchNormalization(x,s,b,m,v) }",
     "InstanceNormalization": _X + "float[3] s, float[3] b) => (float[1,4,3] y) { y = InstanceNormalization(x,s,b) }",
@@ -42,11 +45,14 @@ UNFIT = {
     "NonMaxSuppression": "main (float[1,5,4] b, float[1,2,6] s) => (int64[N,3] y) { y = NonMaxSuppression(b,s) }",
     "ReverseSequence": "main (float[4,3] x, int64[2] l) => (float[4,3] y) { y = ReverseSequence(x,l) }",
     "DeformConv": "main (float[1,2,4,4] x, float[2,2,2,2] w, float[1,7,3,3] o) => (float[1,2,3,3] y) { y = DeformConv(x,w,o) }",
+    "RotaryEmbedding": _X[:-2]
+    + ", float[1,4,2] c, float[1,4,2] s) => (float[1,4,3] y) { y = RotaryEmbedding<num_heads=1>(x,c,s) }",
     "NegativeLogLikelihoodLoss": _LOSS % (3, 3, "NegativeLogLikelihoodLoss"),
     "SoftmaxCrossEntropyLoss": _LOSS % (2, 2, "SoftmaxCrossEntropyLoss"),
     "Compress": "main (float[2,3] x, bool[7] c) => (float[N] y) { y = Compress(x,c) }",
     "Einsum": 'main (float[2,3] x, float[4,5] c) => (float[2,5] y) { y = Einsum<equation="ij,jk->ik">(x,c) }',
     "Col2Im": "main (float[1,5,4] x) => (float[1,1,3,3] y) <int64[2] i={3,3}, int64[2] b={2,2}> { y = Col2Im(x,i,b) }",
+    "columns": "main (float[1,4,5] x) => (float[1,1,3,3] y) <int64[2] i={3,3}, int64[2] b={2,2}> { y = Col2Im(x,i,b) }",
     "DepthToSpace": "main (float[1,6,2,2] x) => (float[1,1,4,4] y) { y = DepthToSpace<blocksize=2>(x) }",
     "SpaceToDepth": "main (float[1,1,3,3] x) => (float[1,4,1,1] y) { y = SpaceToDepth<blocksize=2>(x) }",
     "LSTM": "main (float[6,2,3] x, float[1,16,3] w, float[1,16,4] r, float[1,15] b) => (float[6,1,2,4] y) { y = LSTM(x,w,r,b) }",
