@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prefuse.compiler.ir.facts import infer_facts
-from prefuse.compiler.oracle import random_inputs, relative_error, run_model
+from prefuse.compiler.oracle import Engine, random_inputs, relative_error, run_model
 from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.kernels.costs import (
@@ -226,7 +226,7 @@ def test_a_convolution_beside_other_operators_is_refused() -> None:
 def test_programs_compute_the_same(text: str, threads: int) -> None:
     model = ir.from_onnx_text(text)
     inputs = random_inputs(model)
-    engine = "reference" if text in (NETWORK, FORMS) else "onnxruntime"  # which pads pools of volumes
+    engine: Engine = "reference" if text in (NETWORK, FORMS) else "onnxruntime"  # which pads pools of volumes
     expected = run_model(model, inputs, engine)
     pipeline = "canonicalize,eliminate-dead,fuse-epilogue,choose-layout,order-nodes,plan-memory"
     compiled = prefuse.compile(ir.to_proto(model), pipeline=pipeline, cache=False, target=f"cpu:avx2,threads={threads}")
