@@ -12,7 +12,7 @@ from math import ceil, prod
 
 COPIED_BYTES = 8.0  # a cycle, when a tensor is read or written in order
 _CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
-_SECOND_CACHE_BYTES = 640 * 1024  # that a panel may take there
+_FIRST_CACHE_BYTES, _SECOND_CACHE_BYTES = 32 * 1024, 640 * 1024  # that a panel may take there
 _SCATTERED_ELEMENT = 1.0  # cycles
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
 _MAX_TILE_ROWS = 14
@@ -100,17 +100,21 @@ def channels_last_tile(positions: int, channels: int, depth: int, inputs: int, l
 
 
 def channels_last_tiles(
-    positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int
+    positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int, *, pairs: bool = False
 ) -> list[tuple[int, int]]:
-    """All tiles for a stretch of positions: those that cycles are counted for, the fewest first, then those thought worse."""
+    """All tiles for a stretch of positions: those that cycles are counted for, the fewest first, then those thought worse.
+
+    Short sums of `pairs` of bfloat16 are faster in wide tiles of few rows.
+    """
     are_few, is_near = inputs < _FEW_CHANNELS, depth * 2 * lanes * _WORD_BYTES <= _SECOND_CACHE_BYTES  # a panel of weights
     are_crowded = depth < _SHORT_DEPTH or (is_near and inputs * _WORD_BYTES % _SET_BYTES == 0)
     rows = min(positions, _FEW_ROWS if are_few else _SHORT_ROWS if are_crowded else _MAX_TILE_ROWS)
-    vectors, sums = (4, registers // 2) if are_few else (2, registers)
+    vectors = 4 if are_few or (pairs and depth * 4 * lanes * _WORD_BYTES <= _FIRST_CACHE_BYTES) else 2
     every = product(range(1, min(positions, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4))
     fitting = [(r, v) for r, v in every if r * v + v + 1 <= registers and (v == 1 or (v - 1) * lanes < channels)]
 
     def rank(tile: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:
+        sums = registers // 2 if are_few or tile[1] > 2 else registers
         is_counted = tile[0] <= rows and tile[1] <= vectors and tile[0] * tile[1] <= sums
         return not is_counted, _stretch_cycles(tile, positions, channels, depth, lanes), tile
 

@@ -112,13 +112,14 @@ class _Convolution:
         flops: int = (4 if self.is_paired else 2) * images * lines * rows * self.out_channels * inputs * prod(window.kernel)
         lanes = builder.lanes(self.accumulator)
         words = prod(depth) if self.pairs_taps else inputs  # that follow each other: neighbouring windows share none
-        ranked = channels_last_tiles(rows, outputs, prod(depth), words, lanes, self.target.vector_registers)
+        registers, has_words = self.target.vector_registers, self.is_paired or self.pairs_taps
+        ranked = channels_last_tiles(rows, outputs, prod(depth), words, lanes, registers, pairs=has_words)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         weights = self._weights(tile.columns)
         is_far = self.form.inner.types[self.anchor.inputs[1]].size_bytes > _FAR_BYTES
         panels = -(-outputs // tile.columns)
         step, dilation = window.strides, window.dilations
-        combine = words_multiply_add(self.target) if self.is_paired or self.pairs_taps else multiply_add
+        combine = words_multiply_add(self.target) if has_words else multiply_add
         if not flops:
             return 0
 

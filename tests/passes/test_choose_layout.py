@@ -23,6 +23,7 @@ from prefuse.kernels.costs import (
     channels_first_cycles,
     channels_last_cycles,
     channels_last_tile,
+    channels_last_tiles,
     conversion_cycles,
     direct_cycles,
 )
@@ -326,6 +327,16 @@ def test_rows_that_share_the_sets_of_a_cache_are_few() -> None:
     """Positions of 1024 channels of float32 lie 4 KiB apart."""
     assert channels_last_tile(196, 256, 1024, 1024, 16, 32) == (7, 2)
     assert channels_last_tile(196, 256, 960, 960, 16, 32) == (14, 2)
+    assert channels_last_tile(28, 1024, 9216, 1024, 16, 32) == (14, 2)  # whose panels of weights come from beyond L2
+
+
+def test_wide_tiles_of_short_sums() -> None:
+    """Of few channels, and of pairs while a panel of weights stays in L1; never of more sums than half of the registers."""
+    assert channels_last_tile(112, 64, 147, 3, 16, 32) == (4, 4)
+    assert channels_last_tiles(3136, 256, 32, 32, 16, 32, pairs=True)[0] == (4, 4)
+    assert channels_last_tiles(3136, 144, 12, 12, 16, 32, pairs=True)[0] == (5, 3)
+    assert channels_last_tiles(3136, 256, 32, 32, 16, 32)[0] == (7, 2)
+    assert channels_last_tiles(3136, 256, 256, 256, 16, 32, pairs=True)[0] == (7, 2)
 
 
 @pytest.mark.parametrize(("images", "is_in_place"), [(1, True), (2, False)])
