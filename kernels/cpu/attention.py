@@ -42,7 +42,7 @@ from .tiled_panels import TiledPanels, TileScratch, panel_words
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
 _MASKED_ROWS = 24  # where some see fewer keys than others
-_CACHE_BYTES = 512 * 1024  # what keys, values and scores that are used together may take of the second-level cache
+_CACHE_BYTES = 560 * 1024  # what keys, values and scores that are used together may take of the second-level cache
 _TILED_ROWS = 64  # of a block on the tile unit
 _RUNNING_ROWS = 1024  # queries whose results one thread keeps while it goes through blocks of keys
 _COST_OF_SOFTMAX = 16  # scalar operations of one score
@@ -75,7 +75,10 @@ class _Kernel:
     def key_block(self) -> int:
         """Keys in panels at once: all, or equal runs of whole vectors."""
         form, lanes = self.form, self.builder.lanes(self.form.dtype)
-        line_bytes = (form.depth + form.width + _BLOCK_ROWS) * np.dtype(form.dtype).itemsize
+        number_bytes = np.dtype(form.dtype).itemsize
+        line_bytes = (form.depth + form.width + _BLOCK_ROWS) * number_bytes
+        if self.is_paired:  # keys and values are of half the size, and exponentials lie beside the scores
+            line_bytes = (form.depth + form.width) * number_bytes // 2 + _BLOCK_ROWS * (number_bytes + number_bytes // 2)
         most = max(_CACHE_BYTES // line_bytes, lanes)
         if form.keys <= most or form.weighs_probabilities or self.is_few:
             return form.keys
