@@ -281,7 +281,8 @@ def tile_convolution_cycles(one: Convolution, terms: int, *, copies: bool = True
     channels = ceil(one.inputs * joined / _BLOCK_LINES) * _BLOCK_LINES
     positions, depth = (one.rows - 1) * pitch + one.columns, prod(one.kernel) // joined * channels
     product_cycles = tile_product_cycles(positions, one.outputs, depth, terms, packs_a=False, packs_b=False)
-    copied = one.height * one.width * channels * terms / _SPLIT_ELEMENTS if copies else 0.0
+    width = one.columns if joined > 1 else one.width
+    copied = one.height * width * channels * terms / _SPLIT_ELEMENTS if copies else 0.0
     return one.images * (product_cycles + copied)
 
 

@@ -142,6 +142,7 @@ def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert template(first) == "convolution_tiles"
     assert template(convolution((1, 3, 56, 56), 16, 3, 1, 1)) == "convolution_channels_last"  # 9 of 32 values of k
     assert template(convolution((1, 3, 56, 56), 64, 7, 2, 3)) == "convolution_tiles"  # 21 of them
+    assert template(convolution((1, 3, 112, 112), 256, 16, 16)) == "convolution_tiles"  # 48 of 64: an image in patches
     for case, reason in (
         (convolution((1, 64, 14, 14), 64, 3, 1, 1, group=2), "groups of channels"),
         (convolution((1, 64, 14, 14), 64, 3, 1, 1, dtype="float64"), "no convolution of float64 and float64 as float64"),
