@@ -78,9 +78,9 @@ def _left_beside(node: ir.Node, anchored: set[ir.Node]) -> Iterator[Rejection]:
 
     Those `anchored` in another kernel need no reason; what is computed before a row's operator is for fuse-rows to say.
     """
-    if is_pointwise(node) or is_view(node) or is_fused(node) or node.op_type == "Constant":
+    if is_pointwise(node) or is_view(node) or node.op_type == "Constant":
         return
-    for value in node.inputs if rows_of(node) is None else ():
+    for value in node.inputs if rows_of(node) is None and not is_fused(node) else ():
         before = None if value is None else view_root(value).producer()
         if value is not None and value.producer() is before and is_readable(node.op_type):
             continue  # fuse-prologue says why

@@ -65,35 +65,34 @@ class _Moving:
     def move(self, node: ir.Node) -> bool:
         """Compute a pointwise group in all of its readers, if that is legal and pays."""
         readers = list(dict.fromkeys(reader for value in node.outputs for reader in value.consumers()))
-        if not readers or any(value.is_graph_output() for value in node.outputs):
+        if not readers or any(reader.graph is not self.model.graph for reader in readers):
             return False
-        if any(reader.graph is not self.model.graph for reader in readers):
-            return False
+        if output := next((value for value in node.outputs if value.is_graph_output()), None):
+            return self._reject(node, readers, f"%{output.name} is an output of the graph")
         if not self._is_static(node):
-            self._reject(node, readers[0], "shapes are symbolic")
-            return False
+            return self._reject(node, readers, "shapes are symbolic")
         if len(readers) > self.options.max_readers:
-            self._reject(node, readers[0], f"{len(readers)} groups read it, more than {self.options.max_readers}")
-            return False
+            return self._reject(node, readers, f"{len(readers)} groups read it, more than {self.options.max_readers}")
         readings = {}
         for reader in readers:
             reading = self._reading(node, reader)
             if isinstance(reading, str):
-                self._reject(node, reader, reading)
-                return False
+                self._reject(node, [reader], reading)
+                return self._reject(node, [one for one in readers if one is not reader], f"it is in memory for {reader.op_type}")
             readings[reader] = reading
         join = self._join(node, readings)
         target = self.context.target
         if fault := drawback(join, target.vector_lanes, self.options.max_ops, target.threads):
-            self._reject(node, readers[0], fault)
-            return False
+            return self._reject(node, readers, fault)
         self._rewrite(node, readers)
         return True
 
-    def _reject(self, node: ir.Node, reader: ir.Node, reason: str) -> None:
-        self.context.reject(
-            self.options.name, Rejection(f"{node.op_type} not computed in {reader.op_type}: {reason}", (node, reader))
-        )
+    def _reject(self, node: ir.Node, readers: Iterable[ir.Node], reason: str) -> bool:
+        """Say why a group is not computed in its readers; False, as nothing changed."""
+        for reader in readers:
+            message = f"{node.op_type} not computed in {reader.op_type}: {reason}"
+            self.context.reject(self.options.name, Rejection(message, (node, reader)))
+        return False
 
     def _reading(self, node: ir.Node, reader: ir.Node) -> Reading | str:
         """How a reader reads all that it has from a group."""

@@ -44,7 +44,7 @@ class SinkViews(Pass):
     So the node can be in one group with the view's source. Legal where the result has the view's shape, and every other operand
     spans all or none of the dimensions that the view joins or splits together; it is shown in the source's shape, at compile
     time where it is constant. Pointwise nodes that the node alone reads come along. Not where the source takes nothing into its
-    group, nor where the node can join what else makes an operand that it alone reads.
+    group, or is no product and read by other anchors, nor where the node can join what makes an operand that it alone reads.
     """
 
     name: ClassVar[str] = "sink-views"
@@ -54,7 +54,7 @@ class SinkViews(Pass):
         for node in list(model.graph):
             sinking.read_sources(node)
             view = _view_before(node)
-            plan = None if view is None else _plan(node, view)
+            plan = None if view is None else sinking.plan(node, view)
             if isinstance(plan, Rejection):
                 context.reject(self.name, plan)
             elif plan is not None:
@@ -85,15 +85,23 @@ def _takes_followers(node: ir.Node | None) -> bool:
     return node is not None and len(node.outputs) == 1 and kind_of(node) not in (Kind.OPERAND, Kind.VIEW, Kind.OPAQUE)
 
 
-def _plan(node: ir.Node, view: ir.Value) -> _Plan | Rejection:
-    """What to compute in the shape of a view's source so that a node that reads the view is; or why not."""
-    root, producer = view_root(view), view_root(view).producer()
-    assert producer is not None
-    plan: _Plan = {}
-    fault = _extend(plan, node, _shape_of(view), _shape_of(root))
-    if fault:
-        return Rejection(f"{node.op_type} not computed before the view of {producer.op_type}: {fault}", (producer, node))
-    return plan
+def _reading_fault(root: ir.Value) -> str:
+    """Why what reads a value is not to join the group of what makes it; empty if it may be.
+
+    A product's store takes it whoever reads the product, too.
+    """
+    producer = root.producer()
+    waiting = [] if producer is not None and kind_of(producer) is Kind.OUTPUT_FUSABLE else [root]
+    while waiting:
+        value = waiting.pop()
+        if value.is_graph_output():
+            return f"%{value.name} is an output of the graph"
+        for reader in value.consumers():
+            if is_view(reader):
+                waiting.append(reader.outputs[0])
+            elif not is_pointwise(reader) and not _is_of_rows(reader):
+                return f"%{value.name} is also read by {reader.op_type}"
+    return ""
 
 
 def _extend(plan: _Plan, node: ir.Node, shown: _Shape, source: _Shape) -> str:
@@ -161,6 +169,19 @@ class _Sinking:
     views: dict[ir.Node, None] = field(default_factory=dict)
     shapes: dict[_Shape, ir.Value] = field(default_factory=dict)  # operands of the Reshapes made, by what they hold
     constants: dict[tuple[ir.Value, _Form], ir.Value] = field(default_factory=dict)  # in other shapes
+    faults: dict[ir.Value, str] = field(default_factory=dict)  # of sources, why nothing joins their groups
+
+    def plan(self, node: ir.Node, view: ir.Value) -> _Plan | Rejection:
+        """What to compute in the shape of a view's source so that a node that reads the view is; or why not."""
+        root, producer = view_root(view), view_root(view).producer()
+        assert producer is not None
+        plan: _Plan = {}
+        if root not in self.faults:
+            self.faults[root] = _reading_fault(root)
+        fault = self.faults[root] or _extend(plan, node, _shape_of(view), _shape_of(root))
+        if fault:
+            return Rejection(f"{node.op_type} not computed before the view of {producer.op_type}: {fault}", (producer, node))
+        return plan
 
     def sink(self, node: ir.Node, forms: Sequence[_Form]) -> None:
         """Put a node that reads its operands in other shapes, and a view of its result, in the node's place."""
