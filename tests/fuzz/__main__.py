@@ -1,4 +1,4 @@
-"""Files from strangers, at the repository's root: `python -m tests.fuzz [--mutations N] [--models N] [--seed N]`."""
+"""Files from strangers, at the root: `python -m tests.fuzz [--mutations N] [--misfits N] [--models N] [--seed N]`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..worker_pool import Lost, run_apart
 from .broken import broken_files
 from .generated import Generated, generated_models
 from .judge import GOOD, Sample, Verdict, judge
+from .misfits import misfits
 from .mutations import mutations
 from .oracle import judge_generated
 
@@ -19,6 +20,7 @@ TIMEOUT_S, MEMORY_BYTES = 30.0, 6 << 30
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--mutations", type=int, default=1000, help="mutated models and programs")
+    parser.add_argument("--misfits", type=int, default=500, help="ONNX's node cases with an input of another shape")
     parser.add_argument("--models", type=int, default=2000, help="generated models")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -26,6 +28,7 @@ def main() -> int:
     samples = [
         *broken_files(),
         *mutations(arguments.mutations, arguments.seed),
+        *misfits(arguments.misfits, arguments.seed),
         *generated_models(arguments.models, arguments.seed),
     ]
     counts: Counter[str] = Counter()

@@ -10,6 +10,7 @@ import pytest
 from ..worker_pool import Done, Lost, run_apart
 from .broken import broken_files
 from .judge import GOOD, Sample, Verdict, judge
+from .misfits import misfits
 from .mutations import mutations
 
 _MEMORY_BYTES, _TIMEOUT_S = 6 << 30, 60.0
@@ -34,6 +35,10 @@ def test_a_broken_file_gives_an_error(kind: str) -> None:
 
 def test_a_mutated_file_gives_an_error_or_the_right_answer() -> None:
     assert not _faults(list(mutations(40)))
+
+
+def test_operands_of_other_shapes_give_an_error_or_a_result() -> None:
+    assert not _faults(list(misfits(60)))
 
 
 def test_a_crash_and_a_hang_cost_one_task_each() -> None:
