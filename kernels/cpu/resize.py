@@ -111,10 +111,7 @@ def _literal(group: Group, anchor: Op, position: int) -> np.ndarray | None:
 
 
 def _regular_region(group: Group, anchor: Op, axes: Sequence[Resampling]) -> Region | None:
-    """The output as one strided view of the operand, where every dimension repeats or skips evenly.
-
-    None where elements next to each other repeat: the innermost loop would be those few, and a table is faster.
-    """
+    """The output as one strided view of the operand, where every dimension repeats or skips evenly, else None."""
     loops: list[tuple[Axis, ...]] = []
     base = 0
     for axis, stride in zip(axes, row_strides(group.types[anchor.inputs[0]].shape), strict=True):
@@ -126,7 +123,7 @@ def _regular_region(group: Group, anchor: Op, axes: Sequence[Resampling]) -> Reg
         if np.array_equal(places, places[0] + step * np.arange(len(places))):
             loops.append((Axis(axis.outputs, step * stride),))
             base += int(places[0]) * stride
-        elif stride > 1 and np.array_equal(places, np.repeat(np.arange(axis.inputs), times)):
+        elif np.array_equal(places, np.repeat(np.arange(axis.inputs), times)):
             loops.append((Axis(axis.inputs, stride), Axis(times, 0)))
         else:
             return None

@@ -19,6 +19,7 @@ from ..values import GroupValues
 from .anchored import bound_unravel, cover, follow, merge_sections, parallel_nest
 
 _TILE = 16  # largest side of a tile that is transposed in registers
+_MOST_REPEATED = 8  # times that elements are repeated in registers
 _PIECE = 4096  # elements of a contiguous run that is worth a thread of its own
 
 
@@ -100,6 +101,8 @@ class _Copy:
                 self._move(bound_unravel(self.builder, i, [axis.extent for axis in loops]))
         elif (across := self._transposed_loop(loops)) is not None:
             self._transpose(loops, across, work)
+        elif self._repeats(loops):
+            self._repeat(loops, lanes, work)
         elif prod(axis.extent for axis in loops[:-1]) < 8 * self.builder.threads and loops[-1].extent >= 2 * _PIECE:
             self._copy_pieces(loops, lanes, work)
         else:
@@ -158,6 +161,36 @@ class _Copy:
                     self._store((*row, left + lane), elements[c * side + lane])
 
         parallel_nest(builder, [*outer, *blocks], work, tile)
+
+    def _repeats(self, loops: Sequence[Axis]) -> bool:
+        """Whether each element of a contiguous run stands a few times next to itself."""
+        if len(self.region.axes[-1]) < 2:
+            return False
+        along, times = loops[-2:]
+        return along.stride == 1 and times.stride == 0 and times.extent <= _MOST_REPEATED
+
+    def _repeat(self, loops: Sequence[Axis], lanes: int, work: int) -> None:
+        """Vectors of the source, their elements repeated in registers. The last vector overlaps the one before it."""
+        builder = self.builder
+        *outer, along, times = loops
+        while lanes > along.extent:
+            lanes //= 2
+
+        def block(index: Index) -> None:
+            *others, number = index
+            first = builder.bind(tirx.min(number * lanes, along.extent - lanes))
+            elements = builder.local(lanes, str(self._source().dtype), "run")
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                builder.store(elements, lane, self._load((*others, first + lane, 0)))
+            repeated = builder.local(lanes * times.extent, str(self._source().dtype), "repeated")
+            for start in range(0, lanes * times.extent, lanes):
+                places = [(start + place) // times.extent for place in range(lanes)]
+                run = elements[tirx.Ramp(_const(0), 1, lanes)]
+                builder.store(repeated, tirx.Ramp(_const(start), 1, lanes), tirx.Shuffle([run], places))
+                with builder.loop(lanes, "vectorized", "lane") as lane:
+                    self._store((*others, 0, first * times.extent + start + lane), repeated[start + lane])
+
+        parallel_nest(builder, [*(axis.extent for axis in outer), -(-along.extent // lanes)], work, block)
 
     def _move(self, index: Index) -> None:
         self._store(index, self._load(index))

@@ -66,6 +66,7 @@ def grids() -> list[Case]:
         operator("Expand", x(3, 1, 5), i64(2, 3, 4, 1)),
         operator("Expand", x(1), i64(40, 3)),
         operator("Expand", x(7, 1), i64(7, 50)),
+        operator("Expand", x(3, 37, 1), i64(3, 37, 3)),
     ]
     cases += [operator("Tile", x(3, 4), i64(2, 3)), operator("Tile", x(5), i64(1)), operator("Tile", x(2, 3), i64(0, 2))]
     return cases

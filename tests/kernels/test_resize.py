@@ -71,6 +71,20 @@ def even() -> list[Case]:
     ]
 
 
+def repeated() -> list[Case]:
+    """Whole factors of every width of element: repeated in registers, whole vectors and parts of them."""
+    whole = np.arange(2 * 3 * 75).reshape(2, 3, 75)
+    cases = [
+        resize((2, 3, columns), (1, factors[0], factors[1]), dtype=dtype)
+        for dtype, columns, factors in product(("float32", "float64"), (2, 3, 16, 37), ((1, 2), (2, 3), (1, 8), (1, 9)))
+    ]
+    cases += [
+        resize(whole.shape, (1, 2, 3), dtype=dtype, data=(whole % 251).astype(dtype))
+        for dtype in ("uint8", "int8", "int16", "float16", "bfloat16", "int64")
+    ]
+    return [*cases, resize(whole.shape, (1, 2, 2), data=whole % 3 == 0), resize((1, 2, 3, 5, 9), (1, 1, 2, 2, 2))]
+
+
 def linear() -> list[Case]:
     coordinates = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric")
     cases = [
@@ -146,7 +160,7 @@ def types() -> list[Case]:
     return cases
 
 
-ALL = (nearest, even, linear, cubic, antialias, regions, policies, types)
+ALL = (nearest, even, repeated, linear, cubic, antialias, regions, policies, types)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -156,7 +170,9 @@ def test_resize(make: Callable[[], list[Case]], level: str) -> None:
 
 
 def test_followers() -> None:
-    check([followed(case) for case in (*even(), *linear(), *antialias()[:3], *nearest()[:4])], target_of("avx2"))
+    check(
+        [followed(case) for case in (*even(), *repeated()[:32:5], *linear(), *antialias()[:3], *nearest()[:4])], target_of("avx2")
+    )
 
 
 def test_infinite_elements_spread_to_their_neighbours_alone() -> None:
