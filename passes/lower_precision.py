@@ -24,12 +24,13 @@ Narrow = Literal["bfloat16", "float16"]
 _TYPES: dict[Narrow, ir.DataType] = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
 _LARGEST_FLOAT16 = 65504.0
 _RECURRENT = frozenset(["GRU", "LSTM", "RNN"])
-_DIMENSIONS = {"Conv": (1, 2, 3), "ConvTranspose": (1, 2)}  # spatial ones, of kernels that read narrow operands
-_CONVOLUTIONS = tuple(_DIMENSIONS)
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_MOST_DIMENSIONS = 3  # spatial ones, of kernels that read narrow operands
 _MOVES = frozenset(["Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])  # of elements, whatever their type
 _IMAGE_MOVES = frozenset(["Concat", "Slice"])  # the same, of which kernels for images take narrow ones
 _POOLS = ("AveragePool", "MaxPool")
 _IMAGE_RANKS = (3, 4, 5)  # of signals, images and volumes
+_MOVED_RANKS = (4, 5)  # of images and volumes: what has three dimensions may be rows
 
 
 @dataclass(frozen=True)
@@ -205,8 +206,8 @@ class _Lowering:
         if node.inputs[1] is None or not _is_constant(node.inputs[1]):
             return "its weights are not constant"
         weights = static_shape(node.inputs[1]) or ()
-        if (dimensions := len(weights) - 2) not in _DIMENSIONS[node.op_type]:
-            return f"it has {dimensions} spatial dimensions, and the kernel {_DIMENSIONS[node.op_type][-1]}"
+        if (dimensions := len(weights) - 2) not in range(1, _MOST_DIMENSIONS + 1):
+            return f"it has {dimensions} spatial dimensions, and the kernel {_MOST_DIMENSIONS}"
         channels = weights[1] if node.op_type == "Conv" else weights[0] // node.attributes.get_int("group", 1)
         return f"{channels} channels are no pairs" if channels % 2 else ""
 
@@ -313,7 +314,7 @@ def _is_move(node: ir.Node) -> bool:
 
 
 def _is_image_move(node: ir.Node) -> bool:
-    return node.domain == "" and node.op_type in _IMAGE_MOVES and len(static_shape(node.outputs[0]) or ()) == 4
+    return node.domain == "" and node.op_type in _IMAGE_MOVES and len(static_shape(node.outputs[0]) or ()) in _MOVED_RANKS
 
 
 def _is_pool(node: ir.Node) -> bool:

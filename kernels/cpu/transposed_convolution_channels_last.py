@@ -1,14 +1,14 @@
-"""ConvTranspose of signals and images whose result lies channels-last, as tile products over positions of its input.
+"""ConvTranspose of signals, images and volumes whose result lies channels-last, as tile products over positions of its input.
 
 Output positions `u * stride + phase` of one phase are a convolution of stride 1 with some of the weights. Phases that read the
 input alike are one product with as many times the columns: a kernel of 2 by 2 with stride 2 is four 1 by 1 products of the same
-rows. As in `convolution_channels_last`, positions are rows, channels are columns, and where a phase reads beyond the input there
-is a copy of it with zeros around.
+rows, and one of 2 by 2 by 2 is eight. As in `convolution_channels_last`, positions are rows, channels are columns, and where a
+phase reads beyond the input there is a copy of it with zeros around.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product as nest
 from math import ceil, prod
@@ -40,7 +40,7 @@ _MAX_PRODUCTS = 16  # each is code of its own
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one ConvTranspose of signals or images whose result is transposed to channels-last, with its followers."""
+    """Takes one ConvTranspose of signals, images or volumes whose result is transposed to channels-last, with its followers."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -49,22 +49,11 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     source = form.inner.types[form.anchor.inputs[0]]
     if source.dtype not in _TYPES:
         return Refusal(f"no convolution of {source.dtype}")
-    if len(source.shape) > 4:
-        return Refusal("is of volumes")
-    window = _of_lines(read_window(form.inner, form.anchor))
-    products = [_Product(down, across) for down, across in nest(phase_runs(window, 0), phase_runs(window, 1))]
+    window = read_window(form.inner, form.anchor)
+    products = [_Product(runs) for runs in nest(*(phase_runs(window, axis) for axis in range(len(window.kernel))))]
     if len(products) > _MAX_PRODUCTS:
         return Refusal(f"{len(products)} different phases of output positions, more than {_MAX_PRODUCTS}")
     return _TransposedConvolution(form, target, window).build(products)
-
-
-def _of_lines(window: Window) -> Window:
-    """The window over an image; over one of a single line, where it is over a signal."""
-    if len(window.kernel) > 1:
-        return window
-    ones, zeros = (1, *window.kernel), (0, *window.begins)
-    strides, dilations = (1, *window.strides), (1, *window.dilations)
-    return Window(ones, strides, dilations, zeros, (1, *window.inputs), (1, *window.outputs))
 
 
 @dataclass(frozen=True)
@@ -98,56 +87,58 @@ def phase_runs(window: Window, axis: int) -> list[PhaseRun]:
 
 @dataclass(frozen=True)
 class _Product:
-    """Phases that are one product."""
+    """Phases that are one product: those of a run of each dimension."""
 
-    down: PhaseRun
-    across: PhaseRun
-
-    @property
-    def phases(self) -> tuple[int, int]:
-        return self.down.count, self.across.count
+    runs: tuple[PhaseRun, ...]
 
     @property
-    def positions(self) -> tuple[int, int]:
-        return self.down.positions, self.across.positions
+    def phases(self) -> tuple[int, ...]:
+        return tuple(run.count for run in self.runs)
 
     @property
-    def taps(self) -> tuple[Taps, Taps]:
-        return self.down.taps, self.across.taps
+    def positions(self) -> tuple[int, ...]:
+        return tuple(run.positions for run in self.runs)
+
+    @property
+    def taps(self) -> tuple[Taps, ...]:
+        return tuple(run.taps for run in self.runs)
 
 
 @dataclass(frozen=True)
 class PackPhases:
     """The weights of one product, [groups * phases, panels, depth, tile]: the last panel filled up with zeros.
 
-    `shape` is (group, input, output, row, column); `down` and `across` are the rows and columns of the kernel that each phase
-    uses, one after the other, so that they divide into equal parts.
+    `shape` is (group, input, output, *place in the kernel); `places` are for each dimension the places in the kernel that its
+    phases use, one phase after the other, so that they divide into equal parts.
     """
 
-    shape: tuple[int, int, int, int, int]
-    phases: tuple[int, int]
-    down: tuple[int, ...]
-    across: tuple[int, ...]
+    shape: tuple[int, ...]
+    phases: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
     tile: int
     pairs: bool = False  # of neighbouring inputs, as in PackPanels
 
     @property
     def panels(self) -> PackPanels:
         """How the weights of all phases, once taken, are laid out."""
-        taps = len(self.down) // self.phases[0], len(self.across) // self.phases[1]
-        shape = (*self.shape[:3], self.phases[0], taps[0], self.phases[1], taps[1])
-        return PackPanels(shape, (0, 3, 5, 2, 4, 6, 1), 3, 1, self.tile, pairs=self.pairs)
+        shape = list(self.shape[:3])
+        for phases, places in zip(self.phases, self.places, strict=True):
+            shape += [phases, len(places) // phases]
+        order = (0, *range(3, len(shape), 2), 2, *range(4, len(shape), 2), 1)
+        return PackPanels(tuple(shape), order, 1 + len(self.phases), 1, self.tile, pairs=self.pairs)
 
     def packed_type(self, source: TensorType) -> TensorType:
         return self.panels.packed_type(source)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
-        taken = array.reshape(self.shape)[..., list(self.down), :][..., list(self.across)]
+        taken = array.reshape(self.shape)
+        for axis, places in enumerate(self.places, 3):
+            taken = taken.take(places, axis)
         return self.panels(taken)
 
     def __str__(self) -> str:
         pairs = ",pairs" if self.pairs else ""
-        return f"phases({self.shape},{self.phases},{self.down},{self.across},{self.tile}{pairs})".replace(" ", "")
+        return f"phases({self.shape},{self.phases},{self.places},{self.tile}{pairs})".replace(" ", "")
 
 
 class _TransposedConvolution:
@@ -174,8 +165,7 @@ class _TransposedConvolution:
         if self.form.inner.types[self.anchor.outputs[0]].elements:
             leads, reaches = self._reaches(products)
             self.is_whole = not any(leads) and all(reach <= n for reach, n in zip(reaches, self.window.inputs, strict=True))
-            rank = len(self.source.shape) - 2
-            image = padded_image(self.builder, self.form, leads[-rank:], reaches[-rank:], words=self.is_paired)
+            image = padded_image(self.builder, self.form, leads, reaches, words=self.is_paired)
             if isinstance(image, Refusal):
                 return image
             for number, product in enumerate(products):
@@ -186,7 +176,7 @@ class _TransposedConvolution:
     def _reaches(self, products: list[_Product]) -> tuple[list[int], list[int]]:
         """How far before the input products read, and up to where, counted from there."""
         leads, reaches = [], []
-        for axis in range(2):
+        for axis in range(len(self.window.kernel)):
             ends = [(one.taps[axis].reach, one.positions[axis]) for one in products if one.taps[axis].count]
             lead = max([0, *(-first for (first, _), _ in ends)])
             leads.append(lead)
@@ -197,9 +187,9 @@ class _TransposedConvolution:
 
     def _emit(self, number: int, product: _Product, image: Image, leads: list[int]) -> int:
         """Write the loops over tiles; returns the arithmetic operations of the product."""
-        builder, (down, across) = self.builder, product.taps
+        builder, taps = self.builder, product.taps
         inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
-        depth = (down.count, across.count, inputs)
+        depth = (*(one.count for one in taps), inputs)
         images, lines, rows = self._positions(product)
         lanes = builder.lanes(self.accumulator)
         ranked = channels_last_tiles(rows, outputs, max(prod(depth), 1), inputs, lanes, self.target.vector_registers)
@@ -212,15 +202,16 @@ class _TransposedConvolution:
         def emit_tile(place: dict[str, Expr]) -> None:
             group, phase, first = place["group"], place["phase"], builder.bind(place["n"] * tile.columns)
             line = builder.bind(tirx.min(place["block"] * size + place["line"], lines - 1)) if is_lines else 0
+            lead = self._lead(product, line)
             stretch = place["m"] if is_lines else place["block"] * size + place["line"]
             start = builder.bind(tirx.min(stretch * tile.rows, rows - tile.rows))
-            origin = (line + down.begin + leads[0], start + across.begin + leads[1])
-            corner = builder.bind(image.offset(place["image"], group * inputs, *self._place(origin)))
+            origin = (u + one.begin + before for u, one, before in zip((*lead, start), taps, leads, strict=True))
+            corner = builder.bind(image.offset(place["image"], group * inputs, *origin))
             panel = builder.bind(((group * phases + phase) * panels + place["n"]) * (prod(depth) * tile.columns))
 
             def a(row: int, ks: Index) -> Expr:
-                at = image.offset(0, ks[2], *self._place((ks[0] * down.pitch, row + ks[1] * across.pitch)))
-                return self._factor(image.buffer[corner + at])
+                *downs, right = (k * one.pitch for k, one in zip(ks, taps, strict=False))
+                return self._factor(image.buffer[corner + image.offset(0, ks[-1], *downs, row + right)])
 
             def b(column: Expr, ks: Index) -> Expr:
                 assert weights is not None
@@ -228,7 +219,7 @@ class _TransposedConvolution:
 
             sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine)
             with builder.loop(tile.rows, name="row") as row:
-                index = self._index(product, place["image"], line, builder.bind(start + row), phase)
+                index = self._index(product, place["image"], lead, builder.bind(start + row), phase)
                 base = builder.bind(row * tile.columns)
 
                 def store(c: Expr) -> None:
@@ -252,10 +243,6 @@ class _TransposedConvolution:
     def _factor(self, element: Expr) -> Expr:
         return element if self.is_paired else tirx.Cast(self.accumulator, element)
 
-    def _place(self, place: Sequence[Expr]) -> Index:
-        """A line and a column as ONNX has them: signals have no lines."""
-        return tuple(place)[-(len(self.source.shape) - 2) :]
-
     def _is_flat(self, product: _Product) -> bool:
         """Whether each position of the product reads the input's element of its own place, and the input is no copy."""
         is_same = all(one.count == 1 and one.begin == 0 for one in product.taps)
@@ -263,33 +250,35 @@ class _TransposedConvolution:
 
     def _positions(self, product: _Product) -> tuple[int, int, int]:
         """Images, lines of each and positions of a line; lines without anything between them are one, and so are images."""
-        lines, rows = product.positions
+        *outer, rows = product.positions
+        lines = prod(outer)
         if self._is_flat(product):
             return (1, 1, self.images * lines * rows) if self.is_last else (self.images, 1, lines * rows)
         return self.images, lines, rows
 
-    def _index(self, product: _Product, number: Expr, line: Expr, position: Expr, phase: Expr) -> Index:
-        """Image, row and column of the output for a position of a line."""
-        if self._is_flat(product):
-            if self.is_last:
-                number, line, position = unravel(position, (self.images, *product.positions))
-            else:
-                line, position = unravel(position, product.positions)
-        parts = unravel(phase, product.phases)
-        runs = (product.down, product.across)
-        row, column = (
-            u * stride + run.first + part
-            for u, stride, run, part in zip((line, position), self.window.strides, runs, parts, strict=True)
-        )
-        return number, self.builder.bind(row), self.builder.bind(column)
+    def _lead(self, product: _Product, line: Expr) -> Index:
+        """Where a line lies in all dimensions but the last."""
+        outer = product.positions[:-1]
+        return (0,) * len(outer) if self._is_flat(product) else tuple(self.builder.bind(i) for i in unravel(line, outer))
+
+    def _index(self, product: _Product, number: Expr, lead: Index, position: Expr, phase: Expr) -> Index:
+        """Image and place of the output for a position of a line."""
+        if not self._is_flat(product):
+            place: Index = (*lead, position)
+        elif self.is_last:
+            at = unravel(position, (self.images, *product.positions))
+            number, place = at[0], at[1:]
+        else:
+            place = unravel(position, product.positions)
+        parts = zip(place, self.window.strides, product.runs, unravel(phase, product.phases), strict=True)
+        return number, *(self.builder.bind(u * stride + run.first + part) for u, stride, run, part in parts)
 
     def _store(self, index: Index, channel: Expr, value: Expr) -> None:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
         if bias:
             value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
-        number, *place = index
         dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
-        self.form.follow(self.builder, (number, channel, *self._place(place)), tirx.Cast(dtype, value))
+        self.form.follow(self.builder, (index[0], channel, *index[1:]), tirx.Cast(dtype, value))
 
     # Weights ----------------------------------------------------------------------------------------------------------
 
@@ -297,9 +286,9 @@ class _TransposedConvolution:
         name = self.anchor.inputs[1]
         inputs = self.source.shape[1] // self.groups
         shape = (self.groups, inputs, self.out_channels // self.groups, *self.window.kernel)
-        down, across = (tuple(_weight_places(run)) for run in (product.down, product.across))
+        places = tuple(tuple(_weight_places(run)) for run in product.runs)
         kind = self.form.inner.types[name]
-        pack = PackPhases(shape, product.phases, down, across, tile, self.is_paired)
+        pack = PackPhases(shape, product.phases, places, tile, self.is_paired)
         if name not in self.form.inner.constants:
             return self._pack_here(pack, product, self.builder.parameter(name, kind.elements, kind.dtype))
         key = f"{name}/last{number}"
@@ -316,12 +305,12 @@ class _TransposedConvolution:
         buffer = builder.workspace(packed.elements, packed.dtype)
         taps = product.taps
         with builder.chunks(groups * panels, packed.elements) as chunk, builder.loop(depth, name="k") as k:
-            group, down, across, panel = unravel(chunk, (self.groups, *product.phases, panels))
-            i, j, channel = unravel(k, (taps[0].count, taps[1].count, pack.shape[1]))
-            row, column = taps[0].first + down + i * taps[0].step, taps[1].first + across + j * taps[1].step
+            group, *parts, panel = unravel(chunk, (self.groups, *product.phases, panels))
+            *steps, channel = unravel(k, (*(one.count for one in taps), pack.shape[1]))
+            at = [one.first + part + i * one.step for one, part, i in zip(taps, parts, steps, strict=True)]
             with builder.loop(tile, name="line") as line:
                 output = builder.bind(panel * tile + line)
-                place = (group, channel, tirx.min(output, pack.shape[2] - 1), row, column)
+                place = (group, channel, tirx.min(output, pack.shape[2] - 1), *at)
                 value = source[builder.bind(row_major(place, pack.shape))]
                 filled = builder.masked(output < pack.shape[2], value, tirx.const(0, packed.dtype))
                 builder.store(buffer, (chunk * depth + k) * tile + line, filled)
@@ -329,6 +318,6 @@ class _TransposedConvolution:
 
 
 def _weight_places(run: PhaseRun) -> Iterator[int]:
-    """Rows or columns of the kernel that the phases of a run use, phase after phase."""
+    """The places in the kernel, of one dimension, that the phases of a run use, phase after phase."""
     for phase in range(run.count):
         yield from (run.taps.first + phase + i * run.taps.step for i in range(run.taps.count))

@@ -34,9 +34,9 @@ from .movers import moved_form, pointwise_form, transposed_form
 
 _CONVOLVED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 POOLS = ("AveragePool", "MaxPool")
-_DIMENSIONS = {"Conv": (1, 2, 3), "ConvTranspose": (1, 2)}  # spatial ones
-CONVOLUTIONS = tuple(_DIMENSIONS)
-_MAX_PHASES = 16  # of a transposed convolution with holes, each of which reads the input in its own way
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+_MOST_DIMENSIONS = 3  # spatial ones
+_MAX_PHASES = 16  # of a transposed convolution with holes or of volumes, each of which may read the input in its own way
 
 
 def flexible_form(
@@ -77,8 +77,8 @@ def _convolution(
     assert source is not None
     assert weights is not None
     kind = anchor.op_type
-    if source.shape is not None and (dimensions := len(source.shape) - 2) not in _DIMENSIONS[kind]:
-        return Rejection(f"{kind} has {dimensions} spatial dimensions, and the kernel {_DIMENSIONS[kind][-1]}", (node,))
+    if source.shape is not None and (dimensions := len(source.shape) - 2) not in range(1, _MOST_DIMENSIONS + 1):
+        return Rejection(f"{kind} has {dimensions} spatial dimensions, and the kernel {_MOST_DIMENSIONS}", (node,))
     if not all(has_static_type(value) for value in (source, weights, anchor.outputs[0])):
         return Rejection(f"the shape of {kind} is symbolic", (node,))
     if target.is_gpu:
@@ -93,8 +93,8 @@ def _convolution(
     scattered = 0.0
     if kind == "Conv":
         one = convolution_extents(anchor)
-    elif (phases := prod(numbers_of(anchor, "strides"))) > _MAX_PHASES and prod(numbers_of(anchor, "dilations")) > 1:
-        return Rejection(f"ConvTranspose with holes has {phases} phases of output positions, more than {_MAX_PHASES}", (node,))
+    elif (phases := prod(numbers_of(anchor, "strides"))) > _MAX_PHASES and (where := _many_reads(anchor)):
+        return Rejection(f"ConvTranspose {where} has {phases} phases of output positions, more than {_MAX_PHASES}", (node,))
     else:
         one = phase_extents(anchor)
         scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
@@ -121,6 +121,13 @@ def _convolution(
         last_cycles=last_cycles - saved,
         direct_cycles=direct_cycles(one, lanes, registers) + saved,
     )
+
+
+def _many_reads(anchor: ir.Node) -> str:
+    """Why the phases of a transposed convolution may read the input in more ways than four for each of two dimensions."""
+    if prod(numbers_of(anchor, "dilations")) > 1:
+        return "with holes"
+    return "of volumes" if len(tensor_type(anchor.outputs[0]).shape) > 4 else ""
 
 
 def _is_constant(model: ir.Model, node: ir.Node, operand: ir.Value) -> bool:

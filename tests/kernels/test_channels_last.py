@@ -188,7 +188,7 @@ def transposed(
 
     x, weights, bias = draw(*shape), draw(shape[1], channels // group, *k), draw(channels)
     x, weights = (tensor.bfloat16().double() if name in narrow else tensor for name, tensor in (("x", x), ("w", weights)))
-    convolve = functional.conv_transpose1d if rank == 1 else functional.conv_transpose2d
+    convolve = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[rank - 1]
     exact = convolve(x, weights, bias, s, p, e, group, d)
     tensors = {"x": x, "w": weights, "b": bias, "r": draw(*exact.shape)}
     arrays = {name: tensor.numpy().astype(_BFLOAT16 if name in narrow else dtype) for name, tensor in tensors.items()}
@@ -341,6 +341,33 @@ def transposed_signals() -> list[Case]:
     ]
 
 
+def transposed_volumes() -> list[Case]:
+    """The same: phases of planes, too, and lines that lie in them."""
+    return [
+        transposed((1, 64, 3, 4, 5), 40, 2, 2),
+        transposed((2, 17, 3, 2, 5), 33, 2, 2),
+        transposed((1, 8, 2, 4, 3), 20, 4, 2, 1),
+        transposed((2, 5, 3, 2, 4), 3, 3, 2, 1, extra=1),
+        transposed((1, 16, 4, 3, 5), 40, 3),
+        transposed((1, 6, 3, 4, 5), 9, (2, 3, 1), (3, 2, 1), (0, 1, 0), extra=(2, 1, 0)),
+        transposed((1, 6, 3, 4, 5), 9, (1, 3, 4), (1, 1, 3), (0, 2, 1)),
+        transposed((1, 4, 3, 6, 4), 6, 3, 2, 2, (2, 1, 3)),
+        transposed((1, 4, 2, 5, 3), 18, 2, 1, 0, (1, 2, 3)),
+        transposed((1, 7, 2, 3, 2), 4, 1, (4, 1, 2)),
+        transposed((3, 8, 1, 1, 1), 24, (2, 4, 3)),
+        transposed((2, 8, 2, 1, 5), 32, 2, 2),
+        transposed((2, 6, 3, 2, 4), 9, 3, 2, 1, group=3),
+        transposed((1, 8, 2, 3, 4), 8, 2, 2, group=8),
+        transposed((2, 16, 3, 2, 7), 40, 2, 2, keep_first=("x",)),
+        transposed((1, 16, 3, 2, 7), 24, 4, 2, 1, keep_first=("x",)),
+        transposed((1, 12, 2, 3, 5), 24, 3, 2, 1, is_constant=False),
+        transposed((2, 8, 2, 2, 3), 20, (1, 4, 2), (1, 4, 2), group=2, is_constant=False),
+        transposed((1, 9, 3, 2, 4), 24, 2, 2, dtype="float64"),
+        transposed((1, 16, 2, 3, 4), 6, 3, 2, 1, dtype="float16"),
+        transposed((0, 2, 2, 3, 4), 3, 2, 2),
+    ]
+
+
 def over_padding() -> list[Case]:
     """Taps that only meet padding, of lines and of stretches of a line; all of those of some lines, too."""
     return [
@@ -400,6 +427,7 @@ def test_results_are_joined_with_others(threads: int) -> None:
         convolution((2, 8, 3, 4, 5), 20, 3, 1, 1),
         convolution((2, 8, 9), 20, 3, 1, 1),
         transposed((2, 16, 6), 24, 2, 2),
+        transposed((2, 16, 2, 3, 5), 24, 2, 2),
     ]
     check([joined(case) for case in cases], target_of("avx2", threads))
 
@@ -430,6 +458,7 @@ def test_groups_have_several_results(case: Case) -> None:
         transposed_plain,
         transposed_others,
         transposed_signals,
+        transposed_volumes,
     ],
 )
 def test_convolutions(cases: Any, level: str) -> None:
@@ -452,6 +481,8 @@ def test_work_is_shared_among_threads(threads: int) -> None:
         convolution((1, 64, 331), 64, 9, 1, 4, group=64),
         convolution((2, 64, 90), 64, 31, 2, 15, group=64),
         transposed((1, 64, 130), 40, 4, 2, 1),
+        transposed((1, 64, 5, 9, 7), 40, 2, 2),
+        transposed((1, 20, 5, 9, 7), 36, 3, 2, 1),
         pooling("MaxPool", (1, 64, 633), kernel_shape=(3,), strides=(2,), pads=(1, 1)),
     ]
     check(cases, target_of("avx2", threads))
@@ -613,6 +644,11 @@ def narrow_transposed() -> list[Case]:
         transposed((2, 12, 5, 6), 9, 3, 2, 1, group=3, narrow="xw"),
         transposed((1, 7, 6, 6), 9, 3, 2, 1, narrow="xw"),
         transposed((1, 8, 6, 6), 9, 3, 2, 1, narrow="w"),
+        transposed((1, 64, 3, 2, 5), 64, 2, 2, narrow="xw"),
+        transposed((2, 18, 2, 3, 5), 33, 2, 2, narrow="xw"),
+        transposed((1, 6, 3, 2, 5), 9, (2, 3, 4), (3, 2, 2), (0, 1, 1), extra=(2, 1, 0), narrow="xw"),
+        transposed((2, 12, 2, 3, 4), 9, 3, 2, 1, group=3, narrow="xw"),
+        transposed((1, 7, 2, 3, 4), 9, 3, 2, 1, narrow="xw"),
     ]
 
 

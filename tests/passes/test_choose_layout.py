@@ -101,8 +101,8 @@ main (float[2,32,6,6] x, float[2,36,32] t, float[32,32,3,3] w, float[32,32,2,2] 
 # The same with three spatial dimensions, beside an image of two.
 VOLUMES = """
 <ir_version: 10, opset_import: ["": 21]>
-main (float[2,16,3,5,4] x, float[32,3,5,4] i, float[32,16,3,3,3] v, float[32,32,3,1,2] w, float[32,1,3,3,3] d)
-  => (float[2,3] y, float[2,60,16] tokens, float[2,3,5,5,32] last, float[2,6,5,4,16] large)
+main (float[2,16,3,5,4] x, float[32,3,5,4] i, float[32,16,3,3,3] v, float[32,32,3,1,2] w, float[32,1,3,3,3] d,
+  float[16,24,2,3,3] l) => (float[2,3] y, float[2,60,16] tokens, float[2,3,5,5,32] last, float[2,6,5,4,40] large)
 <float[1920,3] m = {WEIGHTS}, int64[10] pads = {0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, float[5] scales = {1, 1, 2, 1, 1},
  float[32,1,1,1] s = {SCALES}, float[4] z = {1, 2, 3, 4}, int64[3] merge = {2, 16, 60}>
 {
@@ -126,7 +126,9 @@ main (float[2,16,3,5,4] x, float[32,3,5,4] i, float[32,16,3,3,3] v, float[32,32,
   p = Pad(n, pads)
   last = Transpose<perm=[0,2,3,4,1]>(p)
   u = Resize<mode="nearest">(h, "", scales)
-  large = Transpose<perm=[0,2,3,4,1]>(u)
+  up = ConvTranspose<strides=[2,1,1], pads=[0,1,1,0,1,1]>(h, l)
+  joined = Concat<axis=1>(up, u)
+  large = Transpose<perm=[0,2,3,4,1]>(joined)
 }
 """
 VOLUMES = VOLUMES.replace("WEIGHTS", ", ".join(str(number % 17 / 16) for number in range(3 * 1920)))
