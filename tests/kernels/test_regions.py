@@ -57,6 +57,14 @@ def aligned() -> list[Case]:
     ]
 
 
+def channels_last() -> list[Case]:
+    """Many samples of many channels, which are laid out channels-last; and, last, too few samples to pay for it."""
+    cases = [
+        align((2, 37, 5, 7), 4, dtype, mode=mode) for dtype, mode in product(("float16", "float32", "float64"), ("avg", "max"))
+    ]
+    return [*cases, align((1, 1030, 3, 6), 2, sampling_ratio=2), align((1, 37, 20, 20), 1)]
+
+
 def max_pool(x: np.ndarray, boxes: np.ndarray, shape: tuple[int, int], scale: float) -> np.ndarray:
     """Fast R-CNN's pooling, with float32 borders as in its authors' code."""
     out = np.zeros((len(boxes), x.shape[1], *shape), x.dtype)
@@ -77,7 +85,13 @@ def max_pool(x: np.ndarray, boxes: np.ndarray, shape: tuple[int, int], scale: fl
 
 def pooled() -> list[Case]:
     cases = []
-    for shape, size, scale in (((2, 3, 7, 9), (2, 3), 0.5), ((1, 19, 6, 6), (4, 1), 1.0), ((1, 1, 1, 5), (3, 3), 0.25)):
+    sizes = (
+        ((2, 3, 7, 9), (2, 3), 0.5),
+        ((1, 19, 6, 6), (4, 1), 1.0),
+        ((1, 1, 1, 5), (3, 3), 0.25),
+        ((2, 530, 5, 6), (2, 2), 1.0),
+    )
+    for shape, size, scale in sizes:
         x = rng.standard_normal(shape).astype(np.float32)
         batch = rng.integers(0, shape[0], (5, 1)).astype(np.float32)
         boxes = np.concatenate([batch, regions(5, 10.0 / scale)], 1)
@@ -98,13 +112,22 @@ def pooled() -> list[Case]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("make", [aligned, pooled], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [aligned, channels_last, pooled], ids=lambda make: make.__name__)
 def test_regions(make: Callable[[], list[Case]], level: str) -> None:
     check(make(), target_of(level))
 
 
 def test_followers() -> None:
-    check([followed(case) for case in (*aligned()[:2], pooled()[0])], target_of("avx2"))
+    check([followed(case) for case in (*aligned()[:2], *channels_last()[2:4], pooled()[0])], target_of("avx2"))
+
+
+def test_threads_and_runs_are_bitwise_the_same() -> None:
+    x, boxes, batch = rng.standard_normal((2, 40, 19, 21)).astype(np.float32), regions(60, 40.0), rng.integers(0, 2, 60)
+    sizes: dict[str, Any] = {"output_height": 5, "output_width": 7, "spatial_scale": 0.5}
+    one, other = (operator("RoiAlign", x, boxes, batch, variables=(1, 2), **sizes) for _ in range(2))
+    run([one], target_of("avx2"))
+    run([other], target_of("avx2", threads=2))
+    assert one.got[0].tobytes() == other.got[0].tobytes()
 
 
 def test_max_roi_pool_is_what_onnx_runtime_computes() -> None:
