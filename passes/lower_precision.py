@@ -31,6 +31,7 @@ _IMAGE_MOVES = frozenset(["Concat", "Slice"])  # the same, of which kernels for 
 _POOLS = ("AveragePool", "MaxPool")
 _IMAGE_RANKS = (3, 4, 5)  # of signals, images and volumes
 _MOVED_RANKS = (4, 5)  # of images and volumes: what has three dimensions may be rows
+_LONGEST_CHAIN = 64  # of nodes that move elements, through which a rounding is moved up
 
 
 @dataclass(frozen=True)
@@ -229,19 +230,19 @@ class _Lowering:
         drop_unused_constants(self.model, [value])
         _remove_unread_moves(value)
 
-    def _narrowed(self, value: ir.Value, readers: set[ir.Node]) -> ir.Value:
-        """The narrow form of a value: constants are rounded now, what is moved is moved narrow."""
+    def _narrowed(self, value: ir.Value, readers: set[ir.Node], moves: int = _LONGEST_CHAIN) -> ir.Value:
+        """The narrow form of a value: constants are rounded now, what is moved is moved narrow, through at most `moves` nodes."""
         if value in self.narrow:
             return self.narrow[value]
         tensor, producer = constant_tensor(value), value.producer()
         if tensor is not None:
             narrow = self._rounded(value, tensor)
-        elif producer is not None and _is_move(producer) and self._is_for_products(value, readers):
-            sources = [self._narrowed(source, {producer}) for source in _moved_values(producer)]
+        elif producer is not None and moves and _is_move(producer) and self._is_for_products(value, readers):
+            sources = [self._narrowed(source, {producer}, moves - 1) for source in _moved_values(producer)]
             narrow = self._moved(producer, sources, value)
         else:
-            if producer is not None and _is_pool(producer) and self._is_for_products(value, readers):
-                self._read_pool_narrow(producer)
+            if producer is not None and moves and _is_pool(producer) and self._is_for_products(value, readers):
+                self._read_pool_narrow(producer, moves - 1)
             cast = self._cast(value, _TYPES[self.precision], f"{value.name}_{self.precision}", producer)
             self._insert_after(producer, cast)
             narrow = cast.outputs[0]
@@ -268,13 +269,13 @@ class _Lowering:
                 return False
         return True
 
-    def _read_pool_narrow(self, pool: ir.Node) -> None:
+    def _read_pool_narrow(self, pool: ir.Node, moves: int) -> None:
         """Let a MaxPool whose result is rounded read what is rounded before, unless that would be stored in both types."""
         source = pool.inputs[0]
         if pool.op_type != "MaxPool" or source is None or source.producer() is None or source.is_graph_output():
             return
         if self._lead_to_products({reader for reader in source.consumers() if reader is not pool and not is_pointwise(reader)}):
-            self._read_narrow(pool, 0, self._narrowed(source, {pool}))
+            self._read_narrow(pool, 0, self._narrowed(source, {pool}, moves))
             _remove_unread_moves(source)
 
     def _rounded(self, value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:

@@ -61,7 +61,7 @@ def deformed(
 @pytest.mark.parametrize(
     ("shape", "kernel", "places", "more"),
     [
-        ((2, 4, 5, 6), (3, 2), (3, 4), {"pads": [1, 0, 1, 1], "strides": [2, 2], "group": 2, "offset_group": 2}),
+        ((2, 4, 5, 7), (3, 2), (3, 4), {"pads": [1, 0, 1, 1], "strides": [2, 2], "group": 2, "offset_group": 2}),
         ((1, 2, 6, 7), (2, 2), (4, 5), {"dilations": [2, 2]}),
         ((1, 2, 9), (3,), (7,), {}),
         ((1, 2, 3, 4, 5), (2, 2, 2), (2, 3, 4), {"offset_group": 2}),

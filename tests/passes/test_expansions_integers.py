@@ -15,7 +15,7 @@ from prefuse.passes.canonicalize import Canonicalize
 from prefuse.passes.decompose import Decompose
 from prefuse.runtime.target import Target
 
-from .expanding import compiled, evaluate, expanded, one_node, operators
+from .expanding import compiled, evaluate, expanded, one_node
 
 _GENERATOR = np.random.default_rng(0)
 
@@ -225,15 +225,6 @@ def test_dequantized_weights_are_computed_when_read() -> None:
     weights = next(value for value in graph.graph.initializers.values() if value.uses()).const_value
     assert isinstance(weights, ir.LazyTensor)
     np.testing.assert_array_equal(weights.numpy(), q * np.float32(0.5))
-
-
-@pytest.mark.parametrize(
-    ("shape", "scale", "attributes"),
-    [((3, 8), (3, 3), {"axis": 1, "block_size": 4}), ((3, 8), (5,), {"axis": 1}), ((3, 8), (2, 8), {"axis": 1, "block_size": 1})],
-)
-def test_scales_of_no_known_place_are_left(shape: tuple[int, ...], scale: tuple[int, ...], attributes: dict[str, Any]) -> None:
-    inputs = {"x": np.zeros(shape, np.float32), "s": np.ones(scale, np.float32)}
-    assert "QuantizeLinear" in operators(expanded(one_node("QuantizeLinear", inputs, **attributes)))
 
 
 def test_qlinear_matmul_of_8_bit_floats() -> None:

@@ -124,3 +124,13 @@ def test_paths_that_part_and_meet_again_are_walked_once() -> None:
         return lower
 
     assert_scales(prepare, 15, 30, 6.0)
+
+
+def test_a_long_chain_of_moves_is_no_recursion() -> None:
+    """Python's own limit is 1000 calls."""
+    text = "".join(f"x_{i + 1} = Transpose<perm = [1, 0]>(x_{i}) " for i in range(1500))
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        main (float[64,64] x, float[64,64] w) => (float[64,64] y) {{ x_0 = Relu(x) {text} y = MatMul(x_1500, w) }}""")
+    infer_facts(model)
+    run_pipeline(model, [LowerPrecision()], Context(Target.parse("cpu:avx512bf16"), precision="bfloat16"), verify=False)
+    assert "Cast" in {node.op_type for node in model.graph}
