@@ -22,7 +22,8 @@ _PANEL_CYCLES = 2.5  # of a vector of weights that comes from the second cache
 _TRANSFORM_CYCLES = 6.0  # of a vector of channels at one point of one of Winograd's tiles
 _MEMORY_BYTES = 8.0  # a cycle that come from memory
 _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
-_SHORT_ROWS = 7
+_SHORT_ROWS, _SHORT_PAIR_ROWS = 7, 8  # the latter for several taps of pairs
+_SUM_CYCLES, _PAIR_SUM_CYCLES = 4.0, 6.0  # that a sum waits for the one before it, by multiply-adds and by dot products of pairs
 _WORD_BYTES = 4  # of an input channel in float32, or two in bfloat16
 _SET_BYTES = 4096  # apart, rows share the sets of the first cache, of which there are 8 to 12 lines
 _MANY_PLANES, _APART = (
@@ -104,11 +105,12 @@ def channels_last_tiles(
 ) -> list[tuple[int, int]]:
     """All tiles for a stretch of positions: those that cycles are counted for, the fewest first, then those thought worse.
 
-    Short sums of `pairs` of bfloat16 are faster in wide tiles of few rows.
+    Short sums of `pairs` of bfloat16 are faster in wide tiles of few rows, and in tiles of many sums: each waits longer.
     """
     are_few, is_near = inputs < _FEW_CHANNELS, depth * 2 * lanes * _WORD_BYTES <= _SECOND_CACHE_BYTES  # a panel of weights
     are_crowded = depth < _SHORT_DEPTH or (is_near and inputs * _WORD_BYTES % _SET_BYTES == 0)
-    rows = min(positions, _FEW_ROWS if are_few else _SHORT_ROWS if are_crowded else _MAX_TILE_ROWS)
+    short = _SHORT_PAIR_ROWS if pairs and depth > inputs else _SHORT_ROWS
+    rows = min(positions, _FEW_ROWS if are_few else short if are_crowded else _MAX_TILE_ROWS)
     vectors = 4 if are_few or (pairs and depth * 4 * lanes * _WORD_BYTES <= _FIRST_CACHE_BYTES) else 2
     every = product(range(1, min(positions, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4))
     fitting = [(r, v) for r, v in every if r * v + v + 1 <= registers and (v == 1 or (v - 1) * lanes < channels)]
@@ -116,15 +118,17 @@ def channels_last_tiles(
     def rank(tile: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:
         sums = registers // 2 if are_few or tile[1] > 2 else registers
         is_counted = tile[0] <= rows and tile[1] <= vectors and tile[0] * tile[1] <= sums
-        return not is_counted, _stretch_cycles(tile, positions, channels, depth, lanes), tile
+        return not is_counted, _stretch_cycles(tile, positions, channels, depth, lanes, pairs=pairs), tile
 
     return sorted(fitting, key=rank)
 
 
-def _stretch_cycles(tile: tuple[int, int], positions: int, channels: int, depth: int, lanes: int) -> float:
+def _stretch_cycles(
+    tile: tuple[int, int], positions: int, channels: int, depth: int, lanes: int, *, pairs: bool = False
+) -> float:
     rows, vectors = tile
     stream = 1.0 if depth * vectors * lanes * 4 <= _SECOND_CACHE_BYTES else 4.0
-    step = max(rows * vectors / 2, (rows + vectors) / 2, vectors * stream, 4.0)
+    step = max(rows * vectors / 2, (rows + vectors) / 2, vectors * stream, _PAIR_SUM_CYCLES if pairs else _SUM_CYCLES)
     return ceil(positions / rows) * ceil(channels / (vectors * lanes)) * (step * depth + 3 * rows * vectors + 20)
 
 

@@ -338,6 +338,8 @@ def test_wide_tiles_of_short_sums() -> None:
     assert channels_last_tiles(3136, 256, 32, 32, 16, 32, pairs=True)[0] == (4, 4)
     assert channels_last_tiles(3136, 144, 12, 12, 16, 32, pairs=True)[0] == (5, 3)
     assert channels_last_tiles(3136, 256, 32, 32, 16, 32)[0] == (7, 2)
+    assert channels_last_tiles(32, 32, 216, 8, 16, 32, pairs=True)[0] == (8, 2)
+    assert channels_last_tiles(16, 32, 216, 216, 16, 32, pairs=True)[0] == (6, 2)  # eight sums wait for the dot products before
     assert channels_last_tiles(3136, 256, 256, 256, 16, 32, pairs=True)[0] == (7, 2)
 
 
