@@ -8,7 +8,10 @@ import onnx_ir as ir
 
 
 def body_structure(graph: ir.Graph) -> Hashable:
-    """A key that is equal for graphs with the same nodes, attributes, wiring and parameter types. No subgraphs, no weights."""
+    """A key that is equal for graphs with the same nodes, attributes, wiring and types. No subgraphs, no weights.
+
+    Types of what nodes make are more than those of parameters tell: shapes depend on the constants that calls give, too.
+    """
     number: dict[ir.Value | None, int] = {None: -1}
     for value in graph.inputs:
         number[value] = len(number)
@@ -18,8 +21,8 @@ def body_structure(graph: ir.Graph) -> Hashable:
         for value in node.outputs:
             number[value] = len(number)
         nodes.append((*node.op_identifier(), inputs, len(node.outputs), attributes_key(node)))
-    parameters = tuple((value.dtype, None if value.shape is None else str(value.shape)) for value in graph.inputs)
-    return parameters, tuple(nodes), tuple(number[value] for value in graph.outputs)
+    types = tuple((value.dtype, None if value.shape is None else str(value.shape)) for value in number if value is not None)
+    return types, tuple(nodes), tuple(number[value] for value in graph.outputs)
 
 
 def attributes_key(node: ir.Node) -> tuple[Hashable, ...]:

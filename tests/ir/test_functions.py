@@ -101,6 +101,22 @@ def test_different_bodies_get_suffixes(body: str, names: list[str]) -> None:
     assert [fuse(model, node.name or "").op_type for node in list(model.graph)] == names
 
 
+def test_bodies_whose_constants_tell_other_shapes_are_not_shared() -> None:
+    """A cube has one shape in either layout, and what Resize makes of it does not."""
+    model = ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["": 21]>
+        main (float[1,8,8,8] x) => (float[1,8,16,16] y, float[1,16,16,8] z)
+        <float[4] first = {1, 1, 2, 2}, float[4] last = {1, 2, 2, 1}> {
+          y = Resize<mode="nearest">(x, "", first)
+          z = Resize<mode="nearest">(x, "", last)
+        }""")
+    infer_facts(model)
+    for node in list(model.graph):
+        fuse_into_function(model, [node], "group")
+    verify_model(model)
+    assert [node.op_type for node in model.graph] == ["group", "group_2"]
+
+
 def test_a_body_that_changed_is_not_shared() -> None:
     model = model_of("h = Relu(x)\n a = Neg(h)\n i = Relu(a)\n y = Neg(i)")
     first = fuse(model, "relu0 neg1")
