@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ..compiler.ir.aliases import view_root
 from ..compiler.ir.constants import add_constant, constant_tensor
-from ..compiler.ir.rewriter import Rejection, drop_unused_constants, replace_node
+from ..compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, replace_node
 from ..compiler.pipeline import Context, Pass
 from .canonicalization.scope import input_at, operation, static_shape
 
@@ -101,10 +101,10 @@ def _rewrite(model: ir.Model, node: ir.Node) -> None:
         lazy = ir.LazyTensor(lambda: ir.tensor(tensor.numpy().reshape(laid)), dtype=tensor.dtype, shape=ir.Shape(laid))
         row = add_constant(model, lazy, str(right.name))
     else:
-        row = right if right_shape == laid else emit("Reshape", right, ints(*laid))
+        row = right if right_shape == laid else emit("Reshape", right, ints(*laid), **literal_shape(laid))
     total = emit("ReduceSum", emit("Mul", left, row), ints(-1), keepdims=1)
     if (*_shape(left)[:-1], 1) != shape:
-        total = emit("Reshape", total, ints(*shape))
+        total = emit("Reshape", total, ints(*shape), **literal_shape(shape))
     bias = input_at(node, 2)
     total = total if bias is None else emit("Add", total, bias)
     replace_node(model, node, made, [total])

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ..compiler.ir.aliases import is_view, view_root
 from ..compiler.ir.constants import add_constant, constant_tensor
 from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
-from ..compiler.ir.rewriter import Rejection, drop_unused_constants, remove_nodes, replace_node
+from ..compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, remove_nodes, replace_node
 from ..compiler.pipeline import Context, Pass
 from .canonicalization.scope import operation, static_shape
 from .rows.shapes import rows_of
@@ -194,7 +194,7 @@ class _Sinking:
             axis = node.attributes.get_int("axis", -1)
             attributes["axis"] = ir.AttrInt64("axis", axis % len(shape) - len(shape))
         computed = ir.Node(node.domain, node.op_type, inputs, attributes, name=node.name, version=node.version)
-        view = operation("Reshape", [computed.outputs[0], self._dims(shape)])
+        view = operation("Reshape", [computed.outputs[0], self._dims(shape)], **literal_shape(shape))
         passed = [value.producer() for value in node.inputs if value is not None and view_root(value) is not value]
         self.views.update(dict.fromkeys([*(one for one in passed if one is not None), *made, view]))
         replace_node(self.model, node, [*made, computed, view], [view.outputs[0], *[None] * (len(node.outputs) - 1)])
@@ -223,7 +223,7 @@ class _Sinking:
                 )
                 self.constants[value, form] = add_constant(self.model, lazy, str(value.name))
             return self.constants[value, form]
-        made.append(operation("Reshape", [view_root(value), self._dims(form.shape)]))
+        made.append(operation("Reshape", [view_root(value), self._dims(form.shape)], **literal_shape(form.shape)))
         return made[-1].outputs[0]
 
     def _dims(self, shape: _Shape) -> ir.Value:

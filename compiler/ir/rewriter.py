@@ -110,6 +110,11 @@ def copy_source(origins: Sequence[ir.Node], node: ir.Node) -> None:
         node.metadata_props[ORIGINS_KEY] = json.dumps(list(names))
 
 
+def literal_shape(shape: Sequence[int]) -> dict[str, int]:
+    """Attributes of a Reshape to these extents: without them a 0 stands for the extent that was there before."""
+    return {"allowzero": 1} if 0 in shape else {}
+
+
 def apply_rules(model: ir.Model, rules: Sequence[Rule], context: Context) -> bool:
     """Apply rules until none matches, first rule first at each node, from the inputs on; return whether any did.
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ...compiler.ir.constants import add_constant, constant_array, constant_tensor
 from ...compiler.ir.facts import infer_node
 from ...compiler.ir.names import fresh_name
-from ...compiler.ir.rewriter import copy_source, drop_unused_constants, graph_of, replace_node
+from ...compiler.ir.rewriter import copy_source, drop_unused_constants, graph_of, literal_shape, replace_node
 from ..canonicalization.scope import input_at, respelled, static_shape
 from .readers import Reader
 
@@ -139,7 +139,7 @@ class Rewriter:
         assert prod(static_shape(value) or ()) == prod(shape)
         if shape not in self._shapes:
             self._shapes[shape] = add_constant(self.model, np.array(shape, np.int64), f"{value.name}_shape")
-        return self._node(place, "Reshape", [value, self._shapes[shape]])
+        return self._node(place, "Reshape", [value, self._shapes[shape]], **literal_shape(shape))
 
     def _node(self, place: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **attributes: int) -> ir.Value:
         """The output of a new node before `place`."""

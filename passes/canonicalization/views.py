@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ...compiler.ir.rewriter import literal_shape
 from .scope import (
     Replacement,
     Rule,
@@ -129,7 +130,7 @@ def broadcast_implicitly(node: ir.Node, scope: Scope) -> Replacement | None:
 
 def _reshape(value: ir.Value | None, target: tuple[int, ...], node: ir.Node, scope: Scope) -> ir.Node:
     shape = scope.ints(target, _shape_name(node))
-    return operation("Reshape", [value, shape], allowzero=1) if 0 in target else operation("Reshape", [value, shape])
+    return operation("Reshape", [value, shape], **literal_shape(target))
 
 
 def _literal_shape(output: ir.Value, opset: int) -> tuple[int, ...] | None:

@@ -15,7 +15,7 @@ from ...compiler.ir.facts import infer_node, tensor_type
 from ...compiler.ir.functions import fuse_into_function, inline_function, is_fused
 from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.names import fresh_name, release_name
-from ...compiler.ir.rewriter import copy_source, graph_of, remove_nodes, replace_node
+from ...compiler.ir.rewriter import copy_source, graph_of, literal_shape, remove_nodes, replace_node
 from .edges import products_of
 from .forms import Flexible, is_laid, to_first, to_last
 from .movers import MEANS
@@ -136,7 +136,7 @@ class LayoutWriter:
             mean = ir.node(MEANS[node.op_type], operands, {**attributes, "axes": axes.tolist()}, version=node.version)
         new = [mean]
         if keeps:
-            new.append(ir.node("Reshape", [mean.outputs[0], self._shape_constant(tensor_type(result).shape, result)]))
+            new.append(self._reshape(mean.outputs[0], tensor_type(result).shape, result))
         replace_node(self.model, node, new, [new[-1].outputs[0]])
 
     def _write_flat(self, node: ir.Node) -> None:
@@ -148,7 +148,7 @@ class LayoutWriter:
             assert weight is not None
             product.node.replace_input_with(product.position, self._reordered(weight, product.axis, (channels, prod(places))))
             self.spare.append(weight)
-        new = ir.node("Reshape", [self._last(image, node), self._shape_constant(tensor_type(flat).shape, flat)])
+        new = self._reshape(self._last(image, node), tensor_type(flat).shape, flat)
         self.spare += _constants_of(node)
         replace_node(self.model, node, [new], [new.outputs[0]])
 
@@ -168,7 +168,7 @@ class LayoutWriter:
         """Positions with their channels are what lies channels-last already."""
         image, (merged,) = _first_input(node), node.outputs
         images, channels, positions = tensor_type(merged).shape
-        new = ir.node("Reshape", [self._last(image, node), self._shape_constant((images, positions, channels), merged)])
+        new = self._reshape(self._last(image, node), (images, positions, channels), merged)
         made = [new]
         for user in tuple(merged.consumers()):
             replace_node(self.model, user, made, [new.outputs[0]])
@@ -197,8 +197,8 @@ class LayoutWriter:
         swap = merged.producer()
         assert swap is not None
         images, channels, *places = tensor_type(image).shape
-        shape = self._shape_constant((images, *places, channels), image)
-        new = self._node("Reshape", [_first_input(swap), shape], image)
+        shape = images, *places, channels
+        new = self._node("Reshape", [_first_input(swap), self._shape_constant(shape, image)], image, **literal_shape(shape))
         graph_of(node).insert_before(node, [new])
         self.spare += [*_constants_of(node), merged]
         self._see_through(node, new.outputs[0])
@@ -250,9 +250,9 @@ class LayoutWriter:
         is_moved = is_laid(origin) if is_last else turned[1] > 1 and prod(turned[2:]) > 1
         if is_moved:
             return self._node("Transpose", [value], origin, perm=order)
-        return self._node("Reshape", [value, self._shape_constant(turned, origin)], origin)
+        return self._node("Reshape", [value, self._shape_constant(turned, origin)], origin, **literal_shape(turned))
 
-    def _node(self, op_type: str, inputs: list[ir.Value], origin: ir.Value, **attributes: Sequence[int]) -> ir.Node:
+    def _node(self, op_type: str, inputs: list[ir.Value], origin: ir.Value, **attributes: int | Sequence[int]) -> ir.Node:
         """A node with a named output and facts, whose source is that of what it converts."""
         node = ir.node(op_type, inputs, attributes)
         node.outputs[0].name = fresh_name(self.model, str(origin.name))
@@ -261,6 +261,9 @@ class LayoutWriter:
             copy_source((producer,), node)
         infer_node(node, self.model)
         return node
+
+    def _reshape(self, value: ir.Value, shape: Sequence[int], origin: ir.Value) -> ir.Node:
+        return ir.node("Reshape", [value, self._shape_constant(shape, origin)], literal_shape(shape))
 
     def _shape_constant(self, shape: Sequence[int], origin: ir.Value) -> ir.Value:
         return add_constant(self.model, np.array(shape, np.int64), f"{origin.name}.shape")

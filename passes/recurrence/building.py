@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...compiler.ir.constants import add_constant
+from ...compiler.ir.rewriter import literal_shape
 from .columns import Columns, Place, static_shape
 from .runs import Run
 from .steps import Step
@@ -60,7 +61,7 @@ class Builder:
     def reshaped(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
         if static_shape(value) == tuple(shape):
             return value
-        return self.operation("Reshape", [value, self.constants.integers(shape)])
+        return self.operation("Reshape", [value, self.constants.integers(shape)], **literal_shape(shape))
 
     def part(self, value: ir.Value, axis: int, begin: int, end: int) -> ir.Value:
         """A range of one axis of a value of known shape."""
@@ -76,7 +77,7 @@ class Builder:
         between = shape[min(axis, to) : max(axis, to)] if axis > to else shape[axis + 1 : to + 1]
         if shape[axis] != 1 and prod(between) != 1:
             value = self.operation("Transpose", [self.reshaped(value, shape)], perm=order)
-        return self.operation("Reshape", [value, self.constants.integers(target)])
+        return self.operation("Reshape", [value, self.constants.integers(target)], **literal_shape(target))
 
     def state(self, columns: Columns | None, rows: int) -> ir.Value | None:
         """Columns as an initial state [1, rows, hidden]."""

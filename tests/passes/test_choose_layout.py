@@ -395,3 +395,14 @@ def test_tiles_count_where_the_target_has_them() -> None:
     assert cycles["amx", "bfloat16"] < 0.6 * cycles["avx512", "bfloat16"]
     assert cycles["amx", "bfloat16"] < cycles["amx", "float32-fast"] < cycles["amx", "float32"]
     assert cycles["amx", "float32"] <= cycles["avx512", "float32"]
+
+
+def test_nothing_of_an_image_that_lies_channels_last() -> None:
+    """A Reshape to extents of which one is 0 copied another one there."""
+    ends = "int64[1] end = {99}, int64[1] low = {-2}, int64[1] behind = {11}, int64[1] two = {2}, int64[1] three = {3}"
+    model = ir.from_onnx_text(f"""
+        <ir_version: 10, opset_import: ["": 21]>
+        main (float[1,64,9,9] x, float[64,64,3,3] w) => (float[1,64,2,0] y) <{ends}> {{
+            c = Conv<pads = [1, 1, 1, 1]>(x, w) s = Slice(c, low, end, two) y = Slice(s, behind, end, three) }}""")
+    inputs = random_inputs(model, 0)
+    assert np.asarray(prefuse.compile(model, cache=False)(*inputs.values())).shape == (1, 64, 2, 0)
