@@ -41,6 +41,7 @@ class BoundShapes(Pass):
 
     def run(self, model: ir.Model, context: Context) -> bool:
         order = {node: index for index, node in enumerate(model.graph)}
+        _complete_ranks(model)
         changed = False
         for node in tuple(model.graph):
             if not is_data_sized(node):
@@ -54,6 +55,13 @@ class BoundShapes(Pass):
                 found.rewrite(model)
                 changed = True
         return changed
+
+
+def _complete_ranks(model: ir.Model) -> None:
+    """Infer what has no rank yet: ONNX says nothing of some operators' results before decompose has spelled them out."""
+    for node in model.graph:
+        if any(value.name and value.shape is None for value in node.outputs):
+            infer_node(node, model)
 
 
 @dataclass(frozen=True, slots=True)
