@@ -87,15 +87,16 @@ def rotary(b: Draft) -> None:
 
 def quantized_elements(b: Draft) -> None:
     """8-bit numbers in and out, each with a scale and zero point."""
-    dtype = b.pick([INT8, UINT8])
-    shape = b.shape(1, 4, nonempty=True)
     op_type = b.pick(["QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"])
+    # Of unsigned numbers ONNX Runtime's QLinearSoftmax, the only one to ask, gives 0 for a probability of 1, which is 256 of 256.
+    dtype = INT8 if op_type == "QLinearSoftmax" else b.pick([INT8, UINT8])
+    shape = b.shape(1, 4, nonempty=True)
     first, to = _quantized(b, dtype, shape), (_scale(b), _zero(b, dtype))
     if op_type in ("QLinearAdd", "QLinearMul"):
         other = tuple(1 if b.chance(0.3) else size for size in shape)[b.integer(0, len(shape) - 1) :]
         b.contrib(op_type, *first, *_quantized(b, dtype, other), *to, results=[(dtype, shape)])
     elif op_type == "QLinearSoftmax":
-        grid = b.value(np.array(1 / 256, np.float32), 1.0), b.value(np.array(-128 if dtype == INT8 else 0, dtype), 1.0)
+        grid = b.value(np.array(1 / 256, np.float32), 1.0), b.value(np.array(-128, dtype), 1.0)
         b.contrib(op_type, *first, *grid, results=[(dtype, shape)], axis=b.axis(len(shape)), opset=b.opset)
     else:
         b.contrib(op_type, *first, *to, results=[(dtype, shape)], alpha=0.1 if op_type == "QLinearLeakyRelu" else None)
