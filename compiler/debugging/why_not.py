@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ...runtime.errors import InputError
 from ..ir.kinds import Kind, kind_of
+from ..ir.names import operator_name
 from ..ir.scopes import read_values
 from .compilation import Compilation
 from .explanation import removal_of
@@ -76,20 +77,22 @@ class _Nearest:
         self.rejections = rejections
         self.names = (first, second)
         self.nodes = {str(node.name): node for node in compilation.model.graph}
+        self.asked: dict[ir.Node, str] = {}  # groups of the nodes asked about, and how these were called
 
     def answer(self, one: Life, other: Life) -> Answer:
         """The path between them with the first refusal on it, or that there is none."""
         starts, goals = ([self.nodes[node.name] for node in life.last] for life in (one, other))
+        self.asked = {node: name for name, nodes in zip(self.names, (starts, goals), strict=True) for node in nodes}
         path = _path(starts, goals) or _path(goals, starts)
         head = f"{self.names[0]} and {self.names[1]} are not in one group"
         if not path:
             shared = sorted(_inputs(starts) & _inputs(goals))
             beside = f"; both read {', '.join(f'%{name}' for name in shared[:_SHOWN])}" if shared else ""
             return Answer(False, f"{head}: no path leads from one to the other{beside}", self._around(starts, goals))
-        shown = tuple(f"{node.name} ({anchor_name(self.model, node)})" for node in path)
+        shown = tuple(map(self._shown, path))
         for before, after in pairwise(path):
             if refused := self.rejections.between(members_of(before), members_of(after)):
-                where = f"the first refusal between them keeps {before.name} and {after.name} apart"
+                where = f"the first refusal between them keeps {self._called(before)} and {self._called(after)} apart"
                 return Answer(False, f"{head}: {where}", tuple(dict.fromkeys(map(str, refused))), shown)
         reason = f"no pass refused it; {self._apart(path[0], path[1])}"
         return Answer(False, f"{head}: {reason}", (*_joined(one, other), *self._around(starts, goals)), shown)
@@ -98,11 +101,19 @@ class _Nearest:
         """Why two neighbours are two groups, by their kinds alone."""
         for node in (before, after):
             if self._kind(node) is Kind.VIEW:
-                return f"{node.name} is a view, which needs no kernel, and no pass led a group through it"
+                return f"{self._called(node)} is a view, which needs no kernel, and no pass led a group through it"
         if all(self._kind(node) > Kind.BROADCAST for node in (before, after)):
-            names = " and ".join(f"{node.name} ({anchor_name(self.model, node)})" for node in (before, after))
-            return f"{names} are different anchors, each with a kernel of its own"
-        return f"no pass of the pipeline joins {before.name} ({before.op_type}) and {after.name} ({after.op_type})"
+            anchors = " and ".join(anchor_name(self.model, node) for node in (before, after))
+            return f"{self._shown(before)} and {self._shown(after)} have anchors, {anchors}, each with a kernel of its own"
+        return f"no pass of the pipeline joins {self._shown(before)} and {self._shown(after)}"
+
+    def _shown(self, node: ir.Node) -> str:
+        """A group, with the function that it is or its operator."""
+        return f"{self._called(node)} ({operator_name(node)})"
+
+    def _called(self, node: ir.Node) -> str:
+        """A group by the node of it that was asked about, else by its own name."""
+        return self.asked.get(node, str(node.name))
 
     def _kind(self, node: ir.Node) -> Kind:
         return kind_of(anchor_of(self.model, node))
