@@ -210,7 +210,11 @@ class _Lowering:
         if (dimensions := len(weights) - 2) not in range(1, _MOST_DIMENSIONS + 1):
             return f"it has {dimensions} spatial dimensions, and the kernel {_MOST_DIMENSIONS}"
         channels = weights[1] if node.op_type == "Conv" else weights[0] // node.attributes.get_int("group", 1)
-        return f"{channels} channels are no pairs" if channels % 2 else ""
+        if not channels % 2:
+            return ""
+        dilations = node.attributes.get_ints("dilations") or (1,)
+        has_neighbours = node.op_type == "Conv" and weights[-1] > 1 and dilations[-1] == 1
+        return f"{channels} channels are no pairs" + (": a kernel may round taps of a row as it reads them" if has_neighbours else "")
 
     def _weight_fault(self, operands: list[ir.Value]) -> str:
         for value in operands:
