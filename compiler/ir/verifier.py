@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ...runtime.errors import InvalidModelError
 from .facts import infer_types, schema_of
 from .functions import is_fused
-from .scopes import subgraphs_of
+from .scopes import read_values, subgraphs_of
 
 _ATTRIBUTE_TYPES = {kind: getattr(onnx.defs.OpSchema.AttrType, kind.name, None) for kind in ir.AttributeType}
 
@@ -110,6 +110,8 @@ class _Verifier:
     def _verify_types(self, node: ir.Node, where: str) -> None:
         if any(attribute.is_ref() for attribute in node.attributes.values()):
             return  # its types depend on the call
+        if any(isinstance(value.type, ir.TensorType) and value.shape is None for value in read_values(node)):
+            return  # nothing is recorded yet: ONNX's inference takes an unknown shape of axes or sizes for their absence
         try:
             facts = infer_types(node, self._model, self._opsets)
         except InvalidModelError as error:

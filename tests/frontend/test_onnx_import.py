@@ -246,3 +246,29 @@ def test_upgrading_reads_small_external_data(tmp_path: Path) -> None:
     tensor = import_model(tmp_path / "m.onnx").graph.initializers["w"].const_value
     assert tensor is not None
     np.testing.assert_array_equal(tensor.numpy(), np.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("result", "body"),
+    [
+        (
+            "float[3,4]",
+            """start = Constant<value: tensor = int64[1] {-1}>()
+            end = Constant<value: tensor = int64[1] {-9223372036854775807}>()
+            axis = Constant<value: tensor = int64[1] {1}>()
+            y = Slice(x, start, end, axis, start)""",
+        ),
+        (
+            "float[5,4]",
+            """five = Constant<value: tensor = int64[1] {5}>()
+            shape = Shape<start: int = 1>(x)
+            sizes = Concat<axis: int = 0>(five, shape)
+            y = Resize(x, , , sizes)""",
+        ),
+    ],
+    ids=["Slice", "Resize"],
+)
+def test_recorded_outputs_of_operands_that_nothing_is_recorded_of(result: str, body: str) -> None:
+    """As torch's older exporter writes them: ONNX's inference takes axes and sizes of unknown shape for absent ones."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> main (float[3,4] x) => ({result} y) {{ {body} }}')
+    assert f"float{import_model(model).graph.outputs[0].shape}" == result
