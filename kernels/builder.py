@@ -43,6 +43,7 @@ class KernelBuilder:
         self.has_bfloat16 = has_bfloat16  # an instruction that rounds to it
         self.threads = threads
         self.choices: list[Choice] = []
+        self.tiles = ""  # what the kernel multiplies, where it does so on the tile unit, as Kernel.multiplies of a Plan says it
         self._configuration = configuration
         self._asked: dict[str, int] = {}  # how often a choice of a name was made
         self.workspace_bytes = 0

@@ -49,7 +49,8 @@ class BuiltKernel:
     """A kernel and how to call it: pointers of `operands`, then of the group's outputs, then the workspace if it has bytes.
 
     `inplace` pairs (output index, operand index) may share one address. `refused` says why earlier templates were passed over,
-    `choices` what was decided beside, and `ignored` what the group's configuration asked for in vain.
+    `choices` what was decided beside, and `ignored` what the group's configuration asked for in vain. `multiplies` is that of the
+    Plan's Kernel.
     """
 
     template: str
@@ -58,6 +59,7 @@ class BuiltKernel:
     workspace_bytes: int = 0
     inplace: tuple[tuple[int, int], ...] = ()
     flops: int = 0
+    multiplies: str = "float32"
     refused: tuple[tuple[str, str], ...] = ()
     choices: tuple[Choice, ...] = ()
     ignored: tuple[str, ...] = ()

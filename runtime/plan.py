@@ -123,7 +123,8 @@ class Kernel:
     """A native function of the program. `arguments` counts its pointers: reads, then writes, then scratch.
 
     `template` names the kernel template that made it; `flops` and `bytes_moved` are its two floors, for reports, and `multiplies`
-    the type of the numbers of which the machine's instructions multiply so many at once ("bfloat16" where it has some for that).
+    what the machine multiplies at once: vectors of "float32", pairs of "bfloat16", or tiles, of which "tiles1", "tiles3" and
+    "tiles6" make so many products for one.
     On a GPU a kernel is `grids`, run one after the other; elsewhere it has none.
     """
 

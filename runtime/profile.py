@@ -37,21 +37,27 @@ class Limits:
     method: str = ""  # how they were measured, for people
     change: float = 0.0
     bfloat16_flops_per_second: float = 0.0  # of products of pairs; 0 where the target has no instruction for them
+    tile_flops_per_second: float = 0.0  # of products of tile registers; 0 where the target has none
 
     def seconds(self, flops: int, bytes_moved: int, multiplies: str = "float32") -> float:
-        """The roofline: no program can do it in less."""
-        is_narrow = multiplies == "bfloat16" and self.bfloat16_flops_per_second > 0
-        return max(
-            flops / (self.bfloat16_flops_per_second if is_narrow else self.flops_per_second), bytes_moved / self.bytes_per_second
-        )
+        """The roofline: no program can do it in less. `multiplies` is that of a Kernel."""
+        return max(flops / self._rate(multiplies), bytes_moved / self.bytes_per_second)
+
+    def _rate(self, multiplies: str) -> float:
+        """Useful flops a second: of a float32 product that is several products of tiles, one is."""
+        rate = self.bfloat16_flops_per_second if multiplies == "bfloat16" else 0.0
+        if multiplies.startswith("tiles"):
+            rate = self.tile_flops_per_second / int(multiplies.removeprefix("tiles"))
+        return rate or self.flops_per_second
 
     def joined(self, later: Limits) -> Limits:
         """The higher of two measurements of one machine, and how far they were apart."""
         flops = sorted((self.flops_per_second, later.flops_per_second))
         moved = sorted((self.bytes_per_second, later.bytes_per_second))
         change = max(1 - low / high for low, high in (flops, moved))
-        narrow = max(self.bfloat16_flops_per_second, later.bfloat16_flops_per_second)
-        return Limits(flops[1], moved[1], self.method, max(self.change, later.change, change), narrow)
+        pairs = max(self.bfloat16_flops_per_second, later.bfloat16_flops_per_second)
+        tiles = max(self.tile_flops_per_second, later.tile_flops_per_second)
+        return Limits(flops[1], moved[1], self.method, max(self.change, later.change, change), pairs, tiles)
 
     @property
     def has_changed(self) -> bool:

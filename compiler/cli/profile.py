@@ -110,16 +110,16 @@ def _head(profile: Profile, limits: Limits) -> str:
     return (
         f"{profile.name} for {profile.plan.target}: {profile.time_us / 1e3:.3f} ms a call (median of {len(profile.stamps_ns)}), "
         f"{size_text(profile.bytes_moved)} moved\n"
-        f"limits: {limits.flops_per_second / 1e9:.0f} GFLOP/s, {_narrow_limit(limits)}"
+        f"limits: {limits.flops_per_second / 1e9:.0f} GFLOP/s, {_narrow_limits(limits)}"
         f"{limits.bytes_per_second / 1e9:.1f} GB/s ({limits.method})\n"
         "a roofline above 100% says that the data lay in caches, which are faster than memory\n"
         f"{_CHANGED.format(change=limits.change) * limits.has_changed}"
     )
 
 
-def _narrow_limit(limits: Limits) -> str:
-    narrow = limits.bfloat16_flops_per_second
-    return f"{narrow / 1e9:.0f} in bfloat16, " if narrow else ""
+def _narrow_limits(limits: Limits) -> str:
+    rates = {"in bfloat16": limits.bfloat16_flops_per_second, "in bfloat16 on tiles": limits.tile_flops_per_second}
+    return "".join(f"{rate / 1e9:.0f} {how}, " for how, rate in rates.items() if rate)
 
 
 def _steps(profile: Profile, limits: Limits) -> Table:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from ...kernels.bfloat16 import multiplies_words
 from ...kernels.group import Group
 from ...kernels.template import BuiltKernel, Pack
 from ...runtime.plan import Buffer, Copy, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, Step, TensorType
@@ -85,8 +84,8 @@ class _Drafting:
             moved = sum(region.size_bytes for region in step.reads + step.writes)
             arguments = len(step.reads) + len(step.writes) + len(step.scratch)
             grids = grids_of(item.symbol, item.kernel.function)
-            multiplies = "bfloat16" if not self.target.is_gpu and multiplies_words(item.kernel.function) else "float32"
-            kernel = Kernel(item.symbol, item.kernel.template, arguments, item.kernel.flops, moved, grids, multiplies)
+            built = item.kernel
+            kernel = Kernel(item.symbol, built.template, arguments, built.flops, moved, grids, built.multiplies)
             kernels.setdefault(item.symbol, kernel)
         for position, value in enumerate(self.graph.outputs):
             name = _output_buffer(position, value)

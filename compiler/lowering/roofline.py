@@ -1,4 +1,4 @@
-"""What this machine can do at most: two kernels of our own, compiled and timed as any program is."""
+"""What this machine can do at most: a few kernels of our own, compiled and timed as any program is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tvm import tirx
 
 from ...kernels.bfloat16 import MultiplyAdd, multiply_add, words_multiply_add
 from ...kernels.builder import KernelBuilder
+from ...kernels.cpu.tile_unit import COLUMNS, DEPTH, ROWS, WORDS, tile_unit
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
 from ...runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
@@ -21,6 +22,9 @@ from .program import build_library
 
 _SUMS = 12  # vectors of sums a thread: more than the latency of a multiply-add times the units that do them
 _ROUNDS = 200_000  # multiply-adds on each of them: about a millisecond
+_TILES = 6  # tiles of sums; two more are multiplied
+_TILE_ROUNDS = 10_000  # products added to each of them: about a third of a millisecond
+_RESULTS = ROWS * COLUMNS  # floats that a thread stores, at most
 _ELEMENTS = 1 << 25  # float32 copied: 128 MiB, more than caches hold
 _RUNS = 5
 
@@ -28,9 +32,8 @@ _RUNS = 5
 def measure_limits(target: Target) -> Limits:
     """The most flops and bytes a second on the threads of a target, each the best of a few runs; takes about a second.
 
-    Multiply-adds work on registers alone, and so do products of pairs of bfloat16 where the target has AVX512_BF16; what tile
-    registers can do is not measured. The copy counts what it reads and what it writes, not that a cache may read a line before
-    it is written.
+    Multiply-adds work on registers alone, and so do products of pairs of bfloat16 where the target has AVX512_BF16, and of tiles
+    where it has AMX. The copy counts what it reads and what it writes, not that a cache may read a line before it is written.
 
     Raises:
         OptionError: the target is a GPU.
@@ -42,12 +45,19 @@ def measure_limits(target: Target) -> Limits:
     stamps = net.profile(np.ones(_ELEMENTS, np.float32), runs=_RUNS).stamps_ns
     copy_ns, *compute_ns = np.diff(stamps, axis=1).min(axis=0).tolist()
     moved = plan.kernels[0].bytes_moved
-    rates = [kernel.flops / time_ns * 1e9 for kernel, time_ns in zip(plan.kernels[1:], compute_ns, strict=True)]
+    rates = {kernel.symbol: kernel.flops / time_ns * 1e9 for kernel, time_ns in zip(plan.kernels[1:], compute_ns, strict=True)}
     method = (
-        f"measured now on {target.threads} threads: {_SUMS} vectors of multiply-adds in registers, a copy of "
-        f"{4 * _ELEMENTS >> 20} MiB; the best of {_RUNS} runs"
+        f"measured now on {target.threads} threads: {_SUMS} vectors of multiply-adds in registers, "
+        f"{f'products of tiles added to {_TILES}, ' * target.has_tiles}a copy of {4 * _ELEMENTS >> 20} MiB; "
+        f"the best of {_RUNS} runs"
     )
-    return Limits(rates[0], moved / copy_ns * 1e9, method, bfloat16_flops_per_second=rates[1] if len(rates) > 1 else 0.0)
+    return Limits(
+        rates["multiply_add"],
+        moved / copy_ns * 1e9,
+        method,
+        bfloat16_flops_per_second=rates.get("multiply_pairs", 0.0),
+        tile_flops_per_second=rates.get("multiply_tiles", 0.0),
+    )
 
 
 @cache
@@ -56,16 +66,23 @@ def _program(target: Target) -> CompiledModel:
     functions = {"copy": _copy(target), "multiply_add": _multiply_add(target, "float32", multiply_add)}
     if _has_pairs(target):
         functions["multiply_pairs"] = _multiply_add(target, "int32", words_multiply_add(target))
+    if target.has_tiles:
+        functions["multiply_tiles"] = _multiply_tiles(target)
     library = build_library(plan, functions, target, profile=True)
     return CompiledModel(Program(plan, library, np.empty(0, np.uint8), {"name": "limits"}))
 
 
 def _plan(target: Target) -> Plan:
     """The copy from the caller to the arena, then the multiply-adds, whose operands are ones."""
-    results = target.threads * _SUMS * target.vector_lanes
+    results = target.threads * _RESULTS
     size_bytes, result_bytes = 4 * _ELEMENTS, 4 * results
     x, h, y = Region("x", 0, size_bytes), Region("h", 0, size_bytes), Region("y", 0, result_bytes)
-    computing = {"multiply_add": 2, "multiply_pairs": 4} if _has_pairs(target) else {"multiply_add": 2}  # flops of one
+    sums = target.threads * _SUMS * target.vector_lanes * _ROUNDS
+    computing = {"multiply_add": 2 * sums}  # flops
+    if _has_pairs(target):
+        computing["multiply_pairs"] = 4 * sums
+    if target.has_tiles:
+        computing["multiply_tiles"] = 2 * target.threads * _TILES * _TILE_ROUNDS * ROWS * COLUMNS * DEPTH
     return Plan(
         target=str(target),
         inputs=(Port("x", TensorType((_ELEMENTS,), "float32"), "x"),),
@@ -78,7 +95,7 @@ def _plan(target: Target) -> Plan:
         ),
         kernels=(
             Kernel("copy", "copy", 2, 0, 2 * size_bytes),
-            *(Kernel(name, name, 2, n * results * _ROUNDS, size_bytes + result_bytes) for name, n in computing.items()),
+            *(Kernel(name, name, 2, flops, size_bytes + result_bytes) for name, flops in computing.items()),
         ),
         steps=(Launch("copy", (x,), (h,), label="copy"), *(Launch(name, (x,), (y,), label=name) for name in computing)),
     )
@@ -104,7 +121,7 @@ def _multiply_add(target: Target, dtype: str, combine: MultiplyAdd) -> Any:
     lanes = target.vector_lanes
     builder = KernelBuilder(4 * lanes, target.threads)
     source = builder.parameter("x", _ELEMENTS, dtype)
-    result = builder.parameter("y", target.threads * _SUMS * lanes, "float32")
+    result = builder.parameter("y", target.threads * _RESULTS, "float32")
     cells = range(0, _SUMS * lanes, lanes)
     with builder.chunks(target.threads, target.threads * _ROUNDS) as thread:
         sums = builder.local(_SUMS * lanes, "float32")
@@ -117,5 +134,25 @@ def _multiply_add(target: Target, dtype: str, combine: MultiplyAdd) -> Any:
                     builder.store(sums, at + lane, combine(sums[at + lane], source[lane], source[lanes + lane]))
         for at in cells:
             with builder.loop(lanes, "vectorized", "lane") as lane:
-                builder.store(result, thread * (_SUMS * lanes) + at + lane, sums[at + lane])
+                builder.store(result, thread * _RESULTS + at + lane, sums[at + lane])
+    return builder.function()
+
+
+def _multiply_tiles(target: Target) -> Any:
+    """Products of one pair of tiles, added to several in turns: a product waits for the one before it on its sums."""
+    builder = KernelBuilder(4 * target.vector_lanes, target.threads)
+    unit = tile_unit(builder, target)
+    source = builder.parameter("x", _ELEMENTS, "uint32")
+    result = builder.parameter("y", target.threads * _RESULTS, "float32")
+    with builder.chunks(target.threads, target.threads * _ROUNDS) as thread:
+        unit.configure()
+        for operand in (_TILES, _TILES + 1):
+            unit.load(operand, source, 0, WORDS)
+        for tile in range(_TILES):
+            unit.zero(tile)
+        with builder.loop(_TILE_ROUNDS, name="round"):
+            for tile in range(_TILES):
+                unit.dot(tile, _TILES, _TILES + 1)
+        unit.store(0, result, thread * _RESULTS, COLUMNS)
+        unit.release()
     return builder.function()

@@ -8,6 +8,7 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.target import Target
+from ..bfloat16 import multiplies_words
 from ..builder import Expr, Index, KernelBuilder, unravel
 from ..configuration import Configuration
 from ..costs import operations_of
@@ -87,13 +88,15 @@ def finish(
             builder.parameter(name, group.types[name].elements, group.types[name].dtype)
     operands = [name for name in builder.parameter_names if name not in group.outputs]
     builder.order_parameters((*operands, *group.outputs))
+    function = builder.function(aliased=bool(inplace))
     return BuiltKernel(
         template,
-        builder.function(aliased=bool(inplace)),
+        function,
         tuple((packed or {}).get(name, Operand(name)) for name in operands),
         builder.workspace_bytes,
         tuple((0, operands.index(name)) for name in inplace if name in operands),
         flops,
+        builder.tiles or ("bfloat16" if not builder.is_grid and multiplies_words(function) else "float32"),
         choices=tuple(builder.choices),
     )
 

@@ -79,6 +79,7 @@ class BlockProduct:
         self, builder: KernelBuilder, unit: TileUnit, steps: Sequence[int], terms: int, halves: tuple[int, int] = (2, 2)
     ) -> None:
         self.builder, self.unit, self.steps, self.terms, self.halves = builder, unit, tuple(steps), terms, halves
+        builder.tiles = f"tiles{len(PRODUCTS[terms])}"
 
     def multiply(self, a: Lines, b: Lines, sums: Scratch, *, is_short: Expr | None = None, then: Next | None = None) -> None:
         """Put the sums over all steps into `sums`: 32 rows of 32, or 16 of a block that is short."""

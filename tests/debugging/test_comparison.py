@@ -115,5 +115,9 @@ def test_the_limits_of_this_machine_are_plausible() -> None:
     assert 1e9 < limits.flops_per_second < 1e12
     assert 1e8 < limits.bytes_per_second < 1e12
     assert "1 threads" in limits.method
+    assert (limits.tile_flops_per_second, "tiles" in limits.method) == (0, False)
+    with_tiles = measure_limits(Target.parse("cpu:amx-emulated", threads=1))
+    assert with_tiles.tile_flops_per_second > 1e7
+    assert "tiles" in with_tiles.method
     with pytest.raises(OptionError, match="cannot be measured"):
         measure_limits(Target.parse("cuda:sm_90"))

@@ -237,6 +237,14 @@ def test_the_inner_loop_is_tile_instructions_alone(precision: Precision, product
     assert not [line for line in text[first:last] if re.search(r"\bv|call|tilestored", line)], "something between the products"
 
 
+def test_a_kernel_says_how_many_products_of_tiles_make_one() -> None:
+    kernels = [
+        build_kernel(tiled(product((64, 64), (64, 64)), precision).group, AMX) for precision in ("float32", "float32-fast")
+    ]
+    kernels.append(build_kernel(narrow_product((40, 64), (64, 50)).group, AMX))
+    assert [kernel.multiplies for kernel in kernels if isinstance(kernel, BuiltKernel)] == ["tiles6", "tiles3", "tiles1"]
+
+
 def test_few_lines_take_half_a_block() -> None:
     text = "\n".join(assembly(tiled(product((16, 32), (32, 16)))))
     assert [text.count(name) for name in ("tilezero", "tdpbf16ps", "tilestored")] == [1, 6, 1]

@@ -154,6 +154,14 @@ def test_products_of_pairs_have_a_limit_of_their_own() -> None:
     assert step.roofline(limits) == pytest.approx(30 / 15)
 
 
+def test_products_of_tiles_have_a_limit_of_their_own() -> None:
+    """A product of two terms is three products of tiles, so that the limit of useful ones is a third."""
+    limits = Limits(1e9, 1e9, bfloat16_flops_per_second=2e9, tile_flops_per_second=12e9)
+    seconds = [limits.seconds(24000, 1000, multiplies) for multiplies in ("float32", "bfloat16", "tiles1", "tiles3", "tiles6")]
+    assert seconds == pytest.approx([24e-6, 12e-6, 2e-6, 6e-6, 12e-6])
+    assert limits.joined(Limits(1e9, 1e9, tile_flops_per_second=15e9)).tile_flops_per_second == 15e9
+
+
 def test_limits_of_two_moments() -> None:
     """The higher ones count; a machine that lost half of its speed between them is told."""
     before, after = Limits(490e9, 30e9, "how"), Limits(250e9, 31e9, "how")
