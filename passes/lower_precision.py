@@ -214,7 +214,8 @@ class _Lowering:
             return ""
         dilations = node.attributes.get_ints("dilations") or (1,)
         has_neighbours = node.op_type == "Conv" and weights[-1] > 1 and dilations[-1] == 1
-        return f"{channels} channels are no pairs" + (": a kernel may round taps of a row as it reads them" if has_neighbours else "")
+        taps = ": a kernel may round taps of a row as it reads them" if has_neighbours else ""
+        return f"{channels} channels are no pairs{taps}"
 
     def _weight_fault(self, operands: list[ir.Value]) -> str:
         for value in operands:

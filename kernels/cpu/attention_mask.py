@@ -15,6 +15,7 @@ from ..group import Op
 from .attention_form import Attention, values_after
 
 _HIDDEN = -1e38  # a score of less, such as the least float32, has no weight beside one that any model computes
+_NONE = tirx.const(0, "float32")  # of keys that are seen
 _STEPS = frozenset(["Add", "Cast", "Div", "Mul", "Sub", "Tanh", "Where"])  # what is -inf of a score of 0 is it of each finite one
 Score = Callable[[Expr, Expr], Expr]  # of (row, key), of a product that is 0
 
@@ -48,50 +49,54 @@ def visible_keys(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, 
 
     All, where a query does not even see the very first key: it may see none, and then its probabilities are equal.
     """
-    peak, end = builder.local(1, "float32", "peak"), builder.local(1, "int32", "end")
-    least = tirx.const(float("-inf"), "float32")
+    seen, end = builder.local(1, "float32", "seen"), builder.local(1, "int32", "end")
     whole, rest = divmod(keys, step)
     zero = tirx.const(0, "int32")
 
     def look(begin: Expr, columns: int) -> None:
-        builder.store(peak, zero, _greatest(builder, score, rows, first + begin, columns))
+        builder.store(seen, zero, _any_seen(builder, score, rows, first + begin, columns))
 
     builder.store(end, zero, tirx.const(extent, "int32"))
-    builder.store(peak, zero, least)
+    builder.store(seen, zero, tirx.const(0, "float32"))
     if rest:
         look(whole * step, rest)
-        with builder.when(peak[0] <= tirx.const(_HIDDEN, "float32")):
+        with builder.when(tirx.EQ(seen[0], _NONE)):
             builder.store(end, zero, tirx.const(whole * step, "int32"))
-    with builder.while_true(tirx.And(peak[0] <= tirx.const(_HIDDEN, "float32"), end[0] > zero)):
+    with builder.while_true(tirx.And(tirx.EQ(seen[0], _NONE), end[0] > zero)):
         begin = builder.bind(tirx.min(end[0], whole * step) - step)
         look(begin, step)
-        with builder.when(peak[0] <= tirx.const(_HIDDEN, "float32")):
+        with builder.when(tirx.EQ(seen[0], _NONE)):
             builder.store(end, zero, begin)
     return end[0]
 
 
 def sees_first_key(builder: KernelBuilder, score: Score, rows: Expr) -> Expr:
-    """Whether each of `rows` queries sees the very first key."""
-    seen = builder.local(1, "float32", "seen")
-    builder.store(seen, tirx.const(0, "int32"), tirx.const(float("inf"), "float32"))
+    """Whether each of `rows` queries sees the very first key, for sure: not where its score is NaN."""
+    seen, zero = builder.local(1, "float32", "seen"), tirx.const(0, "int32")
+    builder.store(seen, zero, tirx.const(1, "float32"))
     with builder.loop(rows, name="row") as row:
-        builder.store(seen, tirx.const(0, "int32"), tirx.min(seen[0], builder.name(score(row, 0))))
-    return seen[0] > tirx.const(_HIDDEN, "float32")
+        is_seen = builder.name(score(row, 0)) > tirx.const(_HIDDEN, "float32")
+        builder.store(seen, zero, tirx.Select(is_seen, seen[0], _NONE))
+    return tirx.NE(seen[0], _NONE)
 
 
-def _greatest(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, columns: int) -> Expr:
-    """The greatest score of some rows and columns."""
+def _any_seen(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, columns: int) -> Expr:
+    """1 where some of these rows may see one of these columns, else 0.
+
+    A NaN is seen: a comparison with it is false, while the greatest of it and another number may be either.
+    """
     lanes = builder.lanes("float32")
-    peaks = builder.local(lanes, "float32", "peaks")
+    seen = builder.local(lanes, "float32", "seen")
     with builder.loop(lanes, "vectorized", "lane") as lane:
-        builder.store(peaks, lane, tirx.const(float("-inf"), "float32"))
+        builder.store(seen, lane, _NONE)
     with builder.loop(rows, name="row") as row:
         for begin, count, width in _vectors(columns, lanes):
             with builder.loop(count, name="v") as v:
                 column = builder.bind(first + begin + v * width)
                 with builder.loop(width, "vectorized", "lane") as lane:
-                    builder.store(peaks, lane, tirx.max(peaks[lane], builder.name(score(row, column + lane))))
-    return _folded(builder, peaks, lanes)
+                    is_hidden = builder.name(score(row, column + lane)) < tirx.const(_HIDDEN, "float32")
+                    builder.store(seen, lane, tirx.Select(is_hidden, seen[lane], tirx.const(1, "float32")))
+    return _folded(builder, seen, lanes)
 
 
 def _vectors(columns: int, lanes: int) -> Iterator[tuple[int, int, int]]:
@@ -105,9 +110,9 @@ def _vectors(columns: int, lanes: int) -> Iterator[tuple[int, int, int]]:
         done += count * lanes
 
 
-def _folded(builder: KernelBuilder, peaks: Buffer, lanes: int) -> Expr:
+def _folded(builder: KernelBuilder, seen: Buffer, lanes: int) -> Expr:
     while lanes > 1:
         lanes //= 2
         with builder.loop(lanes, "vectorized", "lane") as lane:
-            builder.store(peaks, lane, tirx.max(peaks[lane], peaks[lanes + lane]))
-    return peaks[tirx.const(0, "int32")]
+            builder.store(seen, lane, tirx.max(seen[lane], seen[lanes + lane]))
+    return seen[tirx.const(0, "int32")]

@@ -28,12 +28,15 @@ def hidden(keep: np.ndarray, value: float = -np.inf) -> Step:
 
 def cases() -> list[Case]:
     """Lengths that divide no step; queries at the end of longer keys; a window; a gap; lengths of a batch, one of them 0; rows
-    that see nothing, whose probabilities are equal where the mask is finite; what no score outweighs for sure stays."""
+    that see nothing, whose probabilities are equal where the mask is finite; what no score outweighs for sure stays; NaN among
+    hidden keys, and at the first one after a row that sees nothing."""
     window, gap = causal(90, 90) & ~np.tri(90, k=-20, dtype=bool), np.ones((40, 100), bool)
     gap[:, 30:95], gap[:20, 95:] = False, False
     lengths = np.arange(70) < np.array([70, 33, 1]).reshape(3, 1, 1, 1)
     blind = causal(50, 70)
     blind[[3, 49]] = False
+    odd = np.where(blind, 0.0, LEAST)
+    odd[5, 69], odd[10, 0] = np.nan, np.nan
     return [
         attend((1, 2, 100, 100, 16, 24), score_step=chosen(causal(100, 100), -np.inf)),
         attend((1, 2, 64, 64, 20, 16), score_step=chosen(causal(64, 64), LEAST)),
@@ -45,6 +48,7 @@ def cases() -> list[Case]:
         attend((1, 1, 50, 70, 8, 8), score_step=chosen(blind, -np.inf), weight_step=guarded),
         attend((1, 1, 50, 70, 8, 8), score_step=chosen(blind, -np.inf), weight_step=guarded_by(0.25)),
         attend((1, 1, 50, 70, 8, 8), score_step=chosen(causal(50, 70), -1e9)),
+        attend((1, 1, 50, 70, 8, 8), score_step=masked(odd)),
     ]
 
 
