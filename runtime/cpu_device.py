@@ -7,6 +7,7 @@ import mmap
 import os
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,10 +17,9 @@ from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, Pr
 from .program_file import Program, page_in
 from .target import Target
 
-MAIN = "prefuse_main"  # takes int64 addresses: arena, constants, the plan's parameters
-PROFILE = "prefuse_profile"  # the same and the address of the stamps; only in programs that are compiled to be profiled
+MAIN = "prefuse_main"  # takes an array of int64 addresses: arena, constants, the plan's parameters
+PROFILE = "prefuse_profile"  # and the address of the stamps; only in programs that are compiled to be profiled
 CLOCK_WORDS = 2  # of an int64 each, before the counters: struct timespec, seconds and nanoseconds
-_INT = 1  # tag of an integer argument
 _PARALLEL = b"__TVMBackendParallelLaunch"  # symbol of a library that uses the thread pool
 _HUGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23  # of linux/mman.h, which Python does not name
@@ -46,32 +46,21 @@ class CpuArena:
 
 
 class CpuInvocation:
-    """The argument block of one caller of one native function."""
+    """The table of addresses of one caller of one host function."""
 
-    def __init__(self, executable: CpuExecutable, function: native.Function, arena: Arena, arguments: int) -> None:
+    def __init__(self, executable: CpuExecutable, function: Callable[..., object], arena: Arena, addresses: int) -> None:
         self._executable = executable
         self._arena = arena
-        self._block = (ctypes.c_int64 * (2 * arguments))(*(_INT, 0) * arguments)  # TVMFFIAny[arguments]
-        self._block[1], self._block[3] = arena.address, executable.constants_address
+        self._table = (ctypes.c_int64 * addresses)(arena.address, executable.constants_address)
+        self._argument = ctypes.byref(self._table)  # made once, so that a call converts nothing
         self._threads = executable.threads
-        self._result = native.Any()
-        self._call = native.tvm_ffi().TVMFFIFunctionCall
         self._function = function
-        block, result = ctypes.addressof(self._block), ctypes.addressof(self._result)
-        # Converted to C once: each integer would be converted at each call.
-        self._arguments = (
-            ctypes.c_void_p(function.handle),
-            ctypes.c_void_p(block),
-            ctypes.c_int32(arguments),
-            ctypes.c_void_p(result),
-        )
 
     def __call__(self, *addresses: int) -> None:
         if self._threads and _pool.threads != self._threads:
             _configure_pool(self._threads)
-        self._block[5::2] = list(addresses)
-        if self._call(*self._arguments):
-            raise native.NativeError(native.last_error())
+        self._table[2:] = addresses  # type: ignore[call-overload]  # typeshed asks for a list; a tuple costs no copy
+        self._function(self._argument)
 
 
 class CpuExecutable:
@@ -85,23 +74,19 @@ class CpuExecutable:
             fix = 'run it where the system allows AMX (Linux 5.16 or newer), or compile the model with target="cpu:avx512"'
             raise DeviceError(str(target), f"the system does not let this process use AMX tiles ({refusal})", fix)
         self.threads = target.threads if _PARALLEL in program.library else 0  # of the pool; 0: the program needs none
-        self._arguments = 2 + len(program.plan.parameters)
+        self._addresses = 2 + len(program.plan.parameters)
         self._library = _load_library(program.library)
-        try:
-            self.main = native.library_function(self._library, MAIN)
-        except native.NativeError as error:
-            raise ProgramFileError("library.so", str(error), "compile the model again") from error
+        if MAIN not in self._library.functions:
+            raise ProgramFileError("library.so", f"it has no function {MAIN}", "compile the model again")
 
     def bind(self, arena: Arena) -> CpuInvocation:
-        return CpuInvocation(self, self.main, arena, self._arguments)
+        return CpuInvocation(self, self._library.functions[MAIN], arena, self._addresses)
 
     def bind_profile(self, arena: Arena) -> CpuInvocation:
-        try:
-            function = native.library_function(self._library, PROFILE)
-        except native.NativeError as error:
+        if PROFILE not in self._library.functions:
             fix = "compile the model with profile=True, or --profile"
-            raise OptionError("profile", "the program has no counters", fix) from error
-        return CpuInvocation(self, function, arena, self._arguments + 1)
+            raise OptionError("profile", "the program has no counters", fix)
+        return CpuInvocation(self, self._library.functions[PROFILE], arena, self._addresses + 1)
 
 
 class CpuDevice:
@@ -117,13 +102,13 @@ class CpuDevice:
         return CpuArena(size_bytes)
 
 
-def _load_library(content: bytes) -> native.Object:
+def _load_library(content: bytes) -> native.Library:
     """Load native code through a file that is gone when this returns."""
     try:
         with tempfile.TemporaryDirectory(prefix="prefuse-") as folder:
             path = Path(folder, "library.so")
             path.write_bytes(content)
-            return native.load_library(path)
+            return native.Library(path, (MAIN, PROFILE))
     except OSError as error:
         raise ProgramFileError(
             tempfile.gettempdir(), f"cannot hold a library: {error}", "set TMPDIR to a writable folder"

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from .array_address import data_address
-from .cpu_device import CpuDevice
+from .cpu_device import CpuDevice, CpuExecutable
 from .cuda_device import CudaDevice, NoDevice
 from .device import Arena, Device, Executable, Invocation
 from .errors import ArenaMemoryError, InputError, OptionError, ProgramFileError
-from .plan import Plan, Port, Role
+from .plan import Launch, Plan, Port, Role, step_reads, step_writes
 from .profile import Profile, Recorder, descriptions_of
 from .program_file import Program, read_program, save_program
 from .report import render_report
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 
+_QUICK_WORK = 5_000_000  # operations and bytes, of about a tenth of a millisecond
 _ndarray, _new_array = np.ndarray, np.empty  # looked up once: a call takes about a microsecond
 
 
@@ -51,10 +52,12 @@ class CompiledModel:
         self._signature: Final = _Signature(program.plan, self._device.torch_devices)
         self._arena_bytes: Final = arena_bytes(program.plan)
         self._idle: Final[deque[Context]] = deque()
-        if isinstance(self._device, CpuDevice):  # what a first call would wait for; a GPU is not touched before it
+        if isinstance(self._executable, CpuExecutable):  # what a first call would wait for; a GPU is not touched before it
             with suppress(ArenaMemoryError):  # which the first call will tell
                 first = self.context()
                 first.prepare()
+                if is_quick(self._program.plan) and not self._executable.threads:
+                    first.run([np.zeros(port.type.shape, port.type.dtype) for port in self.inputs], {})
                 self._idle.append(first)
 
     def __call__(self, *inputs: object, **named: object) -> object:
@@ -169,7 +172,7 @@ class Context:
         finally:
             self._lock.release()
 
-    def run(self, inputs: tuple[object, ...], named: Mapping[str, object]) -> object:
+    def run(self, inputs: Sequence[object], named: Mapping[str, object]) -> object:
         """As a call, by one who knows that no other thread has this context. Raises InputError."""
         signature = self._signature
         if named or len(inputs) != signature.arity:
@@ -351,6 +354,20 @@ def device_for(plan: Plan) -> Device:
     """The device of this machine that a plan's target names. Whether it is there shows at the first call."""
     kind = Target.parse(plan.target).kind
     return {"cpu": CpuDevice, "cuda": CudaDevice}[kind]() if kind != "rocm" else NoDevice(plan.target)
+
+
+def is_quick(plan: Plan) -> bool:
+    """Whether a call is so short that one more is made when a program is loaded.
+
+    It finds out what the processor has not seen yet, Python's code and ours, weights and the pages of all three, which takes a
+    first call of a small program longer than its work.
+    """
+    kernels = {kernel.symbol: kernel.flops + kernel.bytes_moved for kernel in plan.kernels}
+    work = 0
+    for step in plan.steps:
+        regions = (*step_reads(step), *step_writes(step))
+        work += kernels[step.kernel] if isinstance(step, Launch) else sum(region.size_bytes for region in regions)
+    return work <= _QUICK_WORK
 
 
 def arena_bytes(plan: Plan) -> int:

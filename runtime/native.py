@@ -104,28 +104,25 @@ def _text(value: _ByteArray) -> str:
     return ctypes.string_at(value.data, value.size).decode(errors="replace") if value.data else ""
 
 
-def load_library(path: Path) -> Object:
-    """Load a shared library that TVM exported.
+class Library:
+    """A shared library that TVM has loaded, and has given the functions of its runtime to; in memory as long as this object.
 
-    Raises:
-        NativeError: it cannot be loaded.
+    `functions` are those of the names given that it has: C functions without a result, which run without Python's lock.
     """
-    tvm_runtime()
-    module = global_function("ffi.ModuleLoadFromFile")(str(path))
-    assert isinstance(module, Object)
-    return module
 
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        """Load the library; its file is no longer needed after this.
 
-def library_function(library: Object, name: str) -> Function:
-    """A function of a loaded library.
-
-    Raises:
-        NativeError: the library has none of that name.
-    """
-    function = global_function("ffi.ModuleGetFunction")(library, name, 0)
-    if not isinstance(function, Function):
-        raise NativeError(f"the library has no function {name!r}")
-    return function
+        Raises:
+            NativeError: it cannot be loaded.
+        """
+        tvm_runtime()
+        self._module = global_function("ffi.ModuleLoadFromFile")(str(path))
+        library = ctypes.CDLL(str(path))  # the same, once more
+        found = {name: getattr(library, name, None) for name in names}
+        addresses = {name: ctypes.cast(function, ctypes.c_void_p).value for name, function in found.items() if function}
+        self.functions = {name: ctypes.CFUNCTYPE(None)(address) for name, address in addresses.items() if address}
+        ctypes.CDLL(None).dlclose(ctypes.c_void_p(library._handle))  # which Python never does
 
 
 @cache

@@ -50,7 +50,7 @@ from .plan_checker import check_plan
 from .plan_text import parse_plan, print_plan
 from .target import Target
 
-FORMAT = 1
+FORMAT = 2
 PLAN, CONSTANTS = "plan.txt", "constants.safetensors"
 CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "rocm": "kernels.hsaco"}  # the member with the native code
 _HEADER = (

@@ -16,15 +16,17 @@ from .gpu.device_code import build_device_code
 from .native import compile_module, link_library
 
 _STEPS_PER_FUNCTION = 256  # LLVM's time on one straight-line function grows faster than its length
+_C_CONVENTION = 1  # of tvm's CallingConv: other than its default, so that the function is left as it is
 _CLOCK_MONOTONIC = 1  # of Linux: the clock that Python's time.perf_counter_ns reads
 
 
 def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, profile: bool = False) -> bytes:
-    """Compile the kernels, and `prefuse_main(arena, constants, *plan.parameters)` of int64 addresses, which calls them in order.
+    """Compile the kernels, and the host function that calls them in order: in C, `void prefuse_main(const int64_t *addresses)`.
 
-    With `profile`, also `prefuse_profile(arena, constants, *plan.parameters, stamps)`, which in addition fills an int64 array:
-    the clock at the beginning (seconds and nanoseconds), then the processor's time stamp counter there and after each step.
-    Reading the counter takes a few nanoseconds, the clock several times that. Without `profile`, there is no code for it.
+    The addresses are those of the arena, the constants and `plan.parameters`. With `profile`, there is also `prefuse_profile`,
+    which takes the address of an int64 array after them and fills that: the clock at the beginning (seconds and nanoseconds),
+    then the processor's time stamp counter there and after each step. Reading the counter takes a few nanoseconds, the clock
+    several times that. Without `profile`, there is no code for it.
 
     For a GPU, a binary of the kernels alone: its device launches them.
 
@@ -35,39 +37,45 @@ def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, p
         return build_device_code(functions, target)
     kernels = {symbol: GlobalVar(symbol) for symbol in functions}
     module = {kernels[symbol]: function for symbol, function in functions.items()}
-    names = ["arena", "constants", *plan.parameters]
     parts: list[Any] = []
     for begin in range(0, max(len(plan.steps), 1), _STEPS_PER_FUNCTION):
-        parameters = _parameters(len(names) + profile)
-        addresses = _Addresses(plan, dict(zip(names, parameters, strict=False)))
+        table, stamps = _Table(), tirx.Var("stamps", "int64")
+        addresses = _Addresses(plan, table)
         steps = [_statement(step, addresses, kernels, functions) for step in plan.steps[begin : begin + _STEPS_PER_FUNCTION]]
-        body = _Stamps(parameters[-1]).between(steps, begin) if profile else steps
+        body = _Stamps(stamps).between(steps, begin) if profile else steps
         name = GlobalVar(f"prefuse_part{len(parts)}")
         function = tirx.PrimFunc(
-            parameters,
-            tirx.SeqStmt([tirx.Evaluate(tirx.const(0, "int32")), *body, tirx.Return(tirx.const(0, "int32"))]),
+            [table.pointer, stamps],
+            tirx.SeqStmt([table.declaration, *addresses.loads, *body, tirx.Return(tirx.const(0, "int32"))]),
             ret_type=PrimType("int32"),
         )
         module[name] = function.with_attr("s_tir", True)
         parts.append(name)
-    given = _parameters(len(names))
-    no_stamps = [tirx.const(0, "int64")] if profile else []
-    module[GlobalVar(MAIN)] = _entry(MAIN, given, parts, (*given, *no_stamps))
+    module[GlobalVar(MAIN)] = _entry(MAIN, parts)
     if profile:
-        given = _parameters(len(names) + 1)
-        module[GlobalVar(PROFILE)] = _entry(PROFILE, given, parts, given)
+        module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, 2 + len(plan.parameters))
     return link_library(compile_module(tvm.IRModule(module), target))
 
 
-def _parameters(count: int) -> list[Any]:
-    return [tirx.Var(f"a{i}", "int64") for i in range(count)]
+class _Table:
+    """The array of addresses that the host function is given."""
+
+    def __init__(self) -> None:
+        self.pointer = tirx.Var("addresses", PointerType(PrimType("int64")))
+        self._array = tirx.decl_buffer((1,), "int64", name="table", layout=None)
+        self.declaration = tirx.DeclBuffer(self._array, data=self.pointer)
+
+    def __getitem__(self, number: int) -> Any:
+        return tirx.BufferLoad(self._array, [tirx.const(number, "int32")])
 
 
-def _entry(name: str, parameters: Sequence[Any], parts: Sequence[Any], arguments: Sequence[Any]) -> Any:
-    """A public function that calls the parts of the host function one after the other."""
+def _entry(name: str, parts: Sequence[Any], stamps: int | None = None) -> Any:
+    """A public C function that calls the parts of the host function one after the other; `stamps` is a place in its table."""
+    table = _Table()
+    arguments = [table.pointer, tirx.const(0, "int64") if stamps is None else table[stamps]]
     calls = [tirx.Evaluate(Call(part, arguments, ret_ty=PrimType("int32"))) for part in parts]
-    function = tirx.PrimFunc(parameters, calls[0] if len(calls) == 1 else tirx.SeqStmt(calls))
-    return function.with_attr("global_symbol", name).with_attr("s_tir", True)
+    function = tirx.PrimFunc([table.pointer], tirx.SeqStmt([table.declaration, *calls]))
+    return function.with_attr("global_symbol", name).with_attr("calling_conv", _C_CONVENTION).with_attr("s_tir", True)
 
 
 class _Stamps:
@@ -100,11 +108,13 @@ class _Stamps:
 
 
 class _Addresses:
-    """Where each region of the plan begins, as an expression over the host function's parameters."""
+    """Where each region of the plan begins, as an expression over what `loads` take from the host function's table."""
 
-    def __init__(self, plan: Plan, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, plan: Plan, table: _Table) -> None:
         self.buffers = {buffer.name: buffer for buffer in plan.buffers}
-        self.parameters = parameters
+        names = ("arena", "constants", *plan.parameters)
+        self.parameters = {name: tirx.Var(f"a{number}", "int64") for number, name in enumerate(names)}
+        self.loads = [tirx.Bind(variable, table[number]) for number, variable in enumerate(self.parameters.values())]
 
     def of(self, region: Region) -> Any:
         buffer = self.buffers[region.buffer]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import subprocess
 import sys
@@ -13,10 +15,10 @@ import numpy as np
 import onnx_ir as ir
 import prefuse
 import pytest
-from prefuse.runtime import native
+from prefuse.runtime import cpu_device, native
 from prefuse.runtime.errors import CompileError, ProgramFileError
 from prefuse.runtime.executor import CompiledModel, load
-from prefuse.runtime.plan import Buffer, Port, Role, Space, TensorType
+from prefuse.runtime.plan import Buffer, Role, Space
 from prefuse.runtime.program_file import read_program
 from prefuse.tests.runtime.tiny_program import ELEMENTS, expected
 
@@ -48,6 +50,44 @@ def test_weights_and_a_small_arena_are_there_before_the_first_call(tiny_file: Pa
     assert _resident_bytes(arena._arena.address) >= model._arena_bytes  # type: ignore[attr-defined]
 
 
+@pytest.fixture(scope="module")
+def serial_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program without parallel regions."""
+    path = tmp_path_factory.mktemp("serial") / "serial.prefuse"
+    text = '<ir_version: 10, opset_import: ["": 21]> main (float[1000] x) => (float[1000] y) { y = Neg(x) }'
+    prefuse.compile(ir.from_onnx_text(text), threads=2, cache=False).save(path)
+    return path
+
+
+def test_a_quick_program_runs_once_when_it_is_loaded(tiny_file: Path, serial_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that needs threads does not: the pool of a thread would not survive a fork. Nor does one with much to do."""
+    calls: list[tuple[int, ...]] = []
+    monkeypatch.setattr(cpu_device.CpuInvocation, "__call__", lambda self, *addresses: calls.append(addresses))
+    load(serial_file)
+    assert len(calls) == 1
+    load(tiny_file)
+    assert len(calls) == 1
+    program = read_program(serial_file)
+    large = tuple(replace(kernel, flops=10**8) for kernel in program.plan.kernels)
+    CompiledModel(replace(program, plan=replace(program.plan, kernels=large)))
+    assert len(calls) == 1
+
+
+def test_a_first_call_touches_no_page_for_the_first_time(serial_file: Path) -> None:
+    script = """
+import numpy as np, prefuse, resource, sys
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+x = np.ones(1000, np.float32)
+model = prefuse.load(sys.argv[1])
+before = faults()
+before = faults()
+y = model(x)
+print(faults() - before)
+"""
+    command = [sys.executable, "-c", script, str(serial_file)]
+    assert int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) == 0
+
+
 def _resident_bytes(address: int) -> int:
     """Of the mapping of this process in which an address lies, the bytes that are in memory and mapped."""
     inside = False
@@ -61,9 +101,7 @@ def _resident_bytes(address: int) -> int:
     raise AssertionError(f"{address:#x} is not mapped")
 
 
-def test_a_program_without_parallel_regions_starts_no_threads(tiny_file: Path, tmp_path: Path) -> None:
-    text = '<ir_version: 10, opset_import: ["": 21]> main (float[1000] x) => (float[1000] y) { y = Neg(x) }'
-    prefuse.compile(ir.from_onnx_text(text), threads=2, cache=False).save(tmp_path / "serial.prefuse")
+def test_a_program_without_parallel_regions_starts_no_threads(tiny_file: Path, serial_file: Path) -> None:
     script = """
 import numpy as np, os, prefuse, sys
 before = len(os.listdir("/proc/self/task"))
@@ -75,7 +113,7 @@ print(len(os.listdir("/proc/self/task")) - before)
         command = [sys.executable, "-c", script, str(path)]
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
-    assert started(tmp_path / "serial.prefuse") == 0
+    assert started(serial_file) == 0
     assert started(tiny_file) > 0
 
 
@@ -110,13 +148,30 @@ def test_library_that_cannot_be_loaded(tiny_file: Path) -> None:
         CompiledModel(replace(program, library=b"junk"))
 
 
-def test_native_failures_are_reported(tiny_file: Path, x: np.ndarray) -> None:
-    """The host function checks its number of arguments; a plan with one more is not called."""
-    program = read_program(tiny_file)
-    extra = Port("z", TensorType((1,), "float32"), "z")
-    model = CompiledModel(replace(program, plan=replace(program.plan, inputs=(*program.plan.inputs, extra))))
-    with pytest.raises(native.NativeError, match="prefuse_main"):
-        model(x, np.zeros(1, np.float32))
+def test_a_library_without_the_host_function(tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_device, "MAIN", "prefuse_other")
+    with pytest.raises(ProgramFileError, match=r"library\.so: it has no function prefuse_other"):
+        load(tiny_file)
+
+
+def test_failures_of_the_runtime_are_reported() -> None:
+    with pytest.raises(native.NativeError, match=r"no function 'prefuse\.absent'"):
+        native.global_function("prefuse.absent")
+    with pytest.raises(native.NativeError, match="cannot open shared object"):
+        native.Library(Path("absent.so"), ())
+
+
+def test_a_library_goes_with_its_model(tiny_file: Path) -> None:
+    """Its code is mapped from a file that is gone, so it is found by its address."""
+    model = load(tiny_file)
+    context = model._idle[0]
+    address = ctypes.cast(context._invocation._function, ctypes.c_void_p).value  # type: ignore[union-attr]
+    assert address is not None
+    assert _resident_bytes(address) > 0
+    del model, context
+    gc.collect()
+    with pytest.raises(AssertionError, match="is not mapped"):
+        _resident_bytes(address)
 
 
 def test_loading_imports_neither_torch_nor_tvm(tiny_file: Path) -> None:

@@ -72,15 +72,16 @@ def _kernel(name: str, arity: int) -> tirx.PrimFunc:
 def build_library(path: Path) -> bytes:
     """Compile the program's kernels and host function into a shared library."""
     add, double = GlobalVar("add"), GlobalVar("double")
-    arena, constants, x, y = (tirx.Var(name, "int64") for name in ("arena", "constants", "x", "y"))
+    pointer, table = tirx.Var("addresses", PointerType(PrimType("int64"))), tirx.decl_buffer((4,), "int64", layout=None)
+    arena, constants, x, y = (table[i] for i in range(4))
 
     def call(function: GlobalVar, *addresses: tirx.PrimExpr) -> tirx.Stmt:
         arguments = [tirx.reinterpret(_POINTER, address) for address in addresses]
         return tirx.Evaluate(Call(function, arguments, ret_ty=PrimType("int32")))
 
     steps = [call(add, x, constants + CONSTANT_OFFSET, arena + ARENA_OFFSET), call(double, arena + ARENA_OFFSET, y)]
-    main = tirx.PrimFunc([arena, constants, x, y], tirx.SeqStmt(steps))
-    main = main.with_attr("global_symbol", "prefuse_main").with_attr("s_tir", True)
+    main = tirx.PrimFunc([pointer], tirx.SeqStmt([tirx.DeclBuffer(table, data=pointer), *steps]))
+    main = main.with_attr("global_symbol", "prefuse_main").with_attr("calling_conv", 1).with_attr("s_tir", True)
     module = tvm.IRModule({add: _kernel("add", 3), double: _kernel("double", 2), GlobalVar("prefuse_main"): main})
     tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "num-cores": 2})).export_library(str(path))
     return path.read_bytes()
