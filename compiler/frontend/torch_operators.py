@@ -148,7 +148,8 @@ def _grouped_mm(rows: Any, weights: Any, offsets: Any = None, bias: Any = None, 
     """Rows [S, K], sorted by group, by the matrix of their group: [S, K] x [G, K, N] -> [S, N]; or [G, S, K] x [G, K, N].
 
     `offsets` [G] are the ends of the groups, so the group of a row is the number of ends that it is not before. Rows behind the
-    last end are in no group; torch leaves them undefined, here they go with the last one.
+    last end are in no group; torch leaves them undefined, here they go with the last one. torch refuses an `out_dtype` that is
+    not the type of the rows.
     """
     from onnxscript.onnx_opset import opset18 as op
 
