@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from prefuse.compiler.oracle import relative_error
 
+from .channels_last_cases import convolution
 from .harness import Case, run, target_of
-from .test_channels_last import convolution
 from .test_matmul import product
 
 

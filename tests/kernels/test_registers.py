@@ -13,8 +13,8 @@ from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.target import Target
 from tvm.ir import GlobalVar
 
+from .channels_last_cases import channels_last
 from .harness import operator
-from .test_channels_last import channels_last
 
 _LEAST_PRODUCTS = 8  # of a loop that is one over k
 

@@ -16,8 +16,8 @@ from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED
 
 from .amx_emulator import AMX, emulated_amx, emulator
+from .channels_last_cases import convolution, joined
 from .harness import Case, check, run, target_of, type_of
-from .test_channels_last import convolution, joined
 from .test_prologues import computed, exact, laid_last, normal
 
 __all__ = ["emulator"]

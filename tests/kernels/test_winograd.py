@@ -21,8 +21,8 @@ from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.plan import TensorType
 from torch.nn import functional
 
+from .channels_last_cases import convolution
 from .harness import LEVELS, Case, check, run, target_of
-from .test_channels_last import convolution
 
 _RELATIVE = 3e-6  # of the largest element of the result
 _HALF_UNIT = 2.0**-8  # of bfloat16, relative
