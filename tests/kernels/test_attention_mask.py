@@ -10,8 +10,8 @@ from prefuse.kernels.cpu import attention
 from prefuse.kernels.cpu.attention_form import Attention, attention_of
 from prefuse.kernels.cpu.attention_mask import may_hide_keys
 
+from .attention_cases import Step, Tape, attend, chosen, guarded, guarded_by, masked
 from .harness import LEVELS, Case, check, run, target_of
-from .test_attention import Step, Tape, attend, chosen, guarded, guarded_by, masked
 from .test_paired_attention import LEVEL as PAIRS
 from .test_paired_attention import paired
 

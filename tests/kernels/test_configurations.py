@@ -14,9 +14,9 @@ from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.target import Target
 
 from . import test_convolution as first
+from .attention_cases import attend
 from .channels_last_cases import convolution, transposed
 from .harness import Case, check, operator, target_of
-from .test_attention import attend
 from .test_paired_product import product
 from .test_product_rows import projected
 from .test_winograd import fast

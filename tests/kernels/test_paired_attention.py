@@ -11,8 +11,8 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.precision import Precision
 
+from .attention_cases import attend, guarded, masked, packed_projections
 from .harness import Case, check, run, target_of
-from .test_attention import attend, guarded, masked, packed_projections
 
 LEVEL = "avx512bf16"
 _UNIT = 4e-2  # of results of about 1: eight bits of every operand

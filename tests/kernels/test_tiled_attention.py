@@ -15,8 +15,8 @@ from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED, Target
 
 from .amx_emulator import AMX, emulated_amx, emulator
+from .attention_cases import attend, guarded, masked
 from .harness import Case, check, run, target_of
-from .test_attention import attend, guarded, masked
 
 __all__ = ["emulator"]
 UNITS: dict[Precision, float] = {"float32": 3e-6, "float32-fast": 2e-5, "bfloat16": 4e-2}

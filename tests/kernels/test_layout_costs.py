@@ -1,0 +1,55 @@
+"""What convolutions cost in both layouts, and their tiles."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from prefuse.kernels.costs import (
+    Convolution,
+    channels_first_cycles,
+    channels_last_cycles,
+    channels_last_tile,
+    channels_last_tiles,
+)
+
+
+def test_costs_are_of_both_layouts() -> None:
+    """Deep layers of few positions are what channels-last is for; two output channels fill no vector."""
+    deep = Convolution(1, 1, 512, 512, 7, 7, 7, 7, (3, 3), (1, 1), True)
+    thin = Convolution(1, 1, 64, 2, 30, 30, 30, 30, (1, 1), (1, 1), False)
+    assert channels_last_cycles(deep, 16, 32) < 0.9 * channels_first_cycles(deep, 16, 32)
+    assert channels_last_cycles(thin, 16, 32) > 2 * channels_first_cycles(thin, 16, 32)
+    first = Convolution(1, 1, 3, 64, 224, 224, 224, 224, (3, 3), (1, 1), True)  # 64 * 224 rows go to the epilogue one by one
+    small = Convolution(1, 1, 6, 16, 14, 14, 10, 10, (5, 5), (1, 1), False)
+    for one in (first, small):
+        assert channels_last_cycles(one, 16, 32) < channels_first_cycles(one, 16, 32)
+    for one in (deep, thin, first, small):
+        floor = one.rows * one.columns * one.outputs * one.depth / 32
+        assert min(channels_last_cycles(one, 16, 32), channels_first_cycles(one, 16, 32)) >= floor
+
+
+@pytest.mark.parametrize("registers", [16, 32])
+def test_tiles_fit_the_registers(registers: int) -> None:
+    for positions, channels, depth, inputs in product((1, 7, 14, 500), (1, 17, 64), (9, 4608), (1, 64)):
+        rows, vectors = channels_last_tile(positions, channels, depth, inputs, 8, registers)
+        assert rows * vectors + vectors + 1 <= registers
+        assert 1 <= rows <= positions
+
+
+def test_rows_that_share_the_sets_of_a_cache_are_few() -> None:
+    """Positions of 1024 channels of float32 lie 4 KiB apart."""
+    assert channels_last_tile(196, 256, 1024, 1024, 16, 32) == (7, 2)
+    assert channels_last_tile(196, 256, 960, 960, 16, 32) == (14, 2)
+    assert channels_last_tile(28, 1024, 9216, 1024, 16, 32) == (14, 2)  # whose panels of weights come from beyond L2
+
+
+def test_wide_tiles_of_short_sums() -> None:
+    """Of few channels, and of pairs while a panel of weights stays in L1; never of more sums than half of the registers."""
+    assert channels_last_tile(112, 64, 147, 3, 16, 32) == (4, 4)
+    assert channels_last_tiles(3136, 256, 32, 32, 16, 32, pairs=True)[0] == (4, 4)
+    assert channels_last_tiles(3136, 144, 12, 12, 16, 32, pairs=True)[0] == (5, 3)
+    assert channels_last_tiles(3136, 256, 32, 32, 16, 32)[0] == (7, 2)
+    assert channels_last_tiles(32, 32, 216, 8, 16, 32, pairs=True)[0] == (8, 2)
+    assert channels_last_tiles(16, 32, 216, 216, 16, 32, pairs=True)[0] == (6, 2)  # eight sums wait for the dot products before
+    assert channels_last_tiles(3136, 256, 256, 256, 16, 32, pairs=True)[0] == (7, 2)
