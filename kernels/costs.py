@@ -6,6 +6,7 @@ converted is counted by its bytes. The measured cycles of large layers are at mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
@@ -52,7 +53,8 @@ def operations_of(op_type: str) -> int:
 class Convolution:
     """The extents of one convolution; `inputs` and `outputs` are channels of one group.
 
-    Rows are the lines of a whole volume, where there are more dimensions than two.
+    Rows are the lines of a whole volume, where there are more dimensions than two. A transposed convolution is told as what it is
+    about: a convolution of stride 1 with as many times the outputs as it has phases.
     """
 
     images: int
@@ -70,6 +72,68 @@ class Convolution:
     dilations: tuple[int, int] = (1, 1)
     depths: int = 1  # taps of a volume's planes, each of which reads another one
     gaps: int = 0  # lines between the planes of a volume, which are computed where they lie channels-first
+    planes: int = 1  # of the result
+    phases: int = 1  # that share the outputs
+
+    @classmethod
+    def of_dimensions(
+        cls,
+        channels: tuple[int, int, int, int],
+        sizes: Sequence[int],
+        results: Sequence[int],
+        kernel: Sequence[int],
+        strides: Sequence[int],
+        dilations: Sequence[int],
+        *,
+        has_pads: bool,
+        element_bytes: int,
+    ) -> Convolution:
+        """Of signals, images or volumes: `channels` are images, groups, and inputs and outputs of a group."""
+        many = zip(sizes, results, kernel, strides, dilations, strict=True)
+        overhangs = any((out - 1) * stride + (taps - 1) * dilation + 1 > size for size, out, taps, stride, dilation in many)
+        return cls(
+            *channels,
+            *_as_plane(sizes),
+            *_as_plane(results),
+            kernel=_as_plane(kernel),
+            strides=_as_plane(strides),
+            is_padded=overhangs or has_pads,
+            element_bytes=element_bytes,
+            dilations=_as_plane(dilations),
+            depths=prod(kernel[:-2]),
+            gaps=prod(results[:-2]) * (kernel[-2] - 1) if len(kernel) > 2 else 0,
+            planes=prod(results[:-2]),
+        )
+
+    @classmethod
+    def of_phases(
+        cls,
+        channels: tuple[int, int, int, int],
+        sizes: Sequence[int],
+        results: Sequence[int],
+        kernel: Sequence[int],
+        strides: Sequence[int],
+        *,
+        has_pads: bool,
+        element_bytes: int,
+    ) -> Convolution:
+        """Of a transposed one, in the same way."""
+        extents, taps = ([ceil(n / s) for n, s in zip(numbers, strides, strict=True)] for numbers in (results, kernel))
+        images, groups, inputs, outputs = channels
+        return cls(
+            images,
+            groups,
+            inputs,
+            outputs * prod(strides),
+            *_as_plane(sizes),
+            *_as_plane(extents),
+            kernel=_as_plane(taps),
+            strides=(1, 1),
+            is_padded=prod(taps) > 1 or (*extents,) != (*sizes,) or has_pads,
+            element_bytes=element_bytes,
+            planes=prod(extents[:-2]),
+            phases=prod(strides),
+        )
 
     @property
     def is_pointwise(self) -> bool:
@@ -88,6 +152,11 @@ class Convolution:
     @property
     def input_bytes(self) -> int:
         return self.images * self.groups * self.inputs * self.height * self.width * self.element_bytes
+
+
+def _as_plane(extents: Sequence[int]) -> tuple[int, int]:
+    """Extents of all dimensions but the last as one: lines of a volume cost what those of an image do."""
+    return prod(extents[:-1]), extents[-1]
 
 
 def in_pairs(one: Convolution) -> Convolution:
@@ -142,6 +211,11 @@ def channels_last_cycles(one: Convolution, lanes: int, registers: int) -> float:
     stretches = 1 if one.is_pointwise else one.rows * one.images
     tile = channels_last_tile(positions, one.outputs, one.depth, one.inputs, lanes, registers)
     return copied + stretches * one.groups * _stretch_cycles(tile, positions, one.outputs, one.depth, lanes)
+
+
+def paired_cycles(one: Convolution, lanes: int, registers: int, *, is_slow: bool) -> float:
+    """The same by pairs of bfloat16, at twice the rate of float32, or `is_slow`, as on CPUs with a tile unit, at half of it."""
+    return (2 if is_slow else 1) * channels_last_cycles(one if is_slow else in_pairs(one), lanes, registers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +310,7 @@ _TILE_LOAD_CYCLES = 40  # for a tile of 1 KiB from the second cache: 30 to 60 me
 _SPLIT_ELEMENTS = 4.0  # of one term that a core makes in a cycle when it packs an operand
 _FAR_BYTES = 5.0  # a cycle, of weights that come from memory
 _BLOCK_LINES = 32  # rows, columns and values of k of a block of four tiles
+_MOST_LINE = 8192  # elements of a line on the stack
 TERMS = {"float32": 3, "float32-fast": 2, "bfloat16": 1, "float16": 3}  # bfloat16 numbers that a float32 becomes, by precision
 _TILE_LINES, _VECTOR_LANES = 16, 16
 _TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their products, loads of a term of A and of B for them
@@ -261,33 +336,40 @@ def vector_step_cycles(rows: int, columns: int, depth: int) -> float:
 
 
 def _blocks_cycles(rows: int, columns: int, depth: int, terms: int) -> float:
-    """Of all blocks of 32 rows, the last of which may be half a one, by 32 columns."""
-    tiles = ceil(rows / _TILE_LINES)
-    step = tiles // 2 * _block_cycles(terms, 2) + tiles % 2 * _block_cycles(terms, 1)
+    """Of all blocks of 32 rows, the last of which may be half a one, by 32 columns, or 16 where there are no more."""
+    tiles, b_tiles = ceil(rows / _TILE_LINES), 1 if columns <= _TILE_LINES else 2
+    step = tiles // 2 * _block_cycles(terms, 2, b_tiles) + tiles % 2 * _block_cycles(terms, 1, b_tiles)
     return ceil(columns / _BLOCK_LINES) * ceil(depth / _BLOCK_LINES) * step
 
 
-def _block_cycles(terms: int, tiles: int) -> float:
-    """Of a step of 32 values of k: so many tiles of A by two of B."""
+def _block_cycles(terms: int, a_tiles: int, b_tiles: int) -> float:
+    """Of a step of 32 values of k."""
     products, a_loads, b_loads = _TERM_PRODUCTS[terms]
-    return max(2 * tiles * products * _DOT_CYCLES, (tiles * a_loads + 2 * b_loads) * _TILE_LOAD_CYCLES)
+    return max(a_tiles * b_tiles * products * _DOT_CYCLES, (a_tiles * a_loads + b_tiles * b_loads) * _TILE_LOAD_CYCLES)
 
 
-def joins_columns(inputs: int, columns: int, dilation: int) -> bool:
-    """Whether channels of all columns of a window lie side by side for the tile unit, as those of one fill few of its 32 rows."""
-    return dilation == 1 and inputs < _BLOCK_LINES and ceil(columns * inputs / _BLOCK_LINES) < columns
+def joined_columns(one: Convolution) -> int:
+    """Columns of a window whose channels lie side by side for the tile unit, as those of one fill few of its 32 values of k."""
+    columns, inputs = one.kernel[1], one.inputs
+    is_plain = one.groups == one.dilations[1] == one.phases == 1 and one.height > 1
+    are_few = inputs < _BLOCK_LINES and ceil(columns * inputs / _BLOCK_LINES) < columns
+    line = ((one.columns - 1) * one.strides[1] + columns) * inputs
+    return columns if is_plain and are_few and line <= _MOST_LINE else 1
 
 
 def tile_convolution_cycles(one: Convolution, terms: int, *, copies: bool = True) -> float:
-    """Of a convolution without groups on the tile unit, its result channels-last; it first copies its input in terms or not."""
-    joined = one.kernel[1] if joins_columns(one.inputs, one.kernel[1], one.dilations[1]) else 1
+    """Of a convolution on the tile unit, its result channels-last; it first copies its input in terms or not."""
+    joined = joined_columns(one)
     pitch = one.columns if joined > 1 else one.columns + (one.kernel[1] - 1) * one.dilations[1] // one.strides[1]
     channels = ceil(one.inputs * joined / _BLOCK_LINES) * _BLOCK_LINES
-    positions, depth = (one.rows - 1) * pitch + one.columns, prod(one.kernel) // joined * channels
-    product_cycles = tile_product_cycles(positions, one.outputs, depth, terms, packs_a=False, packs_b=False)
+    positions, depth = (one.rows // one.planes - 1) * pitch + one.columns, prod(one.kernel) // joined * channels
+    outputs, matrices, planes = one.outputs // one.phases, one.groups * one.phases, one.images * one.planes
+    blocks = planes * matrices * _blocks_cycles(positions, outputs, depth, terms)
+    rows, columns = (ceil(extent / _BLOCK_LINES) * _BLOCK_LINES for extent in (positions, outputs))
+    finished = planes * matrices * rows * columns / 4
     width = one.columns if joined > 1 else one.width
-    copied = one.height * width * channels * terms / _SPLIT_ELEMENTS if copies else 0.0
-    return one.images * (product_cycles + copied)
+    copied = one.images * one.groups * one.height * width * channels * terms / _SPLIT_ELEMENTS if copies else 0.0
+    return max(blocks, matrices * outputs * depth * 2 * terms / _FAR_BYTES) + finished + copied
 
 
 def vector_product_cycles(m: int, n: int, k: int, lanes: int, *, is_narrow: bool) -> float:

@@ -41,6 +41,7 @@ from .cpu import (
     suppression,
     tiled_convolution,
     tiled_matmul,
+    tiled_transposed_convolution,
     topk,
     transposed_convolution_channels_last,
     trilu,
@@ -109,6 +110,7 @@ TEMPLATES: tuple[Template, ...] = (
 TILE_TEMPLATES: tuple[Template, ...] = (
     Template("matmul_tiles", tiled_matmul.build, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
     _channels_last("convolution_tiles", tiled_convolution.build, {"Conv"}),
+    _channels_last("transposed_convolution_tiles", tiled_transposed_convolution.build, {"ConvTranspose"}),
 )
 
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.

@@ -16,9 +16,9 @@ from ..compiler.ir.names import fresh_name
 from ..compiler.ir.opset_raise import OLDEST
 from ..compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes
 from ..compiler.pipeline import Context, Pass
-from ..kernels.costs import WINOGRAD_PRECISIONS, channels_last_cycles, in_pairs, winograd_choice
+from ..kernels.costs import WINOGRAD_PRECISIONS, channels_last_cycles, in_pairs, tile_convolution_cycles, winograd_choice
 from .canonicalization.scope import static_shape
-from .layout.extents import convolution_extents
+from .layout.extents import convolution_extents, phase_extents
 
 Narrow = Literal["bfloat16", "float16"]
 _TYPES: dict[Narrow, ir.DataType] = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
@@ -211,11 +211,20 @@ class _Lowering:
             return f"it has {dimensions} spatial dimensions, and the kernel {_MOST_DIMENSIONS}"
         channels = weights[1] if node.op_type == "Conv" else weights[0] // node.attributes.get_int("group", 1)
         if not channels % 2:
-            return ""
+            return self._unit_fault(node)
         dilations = node.attributes.get_ints("dilations") or (1,)
         has_neighbours = node.op_type == "Conv" and weights[-1] > 1 and dilations[-1] == 1
         taps = ": a kernel may round taps of a row as it reads them" if has_neighbours else ""
         return f"{channels} channels are no pairs{taps}"
+
+    def _unit_fault(self, node: ir.Node) -> str:
+        """Why a convolution stays as it is on CPUs with a tile unit, which multiply pairs on vectors at half the rate of float32."""
+        target = self.context.target
+        if not target.has_tiles:
+            return ""
+        one = convolution_extents(node) if node.op_type == "Conv" else phase_extents(node)
+        tiles, vectors = tile_convolution_cycles(one, 1), channels_last_cycles(one, target.vector_lanes, target.vector_registers)
+        return "" if tiles < vectors else f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors in float32"
 
     def _weight_fault(self, operands: list[ir.Value]) -> str:
         for value in operands:

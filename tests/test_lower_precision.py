@@ -9,7 +9,10 @@ import onnx_ir as ir
 import prefuse
 import pytest
 import torch
-from prefuse.runtime.target import AMX_EMULATED
+from prefuse.compiler.ir.facts import infer_facts
+from prefuse.compiler.pipeline import Context, run_pipeline
+from prefuse.passes.lower_precision import LowerPrecision
+from prefuse.runtime.target import AMX_EMULATED, Target
 from prefuse.tests.kernels.harness import target_of
 
 LEVELS = ("avx2", "avx512", "avx512bf16", "amx", AMX_EMULATED)
@@ -158,3 +161,19 @@ def test_a_recurrent_operator_may_lack_its_first_output() -> None:
 
     narrow, exact = run("bfloat16"), run("float32")
     assert 0 < np.linalg.norm(narrow - exact) / np.linalg.norm(exact) < 1e-2
+
+
+@pytest.mark.parametrize(("kind", "kernel"), [("Conv", (16, 2, 1, 1)), ("ConvTranspose", (2, 16, 2, 2))])
+def test_what_stays_on_vectors_stays_float32_where_they_multiply_pairs_slowly(kind: str, kernel: tuple[int, ...]) -> None:
+    """CPUs with a tile unit have a slow instruction for pairs; their tiles do not pay for 2 channels."""
+    weights = onnx.numpy_helper.from_array(np.ones(kernel, np.float32), "w")
+    shapes: tuple[tuple[str, list[int] | None], ...] = ("x", [1, 2, 128, 128]), ("y", None)
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes)
+    node = onnx.helper.make_node(kind, ["x", "w"], ["y"])
+    graph = onnx.helper.make_graph([node], "main", [x], [y], [weights])
+    opset = [onnx.helper.make_opsetid("", 21)]
+    for level, is_narrow in (("avx512bf16", True), ("amx", False)):
+        model = ir.from_proto(onnx.helper.make_model(graph, ir_version=10, opset_imports=opset))
+        infer_facts(model)
+        run_pipeline(model, [LowerPrecision()], Context(Target("cpu", level), precision="bfloat16"))
+        assert any(node.op_type == "Cast" for node in model.graph) == is_narrow

@@ -17,11 +17,13 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ..builder import Expr, Index, KernelBuilder, row_major, unravel
+from ..costs import Convolution
 from ..group import Group, Op
 from ..pointwise import POINTWISE
 from ..template import Refusal
 from ..values import GroupValues, Reader, anchors_of, pointwise_obstacle
 from ..views import slice_places
+from .window import read_window
 
 _RANKS = (3, 4, 5)  # of signals, of images and of volumes
 
@@ -147,6 +149,19 @@ def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast 
         return Refusal(reason)
     pieces = tuple(part for part in parts if isinstance(part, Piece))
     return ChannelsLast(group, inner, anchor, operands, destinations, pieces)
+
+
+def extents_of(form: ChannelsLast) -> Convolution:
+    """What costs are told of the form's anchor, a convolution or a transposed one."""
+    anchor, window = form.anchor, read_window(form.inner, form.anchor)
+    source, groups = form.inner.types[anchor.inputs[0]], anchor.attribute("group", 1)
+    images, channels, *_ = source.shape
+    outputs = form.inner.types[anchor.outputs[0]].shape[1] // groups
+    numbers = (images, groups, channels // groups, outputs), window.inputs, window.outputs, window.kernel, window.strides
+    has_pads, element_bytes = any(window.begins), source.size_bytes // max(source.elements, 1)
+    if anchor.op_type == "Conv":
+        return Convolution.of_dimensions(*numbers, window.dilations, has_pads=has_pads, element_bytes=element_bytes)
+    return Convolution.of_phases(*numbers, has_pads=has_pads, element_bytes=element_bytes)
 
 
 def _parts(group: Group, join: Op, results: Mapping[str, str]) -> tuple[Destination | Piece, ...]:

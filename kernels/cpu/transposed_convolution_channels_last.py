@@ -8,12 +8,8 @@ phase reads beyond the input there is a copy of it with zeros around.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import product as nest
 from math import ceil, prod
 
-import numpy as np
 from tvm import tirx
 
 from ...runtime.plan import TensorType
@@ -28,10 +24,10 @@ from .anchored import accumulator_type
 from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, new_builder
 from .convolution_channels_last import deal, each_column, has_pairs
-from .packing import PackPanels
 from .padded_image import Image, padded_image
 from .tile_product import Tile, sum_tile
-from .window import Taps, Window, read_window, transposed_taps
+from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
+from .window import Window, read_window
 
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _WORK_PER_OPERATION = 16
@@ -50,95 +46,10 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if source.dtype not in _TYPES:
         return Refusal(f"no convolution of {source.dtype}")
     window = read_window(form.inner, form.anchor)
-    products = [_Product(runs) for runs in nest(*(phase_runs(window, axis) for axis in range(len(window.kernel))))]
+    products = phase_products(window)
     if len(products) > _MAX_PRODUCTS:
         return Refusal(f"{len(products)} different phases of output positions, more than {_MAX_PRODUCTS}")
     return _TransposedConvolution(form, target, window).build(products)
-
-
-@dataclass(frozen=True)
-class PhaseRun:
-    """Neighbouring phases of one dimension that read the input alike: `taps` are those of the first, and weights of the next
-    phases begin one further each. There are `positions` outputs of each phase.
-    """
-
-    first: int
-    count: int
-    taps: Taps
-    positions: int
-
-
-def phase_runs(window: Window, axis: int) -> list[PhaseRun]:
-    """The phases of one dimension that have output positions."""
-    runs: list[PhaseRun] = []
-    for phase in range(min(window.strides[axis], window.outputs[axis])):
-        taps = transposed_taps(window, axis, phase)
-        if not taps.count:
-            taps = Taps(0, 1, 0, 0, 0)  # such positions are the bias alone
-        positions = len(range(phase, window.outputs[axis], window.strides[axis]))
-        last = runs[-1] if runs else None
-        following = last and (replace(last.taps, first=last.taps.first + last.count) if taps.count else last.taps)
-        if last and taps == following and positions == last.positions:
-            runs[-1] = replace(last, count=last.count + 1)
-        else:
-            runs.append(PhaseRun(phase, 1, taps, positions))
-    return runs
-
-
-@dataclass(frozen=True)
-class _Product:
-    """Phases that are one product: those of a run of each dimension."""
-
-    runs: tuple[PhaseRun, ...]
-
-    @property
-    def phases(self) -> tuple[int, ...]:
-        return tuple(run.count for run in self.runs)
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        return tuple(run.positions for run in self.runs)
-
-    @property
-    def taps(self) -> tuple[Taps, ...]:
-        return tuple(run.taps for run in self.runs)
-
-
-@dataclass(frozen=True)
-class PackPhases:
-    """The weights of one product, [groups * phases, panels, depth, tile]: the last panel filled up with zeros.
-
-    `shape` is (group, input, output, *place in the kernel); `places` are for each dimension the places in the kernel that its
-    phases use, one phase after the other, so that they divide into equal parts.
-    """
-
-    shape: tuple[int, ...]
-    phases: tuple[int, ...]
-    places: tuple[tuple[int, ...], ...]
-    tile: int
-    pairs: bool = False  # of neighbouring inputs, as in PackPanels
-
-    @property
-    def panels(self) -> PackPanels:
-        """How the weights of all phases, once taken, are laid out."""
-        shape = list(self.shape[:3])
-        for phases, places in zip(self.phases, self.places, strict=True):
-            shape += [phases, len(places) // phases]
-        order = (0, *range(3, len(shape), 2), 2, *range(4, len(shape), 2), 1)
-        return PackPanels(tuple(shape), order, 1 + len(self.phases), 1, self.tile, pairs=self.pairs)
-
-    def packed_type(self, source: TensorType) -> TensorType:
-        return self.panels.packed_type(source)
-
-    def __call__(self, array: np.ndarray) -> np.ndarray:
-        taken = array.reshape(self.shape)
-        for axis, places in enumerate(self.places, 3):
-            taken = taken.take(places, axis)
-        return self.panels(taken)
-
-    def __str__(self) -> str:
-        pairs = ",pairs" if self.pairs else ""
-        return f"phases({self.shape},{self.phases},{self.places},{self.tile}{pairs})".replace(" ", "")
 
 
 class _TransposedConvolution:
@@ -159,11 +70,11 @@ class _TransposedConvolution:
             self.channels //= 2
         self.packed: dict[str, Operand] = {}
 
-    def build(self, products: list[_Product]) -> BuiltKernel | Refusal:
+    def build(self, products: list[PhaseProduct]) -> BuiltKernel | Refusal:
         self.form.copy_pieces(self.builder)
         flops = 0
         if self.form.inner.types[self.anchor.outputs[0]].elements:
-            leads, reaches = self._reaches(products)
+            leads, reaches = reaches_of(products)
             self.is_whole = not any(leads) and all(reach <= n for reach, n in zip(reaches, self.window.inputs, strict=True))
             image = padded_image(self.builder, self.form, leads, reaches, words=self.is_paired)
             if isinstance(image, Refusal):
@@ -173,19 +84,9 @@ class _TransposedConvolution:
         name = "transposed_convolution_channels_last"
         return finish(name, self.builder, self.form.outer, flops=flops, packed=self.packed)
 
-    def _reaches(self, products: list[_Product]) -> tuple[list[int], list[int]]:
-        """How far before the input products read, and up to where, counted from there."""
-        leads, reaches = [], []
-        for axis in range(len(self.window.kernel)):
-            ends = [(one.taps[axis].reach, one.positions[axis]) for one in products if one.taps[axis].count]
-            lead = max([0, *(-first for (first, _), _ in ends)])
-            leads.append(lead)
-            reaches.append(max([0, *(lead + last + positions for (_, last), positions in ends)]))
-        return leads, reaches
-
     # One product ------------------------------------------------------------------------------------------------------
 
-    def _emit(self, number: int, product: _Product, image: Image, leads: list[int]) -> int:
+    def _emit(self, number: int, product: PhaseProduct, image: Image, leads: list[int]) -> int:
         """Write the loops over tiles; returns the arithmetic operations of the product."""
         builder, taps = self.builder, product.taps
         inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
@@ -243,12 +144,12 @@ class _TransposedConvolution:
     def _factor(self, element: Expr) -> Expr:
         return element if self.is_paired else tirx.Cast(self.accumulator, element)
 
-    def _is_flat(self, product: _Product) -> bool:
+    def _is_flat(self, product: PhaseProduct) -> bool:
         """Whether each position of the product reads the input's element of its own place, and the input is no copy."""
         is_same = all(one.count == 1 and one.begin == 0 for one in product.taps)
         return self.is_whole and is_same and product.positions == self.window.inputs
 
-    def _positions(self, product: _Product) -> tuple[int, int, int]:
+    def _positions(self, product: PhaseProduct) -> tuple[int, int, int]:
         """Images, lines of each and positions of a line; lines without anything between them are one, and so are images."""
         *outer, rows = product.positions
         lines = prod(outer)
@@ -256,12 +157,12 @@ class _TransposedConvolution:
             return (1, 1, self.images * lines * rows) if self.is_last else (self.images, 1, lines * rows)
         return self.images, lines, rows
 
-    def _lead(self, product: _Product, line: Expr) -> Index:
+    def _lead(self, product: PhaseProduct, line: Expr) -> Index:
         """Where a line lies in all dimensions but the last."""
         outer = product.positions[:-1]
         return (0,) * len(outer) if self._is_flat(product) else tuple(self.builder.bind(i) for i in unravel(line, outer))
 
-    def _index(self, product: _Product, number: Expr, lead: Index, position: Expr, phase: Expr) -> Index:
+    def _index(self, product: PhaseProduct, number: Expr, lead: Index, position: Expr, phase: Expr) -> Index:
         """Image and place of the output for a position of a line."""
         if not self._is_flat(product):
             place: Index = (*lead, position)
@@ -282,13 +183,12 @@ class _TransposedConvolution:
 
     # Weights ----------------------------------------------------------------------------------------------------------
 
-    def _weights(self, number: int, product: _Product, tile: int) -> Buffer:
+    def _weights(self, number: int, product: PhaseProduct, tile: int) -> Buffer:
         name = self.anchor.inputs[1]
         inputs = self.source.shape[1] // self.groups
         shape = (self.groups, inputs, self.out_channels // self.groups, *self.window.kernel)
-        places = tuple(tuple(_weight_places(run)) for run in product.runs)
         kind = self.form.inner.types[name]
-        pack = PackPhases(shape, product.phases, places, tile, self.is_paired)
+        pack = PackPhases(shape, product.phases, product.places, tile, self.is_paired)
         if name not in self.form.inner.constants:
             return self._pack_here(pack, product, self.builder.parameter(name, kind.elements, kind.dtype))
         key = f"{name}/last{number}"
@@ -298,7 +198,7 @@ class _TransposedConvolution:
             return self.builder.parameter(key, elements // 2, "int32")
         return self.builder.parameter(key, elements, kind.dtype)
 
-    def _pack_here(self, pack: PackPhases, product: _Product, source: Buffer) -> Buffer:
+    def _pack_here(self, pack: PackPhases, product: PhaseProduct, source: Buffer) -> Buffer:
         """The same layout, written by the kernel where weights are not constant."""
         builder, packed = self.builder, pack.packed_type(TensorType((), str(source.dtype)))
         groups, panels, depth, tile = packed.shape
@@ -315,9 +215,3 @@ class _TransposedConvolution:
                 filled = builder.masked(output < pack.shape[2], value, tirx.const(0, packed.dtype))
                 builder.store(buffer, (chunk * depth + k) * tile + line, filled)
         return buffer
-
-
-def _weight_places(run: PhaseRun) -> Iterator[int]:
-    """The places in the kernel, of one dimension, that the phases of a run use, phase after phase."""
-    for phase in range(run.count):
-        yield from (run.taps.first + phase + i * run.taps.step for i in range(run.taps.count))

@@ -31,7 +31,7 @@ from ..costs import (
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
-from .channels_last import ChannelsLast, channels_last_form
+from .channels_last import ChannelsLast, channels_last_form, extents_of
 from .common import finish, new_builder
 from .tile_product import Panel, Tile, sum_tile
 from .window import Window, read_window
@@ -55,7 +55,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     choice = winograd_of(form, target)
     if isinstance(choice, Refusal):
         return choice
-    one = _extents(form)
+    one = extents_of(form)
     direct = direct_convolution_cycles(form, target)
     if choice.cycles >= direct and group.configuration.get(TEMPLATE) != "winograd_channels_last":
         return Refusal(f"would take {choice.cycles:.0f} cycles, and the direct convolution {direct:.0f}")
@@ -64,7 +64,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 def direct_convolution_cycles(form: ChannelsLast, target: Target) -> float:
     """What the direct convolution of the form's anchor would take on vectors."""
-    one, (source, weights) = _extents(form), (form.inner.types[name] for name in form.anchor.inputs[:2])
+    one, (source, weights) = extents_of(form), (form.inner.types[name] for name in form.anchor.inputs[:2])
     has_pairs = source.dtype == weights.dtype == "bfloat16" and one.inputs % 2 == 0
     goes_by_pairs = has_pairs and target.has("avx512_bf16")
     return channels_last_cycles(in_pairs(one) if goes_by_pairs else one, target.vector_lanes, target.vector_registers)
@@ -77,7 +77,7 @@ def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
         return Refusal(f"its errors grow with the largest element of a tile, which precision {precision} does not allow")
     if reason := _obstacle(form, target):
         return Refusal(reason)
-    choice = winograd_choice(_extents(form), target.vector_lanes, target.vector_registers)
+    choice = winograd_choice(extents_of(form), target.vector_lanes, target.vector_registers)
     return choice or Refusal("is not of 3x3 windows without strides or dilations")
 
 
@@ -99,29 +99,6 @@ def _obstacle(form: ChannelsLast, target: Target) -> str:
     if anchor.inputs[1] not in form.inner.constants:
         return "its weights are not constant"
     return "" if source.elements and weights.elements else "is empty"
-
-
-def _extents(form: ChannelsLast) -> Convolution:
-    kind = form.inner.types[form.anchor.inputs[0]]
-    element_bytes = kind.size_bytes // max(kind.elements, 1)
-    source, weights, result = (form.inner.types[name].shape for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
-    window, groups = read_window(form.inner, form.anchor), form.anchor.attribute("group", 1)
-    reaches = [out - 1 + kernel for out, kernel in zip(window.outputs, window.kernel, strict=True)]
-    return Convolution(
-        images=source[0],
-        groups=groups,
-        inputs=weights[1],
-        outputs=weights[0] // groups,
-        height=source[2],
-        width=source[3],
-        rows=result[2],
-        columns=result[3],
-        kernel=(window.kernel[0], window.kernel[1]),
-        strides=(window.strides[0], window.strides[1]),
-        is_padded=any(window.begins) or reaches[0] > source[2] or reaches[1] > source[3],
-        element_bytes=element_bytes,
-        dilations=(window.dilations[0], window.dilations[1]),
-    )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ...kernels.costs import (
     channels_last_cycles,
     conversion_cycles,
     direct_cycles,
-    in_pairs,
+    paired_cycles,
     scattered_cycles,
     tile_convolution_cycles,
     winograd_choice,
@@ -100,14 +100,15 @@ def _convolution(
         scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
     is_narrow = source.dtype != anchor.outputs[0].dtype
     has_pairs = is_narrow and weights.dtype == source.dtype and one.inputs % 2 == 0
-    goes_by_pairs = has_pairs and target.has("avx512_bf16")  # which lie side by side channels-last only
-    last_cycles = channels_last_cycles(in_pairs(one) if goes_by_pairs else one, lanes, registers)
-    has_weights = kind == "Conv" and _is_constant(model, node, weights)
+    last_cycles = channels_last_cycles(one, lanes, registers)
+    if has_pairs and target.has("avx512_bf16"):  # which lie side by side channels-last only
+        last_cycles = paired_cycles(one, lanes, registers, is_slow=target.has_tiles)
+    has_weights = _is_constant(model, node, weights)
     is_plain = has_weights and source.dtype == ir.DataType.FLOAT
     is_bfloat16 = has_weights and is_narrow and source.dtype == ir.DataType.BFLOAT16
-    is_plane = len(tensor_type(source).shape) == 4
-    if target.has_tiles and is_plane and one.groups == 1 and (is_plain or is_bfloat16):
+    if target.has_tiles and (is_plain or is_bfloat16):
         last_cycles = min(last_cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
+    is_plane = kind == "Conv" and len(tensor_type(source).shape) == 4
     may_transform = is_plane and (is_plain or is_bfloat16) and precision in WINOGRAD_PRECISIONS
     choice = winograd_choice(one, lanes, registers) if may_transform else None
     saved = 0.0 if choice is None else max(last_cycles - choice.cycles, 0.0)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 from prefuse.kernels import costs
-from prefuse.kernels.cpu import tiled_convolution
+from prefuse.kernels.cpu import tiled_convolution, tiled_transposed_convolution, tiled_windows
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel, Refusal
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED
 
 from .amx_emulator import AMX, emulated_amx, emulator
-from .channels_last_cases import convolution, joined
+from .channels_last_cases import convolution, joined, transposed
 from .harness import Case, check, run, target_of, type_of
 from .test_prologues import computed, exact, laid_last, normal
 
@@ -27,14 +28,17 @@ UNITS: dict[Precision, float] = {"float32": 1e-6, "float32-fast": 1.2e-5, "bfloa
 @pytest.fixture(autouse=True)
 def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small convolutions, too, for which vectors are faster."""
-    monkeypatch.setattr(tiled_convolution, "tile_convolution_cycles", lambda *sizes, copies: 0.0)
+    for module in (tiled_convolution, tiled_transposed_convolution):
+        monkeypatch.setattr(module, "tile_convolution_cycles", lambda *sizes, copies: 0.0)
 
 
 def tiled(case: Case, precision: Precision = "float32-fast") -> Case:
     """The case, which must be computed on tiles."""
+    is_transposed = any(op.op_type == "ConvTranspose" for op in case.group.ops)
+    template = "transposed_convolution_tiles" if is_transposed else "convolution_tiles"
     atol = UNITS[precision] * float(np.abs(case.expected[0]).max(initial=0))
     group = replace(case.group, precision=precision)
-    return replace(case, group=group, template="convolution_tiles", rtol=0.0, atol=atol, got=[])
+    return replace(case, group=group, template=template, rtol=0.0, atol=atol, got=[])
 
 
 def convolutions() -> list[Case]:
@@ -50,20 +54,68 @@ def convolutions() -> list[Case]:
     ]
 
 
-def test_convolutions() -> None:
-    check([tiled(case) for case in convolutions()], target_of(AMX_EMULATED))
+def grouped() -> list[Case]:
+    """Groups of whole tiles of channels, and of less."""
+    return [
+        convolution((1, 64, 6, 9), 64, 3, 1, 1, group=2),
+        convolution((2, 60, 7, 5), 54, 3, 2, 1, group=3),
+        convolution((1, 64, 5, 8), 32, 1, group=2),
+    ]
+
+
+def signals() -> list[Case]:
+    return [
+        convolution((2, 40, 37), 33, 3, 2),
+        convolution((1, 20, 70), 40, 5, 1, (8, 8), 4),
+        convolution((1, 48, 33), 48, 8, 1, 4, group=3),
+        convolution((1, 3, 50), 33, 10, 5, keep_first=("x",)),
+    ]
+
+
+def volumes() -> list[Case]:
+    return [
+        convolution((1, 20, 3, 6, 7), 33, 3, 1, 1),
+        convolution((2, 3, 5, 9, 8), 17, (3, 5, 4), (1, 2, 2), (1, 2, 1, 1, 0, 2)),
+        convolution((1, 33, 5, 5, 7), 5, (2, 1, 3), 2, (2, 0, 1, 0, 0, 1), (3, 1, 2)),
+        convolution((2, 64, 2, 3, 3), 70, 1),
+    ]
+
+
+def transposed_cases() -> list[Case]:
+    """Kernels as long as their strides, shorter and longer, of one to three dimensions."""
+    return [
+        transposed((2, 40, 7, 6), 33, 2, 2),
+        transposed((1, 33, 4, 5), 20, 3, 2, 1, extra=1),
+        transposed((1, 20, 5, 4), 40, 4, 2, 1, keep_first=("x",)),
+        transposed((1, 6, 7, 9), 18, 3, (1, 2), 1, (2, 1)),
+        transposed((1, 64, 5, 3), 40, 3, 2, 1, group=2),
+        transposed((1, 40, 13), 33, 16, 8, 4),
+        transposed((2, 33, 3, 2, 5), 20, 2, 2),
+        transposed((1, 20, 2, 4, 3), 18, (3, 4, 3), 2, 1),
+    ]
+
+
+def every_kind() -> list[Case]:
+    return [*convolutions(), grouped()[1], signals()[1], volumes()[1], *transposed_cases()[:2]]
+
+
+@pytest.mark.parametrize("cases", [convolutions, grouped, signals, volumes, transposed_cases])
+def test_convolutions(cases: Callable[[], list[Case]]) -> None:
+    check([tiled(case) for case in cases()], target_of(AMX_EMULATED))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_other_precisions(precision: Precision) -> None:
-    check([tiled(case, precision) for case in convolutions()[:2]], target_of(AMX_EMULATED))
+    cases = [*convolutions()[:2], grouped()[1], signals()[0], volumes()[0], transposed_cases()[0], transposed_cases()[7]]
+    check([tiled(case, precision) for case in cases], target_of(AMX_EMULATED))
 
 
 def test_bfloat16() -> None:
     """Rounded operands: only the additions round."""
     cases = []
-    in_place = [convolution((2, 64, 5, 7), 40, 1), convolution((1, 32, 8, 4), 33, 1)]
-    for case in [*convolutions()[:2], joined(convolutions()[2]), *in_place]:
+    in_place = [convolution((2, 64, 5, 7), 40, 1), convolution((1, 32, 8, 4), 33, 1), transposed((2, 64, 2, 5, 7), 40, 2, 2)]
+    others = [grouped()[0], signals()[0], volumes()[1], *transposed_cases()[:2]]
+    for case in [*convolutions()[:2], joined(convolutions()[2]), joined(transposed_cases()[0]), *in_place, *others]:
         arrays = {name: array.astype(ml_dtypes.bfloat16) if name in "xw" else array for name, array in case.arrays.items()}
         rounded = {name: array.astype(np.float32) for name, array in arrays.items()}
         plain = replace(case, arrays=rounded, template="", got=[])
@@ -76,7 +128,7 @@ def test_bfloat16() -> None:
 
 
 def test_results_are_joined_with_others() -> None:
-    check([tiled(joined(convolutions()[0]))], target_of(AMX_EMULATED))
+    check([tiled(joined(case)) for case in (convolutions()[0], transposed_cases()[0])], target_of(AMX_EMULATED))
 
 
 def test_an_image_that_the_kernel_computes() -> None:
@@ -87,8 +139,9 @@ def test_an_image_that_the_kernel_computes() -> None:
 
 
 def test_weights_beyond_the_second_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled_convolution, "_NEAR_BYTES", 0)
-    check([tiled(convolution((2, 40, 9, 9), 70, 3, 1, 1))], target_of(AMX_EMULATED))
+    monkeypatch.setattr(tiled_windows, "_NEAR_BYTES", 0)
+    cases = convolution((2, 40, 9, 9), 70, 3, 1, 1), transposed((2, 40, 3, 5, 4), 70, 2, 2)
+    check([tiled(case) for case in cases], target_of(AMX_EMULATED))
 
 
 def test_positions_of_2_kib_are_set_apart() -> None:
@@ -112,7 +165,7 @@ def test_infinities_stay_in_their_windows() -> None:
 
 
 def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctypes.CDLL) -> None:
-    cases = [tiled(case) for case in convolutions()]
+    cases = [tiled(case) for case in every_kind()]
     run(cases, target_of(AMX_EMULATED))
     loops = [case.got[0] for case in cases]
     with emulated_amx(emulator) as counts:
@@ -123,7 +176,7 @@ def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctype
 
 
 def test_convolutions_on_this_machine() -> None:
-    check([tiled(case) for case in convolutions()], target_of("amx"))
+    check([tiled(case) for case in every_kind()], target_of("amx"))
 
 
 def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +197,6 @@ def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert template(convolution((1, 3, 56, 56), 64, 7, 2, 3)) == "convolution_tiles"  # 21 of them
     assert template(convolution((1, 3, 112, 112), 256, 16, 16)) == "convolution_tiles"  # 48 of 64: an image in patches
     for case, reason in (
-        (convolution((1, 64, 14, 14), 64, 3, 1, 1, group=2), "groups of channels"),
         (convolution((1, 64, 14, 14), 64, 3, 1, 1, dtype="float64"), "no convolution of float64 and float64 as float64"),
         (replace(large, group=replace(large.group, constants=frozenset("bs"))), "weights that change"),
     ):

@@ -353,6 +353,29 @@ def test_tiles_count_where_the_target_has_them() -> None:
     assert cycles["amx", "float32"] <= cycles["avx512", "float32"]
 
 
+@pytest.mark.parametrize(
+    ("kinds", "call"),
+    [
+        ("float[1,128,3136] x, float[64,128,3] w", "Conv<pads = [1, 1]>(x, w)"),
+        ("float[1,128,8,20,20] x, float[64,128,3,3,3] w", "Conv<pads = [1, 1, 1, 1, 1, 1]>(x, w)"),
+        ("float[1,128,28,28] x, float[128,32,3,3] w", "Conv<group = 4, pads = [1, 1, 1, 1]>(x, w)"),
+        ("float[1,128,28,28] x, float[128,64,2,2] w", "ConvTranspose<strides = [2, 2]>(x, w)"),
+    ],
+)
+def test_tiles_count_for_windows_of_all_kinds(kinds: str, call: str) -> None:
+    """Weights are variables of the text, made constants here: their numbers do not matter."""
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> main ({kinds}) => (y) {{ y = {call} }}')
+    weights = model.graph.inputs.pop()
+    assert weights.shape is not None
+    weights.const_value = ir.tensor(np.zeros(weights.shape.numpy(), np.float32))
+    model.graph.register_initializer(weights)
+    infer_facts(model)
+    (node,) = model.graph
+    forms = [flexible_form(model, node, Target("cpu", level), "bfloat16") for level in ("avx512", "amx")]
+    vectors, tiles = (form.last_cycles for form in forms if isinstance(form, Flexible))
+    assert tiles < 0.5 * vectors
+
+
 def test_nothing_of_an_image_that_lies_channels_last() -> None:
     """A Reshape to extents of which one is 0 copied another one there."""
     ends = "int64[1] end = {99}, int64[1] low = {-2}, int64[1] behind = {11}, int64[1] two = {2}, int64[1] three = {3}"

@@ -1,0 +1,78 @@
+"""ConvTranspose of signals, images and volumes whose result lies channels-last, on the tile unit.
+
+Its phases are convolutions of stride 1 (transposed_phases.py): a kernel of 2 by 2 with stride 2 is four products of the same rows
+of tiles with weights of their own, whose results interleave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from ...runtime.target import Target
+from ..builder import Expr, Index, unravel
+from ..configuration import TEMPLATE
+from ..costs import tile_convolution_cycles
+from ..group import Group
+from ..template import BuiltKernel, Refusal
+from .channels_last import ChannelsLast, channels_last_form, extents_of
+from .tile_image import TiledImage, as_volume, crowds
+from .tile_packing import LINES
+from .tile_unit import DEPTH
+from .tiled_windows import Product, TiledWindows, terms_of, tiles_obstacle, vector_cycles
+from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
+from .window import Taps, Window, read_window
+
+_TEMPLATE = "transposed_convolution_tiles"
+_MAX_PRODUCTS = 16  # each is code of its own
+_NOTHING = Taps(0, 1, 1, 0, 0)  # along a dimension that is not there
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one ConvTranspose of float32 or bfloat16 with constant weights whose result, of float32, is transposed to last."""
+    form = channels_last_form(group, may_join=True)
+    if isinstance(form, Refusal):
+        return form
+    if form.anchor.op_type != "ConvTranspose":
+        return Refusal("has no transposed convolution for the tile unit")
+    if reason := tiles_obstacle(form):
+        return Refusal(reason)
+    window = read_window(form.inner, form.anchor)
+    phases = phase_products(window)
+    if len(phases) > _MAX_PRODUCTS:
+        return Refusal(f"{len(phases)} different phases of output positions, more than {_MAX_PRODUCTS}")
+    if not all(one.count for product in phases for one in product.taps):
+        return Refusal("some phases of output positions are the bias alone")
+    leads, reaches = reaches_of(phases)
+    image = _image(form, window, phases, leads, reaches)
+    tiles = tile_convolution_cycles(extents_of(form), image.terms, copies=not image.in_place)
+    vectors = vector_cycles(form, target)
+    if tiles >= vectors and form.outer.configuration.get(TEMPLATE) != _TEMPLATE:
+        return Refusal(f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors")
+    return TiledWindows(form, target, image).build(_TEMPLATE, [_product(form, window, one, leads) for one in phases])
+
+
+def _image(form: ChannelsLast, window: Window, phases: list[PhaseProduct], leads: list[int], reaches: list[int]) -> TiledImage:
+    """The layout of the input: itself, where it is bfloat16 and no window reaches beyond it."""
+    name = form.anchor.inputs[0]
+    source, groups = form.inner.types[name], form.anchor.attribute("group", 1)
+    is_inside = not any(leads) and all(reach <= n for reach, n in zip(reaches, window.inputs, strict=True))
+    is_flat = all(one.count == 1 and product.positions == window.inputs for product in phases for one in product.taps)
+    is_whole = source.shape[1] // groups % DEPTH == 0 and prod(as_volume(window.inputs, 1)[1:]) >= LINES
+    in_place = is_inside and is_flat and is_whole and not crowds(source.shape[1])
+    in_place = in_place and source.dtype == "bfloat16" and name in form.operands
+    ones, extents = (1, 1, 1), as_volume(reaches, 1)
+    return TiledImage(source, ones, as_volume(leads, 0), ones, extents, terms_of(form), groups, 1, in_place)
+
+
+def _product(form: ChannelsLast, window: Window, phases: PhaseProduct, leads: list[int]) -> Product:
+    groups = form.anchor.attribute("group", 1)
+    inputs, outputs, *kernel = form.inner.types[form.anchor.inputs[1]].shape
+    pack = PackPhases((groups, inputs // groups, outputs, *kernel), phases.phases, phases.places, LINES)
+    taps = [replace(one, begin=one.begin + lead) for one, lead in zip(phases.taps, leads, strict=True)]
+
+    def place(phase: Expr, position: Index) -> Index:
+        parts = zip(position, window.strides, phases.runs, unravel(phase, phases.phases), strict=True)
+        return tuple(u * stride + run.first + part for u, stride, run, part in parts)
+
+    return Product(as_volume(taps, _NOTHING), as_volume(phases.positions, 1), pack, prod(phases.phases), place)
