@@ -218,7 +218,7 @@ class _Lowering:
         return f"{channels} channels are no pairs{taps}"
 
     def _unit_fault(self, node: ir.Node) -> str:
-        """Why a convolution stays as it is on CPUs with a tile unit, which multiply pairs on vectors at half the rate of float32."""
+        """Why a convolution stays float32 on CPUs with a tile unit, whose vectors multiply pairs at half the rate of float32."""
         target = self.context.target
         if not target.has_tiles:
             return ""
