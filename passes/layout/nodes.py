@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import prod
+from math import inf, prod
 
 import onnx_ir as ir
 
@@ -15,6 +15,7 @@ from ...compiler.ir.rewriter import Rejection
 from ...kernels.costs import (
     TERMS,
     WINOGRAD_PRECISIONS,
+    Convolution,
     channels_first_cycles,
     channels_last_cycles,
     conversion_cycles,
@@ -76,52 +77,76 @@ def _convolution(
     source, weights = (as_it_lies(value) for value in anchor.inputs[:2])
     assert source is not None
     assert weights is not None
-    kind = anchor.op_type
-    if source.shape is not None and (dimensions := len(source.shape) - 2) not in range(1, _MOST_DIMENSIONS + 1):
-        return Rejection(f"{kind} has {dimensions} spatial dimensions, and the kernel {_MOST_DIMENSIONS}", (node,))
-    if not all(has_static_type(value) for value in (source, weights, anchor.outputs[0])):
-        return Rejection(f"the shape of {kind} is symbolic", (node,))
-    if target.is_gpu:
-        return Rejection(f"no kernel computes {kind} channels-last on {target.kind}", (node,))
-    if source.dtype not in _CONVOLVED:
-        return Rejection(f"no kernel computes {kind} of {tensor_type(source).dtype} channels-last", (node,))
+    if fault := _convolution_fault(anchor, source, weights, target):
+        return Rejection(fault, (node,))
     found = _window_operands(model, node, anchor, nodes)
     if isinstance(found, Rejection):
         return found
-    element_bytes = max(4, tensor_type(source).size_bytes // max(tensor_type(source).elements, 1))  # what it computes in
-    lanes, registers = target.vector_lanes * 4 // element_bytes, target.vector_registers
-    scattered = 0.0
-    if kind == "Conv":
-        one = convolution_extents(anchor)
-    elif (phases := prod(numbers_of(anchor, "strides"))) > _MAX_PHASES and (where := _many_reads(anchor)):
-        return Rejection(f"ConvTranspose {where} has {phases} phases of output positions, more than {_MAX_PHASES}", (node,))
-    else:
-        one = phase_extents(anchor)
-        scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
+    is_conv = anchor.op_type == "Conv"
+    phases = 1 if is_conv else prod(numbers_of(anchor, "strides"))
+    one = convolution_extents(anchor) if is_conv else phase_extents(anchor)
+    scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
     is_narrow = source.dtype != anchor.outputs[0].dtype
-    has_pairs = is_narrow and weights.dtype == source.dtype and one.inputs % 2 == 0
-    last_cycles = channels_last_cycles(one, lanes, registers)
-    if has_pairs and target.has("avx512_bf16"):  # which lie side by side channels-last only
-        last_cycles = paired_cycles(one, lanes, registers, is_slow=target.has_tiles)
-    has_weights = _is_constant(model, node, weights)
-    is_plain = has_weights and source.dtype == ir.DataType.FLOAT
-    is_bfloat16 = has_weights and is_narrow and source.dtype == ir.DataType.BFLOAT16
-    if target.has_tiles and (is_plain or is_bfloat16):
-        last_cycles = min(last_cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
-    is_plane = kind == "Conv" and len(tensor_type(source).shape) == 4
-    may_transform = is_plane and (is_plain or is_bfloat16) and precision in WINOGRAD_PRECISIONS
-    choice = winograd_choice(one, lanes, registers) if may_transform else None
-    saved = 0.0 if choice is None else max(last_cycles - choice.cycles, 0.0)
+    lanes, registers = _lanes(source, target), target.vector_registers
+    last_cycles, transformed = _cycles_of_last(model, node, anchor, one, target, precision)
+    saved = max(last_cycles - transformed, 0.0)
     needs_last = saved > conversion_cycles(conversion_bytes(source))  # Winograd's tiles are read channels-last only
     return Flexible(
         node,
         "window",
         found,
-        direct=() if is_narrow or needs_last or (one.is_depthwise and kind == "Conv") else found[:1],
+        direct=() if is_narrow or needs_last or (one.is_depthwise and is_conv) else found[:1],
         first_cycles=channels_first_cycles(one, lanes, registers) + scattered,
         last_cycles=last_cycles - saved,
         direct_cycles=direct_cycles(one, lanes, registers) + saved,
     )
+
+
+def _convolution_fault(anchor: ir.Node, source: ir.Value, weights: ir.Value, target: Target) -> str:
+    """Why a convolution stays channels-first; empty if it need not."""
+    kind = anchor.op_type
+    if source.shape is not None and (dimensions := len(source.shape) - 2) not in range(1, _MOST_DIMENSIONS + 1):
+        return f"{kind} has {dimensions} spatial dimensions, and the kernel {_MOST_DIMENSIONS}"
+    if not all(has_static_type(value) for value in (source, weights, anchor.outputs[0])):
+        return f"the shape of {kind} is symbolic"
+    if target.is_gpu:
+        return f"no kernel computes {kind} channels-last on {target.kind}"
+    if source.dtype not in _CONVOLVED:
+        return f"no kernel computes {kind} of {tensor_type(source).dtype} channels-last"
+    phases = prod(numbers_of(anchor, "strides"))
+    if kind == "ConvTranspose" and phases > _MAX_PHASES and (where := _many_reads(anchor)):
+        return f"ConvTranspose {where} has {phases} phases of output positions, more than {_MAX_PHASES}"
+    return ""
+
+
+def _lanes(source: ir.Value, target: Target) -> int:
+    """How many of the numbers that a convolution of `source` computes in, float32 at least, a vector has."""
+    kind = tensor_type(source)
+    return target.vector_lanes * 4 // max(4, kind.size_bytes // max(kind.elements, 1))
+
+
+def _cycles_of_last(
+    model: ir.Model, node: ir.Node, anchor: ir.Node, one: Convolution, target: Target, precision: Precision
+) -> tuple[float, float]:
+    """What a convolution whose values lie channels-last costs directly, and by Winograd's, infinite where that is not made."""
+    source, weights = (as_it_lies(value) for value in anchor.inputs[:2])
+    assert source is not None
+    assert weights is not None
+    lanes, registers = _lanes(source, target), target.vector_registers
+    is_narrow = source.dtype != anchor.outputs[0].dtype
+    has_pairs = is_narrow and weights.dtype == source.dtype and one.inputs % 2 == 0
+    cycles = channels_last_cycles(one, lanes, registers)
+    if has_pairs and target.has("avx512_bf16"):  # which lie side by side channels-last only
+        cycles = paired_cycles(one, lanes, registers, is_slow=target.has_tiles)
+    has_weights = _is_constant(model, node, weights)
+    is_plain = has_weights and source.dtype == ir.DataType.FLOAT
+    is_bfloat16 = has_weights and is_narrow and source.dtype == ir.DataType.BFLOAT16
+    if target.has_tiles and (is_plain or is_bfloat16):
+        cycles = min(cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
+    is_plane = anchor.op_type == "Conv" and len(tensor_type(source).shape) == 4
+    may_transform = is_plane and (is_plain or is_bfloat16) and precision in WINOGRAD_PRECISIONS
+    choice = winograd_choice(one, lanes, registers) if may_transform else None
+    return cycles, inf if choice is None else choice.cycles
 
 
 def _many_reads(anchor: ir.Node) -> str:
