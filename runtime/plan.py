@@ -30,8 +30,12 @@ class TensorType:
         return prod(self.shape)
 
     @property
+    def item_bytes(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    @property
     def size_bytes(self) -> int:
-        return self.elements * np.dtype(self.dtype).itemsize
+        return self.elements * self.item_bytes
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -107,6 +107,7 @@ class Product:
             shifted_loads=not padded and b.lines % lanes != 0,
             b_padded=padded,
             stream_cycles=stream_cycles(a.depth, self.builder.vector_bytes) if padded else 0.0,
+            row_bytes=0 if packs_a or a.lines_last else a.depth * self.group.types[a.name].item_bytes,
         )
         tile = self.builder.choose("tile", tiles)
         product = TileProduct(

@@ -63,6 +63,7 @@ class PairedProduct(Product):
             shifted_loads=False,
             b_padded=True,
             stream_cycles=stream_cycles(a.depth // 2, self.builder.vector_bytes),
+            row_bytes=a.depth * types[a.name].item_bytes,
         )
         tile = self.builder.choose("tile", tiles)
         panels = self._packed_pairs(tile.columns) if b.name in self.group.constants else self._staged_pairs(tile.columns)

@@ -152,7 +152,15 @@ class _ProductRows(Product):
         lanes, registers = self.builder.lanes("float32"), self.target.vector_registers
         stream = stream_cycles(self.a.depth, self.builder.vector_bytes)
         options = tile_options(
-            share_rows, self.columns, self.a.depth, lanes, registers, shifted_loads=False, b_padded=True, stream_cycles=stream
+            share_rows,
+            self.columns,
+            self.a.depth,
+            lanes,
+            registers,
+            shifted_loads=False,
+            b_padded=True,
+            stream_cycles=stream,
+            row_bytes=self.a.depth * self.group.types[self.a.name].item_bytes,
         )
         tile = self.builder.choose("tile", options)
         tiles = ceil(self.rows / tile.rows)

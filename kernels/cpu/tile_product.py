@@ -31,6 +31,8 @@ _LONG_CHAIN = 2048  # products of one sum, from which on it is made of blocks
 _AHEAD_BYTES = 16 * 1024  # of a panel, from what is read to what is asked for: hardware prefetches no further than its page
 _FETCHING_ROWS = 3  # of a tile, from which on that is worth it: with fewer, memory is busy anyway
 _LINE_BYTES = 64
+_MOST_ROWS = 14
+_SET_BYTES, _SET_ROWS = 4096, 13  # rows so far apart share a set of the first cache, whose 12 lines serve so many at most
 _NEAR_BYTES = 32 * 1024  # of a panel that the first-level cache holds beside all else
 _UNHIDDEN = 0.15  # of that time, what multiply-adds do not hide
 _STREAM_BYTES = 26  # that come from the second-level cache in a cycle
@@ -126,6 +128,7 @@ def tile_options(
     b_padded: bool,
     vector_step: int = 1,
     stream_cycles: float = 0.0,
+    row_bytes: int = 0,
 ) -> dict[str, Tile]:
     """All tiles, by their names, those with the fewest estimated cycles first.
 
@@ -136,7 +139,9 @@ def tile_options(
         b_padded: columns beyond the end may be read; else the tile has no more columns than there are.
         vector_step: the tile has a multiple of so many vectors.
         stream_cycles: that a vector of B takes from beyond L1, where its panels do not fit that.
+        row_bytes: from row to row of A, where it is read in place; 0 where nothing is known of it.
     """
+    most_rows = _SET_ROWS if row_bytes and row_bytes % _SET_BYTES == 0 else _MOST_ROWS
 
     def cycles(rows: int, vectors: int) -> float:
         tiles = ceil(m / rows) * ceil(columns / (vectors * lanes))
@@ -146,7 +151,7 @@ def tile_options(
 
     choices = [
         (rows, vectors)
-        for rows, vectors in nest(range(1, max(min(m, 14), 1) + 1), range(vector_step, 9, vector_step))
+        for rows, vectors in nest(range(1, max(min(m, most_rows), 1) + 1), range(vector_step, 9, vector_step))
         if rows * vectors + vectors + 1 <= registers and (b_padded or vectors == 1 or vectors * lanes <= columns)
     ]
     tiles = (Tile(*choice, lanes) for choice in sorted(choices, key=lambda choice: (cycles(*choice), choice)))

@@ -134,3 +134,14 @@ def test_panels_beyond_the_first_cache_have_tiles_of_many_rows() -> None:
     )
     assert (near.rows, near.vectors) == (4, 6)
     assert (far.rows, far.vectors) == (13, 2)
+
+
+def test_tiles_have_fewer_rows_where_these_share_a_set_of_the_cache() -> None:
+    """512x1024x512 took 2.44 ms by 14x2, whose rows lie 4 KiB apart, and 2.32 by 12x2."""
+    tiles = [
+        choose_tile(
+            512, 512, 1024, 16, 32, shifted_loads=False, b_padded=True, stream_cycles=stream_cycles(1024, 64), row_bytes=apart
+        )
+        for apart in (4000, 4096)
+    ]
+    assert [(tile.rows, tile.vectors) for tile in tiles] == [(14, 2), (12, 2)]
