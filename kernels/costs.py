@@ -181,7 +181,7 @@ def channels_last_tiles(
     short = _SHORT_PAIR_ROWS if pairs and depth > inputs else _SHORT_ROWS
     rows = min(positions, _FEW_ROWS if are_few else short if are_crowded else _MAX_TILE_ROWS)
     vectors = 4 if are_few or (pairs and depth * 4 * lanes * _WORD_BYTES <= _FIRST_CACHE_BYTES) else 2
-    every = product(range(1, min(positions, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4))
+    every = product(range(1, max(min(positions, _MAX_TILE_ROWS), 1) + 1), (1, 2, 3, 4))  # a row even where there is none
     fitting = [(r, v) for r, v in every if r * v + v + 1 <= registers and (v == 1 or (v - 1) * lanes < channels)]
 
     def rank(tile: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:

@@ -35,6 +35,7 @@ def plain() -> list[Case]:
         convolution((1, 3, 2, 3), 5, (2, 3)),
         convolution((1, 300, 5, 5), 3, 1),
         convolution((0, 2, 8, 8), 3, 3),
+        convolution((0, 2, 8, 8), 3, 1),
         convolution((1, 17, 13, 13), 24, 3, 1, 1, dtype="float64"),
         convolution((1, 16, 8, 8), 6, 3, 1, 1, dtype="float16"),
     ]

@@ -37,6 +37,13 @@ def test_tiles_fit_the_registers(registers: int) -> None:
         assert 1 <= rows <= positions
 
 
+def test_no_positions_have_a_tile() -> None:
+    """Of a batch of none; windows of one element are looked at as one stretch of positions."""
+    assert channels_last_tile(0, 5, 4, 4, 16, 32) == (1, 1)
+    nothing = Convolution(0, 1, 4, 5, 1, 3, 1, 3, (1, 1), (1, 1), False)
+    assert channels_last_cycles(nothing, 16, 32) == 0
+
+
 def test_rows_that_share_the_sets_of_a_cache_are_few() -> None:
     """Positions of 1024 channels of float32 lie 4 KiB apart."""
     assert channels_last_tile(196, 256, 1024, 1024, 16, 32) == (7, 2)
