@@ -21,7 +21,6 @@ Rule = Callable[[ir.Node], Fault]
 _SHAPES: dict[str, tuple[str, ...]] = {
     "AffineGrid": ("N 2 3|N 3 4",),
     "Attention": ("B H S D|B S Q", "B G T D|B T K", "B G T E|B T V", "*", "B I P J", "B I P L", "B"),
-    "BatchNormalization": ("N C *", "C", "C", "C", "C"),
     "Conv": ("*", "M *", "M"),
     "ConvInteger": ("*", "M *", "|1", "|1|M"),
     "DeformConv": ("N *", "M *", "N *", "M", "N *"),
@@ -97,6 +96,15 @@ def _describe(value: ir.Value | None) -> str:
 def _is_broadcast(dims: Dims, target: Dims) -> bool:
     """Whether a shape is broadcast to another one that stays as it is."""
     return len(dims) <= len(target) and all(a in (1, b) for a, b in zip(reversed(dims), reversed(target), strict=False))
+
+
+def _statistics(node: ir.Node) -> Fault:
+    """BatchNormalization: a number for each channel; a line of numbers is of one."""
+    data = dims_of(node.inputs[0])
+    if not data:
+        return None
+    channels = data[1] if len(data) > 1 else 1
+    return _first_fault(node, range(1, 5), lambda dims: dims == (channels,), f"{channels} numbers")
 
 
 def _channels_of_groups(node: ir.Node) -> Fault:
@@ -375,6 +383,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), (_recurrent,)),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), (_factors_of_rows,)),
     "Attention": (_heads,),
+    "BatchNormalization": (_statistics,),
     "Col2Im": (_columns,),
     "Compress": (_condition,),
     "DeformConv": (_groups, _filter, _offsets),

@@ -19,6 +19,8 @@ UNFIT = {
     "heads": "main (float[1,3,4,8] q, float[1,2,6,8] k, float[1,2,6,8] v) => (float[1,3,4,8] y) { y = Attention(q,k,v) }",
     "BatchNormalization": _X
     + "float[4] s, float[4] b, float[2] m, float[4] v) => (float[1,4,3] y) { y = BatchNormalization(x,s,b,m,v) }",
+    "of one channel": "main (float[4] x, float[4] s, float[1] b, float[1] m, float[1] v) => (float[4] y)"
+    " { y = BatchNormalization(x,s,b,m,v) }",
     "InstanceNormalization": _X + "float[3] s, float[3] b) => (float[1,4,3] y) { y = InstanceNormalization(x,s,b) }",
     "GroupNormalization": _X + "float[2] s, float[2] b) => (float[1,4,3] y) { y = GroupNormalization<num_groups=2>(x,s,b) }",
     "groups of channels": _X + "float[4] s, float[4] b) => (float[1,4,3] y) { y = GroupNormalization<num_groups=3>(x,s,b) }",
@@ -70,6 +72,11 @@ def test_operands_that_do_not_fit_are_refused(text: str) -> None:
     ("opset", "text"),
     [
         (18, _X + "float[2] s, float[2] b) => (float[1,4,3] y) { y = GroupNormalization<num_groups=2>(x,s,b) }"),
+        (
+            22,
+            "main (float[4] x, float[1] s, float[1] b, float[1] m, float[1] v) => (float[4] y)"
+            " { y = BatchNormalization(x,s,b,m,v) }",
+        ),
         (22, _X + "float[4,1] s) => (float[1,4,3] y) { y = LayerNormalization<axis=1>(x,s) }"),
         (22, _X + "float[4,1] s) => (float[1,4,3] y) { y = LayerNormalization<axis=-1>(x,s) }"),
         (22, _X + "float[1,1,3] s) => (float[1,4,3] y) { y = LayerNormalization<axis=-1>(x,s) }"),
