@@ -1,10 +1,12 @@
 """Depthwise Conv of images that lie channels-last: vectors run over channels, a few positions of a line at a time share weights.
 
-Nothing is padded: rows of a window that are outside of the image are left out, and so are columns at the ends of a line.
+Nothing is padded: rows of a window that are outside of the image are left out, and so are columns at the ends of a line. Where
+windows overhang, neighbours share the taps that all of them have in the image, and each adds its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import ceil, prod
@@ -20,7 +22,8 @@ from .channels_last import ChannelsLast
 from .packing import PackPanels, pack_in_kernel
 from .window import Window, clipped_taps
 
-_STRIP = 4  # positions that share the weights they load
+_STRIP = 8  # positions at most that share the weights they load; as many sums as keep both multiply-add units busy
+_EDGE_SUMS = 4  # vectors of channels and positions at once where a line ends, so that no sum waits for the one before
 _WORK_PER_OPERATION = 8  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
 
 
@@ -40,6 +43,15 @@ class _Line:
     image: Expr
     place: Index
     taps: tuple[tuple[Expr, Expr], ...]
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Taps [begin, end) along a line, and the positions of a strip that they are added for."""
+
+    positions: range
+    begin: Expr
+    end: Expr
 
 
 class Depthwise:
@@ -63,24 +75,22 @@ class Depthwise:
             return 0
         weights = self._weights()
         begin, end = self._inner_columns()
-        width = min(_STRIP, end - begin)
-        strips = ceil((end - begin) / width) if width else 0
+        segments = [one for one in ((0, begin, False), (end, columns, False), (begin, end, True)) if one[1] > one[0]]
+        strips = max(ceil((last - first) / _STRIP) for first, last, _ in segments)
         lines, threads = self.images * prod(rows), builder.threads_for(flops // _WORK_PER_OPERATION)
-        parts = min(ceil(threads / lines), max(strips, 1)) if lines < threads else 1  # of a line, where there are few
+        parts = min(ceil(threads / lines), strips) if lines < threads else 1  # of a line, where there are few
         with builder.chunks(lines * parts, flops // _WORK_PER_OPERATION) as chunk:
             image, *place, part = (builder.bind(i) for i in unravel(chunk, (self.images, *rows, parts)))
             corners = [builder.bind(row * s - b) for row, s, b in zip(place, window.strides, window.begins, strict=False)]
             taps = tuple(clipped_taps(builder, window, axis, corner) for axis, corner in enumerate(corners))
             line = _Line(image, tuple(place), taps)
-            for first, last in ((0, begin), (end, columns)):
-                start, stop = share(part, parts, last - first)
-                with builder.loop(stop - start, name="edge") as i:
-                    self._strip(weights, line, builder.bind(first + start + i), 1, is_inner=False)
-            if width:
+            for first, last, is_inner in segments:
+                strips = ceil((last - first) / _STRIP)
+                width = ceil((last - first) / strips)
                 start, stop = share(part, parts, strips)
                 with builder.loop(stop - start, name="strip") as i:
-                    column = builder.bind(tirx.min(begin + (start + i) * width, end - width))
-                    self._strip(weights, line, column, width, is_inner=True)
+                    column = builder.bind(tirx.min(first + (start + i) * width, last - width))
+                    self._strip(weights, line, column, width, is_inner=is_inner)
         return flops
 
     def _inner_columns(self) -> tuple[int, int]:
@@ -91,56 +101,86 @@ class Depthwise:
         inner = [column for column in columns if starts[column] >= 0 and starts[column] + span < window.inputs[-1]]
         return (inner[0], inner[-1] + 1) if inner else (0, 0)
 
+    def _overhanging(self, axis: int, column: Expr, width: int) -> list[_Stretch]:
+        """The taps of neighbouring positions that overhang: those of all of them, and what each has before and after."""
+        builder, window = self.builder, self.window
+        step, before = window.strides[-1], window.begins[-1]
+        taps = [clipped_taps(builder, window, axis, builder.bind((column + i) * step - before)) for i in range(width)]
+        begin = taps[0][0]  # later positions begin and end at no later tap
+        end = builder.bind(tirx.max(begin, taps[-1][1]))
+        own = [
+            stretch
+            for i, (first, last) in enumerate(taps)
+            for stretch in (
+                _Stretch(range(i, i + 1), first, builder.bind(tirx.min(begin, last))),
+                _Stretch(range(i, i + 1), end, builder.bind(tirx.max(end, last))),
+            )
+        ]
+        return [_Stretch(range(width), begin, end), *(own if width > 1 else ())]
+
     def _strip(self, weights: Buffer, line: _Line, column: Expr, width: int, *, is_inner: bool) -> None:
         """`width` neighbouring positions of a line, for all channels."""
-        corner = self.builder.bind(column * self.window.strides[-1] - self.window.begins[-1])
-        axis = len(line.place)
-        left, right = (0, self.window.kernel[-1]) if is_inner else clipped_taps(self.builder, self.window, axis, corner)
+        stretches = (
+            [_Stretch(range(width), 0, self.window.kernel[-1])] if is_inner else self._overhanging(len(line.place), column, width)
+        )
         lanes = self.builder.lanes(self.accumulator)
-        whole, done = self.channels // lanes, 0
-        if whole:
-            with self.builder.loop(whole, name="block") as block:
-                self._block(weights, line, column, (corner, left, right), width, self.builder.bind(block * lanes), lanes)
-        done = whole * lanes
+        vectors, done = 1 if is_inner else max(_EDGE_SUMS // width, 1), 0
         while done < self.channels:
-            while lanes > self.channels - done:
-                lanes //= 2
-            self._block(weights, line, column, (corner, left, right), width, done, lanes)
-            done += lanes
+            while vectors * lanes > self.channels - done:
+                vectors, lanes = (vectors // 2, lanes) if vectors > 1 else (1, lanes // 2)
+            blocks = (self.channels - done) // (vectors * lanes)
+            with self.builder.loop(blocks, name="block") as block:
+                first = self.builder.bind(done + block * (vectors * lanes))
+                self._block(weights, line, column, stretches, (width, vectors), first, lanes)
+            done += blocks * vectors * lanes
 
     def _block(
         self,
         weights: Buffer,
         line: _Line,
         column: Expr,
-        taps: tuple[Expr, Expr, Expr],
-        width: int,
+        stretches: Sequence[_Stretch],
+        extents: tuple[int, int],
         first: Expr,
         lanes: int,
     ) -> None:
-        """The sums of one vector of channels at each position of a strip."""
-        builder, window, (corner, left, right) = self.builder, self.window, taps
-        sums = builder.local(width * lanes, self.accumulator)
-        for position in range(width):
+        """The sums of `extents` positions of a strip and vectors of channels."""
+        builder = self.builder
+        parts = [(position, vector * lanes) for position in range(extents[0]) for vector in range(extents[1])]
+        sums = builder.local(len(parts) * lanes, self.accumulator)
+        for number in range(len(parts)):
             with builder.loop(lanes, "vectorized", "lane") as lane:
-                builder.store(sums, position * lanes + lane, tirx.const(0, self.accumulator))
-        kind = "unrolled" if isinstance(right, int) else "serial"
+                builder.store(sums, number * lanes + lane, tirx.const(0, self.accumulator))
         with ExitStack() as loops:
             downs = [begin + loops.enter_context(builder.loop(end - begin, name="down")) for begin, end in line.taps]
-            j = loops.enter_context(builder.loop(right - left, kind, "right"))
-            downs, across = [builder.bind(down) for down in downs], left + j
-            base = row_major((*downs, across), window.kernel) * self.channels + first
-            geometry = zip(line.place, downs, window.strides, window.begins, window.dilations, strict=False)
-            rows = [builder.bind(row * stride - begin + down * dilation) for row, down, stride, begin, dilation in geometry]
-            for position in range(width):
-                place = corner + position * window.strides[-1] + across * window.dilations[-1]
-                with builder.loop(lanes, "vectorized", "lane") as lane:
-                    x = tirx.Cast(self.accumulator, self.load((line.image, first + lane, *rows, place)))
-                    at = position * lanes + lane
-                    builder.store(sums, at, sums[at] + x * tirx.Cast(self.accumulator, weights[base + lane]))
-        for position in range(width):
+            downs = [builder.bind(down) for down in downs]
+            for stretch in stretches:
+                kind = "unrolled" if isinstance(stretch.end, int) else "serial"
+                with builder.loop(stretch.end - stretch.begin, kind, "right") as j:
+                    taps = [*downs, stretch.begin + j]
+                    chosen = [(number, *part) for number, part in enumerate(parts) if part[0] in stretch.positions]
+                    self._add(weights, (line.image, first, *line.place, column), taps, (sums, chosen), lanes)
+        for number, (position, offset) in enumerate(parts):
             with builder.loop(lanes, "vectorized", "lane") as lane:
-                self._store((line.image, first + lane, *line.place, column + position), sums[position * lanes + lane])
+                index = (line.image, first + offset + lane, *line.place, column + position)
+                self._store(index, sums[number * lanes + lane])
+
+    def _add(
+        self, weights: Buffer, place: Index, taps: Sequence[Expr], sums: tuple[Buffer, list[tuple[int, int, int]]], lanes: int
+    ) -> None:
+        """One tap's products for some of the sums, which are numbers, positions after `place` and channels after its own."""
+        builder, window, (image, first, *outputs) = self.builder, self.window, place
+        base = builder.bind(row_major(taps, window.kernel) * self.channels + first)
+        geometry = zip(outputs, taps, window.strides, window.begins, window.dilations, strict=True)
+        *rows, corner = [
+            builder.bind(output * stride - begin + tap * dilation) for output, tap, stride, begin, dilation in geometry
+        ]
+        for number, position, offset in sums[1]:
+            column = corner + position * window.strides[-1]
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                x = tirx.Cast(self.accumulator, self.load((image, first + offset + lane, *rows, column)))
+                product = x * tirx.Cast(self.accumulator, weights[base + offset + lane])
+                builder.store(sums[0], number * lanes + lane, sums[0][number * lanes + lane] + product)
 
     def _store(self, index: tuple[Expr, ...], value: Expr) -> None:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
