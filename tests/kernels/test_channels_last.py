@@ -50,6 +50,10 @@ def grouped() -> list[Case]:
         convolution((1, 64, 14, 15), 64, 5, 2, 2, group=64),
         convolution((1, 32, 12, 12), 32, 3, 1, (0, 1, 2, 0), 2, group=32),
         convolution((1, 16, 3, 3), 16, 7, 1, 3, group=16),
+        convolution((1, 20, 5, 37), 20, (3, 11), 1, (1, 5, 1, 5), group=20),
+        convolution((2, 33, 4, 23), 33, (2, 9), 2, (0, 7, 1, 8), group=33),
+        convolution((1, 17, 6, 19), 17, (3, 5), 1, (1, 6, 1, 5), (1, 3), group=17),
+        convolution((2, 12, 5, 4), 12, 9, 1, 4, group=12),
         convolution((2, 40, 8, 8), 40, 2, group=40),
         convolution((1, 20, 9, 9), 20, 3, 1, 1, group=20, dtype="float64"),
     ]
