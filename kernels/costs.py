@@ -17,11 +17,14 @@ _FIRST_CACHE_BYTES, _SECOND_CACHE_BYTES = 32 * 1024, 640 * 1024  # that a panel 
 _SCATTERED_ELEMENT = 1.0  # cycles
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
 _MAX_TILE_ROWS = 14
-WINOGRAD_OUTPUTS = (2, 4)
-WINOGRAD_PRECISIONS = ("float32-fast", "bfloat16", "float16")  # whose errors may grow with the largest element of a tile
+# By precisions whose errors may grow with the largest element of a tile: sizes of Winograd's tiles. A layer's own error, of 128
+# channels, is 0.7e-6 by tiles of 4, 1.2e-6 by 5, 2e-6 by 6 and 4e-6 by 7.
+WINOGRAD_OUTPUTS = {"float32-fast": (2, 4, 5), "bfloat16": (2, 4, 5, 6, 7), "float16": (2, 4, 5, 6, 7)}
+WINOGRAD_HALF_OUTPUTS = 5  # up to which transformed weights may be float16: beyond, their rounding would be seen in bfloat16
+_LARGE_TILE_BYTES = 8 * 1024 * 1024  # of transformed weights of those larger tiles: programs would be many times their size
 _PANEL_CYCLES = 2.5  # of a vector of weights that comes from the second cache
 _TRANSFORM_CYCLES = 6.0  # of a vector of channels at one point of one of Winograd's tiles
-_MEMORY_BYTES = 8.0  # a cycle that come from memory
+_MEMORY_BYTES = 6.0  # a cycle that come from memory, which other cores read, too
 _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
 _SHORT_ROWS, _SHORT_PAIR_ROWS = 7, 8  # the latter for several taps of pairs
 _SUM_CYCLES, _PAIR_SUM_CYCLES = 4.0, 6.0  # that a sum waits for the one before it, by multiply-adds and by dot products of pairs
@@ -226,16 +229,22 @@ class WinogradChoice:
     cycles: float
 
 
-def winograd_choice(one: Convolution, lanes: int, registers: int) -> WinogradChoice | None:
-    """The size of Winograd's tiles that takes the fewest cycles; None for windows that they do not compute."""
-    return next(iter(winograd_choices(one, lanes, registers)), None)
+def winograd_choice(one: Convolution, lanes: int, registers: int, precision: str) -> WinogradChoice | None:
+    """The size of Winograd's tiles that takes the fewest cycles; None for windows and precisions that have none."""
+    return next(iter(winograd_choices(one, lanes, registers, precision)), None)
 
 
-def winograd_choices(one: Convolution, lanes: int, registers: int) -> list[WinogradChoice]:
-    """All sizes of Winograd's tiles, those with the fewest cycles first; none for windows that they do not compute."""
+def winograd_choices(one: Convolution, lanes: int, registers: int, precision: str) -> list[WinogradChoice]:
+    """All sizes of Winograd's tiles that a precision allows, those with the fewest cycles first; none for other windows."""
     if one.kernel != (3, 3) or one.strides != (1, 1) or one.dilations != (1, 1):
         return []
-    choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, lanes, registers)) for outputs in WINOGRAD_OUTPUTS]
+    weights = one.groups * one.inputs * one.outputs
+    sizes = [
+        outputs
+        for outputs in WINOGRAD_OUTPUTS.get(precision, ())
+        if outputs <= WINOGRAD_HALF_OUTPUTS or (outputs + 2) ** 2 * weights * _WORD_BYTES <= _LARGE_TILE_BYTES
+    ]
+    choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, lanes, registers)) for outputs in sizes]
     return sorted(choices, key=lambda choice: choice.cycles)
 
 
@@ -244,8 +253,10 @@ def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int)
     vectors = ceil(one.groups * one.inputs / lanes) + one.groups * ceil(one.outputs / lanes)
     tile = product_tile(tiles, one.outputs, one.inputs, lanes, registers)
     products = points * one.groups * _product_cycles(tile, tiles, one.outputs, one.inputs, lanes)
-    more_bytes = (points - prod(one.kernel)) * one.groups * one.inputs * one.outputs * one.element_bytes
-    return products + tiles * points * vectors * _TRANSFORM_CYCLES + more_bytes / _MEMORY_BYTES
+    weight_bytes = one.element_bytes if outputs <= WINOGRAD_HALF_OUTPUTS else max(one.element_bytes, _WORD_BYTES)
+    more_bytes = (points * weight_bytes - prod(one.kernel) * one.element_bytes) * one.groups * one.inputs * one.outputs
+    fetched, transformed = more_bytes / _MEMORY_BYTES, tiles * points * vectors * _TRANSFORM_CYCLES
+    return max(products, fetched) + min(products, fetched) / 4 + transformed  # weights are asked for before they are read
 
 
 def product_tile(rows: int, columns: int, depth: int, lanes: int, registers: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from ..compiler.ir.names import fresh_name
 from ..compiler.ir.opset_raise import OLDEST
 from ..compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes
 from ..compiler.pipeline import Context, Pass
-from ..kernels.costs import WINOGRAD_PRECISIONS, channels_last_cycles, in_pairs, tile_convolution_cycles, winograd_choice
+from ..kernels.costs import WINOGRAD_OUTPUTS, channels_last_cycles, in_pairs, tile_convolution_cycles, winograd_choice
 from .canonicalization.scope import static_shape
 from .layout.extents import convolution_extents, phase_extents
 
@@ -145,10 +145,10 @@ class _Lowering:
         """Whether a convolution will be Winograd's, which makes float32 numbers of its weights: rounding them wins nothing."""
         target = self.context.target
         is_plane = node.op_type == "Conv" and len(static_shape(node.outputs[0]) or ()) == 4
-        if not is_plane or target.has_tiles or self.context.precision not in WINOGRAD_PRECISIONS:
+        if not is_plane or target.has_tiles or self.context.precision not in WINOGRAD_OUTPUTS:
             return False
         one = replace(convolution_extents(node), element_bytes=2)
-        choice = winograd_choice(one, target.vector_lanes, target.vector_registers)
+        choice = winograd_choice(one, target.vector_lanes, target.vector_registers, self.context.precision)
         direct = channels_last_cycles(in_pairs(one), target.vector_lanes, target.vector_registers)
         return choice is not None and choice.cycles < direct
 

@@ -4,7 +4,7 @@
 
 The matrices are those of Toom and Cook's polynomial product over m+1 points and infinity (Lavin and Gray, "Fast Algorithms for
 Convolutional Neural Networks", CVPR 2016). Points come in pairs a, -a, whose rows share their even and their odd half, and are
-powers and sums of a few powers of two, so that the matrices of the data are exact in float32.
+sums of a few powers of two, so that the matrices of the data are exact in float32.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from ..builder import Expr, KernelBuilder
 TAPS = 3
 TYPE, HALF = "float32", "float16"  # that transformed elements, and weights in memory, have
 _HALF_EXPONENT, _MOST_EXPONENT = 15, 120  # of the greatest weight in float16, and of a scale
-# The points of each m. Of those tried for 4, 3/4 and 3/2 have the smallest errors; 1 and 2, the usual ones, a half more.
+# The points of each m, with the smallest errors of those tried: for 4 the usual ones, 1 and 2, have a half more. With infinity
+# they are m + 2, so that an odd m has pairs alone.
 _POINTS: dict[int, tuple[Fraction, ...]] = {
     2: (Fraction(1),),
     4: (Fraction(3, 4), Fraction(3, 2)),
+    5: (Fraction(1, 4), Fraction(3, 4), Fraction(3, 2)),
+    6: (Fraction(1, 2), Fraction(1), Fraction(2)),
+    7: (Fraction(1, 4), Fraction(5, 8), Fraction(9, 8), Fraction(2)),
 }
 Row = tuple[float, ...]
 
@@ -35,8 +39,9 @@ Row = tuple[float, ...]
 class Winograd:
     """F(m x m, 3x3). `data` is B^T and `result` A^T over the halves of pairs; `weights` is G.
 
-    Row 0 belongs to the point 0, the rows 2i+1 and 2i+2 to a pair, the last one to infinity. In `data` the rows of a pair are
-    their half sum and their half difference, in `result` its columns, so that a pair costs one addition and one subtraction.
+    Row 0 belongs to the point 0, which tiles of odd m have not, the next ones by twos to pairs, the last one to infinity. In
+    `data` the rows of a pair are their half sum and their half difference, in `result` its columns, so that a pair costs one
+    addition and one subtraction.
     """
 
     outputs: int
@@ -61,7 +66,7 @@ class Winograd:
     def _split_pairs(self, builder: KernelBuilder, values: Sequence[Expr]) -> list[Expr]:
         """Sum and difference of the two values of each pair, in their places."""
         made = list(values)
-        for i in range(1, self.extent - 1, 2):
+        for i in _pairs(self.extent):
             made[i], made[i + 1] = builder.name(values[i] + values[i + 1]), builder.name(values[i] - values[i + 1])
         return made
 
@@ -69,7 +74,7 @@ class Winograd:
 @cache
 def winograd(outputs: int) -> Winograd:
     """The matrices of F(outputs x outputs, 3x3), computed exactly before they are rounded."""
-    points = [Fraction(0), *(sign * point for point in _POINTS[outputs] for sign in (1, -1))]
+    points = [*[Fraction(0)] * (outputs % 2 == 0), *(sign * point for point in _POINTS[outputs] for sign in (1, -1))]
     taps, powers = range(TAPS), range(outputs)
     scales = [_product_at(point, [other for other in points if other != point]) for point in points]
     weights = [[point**k / scale for k in taps] for point, scale in zip(points, scales, strict=True)]
@@ -160,10 +165,15 @@ def _combine(builder: KernelBuilder, row: Row, values: Sequence[Expr]) -> Expr:
     return builder.name(total)
 
 
+def _pairs(extent: int) -> range:
+    """The first rows of pairs: only an even number of rows has one of the point 0."""
+    return range(1 - extent % 2, extent - 1, 2)
+
+
 def _halve(rows: list[list[Fraction]]) -> list[list[Fraction]]:
     """Half sum and half difference of the two rows of each pair."""
     made = list(rows)
-    for i in range(1, len(rows) - 1, 2):
+    for i in _pairs(len(rows)):
         pair = list(zip(rows[i], rows[i + 1], strict=True))
         made[i], made[i + 1] = [(a + b) / 2 for a, b in pair], [(a - b) / 2 for a, b in pair]
     return made

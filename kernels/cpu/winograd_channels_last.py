@@ -19,7 +19,8 @@ from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..configuration import TEMPLATE
 from ..costs import (
-    WINOGRAD_PRECISIONS,
+    WINOGRAD_HALF_OUTPUTS,
+    WINOGRAD_OUTPUTS,
     Convolution,
     WinogradChoice,
     channels_last_cycles,
@@ -73,11 +74,11 @@ def direct_convolution_cycles(form: ChannelsLast, target: Target) -> float:
 def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
     """The size of the tiles that would compute the form's anchor, and what they would take; or why they may not."""
     precision = form.outer.precision
-    if precision not in WINOGRAD_PRECISIONS:
+    if precision not in WINOGRAD_OUTPUTS:
         return Refusal(f"its errors grow with the largest element of a tile, which precision {precision} does not allow")
     if reason := _obstacle(form, target):
         return Refusal(reason)
-    choice = winograd_choice(extents_of(form), target.vector_lanes, target.vector_registers)
+    choice = winograd_choice(extents_of(form), target.vector_lanes, target.vector_registers, precision)
     return choice or Refusal("is not of 3x3 windows without strides or dilations")
 
 
@@ -129,7 +130,7 @@ class _Kernel:
         self.window: Window = read_window(form.inner, form.anchor)
         self.builder: KernelBuilder = new_builder(target, form.outer.configuration)
         self.lanes = target.vector_lanes
-        sizes = winograd_choices(one, target.vector_lanes, target.vector_registers)
+        sizes = winograd_choices(one, target.vector_lanes, target.vector_registers, form.outer.precision)
         outputs = self.builder.choose("outputs", {str(choice.outputs): choice.outputs for choice in sizes})
         self.method = winograd(outputs)
         self.points = self.method.extent**2
@@ -143,7 +144,8 @@ class _Kernel:
         near = _NEAR_BYTES // (4 * self.points * (self.pitch + tile.columns))
         weights = 4 * self.points * channels * one.outputs
         is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
-        self.dtype = HALF if is_narrow and weights > _WIDE_BYTES else TYPE  # of the weights in memory
+        may_halve = is_narrow and outputs <= WINOGRAD_HALF_OUTPUTS
+        self.dtype = HALF if may_halve and weights > _WIDE_BYTES else TYPE  # of the weights in memory
         if self.dtype == HALF:
             weights //= 2
         is_private = near >= min(_LEAST_TILES, self.tiles) and self.tiles >= self.threads and weights <= _FAR_BYTES

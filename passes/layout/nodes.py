@@ -14,7 +14,6 @@ from ...compiler.ir.kinds import Kind, is_known, is_pointwise, kind_of
 from ...compiler.ir.rewriter import Rejection
 from ...kernels.costs import (
     TERMS,
-    WINOGRAD_PRECISIONS,
     Convolution,
     channels_first_cycles,
     channels_last_cycles,
@@ -144,8 +143,8 @@ def _cycles_of_last(
     if target.has_tiles and (is_plain or is_bfloat16):
         cycles = min(cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
     is_plane = anchor.op_type == "Conv" and len(tensor_type(source).shape) == 4
-    may_transform = is_plane and (is_plain or is_bfloat16) and precision in WINOGRAD_PRECISIONS
-    choice = winograd_choice(one, lanes, registers) if may_transform else None
+    may_transform = is_plane and (is_plain or is_bfloat16)
+    choice = winograd_choice(one, lanes, registers, precision) if may_transform else None
     return cycles, inf if choice is None else choice.cycles
 
 
