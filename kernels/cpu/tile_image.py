@@ -119,6 +119,14 @@ class TiledImage:
         """Whether the last of some blocks has one tile's positions at most."""
         return self.positions(outputs) > LINES and 0 < self.positions(outputs) % LINES <= ROWS
 
+    def lies_in_place(self, form: ChannelsLast, outputs: Sequence[Place]) -> bool:
+        """Whether the anchor's input itself lies so: bfloat16, whole tiles of channels, and nothing around it is read."""
+        name = form.anchor.inputs[0]
+        is_plain = self.source.dtype == "bfloat16" and name in form.operands and self.joined == 1
+        is_same = not any(self.begins) and prod(self.phases) == 1 and self.extents == self.inputs
+        is_whole = self.of_group % DEPTH == 0 and all(self.positions(one) >= LINES for one in outputs)
+        return is_plain and is_same and is_whole and not crowds(self.channels)
+
     def lines(self, buffer: Buffer, place: tuple[Expr, Expr, Expr], group: Expr, taps: Sequence[Taps]) -> Lines:
         """32 positions from (image, plane, number in it) on, for windows whose `taps` are counted from the image's beginning.
 

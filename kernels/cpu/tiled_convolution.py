@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import replace
 
 from ...runtime.target import Target
 from ..configuration import TEMPLATE
@@ -11,9 +11,8 @@ from ..group import Group
 from ..template import BuiltKernel, Refusal
 from .channels_last import ChannelsLast, channels_last_form, extents_of
 from .packing import PackPanels
-from .tile_image import TiledImage, crowds
+from .tile_image import TiledImage
 from .tile_packing import LINES
-from .tile_unit import DEPTH
 from .tiled_windows import Product, TiledWindows, as_planes, terms_of, tiles_obstacle, vector_cycles
 from .window import Taps, Window, read_window
 from .winograd_channels_last import winograd_of
@@ -42,9 +41,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 
 def image_of(form: ChannelsLast, window: Window) -> TiledImage:
-    """The layout of the input: itself, where it is bfloat16 and every position is read by the result at its place."""
-    name = form.anchor.inputs[0]
-    source, groups, terms = form.inner.types[name], form.anchor.attribute("group", 1), terms_of(form)
+    """The layout of the input."""
+    source, groups, terms = form.inner.types[form.anchor.inputs[0]], form.anchor.attribute("group", 1), terms_of(form)
     joined = joined_columns(extents_of(form))
     last = [(taps - 1) * dilation for taps, dilation in zip(window.kernel, window.dilations, strict=True)]
     if joined > 1:
@@ -53,10 +51,8 @@ def image_of(form: ChannelsLast, window: Window) -> TiledImage:
     places = [[divmod(tap, stride) for tap in some] for some, stride in zip(taps, window.strides, strict=True)]
     phases = tuple(max(phase for _, phase in some) + 1 for some in places)
     extents = tuple(count + max(ahead for ahead, _ in some) for count, some in zip(window.outputs, places, strict=True))
-    is_flat = prod(window.kernel) == prod(window.strides) == 1 and window.inputs == window.outputs and not any(window.begins)
-    is_whole = source.shape[1] // groups % DEPTH == 0 and prod(window.outputs[1:]) >= LINES and not crowds(source.shape[1])
-    in_place = is_flat and is_whole and source.dtype == "bfloat16" and name in form.operands
-    return TiledImage(source, window.strides, window.begins, phases, extents, terms, groups, joined, in_place)
+    image = TiledImage(source, window.strides, window.begins, phases, extents, terms, groups, joined)
+    return replace(image, in_place=image.lies_in_place(form, [window.outputs]))
 
 
 def _drawback(form: ChannelsLast, target: Target, image: TiledImage) -> str:

@@ -16,9 +16,8 @@ from ..costs import tile_convolution_cycles
 from ..group import Group
 from ..template import BuiltKernel, Refusal
 from .channels_last import ChannelsLast, channels_last_form, extents_of
-from .tile_image import TiledImage, as_volume, crowds
+from .tile_image import TiledImage, as_volume
 from .tile_packing import LINES
-from .tile_unit import DEPTH
 from .tiled_windows import Product, TiledWindows, terms_of, tiles_obstacle, vector_cycles
 from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
 from .window import Taps, Window, read_window
@@ -44,7 +43,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if not all(one.count for product in phases for one in product.taps):
         return Refusal("some phases of output positions are the bias alone")
     leads, reaches = reaches_of(phases)
-    image = _image(form, window, phases, leads, reaches)
+    image = _image(form, phases, leads, reaches)
     tiles = tile_convolution_cycles(extents_of(form), image.terms, copies=not image.in_place)
     vectors = vector_cycles(form, target)
     if tiles >= vectors and form.outer.configuration.get(TEMPLATE) != _TEMPLATE:
@@ -52,17 +51,12 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     return TiledWindows(form, target, image).build(_TEMPLATE, [_product(form, window, one, leads) for one in phases])
 
 
-def _image(form: ChannelsLast, window: Window, phases: list[PhaseProduct], leads: list[int], reaches: list[int]) -> TiledImage:
-    """The layout of the input: itself, where it is bfloat16 and no window reaches beyond it."""
-    name = form.anchor.inputs[0]
-    source, groups = form.inner.types[name], form.anchor.attribute("group", 1)
-    is_inside = not any(leads) and all(reach <= n for reach, n in zip(reaches, window.inputs, strict=True))
-    is_flat = all(one.count == 1 and product.positions == window.inputs for product in phases for one in product.taps)
-    is_whole = source.shape[1] // groups % DEPTH == 0 and prod(as_volume(window.inputs, 1)[1:]) >= LINES
-    in_place = is_inside and is_flat and is_whole and not crowds(source.shape[1])
-    in_place = in_place and source.dtype == "bfloat16" and name in form.operands
-    ones, extents = (1, 1, 1), as_volume(reaches, 1)
-    return TiledImage(source, ones, as_volume(leads, 0), ones, extents, terms_of(form), groups, 1, in_place)
+def _image(form: ChannelsLast, phases: list[PhaseProduct], leads: list[int], reaches: list[int]) -> TiledImage:
+    """The layout of the input."""
+    source, groups = form.inner.types[form.anchor.inputs[0]], form.anchor.attribute("group", 1)
+    ones = (1, 1, 1)
+    image = TiledImage(source, ones, as_volume(leads, 0), ones, as_volume(reaches, 1), terms_of(form), groups)
+    return replace(image, in_place=image.lies_in_place(form, [as_volume(one.positions, 1) for one in phases]))
 
 
 def _product(form: ChannelsLast, window: Window, phases: PhaseProduct, leads: list[int]) -> Product:

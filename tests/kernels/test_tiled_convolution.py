@@ -114,6 +114,8 @@ def test_bfloat16() -> None:
     """Rounded operands: only the additions round."""
     cases = []
     in_place = [convolution((2, 64, 5, 7), 40, 1), convolution((1, 32, 8, 4), 33, 1), transposed((2, 64, 2, 5, 7), 40, 2, 2)]
+    in_place += [convolution((2, 64, 6, 9), 40, 3), convolution((1, 32, 3, 6, 7), 33, (2, 3, 3)), convolution((2, 64, 45), 40, 5)]
+    in_place += [transposed((1, 32, 8, 9), 33, 3, 1, 2)]
     others = [grouped()[0], signals()[0], volumes()[1], *transposed_cases()[:2]]
     for case in [*convolutions()[:2], joined(convolutions()[2]), joined(transposed_cases()[0]), *in_place, *others]:
         arrays = {name: array.astype(ml_dtypes.bfloat16) if name in "xw" else array for name, array in case.arrays.items()}
