@@ -77,6 +77,7 @@ define i32 @{_LOAD_FUNCTION}(ptr %p) {{
 }}
 """
 _INFINITY, _QUIET_NAN, _LEAST_NORMAL = 0x7F800000, 0x7FC00000, 0x00800000  # bits of float32
+_CODE_OF_ZERO = 0x7F81  # of `ordered_code`
 _PURE = 1  # TVM's CallEffectKind of an operator that only its operands decide
 
 
@@ -163,6 +164,24 @@ def rounded(x: Expr, name: Callable[[Expr], Expr], *, has_instruction: bool) -> 
     bits = name(tirx.reinterpret("int32", name(x)))
     is_nan = (bits & tirx.const(0x7FFFFFFF, "int32")) > tirx.const(_INFINITY, "int32")
     return tirx.Cast("bfloat16", tirx.reinterpret("float32", tirx.Select(is_nan, tirx.const(_QUIET_NAN, "int32"), bits)))
+
+
+def ordered_code(x: Expr, name: Callable[[Expr], Expr]) -> Expr:
+    """A bfloat16 as uint16 whose order is that of the numbers: -infinity is 0, and NaN of either sign are above all others."""
+    bits = name(tirx.reinterpret("int16", x))
+    ordered = name(tirx.reinterpret("uint16", bits ^ ((bits >> _i16(15)) & _i16(0x7FFF))))
+    return name(ordered + tirx.const(_CODE_OF_ZERO, "uint16"))
+
+
+def decoded(code: Expr, name: Callable[[Expr], Expr]) -> Expr:
+    """The number (float32) of a code of `ordered_code`."""
+    bits = name(tirx.reinterpret("int16", name(code - tirx.const(_CODE_OF_ZERO, "uint16"))))
+    narrow = name(tirx.reinterpret("uint16", bits ^ ((bits >> _i16(15)) & _i16(0x7FFF))))
+    return tirx.reinterpret("float32", name(tirx.Cast("uint32", narrow) << _u32(16)))
+
+
+def _i16(value: int) -> Expr:
+    return tirx.const(value, "int16")
 
 
 def is_rounding(value: Expr) -> bool:

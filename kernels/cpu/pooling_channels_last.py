@@ -11,6 +11,7 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.target import Target
+from ..bfloat16 import decoded, ordered_code
 from ..builder import Expr, Index, KernelBuilder
 from ..group import Group
 from ..template import BuiltKernel, Refusal
@@ -35,12 +36,34 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if len(anchor.outputs) > 1 and anchor.outputs[1]:
         return Refusal("indices of the greatest elements are asked for")
     builder, window = new_builder(target), read_window(form.inner, anchor)
-    pooling = Pooling(form.inner, builder, anchor, window, accumulator_type(form.inner.types[anchor.inputs[0]].dtype))
+    dtype = form.inner.types[anchor.inputs[0]].dtype
+    if anchor.op_type == "MaxPool" and dtype == "bfloat16" and not target.is_gpu:
+        pooling: Pooling = _MaxOfCodes(form.inner, builder, anchor, window, "uint16")
+    else:
+        pooling = Pooling(form.inner, builder, anchor, window, accumulator_type(dtype))
     form.copy_pieces(builder)
     work = form.inner.types[anchor.outputs[0]].elements * (prod(window.kernel) + pointwise_cost(form.inner))
     if work:
         _Emission(form, builder, pooling, form.readers(builder)[anchor.inputs[0]]).emit(work)
     return finish("pooling_channels_last", builder, group, flops=work)
+
+
+@dataclass(frozen=True)
+class _MaxOfCodes(Pooling):
+    """MaxPool of bfloat16 by integers in the same order: vectors of twice as many, and no care for NaN, the greatest of all."""
+
+    @property
+    def initial(self) -> Expr:
+        return tirx.const(0, self.dtype)
+
+    def mapped(self, x: Expr) -> Expr:
+        return ordered_code(x, self.builder.name)
+
+    def merge(self, a: Expr, b: Expr) -> Expr:
+        return tirx.max(a, b)
+
+    def finished(self, total: Expr, count: Expr) -> Expr:
+        return decoded(total, self.builder.name)
 
 
 @dataclass(frozen=True)

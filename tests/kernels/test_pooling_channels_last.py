@@ -11,7 +11,7 @@ import torch
 from prefuse.kernels.group import Group, Op
 from torch.nn import functional
 
-from .channels_last_cases import BFLOAT16, channels_last, pooling
+from .channels_last_cases import BFLOAT16, channels_last, padded, pooling
 from .harness import LEVELS, Case, check, target_of, type_of
 
 
@@ -36,6 +36,27 @@ def poolings() -> list[Case]:
 @pytest.mark.parametrize("level", LEVELS)
 def test_poolings(level: str) -> None:
     check(poolings(), target_of(level))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_greatest_of_bfloat16(level: str) -> None:
+    """All numbers keep their order as integers, infinities and those of padding too; NaN of either sign are the greatest."""
+    generator, cases = np.random.default_rng(0), []
+    for channels, pads in ((37, (1, 1, 1, 1)), (64, (0, 0, 0, 0))):
+        bits = generator.integers(0, 1 << 16, (1, channels, 9, 10), "uint16")
+        bits = np.where(bits & 0x7F80 == 0x7F80, bits & 0xFFC0, bits)  # infinities, and quiet NaN
+        bits[0, 0, :4, :4] = 0xFF80  # -infinity
+        bits[0, 1, :4, :4], bits[0, 1, 0, 0] = 0x8001, 0xFFC1  # the least denormal numbers, and a negative NaN
+        x = bits.view(BFLOAT16)
+        with np.errstate(invalid="ignore"):
+            wide = x.astype(np.float32)
+        exact = functional.max_pool2d(padded(torch.from_numpy(wide), pads, -np.inf), 3, 2).numpy()
+        kernel = {"kernel_shape": (3, 3), "strides": (2, 2), "pads": pads}
+        ops = (Op("Cast", ("x",), (".x",), {"to": 1}), Op("MaxPool", (".x",), ("y",), kernel))
+        types = {"x": type_of(x), ".x": type_of(wide), "y": type_of(exact)}
+        case = Case(Group(ops, ("x",), ("y",), types), {"x": x}, [exact], 0.0, 0.0, "MaxPool of all numbers", "pooling")
+        cases.append(channels_last(case, template="pooling_channels_last"))
+    check(cases, target_of(level))
 
 
 @pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
