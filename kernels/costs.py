@@ -252,7 +252,7 @@ def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int)
     tiles, points = one.images * ceil(one.rows / outputs) * ceil(one.columns / outputs), (outputs + 2) ** 2
     vectors = ceil(one.groups * one.inputs / lanes) + one.groups * ceil(one.outputs / lanes)
     tile = product_tile(tiles, one.outputs, one.inputs, lanes, registers)
-    products = points * one.groups * _product_cycles(tile, tiles, one.outputs, one.inputs, lanes)
+    products = points * one.groups * product_cycles(tile, tiles, one.outputs, one.inputs, lanes)
     weight_bytes = one.element_bytes if outputs <= WINOGRAD_HALF_OUTPUTS else max(one.element_bytes, _WORD_BYTES)
     more_bytes = (points * weight_bytes - prod(one.kernel) * one.element_bytes) * one.groups * one.inputs * one.outputs
     fetched, transformed = more_bytes / _MEMORY_BYTES, tiles * points * vectors * _TRANSFORM_CYCLES
@@ -267,10 +267,10 @@ def product_tile(rows: int, columns: int, depth: int, lanes: int, registers: int
 def product_tiles(rows: int, columns: int, depth: int, lanes: int, registers: int) -> list[tuple[int, int]]:
     """All tiles for these products, those with the fewest cycles first."""
     choices = [(r, v) for r, v in product(range(1, min(rows, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4)) if r * v + v + 1 <= registers]
-    return sorted(choices, key=lambda tile: (_product_cycles(tile, rows, columns, depth, lanes), tile))
+    return sorted(choices, key=lambda tile: (product_cycles(tile, rows, columns, depth, lanes), tile))
 
 
-def _product_cycles(tile: tuple[int, int], rows: int, columns: int, depth: int, lanes: int) -> float:
+def product_cycles(tile: tuple[int, int], rows: int, columns: int, depth: int, lanes: int) -> float:
     height, vectors = tile
     step = max(height * vectors / 2, (height + vectors) / 2, vectors * _PANEL_CYCLES, 4.0)
     return ceil(rows / height) * ceil(columns / (vectors * lanes)) * (step * depth + 3 * height * vectors + 20)

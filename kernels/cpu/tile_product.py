@@ -246,22 +246,26 @@ def sum_tile(
     combine: MultiplyAdd = multiply_add,
     before: Callable[[Index], None] | None = None,
     spans: Mapping[int, tuple[Expr, Expr]] | None = None,
+    into: tuple[Buffer, Expr] | None = None,
 ) -> Buffer:
     """The sums over k of a(row, ks) * b(column, ks), made in registers: a small array, row after row, for the epilogue.
+
+    It is the elements of `into`, a buffer and where they begin, where that is given.
 
     `before` writes what is done before the products of a k, such as asking for what later ones read. Of the loops over k in
     `spans` only the iterations [begin, end) are made, where there are several loops.
     """
     spans = spans or {}
     depth, joined = _in_blocks(depth)
-    sums, finished = (builder.local(tile.rows * tile.columns, dtype, name) for name in ("acc", "tile"))
+    sums = builder.local(tile.rows * tile.columns, dtype, "acc")
+    finished, base = into or (builder.local(tile.rows * tile.columns, dtype, "tile"), 0)
     cells = [(row, row * tile.columns + v * tile.lanes, v * tile.lanes) for row, v in nest(range(tile.rows), range(tile.vectors))]
     kinds, outer = _loop_kinds(depth, len(cells), spans), _outer_loops(depth)
 
-    def fill(to: Buffer, element: Callable[[Expr], Expr]) -> None:
+    def fill(to: Buffer, begin: Expr, element: Callable[[Expr], Expr]) -> None:
         for _, at, _ in cells:
             with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-                builder.store(to, at + lane, element(at + lane))
+                builder.store(to, begin + at + lane, element(at + lane))
 
     def loop(stack: ExitStack, axes: range) -> Index:
         ks = []
@@ -272,10 +276,10 @@ def sum_tile(
         return tuple(ks)
 
     if outer:
-        fill(finished, lambda at: tirx.const(0, dtype))
+        fill(finished, base, lambda at: tirx.const(0, dtype))
     with ExitStack() as blocks:
         first = loop(blocks, range(outer))
-        fill(sums, lambda at: tirx.const(0, dtype))
+        fill(sums, 0, lambda at: tirx.const(0, dtype))
         if prod(depth):
             with ExitStack() as loops:
                 ks = joined((*first, *loop(loops, range(outer, len(depth)))))
@@ -284,7 +288,7 @@ def sum_tile(
                 for row, at, column in cells:
                     with builder.loop(tile.lanes, "vectorized", "lane") as lane:
                         builder.store(sums, at + lane, combine(sums[at + lane], a(row, ks), b(column + lane, ks)))
-        fill(finished, lambda at: finished[at] + sums[at] if outer else sums[at])
+        fill(finished, base, lambda at: finished[base + at] + sums[at] if outer else sums[at])
     return finished
 
 

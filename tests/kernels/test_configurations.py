@@ -19,6 +19,7 @@ from .channels_last_cases import convolution, transposed
 from .harness import Case, check, operator, target_of
 from .test_paired_product import product
 from .test_product_rows import projected
+from .test_strassen_matmul import multiplied
 from .test_winograd import fast
 
 rng = np.random.default_rng(11)
@@ -41,6 +42,7 @@ CASES = {
     "transposed convolution": (transposed((2, 9, 6, 5), 21, 3, 2, 1), "avx2"),
     "attention": (attend((1, 2, 17, 33, 20, 12)), "avx2"),
     "narrow convolution": (convolution((1, 10, 9, 11), 37, 3, 2, 1, narrow="xw"), "avx512"),
+    "strassen_matmul": (multiplied((37, 45), 83), "avx2"),
     "winograd_channels_last": (fast((2, 10, 9, 11), 37, 3, 1, 1, template=""), "avx2"),
 }
 
@@ -78,7 +80,7 @@ def test_all_choices_compute_the_same(name: str) -> None:
         wanted = one.group.configuration
         assert {**{choice.name: choice.taken for choice in kernel.choices}, TEMPLATE: kernel.template}.items() >= wanted.items()
     check(cases, target)
-    if name != "winograd_channels_last":  # tiles and loops change no bit
+    if name not in ("strassen_matmul", "winograd_channels_last"):  # tiles and loops change no bit
         assert len({one.got[0].tobytes() for one in cases}) == 1
 
 

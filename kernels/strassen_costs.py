@@ -1,0 +1,51 @@
+"""Estimated cycles of Strassen's products and of plain ones, on one core: what `strassen_matmul` weighs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from .costs import product_cycles, product_tile
+
+STRASSEN_LEVELS = (1, 2)
+STRASSEN_GAIN = 0.97  # of the cycles of plain products that it may take
+_ADDED_CYCLES = 6.0  # of a vector of a sum of blocks that is multiplied, or of such a product that is added up
+_FAR_BYTES = 5.0  # a cycle, of weights that come from memory
+_UNHIDDEN = 0.15  # of that time, what multiply-adds do not hide
+_WEIGHT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StrassenChoice:
+    """Strassen's algorithm, so often within itself, and its cycles."""
+
+    levels: int
+    cycles: float
+
+
+def strassen_choices(m: int, n: int, k: int, lanes: int, registers: int) -> list[StrassenChoice]:
+    """All levels that cut such a product into blocks, each with an element.
+
+    One comes first: two have won at 128 rows only, and their weights have three times the bytes.
+    """
+    found = []
+    for levels in STRASSEN_LEVELS:
+        blocks, products = 2**levels, 7**levels
+        rows, depth, columns = (ceil(extent / blocks) for extent in (m, k, n))
+        columns = ceil(columns / lanes) * lanes
+        if min(m - (blocks - 1) * rows, k - (blocks - 1) * depth, n - (blocks - 1) * columns) > 0:
+            added = products * rows * (ceil(depth / lanes) + columns // lanes) * _ADDED_CYCLES
+            cycles = products * product_cycles(product_tile(rows, columns, depth, lanes, registers), rows, columns, depth, lanes)
+            found.append(StrassenChoice(levels, added + _with_weights(cycles, products * depth * columns)))
+    return found
+
+
+def matmul_cycles(m: int, n: int, k: int, lanes: int, registers: int) -> float:
+    """Of the plain product by constant float32 weights."""
+    return _with_weights(product_cycles(product_tile(m, n, k, lanes, registers), m, n, k, lanes), n * k)
+
+
+def _with_weights(cycles: float, weights: int) -> float:
+    """The cycles of a product whose float32 weights come from memory, which is not quite hidden."""
+    fetched = weights * _WEIGHT_BYTES / _FAR_BYTES
+    return max(cycles, fetched) + _UNHIDDEN * fetched
