@@ -3,7 +3,7 @@
 Sums of blocks of A are made once, into scratch, those of the weights at compile time. Then, one panel of columns after the
 other, register tiles multiply sums of rows by sums of weights, into scratch that the second cache holds; from there the blocks
 of the result are added up, which is where the bias and the followers come. A panel comes from memory while the one before it is
-multiplied: each step of k asks for a part.
+multiplied: each step of k asks for a part, and for one of the next rows of sums, which are too short to be guessed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Expr, Index, share, unravel
 from ..configuration import TEMPLATE
-from ..strassen_costs import STRASSEN_GAIN, matmul_cycles, strassen_choices
 from ..group import Group
+from ..strassen_costs import STRASSEN_GAIN, matmul_cycles, strassen_choices
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import pointwise_obstacle, split_anchor
 from .bilinear import PackBilinear, combine, strassen
@@ -66,7 +66,11 @@ class StrassenProduct(Product):
             return "is too small to be cut into blocks"
         fewest, plain = self.choices[0].cycles, matmul_cycles(*size)
         is_wanted = group.configuration.get(TEMPLATE) == self.template
-        return "" if is_wanted or fewest <= STRASSEN_GAIN * plain else f"would take {fewest:.0f} cycles, and plain products {plain:.0f}"
+        return (
+            ""
+            if is_wanted or fewest <= STRASSEN_GAIN * plain
+            else f"would take {fewest:.0f} cycles, and plain products {plain:.0f}"
+        )
 
     def build(self) -> BuiltKernel:
         self._choose_sizes()
@@ -157,9 +161,12 @@ class StrassenProduct(Product):
             def b(column: Expr, ks: Index, base: Expr = right) -> Expr:
                 return self.weights[base + ks[0] * tile.columns + column]
 
-            def ask(ks: Index, begin: Expr = following) -> None:
+            above = builder.bind(left + tile.rows * self.pitch)
+
+            def ask(ks: Index, begin: Expr = following, above: Expr = above) -> None:
                 for line in range(0, step, _LINE):
                     builder.prefetch(self.weights[begin + ks[0] * step + line], is_near=False)
+                builder.prefetch(self.sums[above + ks[0] * tile.rows], is_near=False)
 
             sum_tile(builder, tile, TYPE, (self.k,), a, b, before=ask, into=(self.made, place))
 
