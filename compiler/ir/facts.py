@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +32,7 @@ _STACK_KEY = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _POOLS, _POOLS_OPSET = ("AveragePool", "LpPool", "MaxPool"), 22
 _MAX_KNOWN_ELEMENTS = 64  # constants up to this size are shown to inference: shapes, axes, pads, scales
+_MAX_ANSWERS = 4096  # of inference that are remembered: models repeat their layers, and each pass leaves most nodes as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +170,26 @@ class _Inference:
         reads = read_values(node)
         if schema is None or any(value.type is None for value in reads):
             return nothing
+        known = self._known_tensors(node)
+        question = _question(node, self._opsets, known)
+        if question in _ANSWERS:
+            return _ANSWERS[question]
+        facts = self._ask(node, schema, reads, known)
+        if question is not None:
+            if len(_ANSWERS) >= _MAX_ANSWERS:
+                _ANSWERS.clear()
+            _ANSWERS[question] = facts
+        return facts
+
+    def _ask(
+        self, node: ir.Node, schema: onnx.defs.OpSchema, reads: list[ir.Value], known: dict[str, ir.TensorProtocol]
+    ) -> list[Fact | None]:
+        """What ONNX's own inference says of each output."""
         try:
             types = {str(value.name): _type_proto(value) for value in reads}
+            data = {name: ir.serde.serialize_tensor(_shown(tensor, node, name)) for name, tensor in known.items()}
             imports = [onnx.helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
-            found = infer_node_outputs(schema, self._proto(node), types, self._known_data(node), None, imports)
+            found = infer_node_outputs(schema, self._proto(node), types, data, None, imports)
         except (InferenceError, onnx.checker.ValidationError) as error:
             message = (
                 str(error).strip().splitlines()[-1].removeprefix("[ShapeInferenceError] ").removeprefix("[TypeInferenceError] ")
@@ -212,7 +229,7 @@ class _Inference:
         for child in graph:
             self.visit(child)
 
-    def _known_data(self, node: ir.Node) -> dict[str, onnx.TensorProto]:
+    def _known_tensors(self, node: ir.Node) -> dict[str, ir.TensorProtocol]:
         """Small constants among the inputs of a node, by the name they have there."""
         known = {}
         for value in node.inputs:
@@ -220,11 +237,8 @@ class _Inference:
             while source is not None and source in self._arguments:
                 source = self._arguments[source]
             tensor = None if source is None else constant_tensor(source)
-            if value is None or tensor is None or tensor.size > _MAX_KNOWN_ELEMENTS:
-                continue
-            if node.op_type == "Range" and tensor.size == 1:
-                tensor = ir.Tensor(_range_operand(tensor.numpy()), name=value.name)
-            known[str(value.name)] = ir.serde.serialize_tensor(tensor)
+            if value is not None and tensor is not None and tensor.size <= _MAX_KNOWN_ELEMENTS:
+                known[str(value.name)] = tensor
         return known
 
     def _resolved(self, attribute: ir.Attr) -> ir.Attr:
@@ -243,6 +257,39 @@ class _Inference:
                 ir.serde.serialize_attribute(one) for one in resolved if not one.is_ref() and one.value is not None
             )
         return proto
+
+
+# Answers by question: all that inference reads of a node, in which names play no part.
+_ANSWERS: dict[Hashable, list[Fact | None]] = {}
+_PLAIN = frozenset(getattr(ir.AttributeType, name) for name in ("INT", "INTS", "FLOAT", "FLOATS", "STRING", "STRINGS"))
+
+
+def _question(node: ir.Node, opsets: Mapping[str, int], known: Mapping[str, ir.TensorProtocol]) -> Hashable:
+    """What inference reads of a node, to be compared; None where that is more than plain attributes and operands are tensors."""
+    attributes = node.attributes.values()
+    if any(one.is_ref() or one.type not in _PLAIN for one in attributes):
+        return None
+    if any(value is not None and not isinstance(value.type, ir.TensorType) for value in node.inputs):
+        return None
+    if any(tensor.dtype == ir.DataType.STRING for tensor in known.values()):
+        return None
+    given = tuple((one.name, one.type, tuple(one.value) if one.type.name.endswith("S") else one.value) for one in attributes)
+    operands = tuple(None if value is None else _operand(value, known.get(str(value.name))) for value in node.inputs)
+    outputs = tuple(bool(output.name) for output in node.outputs)
+    return node.domain, node.op_type, tuple(opsets.items()), given, operands, outputs
+
+
+def _operand(value: ir.Value, tensor: ir.TensorProtocol | None) -> Hashable:
+    """Type, shape and, where it is known, content of an input."""
+    dims = None if value.shape is None else tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+    return value.dtype, dims, None if tensor is None else (tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
+
+
+def _shown(tensor: ir.TensorProtocol, node: ir.Node, name: str) -> ir.TensorProtocol:
+    """A constant as inference takes it."""
+    if node.op_type == "Range" and tensor.size == 1:
+        return ir.Tensor(_range_operand(tensor.numpy()), name=name)
+    return tensor
 
 
 def _range_operand(number: np.ndarray) -> np.ndarray:

@@ -1,13 +1,17 @@
 """Types and shapes of values, sources of nodes, and constants."""
 
 from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx.shape_inference import infer_node_outputs
+from prefuse.compiler.ir import facts
 from prefuse.compiler.ir.constants import add_constant, constant_array, scalar_constant
 from prefuse.compiler.ir.facts import data_type, dtype_name, has_static_type, infer_facts, infer_node, source_of, tensor_type
 from prefuse.compiler.ir.printer import print_type
@@ -229,3 +233,53 @@ def test_a_type_that_an_operator_lacks_is_one_error() -> None:
     model = ir.from_onnx_text(text)
     with pytest.raises(InvalidModelError, match="MatMul does not fit its inputs"):
         infer_facts(model)
+
+
+@pytest.mark.parametrize(
+    ("second", "asked"),
+    [
+        ("b = Slice(y, starts, ends)", 1),
+        ("b = Slice(y, starts, starts)", 2),  # other contents
+        ("b = Slice(w, starts, ends)", 2),  # another shape
+        ("b = Slice(h, starts, ends)", 2),  # another type
+        ("b = Slice(y, starts, ends, zero)", 2),  # an operand more
+    ],
+)
+def test_equal_questions_are_asked_once(monkeypatch: pytest.MonkeyPatch, second: str, asked: int) -> None:
+    """A node that differs from another in its names alone is not inferred again; what inference reads makes it another."""
+    names = {"x": "float[7]", "y": "float[7]", "w": "float[6]", "h": "float16[7]"}
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+main ({", ".join(f"{kind} {name}" for name, kind in names.items())}) => (a, b)
+<int64[1] starts = {{1}}, int64[1] ends = {{3}}, int64[1] zero = {{0}}> {{
+  a = Slice(x, starts, ends)
+  {second}
+}}"""
+    monkeypatch.setattr(facts, "_ANSWERS", {})
+    calls: list[str] = []
+
+    def counted(schema: onnx.defs.OpSchema, *operands: Any) -> dict[str, onnx.TypeProto]:
+        calls.append(schema.name)
+        return infer_node_outputs(schema, *operands)
+
+    monkeypatch.setattr(facts, "infer_node_outputs", counted)
+    model = ir.from_onnx_text(text)
+    infer_facts(model)
+    assert len(calls) == asked
+    length = 0 if "starts, starts" in second else 2
+    assert [value.shape for value in model.graph.outputs] == [(2,), (length,)]
+    for value in model.graph.outputs:
+        assert value.dtype == (ir.DataType.FLOAT16 if value.name == "b" and "(h" in second else ir.DataType.FLOAT)
+
+
+def test_attributes_and_dropped_outputs_are_part_of_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+main (float[4,6] x) => (a, b, c, d) {
+  a = ReduceSum <keepdims = 0> (x)
+  b = ReduceSum <keepdims = 1> (x)
+  c, i = TopK <axis = 0> (x, n)
+  d, j = TopK <axis = 1> (x, n)
+}""".replace("(a, b, c, d) {", "(a, b, c, d) <int64[1] n = {2}> {")
+    monkeypatch.setattr(facts, "_ANSWERS", {})
+    model = ir.from_onnx_text(text)
+    infer_facts(model)
+    assert [value.shape for value in model.graph.outputs] == [(), (1, 1), (2, 6), (4, 2)]
