@@ -37,41 +37,41 @@ _WORDS_FUNCTION = "prefuse_bfloat16_words"
 _LOAD_FUNCTION = "prefuse_bfloat16_load"
 _INTERLEAVED = ", ".join(f"i32 {i // 2 + i % 2 * _PAIR_LANES}" for i in range(2 * _PAIR_LANES))
 LLVM_FUNCTIONS = f"""
-define <16 x float> @{_DOT_FUNCTION}(<16 x float> %sums, <16 x i32> %a, <16 x i32> %b) {{
+define <16 x float> @{_DOT_FUNCTION}(<16 x float> %sums, <16 x i32> %a, <16 x i32> %b) alwaysinline {{
   %x = bitcast <16 x i32> %a to <32 x bfloat>
   %y = bitcast <16 x i32> %b to <32 x bfloat>
   %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %sums, <32 x bfloat> %x, <32 x bfloat> %y)
   ret <16 x float> %r
 }}
-define <8 x i16> @{_ROUND_FUNCTION}_8(<8 x float> %x) {{
+define <8 x i16> @{_ROUND_FUNCTION}_8(<8 x float> %x) alwaysinline {{
   %y = call <8 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.256(<8 x float> %x)
   %r = bitcast <8 x bfloat> %y to <8 x i16>
   ret <8 x i16> %r
 }}
-define <16 x i16> @{_ROUND_FUNCTION}_16(<16 x float> %x) {{
+define <16 x i16> @{_ROUND_FUNCTION}_16(<16 x float> %x) alwaysinline {{
   %y = call <16 x bfloat> @llvm.x86.avx512bf16.cvtneps2bf16.512(<16 x float> %x)
   %r = bitcast <16 x bfloat> %y to <16 x i16>
   ret <16 x i16> %r
 }}
-define <32 x i16> @{_ROUND_FUNCTION}_32(<32 x float> %x) {{
+define <32 x i16> @{_ROUND_FUNCTION}_32(<32 x float> %x) alwaysinline {{
   %low = shufflevector <32 x float> %x, <32 x float> poison, <16 x i32> <{_lanes(0)}>
   %high = shufflevector <32 x float> %x, <32 x float> poison, <16 x i32> <{_lanes(16)}>
   %y = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %high, <16 x float> %low)
   %r = bitcast <32 x bfloat> %y to <32 x i16>
   ret <32 x i16> %r
 }}
-define <16 x i32> @{_PAIR_FUNCTION}(<16 x float> %low, <16 x float> %high) {{
+define <16 x i32> @{_PAIR_FUNCTION}(<16 x float> %low, <16 x float> %high) alwaysinline {{
   %y = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %high, <16 x float> %low)
   %z = shufflevector <32 x bfloat> %y, <32 x bfloat> poison, <32 x i32> <{_INTERLEAVED}>
   %r = bitcast <32 x bfloat> %z to <16 x i32>
   ret <16 x i32> %r
 }}
-define <16 x i32> @{_WORDS_FUNCTION}(<16 x float> %first, <16 x float> %second) {{
+define <16 x i32> @{_WORDS_FUNCTION}(<16 x float> %first, <16 x float> %second) alwaysinline {{
   %y = call <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float> %second, <16 x float> %first)
   %r = bitcast <32 x bfloat> %y to <16 x i32>
   ret <16 x i32> %r
 }}
-define i32 @{_LOAD_FUNCTION}(ptr %p) {{
+define i32 @{_LOAD_FUNCTION}(ptr %p) alwaysinline {{
   %r = load i32, ptr %p, align 2
   ret i32 %r
 }}

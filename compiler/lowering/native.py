@@ -39,11 +39,15 @@ _LLVM[AMX_EMULATED] = _LLVM["avx512"]
 #
 # Unrolling is ours (builder.loop). LLVM would unroll a loop around that of a product's sum (3 columns of a window, say), and then
 # keep one of the sums of each copy in memory: UNet took a quarter longer. These are the two thresholds that are options.
+#
+# Kernels are not inlined into the host function, where LLVM's registers ran out: an LSTM of 64 units had its sums in memory and
+# took twice as long as in a program of its own. (The threshold itself is no option here; what must be inlined says so.)
 _OPTIONS = [
     "-disable-machine-licm:bool=true",
     "-enable-tbaa:bool=false",
     "-unroll-threshold-default:uint=60",
     "-unroll-threshold-aggressive:uint=60",
+    "-inline-instr-cost:int=1000",
 ]
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import prefuse
 import pytest
 import tvm
+from onnx import parser
+from prefuse.compiler.lowering import program
 from prefuse.compiler.lowering.native import compile_module
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
@@ -49,3 +52,19 @@ def test_no_sum_of_a_convolution_lies_on_the_stack(width: int) -> None:
     assert sums
     for body in sums:
         assert not [line for line in body if "(%rsp" in line and "zmm" in line]
+
+
+def test_kernels_are_functions_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other in the host function, a recurrence had the sums of its tiles on the stack."""
+    assembly = []
+
+    def compiled(module: object, target: Target) -> object:
+        result = compile_module(module, target)
+        assembly.append(str(result.inspect_source("asm")))
+        return result
+
+    monkeypatch.setattr(program, "compile_module", compiled)
+    body = "h = MatMul(x, w)  axis = Constant<value_int=0>()  y = CumSum(h, axis)"
+    text = f"main (float[64,72] x, float[72,40] w) => (float[64,40] y) {{ {body} }}"
+    prefuse.compile(parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}'), cache=False, threads=1)
+    assert len(set(re.findall(r"\s(?:call|jmp)\S*\s+(\.L\w*k\d+_\w+)", assembly[0]))) == 2
