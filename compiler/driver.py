@@ -30,6 +30,7 @@ from .lowering.groups import group_of
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
 from .lowering.product_chains import precise_products
 from .lowering.program import build_library
+from .lowering.short_programs import without_small_regions
 from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .options import Options
 from .pass_table import PASSES, named_pipeline
@@ -62,6 +63,8 @@ def compile_model(model: ir.Model, options: Options, *, name: str, output: Path,
     run_pipeline(model, passes, context, on_pass=passed)
     tell("choosing kernels", 0.2)
     lowered, aliases = lower_groups(model, target, options.precision, options.configurations)
+    if target.threads > 1:
+        lowered = without_small_regions(lowered)
     _remark_lowering(context, lowered, aliases)
     draft = draft_plan(model, lowered, target, aliases)
     plan = run_plan_pipeline(draft.plan, passes, context)

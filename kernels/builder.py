@@ -17,14 +17,13 @@ from tvm.ir import PointerType, PrimType
 from ..runtime.plan import ALIGNMENT
 from .bfloat16 import is_rounding, rounded
 from .configuration import Choice, Configuration
+from .costs import PARALLEL_MIN_WORK
 from .formats import is_coded
 
 Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
 Buffer: TypeAlias = Any
 Index: TypeAlias = tuple[Expr, ...]
 T = TypeVar("T")
-
-PARALLEL_MIN_WORK = 40_000  # scalar operations below which one parallel region (about 2.4 us) costs more than it saves
 
 
 class KernelBuilder:
@@ -43,6 +42,7 @@ class KernelBuilder:
         self.has_bfloat16 = has_bfloat16  # an instruction that rounds to it
         self.threads = threads
         self.choices: list[Choice] = []
+        self.work = 0  # scalar operations of the longest of its loops that may be parallel
         self.tiles = ""  # what the kernel multiplies, where it does so on the tile unit, as Kernel.multiplies of a Plan says it
         self._configuration = configuration
         self._asked: dict[str, int] = {}  # how often a choice of a name was made
@@ -141,6 +141,7 @@ class KernelBuilder:
 
     def threads_for(self, work: int) -> int:
         """Threads that pay for themselves on this many scalar operations."""
+        self.work = max(self.work, work)
         return self.threads if work >= PARALLEL_MIN_WORK else 1
 
     @contextmanager

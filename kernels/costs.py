@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
+PARALLEL_MIN_WORK = 10_000  # scalar operations below which a parallel region costs more than it saves, though threads are awake
 COPIED_BYTES = 8.0  # a cycle, when a tensor is read or written in order
 _CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
 _FIRST_CACHE_BYTES, _SECOND_CACHE_BYTES = 32 * 1024, 640 * 1024  # that a panel may take there

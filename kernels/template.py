@@ -50,7 +50,7 @@ class BuiltKernel:
 
     `inplace` pairs (output index, operand index) may share one address. `refused` says why earlier templates were passed over,
     `choices` what was decided beside, and `ignored` what the group's configuration asked for in vain. `multiplies` is that of the
-    Plan's Kernel.
+    Plan's Kernel, `work` an estimate of the scalar operations of its longest loop that may be parallel, 0 where none may.
     """
 
     template: str
@@ -60,6 +60,7 @@ class BuiltKernel:
     inplace: tuple[tuple[int, int], ...] = ()
     flops: int = 0
     multiplies: str = "float32"
+    work: int = 0
     refused: tuple[tuple[str, str], ...] = ()
     choices: tuple[Choice, ...] = ()
     ignored: tuple[str, ...] = ()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..kernels.costs import COPIED_BYTES
+from ..kernels.costs import COPIED_BYTES, PARALLEL_MIN_WORK
 
 MAX_TENSORS = 16  # addresses of a kernel that stay in registers
 LAUNCH_CYCLES = 60.0  # of a call of a kernel
-REGION_CYCLES = 7_000.0  # 2.4 us: waking the threads and waiting for the last one
-REGION_OPERATIONS = 40_000  # from which on a kernel runs on all threads
+REGION_CYCLES = 7_000.0  # where threads sleep they are woken, and the last one is always waited for
+REGION_OPERATIONS = PARALLEL_MIN_WORK  # from which on a kernel runs on all threads
 
 
 @dataclass(frozen=True, slots=True)

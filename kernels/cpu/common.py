@@ -97,6 +97,7 @@ def finish(
         tuple((0, operands.index(name)) for name in inplace if name in operands),
         flops,
         builder.tiles or ("bfloat16" if not builder.is_grid and multiplies_words(function) else "float32"),
+        builder.work,
         choices=tuple(builder.choices),
     )
 
