@@ -35,8 +35,8 @@ def test_threads_of_short_programs(products: int, rows: int, are_woken: bool) ->
     model = chain(products, rows)
     nets = [prefuse.compile(model, target="cpu:avx2", threads=threads, cache=False) for threads in (1, 2)]
     x = np.random.default_rng(1).standard_normal((rows, 64), np.float32)
-    results = [net(x) for net in nets]
-    np.testing.assert_array_equal(*results)
+    alone, shared = (np.asarray(net(x)) for net in nets)
+    np.testing.assert_array_equal(alone, shared)
     net = nets[1]
     assert isinstance(net, CompiledModel)
     assert (b"TVMBackendParallelLaunch" in net.program.library) == are_woken
