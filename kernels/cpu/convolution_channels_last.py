@@ -35,6 +35,7 @@ _WORK_PER_OPERATION = 16
 _SHORT_DEPTH = 256
 _FAR_BYTES = 3 * 512 * 1024  # of weights that come from beyond the second cache, above which they are asked for ahead
 _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # of a tap, and the share of taps, from which on those of padding are left out
+_NEAR_PANEL_BYTES = 384 * 1024  # of a panel that stays in the second cache while the next one comes there
 _NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
 _ORDERS = {  # of the loops around a tile: what passes while something else stays near
@@ -122,6 +123,10 @@ class _Convolution:
         combine = words_multiply_add(self.target) if has_words else multiply_add
         if not flops:
             return 0
+        extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
+        order = builder.choose("order", self._orders(prod(depth), outputs))
+        parts = images * lines * extents["m"]  # of the positions, which all pass while a panel stays near
+        stays_near = order == _ORDERS["by panel"] and 4 * prod(depth) * tile.columns <= _NEAR_PANEL_BYTES
 
         def emit_tile(place: dict[str, Expr]) -> None:
             number, line, group = (place[axis] for axis in ("image", "line", "group"))
@@ -141,8 +146,14 @@ class _Convolution:
             def b(column: Expr, ks: Index) -> Expr:
                 return self._factor(weights[panel + row_major(ks, depth) * tile.columns + column])
 
+            part = builder.bind((number * lines + line) * extents["m"] + place["m"])
+
             def fetch(ks: Index) -> None:
-                Panel(weights, panel, tile.columns).fetch(builder, row_major(ks, depth))
+                one, k = Panel(weights, panel, tile.columns), row_major(ks, depth)
+                if stays_near:
+                    one.fetch_next(builder, k, prod(depth), part, parts)
+                else:
+                    one.fetch(builder, k)
 
             spans, before = self._spans(lead, start, tile.rows), fetch if is_far else None
             sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine, before, spans)
@@ -154,8 +165,6 @@ class _Convolution:
                     builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c])
                 )
 
-        extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
-        order = builder.choose("order", self._orders(prod(depth), outputs))
         deal(builder, {axis: extents[axis] for axis in order}, flops // _WORK_PER_OPERATION, emit_tile)
         return int(flops)
 

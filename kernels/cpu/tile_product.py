@@ -80,6 +80,13 @@ class Panel:
         for column in range(0, self.columns, _LINE_BYTES // item_bytes):
             builder.prefetch(self.buffer[self.base + (row + ahead) * self.columns + column])
 
+    def fetch_next(self, builder: KernelBuilder, row: Expr, rows: int, part: Expr, parts: int) -> None:
+        """Ask for the next panel, of as many `rows`: of `parts` tiles that read each row of this one, a `part` for its share."""
+        step = -(-self.columns // parts)
+        at = self.base + rows * self.columns + (part * rows + row) * step
+        for column in range(0, step, _LINE_BYTES // np.dtype(str(self.buffer.dtype)).itemsize):
+            builder.prefetch(self.buffer[at + column], is_near=False)
+
 
 @dataclass(frozen=True)
 class TileProduct:
