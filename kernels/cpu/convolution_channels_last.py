@@ -35,6 +35,7 @@ _WORK_PER_OPERATION = 16
 _SHORT_DEPTH = 256
 _FAR_BYTES = 3 * 512 * 1024  # of weights that come from beyond the second cache, above which they are asked for ahead
 _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # of a tap, and the share of taps, from which on those of padding are left out
+_ASKED_BYTES = 256 * 1024  # of weights, above which each tile asks for its part of the next panel
 _NEAR_PANEL_BYTES = 384 * 1024  # of a panel that stays in the second cache while the next one comes there
 _NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
@@ -117,7 +118,6 @@ class _Convolution:
         ranked = channels_last_tiles(rows, outputs, prod(depth), words, lanes, registers, pairs=has_words)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         weights = self._weights(tile.columns)
-        is_far = self.form.inner.types[self.anchor.inputs[1]].size_bytes > _FAR_BYTES
         panels = -(-outputs // tile.columns)
         step, dilation = window.strides, window.dilations
         combine = words_multiply_add(self.target) if has_words else multiply_add
@@ -126,7 +126,9 @@ class _Convolution:
         extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
         order = builder.choose("order", self._orders(prod(depth), outputs))
         parts = images * lines * extents["m"]  # of the positions, which all pass while a panel stays near
-        stays_near = order == _ORDERS["by panel"] and 4 * prod(depth) * tile.columns <= _NEAR_PANEL_BYTES
+        is_by_panel = order == _ORDERS["by panel"] or (images * lines == 1 and order == _ORDERS["by line"])
+        size_bytes, panel_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes, 4 * prod(depth) * tile.columns
+        asks_next = is_by_panel and size_bytes > _ASKED_BYTES and panel_bytes <= _NEAR_PANEL_BYTES
 
         def emit_tile(place: dict[str, Expr]) -> None:
             number, line, group = (place[axis] for axis in ("image", "line", "group"))
@@ -150,12 +152,12 @@ class _Convolution:
 
             def fetch(ks: Index) -> None:
                 one, k = Panel(weights, panel, tile.columns), row_major(ks, depth)
-                if stays_near:
+                if asks_next:
                     one.fetch_next(builder, k, prod(depth), part, parts)
                 else:
                     one.fetch(builder, k)
 
-            spans, before = self._spans(lead, start, tile.rows), fetch if is_far else None
+            spans, before = self._spans(lead, start, tile.rows), fetch if asks_next or size_bytes > _FAR_BYTES else None
             sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine, before, spans)
             first = builder.bind(place["n"] * tile.columns)
             with builder.loop(tile.rows, name="row") as row:
