@@ -36,7 +36,7 @@ from .tile_unit import tile_unit
 OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _WORK_PER_CYCLE = 0.25  # a step of less than 9 us is not dealt to threads, each of which would wait for the others' states
-_ASKED_BYTES = 8 << 10  # how far ahead weights beyond the second-level cache are asked for
+_ASKED_BYTES = 16 << 10  # how far ahead weights beyond the second-level cache are asked for
 _MAX_ELEMENTS = 2**31 - 1
 
 
