@@ -13,6 +13,9 @@ _ADDED_CYCLES = 6.0  # of a vector of a sum of blocks that is multiplied, or of 
 _FAR_BYTES = 5.0  # a cycle, of weights that come from memory
 _UNHIDDEN = 0.15  # of that time, what multiply-adds do not hide
 _WEIGHT_BYTES = 4
+_MOST_ROWS = (
+    40  # of a block of two levels: 128 rows took 0.85 of plain products' time and 0.93 by one level, 197 no less than by one
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,9 @@ class StrassenChoice:
 
 
 def strassen_choices(m: int, n: int, k: int, lanes: int, registers: int) -> list[StrassenChoice]:
-    """All levels that cut such a product into blocks, each with an element.
+    """All levels that cut such a product into blocks, each with an element, those with the fewest cycles first.
 
-    One comes first: two have won at 128 rows only, and their weights have three times the bytes.
+    Two, whose sums of many rows leave the second cache, are thought worse beyond so many rows of a block.
     """
     found = []
     for levels in STRASSEN_LEVELS:
@@ -36,8 +39,9 @@ def strassen_choices(m: int, n: int, k: int, lanes: int, registers: int) -> list
         if min(m - (blocks - 1) * rows, k - (blocks - 1) * depth, n - (blocks - 1) * columns) > 0:
             added = products * rows * (ceil(depth / lanes) + columns // lanes) * _ADDED_CYCLES
             cycles = products * product_cycles(product_tile(rows, columns, depth, lanes, registers), rows, columns, depth, lanes)
-            found.append(StrassenChoice(levels, added + _with_weights(cycles, products * depth * columns)))
-    return found
+            choice = StrassenChoice(levels, added + _with_weights(cycles, products * depth * columns))
+            found.append((levels > 1 and rows > _MOST_ROWS, choice.cycles, choice))
+    return [choice for _, _, choice in sorted(found, key=lambda one: one[:2])]
 
 
 def matmul_cycles(m: int, n: int, k: int, lanes: int, registers: int) -> float:

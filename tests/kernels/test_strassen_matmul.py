@@ -160,11 +160,13 @@ def refusal(case: Case) -> str:
     return reason
 
 
-def test_it_is_chosen_by_its_cost() -> None:
-    """Few rows make too little of the larger weights."""
-    sizes = [(rows, 3072, 768, 16, 32) for rows in (16, 96, 512)]
-    gains = [strassen_choices(*size)[0].cycles / matmul_cycles(*size) for size in sizes]
+def test_levels_are_chosen_by_their_cost() -> None:
+    """Few rows make too little of the larger weights; many rows of sums of two levels leave the second cache."""
+    sizes = [(rows, 3072, 768, 16, 32) for rows in (16, 64, 128, 512)]
+    best = [strassen_choices(*size)[0] for size in sizes]
+    gains = [choice.cycles / matmul_cycles(*size) for choice, size in zip(best, sizes, strict=True)]
     assert gains[0] > 1 > gains[1] > gains[2]
+    assert [choice.levels for choice in best] == [1, 1, 2, 1]
 
 
 def test_programs_take_it_where_the_user_allows_it() -> None:
