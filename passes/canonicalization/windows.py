@@ -1,8 +1,10 @@
 """One spelling for windows: the padding of convolutions and pools as numbers of their own, no taps that only meet padding, one
-window as a global pool.
+window as a global pool, transposed convolutions of one position as products.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +14,9 @@ from .scope import (
     Replacement,
     Rule,
     Scope,
+    input_at,
     int_constants,
+    is_constant,
     is_read,
     operation,
     rank_of,
@@ -79,6 +83,43 @@ def drop_taps_of_padding(node: ir.Node, scope: Scope) -> Replacement | None:
     attributes = {name: attribute for name, attribute in node.attributes.items() if name != "kernel_shape"}
     attributes["pads"] = ir.AttrInt64s("pads", [*before, *after])
     return respelled(node, (node.inputs[0], smaller, *node.inputs[2:]), attributes)
+
+
+def spread_one_position(node: ir.Node, scope: Scope) -> Replacement | None:
+    """A transposed convolution of one position, as a generator's first, is a product by its window: 1x1 to 4x4 by 4x4 taps would
+    multiply 16 times as much, most of it zeros. Its channels lie last. Scales and shifts behind it are folded into weights first.
+    """
+    x, weights, bias = node.inputs[0], node.inputs[1], input_at(node, 2)
+    dims, outputs, window = (static_shape(value) for value in (x, node.outputs[0], weights))
+    if dims is None or outputs is None or window is None or 0 in (*dims, *outputs) or set(dims[2:]) != {1}:
+        return None
+    attributes, rank = node.attributes, len(dims) - 2
+    is_plain = attributes.get_string("auto_pad", "NOTSET") == "NOTSET" and "output_shape" not in attributes
+    if not is_plain or attributes.get_int("group", 1) != 1 or set(attributes.get_ints("dilations") or (1,)) != {1}:
+        return None
+    if any(attributes.get_ints("output_padding") or ()) or any(map(_is_folded, node.outputs[0].consumers())):
+        return None
+    array, shift = constant_array(weights), None if bias is None else constant_array(bias)
+    if array is None or (bias is not None and shift is None):
+        return None
+    begins = (attributes.get_ints("pads") or (0,) * rank)[:rank]
+    cut = (slice(None), slice(None), *(slice(b, b + length) for b, length in zip(begins, outputs[2:], strict=True)))
+    taps = np.moveaxis(array[cut], 1, -1)
+    matrix = scope.constant(np.ascontiguousarray(taps.reshape(dims[1], -1)), weights.name if weights else None)
+    row = operation("Reshape", [x, scope.ints(dims[:2], f"{node.outputs[0].name}_row")])
+    operands = [row.outputs[0], matrix]
+    if shift is not None:
+        operands.append(scope.constant(np.tile(shift, prod(outputs[2:])), bias.name if bias else None))
+    product = operation("MatMul" if shift is None else "Gemm", operands)
+    shape = scope.ints((dims[0], *outputs[2:], outputs[1]), f"{node.outputs[0].name}_image")
+    image = operation("Reshape", [product.outputs[0], shape])
+    return spelled(row, product, image, operation("Transpose", image.outputs, perm=[0, rank + 1, *range(1, rank + 1)]))
+
+
+def _is_folded(user: ir.Node) -> bool:
+    """Whether a node is one that fold-batchnorm may take into the weights before it."""
+    is_affine = user.op_type in ("Add", "Mul") and any(map(is_constant, user.inputs))
+    return user.domain == "" and (is_affine or user.op_type == "BatchNormalization")
 
 
 def _taps_of_input(length: int, outputs: int, taps: int, stride: int, dilation: int, before: int, after: int) -> tuple[int, int]:
@@ -150,4 +191,5 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "LpPool": (pad_explicitly,),
     **dict.fromkeys(("AveragePool", "MaxPool"), (pad_explicitly, pool_globally)),
     "Conv": (pad_explicitly, take_padding, drop_taps_of_padding),
+    "ConvTranspose": (spread_one_position,),
 }
