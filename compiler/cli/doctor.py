@@ -30,7 +30,11 @@ _PACKAGES = {
     "nvidia-cuda-nvrtc": "pip install prefuse[cuda], to compile for NVIDIA GPUs without a CUDA toolkit",
     "ziglang": "pip install prefuse[rocm], to compile for AMD GPUs without LLD",
 }
-_TOOLS = {"nvcc": "the CUDA toolkit", "ld.lld": "LLD, to compile for AMD GPUs", "gcc": "a C compiler", "clang": "a C compiler"}
+_TOOLS = {
+    "ld": "binutils; a C compiler or pip install ziglang will link programs, too",
+    "nvcc": "the CUDA toolkit",
+    "ld.lld": "LLD, to compile for AMD GPUs",
+}
 _FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 
 

@@ -73,7 +73,7 @@ def command(model: Path, shapes: Shapes, as_json: bool) -> None:
     if not all(o.are_static for o in operators.values()):
         head.append("? is not known before shapes are concrete: --shape NAME=SIZES")
     lines = [f"no kernel: {line}" for line in unsupported] or ["every operator has a kernel"]
-    show(as_json, data, *head, table("Operators", ("operator", "nodes", "GFLOP", "bytes"), rows), *lines)
+    show(as_json, data, *head, table("Operators", ("operator", "nodes", "MFLOP", "bytes"), rows), *lines)
 
 
 def _ports(graph: ir.Model) -> tuple[tuple[str, list[ir.Value]], tuple[str, list[ir.Value]]]:
@@ -87,7 +87,7 @@ def _type(value: ir.Value) -> str:
 
 def _cost_texts(operator: _Operator) -> tuple[str, str]:
     flops, size_bytes = operator.cost
-    return "?" if flops is None else f"{flops / 1e9:.3f}", "?" if size_bytes is None else size_text(size_bytes)
+    return "?" if flops is None else f"{flops / 1e6:,.3f}", "?" if size_bytes is None else size_text(size_bytes)
 
 
 def _operators(graph: ir.Model) -> dict[str, _Operator]:
