@@ -23,7 +23,7 @@ CLOCK_WORDS = 2  # of an int64 each, before the counters: struct timespec, secon
 _PARALLEL = b"__TVMBackendParallelLaunch"  # symbol of a library that uses the thread pool
 _HUGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23  # of linux/mman.h, which Python does not name
-_SMALL_ARENA_BYTES = 1 << 20  # whose pages cost a first call more than its kernels do
+_READY_ARENA_BYTES = 32 << 20  # up to which all pages are provided at once, in some milliseconds that a first call would take
 _SHARE_ALL_CORES = -3  # TVM's affinity mode that pins no thread to a core of its own
 _SPIN, _SPIN_COUNT = "TVM_THREAD_POOL_SPIN_COUNT", 4000  # looks for work before a worker sleeps: one or two milliseconds
 
@@ -40,7 +40,7 @@ class CpuArena:
         with suppress(OSError):  # hints, which not every kernel takes
             if size_bytes >= _HUGE_PAGE_BYTES:
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
-            elif size_bytes <= _SMALL_ARENA_BYTES:
+            if size_bytes <= _READY_ARENA_BYTES:
                 self._memory.madvise(_MADV_POPULATE_WRITE)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 

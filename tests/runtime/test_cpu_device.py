@@ -88,6 +88,12 @@ print(faults() - before)
     assert int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) == 0
 
 
+@pytest.mark.parametrize(("mebibytes", "is_ready"), [(8, True), (64, False)])
+def test_pages_of_a_large_arena_are_provided_when_they_are_touched(mebibytes: int, is_ready: bool) -> None:
+    arena = cpu_device.CpuArena(mebibytes << 20)
+    assert (_resident_bytes(arena.address) >= mebibytes << 20) == is_ready
+
+
 def _resident_bytes(address: int) -> int:
     """Of the mapping of this process in which an address lies, the bytes that are in memory and mapped."""
     inside = False
