@@ -52,7 +52,8 @@ def _transpose_before(node: ir.Node) -> ir.Node | None:
     turn = next(iter(tensors)).producer() if len(tensors) == 1 else None
     if turn is None or turn.op_type != "Transpose" or turn.domain or turn.graph is not node.graph or turn.inputs[0] is None:
         return None
-    if static_shape(turn.outputs[0]) != static_shape(node.outputs[0]):
+    ranks = [None if value.shape is None else len(value.shape) for value in (turn.outputs[0], node.outputs[0])]
+    if None in ranks or ranks[0] != ranks[1]:  # a single element may have more dimensions than the tensor
         return None
     maker = view_root(turn.inputs[0]).producer()
     return turn if maker is not None and kind_of(maker) not in (Kind.OPERAND, Kind.VIEW, Kind.OPAQUE) else None
