@@ -13,9 +13,7 @@ _ADDED_CYCLES = 6.0  # of a vector of a sum of blocks that is multiplied, or of 
 _FAR_BYTES = 5.0  # a cycle, of weights that come from memory
 _UNHIDDEN = 0.15  # of that time, what multiply-adds do not hide
 _WEIGHT_BYTES = 4
-_MOST_ROWS = (
-    40  # of a block of two levels: 128 rows took 0.85 of plain products' time and 0.93 by one level, 197 no less than by one
-)
+_MOST_ROWS = 52  # of a block of two levels, whose products with a panel the second cache still holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class StrassenChoice:
 def strassen_choices(m: int, n: int, k: int, lanes: int, registers: int) -> list[StrassenChoice]:
     """All levels that cut such a product into blocks, each with an element, those with the fewest cycles first.
 
-    Two, whose sums of many rows leave the second cache, are thought worse beyond so many rows of a block.
+    Two, which multiply rows that are many part by part and so read a panel again for each, are thought worse there.
     """
     found = []
     for levels in STRASSEN_LEVELS:
