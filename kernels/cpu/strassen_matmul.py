@@ -22,7 +22,7 @@ from ..values import pointwise_obstacle, split_anchor
 from .bilinear import PackBilinear, combine, strassen
 from .common import finish
 from .matmul import Product
-from .tile_product import WORK_PER_OPERATION, stream_cycles, sum_tile, tile_options
+from .tile_product import WORK_PER_OPERATION, Panel, stream_cycles, sum_tile, tile_options
 
 TYPE = "float32"
 PRECISION = "float32-fast"  # whose errors may grow with the largest element of a block
@@ -147,28 +147,32 @@ class StrassenProduct(Product):
     def _multiply(self, mine: Expr, first: Expr, count: Expr, panel: Expr) -> None:
         """All products of the rows [first, first + count) of sums with a panel, into this thread's scratch."""
         builder, one, tile = self.builder, self.one, self.tile
-        size, step = self.k * tile.columns, ceil(tile.columns / self.tiles)
         tiles = builder.bind(tirx.floordiv(count + (tile.rows - 1), tile.rows))
         with builder.loop(one.products, name="product") as product, builder.loop(tiles, name="m") as m:
             left = builder.bind(product * self.sum_stride + (first + m * tile.rows) * self.pitch)
-            right = builder.bind((panel * one.products + product) * size)
-            following = builder.bind(right + size + m * (self.k * step))
+            right = builder.bind((panel * one.products + product) * (self.k * tile.columns))
             place = builder.bind(mine + product * self.made_stride + m * (tile.rows * tile.columns))
+            self._multiply_tile(m, left, Panel(self.weights, right, tile.columns), place)
 
-            def a(row: int, ks: Index, base: Expr = left) -> Expr:
-                return self.sums[base + row * self.pitch + ks[0]]
+    def _multiply_tile(self, m: Expr, left: Expr, panel: Panel, place: Expr) -> None:
+        """Sums from `left` on, the `m`-th tile of rows, by a panel; its part of the next panel and rows are asked for."""
+        builder, tile = self.builder, self.tile
+        below = builder.bind(left + tile.rows * self.pitch)
 
-            def b(column: Expr, ks: Index, base: Expr = right) -> Expr:
-                return self.weights[base + ks[0] * tile.columns + column]
+        def ask(ks: Index) -> None:
+            panel.fetch_next(builder, ks[0], self.k, m, self.tiles)
+            builder.prefetch(self.sums[below + ks[0] * tile.rows], is_near=False)
 
-            above = builder.bind(left + tile.rows * self.pitch)
-
-            def ask(ks: Index, begin: Expr = following, above: Expr = above) -> None:
-                for line in range(0, step, _LINE):
-                    builder.prefetch(self.weights[begin + ks[0] * step + line], is_near=False)
-                builder.prefetch(self.sums[above + ks[0] * tile.rows], is_near=False)
-
-            sum_tile(builder, tile, TYPE, (self.k,), a, b, before=ask, into=(self.made, place))
+        sum_tile(
+            builder,
+            tile,
+            TYPE,
+            (self.k,),
+            lambda row, ks: self.sums[left + row * self.pitch + ks[0]],
+            lambda column, ks: self.weights[panel.base + ks[0] * tile.columns + column],
+            before=ask,
+            into=(self.made, place),
+        )
 
     def _add_products(self, base: Expr, row: Expr, panel: Expr) -> None:
         """Add up and store row `row` of all blocks of the result, the columns of a panel."""
