@@ -21,8 +21,6 @@ from ..compiler.ir.rewriter import Rejection, graph_of, replace_node
 from ..compiler.pipeline import Context, Pass
 from ..runtime.errors import InvalidModelError
 
-_OUTSIDE = -1  # the place of a node that is in a subgraph
-
 
 @dataclass(frozen=True)
 class BoundShapes(Pass):
