@@ -56,7 +56,7 @@ def forced(case: Case, levels: int, **configuration: str) -> Case:
 
 def tensor(one: Bilinear) -> np.ndarray:
     """What an algorithm adds to each block of the result for each pair of blocks of A and B."""
-    return np.einsum("pa,pb,pc->abc", one.left, one.right, one.result)
+    return np.asarray(np.einsum("pa,pb,pc->abc", one.left, one.right, one.result))
 
 
 _HALVES = Bilinear(1, 2, 1, ((1, 0), (0, 1)), ((1, 0), (0, 1)), ((1,), (1,)))  # a sum in two parts
