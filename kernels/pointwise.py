@@ -13,7 +13,7 @@ from math import copysign
 import numpy as np
 from tvm import tirx
 
-from . import formats, math
+from . import formats, math, trigonometry
 from .bfloat16 import rounded
 from .builder import Expr
 from .group import Op
@@ -280,7 +280,7 @@ POINTWISE: dict[str, Scalar] = {
     "And": _binary(tirx.And),
     "Asin": lambda e, x: tirx.asin(x[0]),
     "Asinh": lambda e, x: tirx.asinh(x[0]),
-    "Atan": lambda e, x: tirx.atan(x[0]),
+    "Atan": _float(trigonometry.atan, tirx.atan),
     "Atanh": lambda e, x: tirx.atanh(x[0]),
     "BitShift": _bit_shift,
     "BitwiseAnd": _binary(lambda a, b: a & b),
