@@ -13,6 +13,8 @@ _ADDED_CYCLES = 6.0  # of a vector of a sum of blocks that is multiplied, or of 
 _FAR_BYTES = 5.0  # a cycle, of weights that come from memory
 _UNHIDDEN = 0.15  # of that time, what multiply-adds do not hide
 _WEIGHT_BYTES = 4
+_MOST_SUMS = 64 << 20  # elements of sums of rows, in scratch: 256 MiB beside the activations
+_MOST_WEIGHTS = 1 << 30  # elements of sums of weights, and with them what 32-bit indices reach
 _MOST_ROWS = 52  # of a block of two levels, whose products with a panel the second cache still holds
 
 
@@ -27,6 +29,8 @@ class StrassenChoice:
 def strassen_choices(m: int, n: int, k: int, lanes: int, registers: int) -> list[StrassenChoice]:
     """All levels that cut such a product into blocks, each with an element, those with the fewest cycles first.
 
+    None whose sums of rows or of weights would be too many.
+
     Two, which multiply rows that are many part by part and so read a panel again for each, are thought worse there.
     """
     found = []
@@ -34,7 +38,8 @@ def strassen_choices(m: int, n: int, k: int, lanes: int, registers: int) -> list
         blocks, products = 2**levels, 7**levels
         rows, depth, columns = (ceil(extent / blocks) for extent in (m, k, n))
         columns = ceil(columns / lanes) * lanes
-        if min(m - (blocks - 1) * rows, k - (blocks - 1) * depth, n - (blocks - 1) * columns) > 0:
+        is_small = products * rows * depth <= _MOST_SUMS and products * depth * columns <= _MOST_WEIGHTS
+        if is_small and min(m - (blocks - 1) * rows, k - (blocks - 1) * depth, n - (blocks - 1) * columns) > 0:
             added = products * rows * (ceil(depth / lanes) + columns // lanes) * _ADDED_CYCLES
             cycles = products * product_cycles(product_tile(rows, columns, depth, lanes, registers), rows, columns, depth, lanes)
             choice = StrassenChoice(levels, added + _with_weights(cycles, products * depth * columns))

@@ -172,8 +172,8 @@ class _Inference:
             return nothing
         known = self._known_tensors(node)
         question = _question(node, self._opsets, known)
-        if question in _ANSWERS:
-            return _ANSWERS[question]
+        if (answer := _ANSWERS.get(question)) is not None:  # at once: another thread may clear them
+            return answer
         facts = self._ask(node, schema, reads, known)
         if question is not None:
             if len(_ANSWERS) >= _MAX_ANSWERS:

@@ -119,8 +119,10 @@ class PackBilinear:
                     top, left = at // one.columns * depth, at % one.columns * columns
                     first = left + panel * self.tile
                     part = matrix[top : top + depth, first : min(first + self.tile, left + columns)]
-                    total[: part.shape[0], : part.shape[1]] += factor * part.astype(np.float64)
-            packed[panel, product] = total
+                    with np.errstate(invalid="ignore"):  # infinities of both signs: their sum is NaN
+                        total[: part.shape[0], : part.shape[1]] += factor * part.astype(np.float64)
+            with np.errstate(over="ignore"):
+                packed[panel, product] = total
         return packed
 
     def _shape(self) -> tuple[int, int, int, int]:

@@ -63,7 +63,7 @@ class StrassenProduct(Product):
         size = a.lines, b.lines, a.depth, self.builder.lanes(TYPE), self.target.vector_registers
         self.choices = strassen_choices(*size)
         if not self.choices:
-            return "is too small to be cut into blocks"
+            return "is too small to be cut into blocks, or so large that their sums would take too much memory"
         fewest, plain = self.choices[0].cycles, matmul_cycles(*size)
         is_wanted = group.configuration.get(TEMPLATE) == self.template
         return (

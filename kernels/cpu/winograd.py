@@ -110,9 +110,10 @@ class PackWinograd:
         grouped, scales = array.reshape(self.groups, -1, *array.shape[1:]), scales.reshape(self.groups, -1)
         for group, panel in np.ndindex(*packed.shape[:2]):
             part = grouped[group, panel * self.columns : (panel + 1) * self.columns].transpose(2, 3, 1, 0)  # [3, 3, inputs, n]
-            products = both @ part.astype(np.float64).reshape(both.shape[1], -1)
             scale = scales[group, panel * self.columns : (panel + 1) * self.columns]
-            packed[group, panel, :, :, : part.shape[3]] = products.reshape(-1, *part.shape[2:]) * scale
+            with np.errstate(invalid="ignore", over="ignore"):  # infinite weights make NaN, as the kernel does of infinite inputs
+                products = both @ part.astype(np.float64).reshape(both.shape[1], -1)
+                packed[group, panel, :, :, : part.shape[3]] = products.reshape(-1, *part.shape[2:]) * scale
         return packed
 
     def _dimensions(self, shape: tuple[int, ...]) -> tuple[int, ...]:

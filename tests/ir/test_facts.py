@@ -283,3 +283,20 @@ main (float[4,6] x) => (a, b, c, d) {
     model = ir.from_onnx_text(text)
     infer_facts(model)
     assert [value.shape for value in model.graph.outputs] == [(), (1, 1), (2, 6), (4, 2)]
+
+
+class _Forgetful(dict[Any, Any]):
+    """Answers that another thread takes away right after this one has seen that they are there."""
+
+    def __contains__(self, key: object) -> bool:
+        found = super().__contains__(key)
+        self.clear()
+        return found
+
+
+def test_answers_that_another_thread_clears(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_ANSWERS", _Forgetful())
+    for _ in range(2):
+        model = model_of("main (float[2] x) => (y, z) { y = Relu(x)\n z = Relu(x) }")
+        infer_facts(model)
+        assert [value.shape for value in model.graph.outputs] == [(2,), (2,)]

@@ -91,6 +91,32 @@ def test_weights_are_added_up_as_the_tables_say() -> None:
         assert pack.packed_type(TensorType(matrix.shape, "float32")) == TensorType(packed.shape, "float32")
 
 
+@pytest.mark.parametrize("number", [np.inf, np.nan, 3e38])
+def test_odd_weights_are_packed_without_a_warning(number: float) -> None:
+    array = np.ones((8, 64), np.float32)
+    array[1, 2], array[5, 34] = number, number
+    array[5, 2] = -number
+    packed = PackBilinear(strassen(1), 8, 64, True, (4, 32), 16)(array)
+    assert not np.isfinite(packed[0, :, 1, 2]).all()
+    assert np.isfinite(packed[..., 3]).all()
+
+
+def test_an_infinity_spoils_its_place_in_all_blocks_alone() -> None:
+    """As docs/semantics.md says: rows and columns that lie there in other blocks may become NaN, all others keep their numbers."""
+    for levels, blocks in ((1, 2), (2, 4)):
+        plain = forced(multiplied((24, 32), 64), levels)
+        odd = {name: array.copy() for name, array in plain.arrays.items()}
+        odd["a"][4, 3], odd["b"][2, 5] = np.inf, np.nan
+        case = replace(plain, arrays=odd, got=[])
+        run([plain, case], target_of("avx2"))
+        clean = np.ones((24, 64), bool)
+        clean[4 % (24 // blocks) :: 24 // blocks] = False
+        clean[:, 5 % (64 // blocks) :: 64 // blocks] = False
+        np.testing.assert_array_equal(case.got[0][clean], plain.got[0][clean])
+        assert not np.isfinite(case.got[0][4]).any()
+        assert not np.isfinite(case.got[0][:, 5]).any()
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("levels", STRASSEN_LEVELS)
 def test_shapes_that_do_not_divide(level: str, levels: int) -> None:
@@ -158,6 +184,14 @@ def refusal(case: Case) -> str:
     assert built.template == "matmul"
     (reason,) = (reason for template, reason in built.refused if template == "strassen_matmul")
     return reason
+
+
+def test_sums_that_would_take_too_much_memory_are_not_made() -> None:
+    """Nor those that 32-bit indices do not reach: a quarter of a million tokens, whose weights two levels make three times."""
+    by_rows = [[one.levels for one in strassen_choices(rows, 4096, 4096, 16, 32)] for rows in (4096, 8192, 1 << 15)]
+    assert by_rows == [[1, 2], [1], []]
+    by_columns = [[one.levels for one in strassen_choices(128, columns, 4096, 16, 32)] for columns in (32_000, 128_256, 256_000)]
+    assert by_columns == [[2, 1], [1], []]
 
 
 def test_levels_are_chosen_by_their_cost() -> None:

@@ -73,6 +73,16 @@ def test_weights_are_packed_in_panels() -> None:
     assert not packed[:, 1, :, :, 4:].any()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("number", [np.inf, np.nan, 3e38])
+def test_odd_weights_are_packed_without_a_warning(number: float, dtype: str) -> None:
+    array = np.ones((2, 3, 3, 3), np.float32)
+    array[0, 1] = number
+    packed = PackWinograd(1, 4, 16, dtype)(array)
+    assert np.isfinite(packed[..., 1]).all()
+    assert np.isfinite(packed[0, 0, :, 1, 0]).all() == (number == 3e38 and dtype == "float16")
+
+
 def plain() -> list[Case]:
     """Planes and channels that do not divide a tile or a vector, and all kinds of padding."""
     return [
