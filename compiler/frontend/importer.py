@@ -15,6 +15,7 @@ from ..ir.names import name_nodes
 from ..ir.validity import check_nodes
 from ..ir.verifier import verify_model
 from .normalize import normalize
+from .old_operators import respell_groups
 from .onnx_import import model_of_proto, parse_onnx, read_onnx
 from .support import check_supported
 from .torch_export import import_exported_program
@@ -56,6 +57,7 @@ def prepare_graph(model: ir.Model, where: str) -> ir.Model:
         check_supported(model)
         verify_model(model)
         infer_facts(model)
+        respell_groups(model)
         check_nodes(model)
         name_nodes(model)
     except CompileError:

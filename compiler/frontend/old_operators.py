@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import UnsupportedModelError
+from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from ..ir.cloning import copy_value
 from ..ir.constants import add_constant
-from ..ir.facts import infer_facts
+from ..ir.facts import infer_facts, source_of
 from ..ir.names import fresh_name
+from ..ir.operand_shapes import channels_of_groups
 from ..ir.rewriter import replace_node
 from .old_images import respell_images_after, respell_images_before
 
@@ -17,6 +18,7 @@ _NUMPY_SLOPES_OPSET = 7  # from here on the slopes of PRelu broadcast as NumPy d
 _NUMBERS_OPSET = 11  # from here on numbers of Clip and Pad are inputs, which the converter makes floats of any data
 _FIRST_NUMBER = {"Clip": 1, "Pad": 2}  # their positions
 _ONE_AXIS_OPSET = 13  # from here on Hardmax is along one axis, the last if none is named; before, over all from the second on
+_CHANNELS_OPSET = 21  # from here on GroupNormalization has factors for each channel; before, for each group, and it is withdrawn
 _BATCHED_SCAN_OPSET = 8  # the only one whose Scan has a batch dimension; the converter cuts it off the whole model
 
 
@@ -51,6 +53,36 @@ def respell_after_conversion(model: ir.Model, opset: int, where: str) -> None:
             _flatten_around(model, node)
     if opset < _NUMPY_SLOPES_OPSET:
         _spread_slopes(model, where)
+
+
+def respell_groups(model: ir.Model) -> None:
+    """Put an InstanceNormalization of the groups, which has their factors, in the place of a withdrawn GroupNormalization.
+
+    [N, C, ...] is read as [N, num_groups, C / num_groups, ...]. The facts of the model must be known.
+
+    Raises:
+        InvalidModelError: the groups do not fit.
+    """
+    opset = model.graph.opset_imports[""]
+    if opset >= _CHANNELS_OPSET:
+        return
+    for node in [node for node in model.graph.all_nodes() if node.domain == "" and node.op_type == "GroupNormalization"]:
+        if fault := channels_of_groups(node, opset):
+            raise InvalidModelError(source_of(node), f"GroupNormalization {fault}", "correct the model")
+        data, scale, bias = node.inputs
+        groups = add_constant(model, np.array([node.attributes.get_int("num_groups")]), f"{node.outputs[0].name}_groups")
+        whole = ir.Node("", "Shape", [data])
+        parts = [ir.Node("", "Shape", [data], [ir.AttrInt64("start", i), ir.AttrInt64("end", i + 1)]) for i in range(2)]
+        rest = ir.Node("", "Shape", [data], [ir.AttrInt64("start", 2)])
+        each = ir.Node("", "Div", [parts[1].outputs[0], groups])
+        sizes = [parts[0].outputs[0], groups, each.outputs[0], rest.outputs[0]]
+        shape = ir.Node("", "Concat", sizes, [ir.AttrInt64("axis", 0)])
+        grouped = ir.Node("", "Reshape", [data, shape.outputs[0]], [ir.AttrInt64("allowzero", 1)])
+        epsilon = ir.AttrFloat32("epsilon", node.attributes.get_float("epsilon", 1e-5))
+        normal = ir.Node("", "InstanceNormalization", [grouped.outputs[0], scale, bias], [epsilon], name=node.name)
+        last = ir.Node("", "Reshape", [normal.outputs[0], whole.outputs[0]], [ir.AttrInt64("allowzero", 1)])
+        new = (whole, *parts, rest, each, shape, grouped, normal, last)
+        replace_node(model, node, new, last.outputs)
 
 
 def _cast_numbers(model: ir.Model, node: ir.Node) -> None:

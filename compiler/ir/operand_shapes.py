@@ -107,17 +107,21 @@ def _statistics(node: ir.Node) -> Fault:
     return _first_fault(node, range(1, 5), lambda dims: dims == (channels,), f"{channels} numbers")
 
 
-def _channels_of_groups(node: ir.Node) -> Fault:
-    """GroupNormalization: factors for each channel, before opset 21 for each group, and channels in equal groups."""
+def channels_of_groups(node: ir.Node, opset: int | None = None) -> Fault:
+    """GroupNormalization: factors for each channel, before opset 21 for each group, and channels in equal groups.
+
+    `opset` is the graph's, if it is left out; a branch or a body does not say.
+    """
     data = dims_of(node.inputs[0])
     groups = node.attributes.get_int("num_groups", 1)
     if data is None or len(data) < 2:
         return None
     if groups < 1 or data[1] % groups:
         return f"has {data[1]} channels in {groups} groups"
-    opset = 21 if node.graph is None else node.graph.opset_imports.get("", 21)  # a branch or a body does not say
-    expected = {data[1], groups} if opset < 21 else {data[1]}
-    return _first_fault(node, range(1, 3), lambda dims: len(dims) == 1 and dims[0] in expected, f"{min(expected)} factors")
+    if opset is None:
+        opset = 21 if node.graph is None else node.graph.opset_imports.get("", 21)
+    expected = groups if opset < 21 else data[1]
+    return _first_fault(node, range(1, 3), lambda dims: dims == (expected,), f"{expected} factors")
 
 
 def _first_fault(node: ir.Node, places: Sequence[int], fits: Callable[[Dims], bool], wanted: str) -> Fault:
@@ -390,7 +394,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "Einsum": (_letters,),
     "Gemm": (_summand,),
     "GridSample": (_grid,),
-    "GroupNormalization": (_channels_of_groups,),
+    "GroupNormalization": (channels_of_groups,),
     "PRelu": (_slope,),
     "QLinearConv": (_groups, _filter),
     "ReverseSequence": (_lengths,),

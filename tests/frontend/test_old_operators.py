@@ -9,6 +9,8 @@ import onnx
 import prefuse
 import pytest
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from prefuse.runtime.errors import InvalidModelError
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
@@ -57,3 +59,33 @@ def test_hardmax_was_over_all_dimensions_from_its_axis_on(axis: int | None, colu
     rows = x.reshape(-1, columns)
     expected = rows == rows.max(1, keepdims=True)
     np.testing.assert_array_equal(prefuse.compile(model, cache=False)(x), expected.reshape(x.shape).astype(np.float32))
+
+
+def _of_groups(opset: int, groups: int, *shape: int) -> onnx.ModelProto:
+    """GroupNormalization between others, whose values have no recorded types."""
+    dims, factors = str(list(shape)), groups if opset < 21 else shape[1]
+    body = f"a = Relu(x) n = GroupNormalization<num_groups={groups}, epsilon=0.01>(a, s, b) y = Mul(n, n)"
+    ports = f"(float{dims} x, float[{factors}] s, float[{factors}] b) => (float{dims} y)"
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> main {ports} {{ {body} }}')
+
+
+@pytest.mark.parametrize(
+    ("opset", "groups", "shape"),
+    [(18, 3, (2, 6, 5, 7)), (19, 2, (1, 8, 4)), (20, 1, (2, 3, 2, 2, 2)), (18, 4, (3, 4, 9)), (18, 2, (2, 4)), (18, 2, (0, 4, 3)),
+     (21, 3, (2, 6, 5))],
+)  # fmt: skip
+def test_groups_had_factors_of_their_own(opset: int, groups: int, shape: tuple[int, ...]) -> None:
+    model = _of_groups(opset, groups, *shape)
+    rng = np.random.default_rng(5)
+    feeds = {
+        value.name: rng.standard_normal([dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
+        for value in model.graph.input
+    }
+    (expected,) = ReferenceEvaluator(model).run(None, feeds) if min(shape) else (np.zeros(shape, np.float32),)
+    found = np.asarray(prefuse.compile(model, cache=False)(*feeds.values()))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_channels_are_in_equal_groups() -> None:
+    with pytest.raises(InvalidModelError, match="has 4 channels in 3 groups"):
+        prefuse.compile(_of_groups(18, 3, 1, 4, 3), cache=False)
