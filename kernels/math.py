@@ -14,7 +14,7 @@ from tvm import tirx
 
 from .builder import Expr
 
-_INF = float("inf")
+INF = float("inf")
 _LEAST = -87.3365447  # logarithm of the least normal number
 Name = Callable[[Expr], Expr]  # names an intermediate, so that it is computed once
 Steps = Generator[Expr, Expr, Expr]
@@ -69,7 +69,7 @@ def _ordered(a: Expr, b: Expr, of_integers: Callable[[Expr, Expr], Expr], wins: 
     if isinstance(b, tirx.FloatImm):  # one instruction: it gives its second operand, a, where that is NaN
         return tirx.Select(wins(b, a), b, a)
     # b where either is NaN, and then a where that is. (With isnan, LLVM takes the accumulators of a reduction apart.)
-    return tirx.Select(a <= tirx.const(_INF, str(a.ty)), tirx.Select(wins(a, b), a, b), a)
+    return tirx.Select(a <= tirx.const(INF, str(a.ty)), tirx.Select(wins(a, b), a, b), a)
 
 
 def wrapping(function: Callable[..., Expr], *operands: Expr, widest: int = 128) -> Expr:
@@ -96,7 +96,7 @@ def exp(x: Expr) -> Steps:
     exponent = yield tirx.Cast("int32", n)
     half = yield exponent >> tirx.const(1, "int32")
     value = (p * r * r + r + f32(1.0)) * _power_of_two(half) * _power_of_two(exponent - half)
-    return tirx.Select(tirx.isnan(x), x, tirx.Select(x > f32(88.72284), f32(_INF), value))
+    return tirx.Select(tirx.isnan(x), x, tirx.Select(x > f32(88.72284), f32(INF), value))
 
 
 @stepwise
@@ -167,7 +167,7 @@ def log(x: Expr) -> Steps:
         2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
     )  # fmt: skip
     value = m + (p * m * z - e * f32(2.12194440e-4) - f32(0.5) * z) + e * f32(0.693359375)
-    value = tirx.Select(tirx.EQ(x, f32(0.0)), f32(-_INF), tirx.Select(tirx.EQ(x, f32(_INF)), x, value))
+    value = tirx.Select(tirx.EQ(x, f32(0.0)), f32(-INF), tirx.Select(tirx.EQ(x, f32(INF)), x, value))
     return tirx.Select(tirx.Or(x < f32(0.0), tirx.isnan(x)), f32(float("nan")), value)
 
 

@@ -29,13 +29,15 @@ _FLOATS = ("float32", "float64", *_NARROW_FLOATS)
 @dataclass(frozen=True)
 class Element:
     """The operator being expressed, the type it computes in, how to name an intermediate so that it is computed once, the
-    bits of the widest integers that the target's compiler knows, and whether errors far below those of bfloat16 are no matter."""
+    bits of the widest integers that the target's compiler knows, whether errors far below those of bfloat16 are no matter, and
+    whether it is for a thread of a GPU."""
 
     op: Op
     dtype: str
     name: math.Name
     widest: int = 128
     is_rough: bool = False
+    is_grid: bool = False
 
     def const(self, value: float) -> Expr:
         return tirx.const(value, self.dtype)
@@ -51,13 +53,14 @@ def apply(
     *,
     has_bfloat16: bool = False,
     is_rough: bool = False,
+    is_grid: bool = False,
 ) -> Expr:
     """The element of `op` whose inputs' elements are given; None stands for an absent optional input.
 
-    `has_bfloat16`: the target has an instruction that rounds to that type. `is_rough`: see Element.
+    `has_bfloat16`: the target has an instruction that rounds to that type. `is_rough`, `is_grid`: see Element.
     """
     dtype = input_dtypes[0] if op.op_type != "Where" else input_dtypes[1]
-    element = Element(op, working_type(dtype), name, widest, is_rough)
+    element = Element(op, working_type(dtype), name, widest, is_rough, is_grid)
     operands = [None if x is None else name(widened(x, kind, name)) for x, kind in zip(inputs, input_dtypes, strict=True)]
     return narrowed(POINTWISE[op.op_type](element, operands), output_dtype, op, name, has_bfloat16=has_bfloat16)
 
@@ -143,6 +146,11 @@ def _equal(e: Element, x: Inputs) -> Expr:
 def _float(fast: Callable[[math.Name, Expr], Expr], exact: Callable[[Expr], Expr]) -> Scalar:
     """A transcendental function: our own in float32, libm's in float64."""
     return lambda e, x: fast(e.name, x[0]) if e.dtype == "float32" else exact(x[0])
+
+
+def _lanes(fast: Callable[[math.Name, Expr], Expr], exact: Callable[[Expr], Expr]) -> Scalar:
+    """The same on a CPU; the threads of a GPU, which are no lanes, call the functions of its library."""
+    return lambda e, x: fast(e.name, x[0]) if e.dtype == "float32" and not e.is_grid else exact(x[0])
 
 
 def _divisor(e: Element, x: Expr) -> Expr:
@@ -291,7 +299,7 @@ POINTWISE: dict[str, Scalar] = {
     "Ceil": lambda e, x: tirx.ceil(x[0]),
     "Celu": _celu,
     "Clip": _clip,
-    "Cos": lambda e, x: tirx.cos(x[0]),
+    "Cos": _lanes(trigonometry.cos, tirx.cos),
     "Cosh": lambda e, x: _libm("cosh", x[0]),
     "Div": _divide,
     "Elu": lambda e, x: _elu(e, x[0], e.op.attribute("alpha", 1.0)),
@@ -331,7 +339,7 @@ POINTWISE: dict[str, Scalar] = {
     "Shrink": _shrink,
     "Sigmoid": _SIGMOID,
     "Sign": _sign,
-    "Sin": lambda e, x: tirx.sin(x[0]),
+    "Sin": _lanes(trigonometry.sin, tirx.sin),
     "Sinh": lambda e, x: _libm("sinh", x[0]),
     "Softplus": _SOFTPLUS,
     "Softsign": lambda e, x: x[0] / (e.const(1) + tirx.abs(x[0])),
@@ -339,7 +347,7 @@ POINTWISE: dict[str, Scalar] = {
     "Sub": _wrapping(lambda a, b: a - b),
     "Sum": _wrapping(lambda a, b: a + b),
     "Swish": lambda e, x: x[0] * _SIGMOID(e, [e.name(e.const(e.op.attribute("alpha", 1.0)) * x[0])]),
-    "Tan": lambda e, x: tirx.tan(x[0]),
+    "Tan": _lanes(trigonometry.tan, tirx.tan),
     "Tanh": _TANH,
     "ThresholdedRelu": lambda e, x: tirx.Select(x[0] > e.const(e.op.attribute("alpha", 1.0)), x[0], e.const(0)),
     "Where": lambda e, x: tirx.Select(x[0], x[1], x[2]),

@@ -44,8 +44,9 @@ class Computed:
         types = self.group.types
         operands = [self._read(one, offset, known) if one else None for one in op.inputs]
         dtypes = [types[one].dtype if one else "" for one in op.inputs]
-        builder, has_bfloat16 = self.builder, self.builder.has_bfloat16
-        made = pointwise.apply(op, operands, dtypes, kind.dtype, builder.name, builder.integer_bits, has_bfloat16=has_bfloat16)
+        builder = self.builder
+        flags = {"has_bfloat16": builder.has_bfloat16, "is_grid": builder.is_grid}
+        made = pointwise.apply(op, operands, dtypes, kind.dtype, builder.name, builder.integer_bits, **flags)
         known[name] = builder.name(made)
         return known[name]
 

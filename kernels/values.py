@@ -73,9 +73,17 @@ class GroupValues:
         shape = types[op.outputs[0]].shape
         inputs = [self.read(name, broadcast_index(index, shape, types[name].shape)) if name else None for name in names]
         dtype, builder = types[op.outputs[0]].dtype, self.builder
-        is_rough = self.group.precision == "bfloat16"
-        name, widest, has_bfloat16 = builder.name, builder.integer_bits, builder.has_bfloat16
-        return pointwise.apply(op, inputs, dtypes, dtype, name, widest, has_bfloat16=has_bfloat16, is_rough=is_rough)
+        return pointwise.apply(
+            op,
+            inputs,
+            dtypes,
+            dtype,
+            builder.name,
+            builder.integer_bits,
+            has_bfloat16=builder.has_bfloat16,
+            is_rough=self.group.precision == "bfloat16",
+            is_grid=builder.is_grid,
+        )
 
 
 def source_offset(group: Group, name: str, index: tuple[int, ...]) -> int:
