@@ -17,6 +17,7 @@ from . import formats, math, trigonometry
 from .bfloat16 import rounded
 from .builder import Expr
 from .group import Op
+from .power import power
 
 Inputs = list[Expr]  # None for an absent optional input, which only Clip has
 Scalar = Callable[["Element", Inputs], Expr]
@@ -195,7 +196,9 @@ def _pow(e: Element, x: Inputs) -> Expr:
         if value == 1.0:
             return base
     if e.dtype in _FLOATS:
-        return tirx.pow(base, tirx.Cast(e.dtype, exponent))
+        raised = tirx.Cast(e.dtype, exponent)
+        is_ours = e.dtype == "float32" and not e.is_grid
+        return power(e.name, base, e.name(raised)) if is_ours else tirx.pow(base, raised)
     return tirx.Cast(e.dtype, tirx.nearbyint(tirx.pow(tirx.Cast("float64", base), tirx.Cast("float64", exponent))))
 
 

@@ -1,4 +1,4 @@
-"""Every function of kernels/math.py and trigonometry.py against float64, over all of float32: errors in ulp."""
+"""Every function of kernels/math.py, power.py and trigonometry.py against float64, over all of float32: errors in ulp."""
 
 from __future__ import annotations
 
@@ -78,6 +78,42 @@ def test_errors_in_ulps(level: str) -> None:
         small = np.abs(rounded) <= TINY
         assert np.abs(got[small].astype(np.float64) - exact[small]).max(initial=0) <= tiny, name
         print(f"{level} {name}: {error.max():.2f} ulp at {worst!r}")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_powers_in_ulps(level: str) -> None:
+    """Bases and exponents of every size whose power is a number, and each special value to the power of each."""
+    generator = np.random.default_rng(0)
+    base = generator.integers(0, 0x7F800000, 400_000, dtype=np.uint32).view(np.float32)
+    base[::4] = generator.uniform(0.5, 2, 100_000)
+    base[1::4] = 1 + generator.uniform(-1e-3, 1e-3, 100_000)
+    with np.errstate(all="ignore"):
+        exponent = (generator.uniform(-150, 129, 400_000) / np.log2(base.astype(np.float64))).astype(np.float32)
+    base[::8] *= -1
+    exponent[::8] = np.round(exponent[::8])
+    values = [0, 0.5, 1, 1.5, 2, 3, 7, 16777215, 16777217, 1e30, 1e-40, 3.4e38, np.inf, 1 - 2**-24, 1 + 2**-23]
+    special = np.array([*values, *(-value for value in values), np.nan], np.float32)
+    special[len(values)] = -0.0
+    x = np.concatenate([base, np.repeat(special, len(special))])
+    y = np.concatenate([exponent, np.tile(special, len(special))])
+    kind = TensorType(x.shape, "float32")
+    group = Group((Op("Pow", ("x", "y"), ("z",), {}, 15),), ("x", "y"), ("z",), {"x": kind, "y": kind, "z": kind})
+    case = Case(group, {"x": x, "y": y}, [x])
+    run([case], target_of(level))
+    with np.errstate(all="ignore"):
+        exact = np.power(x.astype(np.float64), y.astype(np.float64))
+        rounded = exact.astype(np.float32)
+    (got,) = case.got
+    error = np.zeros(len(x))
+    normal = np.isfinite(rounded) & (np.abs(rounded) > TINY)
+    error[normal] = ulps(got[normal], exact[normal])
+    worst = error.argmax()
+    print(f"{level} Pow: {error[worst]:.2f} ulp at {x[worst]!r} to the power of {y[worst]!r}")
+    assert error[worst] <= 1.5
+    np.testing.assert_array_equal(got[~np.isfinite(rounded)], rounded[~np.isfinite(rounded)])
+    small = np.abs(rounded) <= TINY
+    assert np.abs(got[small].astype(np.float64) - exact[small]).max() <= 1e-44
+    np.testing.assert_array_equal(np.signbit(got[small]), np.signbit(rounded[small]))
 
 
 @pytest.mark.parametrize("level", LEVELS)
