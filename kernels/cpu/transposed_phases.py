@@ -87,7 +87,7 @@ def reaches_of(products: Sequence[PhaseProduct]) -> tuple[list[int], list[int]]:
         ends = [(one.taps[axis].reach, one.positions[axis]) for one in products if one.taps[axis].count]
         lead = max([0, *(-first for (first, _), _ in ends)])
         leads.append(lead)
-        reaches.append(max([0, *(lead + last + positions for (_, last), positions in ends)]))
+        reaches.append(max([1, *(lead + last + positions for (_, last), positions in ends)]))  # one, where nothing is read
     return leads, reaches
 
 

@@ -23,6 +23,7 @@ def transposed_plain() -> list[Case]:
         transposed((1, 4, 5, 5), 18, 3, 3, 1, 2),
         transposed((1, 3, 4, 4), 2, 16, 8, 4),
         transposed((1, 7, 3, 3), 4, 1, 5),
+        transposed((1, 8, 2, 3), 5, (1, 3), (2, 1), 1),  # a row that no window reaches
         transposed((3, 8, 1, 1), 24, 4),
         transposed((2, 8, 1, 5), 32, 2, 2),
         transposed((1, 3, 2, 2), 5, 2, 2, 1),
