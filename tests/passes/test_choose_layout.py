@@ -377,7 +377,7 @@ def test_tiles_count_for_windows_of_all_kinds(kinds: str, call: str) -> None:
     (node,) = model.graph
     forms = [flexible_form(model, node, Target("cpu", level), "bfloat16") for level in ("avx512", "amx")]
     vectors, tiles = (form.last_cycles for form in forms if isinstance(form, Flexible))
-    assert tiles < 0.5 * vectors
+    assert tiles < 0.6 * vectors
 
 
 def test_nothing_of_an_image_that_lies_channels_last() -> None:
