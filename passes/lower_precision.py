@@ -16,7 +16,8 @@ from ..compiler.ir.names import fresh_name
 from ..compiler.ir.opset_raise import OLDEST
 from ..compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes
 from ..compiler.pipeline import Context, Pass
-from ..kernels.costs import WINOGRAD_OUTPUTS, channels_last_cycles, in_pairs, tile_convolution_cycles, winograd_choice
+from ..kernels.costs import WINOGRAD_OUTPUTS, channels_last_cycles, in_pairs, winograd_choice
+from ..kernels.tile_costs import tile_convolution_cycles
 from .canonicalization.scope import static_shape
 from .layout.extents import convolution_extents, phase_extents
 

@@ -21,9 +21,9 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..bfloat16 import words_multiply_add
 from ..builder import Expr, Index, KernelBuilder, share
-from ..costs import TERMS, tile_product_cycles, vector_product_cycles
 from ..group import Group
 from ..template import BuiltKernel, Refusal
+from ..tile_costs import TERMS, tile_product_cycles, vector_product_cycles
 from .anchored import bound_unravel
 from .attention_elements import Elements
 from .attention_form import Attention, attention_of

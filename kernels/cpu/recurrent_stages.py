@@ -7,7 +7,7 @@ from math import ceil
 
 from ...runtime.target import Target
 from ..builder import Buffer
-from ..costs import tile_step_cycles
+from ..tile_costs import tile_step_cycles
 from .recurrent_cells import Cell, Stage
 from .recurrent_operands import PackGates, RecurrentOperands
 from .recurrent_products import Form, GateTile, RowProduct, choose_gate_tile, form_of

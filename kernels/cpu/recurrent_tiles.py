@@ -16,9 +16,9 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Expr, KernelBuilder, unravel
-from ..costs import TERMS, tile_step_cycles, vector_step_cycles
 from ..group import Group
 from ..template import Operand
+from ..tile_costs import TERMS, tile_step_cycles, vector_step_cycles
 from .packing import PackPanels
 from .panel_product import Scratch
 from .recurrent_operands import PackGates, RecurrentOperands

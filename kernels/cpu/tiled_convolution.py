@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ...runtime.target import Target
 from ..configuration import TEMPLATE
-from ..costs import joined_columns, tile_convolution_cycles
 from ..group import Group
 from ..template import BuiltKernel, Refusal
+from ..tile_costs import joined_columns, tile_convolution_cycles
 from .channels_last import ChannelsLast, channels_last_form, extents_of
 from .packing import PackPanels
 from .tile_image import TiledImage

@@ -15,9 +15,9 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, share, unravel
 from ..configuration import TEMPLATE
-from ..costs import TERMS, tile_product_cycles, vector_product_cycles
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
+from ..tile_costs import TERMS, tile_product_cycles, vector_product_cycles
 from ..values import pointwise_obstacle, split_anchor
 from .common import finish
 from .matmul import Product, Side

@@ -12,9 +12,9 @@ from math import prod
 from ...runtime.target import Target
 from ..builder import Expr, Index, unravel
 from ..configuration import TEMPLATE
-from ..costs import tile_convolution_cycles
 from ..group import Group
 from ..template import BuiltKernel, Refusal
+from ..tile_costs import tile_convolution_cycles
 from .channels_last import ChannelsLast, channels_last_form, extents_of
 from .tile_image import TiledImage, as_volume
 from .tile_packing import LINES

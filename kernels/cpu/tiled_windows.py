@@ -15,8 +15,9 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, share, unravel
-from ..costs import TERMS, channels_last_cycles, paired_cycles
+from ..costs import channels_last_cycles, paired_cycles
 from ..template import BuiltKernel, Operand
+from ..tile_costs import TERMS
 from ..values import GroupValues
 from .channels_last import ChannelsLast, extents_of
 from .common import finish, new_builder

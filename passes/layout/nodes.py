@@ -13,7 +13,6 @@ from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, is_known, is_pointwise, kind_of
 from ...compiler.ir.rewriter import Rejection
 from ...kernels.costs import (
-    TERMS,
     Convolution,
     channels_first_cycles,
     channels_last_cycles,
@@ -21,9 +20,9 @@ from ...kernels.costs import (
     direct_cycles,
     paired_cycles,
     scattered_cycles,
-    tile_convolution_cycles,
     winograd_choice,
 )
+from ...kernels.tile_costs import TERMS, tile_convolution_cycles
 from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..canonicalization.scope import static_shape

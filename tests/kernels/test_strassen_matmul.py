@@ -102,7 +102,7 @@ def test_odd_weights_are_packed_without_a_warning(number: float) -> None:
 
 
 def test_an_infinity_spoils_its_place_in_all_blocks_alone() -> None:
-    """As docs/semantics.md says: rows and columns that lie there in other blocks may become NaN, all others keep their numbers."""
+    """Rows and columns that lie there in other blocks may become NaN, all others keep their numbers (docs/semantics.md)."""
     for levels, blocks in ((1, 2), (2, 4)):
         plain = forced(multiplied((24, 32), 64), levels)
         odd = {name: array.copy() for name, array in plain.arrays.items()}

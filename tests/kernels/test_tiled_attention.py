@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prefuse.kernels import costs
+from prefuse.kernels import tile_costs
 from prefuse.kernels.cpu import attention
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
@@ -78,7 +78,7 @@ def test_attention_on_this_machine() -> None:
 
 
 def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "tile_product_cycles", costs.tile_product_cycles)
+    monkeypatch.setattr(attention, "tile_product_cycles", tile_costs.tile_product_cycles)
 
     def uses_tiles(queries: int, precision: Precision, target: Target = AMX) -> bool:
         built = build_kernel(tiled(attend((1, 2, queries, 256, 64, 64)), precision).group, target)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from prefuse.kernels import costs
+from prefuse.kernels import tile_costs
 from prefuse.kernels.cpu import tiled_convolution, tiled_transposed_convolution, tiled_windows
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel, Refusal
@@ -182,7 +182,7 @@ def test_convolutions_on_this_machine() -> None:
 
 
 def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled_convolution, "tile_convolution_cycles", costs.tile_convolution_cycles)
+    monkeypatch.setattr(tiled_convolution, "tile_convolution_cycles", tile_costs.tile_convolution_cycles)
 
     def template(case: Case, precision: Precision = "float32-fast") -> str:
         built = build_kernel(replace(case.group, precision=precision), AMX)

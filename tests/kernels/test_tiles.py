@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tvm
 from prefuse.compiler.lowering.native import compile_module
-from prefuse.kernels import costs
+from prefuse.kernels import tile_costs
 from prefuse.kernels.cpu import tiled_matmul
 from prefuse.kernels.cpu.split_bfloat16 import PRODUCTS, split_array
 from prefuse.kernels.registry import build_kernel
@@ -168,8 +168,8 @@ def test_products_of_terms_share_one_with_their_neighbours() -> None:
         assert len(set(order)) == len(order) == terms * (terms + 1) // 2
         assert all(i + j < terms for i, j in order)
         loads = [1 + sum(one[side] != other[side] for one, other in pairwise(order)) for side in range(2)]
-        assert costs._TERM_PRODUCTS[terms] == (len(order), *loads)
-    assert set(PRODUCTS) == set(costs._TERM_PRODUCTS)
+        assert tile_costs._TERM_PRODUCTS[terms] == (len(order), *loads)
+    assert set(PRODUCTS) == set(tile_costs._TERM_PRODUCTS)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**90, 2.0**-60])
@@ -279,7 +279,7 @@ def test_products_on_this_machine(precision: Precision) -> None:
 
 
 def test_small_products_are_left_to_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled_matmul, "vector_product_cycles", costs.vector_product_cycles)
+    monkeypatch.setattr(tiled_matmul, "vector_product_cycles", tile_costs.vector_product_cycles)
 
     def template(case: Case, precision: Precision = "float32", target: Target = AMX) -> str:
         built = build_kernel(replace(case.group, precision=precision), target)
