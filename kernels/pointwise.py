@@ -325,7 +325,7 @@ POINTWISE: dict[str, Scalar] = {
     "Max": _variadic(math.maximum),
     "Mean": lambda e, x: reduce(lambda a, b: a + b, x) / e.const(len(x)),
     "Min": _variadic(math.minimum),
-    "Mish": lambda e, x: x[0] * _TANH(e, [e.name(_SOFTPLUS(e, x))]),
+    "Mish": _float(math.mish, lambda x: x * tirx.tanh(_softplus64(x))),
     "Mod": _mod,
     "Mul": _wrapping(lambda a, b: a * b),
     "Neg": lambda e, x: math.wrapping(lambda a: -a, x[0], widest=e.widest),

@@ -81,6 +81,21 @@ def test_errors_in_ulps(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_mish(level: str) -> None:
+    """In ulp while e**x is a normal number, else to what is lost of it."""
+    x = np.concatenate([np.linspace(-120, 30, 300_001), np.geomspace(1e-37, 3e38, 9_999), [np.inf, np.nan]]).astype(np.float32)
+    kind = TensorType(x.shape, "float32")
+    case = Case(Group((Op("Mish", ("x",), ("y",), {}, 18),), ("x",), ("y",), {"x": kind, "y": kind}), {"x": x}, [x])
+    run([case], target_of(level))
+    wide, got = x[:-2].astype(np.float64), case.got[0]
+    exact = wide * np.tanh(np.logaddexp(wide, 0))
+    normal = wide > -87.3
+    assert ulps(got[:-2][normal], exact[normal]).max() <= 4
+    assert np.abs(got[:-2][~normal] - exact[~normal]).max() <= 1.5e-43
+    np.testing.assert_array_equal(got[-2:], [np.inf, np.nan])
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_powers_in_ulps(level: str) -> None:
     """Bases and exponents of every size whose power is a number, and each special value to the power of each."""
     generator = np.random.default_rng(0)
