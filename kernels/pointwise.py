@@ -164,7 +164,7 @@ def _divisor(e: Element, x: Expr) -> Expr:
 
 def _divide(e: Element, x: Inputs) -> Expr:
     if e.dtype not in _FLOATS:
-        quotient = tirx.truncdiv(x[0], _divisor(e, x[1]))
+        quotient = _quotient(e, *x)
         if e.dtype.startswith("u"):
             return quotient
         opposite = math.wrapping(lambda a: -a, x[0], widest=e.widest)
@@ -172,6 +172,15 @@ def _divide(e: Element, x: Inputs) -> Expr:
     if isinstance(x[1], tirx.FloatImm) and x[1].value == 0:  # TVM refuses to divide by it; the product is the same, NaN too
         return x[0] * e.const(copysign(float("inf"), x[1].value))
     return x[0] / x[1]
+
+
+def _quotient(e: Element, dividend: Expr, divisor: Expr) -> Expr:
+    """Rounded towards 0. Of 32 bits on a CPU, which has no such vector instruction, that of float64 is exact: it is at least
+    1 / divisor from the next whole number, which is 2**-32 of it, and is rounded to 2**-53."""
+    safe = _divisor(e, divisor)
+    if e.dtype != "int32" or e.is_grid or isinstance(divisor, tirx.IntImm):
+        return tirx.truncdiv(dividend, safe)
+    return tirx.Cast("int32", tirx.Cast("float64", dividend) / tirx.Cast("float64", safe))
 
 
 def _mod(e: Element, x: Inputs) -> Expr:

@@ -195,6 +195,21 @@ def test_integers_wrap_around(dtype: str) -> None:
     check(cases, target_of("avx2"))
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_quotients_of_integers_are_exact(level: str) -> None:
+    """Next to multiples of the divisor, and with the least integer."""
+    generator = np.random.default_rng(0)
+    least, greatest = -(2**31), 2**31 - 1
+    divisor = np.concatenate([generator.integers(-(2**k), 2**k, 500) for k in range(1, 32)])
+    divisor = np.where(divisor == 0, -1, divisor)
+    quotient = np.trunc(generator.uniform(least, greatest, divisor.size) / divisor).astype(np.int64)
+    dividend = np.clip(quotient * divisor + generator.integers(-1, 2, divisor.size), least, greatest)
+    edges = np.array([least, least + 1, -1, 1, greatest - 1, greatest])
+    a, b = (np.concatenate([one, more]) for one, more in zip((dividend, divisor), _pairs(edges), strict=True))
+    exact = np.where((a < 0) == (b < 0), np.abs(a) // np.abs(b), -(np.abs(a) // np.abs(b))).astype(np.int32)  # wraps around
+    check([operator("Div", a.astype(np.int32), b.astype(np.int32), expected=[exact], variables=(1,))], target_of(level))
+
+
 def test_floats_beyond_the_signed_integers_are_unsigned_ones() -> None:
     x = np.array([0, 1.75, 2.0**31, 2.0**32 - 256, 2.0**63, 1.5 * 2.0**63, 2.0**64 - 2.0**40, -3.0], np.float32)
     expected = [np.array([int(v) % 2**64 for v in x], np.uint64)]
