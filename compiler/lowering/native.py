@@ -17,7 +17,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from ...kernels.bfloat16 import LLVM_FUNCTIONS
+from ...kernels import bfloat16, lane_masks
 from ...runtime.errors import CompileError
 from ...runtime.target import AMX_EMULATED, Target
 
@@ -82,16 +82,16 @@ def compile_module(module: Any, target: Target) -> Any:
         passes.LowerIntrin(),
     ]
     lowered = tvm.ir.transform.Sequential(pipeline)(module)
-    if target.has("avx512_bf16"):
-        _import_bfloat16(lowered)
+    has_bfloat16 = target.has("avx512_bf16")
+    _import_functions(lowered, lane_masks.LLVM_FUNCTIONS + (bfloat16.LLVM_FUNCTIONS if has_bfloat16 else ""))
     return tvm.get_global_func("target.build.llvm")(lowered, native)
 
 
-def _import_bfloat16(module: Any) -> None:
-    """Give LLVM the functions that kernels call for instructions on bfloat16. One function of a module imports for all."""
+def _import_functions(module: Any, functions: str) -> None:
+    """Give LLVM functions that kernels call for instructions that TVM has not. One function of a module imports for all."""
     variable, function = next(iter(module.functions.items()))
     text = tvm.ir.StringImm
-    body = tirx.AttrStmt(text("default"), "pragma_import_llvm", text(LLVM_FUNCTIONS), function.body)
+    body = tirx.AttrStmt(text("default"), "pragma_import_llvm", text(functions), function.body)
     module.update_func(variable, function.with_body(body))
 
 
