@@ -8,8 +8,9 @@ input itself may lie channels-first: its elements are read one by one, so that t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from math import ceil, prod
 
 from tvm import tirx
@@ -65,6 +66,19 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     return _Convolution(form, target).build()
 
 
+@dataclass(frozen=True)
+class _Product:
+    """Tiles of `rows` positions of a line, whose sums run over `depth`; `extents` of the loops over them; `asks`: see `_asks`."""
+
+    image: Image
+    weights: Buffer
+    tile: Tile
+    depth: tuple[int, ...]
+    rows: int
+    extents: Mapping[str, int]
+    asks: str
+
+
 class _Convolution:
     """One kernel being built."""
 
@@ -118,57 +132,67 @@ class _Convolution:
         ranked = channels_last_tiles(rows, outputs, prod(depth), words, lanes, registers, pairs=has_words)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         weights = self._weights(tile.columns)
-        panels = -(-outputs // tile.columns)
-        step, dilation = window.strides, window.dilations
-        combine = words_multiply_add(self.target) if has_words else multiply_add
         if not flops:
             return 0
+        panels = -(-outputs // tile.columns)
         extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
         order = builder.choose("order", self._orders(prod(depth), outputs))
-        parts = images * lines * extents["m"]  # of the positions, which all pass while a panel stays near
-        is_by_panel = order == _ORDERS["by panel"] or (images * lines == 1 and order == _ORDERS["by line"])
-        size_bytes, panel_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes, 4 * prod(depth) * tile.columns
-        asks_next = is_by_panel and size_bytes > _ASKED_BYTES and panel_bytes <= _NEAR_PANEL_BYTES
-
-        def emit_tile(place: dict[str, Expr]) -> None:
-            number, line, group = (place[axis] for axis in ("image", "line", "group"))
-            start = builder.bind(tirx.min(place["m"] * tile.rows, rows - tile.rows))
-            lead = self._lead(line)
-            leads = [begin - own for begin, own in zip(self.begins, window.begins, strict=True)]
-            origin = (i * s + lead for i, s, lead in zip((*lead, start), step, leads, strict=True))
-            corner = builder.bind(image.offset(number, group * inputs, *origin))
-            panel = builder.bind((group * panels + place["n"]) * (prod(depth) * tile.columns))
-
-            def a(row: int, ks: Index) -> Expr:
-                if self.pairs_taps:
-                    return self._pair(image, corner + row * step[-1], ks)
-                *downs, right = (k * d for k, d in zip(ks, dilation, strict=False))
-                return self._factor(image.buffer[corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)])
-
-            def b(column: Expr, ks: Index) -> Expr:
-                return self._factor(weights[panel + row_major(ks, depth) * tile.columns + column])
-
-            part = builder.bind((number * lines + line) * extents["m"] + place["m"])
-
-            def fetch(ks: Index) -> None:
-                one, k = Panel(weights, panel, tile.columns), row_major(ks, depth)
-                if asks_next:
-                    one.fetch_next(builder, k, prod(depth), part, parts)
-                else:
-                    one.fetch(builder, k)
-
-            spans, before = self._spans(lead, start, tile.rows), fetch if asks_next or size_bytes > _FAR_BYTES else None
-            sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine, before, spans)
-            first = builder.bind(place["n"] * tile.columns)
-            with builder.loop(tile.rows, name="row") as row:
-                index = self._index(number, lead, builder.bind(start + row))
-                base = builder.bind(row * tile.columns)
-                each_column(
-                    builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c])
-                )
-
-        deal(builder, {axis: extents[axis] for axis in order}, flops // _WORK_PER_OPERATION, emit_tile)
+        product = _Product(image, weights, tile, depth, rows, extents, self._asks(order, extents, prod(depth) * tile.columns))
+        deal(
+            builder,
+            {axis: extents[axis] for axis in order},
+            flops // _WORK_PER_OPERATION,
+            lambda place: self._tile(product, place),
+        )
         return int(flops)
+
+    def _asks(self, order: tuple[str, ...], extents: Mapping[str, int], panel: int) -> str:
+        """What tiles ask for while they read a panel of so many weights: the "next" one, what comes "soon" in it, or nothing."""
+        size_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes
+        is_line = extents["image"] * extents["line"] == 1
+        is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])  # it stays while positions pass
+        if is_by_panel and size_bytes > _ASKED_BYTES and 4 * panel <= _NEAR_PANEL_BYTES:
+            return "next"
+        return "soon" if size_bytes > _FAR_BYTES else ""
+
+    def _tile(self, product: _Product, place: dict[str, Expr]) -> None:
+        """One tile of the result."""
+        builder, window, image, tile, depth = self.builder, self.window, product.image, product.tile, product.depth
+        inputs, outputs, extents = self.channels // self.groups, self.out_channels // self.groups, product.extents
+        number, line, group = (place[axis] for axis in ("image", "line", "group"))
+        start = builder.bind(tirx.min(place["m"] * tile.rows, product.rows - tile.rows))
+        lead, step = self._lead(line), window.strides
+        leads = [begin - own for begin, own in zip(self.begins, window.begins, strict=True)]
+        origin = (i * s + lead for i, s, lead in zip((*lead, start), step, leads, strict=True))
+        corner = builder.bind(image.offset(number, group * inputs, *origin))
+        first_weight = builder.bind((group * extents["n"] + place["n"]) * (prod(depth) * tile.columns))
+        panel = Panel(product.weights, first_weight, tile.columns)
+
+        def a(row: int, ks: Index) -> Expr:
+            if self.pairs_taps:
+                return self._pair(image, corner + row * step[-1], ks)
+            *downs, right = (k * d for k, d in zip(ks, window.dilations, strict=False))
+            return self._factor(image.buffer[corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)])
+
+        def b(column: Expr, ks: Index) -> Expr:
+            return self._factor(panel.buffer[panel.base + row_major(ks, depth) * tile.columns + column])
+
+        combine = words_multiply_add(self.target) if self.is_paired or self.pairs_taps else multiply_add
+        before, spans = self._fetch(product, panel, place), self._spans(lead, start, tile.rows)
+        sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine, before, spans)
+        first = builder.bind(place["n"] * tile.columns)
+        with builder.loop(tile.rows, name="row") as row:
+            index, base = self._index(number, lead, builder.bind(start + row)), builder.bind(row * tile.columns)
+            each_column(builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c]))
+
+    def _fetch(self, product: _Product, panel: Panel, place: dict[str, Expr]) -> Callable[[Index], None] | None:
+        """What a step of a tile at `place` asks for."""
+        builder, depth, extents = self.builder, product.depth, product.extents
+        if product.asks != "next":
+            return (lambda ks: panel.fetch(builder, row_major(ks, depth))) if product.asks else None
+        part = builder.bind((place["image"] * extents["line"] + place["line"]) * extents["m"] + place["m"])
+        parts = extents["image"] * extents["line"] * extents["m"]
+        return lambda ks: panel.fetch_next(builder, row_major(ks, depth), prod(depth), part, parts)
 
     def _skips(self, axis: int, run: int) -> bool:
         """Whether so many taps of an axis only meet padding, of windows by runs of `run`, that it pays to leave them out."""
