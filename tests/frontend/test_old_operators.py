@@ -83,7 +83,7 @@ def test_groups_had_factors_of_their_own(opset: int, groups: int, shape: tuple[i
     }
     (expected,) = ReferenceEvaluator(model).run(None, feeds) if min(shape) else (np.zeros(shape, np.float32),)
     found = np.asarray(prefuse.compile(model, cache=False)(*feeds.values()))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_channels_are_in_equal_groups() -> None:
