@@ -294,11 +294,11 @@ _SOFTPLUS = _float(math.softplus, _softplus64)
 
 POINTWISE: dict[str, Scalar] = {
     "Abs": _integer_safe_abs,
-    "Acos": lambda e, x: tirx.acos(x[0]),
+    "Acos": _float(trigonometry.acos, tirx.acos),
     "Acosh": lambda e, x: tirx.acosh(x[0]),
     "Add": _wrapping(lambda a, b: a + b),
     "And": _binary(tirx.And),
-    "Asin": lambda e, x: tirx.asin(x[0]),
+    "Asin": _float(trigonometry.asin, tirx.asin),
     "Asinh": lambda e, x: tirx.asinh(x[0]),
     "Atan": _float(trigonometry.atan, tirx.atan),
     "Atanh": lambda e, x: tirx.atanh(x[0]),

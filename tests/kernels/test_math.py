@@ -41,6 +41,8 @@ FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float, float]] = 
     "Sigmoid": (_sigmoid, 4, 2e-38),
     "Softplus": (lambda x: np.logaddexp(x, 0), 4, 1e-44),
     "Elu": (lambda x: np.where(x < 0, np.expm1(x), x), 4, 1e-44),
+    "Asin": (np.arcsin, 2.5, 1e-44),
+    "Acos": (np.arccos, 1.5, 1e-44),
     "Sin": (np.sin, 2, 1e-44),
     "Cos": (np.cos, 2, 1e-44),
     "Tan": (np.tan, 4, 1e-44),
