@@ -213,8 +213,9 @@ def channels_last_cycles(one: Convolution, lanes: int, registers: int) -> float:
     copied = copy_cycles(one.input_bytes) if one.is_padded else 0.0
     positions = one.rows * one.columns * one.images if one.is_pointwise else one.columns
     stretches = 1 if one.is_pointwise else one.rows * one.images
-    tile = channels_last_tile(positions, one.outputs, one.depth, one.inputs, lanes, registers)
-    return copied + stretches * one.groups * _stretch_cycles(tile, positions, one.outputs, one.depth, lanes)
+    outputs = one.outputs // one.phases  # whose lanes no other phase shares
+    tile = channels_last_tile(positions, outputs, one.depth, one.inputs, lanes, registers)
+    return copied + stretches * one.groups * one.phases * _stretch_cycles(tile, positions, outputs, one.depth, lanes)
 
 
 def paired_cycles(one: Convolution, lanes: int, registers: int, *, is_slow: bool) -> float:

@@ -21,6 +21,7 @@ from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.kernels.costs import (
     Convolution,
     channels_first_cycles,
+    channels_last_cycles,
     conversion_cycles,
     direct_cycles,
 )
@@ -389,3 +390,9 @@ def test_nothing_of_an_image_that_lies_channels_last() -> None:
             c = Conv<pads = [1, 1, 1, 1]>(x, w) s = Slice(c, low, end, two) y = Slice(s, behind, end, three) }}""")
     inputs = random_inputs(model, 0)
     assert np.asarray(prefuse.compile(model, cache=False)(*inputs.values())).shape == (1, 64, 2, 0)
+
+
+def test_phases_share_no_vector() -> None:
+    """Nine phases of one channel fill a lane each channels-last, where a vector has sixteen."""
+    one = Convolution.of_phases((1, 1, 56, 1), (64, 64), (192, 192), (9, 9), (3, 3), has_pads=True, element_bytes=4)
+    assert channels_last_cycles(one, 16, 32) > 4 * channels_first_cycles(one, 16, 32)
