@@ -21,9 +21,11 @@ _MAX_TILE_ROWS = 14
 # By precisions whose errors may grow with the largest element of a tile: sizes of Winograd's tiles. A layer's own error, of 128
 # channels, is 0.7e-6 by tiles of 4, 1.2e-6 by 5, 2e-6 by 6 and 4e-6 by 7.
 WINOGRAD_OUTPUTS = {"float32-fast": (2, 4, 5), "bfloat16": (2, 4, 5, 6, 7), "float16": (2, 4, 5, 6, 7)}
+_PLAIN_OUTPUTS = 4  # of tiles for images of any size
 WINOGRAD_HALF_OUTPUTS = 5  # up to which transformed weights may be float16: beyond, their rounding would be seen in bfloat16
 _LARGE_TILE_BYTES = 8 * 1024 * 1024  # of transformed weights of those larger tiles: programs would be many times their size
 _PANEL_CYCLES = 2.5  # of a vector of weights that comes from the second cache
+_SMALL_IMAGE_BYTES = 2 * 1024 * 1024  # of an image in float32, up to which tiles of more than 4 outputs pay on several threads
 _TRANSFORM_CYCLES = 6.0  # of a vector of channels at one point of one of Winograd's tiles
 _MEMORY_BYTES = 6.0  # a cycle that come from memory, which other cores read, too
 _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
@@ -241,10 +243,12 @@ def winograd_choices(one: Convolution, lanes: int, registers: int, precision: st
     if one.kernel != (3, 3) or one.strides != (1, 1) or one.dilations != (1, 1):
         return []
     weights = one.groups * one.inputs * one.outputs
+    is_small = one.height * one.width * one.groups * one.inputs * _WORD_BYTES <= _SMALL_IMAGE_BYTES
     sizes = [
         outputs
         for outputs in WINOGRAD_OUTPUTS.get(precision, ())
-        if outputs <= WINOGRAD_HALF_OUTPUTS or (outputs + 2) ** 2 * weights * _WORD_BYTES <= _LARGE_TILE_BYTES
+        if (outputs <= _PLAIN_OUTPUTS or is_small)
+        and (outputs <= WINOGRAD_HALF_OUTPUTS or (outputs + 2) ** 2 * weights * _WORD_BYTES <= _LARGE_TILE_BYTES)
     ]
     choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, lanes, registers)) for outputs in sizes]
     return sorted(choices, key=lambda choice: choice.cycles)

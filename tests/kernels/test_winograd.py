@@ -212,11 +212,12 @@ def test_pairs_of_bfloat16_count_half() -> None:
 
 
 def test_tiles_are_chosen_by_their_cost() -> None:
-    """Few large tiles where the weights are small; smaller ones where the transformed weights would be most of the bytes."""
+    """Few large tiles where weights and image are small; smaller ones where either would be most of the bytes."""
     large = Convolution(1, 1, 64, 64, 224, 224, 224, 224, (3, 3), (1, 1), is_padded=True)
+    middle = replace(large, height=40, width=40, rows=40, columns=40)
     small = replace(large, inputs=512, outputs=512, height=14, width=14, rows=14, columns=14)
-    chosen = [winograd_choice(one, 16, 32, "float32-fast") for one in (large, small)]
-    assert [choice.outputs for choice in chosen if choice] == [5, 4]
+    chosen = [winograd_choice(one, 16, 32, "float32-fast") for one in (large, middle, small)]
+    assert [choice.outputs for choice in chosen if choice] == [4, 5, 4]
     assert winograd_choice(large, 16, 32, "float32") is None
 
 
