@@ -125,7 +125,7 @@ CONV_BN_RELU = (
         "transposed, groups",
         lambda m, x: relu(m.bn(m.conv(x))),
         IMAGE,
-        "convtranspose_relu_transpose transpose",
+        "convtranspose_relu",
         conv=nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2),
         bn=nn.BatchNorm2d(6),
     ),
