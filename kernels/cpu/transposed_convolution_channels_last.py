@@ -99,6 +99,8 @@ class _TransposedConvolution:
         weights = self._weights(number, product, tile.columns) if prod(depth) else None
         flops: int = (4 if self.is_paired else 2) * images * lines * rows * phases * self.out_channels * prod(depth)
         combine = words_multiply_add(self.target) if self.is_paired else multiply_add
+        is_lines = lines > 1
+        blocks, size = self._blocks(*((lines, rows) if is_lines else (ceil(rows / tile.rows), tile.rows)))
 
         def emit_tile(place: dict[str, Expr]) -> None:
             group, phase, first = place["group"], place["phase"], builder.bind(place["n"] * tile.columns)
@@ -128,18 +130,17 @@ class _TransposedConvolution:
 
                 each_column(builder, first, outputs, tile, store)
 
-        # Blocks of lines, or of tiles where there is only one line: their rows stay near while all weights pass.
-        is_lines = lines > 1
-        tiles = ceil(rows / tile.rows)
-        units, unit = (lines, rows) if is_lines else (tiles, tile.rows)
-        near = max(1, _NEAR_BYTES // max(unit * inputs * self.groups * 4, 1))
-        blocks = ceil(units / near)
-        size = ceil(units / blocks)
         extents = {"image": images, "block": blocks, "group": self.groups, "phase": phases, "n": panels, "line": size}
         if is_lines:
-            extents["m"] = tiles
+            extents["m"] = ceil(rows / tile.rows)
         deal(builder, extents, flops // _WORK_PER_OPERATION, emit_tile)
         return int(flops)
+
+    def _blocks(self, units: int, rows: int) -> tuple[int, int]:
+        """How many blocks `units` of so many rows are cut into, and units of each, so that a block's rows stay near meanwhile."""
+        near = max(1, _NEAR_BYTES // max(rows * self.channels * 4, 1))
+        blocks = ceil(units / near)
+        return blocks, ceil(units / blocks)
 
     def _factor(self, element: Expr) -> Expr:
         return element if self.is_paired else tirx.Cast(self.accumulator, element)

@@ -101,17 +101,7 @@ def forest_of_nodes(node: ir.Node, kind: str, count: int) -> Forest | None:
         )
 
     yes, no = successors("nodes_truenodeids"), successors("nodes_falsenodeids")
-    weights = np.full((len(modes), count), np.nan)
-    entries = [*(_ints(node, f"{kind}_{what}") for what in ("treeids", "nodeids", "ids")), _floats(node, f"{kind}_weights")]
-    _check_lengths(node, *entries)
-    _check_range(node, f"{kind}_ids", entries[2], count)
-    for tree, number, target, value in zip(*(entry.tolist() for entry in entries), strict=True):
-        at = place.get((tree, number))
-        if at is None:
-            raise InvalidModelError(
-                source_of(node), f"{node.op_type} weighs node {number} of tree {tree}, which is not there", _FIX
-            )
-        weights[at, target] = value if np.isnan(weights[at, target]) else weights[at, target] + value
+    weights = _weights(node, kind, count, place)
     roots = np.setdiff1d(itself, np.concatenate([yes[~is_leaf], no[~is_leaf]]))
     if sorted(trees[roots].tolist()) != np.unique(trees).tolist():
         return None
@@ -130,6 +120,22 @@ def forest_of_nodes(node: ir.Node, kind: str, count: int) -> Forest | None:
             0,
         ),
     )
+
+
+def _weights(node: ir.Node, kind: str, count: int, place: dict[tuple[int, int], int]) -> np.ndarray:
+    """What each node of the ensemble adds to each of `count` targets or classes, NaN where it says nothing of them."""
+    entries = [*(_ints(node, f"{kind}_{what}") for what in ("treeids", "nodeids", "ids")), _floats(node, f"{kind}_weights")]
+    _check_lengths(node, *entries)
+    _check_range(node, f"{kind}_ids", entries[2], count)
+    weights = np.full((len(place), count), np.nan)
+    for tree, number, target, value in zip(*(entry.tolist() for entry in entries), strict=True):
+        at = place.get((tree, number))
+        if at is None:
+            raise InvalidModelError(
+                source_of(node), f"{node.op_type} weighs node {number} of tree {tree}, which is not there", _FIX
+            )
+        weights[at, target] = value if np.isnan(weights[at, target]) else weights[at, target] + value
+    return weights
 
 
 def _check_lengths(node: ir.Node, *parallel: np.ndarray) -> None:
