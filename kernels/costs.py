@@ -239,8 +239,10 @@ def winograd_choice(one: Convolution, lanes: int, registers: int, precision: str
 
 
 def winograd_choices(one: Convolution, lanes: int, registers: int, precision: str) -> list[WinogradChoice]:
-    """All sizes of Winograd's tiles that a precision allows, those with the fewest cycles first; none for other windows."""
-    if one.kernel != (3, 3) or one.strides != (1, 1) or one.dilations != (1, 1):
+    """All sizes of Winograd's tiles that a precision allows, those with the fewest cycles first; none for other windows, and
+    where there are no outputs."""
+    is_empty = not one.images * one.rows * one.columns
+    if is_empty or one.kernel != (3, 3) or one.strides != (1, 1) or one.dilations != (1, 1):
         return []
     weights = one.groups * one.inputs * one.outputs
     is_small = one.height * one.width * one.groups * one.inputs * _WORD_BYTES <= _SMALL_IMAGE_BYTES

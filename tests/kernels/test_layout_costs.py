@@ -11,6 +11,7 @@ from prefuse.kernels.costs import (
     channels_last_cycles,
     channels_last_tile,
     channels_last_tiles,
+    winograd_choices,
 )
 
 
@@ -42,6 +43,7 @@ def test_no_positions_have_a_tile() -> None:
     assert channels_last_tile(0, 5, 4, 4, 16, 32) == (1, 1)
     nothing = Convolution(0, 1, 4, 5, 1, 3, 1, 3, (1, 1), (1, 1), False)
     assert channels_last_cycles(nothing, 16, 32) == 0
+    assert not winograd_choices(Convolution(0, 1, 4, 5, 8, 8, 8, 8, (3, 3), (1, 1), True), 16, 32, "float32-fast")
 
 
 def test_rows_that_share_the_sets_of_a_cache_are_few() -> None:
