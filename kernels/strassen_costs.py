@@ -1,4 +1,4 @@
-"""Estimated cycles of Strassen's products and of plain ones, on one core: what `strassen_matmul` weighs."""
+"""Estimated cycles of Strassen's products and of plain ones, on one core: what `strassen_matmul` and fuse-rows weigh."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from math import ceil
 
 from .costs import product_cycles, product_tile
 
+STRASSEN_PRECISION = "float32-fast"  # whose errors may grow with the largest element of a block
 STRASSEN_LEVELS = (1, 2)
-STRASSEN_GAIN = 0.97  # of the cycles of plain products that it may take
-_ADDED_CYCLES = 6.0  # of a vector of a sum of blocks that is multiplied, or of such a product that is added up
+_GAIN = 0.98  # of the cycles of plain products that it may take
+_ADDED_CYCLES = 3.5  # of a vector of a sum of blocks that is multiplied, or of such a product that is added up
 _FAR_BYTES = 5.0  # a cycle, of weights that come from memory
 _UNHIDDEN = 0.15  # of that time, what multiply-adds do not hide
 _WEIGHT_BYTES = 4
@@ -45,6 +46,15 @@ def strassen_choices(m: int, n: int, k: int, lanes: int, registers: int) -> list
             choice = StrassenChoice(levels, added + _with_weights(cycles, products * depth * columns))
             found.append((levels > 1 and rows > _MOST_ROWS, choice.cycles, choice))
     return [choice for _, _, choice in sorted(found, key=lambda one: one[:2])]
+
+
+def strassen_drawback(m: int, n: int, k: int, lanes: int, registers: int) -> str:
+    """Why the plain product is to be preferred; empty if Strassen's is."""
+    choices = strassen_choices(m, n, k, lanes, registers)
+    if not choices:
+        return "is too small to be cut into blocks, or so large that their sums would take too much memory"
+    fewest, plain = choices[0].cycles, matmul_cycles(m, n, k, lanes, registers)
+    return "" if fewest <= _GAIN * plain else f"would take {fewest:.0f} cycles, and plain products {plain:.0f}"
 
 
 def matmul_cycles(m: int, n: int, k: int, lanes: int, registers: int) -> float:

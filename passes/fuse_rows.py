@@ -34,7 +34,7 @@ class FuseRows(Pass):
     leaves the group and returns. Worth it when more than one reduction is in it, or what the epilogue of one cannot hold: nodes
     before it, or larger than its result. What an epilogue of a matrix product takes stays there, as that costs the same bytes,
     unless the product itself is computed with the rows of its result: one by constant float32 weights, which each thread reads
-    for its share of the rows, where that is large enough.
+    for its share of the rows, where that is large enough, and no precision allows Strassen's products of all rows.
     """
 
     name: ClassVar[str] = "fuse-rows"
@@ -57,7 +57,7 @@ class FuseRows(Pass):
             if (rejection := _obstacle(seed, rows, context.target)) is not None:
                 context.reject(self.name, rejection)
                 continue
-            if product is not None and (rejection := product_fault(product, seed, rows, context.target)) is not None:
+            if product is not None and (rejection := product_fault(product, seed, rows, context)) is not None:
                 context.reject(self.name, rejection)
                 product = None
             growth = Growth(seed, rows, order, taken, claimed, self.max_ops, product)

@@ -18,7 +18,15 @@ FOLDERS = ("compiler", "kernels", "passes", "runtime")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "runtime": ("runtime",),
     "kernels": ("kernels", "runtime"),
-    "passes": ("passes", "compiler.ir", "compiler.pipeline", "kernels.costs", "kernels.tile_costs", "runtime"),
+    "passes": (
+        "passes",
+        "compiler.ir",
+        "compiler.pipeline",
+        "kernels.costs",
+        "kernels.strassen_costs",
+        "kernels.tile_costs",
+        "runtime",
+    ),
     "compiler": ("compiler", "runtime"),
     "compiler.ir": ("compiler.ir", "compiler.pipeline", "runtime"),
     "compiler.lowering": ("compiler", "kernels", "runtime"),

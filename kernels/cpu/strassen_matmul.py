@@ -16,7 +16,7 @@ from ...runtime.target import Target
 from ..builder import Expr, Index, share, unravel
 from ..configuration import TEMPLATE
 from ..group import Group
-from ..strassen_costs import STRASSEN_GAIN, matmul_cycles, strassen_choices
+from ..strassen_costs import STRASSEN_PRECISION, strassen_choices, strassen_drawback
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import pointwise_obstacle, split_anchor
 from .bilinear import PackBilinear, combine, strassen
@@ -25,7 +25,6 @@ from .matmul import Product
 from .tile_product import WORK_PER_OPERATION, Panel, stream_cycles, sum_tile, tile_options
 
 TYPE = "float32"
-PRECISION = "float32-fast"  # whose errors may grow with the largest element of a block
 _NEAR_BYTES = 384 * 1024  # of the second cache, for the products of a panel
 _LINE = 16  # elements of a cache line
 
@@ -35,7 +34,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
         return Refusal("has no matrix product")
-    if group.precision != PRECISION:
+    if group.precision != STRASSEN_PRECISION:
         return Refusal(f"its errors grow with the largest element of a block, which precision {group.precision} does not allow")
     if target.is_gpu:
         return Refusal("is for CPUs")
@@ -62,15 +61,8 @@ class StrassenProduct(Product):
             return "its left operand is not one matrix that lies row after row"
         size = a.lines, b.lines, a.depth, self.builder.lanes(TYPE), self.target.vector_registers
         self.choices = strassen_choices(*size)
-        if not self.choices:
-            return "is too small to be cut into blocks, or so large that their sums would take too much memory"
-        fewest, plain = self.choices[0].cycles, matmul_cycles(*size)
         is_wanted = group.configuration.get(TEMPLATE) == self.template
-        return (
-            ""
-            if is_wanted or fewest <= STRASSEN_GAIN * plain
-            else f"would take {fewest:.0f} cycles, and plain products {plain:.0f}"
-        )
+        return "" if is_wanted and self.choices else strassen_drawback(*size)
 
     def build(self) -> BuiltKernel:
         self._choose_sizes()

@@ -8,8 +8,9 @@ import onnx_ir as ir
 
 from ...compiler.ir.kinds import is_pointwise
 from ...compiler.ir.rewriter import Rejection
+from ...compiler.pipeline import Context
 from ...kernels.costs import product_rows_drawback
-from ...runtime.target import Target
+from ...kernels.strassen_costs import STRASSEN_PRECISION, strassen_drawback
 from ..canonicalization.scope import static_shape
 from .shapes import Rows, rows_of
 
@@ -23,9 +24,9 @@ def product_before(seed: ir.Node, claimed: dict[ir.Node, ir.Node]) -> ir.Node | 
     return product if is_product else None
 
 
-def product_fault(product: ir.Node, seed: ir.Node, rows: Rows, target: Target) -> Rejection | None:
+def product_fault(product: ir.Node, seed: ir.Node, rows: Rows, context: Context) -> Rejection | None:
     """Why a product is not computed with the rows; None if it may be, and pays."""
-    reason = _fault(product, rows, target)
+    reason = _fault(product, rows, context)
     return (
         Rejection(f"{product.op_type} not computed with the rows of {seed.op_type}: {reason}", (product, seed))
         if reason
@@ -33,8 +34,8 @@ def product_fault(product: ir.Node, seed: ir.Node, rows: Rows, target: Target) -
     )
 
 
-def _fault(product: ir.Node, rows: Rows, target: Target) -> str:
-    a, b, *_ = product.inputs
+def _fault(product: ir.Node, rows: Rows, context: Context) -> str:
+    target, (a, b, *_) = context.target, product.inputs
     (result,) = product.outputs
     if any(value is not None and value.dtype != ir.DataType.FLOAT for value in (*product.inputs, result)):
         return "its operands are not float32"
@@ -49,7 +50,11 @@ def _fault(product: ir.Node, rows: Rows, target: Target) -> str:
         return f"%{result.name} is an output of the graph"
     if other := next((one for one in result.consumers() if not is_pointwise(one) and rows_of(one) is None), None):
         return f"%{result.name} is read by {other.op_type}, too"
-    return product_rows_drawback(rows.number, prod(weights) // rows.length, rows.length, target.threads)
+    depth, is_transposed = prod(weights) // rows.length, product.attributes.get_int("transA", 0) == 1
+    size = rows.number, rows.length, depth, target.vector_lanes, target.vector_registers
+    if context.precision == STRASSEN_PRECISION and not is_transposed and not strassen_drawback(*size):
+        return "by Strassen's fewer multiplications, which take blocks of all rows, it is faster alone"
+    return product_rows_drawback(rows.number, depth, rows.length, target.threads)
 
 
 def _is_constant(value: ir.Value | None) -> bool:

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import prefuse
 import pytest
@@ -17,6 +18,7 @@ from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
+from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import Target
 
 SHAPES = ((6, 17), (2, 3, 40), (1, 9), (2, 2, 3, 8))
@@ -145,6 +147,34 @@ def test_the_tile_unit_computes_its_products_itself() -> None:
     model = random_rows(1, of_product=True)
     context = fuse(model, "cpu:amx")
     assert any("the tile unit computes it faster" in str(remark) for remark in context.remarks)
+
+
+@pytest.mark.parametrize(
+    ("rows", "transposed", "precision", "is_alone"),
+    [
+        (128, 0, "float32-fast", True),
+        (128, 0, "float32", False),
+        (128, 1, "float32-fast", False),  # which Strassen's kernel does not read
+        (64, 0, "float32-fast", True),
+        (16, 0, "float32-fast", False),  # rows too few for so many weights
+    ],
+)
+def test_products_by_strassens_algorithm_are_made_alone(rows: int, transposed: int, precision: Precision, is_alone: bool) -> None:
+    width = 768
+    node, floats = onnx.helper.make_node, onnx.TensorProto.FLOAT
+    nodes = [node("Gemm", ["x", "w"], ["h"], transA=transposed), node("LayerNormalization", ["h", "s"], ["y"])]
+    arrays = {"w": np.ones((width, width), np.float32), "s": np.ones(width, np.float32)}
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    source = onnx.helper.make_tensor_value_info("x", floats, (width, rows) if transposed else (rows, width))
+    result = onnx.helper.make_tensor_value_info("y", floats, (rows, width))
+    graph = onnx.helper.make_graph(nodes, "one", [source], [result], constants)
+    model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)]))
+    infer_facts(model)
+    context = Context(Target.parse("cpu:avx512", threads=1), precision=precision)
+    run_pipeline(model, parse_pipeline("fuse-rows", PASSES), context)
+    assert any("by Strassen's fewer multiplications" in str(remark) for remark in context.remarks) == is_alone
+    has_product = [is_fused(node) for node in model.graph]
+    assert has_product == ([False, False] if is_alone or rows == 16 else [True])
 
 
 def test_on_a_gpu_nothing_is_grouped() -> None:
