@@ -237,7 +237,7 @@ def _hard_sigmoid(e: Element, x: Expr, alpha: float, beta: float) -> Expr:
 
 
 def _elu(e: Element, x: Expr, alpha: float) -> Expr:
-    grown = math.expm1(e.name, x) if e.dtype == "float32" else tirx.exp(x) - e.const(1)
+    grown = math.expm1_nonpositive(e.name, x) if e.dtype == "float32" else tirx.exp(x) - e.const(1)
     return tirx.Select(x < e.const(0), e.const(alpha) * grown, x)
 
 

@@ -10,7 +10,8 @@ from math import log
 from tvm import tirx
 
 from .builder import Expr
-from .math import INF, OF_EXP, Name, f32, polynomial, power_of_two
+from .math import INF, OF_EXP, Name, f32, polynomial
+from .scaling import scaled
 
 _SQRT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2) in float64
 _LOG2_TERMS = (1 / 13, 1 / 11, 1 / 9, 1 / 7, 1 / 5, 1 / 3, 1.0)
@@ -52,13 +53,11 @@ def _log2(name: Name, size: Expr) -> Expr:
 
 
 def _exp2(name: Name, exponent: Expr) -> Expr:
-    """2**exponent as float32. The power of two is applied in halves, so that denormal results survive."""
-    bounded = name(tirx.max(tirx.min(exponent, _f64(130.0)), _f64(-152.0)))
+    """2**exponent as float32."""
+    bounded = name(tirx.max(tirx.min(exponent, _f64(128.0)), _f64(-150.0)))
     whole = name(tirx.nearbyint(bounded))
     p = polynomial(name(tirx.Cast("float32", (bounded - whole) * _f64(log(2)))), *OF_EXP)
-    n = name(tirx.Cast("int32", whole))
-    half = name(n >> tirx.const(1, "int32"))
-    return p * power_of_two(half) * power_of_two(name(n - half))
+    return scaled(name(p), name(tirx.Cast("float32", whole)))
 
 
 def _f64(value: float) -> Expr:

@@ -17,7 +17,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from ...kernels import bfloat16, lane_masks
+from ...kernels import bfloat16, lane_masks, scaling
 from ...runtime.errors import CompileError
 from ...runtime.target import AMX_EMULATED, Target
 
@@ -81,9 +81,12 @@ def compile_module(module: Any, target: Target) -> Any:
         passes.LowerTVMBuiltin(),
         passes.LowerIntrin(),
     ]
-    lowered = tvm.ir.transform.Sequential(pipeline)(module)
+    with native:
+        lowered = tvm.ir.transform.Sequential(pipeline)(module)
     has_bfloat16 = target.has("avx512_bf16")
-    _import_functions(lowered, lane_masks.LLVM_FUNCTIONS + (bfloat16.LLVM_FUNCTIONS if has_bfloat16 else ""))
+    _import_functions(
+        lowered, lane_masks.LLVM_FUNCTIONS + scaling.LLVM_FUNCTIONS + (bfloat16.LLVM_FUNCTIONS if has_bfloat16 else "")
+    )
     return tvm.get_global_func("target.build.llvm")(lowered, native)
 
 
