@@ -27,7 +27,7 @@ from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
 _LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cost more than 1%
-_LONG_CHAIN = 2048  # products of one sum, from which on it is made of blocks
+_LONGEST_CHAIN = 1024  # products of one sum: more have over twice the error of ONNX Runtime's sums, which are made of blocks
 _AHEAD_BYTES = 16 * 1024  # of a panel, from what is read to what is asked for: hardware prefetches no further than its page
 _FETCHING_ROWS = 3  # of a tile, from which on that is worth it: with fewer, memory is busy anyway
 _LINE_BYTES = 64
@@ -263,7 +263,8 @@ def sum_tile(
     `spans` only the iterations [begin, end) are made, where there are several loops.
     """
     spans = spans or {}
-    depth, joined = _in_blocks(depth)
+    longest = _LONGEST_CHAIN if combine is multiply_add else 2 * _LONGEST_CHAIN  # of pairs, whose rounding counts for more
+    depth, joined = _in_blocks(depth, longest, spans)
     sums = builder.local(tile.rows * tile.columns, dtype, "acc")
     finished, base = into or (builder.local(tile.rows * tile.columns, dtype, "tile"), 0)
     cells = [(row, row * tile.columns + v * tile.lanes, v * tile.lanes) for row, v in nest(range(tile.rows), range(tile.vectors))]
@@ -299,11 +300,17 @@ def sum_tile(
     return finished
 
 
-def _in_blocks(depth: tuple[int, ...]) -> tuple[tuple[int, ...], Callable[[Index], Index]]:
-    """The loops over k, a single long one as two over equal blocks, and the k of theirs."""
-    lengths = range(_LONG_CHAIN // 2, _LEAST_BLOCK - 1, -1) if len(depth) == 1 and depth[0] >= _LONG_CHAIN else ()
-    block = next((length for length in lengths if depth[0] % length == 0), 0)
-    return ((depth[0] // block, block), lambda ks: (ks[0] * block + ks[1],)) if block else (depth, lambda ks: ks)
+def _in_blocks(depth: tuple[int, ...], longest: int, spans: Collection[int]) -> tuple[tuple[int, ...], Callable[[Index], Index]]:
+    """The loops over k, the outermost one of a chain that is too long as two over equal blocks, and the k of theirs."""
+    axis = _outer_loops(depth)
+    step = prod(depth[axis + 1 :])
+    is_long = prod(depth[axis:]) > longest and all(spanned < axis for spanned in spans)
+    lengths = range(_LONGEST_CHAIN // step, (_LEAST_BLOCK - 1) // step, -1) if is_long else ()
+    block = next((length for length in lengths if depth[axis] % length == 0), 0)
+    if not block:
+        return depth, lambda ks: ks
+    in_blocks = (*depth[:axis], depth[axis] // block, block, *depth[axis + 1 :])
+    return in_blocks, lambda ks: (*ks[:axis], ks[axis] * block + ks[axis + 1], *ks[axis + 2 :])
 
 
 def _outer_loops(depth: tuple[int, ...]) -> int:
