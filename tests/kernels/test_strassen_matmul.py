@@ -9,7 +9,7 @@ import onnx
 import prefuse
 import pytest
 from prefuse.compiler.oracle import relative_error
-from prefuse.kernels.cpu import strassen_matmul
+from prefuse.kernels.cpu import strassen_product
 from prefuse.kernels.cpu.bilinear import Bilinear, PackBilinear, nest, strassen
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
@@ -135,7 +135,7 @@ def test_shapes_that_do_not_divide(level: str, levels: int) -> None:
 
 def test_parts_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are more than the second cache holds are multiplied by a panel part by part."""
-    monkeypatch.setattr(strassen_matmul, "_NEAR_BYTES", 4 * 7 * 16 * 12)
+    monkeypatch.setattr(strassen_product, "_NEAR_BYTES", 4 * 7 * 16 * 12)
     cases = [forced(multiplied((rows, 40), 70), 1, tile="6x2") for rows in (97, 140)]
     check(cases, target_of("avx2", 3))
 
