@@ -108,6 +108,7 @@ class Product:
             b_padded=padded,
             stream_cycles=stream_cycles(a.depth, self.builder.vector_bytes) if padded else 0.0,
             row_bytes=0 if packs_a or a.lines_last else a.depth * self.group.types[a.name].item_bytes,
+            cuts_last=not packs_a,
         )
         tile = self.builder.choose("tile", tiles)
         product = TileProduct(
@@ -124,6 +125,7 @@ class Product:
             b_padded=padded,
             shares_b=self.shares_b,
             panel=self.panel_of_b(self._constant(b, tile.columns), a.depth, tile.columns) if packs_b else None,
+            beside=self.beside(),
         )
         sizes = [self.group.types[side.name].size_bytes for side in (a, b)]
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
@@ -183,6 +185,13 @@ class Product:
             return Panel(buffer, self.builder.bind((matrix * panels + number) * (depth * tile)), tile)
 
         return panel
+
+    def beside(self) -> tuple[Buffer, ...]:
+        """What the followers read or write at the place of each result."""
+        group, shape = self.group, self.group.types[self.anchor.outputs[0]].shape
+        read = [name for name in group.inputs if name not in group.constants and name not in self.anchor.inputs]
+        kinds = {name: group.types[name] for name in (*group.outputs, *read) if group.types[name].shape == shape}
+        return tuple(self.builder.parameter(name, kind.elements, kind.dtype) for name, kind in kinds.items())
 
     def store(self) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
         group, builder = self.group, self.builder

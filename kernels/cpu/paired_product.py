@@ -64,6 +64,7 @@ class PairedProduct(Product):
             b_padded=True,
             stream_cycles=stream_cycles(a.depth // 2, self.builder.vector_bytes),
             row_bytes=a.depth * types[a.name].item_bytes,
+            cuts_last=True,
         )
         tile = self.builder.choose("tile", tiles)
         panels = self._packed_pairs(tile.columns) if b.name in self.group.constants else self._staged_pairs(tile.columns)
@@ -82,6 +83,7 @@ class PairedProduct(Product):
             panel=self.panel_of_b(panels, b.depth // 2, tile.columns),
             multiply_add=self._multiply_add(has_words),
             terms=2,
+            beside=self.beside(),
         )
         emit(self.builder, product, a_bytes=types[a.name].size_bytes, b_bytes=types[b.name].size_bytes)
         return finish(self.template, self.builder, self.group, flops=product.flops, packed=self.packed)

@@ -44,6 +44,7 @@ def _project_on_vectors(builder: KernelBuilder, operands: RecurrentOperands, tar
         target.vector_registers,
         shifted_loads=False,
         b_padded=True,
+        cuts_last=True,
     )
     weights = operands.weights(operands.w, PackGates(1, (0,), tile.columns, form is not Form.NUMBERS))
     panels = ceil(columns / tile.columns)

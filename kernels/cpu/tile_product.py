@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from itertools import product as nest
 from math import ceil, prod
@@ -35,6 +35,7 @@ _MOST_ROWS = 14
 _SET_BYTES, _SET_ROWS = 4096, 13  # rows so far apart share a set of the first cache, whose 12 lines serve so many at most
 _NEAR_BYTES = 32 * 1024  # of a panel that the first-level cache holds beside all else
 _UNHIDDEN = 0.15  # of that time, what multiply-adds do not hide
+_LEAST_SAVED = 100  # one part in so many of a product pays for a shorter last tile
 _STREAM_BYTES = 26  # that come from the second-level cache in a cycle
 WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
 
@@ -98,7 +99,8 @@ class TileProduct:
     `store(batch, m, r, c, value)` gets each result at column c of row r. `shares_b`: neighbouring batches often have the same B.
     `panel(batch, number)`, where given, is the place of a tile's panel of B, whose rows lie one after the other.
     Where `multiply_add` takes several factors at once, A and B give as many, and the innermost loop over k has as many fewer
-    iterations: `terms` is their number. With `overlaps`, `store` may be called more than once for an element.
+    iterations: `terms` is their number. With `overlaps`, `store` may be called more than once for an element. `beside` are
+    tensors of the result's shape that `store` reads or writes, where that is a matrix for each batch.
     """
 
     batch: int
@@ -117,6 +119,7 @@ class TileProduct:
     multiply_add: MultiplyAdd = multiply_add
     terms: int = 1
     overlaps: bool = False
+    beside: tuple[Buffer, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -136,6 +139,7 @@ def tile_options(
     vector_step: int = 1,
     stream_cycles: float = 0.0,
     row_bytes: int = 0,
+    cuts_last: bool = False,
 ) -> dict[str, Tile]:
     """All tiles, by their names, those with the fewest estimated cycles first.
 
@@ -147,14 +151,19 @@ def tile_options(
         vector_step: the tile has a multiple of so many vectors.
         stream_cycles: that a vector of B takes from beyond L1, where its panels do not fit that.
         row_bytes: from row to row of A, where it is read in place; 0 where nothing is known of it.
+        cuts_last: the last tile of rows has `last_rows`.
     """
     most_rows = _SET_ROWS if row_bytes and row_bytes % _SET_BYTES == 0 else _MOST_ROWS
 
-    def cycles(rows: int, vectors: int) -> float:
-        tiles = ceil(m / rows) * ceil(columns / (vectors * lanes))
+    def tile_cycles(rows: int, vectors: int) -> float:
         loads = rows + vectors * (2 if shifted_loads else 1)
         step = max(rows * vectors / 2, loads / 2, vectors * stream_cycles, 4.0) + _UNHIDDEN * vectors * stream_cycles
-        return tiles * (step * depth + 3 * rows * vectors + 20)
+        return step * depth + 3 * rows * vectors + 20
+
+    def cycles(rows: int, vectors: int) -> float:
+        last = last_rows(m, rows) if cuts_last else rows
+        column = (ceil(m / rows) - 1) * tile_cycles(rows, vectors) + tile_cycles(last, vectors)
+        return ceil(columns / (vectors * lanes)) * column
 
     choices = [
         (rows, vectors)
@@ -163,6 +172,12 @@ def tile_options(
     ]
     tiles = (Tile(*choice, lanes) for choice in sorted(choices, key=lambda choice: (cycles(*choice), choice)))
     return {str(tile): tile for tile in tiles}
+
+
+def last_rows(m: int, rows: int) -> int:
+    """Rows of the last of the tiles of `m` rows: what is left, if that saves more than code of its own is worth."""
+    rest = m % rows
+    return rest if rest and (rows - rest) * _LEAST_SAVED >= m else rows
 
 
 def choose_tile(m: int, columns: int, depth: int, lanes: int, registers: int, **how: Any) -> Tile:
@@ -200,7 +215,7 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
             begin, end = share(thread, threads, extents[axis]) if axis == split else (0, extents[axis])
             i = loops.enter_context(builder.loop(end - begin, name=axis))
             at[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
-        emit_tile(builder, product, at["batch"], at["m"], at["n"])
+        _emit_tile_or_last(builder, product, at["batch"], at["m"], at["n"])
 
 
 def loop_orders(order: Sequence[str], extents: Mapping[str, int]) -> dict[str, list[str]]:
@@ -216,15 +231,38 @@ def split_options(order: Sequence[str], extents: Mapping[str, int], threads: int
     return {axis: axis for axis in ranked or order[:1]}
 
 
-def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
-    """One tile of the result: its sums, handed to the epilogue."""
-    tile, plane = product.tile, product.plane
-    m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
+def _emit_tile_or_last(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
+    """One tile of the result, by code of its own where it is the last one and has fewer rows."""
+    rows, last = product.tile.rows, ceil(product.m / product.tile.rows) - 1
+    rest = rows if product.a_padded else last_rows(product.m, rows)
+    if rest == rows:
+        emit_tile(builder, product, batch, m_tile, n_tile)
+        return
+    with builder.when(m_tile < last):
+        emit_tile(builder, product, batch, m_tile, n_tile)
+    with builder.when(m_tile >= last):
+        emit_tile(builder, product, batch, last, n_tile, rest)
+
+
+def emit_tile(
+    builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr, rows: int | None = None
+) -> None:
+    """One tile of the result: its sums, handed to the epilogue. `rows`: of the last one, if it has fewer than others."""
+    tile, plane = replace(product.tile, rows=rows or product.tile.rows), product.plane
+    m_begin, n_begin = builder.bind(m_tile * product.tile.rows), builder.bind(n_tile * tile.columns)
     # A tile that would read beyond the end is moved back; what it computes twice it stores once.
     m_start = m_begin if product.a_padded else builder.bind(tirx.min(m_begin, product.m - tile.rows))
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
     fetches = tile.rows >= _FETCHING_ROWS and not builder.is_grid
     panel = product.panel(batch, n_tile) if product.panel is not None and fetches else None
+    corner = builder.bind((batch * product.m + m_begin) * plane.columns + n_begin) if product.beside else 0
+
+    def ask(ks: Index) -> None:
+        assert panel is not None
+        panel.fetch(builder, ks[0])
+        for buffer in product.beside:
+            _fetch_line(builder, buffer, corner, plane.columns, tile, ks[0])
+
     finished = sum_tile(
         builder,
         tile,
@@ -233,7 +271,7 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
         lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
         lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
         product.multiply_add,
-        None if panel is None else lambda ks: panel.fetch(builder, ks[0]),
+        None if panel is None else ask,
     )
     m_end = tirx.min(m_begin + tile.rows, product.m)
     with builder.loop(builder.bind(m_end - m_begin), name="row") as row:
@@ -241,6 +279,15 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
         line = builder.bind((m - m_start) * tile.columns)
         for begin, end, r in _segments(builder, plane, n_begin, tile.columns):
             _emit_segment(builder, product, (batch, m, r), begin, end, finished, builder.bind(line - n_start))
+
+
+def _fetch_line(builder: KernelBuilder, buffer: Buffer, corner: Expr, pitch: int, tile: Tile, number: Expr) -> None:
+    """Ask for a line of what lies beside a tile, whose first row begins at `corner`: row after row, then the last again."""
+    elements = _LINE_BYTES // np.dtype(str(buffer.dtype)).itemsize
+    lines = 1 << (tile.columns // elements).bit_length()  # a row that begins within a line has one more
+    row = tirx.min(tirx.floordiv(number, lines), tile.rows - 1)
+    column = tirx.min(tirx.floormod(number, lines) * elements, tile.columns - 1)
+    builder.prefetch(buffer[corner + row * pitch + column])
 
 
 def sum_tile(

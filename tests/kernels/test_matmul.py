@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
 from prefuse.kernels.cpu import matmul
-from prefuse.kernels.cpu.tile_product import choose_tile, stream_cycles
+from prefuse.kernels.cpu.tile_product import choose_tile, last_rows, stream_cycles
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.template import BuiltKernel
 
@@ -56,6 +58,7 @@ def products() -> list[Case]:
         product((13, 77), (77, 50)),
         product((1, 65), (65, 130)),
         product((33, 129), (129, 100)),
+        product((29, 129), (129, 100)),
         product((33, 29), (29, 100), ""),
         product((6, 9), (9, 5), ""),
         product((17, 31), (31, 40), "a"),
@@ -124,6 +127,32 @@ def test_weights_are_asked_for_ahead_where_several_rows_use_them(rows: int, cons
     kernel = matmul.build(product((rows, 64), (64, 128), constants).group, target_of("avx512"))
     assert isinstance(kernel, BuiltKernel)
     assert ("prefetch" in kernel.function.script()) == asks
+
+
+@pytest.mark.parametrize(
+    ("m", "rows", "last"), [(128, 13, 11), (128, 8, 8), (129, 13, 13), (130, 13, 13), (1000, 14, 14), (27, 14, 13), (5, 5, 5)]
+)
+def test_the_last_tile_of_rows_is_shorter_where_that_saves_a_hundredth(m: int, rows: int, last: int) -> None:
+    assert last_rows(m, rows) == last
+
+
+@pytest.mark.parametrize("order", ["n m", "m n"])
+@pytest.mark.parametrize("split", ["n", "m"])
+def test_a_shorter_last_tile_of_rows_in_every_order(order: str, split: str) -> None:
+    case = product((35, 200), (200, 100))
+    case.group = replace(case.group, configuration={"tile": "13x2", "order": order, "split": split})
+    kernel = matmul.build(case.group, target_of("avx512", threads=2))
+    assert isinstance(kernel, BuiltKernel)
+    assert {"tile": "13x2", "order": order, "split": split}.items() <= {c.name: c.taken for c in kernel.choices}.items()
+    check([case], target_of("avx512", threads=2))
+
+
+@pytest.mark.parametrize(("followers", "lines"), [(False, 3), (True, 4)])
+def test_what_the_followers_read_and_write_is_asked_for(followers: bool, lines: int) -> None:
+    """Two lines of weights in each step, one of the result and one of the residual; without, a store of 50257 columns waits."""
+    kernel = matmul.build(product((16, 64), (64, 32), followers=followers).group, target_of("avx512"))
+    assert isinstance(kernel, BuiltKernel)
+    assert kernel.function.script().count("prefetch") == lines
 
 
 def test_panels_beyond_the_first_cache_have_tiles_of_many_rows() -> None:

@@ -72,6 +72,7 @@ def products() -> list[Case]:
         product((5, 2), (2, 17)),
         product((13, 78), (78, 50)),
         product((33, 130), (130, 100)),
+        product((29, 130), (130, 100)),
         product((64, 64), (64, 128)),
         product((33, 30), (30, 100), ""),
         product((6, 8), (8, 5), ""),
