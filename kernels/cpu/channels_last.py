@@ -26,6 +26,7 @@ from ..views import slice_places
 from .window import read_window
 
 _RANKS = (3, 4, 5)  # of signals, of images and of volumes
+_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,29 @@ class ChannelsLast:
             image, channel, *position = index
             place = _offset((image, channel + one.first if one.first else channel, *position), kind.shape)
             builder.store(builder.parameter(one.parameter, kind.elements, kind.dtype), place, elements[one.value])
+
+    def far_bytes(self) -> int:
+        """Bytes of the results, and of what followers read for each of their elements."""
+        return sum(self.outer.types[name].size_bytes for name in self._followed())
+
+    def ask(self, builder: KernelBuilder, index: Index, channels: int) -> None:
+        """Ask for the cache lines that `follow` reads and writes for `channels` elements from an index on."""
+        for name in self._followed():
+            kind = self.outer.types[name]
+            memory, item_bytes = builder.parameter(name, kind.elements, kind.dtype), kind.size_bytes // kind.elements
+            firsts = [one.first for one in self.destinations if one.parameter == name] or [0]
+            image, channel, *position = index
+            for first in firsts:
+                place = _offset((image, channel + first, *position), kind.shape)
+                for at in range(0, channels, _LINE_BYTES // item_bytes):
+                    builder.prefetch(memory[place + at])
+
+    def _followed(self) -> tuple[str, ...]:
+        """The results, and the inputs that are read for each of their elements."""
+        shape = self.inner.types[self.anchor.outputs[0]].shape
+        read = {name for op in self.inner.ops if op is not self.anchor for name in op.inputs}
+        beside = (self.operands[name] for name in sorted(read & self.operands.keys()) if self.inner.types[name].shape == shape)
+        return (*dict.fromkeys(name for name in beside if name in self.outer.inputs), *self.outer.outputs)
 
     def copy_pieces(self, builder: KernelBuilder) -> None:
         """Write what comes from elsewhere into the results."""

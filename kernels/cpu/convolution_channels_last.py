@@ -39,6 +39,7 @@ _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # of a tap, and the share of taps, f
 _ASKED_BYTES = 256 * 1024  # of weights, above which each tile asks for its part of the next panel
 _NEAR_PANEL_BYTES = 384 * 1024  # of a panel that stays in the second cache while the next one comes there
 _NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
+_FOLLOWED_BYTES = 1024 * 1024  # of results and what they are added to, above which tiles ask for their part while they sum
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
 _ORDERS = {  # of the loops around a tile: what passes while something else stays near
     "by line": ("image", "line", "group", "n", "m"),
@@ -179,11 +180,19 @@ class _Convolution:
 
         combine = words_multiply_add(self.target) if self.is_paired or self.pairs_taps else multiply_add
         before, spans = self._fetch(product, panel, place), self._spans(lead, start, tile.rows)
-        sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine, before, spans)
         first = builder.bind(place["n"] * tile.columns)
+        self._ask(tile, number, lead, start, builder.bind(group * outputs + first))
+        sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine, before, spans)
         with builder.loop(tile.rows, name="row") as row:
             index, base = self._index(number, lead, builder.bind(start + row)), builder.bind(row * tile.columns)
             each_column(builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c]))
+
+    def _ask(self, tile: Tile, number: Expr, lead: Index, start: Expr, channel: Expr) -> None:
+        """Ask for what a tile's results are added to and where they go, which come while it is summed."""
+        if self.form.far_bytes() > _FOLLOWED_BYTES:
+            with self.builder.loop(tile.rows, name="row") as row:
+                image, *place = self._index(number, lead, self.builder.bind(start + row))
+                self.form.ask(self.builder, (image, channel, *place), min(tile.columns, self.out_channels))
 
     def _fetch(self, product: _Product, panel: Panel, place: dict[str, Expr]) -> Callable[[Index], None] | None:
         """What a step of a tile at `place` asks for."""

@@ -42,7 +42,7 @@ _NEAR_BYTES = 704 * 1024  # of the second cache, for the inputs and products of 
 _FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that threads share, or for weights that stay there
 _PRODUCT_BYTES = 320 * 1024  # of the second, for the products of a panel then
 _WIDE_BYTES = 4 * 1024 * 1024  # of weights that stay float32 although the image is bfloat16: they are read fast enough
-_LEAST_TILES = 16  # of a thread's own block, below which the weights would be read too often
+_LEAST_TILES = 16  # of a thread's own block, below which the weights would be read too often; half where there are many blocks
 _TYPES = ("float32", "bfloat16")  # of the operands
 _WORK_PER_OPERATION = 16
 _Element = Callable[[int, Expr, Expr], Expr]  # of the input: row and column of a tile, channel
@@ -148,7 +148,9 @@ class _Kernel:
         self.dtype = HALF if may_halve and weights > _WIDE_BYTES else TYPE  # of the weights in memory
         if self.dtype == HALF:
             weights //= 2
-        is_private = near >= min(_LEAST_TILES, self.tiles) and self.tiles >= self.threads and weights <= _FAR_BYTES
+        # Inputs of more tiles than the second caches hold come back from the third once a panel, weights once a block.
+        least = _LEAST_TILES if self.tiles <= 2 * self.threads * near else _LEAST_TILES // 2
+        is_private = near >= min(least, self.tiles) and self.tiles >= self.threads and weights <= _FAR_BYTES
         may_be_private = near > 0 and self.tiles >= self.threads
         blocks_of = ("thread", "all") if is_private else ("all", "thread") if may_be_private else ("all",)
         self.is_private = self.builder.choose("blocks", {whose: whose == "thread" for whose in blocks_of})

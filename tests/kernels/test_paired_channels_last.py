@@ -10,7 +10,7 @@ from prefuse.kernels.cpu import convolution_channels_last
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 
-from .channels_last_cases import convolution, transposed
+from .channels_last_cases import convolution, joined, transposed
 from .harness import LEVELS, Case, check, run, target_of
 
 
@@ -71,6 +71,26 @@ def test_weights_that_are_asked_for_ahead(level: str, is_by_panel: bool, monkeyp
     monkeypatch.setattr(convolution_channels_last, "_ASKED_BYTES", 0)
     cases = [convolution((1, 18, 7, 7), 33, 3, 1, 1), convolution((1, 18, 7, 7), 33, 3, 2, 1, narrow="xw")]
     check([*cases, convolution((2, 34, 5, 5), 70, 1, narrow="xw")], target_of(level))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("level", ["avx2", "avx512bf16"])
+def test_results_are_asked_for_while_they_are_summed(level: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what they are added to; whole tiles and ragged ones, also where results are channels of others."""
+    monkeypatch.setattr(convolution_channels_last, "_FOLLOWED_BYTES", 0)
+    cases = [
+        convolution((2, 64, 7, 9), 70, 1),
+        convolution((2, 34, 5, 6), 33, 3, 2, 1, narrow="xwry"),
+        joined(convolution((2, 8, 6, 7), 20, 3, 1, 1, group=2)),
+        convolution((1, 8, 3, 4, 5), 17, 3, 1, 1, narrow="xw"),
+        convolution((1, 5, 21), 12, 3, 1, 1, dtype="float64"),
+        convolution((0, 4, 5, 5), 8, 3, 1, 1),
+    ]
+    target = target_of(level, threads)
+    built = build_kernel(cases[0].group, target)
+    assert isinstance(built, BuiltKernel)
+    assert built.function.script().count("prefetch") >= 2
+    check(cases, target)
 
 
 def rounded_rows() -> list[Case]:

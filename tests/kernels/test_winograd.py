@@ -229,6 +229,14 @@ def test_larger_tiles_only_where_their_errors_are_allowed() -> None:
     assert [choice.outputs for choice in chosen if choice] == [7, 4, 4]
 
 
+@pytest.mark.parametrize(("images", "whose"), [(1, "all"), (4, "thread")])
+def test_tiles_of_many_images_go_by_blocks_of_their_own(images: int, whose: str) -> None:
+    """Their transformed inputs would come back from the third cache for each panel; those of one image stay in the second."""
+    built = build_kernel(forced(fast((images, 128, 28, 28), 128, 3, 1, 1, narrow="x"), 7).group, target_of("avx512"))
+    assert isinstance(built, BuiltKernel)
+    assert {choice.name: choice.taken for choice in built.choices}["blocks"] == whose
+
+
 def test_programs_take_it_where_the_user_allows_it() -> None:
     generator = np.random.default_rng(0)
     weights, image = generator.standard_normal((64, 64, 3, 3)), generator.standard_normal((1, 64, 28, 28)).astype(np.float32)
