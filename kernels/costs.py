@@ -23,6 +23,8 @@ _MAX_TILE_ROWS = 14
 WINOGRAD_OUTPUTS = {"float32-fast": (2, 4, 5), "bfloat16": (2, 4, 5, 6, 7), "float16": (2, 4, 5, 6, 7)}
 _PLAIN_OUTPUTS = 4  # of tiles for images of any size
 WINOGRAD_HALF_OUTPUTS = 5  # up to which transformed weights may be float16: beyond, their rounding would be seen in bfloat16
+PAIRED_OUTPUTS = 2  # of tiles whose products may be of pairs of bfloat16: rounding what is transformed makes 1.8 times the error
+_PAIRED_TILES = 16  # up to which it pays, as weights are most of the bytes, and is done in few layers of a model
 _LARGE_TILE_BYTES = 8 * 1024 * 1024  # of transformed weights of those larger tiles: programs would be many times their size
 _PANEL_CYCLES = 2.5  # of a vector of weights that comes from the second cache
 _SMALL_IMAGE_BYTES = 2 * 1024 * 1024  # of an image in float32, up to which tiles of more than 4 outputs pay on several threads
@@ -227,20 +229,31 @@ def paired_cycles(one: Convolution, lanes: int, registers: int, *, is_slow: bool
 
 @dataclass(frozen=True, slots=True)
 class WinogradChoice:
-    """F(outputs x outputs, 3x3), and its cycles."""
+    """F(outputs x outputs, 3x3), and its cycles. With `has_pairs` its products are of pairs of bfloat16."""
 
     outputs: int
     cycles: float
+    has_pairs: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.outputs} in pairs" if self.has_pairs else str(self.outputs)
 
 
-def winograd_choice(one: Convolution, lanes: int, registers: int, precision: str) -> WinogradChoice | None:
+def winograd_choice(
+    one: Convolution, lanes: int, registers: int, precision: str, *, may_pair: bool = False
+) -> WinogradChoice | None:
     """The size of Winograd's tiles that takes the fewest cycles; None for windows and precisions that have none."""
-    return next(iter(winograd_choices(one, lanes, registers, precision)), None)
+    return next(iter(winograd_choices(one, lanes, registers, precision, may_pair=may_pair)), None)
 
 
-def winograd_choices(one: Convolution, lanes: int, registers: int, precision: str) -> list[WinogradChoice]:
+def winograd_choices(
+    one: Convolution, lanes: int, registers: int, precision: str, *, may_pair: bool = False
+) -> list[WinogradChoice]:
     """All sizes of Winograd's tiles that a precision allows, those with the fewest cycles first; none for other windows, and
-    where there are no outputs."""
+    where there are no outputs.
+
+    Products of bfloat16 images are made of pairs too, where they `may_pair`: the target multiplies these twice as fast.
+    """
     is_empty = not one.images * one.rows * one.columns
     if is_empty or one.kernel != (3, 3) or one.strides != (1, 1) or one.dilations != (1, 1):
         return []
@@ -253,14 +266,19 @@ def winograd_choices(one: Convolution, lanes: int, registers: int, precision: st
         and (outputs <= WINOGRAD_HALF_OUTPUTS or (outputs + 2) ** 2 * weights * _WORD_BYTES <= _LARGE_TILE_BYTES)
     ]
     choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, lanes, registers)) for outputs in sizes]
+    tiles = one.images * ceil(one.rows / PAIRED_OUTPUTS) * ceil(one.columns / PAIRED_OUTPUTS)
+    if may_pair and precision == "bfloat16" and one.element_bytes == 2 and one.inputs % 2 == 0 and tiles <= _PAIRED_TILES:
+        cycles = _winograd_cycles(one, PAIRED_OUTPUTS, lanes, registers, has_pairs=True)
+        choices.append(WinogradChoice(PAIRED_OUTPUTS, cycles, has_pairs=True))
     return sorted(choices, key=lambda choice: choice.cycles)
 
 
-def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int) -> float:
+def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int, *, has_pairs: bool = False) -> float:
     tiles, points = one.images * ceil(one.rows / outputs) * ceil(one.columns / outputs), (outputs + 2) ** 2
     vectors = ceil(one.groups * one.inputs / lanes) + one.groups * ceil(one.outputs / lanes)
-    tile = product_tile(tiles, one.outputs, one.inputs, lanes, registers)
-    products = points * one.groups * product_cycles(tile, tiles, one.outputs, one.inputs, lanes)
+    depth = one.inputs // 2 if has_pairs else one.inputs
+    tile = product_tile(tiles, one.outputs, depth, lanes, registers)
+    products = points * one.groups * product_cycles(tile, tiles, one.outputs, depth, lanes)
     weight_bytes = one.element_bytes if outputs <= WINOGRAD_HALF_OUTPUTS else max(one.element_bytes, _WORD_BYTES)
     more_bytes = (points * weight_bytes - prod(one.kernel) * one.element_bytes) * one.groups * one.inputs * one.outputs
     fetched, transformed = more_bytes / _MEMORY_BYTES, tiles * points * vectors * _TRANSFORM_CYCLES

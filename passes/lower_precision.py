@@ -149,8 +149,9 @@ class _Lowering:
         if not is_plane or target.has_tiles or self.context.precision not in WINOGRAD_OUTPUTS:
             return False
         one = replace(convolution_extents(node), element_bytes=2)
-        choice = winograd_choice(one, target.vector_lanes, target.vector_registers, self.context.precision)
-        direct = channels_last_cycles(in_pairs(one), target.vector_lanes, target.vector_registers)
+        lanes, registers = target.vector_lanes, target.vector_registers
+        choice = winograd_choice(one, lanes, registers, self.context.precision, may_pair=target.multiplies_pairs)
+        direct = channels_last_cycles(in_pairs(one), lanes, registers)
         return choice is not None and choice.cycles < direct
 
     def read_images_narrow(self) -> None:

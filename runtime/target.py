@@ -94,6 +94,11 @@ class Target:
         """Whether kernels may use a unit for products of tiles, or must pretend to."""
         return self.level in ("amx", AMX_EMULATED)
 
+    @property
+    def multiplies_pairs(self) -> bool:
+        """Whether vectors multiply pairs of bfloat16 twice as fast as float32; CPUs with tiles do so at half the rate."""
+        return self.has("avx512_bf16") and not self.has_tiles
+
     def missing_features(self) -> tuple[str, ...]:
         """CPU features that this target needs and this machine lacks; empty where a program for it can be read.
 

@@ -18,10 +18,10 @@ from math import ceil
 import numpy as np
 
 from ...runtime.plan import TensorType
-from ..builder import Expr, KernelBuilder
+from ..builder import Buffer, Expr, KernelBuilder
 
 TAPS = 3
-TYPE, HALF = "float32", "float16"  # that transformed elements, and weights in memory, have
+TYPE, HALF, NARROW = "float32", "float16", "bfloat16"  # that transformed elements, and weights in memory, have
 _HALF_EXPONENT, _MOST_EXPONENT = 15, 120  # of the greatest weight in float16, and of a scale
 # The points of each m, with the smallest errors of those tried: for 4 the usual ones, 1 and 2, have a half more. With infinity
 # they are m + 2, so that an odd m has pairs alone.
@@ -91,7 +91,8 @@ class PackWinograd:
     """Weights [groups * outputs, inputs, 3, 3] as products read them: [groups, panels, points, inputs, columns].
 
     They are transformed in float64 and rounded once, to float32, or to float16 times the power of two of their output channel by
-    which these fill that type's range. The last panel of a group is filled up with zeros.
+    which these fill that type's range, or to bfloat16, where two neighbouring inputs lie side by side: [groups, panels, points,
+    inputs / 2, columns, 2]. The last panel of a group is filled up with zeros.
     """
 
     groups: int
@@ -100,12 +101,13 @@ class PackWinograd:
     dtype: str = TYPE
 
     def packed_type(self, source: TensorType) -> TensorType:
-        return TensorType(self._dimensions(source.shape), self.dtype)
+        *lead, inputs, columns = self._dimensions(source.shape)
+        return TensorType((*lead, inputs // 2, columns, 2) if self.dtype == NARROW else (*lead, inputs, columns), self.dtype)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         matrix = np.array(winograd(self.outputs).weights)
         both = np.kron(matrix, matrix)  # [points, taps]: rows and columns at once
-        packed = np.zeros(self._dimensions(array.shape), self.dtype)
+        packed = np.zeros(self._dimensions(array.shape), np.dtype(self.dtype))
         scales = 1.0 / _inverse_scales(array, self.outputs) if self.dtype == HALF else np.ones(len(array))
         grouped, scales = array.reshape(self.groups, -1, *array.shape[1:]), scales.reshape(self.groups, -1)
         for group, panel in np.ndindex(*packed.shape[:2]):
@@ -114,6 +116,9 @@ class PackWinograd:
             with np.errstate(invalid="ignore", over="ignore"):  # infinite weights make NaN, as the kernel does of infinite inputs
                 products = both @ part.astype(np.float64).reshape(both.shape[1], -1)
                 packed[group, panel, :, :, : part.shape[3]] = products.reshape(-1, *part.shape[2:]) * scale
+        if self.dtype == NARROW:
+            *lead, inputs, columns = packed.shape
+            return np.ascontiguousarray(packed.reshape(*lead, inputs // 2, 2, columns).swapaxes(-1, -2))
         return packed
 
     def _dimensions(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -144,6 +149,26 @@ class PackScales:
 
     def __str__(self) -> str:
         return f"winograd-scales({self.groups},{self.outputs},{self.columns})"
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """One matrix of `rows` by `pitch` for each point of a tile, from element `base` of a scratch buffer on."""
+
+    buffer: Buffer
+    base: Expr
+    rows: int
+    pitch: int
+    line: int  # elements of a cache line
+
+    @property
+    def stride(self) -> int:
+        """Elements from one matrix to the next: an odd number of cache lines, so that those of one place share no set."""
+        lines = ceil(self.rows * self.pitch / self.line)
+        return self.line * (lines + 1 - lines % 2)
+
+    def offset(self, point: Expr, row: Expr, column: Expr) -> Expr:
+        return self.base + point * self.stride + row * self.pitch + column
 
 
 def _inverse_scales(array: np.ndarray, outputs: int) -> np.ndarray:

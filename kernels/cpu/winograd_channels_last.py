@@ -2,20 +2,25 @@
 
 Blocks of tiles go through three steps: their inputs are transformed, vectors running over channels; for each point of the tile a
 product of tiles by channels with the transformed weights makes tiles by output channels; these are transformed back, which is
-where the bias and the followers come. Where the transformed inputs of enough tiles fit the second cache, each thread takes blocks
-of its own through all steps; else all threads share a block in the third, and each takes panels of the weights, which come from
-memory and so are read once a block.
+where the bias and the followers come. Of images in bfloat16 that are few tiles what is transformed is rounded again, so that
+products are of pairs.
+
+Where the transformed inputs of enough tiles fit the second cache, each thread takes blocks of its own through all steps; else,
+and where the weights are more than the inputs of all tiles, threads share a block in the third, and each takes panels of the
+weights, which come from memory and so are read once a block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from math import ceil
 
+import numpy as np
 from tvm import tirx
 
 from ...runtime.target import Target
+from ..bfloat16 import multiply_add, rounded, word_at, words_multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..configuration import TEMPLATE
 from ..costs import (
@@ -36,7 +41,7 @@ from .channels_last import ChannelsLast, channels_last_form, extents_of
 from .common import finish, new_builder
 from .tile_product import Panel, Tile, sum_tile
 from .window import Window, read_window
-from .winograd import HALF, TYPE, PackScales, PackWinograd, winograd
+from .winograd import HALF, NARROW, TYPE, Matrices, PackScales, PackWinograd, winograd
 
 _NEAR_BYTES = 704 * 1024  # of the second cache, for the inputs and products of a thread's block
 _FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that threads share, or for weights that stay there
@@ -44,6 +49,8 @@ _PRODUCT_BYTES = 320 * 1024  # of the second, for the products of a panel then
 _WIDE_BYTES = 4 * 1024 * 1024  # of weights that stay float32 although the image is bfloat16: they are read fast enough
 _LEAST_TILES = 16  # of a thread's own block, below which the weights would be read too often; half where there are many blocks
 _TYPES = ("float32", "bfloat16")  # of the operands
+_BITS = "uint16"  # of transformed inputs in pairs of bfloat16
+_LINE_BYTES = 64
 _WORK_PER_OPERATION = 16
 _Element = Callable[[int, Expr, Expr], Expr]  # of the input: row and column of a tile, channel
 
@@ -78,7 +85,8 @@ def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
         return Refusal(f"its errors grow with the largest element of a tile, which precision {precision} does not allow")
     if reason := _obstacle(form, target):
         return Refusal(reason)
-    choice = winograd_choice(extents_of(form), target.vector_lanes, target.vector_registers, precision)
+    lanes, registers = target.vector_lanes, target.vector_registers
+    choice = winograd_choice(extents_of(form), lanes, registers, precision, may_pair=target.multiplies_pairs)
     return choice or Refusal("is not of 3x3 windows without strides or dilations")
 
 
@@ -102,25 +110,6 @@ def _obstacle(form: ChannelsLast, target: Target) -> str:
     return "" if source.elements and weights.elements else "is empty"
 
 
-@dataclass(frozen=True)
-class _Matrices:
-    """One matrix of `rows` by `pitch` for each point of a tile, from element `base` of a scratch buffer on."""
-
-    buffer: Buffer
-    base: Expr
-    rows: int
-    pitch: int
-
-    @property
-    def stride(self) -> int:
-        """Elements from one matrix to the next: an odd number of cache lines, so that those of one place share no set."""
-        lines = ceil(self.rows * self.pitch / 16)
-        return 16 * (lines + 1 - lines % 2)
-
-    def offset(self, point: Expr, row: Expr, column: Expr) -> Expr:
-        return self.base + point * self.stride + row * self.pitch + column
-
-
 class _Kernel:
     """One kernel being built."""
 
@@ -130,31 +119,36 @@ class _Kernel:
         self.window: Window = read_window(form.inner, form.anchor)
         self.builder: KernelBuilder = new_builder(target, form.outer.configuration)
         self.lanes = target.vector_lanes
-        sizes = winograd_choices(one, target.vector_lanes, target.vector_registers, form.outer.precision)
-        outputs = self.builder.choose("outputs", {str(choice.outputs): choice.outputs for choice in sizes})
+        registers, may_pair = target.vector_registers, target.multiplies_pairs
+        sizes = winograd_choices(one, target.vector_lanes, registers, form.outer.precision, may_pair=may_pair)
+        choice = self.builder.choose("outputs", {str(choice): choice for choice in sizes})
+        outputs, self.has_pairs = choice.outputs, choice.has_pairs
+        self.depth = one.inputs // 2 if self.has_pairs else one.inputs
         self.method = winograd(outputs)
         self.points = self.method.extent**2
         self.grid = (one.images, ceil(one.rows / outputs), ceil(one.columns / outputs))
         self.tiles = one.images * self.grid[1] * self.grid[2]
-        channels = one.groups * one.inputs
-        self.pitch = channels + (16 if channels % 512 == 0 else 0)  # rows 2 KiB apart would crowd each other out
+        channels, self.transformed = one.groups * one.inputs, _BITS if self.has_pairs else TYPE
+        item_bytes = np.dtype(self.transformed).itemsize
+        self.pitch = channels + (_LINE_BYTES // item_bytes if channels % 512 == 0 else 0)  # far rows would crowd each other out
         tile = self._tile_options(self.tiles)[0]
         self.flops = 2 * self.points * self.tiles * one.groups * one.inputs * one.outputs
         self.threads = self.builder.threads_for(self.flops // _WORK_PER_OPERATION)
-        near = _NEAR_BYTES // (4 * self.points * (self.pitch + tile.columns))
-        weights = 4 * self.points * channels * one.outputs
+        near = _NEAR_BYTES // (self.points * (item_bytes * self.pitch + 4 * tile.columns))
+        weights = self.points * channels * one.outputs
         is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
-        may_halve = is_narrow and outputs <= WINOGRAD_HALF_OUTPUTS
-        self.dtype = HALF if may_halve and weights > _WIDE_BYTES else TYPE  # of the weights in memory
-        if self.dtype == HALF:
-            weights //= 2
+        may_halve = is_narrow and outputs <= WINOGRAD_HALF_OUTPUTS and 4 * weights > _WIDE_BYTES
+        self.dtype = NARROW if self.has_pairs else HALF if may_halve else TYPE  # of the weights in memory
+        weights *= np.dtype(self.dtype).itemsize
         # Inputs of more tiles than the second caches hold come back from the third once a panel, weights once a block.
         least = _LEAST_TILES if self.tiles <= 2 * self.threads * near else _LEAST_TILES // 2
-        is_private = near >= min(least, self.tiles) and self.tiles >= self.threads and weights <= _FAR_BYTES
+        is_near = near >= min(least, self.tiles) and weights <= _FAR_BYTES
+        are_many = item_bytes * self.points * self.tiles * channels >= weights  # tiles, whose weights each thread reads
+        is_private = is_near and self.tiles >= self.threads and (are_many or self.threads == 1)
         may_be_private = near > 0 and self.tiles >= self.threads
         blocks_of = ("thread", "all") if is_private else ("all", "thread") if may_be_private else ("all",)
         self.is_private = self.builder.choose("blocks", {whose: whose == "thread" for whose in blocks_of})
-        far = max(_FAR_BYTES // (4 * self.points * self.pitch), 1)
+        far = max(_FAR_BYTES // (item_bytes * self.points * self.pitch), 1)
         blocks = self.threads * ceil(self.tiles / (self.threads * near)) if self.is_private else ceil(self.tiles / far)
         self.size = ceil(self.tiles / blocks)
         self.tile = self.builder.choose("tile", {str(tile): tile for tile in self._tile_options(self.size)})
@@ -162,7 +156,7 @@ class _Kernel:
 
     def _tile_options(self, rows: int) -> list[Tile]:
         one = self.one
-        tiles = product_tiles(rows, one.outputs, one.inputs, self.lanes, self.target.vector_registers)
+        tiles = product_tiles(rows, one.outputs, self.depth, self.lanes, self.target.vector_registers)
         return [Tile(*tile, self.lanes) for tile in tiles]
 
     def build(self) -> BuiltKernel:
@@ -180,24 +174,26 @@ class _Kernel:
     def _packed(self, name: str, form: str, pack: PackWinograd | PackScales) -> Buffer:
         key, kind = f"{name}/{form}", pack.packed_type(self.form.inner.types[name])
         self.packed[key] = Operand(name, pack)
+        if kind.dtype == NARROW:
+            return self.builder.parameter(key, kind.elements // 2, "int32")
         return self.builder.parameter(key, kind.elements, kind.dtype)
 
     # The order of the steps -------------------------------------------------------------------------------------------
 
-    def _matrices(self, rows: int, pitch: int, copies: int = 1) -> _Matrices:
+    def _matrices(self, rows: int, pitch: int, dtype: str, copies: int = 1) -> Matrices:
         """Scratch for `copies` threads; that of a thread begins at its number times the size of all points' matrices."""
-        size = _Matrices(None, 0, rows, pitch).stride * self.points
-        return _Matrices(self.builder.workspace(copies * size, TYPE), 0, rows, pitch)
+        empty = Matrices(None, 0, rows, pitch, _LINE_BYTES // np.dtype(dtype).itemsize)
+        return replace(empty, buffer=self.builder.workspace(copies * empty.stride * self.points, dtype))
 
-    def _of_thread(self, matrices: _Matrices, thread: Expr) -> _Matrices:
-        base = self.builder.bind(thread * (matrices.stride * self.points))
-        return _Matrices(matrices.buffer, base, matrices.rows, matrices.pitch)
+    def _of_thread(self, matrices: Matrices, thread: Expr) -> Matrices:
+        return replace(matrices, base=self.builder.bind(thread * (matrices.stride * self.points)))
 
     def _emit_private(self) -> None:
         """Each thread takes blocks of tiles through all steps."""
         builder, threads = self.builder, self.threads
         size, blocks = self.size, ceil(self.tiles / self.size)
-        inputs, products = self._matrices(size, self.pitch, threads), self._matrices(size, self.tile.columns, threads)
+        inputs = self._matrices(size, self.pitch, self.transformed, threads)
+        products = self._matrices(size, self.tile.columns, TYPE, threads)
         with builder.loop(threads, "parallel", "thread") as thread:
             begin, end = share(thread, threads, blocks)
             mine, made = self._of_thread(inputs, thread), self._of_thread(products, thread)
@@ -216,7 +212,8 @@ class _Kernel:
         near = max(_PRODUCT_BYTES // (4 * self.points * self.tile.columns), self.tile.rows)
         pieces = ceil(size / near)
         part = max(ceil(size / pieces), self.tile.rows)
-        inputs, products = self._matrices(pieces * part, self.pitch), self._matrices(part, self.tile.columns, threads)
+        inputs = self._matrices(pieces * part, self.pitch, self.transformed)
+        products = self._matrices(part, self.tile.columns, TYPE, threads)
         panels = self.one.groups * self.panels
         with builder.loop(ceil(self.tiles / size), name="block") as block:
             first = builder.bind(block * size)
@@ -235,7 +232,7 @@ class _Kernel:
 
     # The steps --------------------------------------------------------------------------------------------------------
 
-    def _transform_input(self, to: _Matrices, row: Expr, number: Expr) -> None:
+    def _transform_input(self, to: Matrices, row: Expr, number: Expr) -> None:
         """Write row `row` of all matrices: the transformed input of tile `number`."""
         builder, one, extent = self.builder, self.one, self.method.extent
         image, down, right = (builder.bind(at) for at in unravel(number, self.grid))
@@ -269,7 +266,7 @@ class _Kernel:
         with builder.when(tirx.Not(is_whole)):
             transform(clipped)
 
-    def _transform_vector(self, to: _Matrices, row: Expr, channel: Expr, lanes: int, element: _Element, ahead: _Element) -> None:
+    def _transform_vector(self, to: Matrices, row: Expr, channel: Expr, lanes: int, element: _Element, ahead: _Element) -> None:
         """Transform one vector of channels of a tile. `ahead` gives elements as they lie, also those of the tile to its right."""
         builder, extent = self.builder, self.method.extent
         columns = builder.local(self.points * lanes, TYPE)
@@ -283,29 +280,39 @@ class _Kernel:
         with builder.loop(extent, name="i") as i, builder.loop(lanes, "vectorized", "lane") as lane:
             values = [columns[(i * extent + j) * lanes + lane] for j in range(extent)]
             for j, value in enumerate(self.method.transform_data(builder, values)):
-                builder.store(to.buffer, to.offset(i * extent + j, row, channel + lane), value)
+                builder.store(to.buffer, to.offset(i * extent + j, row, channel + lane), self._as_factor(value))
 
-    def _products(self, inputs: _Matrices, to: _Matrices, panel: Expr, start: Expr, count: Expr) -> None:
+    def _as_factor(self, value: Expr) -> Expr:
+        """A transformed input as it lies in its matrix."""
+        if not self.has_pairs:
+            return value
+        return tirx.reinterpret(_BITS, rounded(value, self.builder.name, has_instruction=True))
+
+    def _products(self, inputs: Matrices, to: Matrices, panel: Expr, start: Expr, count: Expr) -> None:
         """The rows [start, start + count) of all matrices by one panel of weights, into the rows from 0 of others."""
-        builder, tile, depth = self.builder, self.tile, self.one.inputs
+        builder, tile, depth, parts = self.builder, self.tile, self.depth, ceil(to.rows / self.tile.rows)
         group = builder.bind(tirx.floordiv(panel, self.panels)) if self.one.groups > 1 else 0
         with (
             builder.loop(self.points, name="point") as point,
             builder.loop(builder.bind(tirx.floordiv(count + tile.rows - 1, tile.rows)), name="m") as m,
         ):
             first = builder.bind(tirx.min(m * tile.rows, to.rows - tile.rows))
-            left = builder.bind(inputs.offset(point, start + first, group * depth))
+            left = builder.bind(inputs.offset(point, start + first, group * self.one.inputs))
             right = builder.bind((panel * self.points + point) * (depth * tile.columns))
 
-            sums = sum_tile(
-                builder,
-                tile,
-                TYPE,
-                (depth,),
-                lambda row, ks: inputs.buffer[left + row * inputs.pitch + ks[0]],
-                lambda column, ks: tirx.Cast(TYPE, self.weights[right + ks[0] * tile.columns + column]),
-                before=lambda ks: Panel(self.weights, right, tile.columns).fetch(builder, ks[0]),
-            )
+            def a(row: int, ks: Index) -> Expr:
+                line = left + row * inputs.pitch
+                return word_at(inputs.buffer, line + 2 * ks[0]) if self.has_pairs else inputs.buffer[line + ks[0]]
+
+            def b(column: Expr, ks: Index) -> Expr:
+                weight = self.weights[right + ks[0] * tile.columns + column]
+                return weight if self.has_pairs else tirx.Cast(TYPE, weight)
+
+            def before(ks: Index) -> None:
+                Panel(self.weights, right, tile.columns).fetch_next(builder, ks[0], depth, m, parts)
+
+            combine = words_multiply_add(self.target) if self.has_pairs else multiply_add
+            sums = sum_tile(builder, tile, TYPE, (depth,), a, b, combine, before)
             place = builder.bind(to.offset(point, first, 0))
             with (
                 builder.loop(tile.rows * tile.vectors, name="vector") as vector,
@@ -314,7 +321,7 @@ class _Kernel:
                 at = vector * tile.lanes + lane
                 builder.store(to.buffer, place + at, sums[at])
 
-    def _results(self, made: _Matrices, panel: Expr, first: Expr, count: Expr) -> None:
+    def _results(self, made: Matrices, panel: Expr, first: Expr, count: Expr) -> None:
         """Transform the rows [0, count) back and store them: tiles from number `first` on, the channels of one panel."""
         builder, one, columns = self.builder, self.one, self.tile.columns
         group, part = (builder.bind(at) for at in unravel(panel, (one.groups, self.panels)))
@@ -342,7 +349,7 @@ class _Kernel:
                     emit(rest)
 
     def _transform_back(
-        self, made: _Matrices, row: Expr, column: Expr, lanes: int, place: tuple[Expr, ...], channel: Expr, panel: Expr
+        self, made: Matrices, row: Expr, column: Expr, lanes: int, place: tuple[Expr, ...], channel: Expr, panel: Expr
     ) -> None:
         builder, extent, outputs = self.builder, self.method.extent, self.method.outputs
         half = builder.local(outputs * extent * lanes, TYPE)

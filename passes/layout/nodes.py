@@ -143,7 +143,8 @@ def _cycles_of_last(
         cycles = min(cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
     is_plane = anchor.op_type == "Conv" and len(tensor_type(source).shape) == 4
     may_transform = is_plane and (is_plain or is_bfloat16)
-    choice = winograd_choice(one, lanes, registers, precision) if may_transform else None
+    may_pair = target.multiplies_pairs
+    choice = winograd_choice(one, lanes, registers, precision, may_pair=may_pair) if may_transform else None
     return cycles, inf if choice is None else choice.cycles
 
 

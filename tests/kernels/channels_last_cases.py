@@ -65,11 +65,13 @@ def convolution(
     keep_first: tuple[str, ...] = (),
     narrow: str = "",
     rounds: str = "",
+    whole: bool = False,
 ) -> Case:
     """A convolution with bias, then relu(c * s + r) with s of the channels and r of the result's shape, all channels-last.
 
     Operands in `narrow` are bfloat16 in memory, and Casts make float32 of them; with "y" in it, so is the result. Those in
-    `rounds` are float32 that the kernel rounds.
+    `rounds` are float32 that the kernel rounds. With `whole`, image and weights are integers, these multiples of 4, of which
+    Winograd's smallest tiles make others that bfloat16 has.
     """
     rank = len(shape) - 2
     k, s, d = (value if isinstance(value, tuple) else (value,) * rank for value in (kernel, strides, dilations))
@@ -83,6 +85,8 @@ def convolution(
         return tensor.bfloat16().double() if name in narrow + rounds else tensor
 
     image, filters = draw(*shape), draw(channels, shape[1] // group, *k)
+    if whole:
+        image, filters = (8 * image).round().clamp(-8, 8), 4 * (2 * filters).round().clamp(-4, 4)
     x, weights = rounded("x", image), rounded("w", filters)
     bias, scale = draw(channels), draw(channels, *(1,) * rank)
     convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]

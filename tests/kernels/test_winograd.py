@@ -40,7 +40,7 @@ def fast(*arguments: Any, template: str = "winograd_channels_last", **options: A
     return replace(case, group=group, rtol=_HALF_UNIT if "y" in narrow else 0.0, atol=_RELATIVE * largest, template=template)
 
 
-def forced(case: Case, outputs: int) -> Case:
+def forced(case: Case, outputs: int | str) -> Case:
     """With tiles of this size, whatever it costs."""
     configuration = {"template": "winograd_channels_last", "outputs": str(outputs)}
     precision = case.group.precision if outputs in WINOGRAD_OUTPUTS[case.group.precision] else "bfloat16"
@@ -71,6 +71,15 @@ def test_weights_are_packed_in_panels() -> None:
     g = np.array(winograd(4).weights)
     np.testing.assert_allclose(packed[1, 1, :, 2, 3].reshape(6, 6), g @ array[20 + 16 + 3, 2] @ g.T, rtol=1e-6)
     assert not packed[:, 1, :, :, 4:].any()
+
+
+def test_weights_are_packed_in_pairs() -> None:
+    """Neighbouring inputs side by side, of the numbers that are packed in float32."""
+    array = np.random.default_rng(0).standard_normal((40, 6, 3, 3)).astype(np.float32)
+    wide, narrow = PackWinograd(2, 2, 16), PackWinograd(2, 2, 16, "bfloat16")
+    packed = narrow(array)
+    assert packed.shape == narrow.packed_type(TensorType(array.shape, "float32")).shape == (2, 2, 16, 3, 16, 2)
+    np.testing.assert_array_equal(packed[..., 1], wide(array)[:, :, :, 1::2].astype(packed.dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -118,6 +127,26 @@ def test_weights_in_float16(outputs: int, level: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(winograd_channels_last, "_WIDE_BYTES", 0)
     cases = [fast((1, 17, 13, 11), 24, 3, 1, 1, narrow="x"), fast((2, 6, 9, 11), 40, 3, 1, (0, 1, 2, 0), group=2, narrow="xw")]
     check([replace(forced(case, outputs), atol=case.atol * _HALF_ERROR) for case in cases], target_of(level))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_pairs_of_bfloat16(threads: int) -> None:
+    """Of integers whose transformed numbers bfloat16 has, so that nothing is rounded but the result."""
+    shapes: list[tuple[tuple[int, ...], int, int | tuple[int, ...], int]] = [
+        ((1, 32, 7, 7), 48, 1, 1),
+        ((1, 18, 7, 5), 33, (0, 1, 2, 0), 1),
+        ((1, 40, 8, 8), 70, 1, 2),
+        ((2, 2, 3, 3), 5, 1, 1),
+        ((1, 512, 6, 8), 50, 1, 1),
+    ]
+    cases = [fast(shape, out, 3, 1, pads, group=group, narrow="x", whole=True) for shape, out, pads, group in shapes]
+    check([forced(case, "2 in pairs") for case in cases], target_of("avx512bf16", threads))
+
+
+def test_pairs_are_rounded_once_more() -> None:
+    case = fast((1, 64, 7, 7), 64, 3, 1, 1, narrow="x")
+    atol = 3 * _HALF_UNIT * float(np.abs(case.expected[0]).max())
+    check([replace(forced(case, "2 in pairs"), atol=atol)], target_of("avx512bf16"))
 
 
 def test_scales_fill_the_range_of_float16() -> None:
@@ -202,7 +231,7 @@ def refusal(case: Case) -> str:
 
 def test_pairs_of_bfloat16_count_half() -> None:
     """Where half the products of a direct convolution are fewer than Winograd's with its larger weights, it stays direct."""
-    shape = (1, 512, 7, 7)
+    shape = (1, 512, 9, 9)
     templates = []
     for case in (fast(shape, 512, 3, 1, 1), fast(shape, 512, 3, 1, 1, narrow="xw")):
         built = build_kernel(case.group, target_of("avx512bf16"))
@@ -235,6 +264,17 @@ def test_tiles_of_many_images_go_by_blocks_of_their_own(images: int, whose: str)
     built = build_kernel(forced(fast((images, 128, 28, 28), 128, 3, 1, 1, narrow="x"), 7).group, target_of("avx512"))
     assert isinstance(built, BuiltKernel)
     assert {choice.name: choice.taken for choice in built.choices}["blocks"] == whose
+
+
+def test_pairs_are_for_few_tiles_of_bfloat16() -> None:
+    one = Convolution(1, 1, 512, 512, 7, 7, 7, 7, (3, 3), (1, 1), is_padded=True, element_bytes=2)
+    cases = (one, replace(one, rows=9, height=9), replace(one, element_bytes=4), replace(one, inputs=511))
+    chosen = [winograd_choice(case, 16, 32, "bfloat16", may_pair=True) for case in cases]
+    assert [choice.has_pairs for choice in chosen if choice] == [True, False, False, False]
+    for precision, may_pair in (("bfloat16", False), ("float16", True), ("float32-fast", True)):
+        choice = winograd_choice(one, 16, 32, precision, may_pair=may_pair)
+        assert choice is not None
+        assert not choice.has_pairs
 
 
 def test_programs_take_it_where_the_user_allows_it() -> None:
