@@ -212,7 +212,8 @@ class _Kernel:
             deepest = ceil(max(form.depth, self.key_block) / DEPTH) * max(self.terms) * TERM_ELEMENTS
             tiles = TileScratch(self.unit, own(deepest, "uint16"), own(LINES * LINES))
         longest = odd_lines(self.key_block + 2 * lanes, form.dtype)  # of a row of scores, or more
-        words = own(self.block_rows * max(longest, form.depth) // 2 if self.is_paired else 0, "int32")
+        pairs = odd_lines(self.key_block // 2 + lanes, "int32")  # of a row of words, or more
+        words = own(self.block_rows * pairs if self.is_paired else 0, "int32")
         scores, factors = own(self.block_rows * longest), own(self.block_rows)
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
         of_rows = words if self.is_paired and not self.weighs else None

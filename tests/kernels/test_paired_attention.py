@@ -7,9 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from prefuse.kernels.cpu import attention
+from prefuse.kernels.cpu.attention_form import attention_of
+from prefuse.kernels.cpu.common import new_builder
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template import BuiltKernel, Refusal
 from prefuse.runtime.precision import Precision
+from tvm import tirx
 
 from .attention_cases import attend, guarded, masked, packed_projections
 from .harness import Case, check, run, target_of
@@ -44,6 +47,18 @@ def test_attention() -> None:
 def test_keys_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_CACHE_BYTES", 1 << 14)
     check([paired(attend((1, 2, 70, 201, 16, 24)))], target_of(LEVEL))
+
+
+def test_scratch_holds_all_rows_of_a_block() -> None:
+    """Of 33 to 48 keys, and each 64 more, rows of words were longer than a thread had room for, and lay in another thread's."""
+    target = target_of(LEVEL)
+    for keys in range(1, 130):
+        form = attention_of(paired(attend((1, 1, 48, keys, 16, 16))).group)
+        assert not isinstance(form, Refusal)
+        kernel = attention._Kernel(form, new_builder(target), target)
+        rows = kernel._scratch(tirx.const(0, "int32"), 1, kernel.block_rows).rows
+        for lines in (rows.line(kernel.key_block), rows.exponential_lines(kernel.key_block)):
+            assert kernel.block_rows * lines.pitch <= lines.buffer.shape[0], keys
 
 
 def test_infinite_values_stay_in_their_column() -> None:
