@@ -6,8 +6,8 @@ where the bias and the followers come. Of images in bfloat16 that are few tiles 
 products are of pairs.
 
 Where the transformed inputs of enough tiles fit the second cache, each thread takes blocks of its own through all steps; else,
-and where the weights are more than the inputs of all tiles, threads share a block in the third, and each takes panels of the
-weights, which come from memory and so are read once a block.
+and where those of all tiles fit it and are less than the weights, threads share a block in the third, and each takes panels of
+the weights, which come from memory and so are read once a block.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ class _Kernel:
         # Inputs of more tiles than the second caches hold come back from the third once a panel, weights once a block.
         least = _LEAST_TILES if self.tiles <= 2 * self.threads * near else _LEAST_TILES // 2
         is_near = near >= min(least, self.tiles) and weights <= _FAR_BYTES
-        are_many = item_bytes * self.points * self.tiles * channels >= weights  # tiles, whose weights each thread reads
-        is_private = is_near and self.tiles >= self.threads and (are_many or self.threads == 1)
+        # Where the inputs of all tiles stay there, threads that share them read each weight once among them.
+        are_few = self.tiles <= near and item_bytes * self.points * self.tiles * channels < weights
+        is_private = is_near and self.tiles >= self.threads and not (are_few and self.threads > 1)
         may_be_private = near > 0 and self.tiles >= self.threads
         blocks_of = ("thread", "all") if is_private else ("all", "thread") if may_be_private else ("all",)
         self.is_private = self.builder.choose("blocks", {whose: whose == "thread" for whose in blocks_of})

@@ -266,6 +266,14 @@ def test_tiles_of_many_images_go_by_blocks_of_their_own(images: int, whose: str)
     assert {choice.name: choice.taken for choice in built.choices}["blocks"] == whose
 
 
+@pytest.mark.parametrize(("threads", "whose"), [(1, "thread"), (2, "all")])
+def test_threads_share_tiles_that_are_less_than_weights(threads: int, whose: str) -> None:
+    """Each would read all weights, which are 6.4 MB, for 4 or 5 tiles."""
+    built = build_kernel(forced(fast((1, 256, 14, 14), 256, 3, 1, 1, narrow="x"), 5).group, target_of("avx512", threads))
+    assert isinstance(built, BuiltKernel)
+    assert {choice.name: choice.taken for choice in built.choices}["blocks"] == whose
+
+
 def test_pairs_are_for_few_tiles_of_bfloat16() -> None:
     one = Convolution(1, 1, 512, 512, 7, 7, 7, 7, (3, 3), (1, 1), is_padded=True, element_bytes=2)
     cases = (one, replace(one, rows=9, height=9), replace(one, element_bytes=4), replace(one, inputs=511))
