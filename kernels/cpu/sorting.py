@@ -1,7 +1,8 @@
-"""Sorting inside a kernel: elements as integers of the same order, and a stable merge sort of entries in a workspace.
+"""Sorting inside a kernel: elements as integers of the same order, and stable sorts of entries in a workspace.
 
 An entry is a key and the place that its element had. Keys of 32 bits share an int64 with their place, so that an entry is one
-number and no two are equal; keys of 64 bits have the places beside them.
+number and no two are equal; keys of 64 bits have the places beside them. Many keys of 32 bits are sorted digit by digit, others
+are merged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from tvm import tirx
 from .. import math
 from ..builder import Buffer, Expr, KernelBuilder
 
-RUN = 8  # entries that are ranked at once; the runs are merged
+_LANES = 8  # entries that are ranked at once
+_MOST_RANKED = 64  # entries of a run, of which each is compared with all
+_DIGITS, _VALUES = 4, 256  # of a key of 32 bits, from the lowest on
 _LAST = 2**63 - 1  # the key of an entry that belongs behind all others
 
 
@@ -45,7 +48,7 @@ def order_key(x: Expr, dtype: str, name: math.Name, *, descending: bool = False)
 
 @dataclass(frozen=True)
 class Entries:
-    """Room for `capacity` entries of one thread, from `base` on; a multiple of RUN. Entries are numbered from 0.
+    """Room for `capacity` entries of one thread, from `base` on. Entries are numbered from 0.
 
     `places` is None where the keys hold them.
     """
@@ -87,10 +90,13 @@ class Sorter:
 
     def __init__(self, builder: KernelBuilder, capacity: int, kind: str, threads: int) -> None:
         self.builder = builder
-        self.capacity = -(-capacity // RUN) * RUN
+        self._run = min(_quotient(capacity + (_LANES - 1), _LANES) * _LANES, _MOST_RANKED)
+        self.capacity = _whole_runs(capacity, self._run)
         room = 2 * threads * self.capacity + 1  # two sides for each; a merge looks at the entry behind its second run
         self._keys = builder.workspace(room, "int64")
         self._places = builder.workspace(room, "int32") if kind == "int64" else None
+        is_counted = kind == "int32" and capacity > _MOST_RANKED
+        self._counts = builder.workspace(threads * _VALUES * _DIGITS, "int32") if is_counted else None
 
     def entries(self, thread: Expr) -> Entries:
         """Where a thread puts its entries, and finds them sorted."""
@@ -98,8 +104,55 @@ class Sorter:
 
     def sort(self, thread: Expr, count: Expr) -> None:
         """Bring the first `count` entries of a thread into ascending order, equal keys as they were. What is behind is lost."""
+        if self._counts is not None:
+            self._sort_digits(thread, count, self._counts)
+        else:
+            self._merge_sort(thread, count)
+
+    def _sort_digits(self, thread: Expr, count: Expr, counts: Buffer) -> None:
+        """From the lowest digit to the highest: each entry to where those of its digit's value begin, behind those before it."""
         builder = self.builder
-        padded, widest = _whole_runs(count), self.capacity
+        first = builder.bind(thread * (_VALUES * _DIGITS))
+
+        def place_of_count(entry: Expr, digit: int) -> Expr:
+            value = tirx.Cast("int32", entry >> tirx.const(32 + 8 * digit, "int64")) & tirx.const(_VALUES - 1, "int32")
+            is_signed = digit == _DIGITS - 1
+            return builder.bind(first + (value ^ (_VALUES // 2 if is_signed else 0)) * _DIGITS + digit)
+
+        def zero(i: Expr) -> None:
+            builder.store(counts, first + i, tirx.const(0, "int32"))
+
+        builder.vector_loop(_VALUES * _DIGITS, builder.lanes("int32"), zero)
+        entries = self.entries(thread)
+        with builder.loop(count, name="i") as i:
+            entry = builder.bind(entries.keys[entries.base + i])
+            for digit in range(_DIGITS):
+                place = place_of_count(entry, digit)
+                builder.store(counts, place, counts[place] + 1)
+        self._sum_counts(counts, first)
+        for digit in range(_DIGITS):
+            source, target = self._side(thread, digit % 2), self._side(thread, 1 - digit % 2)
+            with builder.loop(count, name="i") as i:
+                entry = builder.bind(source.keys[source.base + i])
+                place = place_of_count(entry, digit)
+                rank = builder.bind(counts[place])
+                builder.store(target.keys, target.base + rank, entry)
+                builder.store(counts, place, rank + 1)
+
+    def _sum_counts(self, counts: Buffer, first: Expr) -> None:
+        """Of each digit's values: the number of entries with it becomes that of entries with a lesser one."""
+        builder = self.builder
+        less = builder.local(_DIGITS, "int32", "less")
+        with builder.loop(_DIGITS, "vectorized", "digit") as digit:
+            builder.store(less, digit, tirx.const(0, "int32"))
+        with builder.loop(_VALUES, name="value") as value, builder.loop(_DIGITS, "vectorized", "digit") as digit:
+            number = builder.name(counts[first + value * _DIGITS + digit])
+            builder.store(counts, first + value * _DIGITS + digit, less[digit])
+            builder.store(less, digit, less[digit] + number)
+
+    def _merge_sort(self, thread: Expr, count: Expr) -> None:
+        builder = self.builder
+        padded, widest = _whole_runs(count, self._run), self.capacity
         if isinstance(padded, int):
             widest = padded
         else:
@@ -107,38 +160,50 @@ class Sorter:
         entries = self.entries(thread)
         with builder.loop(padded - count, name="pad") as i:
             builder.store(entries.keys, entries.base + count + i, tirx.const(_LAST, "int64"))
-        passes = (max(widest // RUN, 1) - 1).bit_length()  # from one side to the other each, the last one to the first side
+        passes = (max(widest // self._run, 1) - 1).bit_length()  # from one side to the other each, the last one to the first side
         self._rank_runs(entries, self._side(thread, passes % 2), padded)
         with builder.loop(passes, name="merge") as number:
             side = builder.bind(tirx.floormod(passes - number, 2))
-            width = builder.bind(tirx.const(RUN, "int32") << number)
+            width = builder.bind(tirx.const(self._run, "int32") << number)
             self._merge_runs(self._side(thread, side), self._side(thread, builder.bind(1 - side)), width, padded)
 
     def _side(self, thread: Expr, side: Expr) -> Entries:
         return Entries(self.builder, self._keys, self._places, self.builder.bind((thread * 2 + side) * self.capacity))
 
     def _rank_runs(self, source: Entries, target: Entries, count: Expr) -> None:
-        """Sort each run of RUN entries: the rank of one is the number of those before it, found for all at once."""
-        builder = self.builder
-        with builder.loop(_quotient(count, RUN), name="run") as run:
-            begin = builder.bind(run * RUN)
-            keys, ranks = builder.local(RUN, "int64", "keys"), builder.local(RUN, "int32", "ranks")
-            places = None if source.places is None else builder.local(RUN, "int32", "places")
-            with builder.loop(RUN, "vectorized", "lane") as lane:
-                builder.store(keys, lane, source.keys[source.base + begin + lane])
+        """Sort each run: the rank of an entry is the number of those before it, found for a vector of them at once."""
+        builder, size = self.builder, self._run
+        with builder.loop(_quotient(count, size), name="run") as run:
+            begin = builder.bind(run * size)
+            keys, ranks = builder.local(size, "int64", "keys"), builder.local(size, "int64", "ranks")
+            places = None if source.places is None else builder.local(size, "int32", "places")
+            with builder.loop(size // _LANES, name="v") as v, builder.loop(_LANES, "vectorized", "lane") as lane:
+                i = v * _LANES + lane
+                builder.store(keys, i, source.keys[source.base + begin + i])
+                builder.store(ranks, i, tirx.const(0, "int64"))
                 if places is not None and source.places is not None:
-                    builder.store(places, lane, source.places[source.base + begin + lane])
-            with builder.loop(RUN, "vectorized", "lane") as lane:
-                rank: Expr = tirx.const(0, "int32")
-                for other in range(RUN):
-                    is_before = tirx.Select(lane > other, keys[other] <= keys[lane], keys[other] < keys[lane])
-                    rank = rank + tirx.Cast("int32", is_before)
-                builder.store(ranks, lane, rank)
-            with builder.loop(RUN, "unrolled", "i") as i:
-                place = builder.bind(target.base + begin + ranks[i])
+                    builder.store(places, i, source.places[source.base + begin + i])
+            for vector in range(size // _LANES):
+                with builder.loop(_LANES, name="other") as other:
+                    self._count_before(keys, ranks, vector, other)
+            with builder.loop(size, name="i") as i:
+                place = builder.bind(target.base + begin + tirx.Cast("int32", ranks[i]))
                 builder.store(target.keys, place, keys[i])
                 if places is not None and target.places is not None:
                     builder.store(target.places, place, places[i])
+
+    def _count_before(self, keys: Buffer, ranks: Buffer, vector: int, other: Expr) -> None:
+        """Add to the ranks of all entries of a run whether they stand behind the entry `other` of a vector."""
+        builder = self.builder
+        key = builder.bind(keys[vector * _LANES + other])
+        for begin in range(0, self._run, _LANES):
+            with builder.loop(_LANES, "vectorized", "lane") as lane:
+                own = keys[begin + lane]
+                if begin == vector * _LANES:
+                    is_behind = tirx.Select(lane > other, key <= own, key < own)
+                else:
+                    is_behind = key <= own if begin > vector * _LANES else key < own
+                builder.store(ranks, begin + lane, ranks[begin + lane] + tirx.Cast("int64", is_behind))
 
     def _merge_runs(self, source: Entries, target: Entries, width: Expr, count: Expr) -> None:
         """Merge neighbouring runs of `width` entries; the last ones may be shorter, or alone."""
@@ -160,8 +225,8 @@ class Sorter:
                 builder.store(heads, 1, right + tirx.Cast("int32", tirx.Not(is_left)))
 
 
-def _whole_runs(count: Expr) -> Expr:
-    return _quotient(count + (RUN - 1), RUN) * RUN
+def _whole_runs(count: Expr, run: int) -> Expr:
+    return _quotient(count + (run - 1), run) * run
 
 
 def _quotient(a: Expr, b: Expr) -> Expr:

@@ -41,6 +41,9 @@ def of_all_sizes() -> Iterator[Case]:
     for length, k in ((1, 1), (5, 2), (8, 8), (33, 17), (200, 9), (1000, 999)):
         yield topk(rng.standard_normal((2, length)).astype(np.float32), k)
     yield from (topk(rng.standard_normal((2, length)), k, largest=0) for length, k in ((33, 1), (1000, 3), (3000, 65)))
+    for length in (20, 64, 65, 300):  # one run that is ranked, digits or merged runs, by the type
+        x = rng.integers(-(2**31), 2**31, (2, length)).astype(np.int32)
+        yield from (topk(row, length, largest=way) for row in (x, x // 2**27, x * 1e-9) for way in (0, 1))
     rising = np.arange(700, dtype=np.float32)
     yield topk(np.stack([rising, -rising, 0 * rising]), 20)  # room runs out as often as it can
     yield topk(rng.standard_normal((2, 3, 50, 5)).astype(np.float32), 6, axis=2)
