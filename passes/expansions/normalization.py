@@ -34,9 +34,11 @@ def lrn(node: ir.Node) -> str | None:
     before, after = (size - 1) // 2, size // 2
     alpha, beta, bias = (node.attributes.get_float(name, value) for name, value in _LRN_DEFAULTS)
     planes = [shape[0], 1, shape[1], prod(shape[2:])]
+    roots = "root = Sqrt(base) fourth = Sqrt(root) divisor = Mul(root, fourth)"  # less work than Pow, as AlexNet has it
+    power = roots if beta == 0.75 else "divisor = Pow(base, own_beta)"
     return f"""squares = Mul(i0, i0) planes = Constant<value_ints={planes}>() plane = Reshape(squares, planes)
         means = AveragePool<kernel_shape=[{size}, 1], pads=[{before}, 0, {after}, 0], count_include_pad=1>(plane)
         shape = Constant<value_ints={list(shape)}>() mean = Reshape(means, shape)
         alpha = Constant<value_float={alpha!r}>() beta = Constant<value_float={beta!r}>() bias = Constant<value_float={bias!r}>()
         own_alpha = Cast<to={int(dtype)}>(alpha) own_beta = Cast<to={int(dtype)}>(beta) own_bias = Cast<to={int(dtype)}>(bias)
-        scaled = Mul(own_alpha, mean) base = Add(own_bias, scaled) divisor = Pow(base, own_beta) y = Div(i0, divisor)"""
+        scaled = Mul(own_alpha, mean) base = Add(own_bias, scaled) {power} y = Div(i0, divisor)"""
