@@ -28,8 +28,8 @@ _CHANGED_MEANING = {"Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
 class Decompose(Pass):
     """Expand operators that have an ONNX function body and no entry in the lattice of kinds, and calls of the model's functions.
 
-    Before:  y = MeanVarianceNormalization(x)
-    After:   m = ReduceMean(x);  s = Pow(x, 2);  ...  y = Div(d, e)
+    Before:  y = SwiGLU(a, b)
+    After:   s = Swish(a);  y = Mul(s, b)
 
     Legal when the body means the same at the model's opset, draws no random numbers and has no control flow of its own. What is
     expanded is looked at again. Fused groups stay.

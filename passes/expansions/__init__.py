@@ -18,7 +18,7 @@ from .grams import tfidf_vectorizer
 from .grids import affine_grid
 from .images import batch_normalization, conv_transpose, deform_conv, eye_like, global_lp_pool, max_unpool
 from .integer_products import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
-from .normalization import lp_normalization, lrn
+from .normalization import lp_normalization, lrn, mean_variance_normalization
 from .optimizers import adagrad, adam, momentum
 from .quantization import dequantize_linear, dynamic_quantize_linear, quantize_linear
 
@@ -39,6 +39,7 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "LpNormalization": lp_normalization,
     "MatMulInteger": matmul_integer,
     "MaxUnpool": max_unpool,
+    "MeanVarianceNormalization": mean_variance_normalization,
     "QLinearConv": qlinear_conv,
     "QLinearMatMul": qlinear_matmul,
     "QuantizeLinear": quantize_linear,

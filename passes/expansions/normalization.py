@@ -1,4 +1,4 @@
-"""LpNormalization and LRN."""
+"""LpNormalization, LRN and MeanVarianceNormalization."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from .common import dims
 
+_LEAST_DEVIATION = 1e-9  # ONNX's
 _LRN_DEFAULTS = (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
 
 
@@ -42,3 +43,20 @@ def lrn(node: ir.Node) -> str | None:
         alpha = Constant<value_float={alpha!r}>() beta = Constant<value_float={beta!r}>() bias = Constant<value_float={bias!r}>()
         own_alpha = Cast<to={int(dtype)}>(alpha) own_beta = Cast<to={int(dtype)}>(beta) own_bias = Cast<to={int(dtype)}>(bias)
         scaled = Mul(own_alpha, mean) base = Add(own_bias, scaled) {power} y = Div(i0, divisor)"""
+
+
+def mean_variance_normalization(node: ir.Node) -> str | None:
+    """(x - mean) / (deviation + 1e-9), in float32 at least.
+
+    The variance is the mean of squared differences. ONNX's body takes the square of the mean from the mean of squares, of which
+    rounding leaves nothing where the differences are small beside the mean.
+    """
+    dtype = node.outputs[0].dtype
+    if dtype is None:
+        return None
+    inner = dtype if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    axes = list(node.attributes.get_ints("axes", (0, 2, 3)))
+    return f"""x = Cast<to={int(inner)}>(i0) axes = Constant<value_ints={axes}>() mean = ReduceMean(x, axes) rest = Sub(x, mean)
+        squares = Mul(rest, rest) variance = ReduceMean(squares, axes) deviation = Sqrt(variance)
+        least = Constant<value_float={_LEAST_DEVIATION!r}>() own_least = Cast<to={int(inner)}>(least)
+        divisor = Add(deviation, own_least) quotient = Div(rest, divisor) y = Cast<to={int(dtype)}>(quotient)"""

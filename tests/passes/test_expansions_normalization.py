@@ -1,4 +1,4 @@
-"""The body of LRN, compiled, against float64."""
+"""The bodies of LRN and MeanVarianceNormalization, compiled, against float64."""
 
 from __future__ import annotations
 
@@ -40,3 +40,18 @@ def test_default_attributes_and_no_elements() -> None:
     np.testing.assert_allclose(found, normalized(x, 3, 1e-4, 0.75, 1.0), rtol=1e-5)
     empty = np.zeros((0, 4, 5), np.float32)
     assert np.asarray(prefuse.compile(one_node("LRN", {"x": empty}, size=3), cache=False)(empty)).shape == empty.shape
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_variance_of_differences_that_are_small_beside_the_mean(dtype: str) -> None:
+    """Of pairs, too, whose mean of squares less the square of their mean has no right digit, or is negative."""
+    x = (3 + rng.standard_normal((2, 3, 11, 4)) / 64).astype(dtype)
+    model = one_node("MeanVarianceNormalization", {"x": x}, axes=[0])
+    assert "MeanVarianceNormalization" not in operators(expanded(model))
+    rest = x.astype(np.float64) - x.astype(np.float64).mean(0)
+    expected = rest / (np.sqrt((rest**2).mean(0)) + 1e-9)
+    found = np.asarray(prefuse.compile(model, cache=False)(x))
+    assert found.dtype == x.dtype
+    assert np.linalg.norm(found - expected) <= 1e-3 * np.linalg.norm(expected)
+    level = np.full((1, 2, 3, 5), 7, dtype)
+    assert not np.asarray(prefuse.compile(one_node("MeanVarianceNormalization", {"x": level}), cache=False)(level)).any()
