@@ -10,7 +10,8 @@ from .costs import product_cycles, product_tile
 STRASSEN_PRECISION = "float32-fast"  # whose errors may grow with the largest element of a block
 STRASSEN_LEVELS = (1, 2)
 _GAIN = 0.98  # of the cycles of plain products that it may take
-_ADDED_CYCLES = 3.5  # of a vector of a sum of blocks that is multiplied, or of such a product that is added up
+_ADDED_CYCLES = 3.5  # of a vector of a sum of blocks that is multiplied, or of such a product that is added up,
+_NEAR_ROWS, _FAR_ADDED_CYCLES = 512, 6.0  # and where rows are more than these, so that sums leave the second cache
 _FAR_BYTES = 5.0  # a cycle, of weights that come from memory
 _UNHIDDEN = 0.15  # of that time, what multiply-adds do not hide
 _WEIGHT_BYTES = 4
@@ -41,7 +42,8 @@ def strassen_choices(m: int, n: int, k: int, lanes: int, registers: int) -> list
         columns = ceil(columns / lanes) * lanes
         is_small = products * rows * depth <= _MOST_SUMS and products * depth * columns <= _MOST_WEIGHTS
         if is_small and min(m - (blocks - 1) * rows, k - (blocks - 1) * depth, n - (blocks - 1) * columns) > 0:
-            added = products * rows * (ceil(depth / lanes) + columns // lanes) * _ADDED_CYCLES
+            vectors = products * rows * (ceil(depth / lanes) + columns // lanes)
+            added = vectors * (_ADDED_CYCLES if m <= _NEAR_ROWS else _FAR_ADDED_CYCLES)
             cycles = products * product_cycles(product_tile(rows, columns, depth, lanes, registers), rows, columns, depth, lanes)
             choice = StrassenChoice(levels, added + _with_weights(cycles, products * depth * columns))
             found.append((levels > 1 and rows > _MOST_ROWS, choice.cycles, choice))

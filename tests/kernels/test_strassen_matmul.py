@@ -13,7 +13,7 @@ from prefuse.kernels.cpu import strassen_product
 from prefuse.kernels.cpu.bilinear import Bilinear, PackBilinear, nest, strassen
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.strassen_costs import STRASSEN_LEVELS, matmul_cycles, strassen_choices
+from prefuse.kernels.strassen_costs import STRASSEN_LEVELS, matmul_cycles, strassen_choices, strassen_drawback
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.plan import TensorType
 
@@ -201,6 +201,22 @@ def test_levels_are_chosen_by_their_cost() -> None:
     gains = [choice.cycles / matmul_cycles(*size) for choice, size in zip(best, sizes, strict=True)]
     assert gains[0] > 1 > gains[1] > gains[2]
     assert [choice.levels for choice in best] == [1, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "is_taken"),
+    [
+        ((196, 1024, 256), True),
+        ((784, 1024, 256), False),  # the same product where sums leave the second cache
+        ((784, 2304, 768), True),
+        ((784, 512, 128), False),
+        ((49, 2048, 512), False),  # whose weights take as long as its multiplications
+    ],
+)
+def test_sums_pay_where_the_sizes_of_weights_are_large_and_those_of_rows_are_not(
+    size: tuple[int, int, int], is_taken: bool
+) -> None:
+    assert (strassen_drawback(*size, 16, 32) == "") == is_taken
 
 
 def test_programs_take_it_where_the_user_allows_it() -> None:
