@@ -30,6 +30,7 @@ from .lowering.groups import group_of
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
 from .lowering.product_chains import precise_products
 from .lowering.program import build_library
+from .lowering.residual_branches import convolutions_on_branches
 from .lowering.short_programs import without_small_regions
 from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .options import Options
@@ -112,6 +113,7 @@ class _Lowering:
         self.target = target
         self.precision = precision
         self.precise = precise_products(model, target, precision)
+        self.on_branches = convolutions_on_branches(model)
         self.configurations = configurations
         self.kernels: dict[str, tuple[str, BuiltKernel, dict[int, str]] | str] = {}
         self.groups: dict[ir.Node, LoweredGroup] = {}
@@ -128,7 +130,8 @@ class _Lowering:
     def lower_node(self, node: ir.Node) -> tuple[ir.Node, ...]:
         """Find the kernel of a node, or else the nodes that it becomes."""
         try:
-            group = replace(group_of(self.model, node), precision=self.precise.get(node, self.precision))
+            precision = self.precise.get(node, self.precision)
+            group = replace(group_of(self.model, node), precision=precision, is_on_branch=node in self.on_branches)
         except UnsupportedModelError as refusal:  # of its shapes
             self.obstacles.append(f"{node.op_type} at {refusal.where} ({refusal.what})")
             return ()

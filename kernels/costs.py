@@ -24,7 +24,7 @@ WINOGRAD_OUTPUTS = {"float32-fast": (2, 4, 5), "bfloat16": (2, 4, 5, 6, 7), "flo
 _PLAIN_OUTPUTS = 4  # of tiles for images of any size
 WINOGRAD_HALF_OUTPUTS = 5  # up to which transformed weights may be float16: beyond, their rounding would be seen in bfloat16
 PAIRED_OUTPUTS = 2  # of tiles whose products may be of pairs of bfloat16: rounding what is transformed makes 1.8 times the error
-_PAIRED_TILES = 16  # up to which it pays, as weights are most of the bytes, and is done in few layers of a model
+PAIRED_TILES, BRANCH_TILES = 16, 64  # up to which that pays, as weights are most of the bytes: in any layer, on a branch
 _LARGE_TILE_BYTES = 8 * 1024 * 1024  # of transformed weights of those larger tiles: programs would be many times their size
 _PANEL_CYCLES = 2.5  # of a vector of weights that comes from the second cache
 _SMALL_IMAGE_BYTES = 2 * 1024 * 1024  # of an image in float32, up to which tiles of more than 4 outputs pay on several threads
@@ -240,19 +240,19 @@ class WinogradChoice:
 
 
 def winograd_choice(
-    one: Convolution, lanes: int, registers: int, precision: str, *, may_pair: bool = False
+    one: Convolution, lanes: int, registers: int, precision: str, *, paired_tiles: int = 0
 ) -> WinogradChoice | None:
     """The size of Winograd's tiles that takes the fewest cycles; None for windows and precisions that have none."""
-    return next(iter(winograd_choices(one, lanes, registers, precision, may_pair=may_pair)), None)
+    return next(iter(winograd_choices(one, lanes, registers, precision, paired_tiles=paired_tiles)), None)
 
 
 def winograd_choices(
-    one: Convolution, lanes: int, registers: int, precision: str, *, may_pair: bool = False
+    one: Convolution, lanes: int, registers: int, precision: str, *, paired_tiles: int = 0
 ) -> list[WinogradChoice]:
     """All sizes of Winograd's tiles that a precision allows, those with the fewest cycles first; none for other windows, and
     where there are no outputs.
 
-    Products of bfloat16 images are made of pairs too, where they `may_pair`: the target multiplies these twice as fast.
+    Those of bfloat16 images of up to `paired_tiles` tiles have products of pairs, too.
     """
     is_empty = not one.images * one.rows * one.columns
     if is_empty or one.kernel != (3, 3) or one.strides != (1, 1) or one.dilations != (1, 1):
@@ -267,7 +267,7 @@ def winograd_choices(
     ]
     choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, lanes, registers)) for outputs in sizes]
     tiles = one.images * ceil(one.rows / PAIRED_OUTPUTS) * ceil(one.columns / PAIRED_OUTPUTS)
-    if may_pair and precision == "bfloat16" and one.element_bytes == 2 and one.inputs % 2 == 0 and tiles <= _PAIRED_TILES:
+    if precision == "bfloat16" and one.element_bytes == 2 and one.inputs % 2 == 0 and tiles <= paired_tiles:
         cycles = _winograd_cycles(one, PAIRED_OUTPUTS, lanes, registers, has_pairs=True)
         choices.append(WinogradChoice(PAIRED_OUTPUTS, cycles, has_pairs=True))
     return sorted(choices, key=lambda choice: choice.cycles)

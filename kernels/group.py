@@ -35,7 +35,7 @@ class Group:
     Invariant: every value has a type; `outputs` are produced inside; whatever is read and not produced is in `inputs`.
     `constants` holds the inputs whose bytes never change; `literals` the small constants whose very value is known, and
     which a kernel may therefore write into its code. `precision` is what its results must keep, `configuration` what its template
-    shall choose among what is legal.
+    shall choose among what is legal. What `is_on_branch` is added to something, so that its errors are a part of the sum only.
     """
 
     ops: tuple[Op, ...]
@@ -46,6 +46,7 @@ class Group:
     literals: Mapping[str, np.ndarray] = field(default_factory=dict)
     precision: Precision = "float32"
     configuration: Configuration = field(default_factory=dict)
+    is_on_branch: bool = False
 
     @cached_property
     def producers(self) -> dict[str, Op]:
@@ -64,7 +65,7 @@ class Group:
         return self.literals.get(name) if name else None
 
     def key(self) -> str:
-        """Equal for groups that one kernel can serve: same structure, types, attributes, literals and precision."""
+        """Equal for groups that one kernel can serve: same structure, types, attributes, literals, precision and place."""
         numbers: dict[str, int] = {}
 
         def number(name: str) -> int:
@@ -76,7 +77,7 @@ class Group:
         ]
         outputs = [number(name) for name in self.outputs]
         facts = [(str(self.types[name]), name in self.constants, _frozen(self.literals.get(name))) for name in numbers if name]
-        return repr((ops, outputs, facts, self.precision))
+        return repr((ops, outputs, facts, self.precision, self.is_on_branch))
 
     def value_order(self) -> dict[str, int]:
         """Names to the numbers that `key` gave them, so that a kernel built for an equal group can be bound to this one."""

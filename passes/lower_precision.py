@@ -16,7 +16,7 @@ from ..compiler.ir.names import fresh_name
 from ..compiler.ir.opset_raise import OLDEST
 from ..compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes
 from ..compiler.pipeline import Context, Pass
-from ..kernels.costs import WINOGRAD_OUTPUTS, channels_last_cycles, in_pairs, winograd_choice
+from ..kernels.costs import PAIRED_TILES, WINOGRAD_OUTPUTS, channels_last_cycles, in_pairs, winograd_choice
 from ..kernels.tile_costs import tile_convolution_cycles
 from .canonicalization.scope import static_shape
 from .layout.extents import convolution_extents, phase_extents
@@ -150,7 +150,8 @@ class _Lowering:
             return False
         one = replace(convolution_extents(node), element_bytes=2)
         lanes, registers = target.vector_lanes, target.vector_registers
-        choice = winograd_choice(one, lanes, registers, self.context.precision, may_pair=target.multiplies_pairs)
+        paired_tiles = PAIRED_TILES if target.multiplies_pairs else 0
+        choice = winograd_choice(one, lanes, registers, self.context.precision, paired_tiles=paired_tiles)
         direct = channels_last_cycles(in_pairs(one), lanes, registers)
         return choice is not None and choice.cycles < direct
 

@@ -24,6 +24,8 @@ from ..bfloat16 import multiply_add, rounded, word_at, words_multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..configuration import TEMPLATE
 from ..costs import (
+    BRANCH_TILES,
+    PAIRED_TILES,
     WINOGRAD_HALF_OUTPUTS,
     WINOGRAD_OUTPUTS,
     Convolution,
@@ -86,8 +88,13 @@ def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
     if reason := _obstacle(form, target):
         return Refusal(reason)
     lanes, registers = target.vector_lanes, target.vector_registers
-    choice = winograd_choice(extents_of(form), lanes, registers, precision, may_pair=target.multiplies_pairs)
+    choice = winograd_choice(extents_of(form), lanes, registers, precision, paired_tiles=_paired_tiles(form, target))
     return choice or Refusal("is not of 3x3 windows without strides or dilations")
+
+
+def _paired_tiles(form: ChannelsLast, target: Target) -> int:
+    """Of how many tiles an image may be whose products are of pairs of bfloat16."""
+    return 0 if not target.multiplies_pairs else BRANCH_TILES if form.outer.is_on_branch else PAIRED_TILES
 
 
 def _obstacle(form: ChannelsLast, target: Target) -> str:
@@ -119,8 +126,8 @@ class _Kernel:
         self.window: Window = read_window(form.inner, form.anchor)
         self.builder: KernelBuilder = new_builder(target, form.outer.configuration)
         self.lanes = target.vector_lanes
-        registers, may_pair = target.vector_registers, target.multiplies_pairs
-        sizes = winograd_choices(one, target.vector_lanes, registers, form.outer.precision, may_pair=may_pair)
+        registers, paired_tiles = target.vector_registers, _paired_tiles(form, target)
+        sizes = winograd_choices(one, target.vector_lanes, registers, form.outer.precision, paired_tiles=paired_tiles)
         choice = self.builder.choose("outputs", {str(choice): choice for choice in sizes})
         outputs, self.has_pairs = choice.outputs, choice.has_pairs
         self.depth = one.inputs // 2 if self.has_pairs else one.inputs

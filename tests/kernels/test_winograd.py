@@ -274,13 +274,21 @@ def test_threads_share_tiles_that_are_less_than_weights(threads: int, whose: str
     assert {choice.name: choice.taken for choice in built.choices}["blocks"] == whose
 
 
+@pytest.mark.parametrize(("is_on_branch", "outputs"), [(False, "5"), (True, "2 in pairs")])
+def test_branches_may_round_more(is_on_branch: bool, outputs: str) -> None:
+    group = replace(fast((1, 256, 14, 14), 256, 3, 1, 1, narrow="x").group, is_on_branch=is_on_branch)
+    built = build_kernel(group, target_of("avx512bf16"))
+    assert isinstance(built, BuiltKernel)
+    assert {choice.name: choice.taken for choice in built.choices}["outputs"] == outputs
+
+
 def test_pairs_are_for_few_tiles_of_bfloat16() -> None:
     one = Convolution(1, 1, 512, 512, 7, 7, 7, 7, (3, 3), (1, 1), is_padded=True, element_bytes=2)
     cases = (one, replace(one, rows=9, height=9), replace(one, element_bytes=4), replace(one, inputs=511))
-    chosen = [winograd_choice(case, 16, 32, "bfloat16", may_pair=True) for case in cases]
+    chosen = [winograd_choice(case, 16, 32, "bfloat16", paired_tiles=16) for case in cases]
     assert [choice.has_pairs for choice in chosen if choice] == [True, False, False, False]
-    for precision, may_pair in (("bfloat16", False), ("float16", True), ("float32-fast", True)):
-        choice = winograd_choice(one, 16, 32, precision, may_pair=may_pair)
+    for precision, paired_tiles in (("bfloat16", 0), ("float16", 16), ("float32-fast", 16)):
+        choice = winograd_choice(one, 16, 32, precision, paired_tiles=paired_tiles)
         assert choice is not None
         assert not choice.has_pairs
 
