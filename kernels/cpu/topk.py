@@ -112,9 +112,10 @@ class _Selection:
             self._restart(entries, count, worst)
         first = 0 if groups else room
         lanes = builder.lanes(key_type(self.dtype))
-        vectors = (self.length - first) // lanes if self.inner == 1 else 0
-        with builder.loop(vectors, name="v") as v:
-            self._scan(thread, start, builder.bind(first + v * lanes), count, worst)
+        vectors = (self.length - first) // lanes if self.inner == 1 and not builder.is_grid else 0
+        if vectors:
+            with builder.loop(vectors, name="v") as v:
+                self._scan(thread, start, builder.bind(first + v * lanes), count, worst)
         with builder.loop(self.length - first - vectors * lanes, name="i") as i:
             place = builder.bind(first + vectors * lanes + i)
             with builder.when(builder.name(self._key(start, place)) <= worst[0]):

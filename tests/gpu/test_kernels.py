@@ -73,6 +73,7 @@ def reducing() -> list[Case]:
         followed(operator("ReduceSum", x, np.array([2]), keepdims=1, rtol=1e-5, atol=1e-5)),
         operator("ArgMax", x, axis=2, keepdims=0),
         operator("ArgMin", tall, axis=0, select_last_index=1),
+        *(operator("TopK", normal(3, 300), np.array([k]), outputs=2) for k in (5, 60, 200)),
         operator("Softmax", normal(7, 300), **CLOSE),
         operator("Softmax", normal(4, 30, 5), axis=1, **CLOSE),
         operator("LogSoftmax", x, rtol=1e-5, atol=1e-5),
