@@ -125,12 +125,26 @@ def exp_nonpositive(x: Expr) -> Steps:
 
 @stepwise
 def rough_exp_nonpositive(x: Expr) -> Steps:
-    """The same with an error of 8e-5, for what is rounded to bfloat16: a fit of our own of 2**r, |r| <= 1/2."""
+    """The same with an error of 8e-5, for what is rounded to bfloat16."""
+    p, n = yield from _rough_power(x)
+    return tirx.Select(x < f32(_LEAST), f32(0.0), scaled_normal(p, n))
+
+
+@stepwise
+def rough_exp_and_one(x: Expr) -> Steps:
+    """1 + e**x with the same error; infinity from 88.9 on."""
+    p, n = yield from _rough_power(minimum(maximum(x, f32(_LEAST)), f32(88.9)))
+    return f32(1.0) + scaled(p, n)
+
+
+def _rough_power(x: Expr) -> Generator[Expr, Expr, tuple[Expr, Expr]]:
+    """e**x = p 2**n with a whole n, p by a fit of our own of 2**r, |r| <= 1/2."""
+    x = yield x
     shifted = yield x * f32(LOG2_E) + f32(ROUNDING)
     n = yield shifted - f32(ROUNDING)
     r = yield x * f32(LOG2_E) - n
     p = yield polynomial(r, 5.51716685295105e-2, 0.2426111400127411, 0.6932609677314758, 0.9999280571937561)
-    return tirx.Select(x < f32(_LEAST), f32(0.0), scaled_normal(p, n))
+    return p, n
 
 
 def exponential(name: Name, x: Expr) -> Expr:

@@ -222,11 +222,18 @@ def _clip(e: Element, x: Inputs) -> Expr:
     return value
 
 
+def _times_sigmoid(e: Element, x: Expr, argument: Expr) -> Expr:
+    if e.is_rough and e.dtype == "float32":
+        return x / math.rough_exp_and_one(e.name, -argument)
+    return x * _SIGMOID(e, [e.name(argument)])
+
+
 def _gelu(e: Element, x: Inputs) -> Expr:
     v = x[0]
     if e.op.attribute("approximate", "none") == "tanh":
-        twice = e.const(2 * 0.7978845608028654) * (v + e.const(0.044715) * v * v * v)
-        return v * _SIGMOID(e, [e.name(twice)])  # (1 + tanh(u)) / 2 is the sigmoid of 2 u, which loses no digits below 0
+        linear, cubic = (e.const(2 * 0.7978845608028654 * factor) for factor in (1, 0.044715))
+        twice = v * (linear + cubic * e.name(v * v))
+        return _times_sigmoid(e, v, twice)  # (1 + tanh(u)) / 2 is the sigmoid of 2 u, which loses no digits below 0
     argument = e.name(v * e.const(0.7071067811865476))
     erf = math.rough_erf(e.name, argument) if e.is_rough and e.dtype == "float32" else _ERF(e, [argument])
     return e.const(0.5) * v * (e.const(1) + erf)
@@ -358,7 +365,7 @@ POINTWISE: dict[str, Scalar] = {
     "Sqrt": lambda e, x: tirx.sqrt(x[0]),
     "Sub": _wrapping(lambda a, b: a - b),
     "Sum": _wrapping(lambda a, b: a + b),
-    "Swish": lambda e, x: x[0] * _SIGMOID(e, [e.name(e.const(e.op.attribute("alpha", 1.0)) * x[0])]),
+    "Swish": lambda e, x: _times_sigmoid(e, x[0], e.const(e.op.attribute("alpha", 1.0)) * x[0]),
     "Tan": _lanes(trigonometry.tan, tirx.tan),
     "Tanh": _TANH,
     "ThresholdedRelu": lambda e, x: tirx.Select(x[0] > e.const(e.op.attribute("alpha", 1.0)), x[0], e.const(0)),

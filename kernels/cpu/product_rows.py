@@ -161,6 +161,7 @@ class _ProductRows(Product):
             b_padded=True,
             stream_cycles=stream,
             row_bytes=self.a.depth * self.group.types[self.a.name].item_bytes,
+            cuts_last=True,
         )
         tile = self.builder.choose("tile", options)
         tiles = ceil(self.rows / tile.rows)

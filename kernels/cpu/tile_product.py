@@ -215,7 +215,7 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
             begin, end = share(thread, threads, extents[axis]) if axis == split else (0, extents[axis])
             i = loops.enter_context(builder.loop(end - begin, name=axis))
             at[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
-        _emit_tile_or_last(builder, product, at["batch"], at["m"], at["n"])
+        emit_tile(builder, product, at["batch"], at["m"], at["n"])
 
 
 def loop_orders(order: Sequence[str], extents: Mapping[str, int]) -> dict[str, list[str]]:
@@ -231,48 +231,47 @@ def split_options(order: Sequence[str], extents: Mapping[str, int], threads: int
     return {axis: axis for axis in ranked or order[:1]}
 
 
-def _emit_tile_or_last(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
-    """One tile of the result, by code of its own where it is the last one and has fewer rows."""
-    rows, last = product.tile.rows, ceil(product.m / product.tile.rows) - 1
-    rest = rows if product.a_padded else last_rows(product.m, rows)
-    if rest == rows:
-        emit_tile(builder, product, batch, m_tile, n_tile)
-        return
-    with builder.when(m_tile < last):
-        emit_tile(builder, product, batch, m_tile, n_tile)
-    with builder.when(m_tile >= last):
-        emit_tile(builder, product, batch, last, n_tile, rest)
-
-
-def emit_tile(
-    builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr, rows: int | None = None
-) -> None:
-    """One tile of the result: its sums, handed to the epilogue. `rows`: of the last one, if it has fewer than others."""
-    tile, plane = replace(product.tile, rows=rows or product.tile.rows), product.plane
-    m_begin, n_begin = builder.bind(m_tile * product.tile.rows), builder.bind(n_tile * tile.columns)
-    # A tile that would read beyond the end is moved back; what it computes twice it stores once.
-    m_start = m_begin if product.a_padded else builder.bind(tirx.min(m_begin, product.m - tile.rows))
+def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
+    """One tile of the result: its sums, handed to the epilogue."""
+    tile, plane = product.tile, product.plane
+    m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
+    rest = tile.rows if product.a_padded or builder.is_grid else last_rows(product.m, tile.rows)
+    # A tile that would read beyond the end is moved back; what it computes twice it stores once. But for sums of fewer rows,
+    # where these have code of their own: the epilogue they share, or LLVM would keep its constants in registers meanwhile.
+    is_whole = product.a_padded or rest < tile.rows
+    m_start = m_begin if is_whole else builder.bind(tirx.min(m_begin, product.m - tile.rows))
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
     fetches = tile.rows >= _FETCHING_ROWS and not builder.is_grid
     panel = product.panel(batch, n_tile) if product.panel is not None and fetches else None
     corner = builder.bind((batch * product.m + m_begin) * plane.columns + n_begin) if product.beside else 0
+    finished = builder.local(tile.rows * tile.columns, product.dtype, "tile")
 
-    def ask(ks: Index) -> None:
-        assert panel is not None
-        panel.fetch(builder, ks[0])
-        for buffer in product.beside:
-            _fetch_line(builder, buffer, corner, plane.columns, tile, ks[0])
+    def add_up(tile: Tile) -> None:
+        def ask(ks: Index) -> None:
+            assert panel is not None
+            panel.fetch(builder, ks[0])
+            for buffer in product.beside:
+                _fetch_line(builder, buffer, corner, plane.columns, tile, ks[0])
 
-    finished = sum_tile(
-        builder,
-        tile,
-        product.dtype,
-        product.depth,
-        lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
-        lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
-        product.multiply_add,
-        None if panel is None else ask,
-    )
+        sum_tile(
+            builder,
+            tile,
+            product.dtype,
+            product.depth,
+            lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
+            lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
+            product.multiply_add,
+            None if panel is None else ask,
+            into=(finished, 0),
+        )
+
+    if rest < tile.rows:
+        with builder.when(m_begin + tile.rows <= product.m):
+            add_up(tile)
+        with builder.when(m_begin + tile.rows > product.m):
+            add_up(replace(tile, rows=rest))
+    else:
+        add_up(tile)
     m_end = tirx.min(m_begin + tile.rows, product.m)
     with builder.loop(builder.bind(m_end - m_begin), name="row") as row:
         m = builder.bind(m_begin + row)

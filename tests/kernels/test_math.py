@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ def gelu_error(approximate: str, precision: Precision, exact: Callable[[np.ndarr
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_gelu(level: str) -> None:
-    """Where all is rounded to bfloat16, whose numbers are 4e-3 apart, erf may have a greater error; but none where it is 1."""
+    """Where all is rounded to bfloat16, whose numbers are 4e-3 apart, errors may be greater; but none where the factor is 1."""
 
     def by_erf(x: np.ndarray) -> np.ndarray:
         return (1 + _erf(x * np.sqrt(0.5))) / 2
@@ -173,14 +174,31 @@ def test_gelu(level: str) -> None:
     assert gelu_error("none", "float32", by_erf, level) < 1.3e-7
     assert gelu_error("none", "bfloat16", by_erf, level) < 2.5e-7
     assert gelu_error("tanh", "float32", by_tanh, level) < 2e-7
+    assert gelu_error("tanh", "bfloat16", by_tanh, level) < 2e-5
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 4e-7), ("bfloat16", 1e-4)])
+def test_swish(level: str, precision: Precision, bound: float) -> None:
+    """Relative errors, of results of every size; nothing is left of very negative numbers."""
+    x = np.concatenate([np.linspace(-80, 100, 100_001, dtype=np.float32), -np.geomspace(100, 1e30, 20, dtype=np.float32)])
+    kind = TensorType(x.shape, "float32")
+    group = Group((Op("Swish", ("x",), ("y",), {}, 24),), ("x",), ("y",), {"x": kind, "y": kind}, precision=precision)
+    case = Case(group, {"x": x}, [x])
+    run([case], target_of(level))
+    wide = x[:100_001].astype(np.float64)
+    exact = wide * _sigmoid(wide)
+    assert (np.abs(case.got[0][:100_001] - exact) <= bound * np.abs(exact)).all()
+    assert not case.got[0][100_001:].any()
 
 
 def test_gelu_of_very_negative_numbers_is_nothing() -> None:
     x = -np.geomspace(6, 1e30, 100, dtype=np.float32)
     kind = TensorType(x.shape, "float32")
+    ops = [Op("Gelu", ("x",), ("y",), {"approximate": approximate}, 20) for approximate in ("none", "tanh")]
     cases = [
-        Case(Group((Op("Gelu", ("x",), ("y",), {}, 20),), ("x",), ("y",), {"x": kind, "y": kind}, precision=name), {"x": x}, [x])
-        for name in PRECISIONS
+        Case(Group((op,), ("x",), ("y",), {"x": kind, "y": kind}, precision=name), {"x": x}, [x])
+        for op, name in product(ops, PRECISIONS)
     ]
     run(cases, target_of("avx512"))
     for case in cases:
