@@ -230,13 +230,27 @@ def rough_sigmoid(x: Expr) -> Steps:
 
 @stepwise
 def softplus(x: Expr) -> Steps:
-    """log(1 + e**x) as max(x, 0) + log1p(e**-|x|); log1p(u) is u log(w) / (w - 1) with w = 1 + u (Kahan)."""
+    """log(1 + e**x) as max(x, 0) + log(1 + e**-|x|)."""
     u = yield exp, -tirx.abs(x)
+    rest = yield log1p, u
+    return tirx.max(x, f32(0.0)) + rest
+
+
+@stepwise
+def log1p(u: Expr) -> Steps:
+    """log(1 + u) of a finite u as u log(w) / (w - 1) with w = 1 + u (Kahan)."""
     w = yield f32(1.0) + u
     none = yield tirx.EQ(w, f32(1.0))
     logarithm = yield log, w
-    log1p = tirx.Select(none, u, logarithm * u / tirx.Select(none, f32(1.0), w - f32(1.0)))
-    return tirx.max(x, f32(0.0)) + log1p
+    return tirx.Select(none, u, logarithm * u / tirx.Select(none, f32(1.0), w - f32(1.0)))
+
+
+@stepwise
+def atanh(x: Expr) -> Steps:
+    """log((1 + x) / (1 - x)) / 2, whose quotient would round what is small beside 1."""
+    above = yield log1p, x
+    below = yield log1p, -x
+    return f32(0.5) * (above - below)
 
 
 @stepwise

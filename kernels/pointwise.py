@@ -308,7 +308,7 @@ POINTWISE: dict[str, Scalar] = {
     "Asin": _float(trigonometry.asin, tirx.asin),
     "Asinh": lambda e, x: tirx.asinh(x[0]),
     "Atan": _float(trigonometry.atan, tirx.atan),
-    "Atanh": lambda e, x: tirx.atanh(x[0]),
+    "Atanh": _float(math.atanh, lambda x: tirx.const(0.5, "float64") * (tirx.log1p(x) - tirx.log1p(-x))),
     "BitShift": _bit_shift,
     "BitwiseAnd": _binary(lambda a, b: a & b),
     "BitwiseNot": lambda e, x: ~x[0],

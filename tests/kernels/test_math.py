@@ -48,6 +48,7 @@ FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float, float]] = 
     "Cos": (np.cos, 2, 1e-44),
     "Tan": (np.tan, 4, 1e-44),
     "Atan": (np.arctan, 1.8, 1e-44),
+    "Atanh": (np.arctanh, 4, 1e-44),
 }
 
 

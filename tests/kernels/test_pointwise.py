@@ -42,6 +42,7 @@ def _float_cases() -> Iterator[Case]:
         yield operator(name, values, rtol=1e-6, atol=2e-7)
     for name in ("Acos", "Asin", "Atanh"):
         yield operator(name, UNIT, rtol=1e-6, atol=1e-7)
+    yield operator("Atanh", np.geomspace(1e-300, 0.5, 50), rtol=1e-15)
     yield operator("Acosh", ABOVE_ONE, rtol=1e-6)
     yield operator("Tan", UNIT, rtol=1e-6)
     yield operator("Gelu", FLOATS, rtol=1e-5, atol=1e-6, approximate="tanh")
