@@ -24,7 +24,7 @@ WINOGRAD_OUTPUTS = {"float32-fast": (2, 4, 5), "bfloat16": (2, 4, 5, 6, 7), "flo
 _PLAIN_OUTPUTS = 4  # of tiles for images of any size
 WINOGRAD_HALF_OUTPUTS = 5  # up to which transformed weights may be float16: beyond, their rounding would be seen in bfloat16
 PAIRED_OUTPUTS = 2  # of tiles whose products may be of pairs of bfloat16: rounding what is transformed makes 1.8 times the error
-PAIRED_TILES, BRANCH_TILES = 16, 64  # up to which that pays, as weights are most of the bytes: in any layer, on a branch
+PAIRED_TILES, BRANCH_TILES = 16, 64  # of one image, up to which that is done: in any layer, on a branch
 _LARGE_TILE_BYTES = 8 * 1024 * 1024  # of transformed weights of those larger tiles: programs would be many times their size
 _PANEL_CYCLES = 2.5  # of a vector of weights that comes from the second cache
 _SMALL_IMAGE_BYTES = 2 * 1024 * 1024  # of an image in float32, up to which tiles of more than 4 outputs pay on several threads
@@ -252,7 +252,7 @@ def winograd_choices(
     """All sizes of Winograd's tiles that a precision allows, those with the fewest cycles first; none for other windows, and
     where there are no outputs.
 
-    Those of bfloat16 images of up to `paired_tiles` tiles have products of pairs, too.
+    Those of bfloat16 images of up to `paired_tiles` tiles each have products of pairs, too.
     """
     is_empty = not one.images * one.rows * one.columns
     if is_empty or one.kernel != (3, 3) or one.strides != (1, 1) or one.dilations != (1, 1):
@@ -266,7 +266,7 @@ def winograd_choices(
         and (outputs <= WINOGRAD_HALF_OUTPUTS or (outputs + 2) ** 2 * weights * _WORD_BYTES <= _LARGE_TILE_BYTES)
     ]
     choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, lanes, registers)) for outputs in sizes]
-    tiles = one.images * ceil(one.rows / PAIRED_OUTPUTS) * ceil(one.columns / PAIRED_OUTPUTS)
+    tiles = ceil(one.rows / PAIRED_OUTPUTS) * ceil(one.columns / PAIRED_OUTPUTS)  # of an image
     if precision == "bfloat16" and one.element_bytes == 2 and one.inputs % 2 == 0 and tiles <= paired_tiles:
         cycles = _winograd_cycles(one, PAIRED_OUTPUTS, lanes, registers, has_pairs=True)
         choices.append(WinogradChoice(PAIRED_OUTPUTS, cycles, has_pairs=True))

@@ -93,7 +93,7 @@ def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
 
 
 def _paired_tiles(form: ChannelsLast, target: Target) -> int:
-    """Of how many tiles an image may be whose products are of pairs of bfloat16."""
+    """Of how many tiles each image may be whose products are of pairs of bfloat16."""
     return 0 if not target.multiplies_pairs else BRANCH_TILES if form.outer.is_on_branch else PAIRED_TILES
 
 

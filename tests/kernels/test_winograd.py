@@ -284,9 +284,9 @@ def test_branches_may_round_more(is_on_branch: bool, outputs: str) -> None:
 
 def test_pairs_are_for_few_tiles_of_bfloat16() -> None:
     one = Convolution(1, 1, 512, 512, 7, 7, 7, 7, (3, 3), (1, 1), is_padded=True, element_bytes=2)
-    cases = (one, replace(one, rows=9, height=9), replace(one, element_bytes=4), replace(one, inputs=511))
+    cases = (one, replace(one, rows=9, height=9), replace(one, element_bytes=4), replace(one, inputs=511), replace(one, images=8))
     chosen = [winograd_choice(case, 16, 32, "bfloat16", paired_tiles=16) for case in cases]
-    assert [choice.has_pairs for choice in chosen if choice] == [True, False, False, False]
+    assert [choice.has_pairs for choice in chosen if choice] == [True, False, False, False, True]
     for precision, paired_tiles in (("bfloat16", 0), ("float16", 16), ("float32-fast", 16)):
         choice = winograd_choice(one, 16, 32, precision, paired_tiles=paired_tiles)
         assert choice is not None
