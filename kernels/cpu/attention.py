@@ -46,7 +46,8 @@ _CACHE_BYTES = 560 * 1024  # what keys, values and scores that are used together
 _TILED_ROWS = 64  # of a block on the tile unit
 _RUNNING_ROWS = 1024  # queries whose results one thread keeps while it goes through blocks of keys
 _COST_OF_SOFTMAX = 16  # scalar operations of one score
-_FEW_QUERIES = 3  # for which nothing is laid out in panels
+_FEW_QUERIES = 8  # for which nothing is laid out in panels
+_FEW_OF_PAIRS = 4  # the same where panels would be of pairs of bfloat16
 _FEW_ROWS = 8  # of heads that read the same keys, at once
 _LINE_BYTES = 64
 
@@ -87,7 +88,8 @@ class _Kernel:
     @property
     def is_few(self) -> bool:
         """Whether keys and values are read where they lie, as so few queries do not pay for panels."""
-        return self.form.queries <= _FEW_QUERIES and not self.elements.is_transposed(self.form.product)
+        most = _FEW_OF_PAIRS if self._wants_pairs else _FEW_QUERIES
+        return self.form.queries <= most and not self.elements.is_transposed(self.form.product)
 
     @cached_property
     def shared(self) -> int:
@@ -115,9 +117,13 @@ class _Kernel:
     @cached_property
     def is_paired(self) -> bool:
         """Whether the operands of both products are rounded, and multiplied in pairs."""
+        return self._wants_pairs and self.unit is None and not self.is_few
+
+    @property
+    def _wants_pairs(self) -> bool:
         form = self.form
-        wants = TERMS[form.group.precision] == 1 and form.dtype == "float32" and form.depth % 2 == 0
-        return wants and self.target.has("avx512_bf16") and self.unit is None and not self.is_few
+        is_rounded = TERMS[form.group.precision] == 1 and form.dtype == "float32" and form.depth % 2 == 0
+        return is_rounded and self.target.has("avx512_bf16")
 
     @cached_property
     def hides_keys(self) -> bool:

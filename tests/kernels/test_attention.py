@@ -46,6 +46,8 @@ def test_sizes_that_divide_no_tile(level: str) -> None:
         (2, 1, 33, 17, 20, 64),
         (1, 1, 100, 70, 64, 64),
         (1, 3, 3, 7, 5, 1),
+        (1, 2, 8, 37, 20, 24),
+        (1, 2, 9, 37, 20, 24),
     ]
     check([attend(size) for size in sizes], target_of(level))
 
