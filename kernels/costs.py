@@ -320,7 +320,8 @@ def channels_first_cycles(one: Convolution, lanes: int, registers: int) -> float
     positions = one.rows * one.columns if one.is_pointwise else (one.rows + one.gaps - 1) * pitch + one.columns
     is_copied = one.is_padded or prod(one.strides) > 1 or positions < lanes
     copied = copy_cycles(one.input_bytes) if is_copied else 0.0
-    choices = [(r, v) for r, v in product(range(1, min(one.outputs, _MAX_TILE_ROWS) + 1), range(1, 9)) if r * v + v < registers]
+    most = max(min(one.outputs, _MAX_TILE_ROWS), 1)  # a row even where there is none
+    choices = [(r, v) for r, v in product(range(1, most + 1), range(1, 9)) if r * v + v < registers]
     apart = _APART if one.inputs >= _MANY_PLANES else 1.0
     segments = one.outputs * one.rows if pitch > one.columns and one.rows > 1 else 0
 

@@ -44,7 +44,7 @@ def terms_of(group: Group, x: str, weights: str, target: Target) -> int:
 
 def pays(rows: int, columns: int, depth: int, terms: int) -> bool:
     """Whether tiles are the faster way to multiply so many rows by weights that are read again at each step."""
-    return terms > 0 and tile_step_cycles(rows, columns, depth, terms) < vector_step_cycles(rows, columns, depth)
+    return terms > 0 and depth > 0 and tile_step_cycles(rows, columns, depth, terms) < vector_step_cycles(rows, columns, depth)
 
 
 @dataclass(frozen=True)

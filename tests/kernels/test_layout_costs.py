@@ -43,6 +43,7 @@ def test_no_positions_have_a_tile() -> None:
     assert channels_last_tile(0, 5, 4, 4, 16, 32) == (1, 1)
     nothing = Convolution(0, 1, 4, 5, 1, 3, 1, 3, (1, 1), (1, 1), False)
     assert channels_last_cycles(nothing, 16, 32) == 0
+    assert channels_first_cycles(Convolution(1, 1, 4, 0, 1, 3, 1, 3, (1, 1), (1, 1), False), 16, 32) < 100
     assert not winograd_choices(Convolution(0, 1, 4, 5, 8, 8, 8, 8, (3, 3), (1, 1), True), 16, 32, "float32-fast")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prefuse.kernels.cpu import recurrent_projection, recurrent_stages
+from prefuse.kernels.cpu import recurrent_projection, recurrent_stages, recurrent_tiles
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 from prefuse.kernels.tile_costs import tile_step_cycles, vector_step_cycles
@@ -112,6 +112,11 @@ def test_a_batch_of_one_is_left_to_vectors() -> None:
     for terms in (1, 2, 3):
         assert tile_step_cycles(1, 1536, 512, terms) > vector_step_cycles(1, 1536, 512)
         assert tile_step_cycles(32, 1536, 512, terms) < vector_step_cycles(32, 1536, 512)
+
+
+def test_steps_without_inputs_are_left_to_vectors() -> None:
+    """Their weights have no panels."""
+    assert not recurrent_tiles.pays(12, 64, 0, 3)
 
 
 def test_weights_that_change_and_other_types_are_left_to_vectors() -> None:
