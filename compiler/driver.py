@@ -24,13 +24,13 @@ from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import computing_names, inline_function, is_fused, original_names
+from .ir.residual_branches import convolutions_on_branches
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import group_of
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
 from .lowering.product_chains import precise_products
 from .lowering.program import build_library
-from .lowering.residual_branches import convolutions_on_branches
 from .lowering.short_programs import without_small_regions
 from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .options import Options

@@ -14,6 +14,7 @@ from ..compiler.ir.functions import body_of, drop_uncalled_groups, fuse_into_fun
 from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ..compiler.ir.names import fresh_name
 from ..compiler.ir.opset_raise import OLDEST
+from ..compiler.ir.residual_branches import convolutions_on_branches
 from ..compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes
 from ..compiler.pipeline import Context, Pass
 from ..kernels.costs import PAIRED_TILES, WINOGRAD_OUTPUTS, channels_last_cycles, in_pairs, winograd_choice
@@ -92,6 +93,10 @@ class _Lowering:
     precision: Narrow
     weights_only: bool
     narrow: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    on_branches: frozenset[ir.Node] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.on_branches = convolutions_on_branches(self.model)
 
     def lower(self, node: ir.Node) -> bool:
         """Give a product narrow operands; whether it has any now that it had not."""
@@ -150,7 +155,7 @@ class _Lowering:
             return False
         one = replace(convolution_extents(node), element_bytes=2)
         lanes, registers = target.vector_lanes, target.vector_registers
-        paired_tiles = PAIRED_TILES if target.multiplies_pairs else 0
+        paired_tiles = PAIRED_TILES if target.multiplies_pairs and node in self.on_branches else 0
         choice = winograd_choice(one, lanes, registers, self.context.precision, paired_tiles=paired_tiles)
         direct = channels_last_cycles(in_pairs(one), lanes, registers)
         return choice is not None and choice.cycles < direct

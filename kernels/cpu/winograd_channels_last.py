@@ -24,7 +24,6 @@ from ..bfloat16 import multiply_add, rounded, word_at, words_multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..configuration import TEMPLATE
 from ..costs import (
-    BRANCH_TILES,
     PAIRED_TILES,
     WINOGRAD_HALF_OUTPUTS,
     WINOGRAD_OUTPUTS,
@@ -94,7 +93,7 @@ def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
 
 def _paired_tiles(form: ChannelsLast, target: Target) -> int:
     """Of how many tiles each image may be whose products are of pairs of bfloat16."""
-    return 0 if not target.multiplies_pairs else BRANCH_TILES if form.outer.is_on_branch else PAIRED_TILES
+    return PAIRED_TILES if target.multiplies_pairs and form.outer.is_on_branch else 0
 
 
 def _obstacle(form: ChannelsLast, target: Target) -> str:

@@ -13,7 +13,6 @@ from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, is_known, is_pointwise, kind_of
 from ...compiler.ir.rewriter import Rejection
 from ...kernels.costs import (
-    PAIRED_TILES,
     Convolution,
     channels_first_cycles,
     channels_last_cycles,
@@ -144,8 +143,7 @@ def _cycles_of_last(
         cycles = min(cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
     is_plane = anchor.op_type == "Conv" and len(tensor_type(source).shape) == 4
     may_transform = is_plane and (is_plain or is_bfloat16)
-    paired_tiles = PAIRED_TILES if target.multiplies_pairs else 0
-    choice = winograd_choice(one, lanes, registers, precision, paired_tiles=paired_tiles) if may_transform else None
+    choice = winograd_choice(one, lanes, registers, precision) if may_transform else None
     return cycles, inf if choice is None else choice.cycles
 
 
