@@ -39,7 +39,7 @@ _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # of a tap, and the share of taps, f
 _ASKED_BYTES = 256 * 1024  # of weights, above which each tile asks for its part of the next panel
 _NEAR_PANEL_BYTES = 384 * 1024  # of a panel that stays in the second cache while the next one comes there
 _NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
-_FOLLOWED_BYTES = 1024 * 1024  # of results and what they are added to, above which tiles ask for their part while they sum
+_FOLLOWED_BYTES = 8 * 1024 * 1024  # of results and what they are added to, above which tiles ask for their part while they sum
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
 _ORDERS = {  # of the loops around a tile: what passes while something else stays near
     "by line": ("image", "line", "group", "n", "m"),

@@ -125,7 +125,6 @@ class Product:
             b_padded=padded,
             shares_b=self.shares_b,
             panel=self.panel_of_b(self._constant(b, tile.columns), a.depth, tile.columns) if packs_b else None,
-            beside=self.beside(),
         )
         sizes = [self.group.types[side.name].size_bytes for side in (a, b)]
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
@@ -185,13 +184,6 @@ class Product:
             return Panel(buffer, self.builder.bind((matrix * panels + number) * (depth * tile)), tile)
 
         return panel
-
-    def beside(self) -> tuple[Buffer, ...]:
-        """What the followers read or write at the place of each result."""
-        group, shape = self.group, self.group.types[self.anchor.outputs[0]].shape
-        read = [name for name in group.inputs if name not in group.constants and name not in self.anchor.inputs]
-        kinds = {name: group.types[name] for name in (*group.outputs, *read) if group.types[name].shape == shape}
-        return tuple(self.builder.parameter(name, kind.elements, kind.dtype) for name, kind in kinds.items())
 
     def store(self) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
         group, builder = self.group, self.builder

@@ -83,7 +83,6 @@ class PairedProduct(Product):
             panel=self.panel_of_b(panels, b.depth // 2, tile.columns),
             multiply_add=self._multiply_add(has_words),
             terms=2,
-            beside=self.beside(),
         )
         emit(self.builder, product, a_bytes=types[a.name].size_bytes, b_bytes=types[b.name].size_bytes)
         return finish(self.template, self.builder, self.group, flops=product.flops, packed=self.packed)

@@ -99,8 +99,7 @@ class TileProduct:
     `store(batch, m, r, c, value)` gets each result at column c of row r. `shares_b`: neighbouring batches often have the same B.
     `panel(batch, number)`, where given, is the place of a tile's panel of B, whose rows lie one after the other.
     Where `multiply_add` takes several factors at once, A and B give as many, and the innermost loop over k has as many fewer
-    iterations: `terms` is their number. With `overlaps`, `store` may be called more than once for an element. `beside` are
-    tensors of the result's shape that `store` reads or writes, where that is a matrix for each batch.
+    iterations: `terms` is their number. With `overlaps`, `store` may be called more than once for an element.
     """
 
     batch: int
@@ -119,7 +118,6 @@ class TileProduct:
     multiply_add: MultiplyAdd = multiply_add
     terms: int = 1
     overlaps: bool = False
-    beside: tuple[Buffer, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -243,16 +241,9 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
     fetches = tile.rows >= _FETCHING_ROWS and not builder.is_grid
     panel = product.panel(batch, n_tile) if product.panel is not None and fetches else None
-    corner = builder.bind((batch * product.m + m_begin) * plane.columns + n_begin) if product.beside else 0
     finished = builder.local(tile.rows * tile.columns, product.dtype, "tile")
 
     def add_up(tile: Tile) -> None:
-        def ask(ks: Index) -> None:
-            assert panel is not None
-            panel.fetch(builder, ks[0])
-            for buffer in product.beside:
-                _fetch_line(builder, buffer, corner, plane.columns, tile, ks[0])
-
         sum_tile(
             builder,
             tile,
@@ -261,7 +252,7 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
             lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
             lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
             product.multiply_add,
-            None if panel is None else ask,
+            None if panel is None else lambda ks: panel.fetch(builder, ks[0]),
             into=(finished, 0),
         )
 
@@ -278,15 +269,6 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
         line = builder.bind((m - m_start) * tile.columns)
         for begin, end, r in _segments(builder, plane, n_begin, tile.columns):
             _emit_segment(builder, product, (batch, m, r), begin, end, finished, builder.bind(line - n_start))
-
-
-def _fetch_line(builder: KernelBuilder, buffer: Buffer, corner: Expr, pitch: int, tile: Tile, number: Expr) -> None:
-    """Ask for a line of what lies beside a tile, whose first row begins at `corner`: row after row, then the last again."""
-    elements = _LINE_BYTES // np.dtype(str(buffer.dtype)).itemsize
-    lines = 1 << (tile.columns // elements).bit_length()  # a row that begins within a line has one more
-    row = tirx.min(tirx.floordiv(number, lines), tile.rows - 1)
-    column = tirx.min(tirx.floormod(number, lines) * elements, tile.columns - 1)
-    builder.prefetch(buffer[corner + row * pitch + column])
 
 
 def sum_tile(

@@ -147,14 +147,6 @@ def test_a_shorter_last_tile_of_rows_in_every_order(order: str, split: str) -> N
     check([case], target_of("avx512", threads=2))
 
 
-@pytest.mark.parametrize(("followers", "lines"), [(False, 3), (True, 4)])
-def test_what_the_followers_read_and_write_is_asked_for(followers: bool, lines: int) -> None:
-    """Two lines of weights in each step, one of the result and one of the residual; without, a store of 50257 columns waits."""
-    kernel = matmul.build(product((16, 64), (64, 32), followers=followers).group, target_of("avx512"))
-    assert isinstance(kernel, BuiltKernel)
-    assert kernel.function.script().count("prefetch") == lines
-
-
 def test_panels_beyond_the_first_cache_have_tiles_of_many_rows() -> None:
     """Each of a panel's vectors is loaded by every tile: 4x6 of 128 rows took 10% longer than 8x3, that 1% longer than 13x2."""
     near, far = (
