@@ -53,7 +53,8 @@ class LowerPrecision(Pass):
 
     Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
     all products where the target multiplies the type no faster than float32. Recurrent operators get narrow weights: their kernel
-    rounds what it multiplies by them where that is faster. Weights that Winograd's convolution transforms stay as they are.
+    rounds what it multiplies by them where that is faster. Weights that Winograd's convolution transforms stay as they are, and
+    so do those of depthwise convolutions, whose time is that of their images.
     """
 
     name: ClassVar[str] = "lower-precision"
@@ -108,7 +109,7 @@ class _Lowering:
             return False
         if self._reads_rows_wide(node):
             positions = [i for i in positions if i == 1]
-        elif self._transforms_weights(node):
+        elif _is_depthwise(node) or self._transforms_weights(node):
             positions = [i for i in positions if i == 0]
         for position in positions:
             self._replace_operand(node, position)
@@ -217,6 +218,8 @@ class _Lowering:
         weights = static_shape(node.inputs[1]) or ()
         if (dimensions := len(weights) - 2) not in range(1, _MOST_DIMENSIONS + 1):
             return f"it has {dimensions} spatial dimensions, and the kernel {_MOST_DIMENSIONS}"
+        if _is_depthwise(node):
+            return self._depthwise_fault(node)
         channels = weights[1] if node.op_type == "Conv" else weights[0] // node.attributes.get_int("group", 1)
         if not channels % 2:
             return self._unit_fault(node)
@@ -224,6 +227,15 @@ class _Lowering:
         has_neighbours = node.op_type == "Conv" and weights[-1] > 1 and dilations[-1] == 1
         taps = ": a kernel may round taps of a row as it reads them" if has_neighbours else ""
         return f"{channels} channels are no pairs{taps}"
+
+    def _depthwise_fault(self, node: ir.Node) -> str:
+        """Why a depthwise convolution reads its image as it is. Narrow, it takes half the bytes to write and to read."""
+        image = node.inputs[0]
+        if image is None or image.producer() is None:
+            return "it reads an input of the model"
+        if image.is_graph_output() or image.consumers() != (node,):
+            return f"others read %{image.name}, too"
+        return ""
 
     def _unit_fault(self, node: ir.Node) -> str:
         """Why a convolution stays float32 on CPUs with a tile unit, whose vectors multiply pairs at half the rate of float32."""
@@ -371,6 +383,13 @@ def _is_narrow(value: ir.Value | None) -> bool:
 
 def _is_constant(value: ir.Value | None) -> bool:
     return value is not None and (constant_tensor(value) is not None or _is_narrow(value))
+
+
+def _is_depthwise(node: ir.Node) -> bool:
+    """Whether each output channel of a convolution is made of one input channel of its own."""
+    source, weights = (static_shape(value) if value is not None else None for value in node.inputs[:2])
+    groups = node.attributes.get_int("group", 1)
+    return bool(node.op_type == "Conv" and source and weights and groups == source[1] == weights[0] and weights[1] == 1)
 
 
 def _is_image_reader(node: ir.Node) -> bool:

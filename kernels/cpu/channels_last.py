@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from tvm import tirx
+
 from ..builder import Expr, Index, KernelBuilder, row_major, unravel
 from ..costs import Convolution
 from ..group import Group, Op
@@ -80,6 +82,17 @@ class ChannelsLast:
     def read_image(self, builder: KernelBuilder, index: Index) -> Expr:
         """The element of the anchor's first operand at (image, channel, *place)."""
         return GroupValues(self.inner, builder, self.readers(builder)).read(self.anchor.inputs[0], index)
+
+    def words(self, builder: KernelBuilder, index: Index) -> Callable[[Expr], Expr]:
+        """The words (int32) of two neighbouring channels each of the anchor's first operand, of 16 bits and an even number of
+        channels, which is not computed; counted from an even channel at (image, channel, *place).
+        """
+        name = self.operands[self.anchor.inputs[0]]
+        kind = self.outer.types[name]
+        memory = builder.parameter(name, kind.elements // 2, "int32")
+        image, channel, *place = index
+        first = builder.bind(_offset((image, tirx.div(channel, 2), *place), (*kind.shape[:-1], kind.shape[-1] // 2)))
+        return lambda word: memory[first + word]
 
     def follow(self, builder: KernelBuilder, index: Index, value: Expr) -> None:
         """Store the results at an index of the anchor's output, whose element there is `value`; all are computed before."""

@@ -2,6 +2,9 @@
 
 Nothing is padded: rows of a window that are outside of the image are left out, and so are columns at the ends of a line. Where
 windows overhang, neighbours share the taps that all of them have in the image, and each adds its own.
+
+Images of bfloat16 are read as words of two channels. A shift makes float32 of the even channels and a mask of the odd ones, which
+have vectors of sums, and of weights, of their own; these are put in the order of channels when they are complete.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from math import ceil, prod
 
 from tvm import tirx
 
+from ..bfloat16 import high, low
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
 from ..group import Op
 from ..template import Operand
@@ -63,6 +67,7 @@ class Depthwise:
         self.images, self.channels = form.inner.types[form.anchor.inputs[0]].shape[:2]
         self.dtype = form.inner.types[form.anchor.inputs[0]].dtype
         self.accumulator = accumulator_type(self.dtype)
+        self.has_words = self.dtype == "bfloat16" and self.channels % 2 == 0 and not form.is_computed()
         self.packed: dict[str, Operand] = {}
         self.load: Reader = form.readers(builder)[form.anchor.inputs[0]]
 
@@ -123,7 +128,7 @@ class Depthwise:
         stretches = (
             [_Stretch(range(width), 0, self.window.kernel[-1])] if is_inner else self._overhanging(len(line.place), column, width)
         )
-        lanes = self.builder.lanes(self.accumulator)
+        lanes = self.builder.lanes(self.accumulator) * (2 if self.has_words else 1)
         vectors, done = 1 if is_inner else max(_EDGE_SUMS // width, 1), 0
         while done < self.channels:
             while vectors * lanes > self.channels - done:
@@ -155,11 +160,16 @@ class Depthwise:
             downs = [begin + loops.enter_context(builder.loop(end - begin, name="down")) for begin, end in line.taps]
             downs = [builder.bind(down) for down in downs]
             for stretch in stretches:
+                if self.has_words and isinstance(stretch.end, int):
+                    self._add_columns(weights, (line.image, first, *line.place, column), downs, (sums, parts), lanes)
+                    continue
                 kind = "unrolled" if isinstance(stretch.end, int) else "serial"
                 with builder.loop(stretch.end - stretch.begin, kind, "right") as j:
                     taps = [*downs, stretch.begin + j]
                     chosen = [(number, *part) for number, part in enumerate(parts) if part[0] in stretch.positions]
                     self._add(weights, (line.image, first, *line.place, column), taps, (sums, chosen), lanes)
+        if self.has_words:
+            sums = self._in_order(sums, len(parts), lanes)
         for number, (position, offset) in enumerate(parts):
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 index = (line.image, first + offset + lane, *line.place, column + position)
@@ -171,16 +181,63 @@ class Depthwise:
         """One tap's products for some of the sums, which are numbers, positions after `place` and channels after its own."""
         builder, window, (image, first, *outputs) = self.builder, self.window, place
         base = builder.bind(row_major(taps, window.kernel) * self.channels + first)
-        geometry = zip(outputs, taps, window.strides, window.begins, window.dilations, strict=True)
-        *rows, corner = [
-            builder.bind(output * stride - begin + tap * dilation) for output, tap, stride, begin, dilation in geometry
-        ]
+        *rows, corner = self._read_place(outputs, taps)
         for number, position, offset in sums[1]:
             column = corner + position * window.strides[-1]
+            if self.has_words:
+                self._add_words(weights, (image, first + offset, *rows, column), [(number, taps)], sums[0], lanes)
+                continue
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 x = tirx.Cast(self.accumulator, self.load((image, first + offset + lane, *rows, column)))
                 product = x * tirx.Cast(self.accumulator, weights[base + offset + lane])
                 builder.store(sums[0], number * lanes + lane, sums[0][number * lanes + lane] + product)
+
+    def _read_place(self, outputs: Sequence[Expr], taps: Sequence[Expr]) -> list[Expr]:
+        """Where in the image a tap of the window of an output lies."""
+        window = self.window
+        geometry = zip(outputs, taps, window.strides, window.begins, window.dilations, strict=True)
+        return [self.builder.bind(output * stride - begin + tap * dilation) for output, tap, stride, begin, dilation in geometry]
+
+    def _add_columns(
+        self, weights: Buffer, place: Index, downs: Sequence[Expr], sums: tuple[Buffer, list[tuple[int, int]]], lanes: int
+    ) -> None:
+        """One row of taps of windows that are whole: each column of the image is read once, for all sums that it is part of."""
+        window, (image, first, *outputs) = self.window, place
+        *rows, corner = self._read_place(outputs, [*downs, 0])
+        readers: dict[int, list[tuple[int, list[Expr]]]] = {}
+        for number, (position, _) in enumerate(sums[1]):  # one vector of channels each
+            for tap in range(window.kernel[-1]):
+                column = position * window.strides[-1] + tap * window.dilations[-1]
+                readers.setdefault(column, []).append((number, [*downs, tap]))
+        for column, products in sorted(readers.items()):
+            self._add_words(weights, (image, first, *rows, corner + column), products, sums[0], lanes)
+
+    def _add_words(
+        self, weights: Buffer, index: Index, products: list[tuple[int, list[Expr]]], sums: Buffer, lanes: int
+    ) -> None:
+        """The numbers of `lanes` channels at an index of the image, by the weights of some taps each, added to some sums each."""
+        builder, (_, channel, *_), words = self.builder, index, lanes // 2
+        image = self.form.words(builder, index)
+        for half, part in enumerate((low, high)):
+            for number, taps in products:
+                base = builder.bind(row_major((*taps, half), (*self.window.kernel, 2)) * (self.channels // 2) + tirx.div(channel, 2))
+                with builder.loop(words, "vectorized", "lane") as lane:
+                    at = number * lanes + half * words + lane
+                    builder.store(sums, at, sums[at] + part(image(lane)) * tirx.Cast(self.accumulator, weights[base + lane]))
+
+    def _in_order(self, sums: Buffer, count: int, lanes: int) -> Buffer:
+        """Sums in the order of channels, of which the even ones are before the odd ones in each of `count` runs of `lanes`."""
+        ordered, words = self.builder.local(count * lanes, self.accumulator), lanes // 2
+        for number in range(count):
+            first = number * lanes
+            if words == 1:
+                for half in range(2):
+                    self.builder.store(ordered, first + half, sums[first + half])
+                continue
+            halves = [sums[tirx.Ramp(tirx.const(first + half, "int32"), 1, words)] for half in (0, words)]
+            places = [lane // 2 + lane % 2 * words for lane in range(lanes)]
+            self.builder.store(ordered, tirx.Ramp(tirx.const(first, "int32"), 1, lanes), tirx.Shuffle(halves, places))
+        return ordered
 
     def _store(self, index: tuple[Expr, ...], value: Expr) -> None:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
@@ -190,9 +247,11 @@ class Depthwise:
         self.form.follow(self.builder, index, tirx.Cast(dtype, value))
 
     def _weights(self) -> Buffer:
-        """The weights with their channels last: [*place, channel]."""
+        """The weights with their channels last, [*place, channel], for words even ones before odd ones."""
         name, taps = self.anchor.inputs[1], prod(self.window.kernel)
         pack, kind = PackPanels((self.channels, taps), (0, 1), 0, 1, self.channels), self.form.inner.types[name]
+        if self.has_words:
+            pack = PackPanels((self.channels // 2, 2, taps), (0, 2, 1), 0, 1, self.channels // 2)
         if name not in self.form.inner.constants:
             return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
         key = f"{name}/last"

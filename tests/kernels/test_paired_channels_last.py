@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from prefuse.kernels.cpu import convolution_channels_last
+from prefuse.kernels.group import Group
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 
@@ -39,6 +40,29 @@ def narrow_convolutions() -> list[Case]:
     ]
 
 
+def narrow_depthwise() -> list[Case]:
+    """Images as words of two channels, whole vectors of them and parts; windows that overhang, skip, or are wider than lines."""
+    return [
+        convolution((1, 64, 9, 21), 64, 3, 1, 1, group=64, narrow="xy"),
+        convolution((2, 54, 7, 20), 54, 3, 2, 1, group=54, narrow="x"),
+        convolution((1, 6, 6, 19), 6, 5, 1, 2, group=6, narrow="xry"),
+        convolution((1, 40, 5, 23), 40, 3, 1, 2, 2, group=40, narrow="xw"),
+        convolution((1, 34, 3, 4), 34, 7, 1, 3, group=34, narrow="x"),
+        convolution((1, 2, 1, 1), 2, 1, group=2, narrow="x"),
+        convolution((1, 33, 6, 18), 33, 3, 1, 1, group=33, narrow="x"),
+        convolution((2, 36, 45), 36, 9, 2, 4, group=36, narrow="xy"),
+        convolution((1, 18, 3, 4, 17), 18, 3, 1, 1, group=18, narrow="x"),
+        convolution((0, 4, 5, 5), 4, 3, group=4, narrow="x"),
+        joined(convolution((1, 12, 6, 17), 12, 3, 1, 1, group=12, narrow="x")),
+        replace(changing := convolution((1, 20, 6, 17), 20, 3, 1, 1, group=20, narrow="x"), group=changing_weights(changing)),
+    ]
+
+
+def changing_weights(case: Case) -> Group:
+    """The group of a case, whose weights the kernel lays out itself."""
+    return replace(case.group, constants=case.group.constants - {"w"})
+
+
 def narrow_transposed() -> list[Case]:
     """Phases by pairs of channels, alone and as a copy with zeros; odd channels and wide weights go without pairs."""
     return [
@@ -60,6 +84,12 @@ def narrow_transposed() -> list[Case]:
 @pytest.mark.parametrize("level", [*LEVELS, "avx512bf16"])
 def test_convolutions_of_bfloat16(level: str) -> None:
     check([*narrow_convolutions(), *narrow_transposed()], target_of(level))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("level", [*LEVELS, "avx512bf16"])
+def test_depthwise_convolutions_of_bfloat16(level: str, threads: int) -> None:
+    check(narrow_depthwise(), target_of(level, threads))
 
 
 @pytest.mark.parametrize("is_by_panel", [False, True])
