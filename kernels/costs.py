@@ -42,6 +42,7 @@ _MANY_PLANES, _APART = (
 _NEAR_PLANE_BYTES, _FAR_PLANES = 8192, 0.1  # planes beyond which reading scalars from many of them slows a sum by so much
 _SEGMENT_CYCLES = 20.0  # of handing one row of an image in a tile to the epilogue, where there is something between rows
 _FAR_VOLUMES = 0.25  # the same where each tap of a plane reads lines of another one: 198 GFLOP/s, and 250 from channels-last
+_FAR_IMAGE_BYTES = 6 * 1024 * 1024  # of an image beyond which it is as slow: each panel of weights reads it from L3 again
 _FEW_CHANNELS = 8  # of the input, below which neighbouring windows share scalars, which LLVM keeps in registers,
 _FEW_ROWS = 5  # so that a tile has no more rows, and sums in half of the registers
 
@@ -310,7 +311,7 @@ def scattered_cycles(elements: int) -> float:
 def direct_cycles(one: Convolution, lanes: int, registers: int) -> float:
     """What it costs more when such a convolution reads an input that lies channels-first."""
     is_large = one.inputs * one.depths >= _MANY_PLANES and one.height * one.width * one.element_bytes > _NEAR_PLANE_BYTES
-    far = _FAR_PLANES if one.depths == 1 else _FAR_VOLUMES
+    far = _FAR_PLANES if one.depths == 1 and one.input_bytes <= _FAR_IMAGE_BYTES * one.images else _FAR_VOLUMES
     return far * channels_last_cycles(one, lanes, registers) if is_large else 0.0
 
 

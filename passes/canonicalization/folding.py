@@ -19,8 +19,12 @@ from .scope import Replacement, Rule, Scope, is_constant, is_read, static_shape
 
 # Operators whose result is bounded by their inputs although its shape depends on their values.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
-# Operators that NumPy computes at the speed of memory, so that weights of any size may go through them.
-_FAST = frozenset({"Add", "Cast", "Div", "Mul", "Neg", "Sqrt", "Sub"})
+# Operators that NumPy computes at about the speed of memory, so that weights of any size may go through them: weights that torch
+# normalizes or divides by their spectral norm, scales, quantization by hand.
+_FAST = frozenset(
+    "Abs Add Cast Clip Div Exp MatMul Max Min Mul Neg Pow Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum "
+    "ReduceSumSquare Round Sign Sqrt Sub Where".split()
+)
 # Operators that `onnx.reference` gets wrong below an opset: softmax by its newest meaning, batch normalisation as in training.
 _MISREAD_BELOW = {"BatchNormalization": 14, "Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
 # At any opset: pools with unequal padding, recurrent operators with lengths, LRN of more channels than images.

@@ -247,6 +247,16 @@ def test_volumes_of_many_planes_are_converted() -> None:
     assert channels_first_cycles(volume, 16, 32) > channels_first_cycles(replace(volume, gaps=0), 16, 32)
 
 
+def test_images_beyond_the_second_cache_are_converted() -> None:
+    """Each panel of weights would read them from there again, a piece of a line at a time; unless they are read for few."""
+    signal = Convolution(1, 1, 512, 512, 1, 3199, 1, 1599, (1, 3), (1, 2), False)
+    assert direct_cycles(signal, 16, 32) > conversion_cycles(signal.input_bytes)
+    short = replace(signal, width=2200, columns=1099)
+    assert direct_cycles(short, 16, 32) < 0.5 * direct_cycles(signal, 16, 32)
+    few = replace(signal, outputs=32)
+    assert direct_cycles(few, 16, 32) < conversion_cycles(few.input_bytes)
+
+
 def test_every_form_is_channels_last() -> None:
     """Nothing is converted: what leaves the graph is asked for channels-last, or as tokens."""
     model, _ = lowered(FORMS, pipeline="fuse-epilogue,choose-layout")

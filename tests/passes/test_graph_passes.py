@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
+from prefuse.compiler.ir.constants import constant_array
 from prefuse.compiler.ir.facts import SOURCE_KEY, infer_facts
 from prefuse.compiler.ir.functions import inline_all, is_fused
 from prefuse.compiler.ir.printer import print_model
@@ -187,6 +188,26 @@ def test_growth_by_folding_is_bounded() -> None:
     run(model, "canonicalize{fold-limit-kib=1}")
     constants = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     assert 16_000 <= sum(tensor.nbytes for tensor in constants) <= 50_000
+
+
+def test_normalized_weights_are_constant_whatever_their_size() -> None:
+    """As torch's weight_norm and spectral_norm write them; beyond the limit of other operators."""
+    model = read("""main (float[1,8,9] x) => (float[1,8,9] y) <float[8,8] v, float[8,1] g, float[8] u, int64[1] axes = {1}> {
+        long = ReduceL2(v, axes)
+        ratio = Div(g, long)
+        normal = Mul(ratio, v)
+        turned = MatMul(v, u)
+        sigma = ReduceL2 <keepdims = 0> (turned)
+        both = Div(normal, sigma)
+        y = MatMul(both, x)
+    }""")
+    v, g, u = (np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((8, 8), (8, 1), 8))
+    for name, array in {"v": v, "g": g, "u": u}.items():
+        model.graph.initializers[name].const_value = ir.tensor(array, name=name)
+    run(model, "canonicalize{fold-limit-kib=0}")
+    assert [node.op_type for node in model.graph] == ["MatMul"]
+    expected = g * v / np.linalg.norm(v, axis=1, keepdims=True) / np.linalg.norm(v @ u)
+    np.testing.assert_allclose(constant_array(model.graph[0].inputs[0]), expected, 1e-5)
 
 
 def test_torch_source_survives() -> None:
