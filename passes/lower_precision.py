@@ -205,8 +205,10 @@ class _Lowering:
             return self._image_fault(node)
         if self.weights_only and not _is_constant(node.inputs[1]):
             return f"{self.context.target} multiplies {self.precision} no faster"
-        if self.precision == "bfloat16" and (depth % 2 or node.attributes.get_int("transA", 0)):
-            return f"rows of {depth} elements are no pairs" if depth % 2 else "elements of a row are not neighbours"
+        if self.precision == "bfloat16" and node.attributes.get_int("transA", False):
+            return "elements of a row are not neighbours"
+        if self.precision == "bfloat16" and depth % 2 and (self.context.target.has_tiles or not _is_constant(node.inputs[1])):
+            return f"rows of {depth} elements are no pairs"
         return self._weight_fault(operands)
 
     def _image_fault(self, node: ir.Node) -> str:

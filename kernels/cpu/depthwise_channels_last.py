@@ -204,7 +204,7 @@ class Depthwise:
         """One row of taps of windows that are whole: each column of the image is read once, for all sums that it is part of."""
         window, (image, first, *outputs) = self.window, place
         *rows, corner = self._read_place(outputs, [*downs, 0])
-        readers: dict[int, list[tuple[int, list[Expr]]]] = {}
+        readers: dict[int, list[tuple[int, Sequence[Expr]]]] = {}
         for number, (position, _) in enumerate(sums[1]):  # one vector of channels each
             for tap in range(window.kernel[-1]):
                 column = position * window.strides[-1] + tap * window.dilations[-1]
@@ -213,14 +213,16 @@ class Depthwise:
             self._add_words(weights, (image, first, *rows, corner + column), products, sums[0], lanes)
 
     def _add_words(
-        self, weights: Buffer, index: Index, products: list[tuple[int, list[Expr]]], sums: Buffer, lanes: int
+        self, weights: Buffer, index: Index, products: Sequence[tuple[int, Sequence[Expr]]], sums: Buffer, lanes: int
     ) -> None:
         """The numbers of `lanes` channels at an index of the image, by the weights of some taps each, added to some sums each."""
         builder, (_, channel, *_), words = self.builder, index, lanes // 2
         image = self.form.words(builder, index)
         for half, part in enumerate((low, high)):
             for number, taps in products:
-                base = builder.bind(row_major((*taps, half), (*self.window.kernel, 2)) * (self.channels // 2) + tirx.div(channel, 2))
+                base = builder.bind(
+                    row_major((*taps, half), (*self.window.kernel, 2)) * (self.channels // 2) + tirx.div(channel, 2)
+                )
                 with builder.loop(words, "vectorized", "lane") as lane:
                     at = number * lanes + half * words + lane
                     builder.store(sums, at, sums[at] + part(image(lane)) * tirx.Cast(self.accumulator, weights[base + lane]))

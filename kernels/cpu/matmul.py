@@ -16,9 +16,10 @@ from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
 from .common import finish, new_builder
 from .packing import PackPanels
-from .tile_product import Panel, Plane, TileProduct, emit, stream_cycles, tile_options
+from .tile_product import LINE_BYTES, Panel, Plane, TileProduct, emit, share_sets, stream_cycles, tile_options
 
 _ACCUMULATORS = {"float16": "float32", "bfloat16": "float32"}
+_SPREAD_LINES = 64  # rows and columns from which a copy of rows that crowd each other costs less than it saves
 _TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
 Load = Callable[[Expr, Expr, Expr, Expr, Index], Expr]  # of TileProduct.a and .b: batch, panel, start, line, ks
 
@@ -95,6 +96,7 @@ class Product:
     def build(self) -> BuiltKernel:
         a, b, lanes = self.a, self.b, self.builder.lanes(self.accumulator)
         packs_a, packs_b = a.name in self.group.constants, b.name in self.group.constants
+        spreads_a = not packs_a and self.crowds()
         # A changing B is read where it is if its columns are contiguous and fill one vector; else it is staged.
         stages_b = not packs_b and (not b.lines_last or b.lines < lanes)
         padded = packs_b or stages_b
@@ -107,7 +109,7 @@ class Product:
             shifted_loads=not padded and b.lines % lanes != 0,
             b_padded=padded,
             stream_cycles=stream_cycles(a.depth, self.builder.vector_bytes) if padded else 0.0,
-            row_bytes=0 if packs_a or a.lines_last else a.depth * self.group.types[a.name].item_bytes,
+            row_bytes=0 if packs_a or a.lines_last or spreads_a else a.depth * self.group.types[a.name].item_bytes,
             cuts_last=not packs_a,
         )
         tile = self.builder.choose("tile", tiles)
@@ -118,7 +120,7 @@ class Product:
             (a.depth,),
             tile,
             self.accumulator,
-            self._packed(a, tile.rows) if packs_a else self._in_place(a),
+            self._packed(a, tile.rows) if packs_a else self.spread_rows() if spreads_a else self._in_place(a),
             self._packed(b, tile.columns) if packs_b else self._staged(b, tile.columns) if stages_b else self._in_place(b),
             self.store(),
             a_padded=packs_a,
@@ -129,6 +131,31 @@ class Product:
         sizes = [self.group.types[side.name].size_bytes for side in (a, b)]
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
         return finish(self.template, self.builder, self.group, flops=product.flops, packed=self.packed)
+
+    def crowds(self) -> bool:
+        """Whether the rows of A, where they lie, share so few sets of the first cache that a copy of them pays."""
+        a = self.a
+        is_large = min(a.lines, self.b.lines) >= _SPREAD_LINES and not self.builder.is_grid
+        return is_large and not a.lines_last and share_sets(a.depth * self.group.types[a.name].item_bytes)
+
+    def spread_rows(self) -> Load:
+        """A copy of the rows of A in the workspace, a cache line further apart, which begins with a zero."""
+        builder, a, kind = self.builder, self.a, self.group.types[self.a.name]
+        pitch = a.depth + LINE_BYTES // kind.item_bytes
+        source = builder.parameter(a.name, kind.elements, kind.dtype)
+        spread = builder.workspace(kind.elements // a.depth * pitch, kind.dtype)
+        with builder.chunks(kind.elements // a.depth, kind.elements) as row:
+            origin, target = builder.bind(row * a.depth), builder.bind(row * pitch)
+            builder.vector_loop(
+                a.depth, builder.lanes(kind.dtype), lambda i: builder.store(spread, target + i, source[origin + i])
+            )
+            builder.store(spread, target + a.depth, tirx.const(0, kind.dtype))
+
+        def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
+            row = a.matrix_of(self.batch, batch) * a.lines + start + line
+            return tirx.Cast(self.accumulator, spread[row * pitch + ks[0]])
+
+        return load
 
     def _in_place(self, side: Side) -> Load:
         kind = self.group.types[side.name]

@@ -1,7 +1,8 @@
 """Matrix products of bfloat16 operands, two neighbouring k at a time.
 
-A row of A is read as 32-bit words where it lies; B is packed in pairs, at compile time or, where it changes, by the kernel. With
-float32 rows (few of them, by weights alone stored as bfloat16) each word of B gives two vectors.
+A row of A is read as 32-bit words where it lies, or from a copy, in which the last of an odd number of elements has a zero beside
+it; B is packed in pairs, at compile time or, where it changes, by the kernel. With float32 rows (few of them, by weights alone
+stored as bfloat16) each word of B gives two vectors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from .common import finish
 from .matmul import Load, Product, Side, product_of
-from .tile_product import Plane, TileProduct, emit, stream_cycles, tile_options
+from .tile_product import LINE_BYTES, Plane, TileProduct, emit, stream_cycles, tile_options
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -39,8 +40,8 @@ def _obstacle(group: Group, a: Side, b: Side) -> str:
         return f"operands are {kinds[0]} and {kinds[1]}"
     if a.lines_last:
         return "elements of a row are not neighbours"
-    if a.depth % 2:
-        return f"rows of {a.depth} elements are no pairs"
+    if a.depth % 2 and b.name not in group.constants:
+        return f"rows of {a.depth} elements are no pairs, and the second operand is not constant"
     if b.name not in group.constants and (kinds[0] == "float32" or not b.lines_last):
         return "the second operand is not constant"
     return ""
@@ -53,17 +54,17 @@ class PairedProduct(Product):
 
     def build(self) -> BuiltKernel:
         a, b, types = self.a, self.b, self.group.types
-        has_words = types[a.name].dtype == "bfloat16"
+        has_words, is_copied = types[a.name].dtype == "bfloat16", a.depth % 2 == 1 or self.crowds()
         tiles = tile_options(
             a.lines,
             b.lines,
-            a.depth // 2,
+            self.pairs,
             self.builder.lanes(self.accumulator),
             self.target.vector_registers,
             shifted_loads=False,
             b_padded=True,
-            stream_cycles=stream_cycles(a.depth // 2, self.builder.vector_bytes),
-            row_bytes=a.depth * types[a.name].item_bytes,
+            stream_cycles=stream_cycles(self.pairs, self.builder.vector_bytes),
+            row_bytes=0 if is_copied else a.depth * types[a.name].item_bytes,
             cuts_last=True,
         )
         tile = self.builder.choose("tile", tiles)
@@ -72,37 +73,63 @@ class PairedProduct(Product):
             prod(self.batch),
             a.lines,
             Plane(b.lines, b.lines, b.lines),
-            (a.depth // 2,),
+            (self.pairs,),
             tile,
             self.accumulator,
-            self._words() if has_words else self._halves(),
+            self._words(is_copied) if has_words else self._halves(is_copied),
             self._panels_of_pairs(panels, tile.columns),
             self.store(),
             a_padded=False,
             b_padded=True,
-            panel=self.panel_of_b(panels, b.depth // 2, tile.columns),
+            panel=self.panel_of_b(panels, self.pairs, tile.columns),
             multiply_add=self._multiply_add(has_words),
             terms=2,
         )
         emit(self.builder, product, a_bytes=types[a.name].size_bytes, b_bytes=types[b.name].size_bytes)
-        return finish(self.template, self.builder, self.group, flops=product.flops, packed=self.packed)
+        flops = product.flops // max(2 * self.pairs, 1) * a.depth
+        return finish(self.template, self.builder, self.group, flops=flops, packed=self.packed)
+
+    @property
+    def pairs(self) -> int:
+        """Of a row, the last one perhaps with a zero."""
+        return ceil(self.a.depth / 2)
 
     def _multiply_add(self, has_words: bool) -> MultiplyAdd:
         return words_multiply_add(self.target) if has_words else halves_multiply_add
 
-    def _words(self) -> Load:
+    def _words(self, is_copied: bool) -> Load:
         """Pairs of A as words."""
-        a, pairs = self.a, self.a.depth // 2
+        a, pitch = self.a, self.pairs
         words = self.builder.parameter(a.name, self.group.types[a.name].elements // 2, "int32")
+        if is_copied:
+            words, pitch = self._copied_words()
 
         def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
-            return words[(a.matrix_of(self.batch, batch) * a.lines + start + line) * pairs + ks[0]]
+            return words[(a.matrix_of(self.batch, batch) * a.lines + start + line) * pitch + ks[0]]
 
         return load
 
-    def _halves(self) -> Load:
+    def _copied_words(self) -> tuple[Buffer, int]:
+        """A copy of the rows of A as words, and from row to row their number, with which rows do not share sets of the cache."""
+        builder, a, elements = self.builder, self.a, self.group.types[self.a.name].elements
+        lanes, whole, rows = builder.lanes("int32"), a.depth // 2, elements // max(a.depth, 1)
+        pitch = self.pairs + (LINE_BYTES // 4 if self.crowds() else 0)
+        bits, copy = builder.parameter(a.name, elements, "uint16"), builder.workspace(rows * pitch, "int32")
+        with builder.chunks(rows, elements) as row:
+            origin, target = builder.bind(row * a.depth), builder.bind(row * pitch)
+            with builder.loop(whole // lanes, name="words") as i:
+                vector = bits[tirx.Ramp(origin + i * (2 * lanes), 1, 2 * lanes)]
+                builder.store(copy, tirx.Ramp(target + i * lanes, 1, lanes), tirx.reinterpret(f"int32x{lanes}", vector))
+            with builder.loop(whole % lanes, name="word") as i:
+                at = builder.bind(i + whole // lanes * lanes)
+                builder.store(copy, target + at, pair(bits[origin + at * 2], bits[origin + at * 2 + 1]))
+            if a.depth % 2:
+                builder.store(copy, target + whole, tirx.Cast("int32", bits[origin + a.depth - 1]))
+        return copy, pitch
+
+    def _halves(self, is_copied: bool) -> Load:
         """Pairs of A as two numbers."""
-        element = self._in_place(self.a)
+        element = self.spread_rows() if is_copied else self._in_place(self.a)
 
         def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> tuple[Expr, Expr]:
             first, second = (element(batch, panel, start, line, (ks[0] * 2 + i,)) for i in range(2))
@@ -111,7 +138,7 @@ class PairedProduct(Product):
         return load
 
     def _panels_of_pairs(self, buffer: Buffer, tile: int) -> Load:
-        b, pairs, panels = self.b, self.b.depth // 2, ceil(self.b.lines / tile)
+        b, pairs, panels = self.b, self.pairs, ceil(self.b.lines / tile)
 
         def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
             return buffer[((b.matrix_of(self.batch, batch) * panels + panel) * pairs + ks[0]) * tile + line]

@@ -105,7 +105,8 @@ class _ProductRows(Product):
         blocks = self._blocks(builder.threads_for(flops // WORK_PER_OPERATION + work))
         results = builder.workspace(blocks.threads * blocks.rows * self.pitch, "float32")
         scratch = row_scratch(form, builder, blocks.threads)
-        load_a, load_b = self._in_place(self.a), self._packed(self.b, blocks.tile.columns)
+        load_a = self.spread_rows() if self.crowds() else self._in_place(self.a)
+        load_b = self._packed(self.b, blocks.tile.columns)
         with builder.loop(blocks.threads, "parallel", "thread") as thread:
             begin, end = share(thread, blocks.threads, blocks.tiles)
             with builder.loop(ceil(ceil(blocks.tiles / blocks.threads) / blocks.in_block), name="block") as i:
@@ -160,7 +161,7 @@ class _ProductRows(Product):
             shifted_loads=False,
             b_padded=True,
             stream_cycles=stream,
-            row_bytes=self.a.depth * self.group.types[self.a.name].item_bytes,
+            row_bytes=0 if self.crowds() else self.a.depth * self.group.types[self.a.name].item_bytes,
             cuts_last=True,
         )
         tile = self.builder.choose("tile", options)

@@ -30,7 +30,7 @@ _LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cos
 _LONGEST_CHAIN = 1024  # products of one sum: more have over twice the error of ONNX Runtime's sums, which are made of blocks
 _AHEAD_BYTES = 16 * 1024  # of a panel, from what is read to what is asked for: hardware prefetches no further than its page
 _FETCHING_ROWS = 3  # of a tile, from which on that is worth it: with fewer, memory is busy anyway
-_LINE_BYTES = 64
+LINE_BYTES = 64
 _MOST_ROWS = 14
 _SET_BYTES, _SET_ROWS = 4096, 13  # rows so far apart share a set of the first cache, whose 12 lines serve so many at most
 _NEAR_BYTES = 32 * 1024  # of a panel that the first-level cache holds beside all else
@@ -78,14 +78,14 @@ class Panel:
         """Ask for what is read some rows after `row`. Beyond the end nothing is asked for that could not be."""
         item_bytes = np.dtype(str(self.buffer.dtype)).itemsize
         ahead = max(_AHEAD_BYTES // (self.columns * item_bytes), 1)
-        for column in range(0, self.columns, _LINE_BYTES // item_bytes):
+        for column in range(0, self.columns, LINE_BYTES // item_bytes):
             builder.prefetch(self.buffer[self.base + (row + ahead) * self.columns + column])
 
     def fetch_next(self, builder: KernelBuilder, row: Expr, rows: int, part: Expr, parts: int) -> None:
         """Ask for the next panel, of as many `rows`: of `parts` tiles that read each row of this one, a `part` for its share."""
         step = -(-self.columns // parts)
         at = self.base + rows * self.columns + (part * rows + row) * step
-        for column in range(0, step, _LINE_BYTES // np.dtype(str(self.buffer.dtype)).itemsize):
+        for column in range(0, step, LINE_BYTES // np.dtype(str(self.buffer.dtype)).itemsize):
             builder.prefetch(self.buffer[at + column], is_near=False)
 
 
@@ -151,7 +151,7 @@ def tile_options(
         row_bytes: from row to row of A, where it is read in place; 0 where nothing is known of it.
         cuts_last: the last tile of rows has `last_rows`.
     """
-    most_rows = _SET_ROWS if row_bytes and row_bytes % _SET_BYTES == 0 else _MOST_ROWS
+    most_rows = _SET_ROWS if row_bytes and share_sets(row_bytes) else _MOST_ROWS
 
     def tile_cycles(rows: int, vectors: int) -> float:
         loads = rows + vectors * (2 if shifted_loads else 1)
@@ -186,6 +186,12 @@ def choose_tile(m: int, columns: int, depth: int, lanes: int, registers: int, **
 def stream_cycles(depth: int, vector_bytes: int) -> float:
     """What a vector of B costs for `choose_tile`, where panels of `depth` rows of four vectors are more than L1 holds."""
     return vector_bytes / _STREAM_BYTES if depth * 4 * vector_bytes > _NEAR_BYTES else 0.0
+
+
+def share_sets(row_bytes: int) -> bool:
+    """Whether neighbouring elements of the rows of a tile, so far apart, fall into one set of the first cache, or two."""
+    apart = min(row_bytes % _SET_BYTES, -row_bytes % _SET_BYTES)
+    return row_bytes >= _SET_BYTES - apart and apart * _MOST_ROWS < LINE_BYTES
 
 
 def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes: int) -> None:

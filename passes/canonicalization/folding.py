@@ -21,10 +21,9 @@ from .scope import Replacement, Rule, Scope, is_constant, is_read, static_shape
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 # Operators that NumPy computes at about the speed of memory, so that weights of any size may go through them: weights that torch
 # normalizes or divides by their spectral norm, scales, quantization by hand.
-_FAST = frozenset(
-    "Abs Add Cast Clip Div Exp MatMul Max Min Mul Neg Pow Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum "
-    "ReduceSumSquare Round Sign Sqrt Sub Where".split()
-)
+_NORMS = frozenset({"ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"})
+_ARITHMETIC = frozenset({"Abs", "Add", "Cast", "Clip", "Div", "Exp", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Round"})
+_FAST = _NORMS | _ARITHMETIC | {"MatMul", "Sign", "Sqrt", "Sub", "Where"}
 # Operators that `onnx.reference` gets wrong below an opset: softmax by its newest meaning, batch normalisation as in training.
 _MISREAD_BELOW = {"BatchNormalization": 14, "Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
 # At any opset: pools with unequal padding, recurrent operators with lengths, LRN of more channels than images.

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from prefuse.kernels.cpu import matmul
-from prefuse.kernels.cpu.tile_product import choose_tile, last_rows, stream_cycles
+from prefuse.kernels.cpu.tile_product import choose_tile, last_rows, share_sets, stream_cycles
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.template import BuiltKernel
 
@@ -76,9 +76,34 @@ def products() -> list[Case]:
         product((3, 0), (0, 20)),
         product((13, 21), (21, 30), dtype="float64"),
         product((5, 40), (40, 37), dtype="float16"),
-        product((4, 33), (33, 19), dtype=np.dtype(ml_dtypes.bfloat16).name),
+        product((4, 33), (33, 19), "", dtype=np.dtype(ml_dtypes.bfloat16).name),
         product((5, 9), (9, 20), "b", "int32"),
         product((5, 9), (9, 20), "", "int64"),
+    ]
+
+
+def crowded_rows() -> list[Case]:
+    """Rows whose neighbouring elements fall into one set of the first cache are copied, if there are many. Their sums are long."""
+    cases = [
+        product((67, 1024), (1024, 70)),
+        product((2, 3, 64, 1023), (3, 1023, 65)),
+        product((64, 1024), (1024, 64), ""),
+        product((65, 512), (512, 66), dtype="float64"),
+        product((63, 1024), (1024, 70)),
+    ]
+    return [replace(case, rtol=2e-5, atol=5e-4) for case in cases]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("level", LEVELS)
+def test_rows_that_share_sets_of_the_cache(level: str, threads: int) -> None:
+    check(crowded_rows(), target_of(level, threads))
+
+
+def test_rows_share_sets_of_the_first_cache() -> None:
+    """Where fourteen of them lie within a line of each other, multiples of 4 KiB apart."""
+    assert [size for size in range(4, 12300, 4) if share_sets(size)] == [
+        near + at for near in (4096, 8192, 12288) for at in (-4, 0, 4)
     ]
 
 

@@ -87,13 +87,23 @@ def products() -> list[Case]:
         product((5, 40), (40, 37), stored="bfloat16"),
         product((1, 64), (64, 130), narrow="b"),
         product((7, 30), (30, 19), narrow="b"),
+        product((5, 7), (7, 17)),
+        product((1, 1), (1, 3)),
+        product((67, 131), (131, 70)),
+        product((2, 3, 19, 33), (33, 21), stored="bfloat16"),
+        product((3, 9, 63), (3, 63, 18)),
+        product((9, 21), (33, 21), transB=1),
+        product((7, 31), (31, 19), narrow="b"),
+        product((0, 7), (7, 17)),
+        product((66, 2048), (2048, 65)),
+        product((66, 1024), (1024, 65), narrow="b"),
     ]
 
 
 def unpaired() -> list[Case]:
     """What has no pairs, and float16, of which no instruction makes products."""
     return [
-        product((5, 7), (7, 17), template="matmul"),
+        product((5, 7), (7, 17), "", template="matmul"),
         product((20, 9), (20, 33), template="matmul", transA=1),
         product((9, 20), (33, 20), "", template="matmul", transB=1),
         product((9, 20), (20, 33), narrow="a", template="matmul"),

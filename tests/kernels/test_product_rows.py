@@ -95,6 +95,10 @@ def test_sizes_that_do_not_divide_the_tile(level: str) -> None:
     check(cases, target_of(level))
 
 
+def test_rows_that_share_sets_of_the_cache() -> None:
+    check([projected((67, 1024), 65)], target_of("avx512", 3))
+
+
 def test_more_threads_than_tiles_of_rows() -> None:
     check([projected((23, 64), 100), projected((7, 300), 64), projected((97, 31), 40, "s y")], target_of("avx2", threads=5))
 
