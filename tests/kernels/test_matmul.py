@@ -83,7 +83,7 @@ def products() -> list[Case]:
 
 
 def crowded_rows() -> list[Case]:
-    """Rows whose neighbouring elements fall into one set of the first cache are copied, if there are many. Their sums are long."""
+    """Rows whose neighbouring elements fall into one set of the first cache, if there are many: they are copied."""
     cases = [
         product((67, 1024), (1024, 70)),
         product((2, 3, 64, 1023), (3, 1023, 65)),

@@ -193,9 +193,9 @@ def test_growth_by_folding_is_bounded() -> None:
 def test_normalized_weights_are_constant_whatever_their_size() -> None:
     """As torch's weight_norm and spectral_norm write them; beyond the limit of other operators."""
     v, g, u = (np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((8, 8), (8, 1), 8))
-    numbers = {name: ",".join(str(number) for number in array.flat) for name, array in {"v": v, "g": g, "u": u}.items()}
+    numbers = [",".join(str(number) for number in array.flat) for array in (v, g, u)]
     model = read(f"""main (float[1,8,9] x) => (float[1,8,9] y)
-    <float[8,8] v = {{{numbers["v"]}}}, float[8,1] g = {{{numbers["g"]}}}, float[8] u = {{{numbers["u"]}}}, int64[1] axes = {{1}}> {{
+    <float[8,8] v = {{{numbers[0]}}}, float[8,1] g = {{{numbers[1]}}}, float[8] u = {{{numbers[2]}}}, int64[1] axes = {{1}}> {{
         long = ReduceL2(v, axes)
         ratio = Div(g, long)
         normal = Mul(ratio, v)
