@@ -83,6 +83,7 @@ class Convolution:
     gaps: int = 0  # lines between the planes of a volume, which are computed where they lie channels-first
     planes: int = 1  # of the result
     phases: int = 1  # that share the outputs
+    is_copied: bool = False  # though it may not be padded
 
     @classmethod
     def of_dimensions(
@@ -169,8 +170,25 @@ def _as_plane(extents: Sequence[int]) -> tuple[int, int]:
 
 
 def in_pairs(one: Convolution) -> Convolution:
-    """The convolution whose elements are words: two neighbouring input channels of bfloat16, which one instruction multiplies."""
-    return replace(one, inputs=one.inputs // 2, element_bytes=2 * one.element_bytes)
+    """The convolution whose elements are words: two neighbouring input channels of bfloat16, which one instruction multiplies.
+
+    The last of an odd number stands beside a zero, in a copy of the image.
+    """
+    is_copied = one.is_copied or one.inputs % 2 == 1
+    return replace(one, inputs=ceil(one.inputs / 2), element_bytes=2 * one.element_bytes, is_copied=is_copied)
+
+
+def pays_to_fill_pairs(one: Convolution, lanes: int, registers: int) -> bool:
+    """Whether an odd number of channels of bfloat16 is multiplied faster by pairs, though the image is copied for them."""
+    if one.groups > 1 or one.inputs % 2 == 0:
+        return False
+    return channels_last_cycles(in_pairs(one), lanes, registers) < channels_last_cycles(one, lanes, registers)
+
+
+def has_fewer_pairs_of_taps(one: Convolution) -> bool:
+    """Whether pairs of neighbouring taps of a row are no more than pairs of channels, of which there is an odd number."""
+    width = one.kernel[1]
+    return width > 1 and one.dilations[1] == 1 and ceil(width / 2) * one.inputs <= width * ceil(one.inputs / 2)
 
 
 def channels_last_tile(positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int) -> tuple[int, int]:
@@ -215,7 +233,7 @@ def channels_last_cycles(one: Convolution, lanes: int, registers: int) -> float:
     if one.is_depthwise:
         vectors = one.images * one.rows * one.columns * ceil(one.groups / lanes)
         return vectors * (_DEPTHWISE_STEP * one.depth + _DEPTHWISE_START)
-    copied = copy_cycles(one.input_bytes) if one.is_padded else 0.0
+    copied = copy_cycles(one.input_bytes) if one.is_padded or one.is_copied else 0.0
     positions = one.rows * one.columns * one.images if one.is_pointwise else one.columns
     stretches = 1 if one.is_pointwise else one.rows * one.images
     outputs = one.outputs // one.phases  # whose lanes no other phase shares

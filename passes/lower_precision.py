@@ -17,7 +17,15 @@ from ..compiler.ir.opset_raise import OLDEST
 from ..compiler.ir.residual_branches import convolutions_on_branches
 from ..compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes
 from ..compiler.pipeline import Context, Pass
-from ..kernels.costs import PAIRED_TILES, WINOGRAD_OUTPUTS, channels_last_cycles, in_pairs, winograd_choice
+from ..kernels.costs import (
+    PAIRED_TILES,
+    WINOGRAD_OUTPUTS,
+    channels_last_cycles,
+    has_fewer_pairs_of_taps,
+    in_pairs,
+    pays_to_fill_pairs,
+    winograd_choice,
+)
 from ..kernels.tile_costs import tile_convolution_cycles
 from .canonicalization.scope import static_shape
 from .layout.extents import convolution_extents, phase_extents
@@ -223,12 +231,21 @@ class _Lowering:
         if _is_depthwise(node):
             return self._depthwise_fault(node)
         channels = weights[1] if node.op_type == "Conv" else weights[0] // node.attributes.get_int("group", 1)
-        if not channels % 2:
-            return self._unit_fault(node)
-        dilations = node.attributes.get_ints("dilations") or (1,)
-        has_neighbours = node.op_type == "Conv" and weights[-1] > 1 and dilations[-1] == 1
-        taps = ": a kernel may round taps of a row as it reads them" if has_neighbours else ""
-        return f"{channels} channels are no pairs{taps}"
+        return self._unit_fault(node) if channels % 2 == 0 else self._odd_fault(node, channels)
+
+    def _odd_fault(self, node: ir.Node, channels: int) -> str:
+        """Why a convolution of an odd number of channels a group stays as it is; empty where a copy with one more pays."""
+        target, fault = self.context.target, f"{channels} channels are no pairs"
+        if node.op_type != "Conv":
+            return fault
+        one = replace(convolution_extents(node), element_bytes=2)
+        has_neighbours = one.kernel[1] > 1 and one.dilations[1] == 1
+        pays = target.multiplies_pairs and pays_to_fill_pairs(one, target.vector_lanes, target.vector_registers)
+        if pays and not has_fewer_pairs_of_taps(one):
+            return ""
+        if has_neighbours:
+            return f"{fault}: a kernel may round taps of a row as it reads them"
+        return f"{fault}, and a copy with one more would cost more than it saves" if one.groups == 1 and not pays else fault
 
     def _depthwise_fault(self, node: ir.Node) -> str:
         """Why a depthwise convolution reads its image as it is. Narrow, it takes half the bytes to write and to read."""

@@ -18,12 +18,12 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..bfloat16 import multiply_add, word_at, words_multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..costs import channels_last_tiles
+from ..costs import channels_last_tiles, pays_to_fill_pairs
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
 from .anchored import sweep
-from .channels_last import ChannelsLast, channels_last_form
+from .channels_last import ChannelsLast, channels_last_form, extents_of
 from .common import finish, new_builder
 from .depthwise_channels_last import Depthwise, is_depthwise
 from .packing import PackPanels, pack_in_kernel
@@ -93,10 +93,10 @@ class _Convolution:
         self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
         self.accumulator = _ACCUMULATORS[self.source.dtype]
         self.is_last = form.anchor.inputs[0] in form.operands
-        self.is_paired = has_pairs(form, target, self.channels // self.groups)
+        self.is_paired = has_pairs(form, target, self.channels // self.groups) or _fills_pairs(form, target)
         self.pairs_taps = pairs_taps(form, self.window, target)
         if self.is_paired:  # a word of two channels is one element
-            self.channels //= 2
+            self.channels = ceil(self.channels / 2)
         self.packed: dict[str, Operand] = {}
         self.begins = self.window.begins  # of the image as it is read
 
@@ -126,7 +126,7 @@ class _Convolution:
         inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
         images, lines, rows = self._positions()
         depth = (*window.kernel[:-1], inputs, ceil(window.kernel[-1] / 2)) if self.pairs_taps else (*window.kernel, inputs)
-        flops: int = (4 if self.is_paired else 2) * images * lines * rows * self.out_channels * inputs * prod(window.kernel)
+        flops: int = 2 * images * lines * rows * self.out_channels * (self.source.shape[1] // self.groups) * prod(window.kernel)
         lanes = builder.lanes(self.accumulator)
         words = prod(depth) if self.pairs_taps else inputs  # that follow each other: neighbouring windows share none
         registers, has_words = self.target.vector_registers, self.is_paired or self.pairs_taps
@@ -173,7 +173,7 @@ class _Convolution:
             if self.pairs_taps:
                 return self._pair(image, corner + row * step[-1], ks)
             *downs, right = (k * d for k, d in zip(ks, window.dilations, strict=False))
-            return self._factor(image.buffer[corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)])
+            return self._factor(image.element(corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)))
 
         def b(column: Expr, ks: Index) -> Expr:
             return self._factor(panel.buffer[panel.base + row_major(ks, depth) * tile.columns + column])
@@ -295,10 +295,20 @@ class _Convolution:
 
 def has_pairs(form: ChannelsLast, target: Target, channels: int) -> bool:
     """Whether the products of a form's anchor, with so many input channels a group, go by pairs of neighbours of bfloat16."""
+    return _reads_narrow(form) and channels % 2 == 0 and not target.is_gpu
+
+
+def _fills_pairs(form: ChannelsLast, target: Target) -> bool:
+    """Whether the products of a Conv go by pairs although the number of channels is odd: a copy has a channel of zeros more."""
+    is_faster = target.multiplies_pairs and _reads_narrow(form)
+    return is_faster and pays_to_fill_pairs(extents_of(form), target.vector_lanes, target.vector_registers)
+
+
+def _reads_narrow(form: ChannelsLast) -> bool:
+    """Whether a form's anchor reads an image of bfloat16 as it lies, channels-last, and constant weights of it."""
     source, weights = form.anchor.inputs[:2]
     are_narrow = all(form.inner.types[name].dtype == "bfloat16" for name in (source, weights))
-    is_read = source in form.operands and weights in form.inner.constants and not form.is_computed()
-    return are_narrow and is_read and channels % 2 == 0 and not target.is_gpu
+    return are_narrow and source in form.operands and weights in form.inner.constants and not form.is_computed()
 
 
 def pairs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:

@@ -9,7 +9,7 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ..bfloat16 import rounded
+from ..bfloat16 import rounded, word_at
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..template import Refusal
 from .anchored import accumulator_type
@@ -27,6 +27,10 @@ class Image:
 
     buffer: Buffer
     strides: tuple[int, ...]
+    is_halved: bool = False  # an element is a word, and the buffer has its halves
+
+    def element(self, offset: Expr) -> Expr:
+        return word_at(self.buffer, 2 * offset) if self.is_halved else self.buffer[offset]
 
     def offset(self, image: Expr, channel: Expr, *place: Expr) -> Expr:
         return sum(i * stride for i, stride in zip((image, channel, *place), self.strides, strict=True))
@@ -44,10 +48,13 @@ def padded_image(
     """The anchor's input, or where it is not whole the copy of it that begins `begins` positions of each dimension before it.
 
     Products read positions up to `reaches`, counted from there. With `words`, two neighbouring channels of 16 bits are one
-    element of it. An input that is computed must be copied. With `rounds` it is a copy in any case, channels-first in bfloat16.
+    element of it; an odd number of them is copied in any case, the last one beside a zero, on a target with AVX512_BF16. An input
+    that is computed must be copied. With `rounds` it is a copy in any case, channels-first in bfloat16.
     """
     name = form.anchor.inputs[0]
     kind, parameter = form.inner.types[name], form.operands.get(name, name)
+    if words and kind.shape[1] % 2:
+        return _filled_image(builder, form, begins, reaches)
     if words:
         kind = TensorType((kind.shape[0], kind.shape[1] // 2, *kind.shape[2:]), "int32")
     extents = kind.shape[2:]
@@ -63,11 +70,28 @@ def padded_image(
     elements, dtype = prod(kind.shape[:2]) * prod(reaches), accumulator_type(kind.dtype)
     staged = Image(builder.workspace(elements, dtype), _strides(kind.shape[1], reaches, is_last))
     source = None if form.is_computed() else builder.parameter(parameter, kind.elements, kind.dtype)
-    shape = kind.shape
-    if is_last and len(extents) == 1:  # positions of a signal are lines of one column, which threads share
-        shape, begins, reaches = (*shape, 1), (*begins, 0), (*reaches, 1)
-    _Copy(builder, form, source, staged.buffer, shape, dtype, is_last, begins, reaches).emit()
+    places = _lines(kind.shape, begins, reaches) if is_last else (kind.shape, begins, reaches)
+    _Copy(builder, form, source, staged.buffer, places[0], dtype, is_last, *places[1:]).emit()
     return staged
+
+
+def _filled_image(builder: KernelBuilder, form: ChannelsLast, begins: Sequence[int], reaches: Sequence[int]) -> Image:
+    """A copy of images of an odd number of channels of bfloat16 that lie channels-last, as words of two, the last with a zero."""
+    name = form.anchor.inputs[0]
+    kind = form.inner.types[name]
+    images, channels = kind.shape[0], kind.shape[1] + 1
+    buffer = builder.workspace(images * channels * prod(reaches), _BITS)
+    source = builder.parameter(form.operands[name], kind.elements, _BITS)
+    shape, begins, extents = _lines(kind.shape, begins, reaches)
+    _Copy(builder, form, source, buffer, shape, _BITS, True, begins, extents, zeros=1).emit()
+    return Image(buffer, _strides(channels // 2, reaches, True), is_halved=True)
+
+
+def _lines(
+    shape: tuple[int, ...], begins: Sequence[int], reaches: Sequence[int]
+) -> tuple[tuple[int, ...], Sequence[int], Sequence[int]]:
+    """Images that lie channels-last as they are copied: positions of a signal are lines of one column, which threads share."""
+    return ((*shape, 1), (*begins, 0), (*reaches, 1)) if len(reaches) == 1 else (shape, begins, reaches)
 
 
 def _strides(channels: int, extents: Sequence[int], is_last: bool) -> tuple[int, ...]:
@@ -81,7 +105,8 @@ def _strides(channels: int, extents: Sequence[int], is_last: bool) -> tuple[int,
 class _Copy:
     """A copy of images as elements of `dtype`, line by line, with zeros around them.
 
-    Their `shape` may have one dimension more than they, of a single place.
+    Their `shape` may have one dimension more than they, of a single place. What is not computed, has `dtype` _BITS and lies
+    channels-last is copied as it is, and may have `zeros` more channels.
     """
 
     builder: KernelBuilder
@@ -93,11 +118,12 @@ class _Copy:
     is_last: bool
     begins: Sequence[int]
     extents: Sequence[int]
+    zeros: int = 0
 
     def emit(self) -> None:
         builder, (*heights, width), (*tops, left) = self.builder, self.extents, self.begins
         images, channels, *rows, columns = self.shape
-        unit = channels if self.is_last else 1  # elements of one column of a line
+        unit = channels + self.zeros if self.is_last else 1  # elements of one column of a line
         planes = images if self.is_last else images * channels
         begin = min(left, width) * unit
         end = max(min(left + columns, width) * unit, begin)
@@ -133,10 +159,23 @@ class _Copy:
             unit = channels if self.is_last else 1
             planes = images if self.is_last else images * channels
             origin = builder.bind((row_major((plane, *rows), (planes, *extents[:-1])) * extents[-1] + first) * unit)
-            self._each(columns * unit, lanes, base, lambda i: source[origin + i])
+            if self.zeros:
+                self._copy_columns(source, origin, base, columns)
+            else:
+                self._each(columns * unit, lanes, base, lambda i: source[origin + i])
+
+    def _copy_columns(self, source: Buffer, origin: Expr, base: Expr, columns: int) -> None:
+        """Columns of a row, each with its zeros."""
+        builder, channels = self.builder, self.shape[1]
+        with builder.loop(columns, name="column") as column:
+            read, written = builder.bind(origin + column * channels), builder.bind(base + column * (channels + self.zeros))
+            self._each(channels, builder.lanes(self.dtype), written, lambda c: source[read + c])
+            self._fill(builder.bind(written + channels), self.zeros)
 
     def _each(self, count: int, lanes: int, base: Expr, element: Callable[[Expr], Expr]) -> None:
         def convert(value: Expr) -> Expr:
+            if self.dtype == str(value.ty):
+                return value
             if self.dtype != _BITS:
                 return tirx.Cast(self.dtype, value)
             return tirx.reinterpret(_BITS, rounded(value, self.builder.name, has_instruction=self.builder.has_bfloat16))

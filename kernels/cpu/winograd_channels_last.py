@@ -31,6 +31,7 @@ from ..costs import (
     WinogradChoice,
     channels_last_cycles,
     in_pairs,
+    pays_to_fill_pairs,
     product_tiles,
     winograd_choice,
     winograd_choices,
@@ -74,9 +75,11 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 def direct_convolution_cycles(form: ChannelsLast, target: Target) -> float:
     """What the direct convolution of the form's anchor would take on vectors."""
     one, (source, weights) = extents_of(form), (form.inner.types[name] for name in form.anchor.inputs[:2])
-    has_pairs = source.dtype == weights.dtype == "bfloat16" and one.inputs % 2 == 0
-    goes_by_pairs = has_pairs and target.has("avx512_bf16")
-    return channels_last_cycles(in_pairs(one) if goes_by_pairs else one, target.vector_lanes, target.vector_registers)
+    lanes, registers = target.vector_lanes, target.vector_registers
+    may_pair = source.dtype == weights.dtype == "bfloat16" and target.has("avx512_bf16")
+    fills_pairs = target.multiplies_pairs and pays_to_fill_pairs(one, lanes, registers)
+    goes_by_pairs = may_pair and (one.inputs % 2 == 0 or fills_pairs)
+    return channels_last_cycles(in_pairs(one) if goes_by_pairs else one, lanes, registers)
 
 
 def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:

@@ -19,6 +19,7 @@ from ...kernels.costs import (
     conversion_cycles,
     direct_cycles,
     paired_cycles,
+    pays_to_fill_pairs,
     scattered_cycles,
     winograd_choice,
 )
@@ -132,9 +133,10 @@ def _cycles_of_last(
     assert weights is not None
     lanes, registers = _lanes(source, target), target.vector_registers
     is_narrow = source.dtype != anchor.outputs[0].dtype
-    has_pairs = is_narrow and weights.dtype == source.dtype and one.inputs % 2 == 0
+    may_pair = is_narrow and weights.dtype == source.dtype
+    fills_pairs = anchor.op_type == "Conv" and target.multiplies_pairs and pays_to_fill_pairs(one, lanes, registers)
     cycles = channels_last_cycles(one, lanes, registers)
-    if has_pairs and target.has("avx512_bf16"):  # which lie side by side channels-last only
+    if may_pair and target.has("avx512_bf16") and (one.inputs % 2 == 0 or fills_pairs):  # side by side channels-last only
         cycles = paired_cycles(one, lanes, registers, is_slow=target.has_tiles)
     has_weights = _is_constant(model, node, weights)
     is_plain = has_weights and source.dtype == ir.DataType.FLOAT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -11,6 +12,9 @@ from prefuse.kernels.costs import (
     channels_last_cycles,
     channels_last_tile,
     channels_last_tiles,
+    has_fewer_pairs_of_taps,
+    in_pairs,
+    pays_to_fill_pairs,
     winograd_choices,
 )
 
@@ -52,6 +56,17 @@ def test_rows_that_share_the_sets_of_a_cache_are_few() -> None:
     assert channels_last_tile(196, 256, 1024, 1024, 16, 32) == (7, 2)
     assert channels_last_tile(196, 256, 960, 960, 16, 32) == (14, 2)
     assert channels_last_tile(28, 1024, 9216, 1024, 16, 32) == (14, 2)  # whose panels of weights come from beyond L2
+
+
+def test_pairs_of_odd_channels_cost_a_copy() -> None:
+    """Which many results a position pay for; pairs of taps of a row are no more where channels are no more than they."""
+    points = Convolution(1, 1, 37, 64, 56, 56, 56, 56, (1, 1), (1, 1), False, 2)
+    assert channels_last_cycles(in_pairs(points), 16, 32) > channels_last_cycles(replace(points, inputs=19), 16, 32)
+    few, many, groups = (replace(points, outputs=16), replace(points, kernel=(3, 3), is_padded=True), replace(points, groups=2))
+    assert [pays_to_fill_pairs(one, 16, 32) for one in (points, few, many, groups)] == [True, False, True, False]
+    taps = [replace(many, inputs=inputs, kernel=(3, width)) for inputs, width in ((3, 3), (5, 3), (37, 2), (5, 5), (37, 1))]
+    assert [has_fewer_pairs_of_taps(one) for one in taps] == [True, False, True, True, False]
+    assert not has_fewer_pairs_of_taps(replace(taps[0], dilations=(1, 2)))
 
 
 def test_wide_tiles_of_short_sums() -> None:

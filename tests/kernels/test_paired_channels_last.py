@@ -11,6 +11,7 @@ from prefuse.kernels.group import Group
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 
+from . import harness
 from .channels_last_cases import convolution, joined, transposed
 from .harness import LEVELS, Case, check, run, target_of
 
@@ -37,6 +38,24 @@ def narrow_convolutions() -> list[Case]:
         convolution((2, 6, 3, 4, 9), 17, 3, (1, 2, 2), 1, narrow="xwry"),
         convolution((1, 10, 3, 5, 6), 15, (3, 1, 1), 1, (2, 0, 0, 2, 0, 0), (2, 1, 1), group=5, narrow="xw"),
         convolution((1, 4, 3, 5, 6), 4, 3, 1, 1, group=4, narrow="xwy"),
+    ]
+
+
+def odd_convolutions() -> list[Case]:
+    """Pairs of an odd number of channels, the last beside a zero: as whole images, over padding, in parts, as one line."""
+    return [
+        convolution((1, 37, 9, 11), 75, 3, 2, 1, narrow="xw"),
+        convolution((2, 5, 8, 7), 40, 3, 1, 2, 2, narrow="xwr"),
+        convolution((3, 33, 6, 7), 37, 1, narrow="xwry"),
+        convolution((1, 33, 7, 8), 70, 1, 2, narrow="xwy"),
+        convolution((2, 37, 6, 9), 33, (1, 3), 1, (0, 2, 0, 0), narrow="xw"),
+        convolution((1, 63, 7, 7), 40, 7, 1, 3, narrow="xwy"),
+        convolution((2, 33, 23), 40, 3, 2, 1, narrow="xw"),
+        convolution((1, 5, 41), 33, 5, 1, 4, 2, narrow="xwry"),
+        convolution((1, 37, 4, 5, 6), 33, 3, 1, 1, narrow="xwry"),
+        convolution((2, 33, 3, 4, 9), 40, (1, 2, 3), (1, 2, 2), 1, narrow="xw"),
+        convolution((1, 1, 5, 6), 64, 3, 1, 1, narrow="xw"),
+        joined(convolution((1, 33, 6, 7), 40, 3, 1, 1, narrow="xw")),
     ]
 
 
@@ -84,6 +103,43 @@ def narrow_transposed() -> list[Case]:
 @pytest.mark.parametrize("level", [*LEVELS, "avx512bf16"])
 def test_convolutions_of_bfloat16(level: str) -> None:
     check([*narrow_convolutions(), *narrow_transposed()], target_of(level))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("level", [*LEVELS, "avx512bf16"])
+def test_convolutions_of_odd_channels(level: str, threads: int) -> None:
+    check(odd_convolutions(), target_of(level, threads))
+
+
+def test_what_lies_beside_an_odd_channel_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was where the image is copied to: NaN by a weight of zero is NaN."""
+    monkeypatch.setattr(harness, "POISON", 0xFF)
+    check(odd_convolutions(), target_of("avx512bf16"))
+
+
+def test_odd_channels_are_paired_where_that_pays() -> None:
+    """Not where few results a position are less than the copy, nor of groups, nor where the target has no fast pairs."""
+    image = (1, 37, 14, 14)
+    cases = {
+        True: [convolution(image, 75, 3, 2, 1, narrow="xw"), convolution(image, 64, 1, narrow="xw")],
+        False: [
+            convolution(image, 5, 1, narrow="xw"),
+            convolution(image, 64, 1, 3, narrow="xw"),
+            convolution((1, 74, 14, 14), 150, 3, 2, 1, narrow="xw", group=2),
+            convolution(image, 75, 3, 2, 1, narrow="w"),
+            convolution(image, 75, 3, 2, 1, narrow="xw", keep_first=("x",)),
+        ],
+    }
+    for expected, some in cases.items():
+        for case in some:
+            assert _has_pairs(case, "avx512bf16") == expected, case.label
+    assert not _has_pairs(cases[True][0], "avx512")
+
+
+def _has_pairs(case: Case, level: str) -> bool:
+    built = build_kernel(case.group, target_of(level))
+    assert isinstance(built, BuiltKernel), built
+    return any(",pairs" in str(operand.pack) for operand in built.operands)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
