@@ -41,6 +41,7 @@ _IMAGE_MOVES = frozenset(["Concat", "Slice"])  # the same, of which kernels for 
 _POOLS = ("AveragePool", "MaxPool")
 _IMAGE_RANKS = (3, 4, 5)  # of signals, images and volumes
 _MOVED_RANKS = (4, 5)  # of images and volumes: what has three dimensions may be rows
+_WIDEST_DEPTHWISE = 15  # columns of a window whose image is read narrow: what overhangs is widened for each tap
 _LONGEST_CHAIN = 64  # of nodes that move elements, through which a rounding is moved up
 
 
@@ -250,10 +251,15 @@ class _Lowering:
     def _depthwise_fault(self, node: ir.Node) -> str:
         """Why a depthwise convolution reads its image as it is. Narrow, it takes half the bytes to write and to read."""
         image = node.inputs[0]
-        if image is None or image.producer() is None:
+        producer = None if image is None else image.producer()
+        if image is None or producer is None:
             return "it reads an input of the model"
+        if kind_of(producer) is not Kind.OUTPUT_FUSABLE and not is_pointwise(producer):
+            return f"{producer.op_type} would be rounded by a kernel of its own"
         if image.is_graph_output() or image.consumers() != (node,):
             return f"others read %{image.name}, too"
+        if (width := (static_shape(node.inputs[1]) or (1,))[-1]) > _WIDEST_DEPTHWISE:
+            return f"windows of {width} columns are read faster as they are"
         return ""
 
     def _unit_fault(self, node: ir.Node) -> str:

@@ -27,6 +27,7 @@ from .packing import PackPanels, pack_in_kernel
 from .window import Window, clipped_taps
 
 _STRIP = 8  # positions at most that share the weights they load; as many sums as keep both multiply-add units busy
+_ROW_TAPS = 8  # of a row of words at once: the weights of more do not stay in registers
 _EDGE_SUMS = 4  # vectors of channels and positions at once where a line ends, so that no sum waits for the one before
 _WORK_PER_OPERATION = 8  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
 
@@ -201,16 +202,18 @@ class Depthwise:
     def _add_columns(
         self, weights: Buffer, place: Index, downs: Sequence[Expr], sums: tuple[Buffer, list[tuple[int, int]]], lanes: int
     ) -> None:
-        """One row of taps of windows that are whole: each column of the image is read once, for all sums that it is part of."""
+        """One row of taps of windows that are whole: each column of the image is read once for all sums, if the taps are few."""
         window, (image, first, *outputs) = self.window, place
         *rows, corner = self._read_place(outputs, [*downs, 0])
-        readers: dict[int, list[tuple[int, Sequence[Expr]]]] = {}
-        for number, (position, _) in enumerate(sums[1]):  # one vector of channels each
-            for tap in range(window.kernel[-1]):
-                column = position * window.strides[-1] + tap * window.dilations[-1]
-                readers.setdefault(column, []).append((number, [*downs, tap]))
-        for column, products in sorted(readers.items()):
-            self._add_words(weights, (image, first, *rows, corner + column), products, sums[0], lanes)
+        width = window.kernel[-1]
+        for begin in range(0, width, _ROW_TAPS):
+            readers: dict[int, list[tuple[int, Sequence[Expr]]]] = {}
+            for number, (position, _) in enumerate(sums[1]):  # one vector of channels each
+                for tap in range(begin, min(begin + _ROW_TAPS, width)):
+                    column = position * window.strides[-1] + tap * window.dilations[-1]
+                    readers.setdefault(column, []).append((number, [*downs, tap]))
+            for column, products in sorted(readers.items()):
+                self._add_words(weights, (image, first, *rows, corner + column), products, sums[0], lanes)
 
     def _add_words(
         self, weights: Buffer, index: Index, products: Sequence[tuple[int, Sequence[Expr]]], sums: Buffer, lanes: int

@@ -20,6 +20,7 @@ from .tile_product import LINE_BYTES, Panel, Plane, TileProduct, emit, share_set
 
 _ACCUMULATORS = {"float16": "float32", "bfloat16": "float32"}
 _SPREAD_LINES = 64  # rows and columns from which a copy of rows that crowd each other costs less than it saves
+_SPREAD_BYTES = 64 * 1024 * 1024  # of the rows, beyond which the copy would be seen in a program's memory
 _TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
 Load = Callable[[Expr, Expr, Expr, Expr, Index], Expr]  # of TileProduct.a and .b: batch, panel, start, line, ks
 
@@ -135,8 +136,9 @@ class Product:
     def crowds(self) -> bool:
         """Whether the rows of A, where they lie, share so few sets of the first cache that a copy of them pays."""
         a = self.a
-        is_large = min(a.lines, self.b.lines) >= _SPREAD_LINES and not self.builder.is_grid
-        return is_large and not a.lines_last and share_sets(a.depth * self.group.types[a.name].item_bytes)
+        kind = self.group.types[a.name]
+        pays = min(a.lines, self.b.lines) >= _SPREAD_LINES and kind.size_bytes <= _SPREAD_BYTES and not self.builder.is_grid
+        return pays and not a.lines_last and share_sets(a.depth * kind.item_bytes)
 
     def spread_rows(self) -> Load:
         """A copy of the rows of A in the workspace, a cache line further apart, which begins with a zero."""

@@ -100,6 +100,18 @@ def test_rows_that_share_sets_of_the_cache(level: str, threads: int) -> None:
     check(crowded_rows(), target_of(level, threads))
 
 
+def test_a_copy_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than that are read where they lie."""
+    sizes = []
+    for most in (67 * 4096, 67 * 4096 - 1):
+        monkeypatch.setattr(matmul, "_SPREAD_BYTES", most)
+        built = matmul.build(product((67, 1024), (1024, 70)).group, target_of("avx512"))
+        assert isinstance(built, BuiltKernel)
+        sizes.append(built.workspace_bytes)
+    assert sizes[0] >= 67 * 4096
+    assert not sizes[1]
+
+
 def test_rows_share_sets_of_the_first_cache() -> None:
     """Where fourteen of them lie within a line of each other, multiples of 4 KiB apart."""
     assert [size for size in range(4, 12300, 4) if share_sets(size)] == [

@@ -70,6 +70,7 @@ def narrow_depthwise() -> list[Case]:
         convolution((1, 2, 1, 1), 2, 1, group=2, narrow="x"),
         convolution((1, 33, 6, 18), 33, 3, 1, 1, group=33, narrow="x"),
         convolution((2, 36, 45), 36, 9, 2, 4, group=36, narrow="xy"),
+        convolution((1, 34, 2, 40), 34, (1, 19), 1, (0, 3, 0, 3), group=34, narrow="x"),
         convolution((1, 18, 3, 4, 17), 18, 3, 1, 1, group=18, narrow="x"),
         convolution((0, 4, 5, 5), 4, 3, group=4, narrow="x"),
         joined(convolution((1, 12, 6, 17), 12, 3, 1, 1, group=12, narrow="x")),
