@@ -95,9 +95,14 @@ def products() -> list[Case]:
         product((9, 21), (33, 21), transB=1),
         product((7, 31), (31, 19), narrow="b"),
         product((0, 7), (7, 17)),
-        product((66, 2048), (2048, 65)),
-        product((66, 1024), (1024, 65), narrow="b"),
+        *crowded_rows(),
     ]
+
+
+def crowded_rows() -> list[Case]:
+    """Rows that share sets of the first cache, which are copied. Their sums are long, and so are their errors."""
+    cases = [product((66, 2048), (2048, 65)), product((66, 1024), (1024, 65), narrow="b")]
+    return [replace(case, rtol=2e-5, atol=1e-3) for case in cases]
 
 
 def unpaired() -> list[Case]:
