@@ -33,6 +33,7 @@ def translations() -> dict[Operator, Translation]:
         aten._adaptive_avg_pool3d.default: _adaptive_average,
         aten._pdist_forward.default: _pdist,
         aten.copy.default: _copy,
+        aten.conv3d.default: _convolve_volume,
         torch.ops.prims.prod.default: _product,
         torch.ops.prims.hypot.default: _hypotenuse,
         torch.ops.prims.signbit.default: _has_sign,
@@ -269,6 +270,26 @@ def _pdist(self: Any, p: float = 2.0) -> Any:
     first, second = (op.Constant(value_ints=[pair[side] for pair in pairs]) for side in range(2))
     distances = _cdist(op.Unsqueeze(op.Gather(self, first), [1]), op.Unsqueeze(op.Gather(self, second), [1]), p)
     return op.Reshape(distances, [-1])
+
+
+def _convolve_volume(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sequence[int] = (1, 1, 1),
+    padding: Sequence[int] = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+    groups: int = 1,
+) -> Any:
+    """A convolution of volumes, or of one without a batch. Where it has no bias, torch's exporter makes zeros [channels, 2]."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    strides, pads, dilations = (list(sizes) * (3 // len(sizes)) for sizes in (stride, padding, dilation))
+    is_alone = len(input.shape) == 4
+    volumes = op.Unsqueeze(input, [0]) if is_alone else input
+    operands = (volumes, weight) if bias is None else (volumes, weight, bias)
+    result = op.Conv(*operands, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
+    return op.Squeeze(result, [0]) if is_alone else result
 
 
 def _copy(self: Any, src: Any, non_blocking: bool = False) -> Any:

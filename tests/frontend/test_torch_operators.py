@@ -144,6 +144,16 @@ def test_arguments_that_the_exporter_leaves_out() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(2, 6, 7, 6, 5), (6, 4, 5, 6)])
+def test_volumes_are_convolved_without_bias(shape: tuple[int, ...]) -> None:
+    """And without a batch. The exporter makes a bias of another shape."""
+    torch.manual_seed(0)
+    plain, strided = nn.Conv3d(6, 9, 3, bias=False), nn.Conv3d(9, 6, (1, 3, 2), (1, 2, 1), (1, 0, 2), (2, 1, 1), 3, bias=False)
+    module = nn.Sequential(plain, nn.ReLU(), strided).eval()
+    x = torch.randn(shape)
+    torch.testing.assert_close(prefuse.compile(module, (x,), cache=False)(x), module(x), rtol=1e-5, atol=1e-5)
+
+
 def test_a_pool_with_a_divisor_and_ceil_mode_is_refused() -> None:
     class Pool(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
