@@ -9,13 +9,14 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..bfloat16 import multiplies_words
-from ..builder import Expr, Index, KernelBuilder, unravel
+from ..builder import Expr, Index, KernelBuilder, row_major, unravel
 from ..configuration import Configuration
 from ..costs import operations_of
 from ..gpu.builder import GpuBuilder
 from ..group import Group
 from ..pointwise import POINTWISE
 from ..template import BuiltKernel, Operand
+from ..values import GroupValues
 
 _BLOCK_VECTORS = 64  # vectors of one block of a flat loop: large enough to hide the loop, small enough to deal out evenly
 
@@ -62,6 +63,15 @@ def map_elements(builder: KernelBuilder, shape: tuple[int, ...], lanes: int, wor
             builder.vector_loop(block, lanes, lambda i: element((*leading, b * block + i)))
     if inner - whole * block:
         builder.vector_loop(inner - whole * block, lanes, lambda i: element((*leading, whole * block + i)))
+
+
+def store_outputs(values: GroupValues, index: Index) -> None:
+    """Store the element at `index` of all outputs of a group, which have one shape."""
+    group, builder = values.group, values.builder
+    results = [values.read(name, index) for name in group.outputs]
+    for name, result in zip(group.outputs, results, strict=True):
+        kind = group.types[name]
+        builder.store(builder.parameter(name, kind.elements, kind.dtype), row_major(index, kind.shape), result)
 
 
 def narrowest_lanes(builder: KernelBuilder, group: Group) -> int:

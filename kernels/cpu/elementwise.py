@@ -7,13 +7,14 @@ from math import prod
 
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
-from ..builder import Index, row_major
+from ..builder import Index
 from ..group import Group
 from ..pointwise import POINTWISE
 from ..template import BuiltKernel, Refusal
 from ..values import GroupValues, pointwise_obstacle
-from .common import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost, same_place_operands
+from .common import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost, same_place_operands, store_outputs
 from .injective import as_bits
+from .row_blocks import Steps, choose_blocks, map_blocks
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -30,14 +31,14 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     builder = new_builder(target)
 
     def element(index: Index) -> None:
-        values = GroupValues(merged, builder)
-        results = [values.read(name, index) for name in merged.outputs]
-        for name, result in zip(merged.outputs, results, strict=True):
-            kind = merged.types[name]
-            builder.store(builder.parameter(name, kind.elements, kind.dtype), row_major(index, shape), result)
+        store_outputs(GroupValues(merged, builder), index)
 
     work = prod(shape) * pointwise_cost(group)
-    map_elements(builder, shape, narrowest_lanes(builder, merged), work, element)
+    lanes = narrowest_lanes(builder, merged)
+    if not builder.is_grid and (cut := choose_blocks(merged, Steps(lanes, builder.lanes("float32")))):
+        map_blocks(builder, cut, lanes, work)
+    else:
+        map_elements(builder, shape, lanes, work, element)
     return finish("elementwise", builder, merged, flops=work, inplace=same_place_operands(group))
 
 
