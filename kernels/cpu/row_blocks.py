@@ -27,6 +27,7 @@ _BUFFER_BYTES = 16 * 1024  # of the first cache that they may take
 # Estimates, measured on kernels of one to four operators.
 _MEMORY_CYCLES = 0.2  # of an element, for what is read and written in any case
 _SPREAD_CYCLES = 1.25  # of spreading an element over a few others or copying a short row, beside the stores
+_STORED_BYTES = 32  # in a cycle
 _BLOCK_CYCLES = 50.0  # of starting a block
 _LIGHT_REST = 8  # elements that LLVM computes together without a loop, if that is simple
 _GAIN = 1.12  # that is worth a longer kernel
@@ -39,7 +40,7 @@ class RowBlocks:
     """How the elements of a group are cut: blocks of `rows` indices of the dimension `axis`, with all dimensions after it.
 
     All values of the group have one rank, and no two dimensions could be merged. Blocks are whole vectors, the last one along
-    `axis` excepted.
+    `axis` excepted, where their buffers may be as large.
     """
 
     group: Group
@@ -111,18 +112,23 @@ class RowBlocks:
 
     def cycles(self, steps: Steps) -> float:
         """Estimated cycles of an element."""
-        elements = prod(self.shape)
-        total = _MEMORY_CYCLES + _BLOCK_CYCLES * self.blocks / self.run
-        for op in self.group.ops:
-            own = prod(self.group.types[op.outputs[0]].shape)
-            share = steps.of_run(self.run, op) / self.run if own == elements else own / elements / steps.register
-            total += _cycles_of(op) * share
-        for name in self.spread:
-            last, _ = self.parts(name)[-1]
-            filled = 1 << (last - 1).bit_length() if last < steps.register else last
-            line_parts = filled * self.group.types[name].item_bytes / 32  # a store of a whole line takes two lines
-            total += 0 if self.is_constant(name) else (_SPREAD_CYCLES + line_parts) / last
-        return total
+        computing = sum(_cycles_of(op) * self._steps_of(op, steps) for op in self.group.ops)
+        spreading = sum(self._spread_cycles(name, steps) for name in self.spread if not self.is_constant(name))
+        return _MEMORY_CYCLES + computing + spreading + _BLOCK_CYCLES * self.blocks / self.run
+
+    def _steps_of(self, op: Op, steps: Steps) -> float:
+        """Operations in the place of one on each element at full size."""
+        part = prod(self.group.types[op.outputs[0]].shape) / prod(self.shape)
+        if part < 1:
+            return part / steps.register
+        blocks, rest = divmod(self.run, self.elements)
+        return (blocks * steps.of_run(self.elements, op) + steps.of_run(rest, op)) / self.run
+
+    def _spread_cycles(self, name: str, steps: Steps) -> float:
+        """Of an element: a store of a whole cache line mostly takes parts of two."""
+        last, _ = self.parts(name)[-1]
+        stored = last if last >= steps.register else _power_of_two(last)
+        return (_SPREAD_CYCLES + stored * self.group.types[name].item_bytes / _STORED_BYTES) / last
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,11 @@ def _cycles_of(op: Op) -> int:
     return _DIVISION_CYCLES if op.op_type in _DIVISIONS else operations_of(op.op_type)
 
 
+def _power_of_two(extent: int) -> int:
+    """The least one that is not below."""
+    return 1 << (extent - 1).bit_length()
+
+
 def choose_blocks(group: Group, steps: Steps) -> RowBlocks | None:
     """The cut that promises most; None where none saves much over going from row to row."""
     *outer, inner = group.types[group.outputs[0]].shape
@@ -167,13 +178,14 @@ def choose_blocks(group: Group, steps: Steps) -> RowBlocks | None:
 
 
 def _cut(group: Group, axis: int, lanes: int) -> RowBlocks | None:
-    """Blocks of whole vectors along a dimension, or of all of it if that is fewer; None if their buffers are too large."""
+    """Blocks of whole vectors along a dimension, or of all of it, or of what fits the buffers; None if that is no row."""
     row = RowBlocks(group, axis, 1)
-    step = lanes // gcd(row.width, lanes)
     row_bytes = row.width * sum(group.types[name].item_bytes for name in row.spread)
-    largest = min(_BLOCK_ELEMENTS // row.width, _BUFFER_BYTES // max(row_bytes, 1))
-    rows = min(max(largest // step, 1) * step, row.shape[axis])
-    return replace(row, rows=rows) if rows * row_bytes <= _BUFFER_BYTES else None
+    fitting = _BUFFER_BYTES // row_bytes if row_bytes else row.shape[axis]
+    step = lanes // gcd(row.width, lanes)
+    whole = max(min(_BLOCK_ELEMENTS // row.width, fitting) // step, 1) * step
+    rows = min(whole, fitting, row.shape[axis])
+    return replace(row, rows=rows) if rows else None
 
 
 def map_blocks(builder: KernelBuilder, cut: RowBlocks, lanes: int, work: int) -> None:
@@ -220,7 +232,7 @@ class _Block:
         builder = self.builder
         *parts, (last, is_copied) = self.cut.parts(name)
         source, start = self._source(name, is_copied=is_copied)
-        lanes = min(builder.lanes(str(buffer.dtype)), 1 << (last - 1).bit_length())
+        lanes = min(builder.lanes(str(buffer.dtype)), _power_of_two(last))
         extents = [extent for extent, _ in parts]
         counts = [self.rows * (extents[0] // self.cut.rows), *extents[1:]]
         with ExitStack() as loops:
@@ -283,7 +295,7 @@ class _Block:
             values = GroupValues(flat, builder, {name: _reader(value) for name, value in given.items()})
             store_outputs(values, (*self.outer, self.first * cut.width + i))
 
-        self._vector_loop(self.rows * cut.width, lanes, element, is_whole=cut.run % lanes == 0)
+        self._vector_loop(self.rows * cut.width, lanes, element, is_whole=cut.elements % lanes == cut.run % lanes == 0)
 
     def _index(self, name: str) -> Index:
         """Of the first element of a value in the block."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import inf, prod
+from math import gcd, inf, prod
 
 import ml_dtypes
 import numpy as np
@@ -74,6 +74,17 @@ def test_all_extents_and_patterns(level: str) -> None:
         for n in EXTENTS
     ]
     check(cases, target_of(level))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_blocks_that_end_within_a_vector(level: str) -> None:
+    """Buffers of as many rows as are whole vectors would be too large."""
+    case = _bells(_normal(41, 1), _normal(201))
+    cut = choose_blocks(merge_dimensions(case.group), Steps(16, 16))
+    assert cut is not None
+    assert cut.elements % 16
+    assert cut.blocks > 1
+    check([case], target_of(level))
 
 
 def _computed(rows: int, n: int) -> Case:
@@ -159,17 +170,13 @@ def test_blocks_change_no_bit(level: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert results[0] == results[1]
 
 
-def _merged(case: Case) -> Group:
-    return merge_dimensions(case.group)
-
-
 def test_whole_vectors_stay_rows() -> None:
     for n in (16, 48, 1600):
-        assert choose_blocks(_merged(_bells(_normal(300, 1), _normal(n))), Steps(16, 16)) is None
+        assert choose_blocks(merge_dimensions(_bells(_normal(300, 1), _normal(n)).group), Steps(16, 16)) is None
 
 
 def test_long_rows_stay_rows() -> None:
-    assert choose_blocks(_merged(_bells(_normal(4, 1), _normal(20001))), Steps(16, 16)) is None
+    assert choose_blocks(merge_dimensions(_bells(_normal(4, 1), _normal(20001)).group), Steps(16, 16)) is None
 
 
 def test_light_operators_on_short_rows_stay_rows() -> None:
@@ -183,13 +190,16 @@ def test_blocks_are_whole_vectors_in_little_memory(lanes: int) -> None:
     taken = 0
     for rows in (2, 33, 1000):
         for n in range(1, 200):
-            group = _merged(_bells(_normal(3, rows, 1), _normal(n)))
+            group = merge_dimensions(_bells(_normal(3, rows, 1), _normal(n)).group)
             cut = choose_blocks(group, Steps(lanes, 16))
             if cut is None:
                 continue
             taken += 1
-            assert cut.rows == cut.shape[cut.axis] or cut.elements % lanes == 0
-            assert sum(cut.elements * group.types[name].item_bytes for name in cut.spread) <= row_blocks._BUFFER_BYTES
+            whole_rows = lanes // gcd(cut.width, lanes)
+            row_bytes = cut.width * sum(group.types[name].item_bytes for name in cut.spread)
+            assert cut.rows * row_bytes <= row_blocks._BUFFER_BYTES
+            is_small = whole_rows * row_bytes <= row_blocks._BUFFER_BYTES
+            assert cut.rows == cut.shape[cut.axis] or (cut.elements % lanes == 0) == is_small
     assert taken > 100
 
 
