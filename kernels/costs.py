@@ -34,6 +34,7 @@ _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd
 _SHORT_ROWS, _SHORT_PAIR_ROWS = 7, 8  # the latter for several taps of pairs
 _SUM_CYCLES, _PAIR_SUM_CYCLES = 4.0, 6.0  # that a sum waits for the one before it, by multiply-adds and by dot products of pairs
 _WORD_BYTES = 4  # of an input channel in float32, or two in bfloat16
+_LINE_BYTES = 64
 _SET_BYTES = 4096  # apart, rows share the sets of the first cache, of which there are 8 to 12 lines
 _MANY_PLANES, _APART = (
     128,
@@ -191,20 +192,28 @@ def has_fewer_pairs_of_taps(one: Convolution) -> bool:
     return width > 1 and one.dilations[1] == 1 and ceil(width / 2) * one.inputs <= width * ceil(one.inputs / 2)
 
 
-def channels_last_tile(positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int) -> tuple[int, int]:
+def spread_pitch(elements: int, item_bytes: int) -> int:
+    """How far apart positions of so many elements lie in a copy: a line more where they would share sets of the first cache."""
+    return elements + _LINE_BYTES // item_bytes if elements * item_bytes % _SET_BYTES == 0 else elements
+
+
+def channels_last_tile(
+    positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int, *, pitch: int = 0
+) -> tuple[int, int]:
     """Rows (positions) and vectors (of output channels) of the tile with the fewest cycles for a stretch of positions."""
-    return channels_last_tiles(positions, channels, depth, inputs, lanes, registers)[0]
+    return channels_last_tiles(positions, channels, depth, inputs, lanes, registers, pitch=pitch)[0]
 
 
 def channels_last_tiles(
-    positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int, *, pairs: bool = False
+    positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int, *, pitch: int = 0, pairs: bool = False
 ) -> list[tuple[int, int]]:
     """All tiles for a stretch of positions: those that cycles are counted for, the fewest first, then those thought worse.
 
     Short sums of `pairs` of bfloat16 are faster in wide tiles of few rows, and in tiles of many sums: each waits longer.
+    Positions are `pitch` words apart, or as many as there are inputs.
     """
     are_few, is_near = inputs < _FEW_CHANNELS, depth * 2 * lanes * _WORD_BYTES <= _SECOND_CACHE_BYTES  # a panel of weights
-    are_crowded = depth < _SHORT_DEPTH or (is_near and inputs * _WORD_BYTES % _SET_BYTES == 0)
+    are_crowded = depth < _SHORT_DEPTH or (is_near and (pitch or inputs) * _WORD_BYTES % _SET_BYTES == 0)
     short = _SHORT_PAIR_ROWS if pairs and depth > inputs else _SHORT_ROWS
     rows = min(positions, _FEW_ROWS if are_few else short if are_crowded else _MAX_TILE_ROWS)
     vectors = 4 if are_few or (pairs and depth * 4 * lanes * _WORD_BYTES <= _FIRST_CACHE_BYTES) else 2
@@ -233,11 +242,13 @@ def channels_last_cycles(one: Convolution, lanes: int, registers: int) -> float:
     if one.is_depthwise:
         vectors = one.images * one.rows * one.columns * ceil(one.groups / lanes)
         return vectors * (_DEPTHWISE_STEP * one.depth + _DEPTHWISE_START)
-    copied = copy_cycles(one.input_bytes) if one.is_padded or one.is_copied else 0.0
+    is_copied = one.is_padded or one.is_copied
+    copied = copy_cycles(one.input_bytes) if is_copied else 0.0
     positions = one.rows * one.columns * one.images if one.is_pointwise else one.columns
     stretches = 1 if one.is_pointwise else one.rows * one.images
     outputs = one.outputs // one.phases  # whose lanes no other phase shares
-    tile = channels_last_tile(positions, outputs, one.depth, one.inputs, lanes, registers)
+    pitch = spread_pitch(one.inputs * one.groups, _WORD_BYTES) if is_copied else one.inputs * one.groups
+    tile = channels_last_tile(positions, outputs, one.depth, one.inputs, lanes, registers, pitch=pitch)
     return copied + stretches * one.groups * one.phases * _stretch_cycles(tile, positions, outputs, one.depth, lanes)
 
 

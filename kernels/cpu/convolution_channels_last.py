@@ -130,7 +130,8 @@ class _Convolution:
         lanes = builder.lanes(self.accumulator)
         words = prod(depth) if self.pairs_taps else inputs  # that follow each other: neighbouring windows share none
         registers, has_words = self.target.vector_registers, self.is_paired or self.pairs_taps
-        ranked = channels_last_tiles(rows, outputs, prod(depth), words, lanes, registers, pairs=has_words)
+        pitch = image.strides[-1] if self.is_last else words
+        ranked = channels_last_tiles(rows, outputs, prod(depth), words, lanes, registers, pitch=pitch, pairs=has_words)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         weights = self._weights(tile.columns)
         if not flops:

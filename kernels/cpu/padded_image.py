@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ..bfloat16 import rounded, word_at
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
+from ..costs import spread_pitch
 from ..template import Refusal
 from .anchored import accumulator_type
 from .channels_last import ChannelsLast
@@ -67,11 +69,12 @@ def padded_image(
         if form.is_computed():
             return Refusal("an operand that is read in place, again for each tile of channels, is computed")
         return Image(builder.parameter(parameter, kind.elements, kind.dtype), _strides(kind.shape[1], extents, is_last))
-    elements, dtype = prod(kind.shape[:2]) * prod(reaches), accumulator_type(kind.dtype)
-    staged = Image(builder.workspace(elements, dtype), _strides(kind.shape[1], reaches, is_last))
+    (images, channels), dtype = kind.shape[:2], accumulator_type(kind.dtype)
+    pitch = spread_pitch(channels, np.dtype(dtype).itemsize) if is_last else channels
+    staged = Image(builder.workspace(images * pitch * prod(reaches), dtype), _strides(pitch, reaches, is_last))
     source = None if form.is_computed() else builder.parameter(parameter, kind.elements, kind.dtype)
     places = _lines(kind.shape, begins, reaches) if is_last else (kind.shape, begins, reaches)
-    _Copy(builder, form, source, staged.buffer, places[0], dtype, is_last, *places[1:]).emit()
+    _Copy(builder, form, source, staged.buffer, places[0], dtype, is_last, *places[1:], zeros=pitch - channels).emit()
     return staged
 
 
@@ -79,12 +82,13 @@ def _filled_image(builder: KernelBuilder, form: ChannelsLast, begins: Sequence[i
     """A copy of images of an odd number of channels of bfloat16 that lie channels-last, as words of two, the last with a zero."""
     name = form.anchor.inputs[0]
     kind = form.inner.types[name]
-    images, channels = kind.shape[0], kind.shape[1] + 1
-    buffer = builder.workspace(images * channels * prod(reaches), _BITS)
+    images, channels = kind.shape[:2]
+    pitch = spread_pitch(channels + 1, np.dtype(_BITS).itemsize)
+    buffer = builder.workspace(images * pitch * prod(reaches), _BITS)
     source = builder.parameter(form.operands[name], kind.elements, _BITS)
     shape, begins, extents = _lines(kind.shape, begins, reaches)
-    _Copy(builder, form, source, buffer, shape, _BITS, True, begins, extents, zeros=1).emit()
-    return Image(buffer, _strides(channels // 2, reaches, True), is_halved=True)
+    _Copy(builder, form, source, buffer, shape, _BITS, True, begins, extents, zeros=pitch - channels).emit()
+    return Image(buffer, _strides(pitch // 2, reaches, True), is_halved=True)
 
 
 def _lines(
@@ -106,7 +110,7 @@ class _Copy:
     """A copy of images as elements of `dtype`, line by line, with zeros around them.
 
     Their `shape` may have one dimension more than they, of a single place. What is not computed, has `dtype` _BITS and lies
-    channels-last is copied as it is, and may have `zeros` more channels.
+    channels-last is copied as it is. Where the copy lies channels-last, each place of it may have `zeros` after its channels.
     """
 
     builder: KernelBuilder
@@ -149,9 +153,10 @@ class _Copy:
         source = self.source
         if source is None and self.is_last:
             with builder.loop(columns, name="column") as column:
-                place = builder.bind(base + column * channels)
+                place = builder.bind(base + column * (channels + self.zeros))
                 at = (*rows, first + column)[: len(self.form.inner.types[self.form.anchor.inputs[0]].shape) - 2]
                 self._each(channels, lanes, place, lambda c: self.form.read_image(builder, (plane, c, *at)))
+                self._fill(builder.bind(place + channels), self.zeros)
         elif source is None:
             image, channel = builder.bind(tirx.floordiv(plane, channels)), builder.bind(tirx.floormod(plane, channels))
             self._each(columns, lanes, base, lambda i: self.form.read_image(builder, (image, channel, *rows, first + i)))

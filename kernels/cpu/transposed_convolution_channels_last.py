@@ -93,7 +93,8 @@ class _TransposedConvolution:
         depth = (*(one.count for one in taps), inputs)
         images, lines, rows = self._positions(product)
         lanes = builder.lanes(self.accumulator)
-        ranked = channels_last_tiles(rows, outputs, max(prod(depth), 1), inputs, lanes, self.target.vector_registers)
+        registers, pitch = self.target.vector_registers, image.strides[-1]
+        ranked = channels_last_tiles(rows, outputs, max(prod(depth), 1), inputs, lanes, registers, pitch=pitch)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         panels, phases = ceil(outputs / tile.columns), prod(product.phases)
         weights = self._weights(number, product, tile.columns) if prod(depth) else None

@@ -126,6 +126,23 @@ def from_first() -> list[Case]:
     ]
 
 
+def crowded() -> list[Case]:
+    """Positions that would lie a multiple of 4 KiB apart, in the copy of the image a line more."""
+    return [
+        convolution((2, 1024, 3, 17), 20, (1, 3), 1, (0, 1, 0, 1)),
+        convolution((1, 1024, 4, 5), 34, (2, 1), (2, 1), (1, 0, 1, 2), group=2),
+        convolution((1, 1024, 19), 17, 2, 1, 1),
+        convolution((1, 1024, 2, 3, 5), 9, (2, 1, 1), 1, (1, 0, 1, 0, 1, 0)),
+        convolution((1, 512, 5, 6), 8, 2, 1, 1, dtype="float64"),
+        convolution((1, 1024, 3, 7), 8, (1, 2), 1, (0, 1, 0, 1), dtype="float16"),
+        convolution((1, 1024, 3, 5), 8, (1, 2), 1, (0, 1, 0, 1), narrow="xw"),
+        convolution((1, 2048, 3, 5), 8, (1, 2), 1, (0, 1, 0, 1), narrow="xw"),
+        convolution((1, 2047, 3, 5), 33, (1, 2), 1, (0, 1, 0, 1), narrow="xw"),
+        _clipped(convolution((1, 1024, 3, 9), 8, (1, 2), 1, (0, 1, 0, 1))),
+        *_of_a_run([convolution((1, 1024, 2, 9), 8, (1, 2), 1, (0, 1, 0, 1))]),
+    ]
+
+
 def clipped() -> list[Case]:
     """Clip, whose bounds are constants inside the group and no inputs of it."""
     cases = [convolution((1, 16, 9, 9), 24, 3, 1, 1), convolution((1, 32, 9, 9), 32, 3, 2, 1, group=32)]
@@ -186,12 +203,17 @@ def test_groups_have_several_results(case: Case) -> None:
         volumes,
         over_padding,
         clipped,
+        crowded,
         from_first,
         of_a_run,
     ],
 )
 def test_convolutions(cases: Any, level: str) -> None:
     check(cases(), target_of(level))
+
+
+def test_odd_channels_in_pairs_lie_apart() -> None:
+    check(crowded(), target_of("avx512bf16", 2))
 
 
 @pytest.mark.parametrize("threads", [1, 3])

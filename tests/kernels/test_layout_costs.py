@@ -15,6 +15,7 @@ from prefuse.kernels.costs import (
     has_fewer_pairs_of_taps,
     in_pairs,
     pays_to_fill_pairs,
+    spread_pitch,
     winograd_choices,
 )
 
@@ -56,6 +57,9 @@ def test_rows_that_share_the_sets_of_a_cache_are_few() -> None:
     assert channels_last_tile(196, 256, 1024, 1024, 16, 32) == (7, 2)
     assert channels_last_tile(196, 256, 960, 960, 16, 32) == (14, 2)
     assert channels_last_tile(28, 1024, 9216, 1024, 16, 32) == (14, 2)  # whose panels of weights come from beyond L2
+    assert [spread_pitch(1024, 4), spread_pitch(1024, 2), spread_pitch(960, 4)] == [1040, 1024, 960]
+    assert channels_last_tile(196, 256, 1024, 1024, 16, 32, pitch=1040) == (14, 2)
+    assert channels_last_tile(196, 256, 640, 128, 16, 32, pitch=1024) == (7, 2)  # of one of eight groups
 
 
 def test_pairs_of_odd_channels_cost_a_copy() -> None:

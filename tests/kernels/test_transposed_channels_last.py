@@ -44,6 +44,7 @@ def transposed_others() -> list[Case]:
         transposed((2, 16, 6, 7), 40, 4, 2, 1, keep_first=("x",)),
         transposed((1, 16, 6, 7), 24, 3, 2, 1, is_constant=False),
         transposed((2, 8, 4, 5), 20, 4, 4, group=2, is_constant=False),
+        transposed((1, 1024, 2, 5), 9, (2, 4), 2, (0, 1)),
     ]
 
 
