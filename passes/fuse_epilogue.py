@@ -15,9 +15,11 @@ from ..compiler.ir.functions import fuse_into_function, group_name, is_fused
 from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
+from ..runtime.target import Target
 from .canonicalization.scope import has_same_shape, static_shape
 from .prologues.reading import is_readable
 from .rows.shapes import rows_of
+from .short_runs import short_run_fault
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,9 @@ class FuseEpilogue(Pass):
     An anchor has one output and is a matrix product or convolution, else a reduction, else a node that moves elements, else a
     pointwise node; in this order anchors take followers. Casts from a narrow type that a member alone reads join with it, as
     kernels read such operands as they lie. Legal when every follower is pointwise with an output of the anchor's shape, and one
-    value alone leaves the group: then no path leaves it and returns. Views and what nothing is known of stay outside. Groups of
-    one node stay plain.
+    value alone leaves the group: then no path leaves it and returns. Views and what nothing is known of stay outside, and costly
+    operators where the anchor stores so few neighbours at a time that vectors would be mostly empty. Groups of one node stay
+    plain.
     """
 
     name: ClassVar[str] = "fuse-epilogue"
@@ -45,7 +48,7 @@ class FuseEpilogue(Pass):
         for anchor in sorted(anchors, key=_anchor_rank):  # stable: in order of the graph within a kind
             if anchor in taken:
                 continue
-            group, rejections = _Growth(anchor, order, taken, self.max_ops).grow()
+            group, rejections = _Growth(anchor, order, taken, self.max_ops, context.target).grow()
             for rejection in rejections:
                 context.reject(self.name, rejection)
             if len(group) > 1:
@@ -129,6 +132,7 @@ class _Growth:
     order: dict[ir.Node, int]  # of the nodes of the graph
     taken: set[ir.Node]  # nodes of other groups
     max_ops: int
+    target: Target
     members: list[ir.Node] = field(default_factory=list)
     leaving: dict[ir.Value, int] = field(default_factory=dict)  # values of members -> how many others read them
     candidates: list[tuple[int, int, ir.Node]] = field(default_factory=list)  # heap of those others
@@ -181,7 +185,7 @@ class _Growth:
             return f"%{output.name} is an output of the graph"
         if len(self.members) >= self.max_ops:
             return f"the group would have more than {self.max_ops} nodes"
-        return None
+        return short_run_fault(self.anchor, [node], self.target)
 
     def _rejections(self, group: list[ir.Node], blocker: ir.Node | None) -> Iterator[Rejection]:
         """One for each pointwise node that reads the value which leaves the group."""

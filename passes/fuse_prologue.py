@@ -19,6 +19,7 @@ from ..compiler.pipeline import Context, Pass
 from ..kernels.costs import operations_of
 from .fusion_cost import REGION_OPERATIONS, Join, drawback
 from .prologues.reading import Body, Reading, reading_of
+from .short_runs import wasted_operations
 
 _NAMED_OPS = 6  # a function of more nodes is named by the group that took them in
 
@@ -133,10 +134,21 @@ class _Moving:
         return Join(
             saved_bytes=made * (1 + len(readings)),
             added_bytes=read * (len(readings) - 1) + int(again * max(read - made, 0)),
-            recomputed_operations=(times - 1) * operations,
+            recomputed_operations=(times - 1) * operations + self._wasted_operations(nodes, readings),
             saved_regions=int(operations >= REGION_OPERATIONS and self.context.target.threads > 1),
             tensors=max(tensors),
             operators=max(sizes),
+        )
+
+    def _wasted_operations(self, nodes: tuple[ir.Node, ...], readings: dict[ir.Node, Reading]) -> float:
+        """In empty lanes, where readers go over few neighbours at a time."""
+        target = self.context.target
+        if target.is_gpu:
+            return 0.0
+        return sum(
+            reading.times * wasted_operations(anchor, nodes, target.vector_lanes)
+            for reader, reading in readings.items()
+            for anchor in Body.of(self.model, reader).anchors
         )
 
     def _rewrite(self, node: ir.Node, readers: list[ir.Node]) -> None:

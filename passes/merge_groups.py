@@ -14,6 +14,7 @@ from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
 from .canonicalization.scope import has_same_shape
+from .short_runs import short_run_fault
 
 _NORMALIZATIONS = frozenset(["LayerNormalization", "RMSNormalization"])
 _MAX_OUTPUTS = 4
@@ -111,6 +112,8 @@ class _Merging:
             return f"the group would read more than {_MAX_OPERANDS} tensors"
         if len(first.outputs) + len(second.outputs) > _MAX_OUTPUTS:
             return f"the group would have more than {_MAX_OUTPUTS} outputs"
+        if reason := short_run_fault(self._fusable(first)[0], self._operators(second), self.context.target):
+            return reason
         if not self._fits_at_first(first, second) and not self._fits_at_second(first, second):
             return "what lies between them in the graph's order reads the one and feeds the other"
         return None
@@ -147,6 +150,10 @@ class _Merging:
         body = body_of(self.model, node) if is_fused(node) else (node,)
         return [one for one in body if one.op_type != "Constant"]
 
+    def _fusable(self, node: ir.Node) -> list[ir.Node]:
+        """The anchor and what follows it."""
+        return [one for one in self._operators(node) if kind_of(one) is not Kind.OPERAND]
+
     def _size(self, node: ir.Node) -> int:
         return len(self._operators(node))
 
@@ -155,7 +162,7 @@ class _Merging:
 
     def _has_outlet(self, node: ir.Node) -> bool:
         """Whether the kernel of a group can store several results."""
-        first, *others = (one for one in self._operators(node) if kind_of(one) is not Kind.OPERAND)
+        first, *others = self._fusable(node)
         is_normalization = first.op_type in _NORMALIZATIONS and sum(output.name != "" for output in first.outputs) == 1
         is_outlet = is_pointwise(first) or kind_of(first) is Kind.OUTPUT_FUSABLE or is_normalization
         return is_outlet and all(map(is_pointwise, others))
