@@ -85,6 +85,7 @@ class Convolution:
     planes: int = 1  # of the result
     phases: int = 1  # that share the outputs
     is_copied: bool = False  # though it may not be padded
+    met: float = 1.0  # the part of the taps that meets more than padding, told of dilated ones
 
     @classmethod
     def of_dimensions(
@@ -100,17 +101,23 @@ class Convolution:
         element_bytes: int,
     ) -> Convolution:
         """Of signals, images or volumes: `channels` are images, groups, and inputs and outputs of a group."""
-        many = zip(sizes, results, kernel, strides, dilations, strict=True)
-        overhangs = any((out - 1) * stride + (taps - 1) * dilation + 1 > size for size, out, taps, stride, dilation in many)
+        many = [*zip(sizes, results, kernel, strides, dilations, strict=True)]
+        pads = [(out - 1) * stride + (taps - 1) * dilation + 1 - size for size, out, taps, stride, dilation in many]
         return cls(
             *channels,
             *_as_plane(sizes),
             *_as_plane(results),
             kernel=_as_plane(kernel),
             strides=_as_plane(strides),
-            is_padded=overhangs or has_pads,
+            is_padded=any(pad > 0 for pad in pads) or has_pads,
             element_bytes=element_bytes,
             dilations=_as_plane(dilations),
+            met=prod(
+                share_met(*axis, begin=max(pad, 0) // 2, run=_even_run(axis[1]) if number == len(kernel) else 1)
+                for number, (axis, pad) in enumerate(zip(many, pads, strict=True), 1)
+            )
+            if max(dilations, default=1) > 1
+            else 1.0,
             depths=prod(kernel[:-2]),
             gaps=prod(results[:-2]) * (kernel[-2] - 1) if len(kernel) > 2 else 0,
             planes=prod(results[:-2]),
@@ -163,6 +170,26 @@ class Convolution:
     @property
     def input_bytes(self) -> int:
         return self.images * self.groups * self.inputs * self.height * self.width * self.element_bytes
+
+
+def share_met(inputs: int, outputs: int, taps: int, stride: int, dilation: int, *, begin: int, run: int) -> float:
+    """Which part of the taps along a dimension meets the input at some of the `run` output positions that are taken at once.
+
+    The first window begins `begin` positions before the input. 1 where there are no outputs.
+    """
+    met = 0
+    starts = range(0, outputs, run)
+    for start in starts:
+        first = min(start, outputs - run) * stride - begin
+        last = first + (run - 1) * stride
+        lowest = min(max(-(last // dilation), 0), taps)
+        met += max(min(-((first - inputs) // dilation), taps) - lowest, 0)
+    return met / (len(starts) * taps) if starts else 1.0
+
+
+def _even_run(positions: int) -> int:
+    """The positions of a tile, where those of a line are parted as evenly as they can be."""
+    return ceil(positions / max(ceil(positions / _MAX_TILE_ROWS), 1)) or 1
 
 
 def _as_plane(extents: Sequence[int]) -> tuple[int, int]:
@@ -249,7 +276,8 @@ def channels_last_cycles(one: Convolution, lanes: int, registers: int) -> float:
     outputs = one.outputs // one.phases  # whose lanes no other phase shares
     pitch = spread_pitch(one.inputs * one.groups, _WORD_BYTES) if is_copied else one.inputs * one.groups
     tile = channels_last_tile(positions, outputs, one.depth, one.inputs, lanes, registers, pitch=pitch)
-    return copied + stretches * one.groups * one.phases * _stretch_cycles(tile, positions, outputs, one.depth, lanes)
+    depth = ceil(one.met * one.depth)
+    return copied + stretches * one.groups * one.phases * _stretch_cycles(tile, positions, outputs, depth, lanes)
 
 
 def paired_cycles(one: Convolution, lanes: int, registers: int, *, is_slow: bool) -> float:
@@ -285,7 +313,7 @@ def winograd_choices(
     Those of bfloat16 images of up to `paired_tiles` tiles each have products of pairs, too.
     """
     is_empty = not one.images * one.rows * one.columns
-    if is_empty or one.kernel != (3, 3) or one.strides != (1, 1) or one.dilations != (1, 1):
+    if is_empty or one.kernel != (3, 3) or one.strides != (1, 1):
         return []
     weights = one.groups * one.inputs * one.outputs
     is_small = one.height * one.width * one.groups * one.inputs * _WORD_BYTES <= _SMALL_IMAGE_BYTES
@@ -296,15 +324,21 @@ def winograd_choices(
         and (outputs <= WINOGRAD_HALF_OUTPUTS or (outputs + 2) ** 2 * weights * _WORD_BYTES <= _LARGE_TILE_BYTES)
     ]
     choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, lanes, registers)) for outputs in sizes]
-    tiles = ceil(one.rows / PAIRED_OUTPUTS) * ceil(one.columns / PAIRED_OUTPUTS)  # of an image
+    tiles = prod(tiles_along(one, PAIRED_OUTPUTS))  # of an image
     if precision == "bfloat16" and one.element_bytes == 2 and one.inputs % 2 == 0 and tiles <= paired_tiles:
         cycles = _winograd_cycles(one, PAIRED_OUTPUTS, lanes, registers, has_pairs=True)
         choices.append(WinogradChoice(PAIRED_OUTPUTS, cycles, has_pairs=True))
     return sorted(choices, key=lambda choice: choice.cycles)
 
 
+def tiles_along(one: Convolution, outputs: int) -> tuple[int, ...]:
+    """Of how many of Winograd's tiles the columns and the rows of a result are: those of all phases of a dilated convolution."""
+    sizes = zip((one.rows, one.columns), one.dilations, strict=True)
+    return tuple(phases * ceil(ceil(extent / phases) / outputs) for extent, phases in sizes)
+
+
 def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int, *, has_pairs: bool = False) -> float:
-    tiles, points = one.images * ceil(one.rows / outputs) * ceil(one.columns / outputs), (outputs + 2) ** 2
+    tiles, points = one.images * prod(tiles_along(one, outputs)), (outputs + 2) ** 2
     vectors = ceil(one.groups * one.inputs / lanes) + one.groups * ceil(one.outputs / lanes)
     depth = one.inputs // 2 if has_pairs else one.inputs
     tile = product_tile(tiles, one.outputs, depth, lanes, registers)

@@ -8,6 +8,7 @@ from math import gcd
 from tvm import tirx
 
 from ..builder import Expr, KernelBuilder
+from ..costs import share_met
 from ..group import Group, Op
 
 
@@ -84,15 +85,15 @@ def _transposed_begins(
 
 def share_of_padding(window: Window, dimension: int, run: int) -> float:
     """Which part of the taps along a dimension are none of `clipped_taps`, for output positions taken by runs of `run`."""
-    outputs, taps, stride = window.outputs[dimension], window.kernel[dimension], window.strides[dimension]
-    met = 0
-    starts = range(0, outputs, run)
-    for start in starts:
-        first = min(start, outputs - run) * stride - window.begins[dimension]
-        last, dilation = first + (run - 1) * stride, window.dilations[dimension]
-        begin = min(max(-(last // dilation), 0), taps)
-        met += max(min(-((first - window.inputs[dimension]) // dilation), taps) - begin, 0)
-    return 1 - met / max(len(starts) * taps, 1)
+    return 1 - share_met(
+        window.inputs[dimension],
+        window.outputs[dimension],
+        window.kernel[dimension],
+        window.strides[dimension],
+        window.dilations[dimension],
+        begin=window.begins[dimension],
+        run=run,
+    )
 
 
 def transposed_taps(window: Window, axis: int, phase: int) -> Taps:

@@ -1,4 +1,4 @@
-"""Conv of 3x3 windows with neither strides nor dilations, channels-last, as Winograd's products where less exactness is allowed.
+"""Conv of 3x3 windows without strides, channels-last, as Winograd's products where less exactness is allowed.
 
 Blocks of tiles go through three steps: their inputs are transformed, vectors running over channels; for each point of the tile a
 product of tiles by channels with the transformed weights makes tiles by output channels; these are transformed back, which is
@@ -8,13 +8,15 @@ products are of pairs.
 Where the transformed inputs of enough tiles fit the second cache, each thread takes blocks of its own through all steps; else,
 and where those of all tiles fit it and are less than the weights, threads share a block in the third, and each takes panels of
 the weights, which come from memory and so are read once a block.
+
+A dilated convolution is one of each of its phases: the rows that are a multiple of the dilation apart, and of them such columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, prod
 
 import numpy as np
 from tvm import tirx
@@ -33,6 +35,7 @@ from ..costs import (
     in_pairs,
     pays_to_fill_pairs,
     product_tiles,
+    tiles_along,
     winograd_choice,
     winograd_choices,
 )
@@ -91,7 +94,7 @@ def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
         return Refusal(reason)
     lanes, registers = target.vector_lanes, target.vector_registers
     choice = winograd_choice(extents_of(form), lanes, registers, precision, paired_tiles=_paired_tiles(form, target))
-    return choice or Refusal("is not of 3x3 windows without strides or dilations")
+    return choice or Refusal("is not of 3x3 windows without strides")
 
 
 def _paired_tiles(form: ChannelsLast, target: Target) -> int:
@@ -135,8 +138,8 @@ class _Kernel:
         self.depth = one.inputs // 2 if self.has_pairs else one.inputs
         self.method = winograd(outputs)
         self.points = self.method.extent**2
-        self.grid = (one.images, ceil(one.rows / outputs), ceil(one.columns / outputs))
-        self.tiles = one.images * self.grid[1] * self.grid[2]
+        self.grid = (one.images, *tiles_along(one, outputs))
+        self.tiles = prod(self.grid)
         channels, self.transformed = one.groups * one.inputs, _BITS if self.has_pairs else TYPE
         item_bytes = np.dtype(self.transformed).itemsize
         self.pitch = channels + (_LINE_BYTES // item_bytes if channels % 512 == 0 else 0)  # far rows would crowd each other out
@@ -244,11 +247,12 @@ class _Kernel:
 
     def _transform_input(self, to: Matrices, row: Expr, number: Expr) -> None:
         """Write row `row` of all matrices: the transformed input of tile `number`."""
-        builder, one, extent = self.builder, self.one, self.method.extent
-        image, down, right = (builder.bind(at) for at in unravel(number, self.grid))
-        top = builder.bind(down * self.method.outputs - self.window.begins[0])
-        left = builder.bind(right * self.method.outputs - self.window.begins[1])
-        whole = [tirx.And(at >= 0, at + extent <= size) for at, size in ((top, one.height), (left, one.width))]
+        builder, one, (below, beside) = self.builder, self.one, self.one.dilations
+        image, *at = (builder.bind(at) for at in unravel(number, self.grid))
+        top, left = (builder.bind(first - begin) for first, begin in zip(self._firsts(at), self.window.begins, strict=True))
+        reach = self.method.extent - 1
+        edges = (top, below, one.height), (left, beside, one.width)
+        whole = [tirx.And(at >= 0, at + reach * step < size) for at, step, size in edges]
         is_whole = builder.bind(tirx.And(*whole))
         read = self.form.readers(builder)[self.anchor.inputs[0]]
 
@@ -256,13 +260,13 @@ class _Kernel:
             return tirx.Cast(TYPE, read(index))
 
         def inside(i: int, j: Expr, channel: Expr) -> Expr:
-            return load((image, channel, top + i, left + j))
+            return load((image, channel, top + i * below, left + j * beside))
 
         def ahead(i: int, j: Expr, channel: Expr) -> Expr:
-            return read((image, channel, top + i, left + j))
+            return read((image, channel, top + i * below, left + j * beside))
 
         def clipped(i: int, j: Expr, channel: Expr) -> Expr:
-            y, x = top + i, left + j
+            y, x = top + i * below, left + j * beside
             exists = tirx.And(tirx.And(y >= 0, y < one.height), tirx.And(x >= 0, x < one.width))
             place = [tirx.max(tirx.min(at, size - 1), 0) for at, size in ((y, one.height), (x, one.width))]
             return builder.masked(exists, load((image, channel, *place)), tirx.const(0, TYPE))
@@ -275,6 +279,15 @@ class _Kernel:
             transform(inside)
         with builder.when(tirx.Not(is_whole)):
             transform(clipped)
+
+    def _firsts(self, numbers: Sequence[Expr]) -> tuple[Expr, ...]:
+        """Row and column of the first result of a tile, whose numbers count all phases of a place before the next place."""
+        steps = zip(numbers, self.one.dilations, strict=True)
+        outputs = self.method.outputs
+        return tuple(
+            self.builder.bind(tirx.floordiv(at, step) * (outputs * step) + tirx.floormod(at, step) if step > 1 else at * outputs)
+            for at, step in steps
+        )
 
     def _transform_vector(self, to: Matrices, row: Expr, channel: Expr, lanes: int, element: _Element, ahead: _Element) -> None:
         """Transform one vector of channels of a tile. `ahead` gives elements as they lie, also those of the tile to its right."""
@@ -338,7 +351,8 @@ class _Kernel:
         channel = builder.bind(group * one.outputs + part * columns)
         rest = one.outputs % columns
         with builder.loop(count, name="tile") as row:
-            place = tuple(builder.bind(at) for at in unravel(builder.bind(first + row), self.grid))
+            image, *at = (builder.bind(at) for at in unravel(builder.bind(first + row), self.grid))
+            place = (image, *self._firsts(at))
 
             def emit(extent: int) -> None:
                 _vectors(
@@ -367,19 +381,25 @@ class _Kernel:
             values = [builder.name(made.buffer[made.offset(i * extent + j, row, column + lane)]) for i in range(extent)]
             for i, value in enumerate(self.method.transform_result(builder, values)):
                 builder.store(half, (i * extent + j) * lanes + lane, value)
-        image, top, left = place[0], builder.bind(place[1] * outputs), builder.bind(place[2] * outputs)
+        (image, top, left), (below, beside) = place, self.one.dilations
         line = builder.local(outputs * lanes, TYPE)
-        with builder.loop(builder.bind(tirx.min(self.one.rows - top, outputs)), name="i") as i:
+        with builder.loop(self._count(self.one.rows - top, below), name="i") as i:
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 values = [builder.name(half[(i * extent + j) * lanes + lane]) for j in range(extent)]
                 for j, value in enumerate(self.method.transform_result(builder, values)):
                     scale = self.scales[panel * self.tile.columns + column + lane] if self.scales is not None else 1.0
                     builder.store(line, j * lanes + lane, value * scale)
             with (
-                builder.loop(builder.bind(tirx.min(self.one.columns - left, outputs)), name="j") as j,
+                builder.loop(self._count(self.one.columns - left, beside), name="j") as j,
                 builder.loop(lanes, "vectorized", "lane") as lane,
             ):
-                self._store((image, channel + column + lane, top + i, left + j), line[j * lanes + lane])
+                place = (image, channel + column + lane, top + i * below, left + j * beside)
+                self._store(place, line[j * lanes + lane])
+
+    def _count(self, rest: Expr, step: int) -> Expr:
+        """How many results a tile has along a dimension, of whose `rest` they are every `step`-th: there may be none."""
+        many = rest if step == 1 else tirx.max(tirx.floordiv(rest + step - 1, step), 0)
+        return self.builder.bind(tirx.min(many, self.method.outputs))
 
     def _store(self, index: tuple[Expr, ...], value: Expr) -> None:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""

@@ -12,7 +12,14 @@ import prefuse
 import pytest
 import torch
 from prefuse.compiler.oracle import relative_error
-from prefuse.kernels.costs import WINOGRAD_HALF_OUTPUTS, WINOGRAD_OUTPUTS, Convolution, winograd_choice
+from prefuse.kernels.costs import (
+    WINOGRAD_HALF_OUTPUTS,
+    WINOGRAD_OUTPUTS,
+    Convolution,
+    channels_last_cycles,
+    tiles_along,
+    winograd_choice,
+)
 from prefuse.kernels.cpu import winograd_channels_last
 from prefuse.kernels.cpu.winograd import PackScales, PackWinograd, winograd
 from prefuse.kernels.group import Op
@@ -107,6 +114,23 @@ def plain() -> list[Case]:
     ]
 
 
+def dilated() -> list[Case]:
+    """Phases of unequal numbers of rows, without any, and other ones of columns."""
+    return [
+        fast((1, 16, 13, 11), 24, 3, 1, 2, 2),
+        fast((2, 17, 20, 9), 20, 3, 1, (3, 0, 1, 4), (3, 2)),
+        fast((1, 5, 4, 23), 7, 3, 1, (7, 1, 8, 1), (7, 1)),
+        fast((1, 6, 7, 3), 40, 3, 1, 12, 12, group=2),
+    ]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("outputs", _OUTPUTS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_dilated_convolutions(outputs: int, level: str, threads: int) -> None:
+    check([forced(case, outputs) for case in dilated()], target_of(level, threads))
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("outputs", _OUTPUTS)
 def test_convolutions(outputs: int, level: str) -> None:
@@ -141,6 +165,7 @@ def test_pairs_of_bfloat16(threads: int) -> None:
         ((1, 512, 6, 8), 50, 1, 1),
     ]
     cases = [fast(shape, out, 3, 1, pads, group=group, narrow="x", whole=True) for shape, out, pads, group in shapes]
+    cases.append(fast((1, 32, 9, 7), 48, 3, 1, 2, 2, narrow="x", whole=True))
     check([forced(case, "2 in pairs") for case in cases], target_of("avx512bf16", threads))
 
 
@@ -193,8 +218,8 @@ def test_runs_are_equal_bit_for_bit() -> None:
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (fast((1, 64, 28, 28), 64, 3, 2, 1, template=""), "without strides or dilations"),
-        (fast((1, 64, 28, 28), 64, 3, 1, 2, 2, template=""), "without strides or dilations"),
+        (fast((1, 64, 28, 28), 64, 3, 2, 1, template=""), "without strides"),
+        (fast((1, 64, 28, 28), 64, 3, 1, 20, 20, template=""), "would take"),
         (fast((1, 64, 28, 28), 64, (3, 1), template=""), "not of 3x3 windows"),
         (fast((1, 1, 28, 28), 64, 3, template=""), "would take"),
         (fast((1, 64, 3, 3), 64, 3, template=""), "would take"),
@@ -249,6 +274,22 @@ def test_tiles_are_chosen_by_their_cost() -> None:
     chosen = [winograd_choice(one, 16, 32, "float32-fast") for one in (large, middle, small)]
     assert [choice.outputs for choice in chosen if choice] == [4, 5, 4]
     assert winograd_choice(large, 16, 32, "float32") is None
+
+
+def test_dilated_tiles_are_those_of_all_phases() -> None:
+    """Where phases have few results, or windows meet padding, tiles that are not whole cost more than they save."""
+    sizes = (33, 33), (33, 33), (3, 3), (1, 1)
+    few, many = (
+        Convolution.of_dimensions((1, 1, 512, 512), *sizes, (step, step), has_pads=True, element_bytes=4) for step in (18, 4)
+    )
+    assert many.met == pytest.approx((91 / 99) * 1.0)
+    assert few.met == pytest.approx((63 / 99) * (7 / 9))
+    assert tiles_along(many, 4) == (12, 12)
+    best = [winograd_choice(one, 16, 32, "float32-fast") for one in (few, many)]
+    is_taken = [
+        choice.cycles < channels_last_cycles(one, 16, 32) for choice, one in zip(best, (few, many), strict=True) if choice
+    ]
+    assert is_taken == [False, True]
 
 
 def test_larger_tiles_only_where_their_errors_are_allowed() -> None:
