@@ -50,7 +50,8 @@ _FEW_ROWS = 5  # so that a tile has no more rows, and sums in half of the regist
 PRODUCT_BLOCK_BYTES = 512 * 1024  # of rows of a product that wait in the second cache for what is computed from them
 _MIN_BLOCK_ROWS = 32  # of a thread, that make as much of each vector of weights as it takes to read it
 
-_COSTLY = "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Gelu Log Mish Pow Sigmoid Sin Softplus Swish Tan Tanh"
+_COSTLY = """
+    Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Exp Gelu Log Mish Pow Selu Sigmoid Sin Sinh Softplus Swish Tan Tanh"""
 COSTLY = frozenset(_COSTLY.split())  # operators of many steps
 
 

@@ -185,7 +185,8 @@ class _Growth:
             return f"%{output.name} is an output of the graph"
         if len(self.members) >= self.max_ops:
             return f"the group would have more than {self.max_ops} nodes"
-        return short_run_fault(self.anchor, [node], self.target)
+        followers = [one for one in self.members if is_pointwise(one)]
+        return None if is_pointwise(self.anchor) else short_run_fault(self.anchor, [*followers, node], self.target)
 
     def _rejections(self, group: list[ir.Node], blocker: ir.Node | None) -> Iterator[Rejection]:
         """One for each pointwise node that reads the value which leaves the group."""

@@ -112,7 +112,8 @@ class _Merging:
             return f"the group would read more than {_MAX_OPERANDS} tensors"
         if len(first.outputs) + len(second.outputs) > _MAX_OUTPUTS:
             return f"the group would have more than {_MAX_OUTPUTS} outputs"
-        if reason := short_run_fault(self._fusable(first)[0], self._operators(second), self.context.target):
+        anchor, *followers = self._fusable(first)
+        if reason := short_run_fault(anchor, [*followers, *self._operators(second)], self.context.target):
             return reason
         if not self._fits_at_first(first, second) and not self._fits_at_second(first, second):
             return "what lies between them in the graph's order reads the one and feeds the other"

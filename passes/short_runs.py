@@ -5,7 +5,8 @@ Computed by a kernel of their own, they go over whole vectors. That costs anothe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from math import ceil, prod
 
 import onnx_ir as ir
@@ -21,12 +22,13 @@ Shape = tuple[int, ...]
 Runs = tuple[int, ...]
 
 
-def short_run_fault(anchor: ir.Node, followers: Iterable[ir.Node], target: Target) -> str | None:
-    """Why costly followers, with results of the anchor's shape, are not to be computed where it stores; None if they may be."""
-    if target.is_gpu:
-        return None
+def short_run_fault(anchor: ir.Node, followers: Sequence[ir.Node], target: Target) -> str | None:
+    """Why followers, with results of the anchor's shape, are not all to be computed where it stores; None if they may be."""
     costly = [node for node in followers if node.op_type in COSTLY]
-    wasted = wasted_operations(anchor, costly, target.vector_lanes)
+    if target.is_gpu or not costly:
+        return None
+    runs = _cut(stored_runs(anchor), anchor.outputs[0], followers)
+    wasted = _wasted(costly, runs, target.vector_lanes)
     if not wasted:
         return None
     kind = tensor_type(anchor.outputs[0])
@@ -35,14 +37,17 @@ def short_run_fault(anchor: ir.Node, followers: Iterable[ir.Node], target: Targe
     join = Join(2 * kind.size_bytes, recomputed_operations=wasted, saved_regions=int(wakes_threads))
     if (saved := saved_cycles(join, target.vector_lanes, target.threads)) >= 0:
         return None
-    shortest = min(stored_runs(anchor))
-    return f"vectors over {shortest} neighbours of {anchor.op_type} would be mostly empty, for {-saved:.0f} cycles"
+    return f"vectors over {min(runs)} neighbours of {anchor.op_type} would be mostly empty, for {-saved:.0f} cycles"
 
 
 def wasted_operations(anchor: ir.Node, nodes: Iterable[ir.Node], lanes: int) -> float:
     """Scalar operations in the empty lanes of costly nodes computed where an anchor stores its result, or reads its operand."""
     costly = [node for node in nodes if node.op_type in COSTLY and has_static_type(node.outputs[0])]
-    runs = stored_runs(anchor) if costly else ()
+    return _wasted(costly, stored_runs(anchor), lanes) if costly else 0.0
+
+
+def _wasted(costly: Iterable[ir.Node], runs: Runs, lanes: int) -> float:
+    """The same of costly nodes and runs that are known."""
     if not runs:
         return 0.0
     vectors = sum(_vectors(run, lanes) for run in runs) / sum(runs)
@@ -71,6 +76,24 @@ def stored_runs(anchor: ir.Node) -> Runs:
         return ()
     runs = find(anchor, [_shape(value) for value in values], _shape(anchor.outputs[0]))
     return runs if runs and all(runs) else ()
+
+
+def _cut(runs: Runs, result: ir.Value, followers: Iterable[ir.Node]) -> Runs:
+    """What is left of runs where the followers read operands that span only some of the result's dimensions."""
+    if not runs:
+        return ()
+    out = _shape(result)
+    operands = dict.fromkeys(value for node in followers for value in node.inputs if value is not None)
+    most = min((_together(shape, out) for value in operands if (shape := static_shape(value)) is not None), default=prod(out))
+    return tuple(min(run, most) for run in runs)
+
+
+def _together(source: Shape, out: Shape) -> int:
+    """Neighbouring elements of a result for which an operand has as many elements, or one."""
+    padded = (1,) * (len(out) - len(source)) + source
+    spans = [(extent, own != 1) for extent, own in zip(out, padded, strict=True) if extent != 1]
+    last = spans[-1][1] if spans else False
+    return prod(extent for extent, _ in takewhile(lambda one: one[1] == last, reversed(spans)))
 
 
 def _shape(value: ir.Value) -> Shape:

@@ -93,6 +93,27 @@ def test_runs_of_transposes_are_neighbours(order: tuple[int, int, int]) -> None:
         assert stored_runs(anchor) == (run,), shape
 
 
+@pytest.mark.parametrize(
+    ("operand", "apart"),
+    [
+        ("float[3]", True),
+        ("float[20,400,1]", True),
+        ("float[20,1,1]", False),
+        ("float[400,3]", False),
+        ("float[1]", False),
+        ("float[20,400,3]", False),
+    ],
+)
+def test_operands_that_followers_read_cut_runs(operand: str, apart: bool) -> None:
+    """Wherever they come in: a costly operator before them is cut as one after them."""
+    inputs = f"float[10,400,3] x, float[10,400,3] z, {operand} b"
+    for chain in ("m = Mul(t, b) y = Exp(m)", "m = Exp(t) y = Sub(m, b)"):
+        model = _model(inputs, f"t = Concat <axis = 0> (x, z) {chain}", "float y")
+        concat, *followers = model.graph
+        assert (short_run_fault(concat, followers, CPU) is not None) == apart
+        assert short_run_fault(concat, followers[:1], CPU) is None
+
+
 def test_shorter_runs_waste_more() -> None:
     told = [short_run_fault(*_with_list(f"float[{n},9000] x", "Transpose(x)"), CPU) for n in (2, 3, 5, 10, 16, 20, 64)]
     assert [fault is not None for fault in told] == [True, True, True, True, False, False, False]
