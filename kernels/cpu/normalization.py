@@ -84,10 +84,20 @@ class Rows:
         kept = [d for d in range(len(shape)) if d not in self.row]
         reduced = (Loop(self.length, prod(shape[self.row.stop :])),)
         extents = [shape[d] for d in kept]
+        overlaps = not self.rowwise and side > slots and side % slots != 0
         if not self.rowwise:
-            extents[-1] = -(-side // slots)
+            extents[-1] = -(-side // slots) - overlaps
 
         def block(index: Index) -> None:
+            """The last two vectors of rows overlap, whose exponentials wait in the output: one thread takes both."""
+            if overlaps:
+                is_last = index[-1] == extents[-1] - 1
+                with builder.loop(builder.bind(tirx.Cast("int32", is_last) + 1), name="vector") as i:
+                    vector((*index[:-1], builder.bind(index[-1] + i)))
+            else:
+                vector(index)
+
+        def vector(index: Index) -> None:
             if not self.rowwise:
                 index = (*index[:-1], builder.bind(tirx.min(index[-1] * slots, side - slots)))
             place: list[Expr] = [0] * len(shape)

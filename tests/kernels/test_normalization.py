@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
+import prefuse
 import pytest
 
 from .harness import LEVELS, Case, check, followed, operator, target_of
@@ -136,3 +138,18 @@ def test_alone(make: Callable[[], list[Case]], level: str) -> None:
 def test_with_followers(make: Callable[[], list[Case]], level: str) -> None:
     cases = [case for case in make() if len(case.group.outputs) == 1 and case.group.types["y0"].dtype in ("float32", "float64")]
     check([followed(case) for case in cases], target_of(level))
+
+
+@pytest.mark.parametrize("shape", [(1717, 9), (101, 40), (203, 13)])
+def test_threads_do_not_meet_in_columns(shape: tuple[int, int]) -> None:
+    """The last vector of rows overlaps the one before it, and both write exponentials to their results while they compute."""
+    case = softmax(shape, 0)
+    node = onnx.helper.make_node("Softmax", ["x"], ["y"], axis=0)
+    source = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)
+    result = onnx.helper.make_empty_tensor_value_info("y")
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "columns", [source], [result]))
+    net = prefuse.compile(model, cache=False, threads=2)
+    (x,) = case.arrays.values()
+    results = [np.array(net(x)) for _ in range(300)]
+    np.testing.assert_allclose(results[0], case.expected[0], case.rtol, case.atol)
+    assert len({result.tobytes() for result in results}) == 1
