@@ -14,10 +14,11 @@ import tvm
 from tvm import tirx
 from tvm.ir import PointerType, PrimType
 
+from ..runtime.machine import Machine
 from ..runtime.plan import ALIGNMENT
 from .bfloat16 import is_rounding, rounded
 from .configuration import Choice, Configuration
-from .costs import PARALLEL_MIN_WORK
+from .cost.convolution import PARALLEL_MIN_WORK
 from .formats import is_coded
 
 Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
@@ -36,9 +37,10 @@ class KernelBuilder:
     integer_bits = 128  # of the widest integers that the target's compiler knows
 
     def __init__(
-        self, lanes_bytes: int, threads: int, *, has_bfloat16: bool = False, configuration: Configuration | None = None
+        self, machine: Machine, threads: int, *, has_bfloat16: bool = False, configuration: Configuration | None = None
     ) -> None:
-        self.vector_bytes = lanes_bytes
+        self.machine = machine
+        self.vector_bytes = machine.vector_bytes
         self.has_bfloat16 = has_bfloat16  # an instruction that rounds to it
         self.threads = threads
         self.choices: list[Choice] = []

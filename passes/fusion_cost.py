@@ -1,6 +1,6 @@
 """What it is worth to compute one group inside of another: one function of numbers alone, for the passes that may choose.
 
-Cycles of one core, as `kernels/costs.py` counts them: bytes that no longer travel and launches that no longer happen, against
+Cycles of one core, as `kernels/cost` counts them: bytes that no longer travel and launches that no longer happen, against
 operations that are done again and bytes that are read again. Threads divide all of them alike.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..kernels.costs import COPIED_BYTES, PARALLEL_MIN_WORK
+from ..kernels.cost.convolution import COPIED_BYTES, PARALLEL_MIN_WORK
 
 MAX_TENSORS = 16  # addresses of a kernel that stay in registers
 LAUNCH_CYCLES = 60.0  # of a call of a kernel

@@ -17,7 +17,8 @@ from ..compiler.ir.opset_raise import OLDEST
 from ..compiler.ir.residual_branches import convolutions_on_branches
 from ..compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes
 from ..compiler.pipeline import Context, Pass
-from ..kernels.costs import (
+from ..kernels.cost.amx import tile_convolution_cycles
+from ..kernels.cost.convolution import (
     PAIRED_TILES,
     WINOGRAD_OUTPUTS,
     channels_last_cycles,
@@ -26,7 +27,6 @@ from ..kernels.costs import (
     pays_to_fill_pairs,
     winograd_choice,
 )
-from ..kernels.tile_costs import tile_convolution_cycles
 from .canonicalization.scope import static_shape
 from .layout.extents import convolution_extents, phase_extents
 
@@ -164,10 +164,9 @@ class _Lowering:
         if not is_plane or target.has_tiles or self.context.precision not in WINOGRAD_OUTPUTS:
             return False
         one = replace(convolution_extents(node), element_bytes=2)
-        lanes, registers = target.vector_lanes, target.vector_registers
         paired_tiles = PAIRED_TILES if target.multiplies_pairs and node in self.on_branches else 0
-        choice = winograd_choice(one, lanes, registers, self.context.precision, paired_tiles=paired_tiles)
-        direct = channels_last_cycles(in_pairs(one), lanes, registers)
+        choice = winograd_choice(one, target.machine, self.context.precision, paired_tiles=paired_tiles)
+        direct = channels_last_cycles(in_pairs(one), target.machine)
         return choice is not None and choice.cycles < direct
 
     def read_images_narrow(self) -> None:
@@ -241,7 +240,7 @@ class _Lowering:
             return fault
         one = replace(convolution_extents(node), element_bytes=2)
         has_neighbours = one.kernel[1] > 1 and one.dilations[1] == 1
-        pays = target.multiplies_pairs and pays_to_fill_pairs(one, target.vector_lanes, target.vector_registers)
+        pays = target.multiplies_pairs and pays_to_fill_pairs(one, target.machine)
         if pays and not has_fewer_pairs_of_taps(one):
             return ""
         if has_neighbours:
@@ -268,7 +267,7 @@ class _Lowering:
         if not target.has_tiles:
             return ""
         one = convolution_extents(node) if node.op_type == "Conv" else phase_extents(node)
-        tiles, vectors = tile_convolution_cycles(one, 1), channels_last_cycles(one, target.vector_lanes, target.vector_registers)
+        tiles, vectors = tile_convolution_cycles(one, 1, target.machine), channels_last_cycles(one, target.machine)
         return "" if tiles < vectors else f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors in float32"
 
     def _weight_fault(self, operands: list[ir.Value]) -> str:

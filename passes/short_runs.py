@@ -12,7 +12,7 @@ from math import ceil, prod
 import onnx_ir as ir
 
 from ..compiler.ir.facts import has_static_type, tensor_type
-from ..kernels.costs import COSTLY, operations_of
+from ..kernels.cost.convolution import COSTLY, operations_of
 from ..runtime.target import Target
 from .canonicalization.scope import static_shape
 from .fusion_cost import REGION_OPERATIONS, Join, saved_cycles

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from . import machine as machines
 from . import tile_state
 from .errors import OptionError
+from .machine import Machine
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -32,32 +34,50 @@ _FIX = "use one of " + ", ".join(f'"{name}"' for name in ("cpu", *(f"cpu:{level}
 class Target:
     """A device kind, its architecture or instruction-set level, and the CPU threads that one call uses (1 on a GPU).
 
-    `str(target)` is canonical and round-trips through `Target.parse`.
+    `machine` is what costs are estimated for, as a compiler's -mtune beside its -march: programs for the target run wherever its
+    level does. `str(target)` says all but that, and round-trips through `Target.parse`.
     """
 
     kind: str
     level: str
     threads: int = 1
+    machine: Machine = field(default=None)  # type: ignore[assignment]  # the generic core of the level where none is given
+
+    def __post_init__(self) -> None:
+        if self.machine is None:
+            generic = machines.gpu_thread() if self.is_gpu else machines.row(_generic_of(self.level), _lanes_of(self.level))
+            object.__setattr__(self, "machine", generic)
 
     @classmethod
     def parse(cls, text: str, threads: int | None = None) -> Target:
-        """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avx512", "cpu:avx512bf16" or "cpu:amx",
-        optionally with ",threads=N"; or "cuda" (the first GPU of this machine), "cuda:sm_90", "rocm:gfx942" and the like.
+        """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avx512", "cpu:avx512bf16" or "cpu:amx", optionally with
+        ",threads=N" and ",machine=zen4"; or "cuda" (the first GPU of this machine), "cuda:sm_90", "rocm:gfx942" and the like.
+
+        "cpu" alone is for this very processor; with a level, programs are for any that has it, and costs are those of a generic
+        core unless a machine is named.
 
         Raises:
             OptionError: the text names no target, or the machine has none of the levels.
         """
-        head, _, tail = text.partition(",")
+        head, *tail = text.split(",")
         kind, _, level = head.partition(":")
         if kind in _GPU_LEVELS and not tail:
             return cls._parse_gpu(text, kind, level, threads)
-        if tail.startswith("threads=") and tail[8:].isdigit() and threads is None:
-            threads, tail = int(tail[8:]), ""
-        if kind != "cpu" or tail or (level and level not in _CPU_LEVELS | _TEST_LEVELS):
+        options = dict(part.partition("=")[::2] for part in tail)
+        if threads is None and options.get("threads", "").isdigit():
+            threads = int(options.pop("threads"))
+        named = options.pop("machine", None)
+        if kind != "cpu" or options or (level and level not in _CPU_LEVELS | _TEST_LEVELS):
             raise OptionError("target", f"unknown target {text!r}", _FIX)
+        if named is not None and named not in machines.names():
+            raise OptionError("target", f"no processor {named!r} is known", f"use one of {', '.join(machines.names())}")
         if threads is not None and not 1 <= threads <= 1024:
             raise OptionError("threads", f"{threads} is not between 1 and 1024", "leave it out to use every core of this process")
-        return cls(kind, level or best_cpu_level(), threads or len(os.sched_getaffinity(0)))
+        found = level or best_cpu_level()
+        core = machines.row(named or _generic_of(found), _lanes_of(found))
+        if not level and named is None:
+            core = machines.host_machine(host_cpu_model(), _lanes_of(found))
+        return cls(kind, found, threads or len(os.sched_getaffinity(0)), core)
 
     @classmethod
     def _parse_gpu(cls, text: str, kind: str, level: str, threads: int | None) -> Target:
@@ -85,6 +105,11 @@ class Target:
         """Vector registers that a tile of sums may take; on a GPU, registers of one thread."""
         return 64 if self.is_gpu else 32 if self.has("avx512f") else 16
 
+    @property
+    def is_host(self) -> bool:
+        """Whether costs are those of this very processor, so that what was measured on it may stand for what is assumed."""
+        return not self.is_gpu and self.machine == machines.host_machine(host_cpu_model(), _lanes_of(self.level))
+
     def has(self, flag: str) -> bool:
         """Whether programs for this target may use a CPU feature, by its name in /proc/cpuinfo."""
         return flag in (_CPU_LEVELS | _TEST_LEVELS).get(self.level, ())
@@ -105,6 +130,16 @@ class Target:
         A program for a GPU can be read anywhere: its device says at the first call whether it can run.
         """
         return tuple(flag for flag in (_CPU_LEVELS | _TEST_LEVELS).get(self.level, ()) if flag not in host_cpu_flags())
+
+
+def _generic_of(level: str) -> str:
+    """The core that stands for all that have a level: those with tiles are much alike."""
+    return "sapphire-rapids" if level in ("amx", AMX_EMULATED) else machines.GENERIC
+
+
+def _lanes_of(level: str) -> int:
+    """float32 lanes of a vector of a CPU level."""
+    return 16 if "avx512f" in (_CPU_LEVELS | _TEST_LEVELS).get(level, ()) else 8
 
 
 def _installed_gpu(kind: str) -> str:

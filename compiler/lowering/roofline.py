@@ -102,7 +102,7 @@ def _plan(target: Target) -> Plan:
 
 
 def _copy(target: Target) -> Any:
-    builder = KernelBuilder(4 * target.vector_lanes, target.threads)
+    builder = KernelBuilder(target.machine, target.threads)
     source, result = (builder.parameter(name, _ELEMENTS, "float32") for name in ("x", "h"))
     block = 64 * target.vector_lanes
     with builder.chunks(_ELEMENTS // block, _ELEMENTS) as chunk:
@@ -119,7 +119,7 @@ def _has_pairs(target: Target) -> bool:
 def _multiply_add(target: Target, dtype: str, combine: MultiplyAdd) -> Any:
     """Sums of products of `dtype`; a word of two numbers is an int32."""
     lanes = target.vector_lanes
-    builder = KernelBuilder(4 * lanes, target.threads)
+    builder = KernelBuilder(target.machine, target.threads)
     source = builder.parameter("x", _ELEMENTS, dtype)
     result = builder.parameter("y", target.threads * _RESULTS, "float32")
     cells = range(0, _SUMS * lanes, lanes)
@@ -140,7 +140,7 @@ def _multiply_add(target: Target, dtype: str, combine: MultiplyAdd) -> Any:
 
 def _multiply_tiles(target: Target) -> Any:
     """Products of one pair of tiles, added to several in turns: a product waits for the one before it on its sums."""
-    builder = KernelBuilder(4 * target.vector_lanes, target.threads)
+    builder = KernelBuilder(target.machine, target.threads)
     unit = tile_unit(builder, target)
     source = builder.parameter("x", _ELEMENTS, "uint32")
     result = builder.parameter("y", target.threads * _RESULTS, "float32")

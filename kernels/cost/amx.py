@@ -7,49 +7,48 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from .costs import Convolution
+from ...runtime.machine import Machine
+from .convolution import Convolution
 
-_DOT_CYCLES = 16  # of the tile unit, for the product of two tiles
-_TILE_LOAD_CYCLES = 40  # for a tile of 1 KiB from the second cache: 30 to 60 measured on a Sapphire Rapids, nothing asked for
 _SPLIT_ELEMENTS = 4.0  # of one term that a core makes in a cycle when it packs an operand
-_FAR_BYTES = 5.0  # a cycle, of weights that come from memory
 _BLOCK_LINES = 32  # rows, columns and values of k of a block of four tiles
 _MOST_LINE = 8192  # elements of a line on the stack
 TERMS = {"float32": 3, "float32-fast": 2, "bfloat16": 1, "float16": 3}  # bfloat16 numbers that a float32 becomes, by precision
-_TILE_LINES, _VECTOR_LANES = 16, 16
+_TILE_LINES = 16
 _TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their products, loads of a term of A and of B for them
 
 
-def tile_product_cycles(m: int, n: int, k: int, terms: int, *, packs_a: bool, packs_b: bool) -> float:
+def tile_product_cycles(m: int, n: int, k: int, terms: int, machine: Machine, *, packs_a: bool, packs_b: bool) -> float:
     """Of a product on the tile unit, whose operands are so many bfloat16 terms; those that are not constant are packed first."""
     rows, columns, steps = (ceil(extent / _BLOCK_LINES) * _BLOCK_LINES for extent in (m, n, k))
-    blocks = _blocks_cycles(m, n, k, terms)
+    blocks = _blocks_cycles(m, n, k, terms, machine)
     packed = (rows * packs_a + columns * packs_b) * steps * terms / _SPLIT_ELEMENTS
     finished = rows * columns / 4
-    return max(blocks, n * k * 2 * terms / _FAR_BYTES) + packed + finished
+    return max(blocks, n * k * 2 * terms / machine.memory_bytes) + packed + finished
 
 
-def tile_step_cycles(rows: int, columns: int, depth: int, terms: int) -> float:
+def tile_step_cycles(rows: int, columns: int, depth: int, terms: int, machine: Machine) -> float:
     """Of a product on the tile unit with weights from caches, as the steps of a recurrence make it; rows are split first."""
-    return _blocks_cycles(rows, columns, depth, terms) + rows * depth * terms / _SPLIT_ELEMENTS + rows * columns / 4
+    return _blocks_cycles(rows, columns, depth, terms, machine) + rows * depth * terms / _SPLIT_ELEMENTS + rows * columns / 4
 
 
-def vector_step_cycles(rows: int, columns: int, depth: int) -> float:
+def vector_step_cycles(rows: int, columns: int, depth: int, machine: Machine) -> float:
     """Of the same by vector multiply-adds in float32, also where weights are bfloat16."""
-    return rows * ceil(columns / _VECTOR_LANES) * max(depth / 2, 4.0) + rows * columns / 4
+    return rows * ceil(columns / machine.lanes) * max(depth / machine.multiply_adds, machine.sum_latency) + rows * columns / 4
 
 
-def _blocks_cycles(rows: int, columns: int, depth: int, terms: int) -> float:
+def _blocks_cycles(rows: int, columns: int, depth: int, terms: int, machine: Machine) -> float:
     """Of all blocks of 32 rows, the last of which may be half a one, by 32 columns, or 16 where there are no more."""
     tiles, b_tiles = ceil(rows / _TILE_LINES), 1 if columns <= _TILE_LINES else 2
-    step = tiles // 2 * _block_cycles(terms, 2, b_tiles) + tiles % 2 * _block_cycles(terms, 1, b_tiles)
+    step = tiles // 2 * _block_cycles(terms, 2, b_tiles, machine) + tiles % 2 * _block_cycles(terms, 1, b_tiles, machine)
     return ceil(columns / _BLOCK_LINES) * ceil(depth / _BLOCK_LINES) * step
 
 
-def _block_cycles(terms: int, a_tiles: int, b_tiles: int) -> float:
+def _block_cycles(terms: int, a_tiles: int, b_tiles: int, machine: Machine) -> float:
     """Of a step of 32 values of k."""
     products, a_loads, b_loads = _TERM_PRODUCTS[terms]
-    return max(a_tiles * b_tiles * products * _DOT_CYCLES, (a_tiles * a_loads + b_tiles * b_loads) * _TILE_LOAD_CYCLES)
+    dots, loads = a_tiles * b_tiles * products, a_tiles * a_loads + b_tiles * b_loads
+    return max(dots * machine.tile_dot_cycles, loads * machine.tile_load_cycles)
 
 
 def joined_columns(one: Convolution) -> int:
@@ -61,25 +60,24 @@ def joined_columns(one: Convolution) -> int:
     return columns if is_plain and are_few and line <= _MOST_LINE else 1
 
 
-def tile_convolution_cycles(one: Convolution, terms: int, *, copies: bool = True) -> float:
+def tile_convolution_cycles(one: Convolution, terms: int, machine: Machine, *, copies: bool = True) -> float:
     """Of a convolution on the tile unit, its result channels-last; it first copies its input in terms or not."""
     joined = joined_columns(one)
     pitch = one.columns if joined > 1 else one.columns + (one.kernel[1] - 1) * one.dilations[1] // one.strides[1]
     channels = ceil(one.inputs * joined / _BLOCK_LINES) * _BLOCK_LINES
     positions, depth = (one.rows // one.planes - 1) * pitch + one.columns, prod(one.kernel) // joined * channels
     outputs, matrices, planes = one.outputs // one.phases, one.groups * one.phases, one.images * one.planes
-    blocks = planes * matrices * _blocks_cycles(positions, outputs, depth, terms)
+    blocks = planes * matrices * _blocks_cycles(positions, outputs, depth, terms, machine)
     rows, columns = (ceil(extent / _BLOCK_LINES) * _BLOCK_LINES for extent in (positions, outputs))
     finished = planes * matrices * rows * columns / 4
     width = one.columns if joined > 1 else one.width
     copied = one.images * one.groups * one.height * width * channels * terms / _SPLIT_ELEMENTS if copies else 0.0
-    return max(blocks, matrices * outputs * depth * 2 * terms / _FAR_BYTES) + finished + copied
+    return max(blocks, matrices * outputs * depth * 2 * terms / machine.memory_bytes) + finished + copied
 
 
-def vector_product_cycles(m: int, n: int, k: int, lanes: int, *, is_narrow: bool) -> float:
-    """Of the same by two vector multiply-adds a cycle, or by dot products of pairs of bfloat16 numbers.
-
-    CPUs with a tile unit make one of these of 16 pairs in two cycles (LLVM's model of Sapphire Rapids): half as many products.
-    """
-    step, weight_bytes = (k, 2) if is_narrow else (k / 2, 4)
-    return max(m * ceil(n / lanes) * max(step, 4.0), n * k * weight_bytes / _FAR_BYTES) + m * n / 4
+def vector_product_cycles(m: int, n: int, k: int, machine: Machine, *, is_narrow: bool) -> float:
+    """Of the same by vector multiply-adds, or by dot products of pairs of bfloat16 numbers, which CPUs with a tile unit make at
+    half the rate of multiply-adds (LLVM's model of Sapphire Rapids)."""
+    step, weight_bytes = (k / 2 / (machine.dots or machine.multiply_adds), 2) if is_narrow else (k / machine.multiply_adds, 4)
+    computed = m * ceil(n / machine.lanes) * max(step, machine.sum_latency)
+    return max(computed, n * k * weight_bytes / machine.memory_bytes) + m * n / 4

@@ -1,7 +1,6 @@
-"""Estimated cycles of kernels on one core, as numbers alone: what choose-layout weighs, and how a template chooses its tile.
+"""Estimated cycles of convolutions on one core, as numbers alone: what choose-layout weighs, and how a template chooses its tile.
 
-A core makes two multiply-adds of vectors and two loads a cycle; a sum waits four cycles for the one before it. What is copied or
-converted is counted by its bytes. The measured cycles of large layers are at most 30 % above these, in either layout.
+Products are counted by their register tiles (`register_tile.py`), what is copied or converted by its bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +10,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
+from ...runtime.machine import LINE_BYTES, Machine
+from .register_tile import MAX_ROWS, Step, grid_cycles
+
 PARALLEL_MIN_WORK = 10_000  # scalar operations below which a parallel region costs more than it saves, though threads are awake
 COPIED_BYTES = 8.0  # a cycle, when a tensor is read or written in order
 _CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
-_FIRST_CACHE_BYTES, _SECOND_CACHE_BYTES = 32 * 1024, 640 * 1024  # that a panel may take there
+_L2_SHARE = 0.625  # of L2 that a panel may take beside what it meets
 _SCATTERED_ELEMENT = 1.0  # cycles
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
-_MAX_TILE_ROWS = 14
 # By precisions whose errors may grow with the largest element of a tile: sizes of Winograd's tiles. A layer's own error, of 128
 # channels, is 0.7e-6 by tiles of 4, 1.2e-6 by 5, 2e-6 by 6 and 4e-6 by 7.
 WINOGRAD_OUTPUTS = {"float32-fast": (2, 4, 5), "bfloat16": (2, 4, 5, 6, 7), "float16": (2, 4, 5, 6, 7)}
@@ -26,16 +27,11 @@ WINOGRAD_HALF_OUTPUTS = 5  # up to which transformed weights may be float16: bey
 PAIRED_OUTPUTS = 2  # of tiles whose products may be of pairs of bfloat16: rounding what is transformed makes 1.8 times the error
 PAIRED_TILES = 64  # of one image, up to which that is done, on branches that are added to what was there before
 _LARGE_TILE_BYTES = 8 * 1024 * 1024  # of transformed weights of those larger tiles: programs would be many times their size
-_PANEL_CYCLES = 2.5  # of a vector of weights that comes from the second cache
 _SMALL_IMAGE_BYTES = 2 * 1024 * 1024  # of an image in float32, up to which tiles of more than 4 outputs pay on several threads
 _TRANSFORM_CYCLES = 6.0  # of a vector of channels at one point of one of Winograd's tiles
-_MEMORY_BYTES = 6.0  # a cycle that come from memory, which other cores read, too
 _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
 _SHORT_ROWS, _SHORT_PAIR_ROWS = 7, 8  # the latter for several taps of pairs
-_SUM_CYCLES, _PAIR_SUM_CYCLES = 4.0, 6.0  # that a sum waits for the one before it, by multiply-adds and by dot products of pairs
 _WORD_BYTES = 4  # of an input channel in float32, or two in bfloat16
-_LINE_BYTES = 64
-_SET_BYTES = 4096  # apart, rows share the sets of the first cache, of which there are 8 to 12 lines
 _MANY_PLANES, _APART = (
     128,
     1.1,
@@ -47,7 +43,7 @@ _FAR_IMAGE_BYTES = 6 * 1024 * 1024  # of an image beyond which it is as slow: ea
 _FEW_CHANNELS = 8  # of the input, below which neighbouring windows share scalars, which LLVM keeps in registers,
 _FEW_ROWS = 5  # so that a tile has no more rows, and sums in half of the registers
 
-PRODUCT_BLOCK_BYTES = 512 * 1024  # of rows of a product that wait in the second cache for what is computed from them
+_BLOCK_SHARE = 0.5  # of L2, for rows of a product that wait there for what is computed from them
 _MIN_BLOCK_ROWS = 32  # of a thread, that make as much of each vector of weights as it takes to read it
 
 _COSTLY = """
@@ -87,6 +83,7 @@ class Convolution:
     phases: int = 1  # that share the outputs
     is_copied: bool = False  # though it may not be padded
     met: float = 1.0  # the part of the taps that meets more than padding, told of dilated ones
+    k_pack: int = 1  # neighbouring channels of a group that one instruction multiplies: an element is a word of them
 
     @classmethod
     def of_dimensions(
@@ -190,7 +187,7 @@ def share_met(inputs: int, outputs: int, taps: int, stride: int, dilation: int, 
 
 def _even_run(positions: int) -> int:
     """The positions of a tile, where those of a line are parted as evenly as they can be."""
-    return ceil(positions / max(ceil(positions / _MAX_TILE_ROWS), 1)) or 1
+    return ceil(positions / max(ceil(positions / MAX_ROWS), 1)) or 1
 
 
 def _as_plane(extents: Sequence[int]) -> tuple[int, int]:
@@ -204,14 +201,14 @@ def in_pairs(one: Convolution) -> Convolution:
     The last of an odd number stands beside a zero, in a copy of the image.
     """
     is_copied = one.is_copied or one.inputs % 2 == 1
-    return replace(one, inputs=ceil(one.inputs / 2), element_bytes=2 * one.element_bytes, is_copied=is_copied)
+    return replace(one, inputs=ceil(one.inputs / 2), element_bytes=2 * one.element_bytes, is_copied=is_copied, k_pack=2)
 
 
-def pays_to_fill_pairs(one: Convolution, lanes: int, registers: int) -> bool:
+def pays_to_fill_pairs(one: Convolution, machine: Machine) -> bool:
     """Whether an odd number of channels of bfloat16 is multiplied faster by pairs, though the image is copied for them."""
     if one.groups > 1 or one.inputs % 2 == 0:
         return False
-    return channels_last_cycles(in_pairs(one), lanes, registers) < channels_last_cycles(one, lanes, registers)
+    return channels_last_cycles(in_pairs(one), machine) < channels_last_cycles(one, machine)
 
 
 def has_fewer_pairs_of_taps(one: Convolution) -> bool:
@@ -220,70 +217,65 @@ def has_fewer_pairs_of_taps(one: Convolution) -> bool:
     return width > 1 and one.dilations[1] == 1 and ceil(width / 2) * one.inputs <= width * ceil(one.inputs / 2)
 
 
-def spread_pitch(elements: int, item_bytes: int) -> int:
+def spread_pitch(elements: int, item_bytes: int, machine: Machine) -> int:
     """How far apart positions of so many elements lie in a copy: a line more where they would share sets of the first cache."""
-    return elements + _LINE_BYTES // item_bytes if elements * item_bytes % _SET_BYTES == 0 else elements
+    return elements + LINE_BYTES // item_bytes if elements * item_bytes % machine.l1.set_stride_bytes == 0 else elements
 
 
 def channels_last_tile(
-    positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int, *, pitch: int = 0
+    positions: int, channels: int, depth: int, inputs: int, machine: Machine, *, pitch: int = 0, pairs: bool = False
 ) -> tuple[int, int]:
     """Rows (positions) and vectors (of output channels) of the tile with the fewest cycles for a stretch of positions."""
-    return channels_last_tiles(positions, channels, depth, inputs, lanes, registers, pitch=pitch)[0]
+    return channels_last_tiles(positions, channels, depth, inputs, machine, pitch=pitch, pairs=pairs)[0]
 
 
 def channels_last_tiles(
-    positions: int, channels: int, depth: int, inputs: int, lanes: int, registers: int, *, pitch: int = 0, pairs: bool = False
+    positions: int, channels: int, depth: int, inputs: int, machine: Machine, *, pitch: int = 0, pairs: bool = False
 ) -> list[tuple[int, int]]:
     """All tiles for a stretch of positions: those that cycles are counted for, the fewest first, then those thought worse.
 
     Short sums of `pairs` of bfloat16 are faster in wide tiles of few rows, and in tiles of many sums: each waits longer.
     Positions are `pitch` words apart, or as many as there are inputs.
     """
-    are_few, is_near = inputs < _FEW_CHANNELS, depth * 2 * lanes * _WORD_BYTES <= _SECOND_CACHE_BYTES  # a panel of weights
-    are_crowded = depth < _SHORT_DEPTH or (is_near and (pitch or inputs) * _WORD_BYTES % _SET_BYTES == 0)
+    lanes, registers = machine.lanes, machine.registers
+    are_few, is_near = inputs < _FEW_CHANNELS, depth * 2 * lanes * _WORD_BYTES <= _L2_SHARE * machine.l2.size_bytes  # a panel
+    are_crowded = depth < _SHORT_DEPTH or (is_near and (pitch or inputs) * _WORD_BYTES % machine.l1.set_stride_bytes == 0)
     short = _SHORT_PAIR_ROWS if pairs and depth > inputs else _SHORT_ROWS
-    rows = min(positions, _FEW_ROWS if are_few else short if are_crowded else _MAX_TILE_ROWS)
-    vectors = 4 if are_few or (pairs and depth * 4 * lanes * _WORD_BYTES <= _FIRST_CACHE_BYTES) else 2
-    every = product(range(1, max(min(positions, _MAX_TILE_ROWS), 1) + 1), (1, 2, 3, 4))  # a row even where there is none
+    rows = min(positions, _FEW_ROWS if are_few else short if are_crowded else MAX_ROWS)
+    vectors = 4 if are_few or (pairs and depth * 4 * lanes * _WORD_BYTES <= machine.l1.size_bytes) else 2
+    every = product(range(1, max(min(positions, MAX_ROWS), 1) + 1), (1, 2, 3, 4))  # a row even where there is none
     fitting = [(r, v) for r, v in every if r * v + v + 1 <= registers and (v == 1 or (v - 1) * lanes < channels)]
 
     def rank(tile: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:
         sums = registers // 2 if are_few or tile[1] > 2 else registers
         is_counted = tile[0] <= rows and tile[1] <= vectors and tile[0] * tile[1] <= sums
-        return not is_counted, _stretch_cycles(tile, positions, channels, depth, lanes, pairs=pairs), tile
+        return not is_counted, _stretch_cycles(tile, positions, channels, depth, machine, pairs=pairs), tile
 
     return sorted(fitting, key=rank)
 
 
 def _stretch_cycles(
-    tile: tuple[int, int], positions: int, channels: int, depth: int, lanes: int, *, pairs: bool = False
+    tile: tuple[int, int], positions: int, channels: int, depth: int, machine: Machine, *, pairs: bool = False
 ) -> float:
-    rows, vectors = tile
-    stream = 1.0 if depth * vectors * lanes * 4 <= _SECOND_CACHE_BYTES else 4.0
-    step = max(rows * vectors / 2, (rows + vectors) / 2, vectors * stream, _PAIR_SUM_CYCLES if pairs else _SUM_CYCLES)
-    return ceil(positions / rows) * ceil(channels / (vectors * lanes)) * (step * depth + 3 * rows * vectors + 20)
+    step = Step(depth * tile[1] * machine.vector_bytes, is_dot=pairs)
+    return grid_cycles(machine, *tile, (positions, channels, depth), step)
 
 
-def channels_last_cycles(one: Convolution, lanes: int, registers: int) -> float:
+def channels_last_cycles(one: Convolution, machine: Machine) -> float:
     """Of a convolution whose result lies channels-last."""
     if one.is_depthwise:
-        vectors = one.images * one.rows * one.columns * ceil(one.groups / lanes)
+        vectors = one.images * one.rows * one.columns * ceil(one.groups / machine.lanes)
         return vectors * (_DEPTHWISE_STEP * one.depth + _DEPTHWISE_START)
     is_copied = one.is_padded or one.is_copied
     copied = copy_cycles(one.input_bytes) if is_copied else 0.0
     positions = one.rows * one.columns * one.images if one.is_pointwise else one.columns
     stretches = 1 if one.is_pointwise else one.rows * one.images
     outputs = one.outputs // one.phases  # whose lanes no other phase shares
-    pitch = spread_pitch(one.inputs * one.groups, _WORD_BYTES) if is_copied else one.inputs * one.groups
-    tile = channels_last_tile(positions, outputs, one.depth, one.inputs, lanes, registers, pitch=pitch)
+    pitch = spread_pitch(one.inputs * one.groups, _WORD_BYTES, machine) if is_copied else one.inputs * one.groups
+    pairs = one.k_pack > 1
+    tile = channels_last_tile(positions, outputs, one.depth, one.inputs, machine, pitch=pitch, pairs=pairs)
     depth = ceil(one.met * one.depth)
-    return copied + stretches * one.groups * one.phases * _stretch_cycles(tile, positions, outputs, depth, lanes)
-
-
-def paired_cycles(one: Convolution, lanes: int, registers: int, *, is_slow: bool) -> float:
-    """The same by pairs of bfloat16, at twice the rate of float32, or `is_slow`, as on CPUs with a tile unit, at half of it."""
-    return (2 if is_slow else 1) * channels_last_cycles(one if is_slow else in_pairs(one), lanes, registers)
+    return copied + stretches * one.groups * one.phases * _stretch_cycles(tile, positions, outputs, depth, machine, pairs=pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,16 +290,12 @@ class WinogradChoice:
         return f"{self.outputs} in pairs" if self.has_pairs else str(self.outputs)
 
 
-def winograd_choice(
-    one: Convolution, lanes: int, registers: int, precision: str, *, paired_tiles: int = 0
-) -> WinogradChoice | None:
+def winograd_choice(one: Convolution, machine: Machine, precision: str, *, paired_tiles: int = 0) -> WinogradChoice | None:
     """The size of Winograd's tiles that takes the fewest cycles; None for windows and precisions that have none."""
-    return next(iter(winograd_choices(one, lanes, registers, precision, paired_tiles=paired_tiles)), None)
+    return next(iter(winograd_choices(one, machine, precision, paired_tiles=paired_tiles)), None)
 
 
-def winograd_choices(
-    one: Convolution, lanes: int, registers: int, precision: str, *, paired_tiles: int = 0
-) -> list[WinogradChoice]:
+def winograd_choices(one: Convolution, machine: Machine, precision: str, *, paired_tiles: int = 0) -> list[WinogradChoice]:
     """All sizes of Winograd's tiles that a precision allows, those with the fewest cycles first; none for other windows, and
     where there are no outputs.
 
@@ -324,10 +312,10 @@ def winograd_choices(
         if (outputs <= _PLAIN_OUTPUTS or is_small)
         and (outputs <= WINOGRAD_HALF_OUTPUTS or (outputs + 2) ** 2 * weights * _WORD_BYTES <= _LARGE_TILE_BYTES)
     ]
-    choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, lanes, registers)) for outputs in sizes]
+    choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, machine)) for outputs in sizes]
     tiles = prod(tiles_along(one, PAIRED_OUTPUTS))  # of an image
     if precision == "bfloat16" and one.element_bytes == 2 and one.inputs % 2 == 0 and tiles <= paired_tiles:
-        cycles = _winograd_cycles(one, PAIRED_OUTPUTS, lanes, registers, has_pairs=True)
+        cycles = _winograd_cycles(one, PAIRED_OUTPUTS, machine, has_pairs=True)
         choices.append(WinogradChoice(PAIRED_OUTPUTS, cycles, has_pairs=True))
     return sorted(choices, key=lambda choice: choice.cycles)
 
@@ -338,33 +326,33 @@ def tiles_along(one: Convolution, outputs: int) -> tuple[int, ...]:
     return tuple(phases * ceil(ceil(extent / phases) / outputs) for extent, phases in sizes)
 
 
-def _winograd_cycles(one: Convolution, outputs: int, lanes: int, registers: int, *, has_pairs: bool = False) -> float:
+def _winograd_cycles(one: Convolution, outputs: int, machine: Machine, *, has_pairs: bool = False) -> float:
     tiles, points = one.images * prod(tiles_along(one, outputs)), (outputs + 2) ** 2
-    vectors = ceil(one.groups * one.inputs / lanes) + one.groups * ceil(one.outputs / lanes)
+    vectors = ceil(one.groups * one.inputs / machine.lanes) + one.groups * ceil(one.outputs / machine.lanes)
     depth = one.inputs // 2 if has_pairs else one.inputs
-    tile = product_tile(tiles, one.outputs, depth, lanes, registers)
-    products = points * one.groups * product_cycles(tile, tiles, one.outputs, depth, lanes)
+    tile = product_tile(tiles, one.outputs, depth, machine)
+    products = points * one.groups * product_cycles(tile, tiles, one.outputs, depth, machine)
     weight_bytes = one.element_bytes if outputs <= WINOGRAD_HALF_OUTPUTS else max(one.element_bytes, _WORD_BYTES)
     more_bytes = (points * weight_bytes - prod(one.kernel) * one.element_bytes) * one.groups * one.inputs * one.outputs
-    fetched, transformed = more_bytes / _MEMORY_BYTES, tiles * points * vectors * _TRANSFORM_CYCLES
+    fetched, transformed = more_bytes / machine.memory_bytes, tiles * points * vectors * _TRANSFORM_CYCLES
     return max(products, fetched) + min(products, fetched) / 4 + transformed  # weights are asked for before they are read
 
 
-def product_tile(rows: int, columns: int, depth: int, lanes: int, registers: int) -> tuple[int, int]:
+def product_tile(rows: int, columns: int, depth: int, machine: Machine) -> tuple[int, int]:
     """Rows and vectors of the tile with the fewest cycles for the products of Winograd's tiles."""
-    return product_tiles(rows, columns, depth, lanes, registers)[0]
+    return product_tiles(rows, columns, depth, machine)[0]
 
 
-def product_tiles(rows: int, columns: int, depth: int, lanes: int, registers: int) -> list[tuple[int, int]]:
+def product_tiles(rows: int, columns: int, depth: int, machine: Machine) -> list[tuple[int, int]]:
     """All tiles for these products, those with the fewest cycles first."""
-    choices = [(r, v) for r, v in product(range(1, min(rows, _MAX_TILE_ROWS) + 1), (1, 2, 3, 4)) if r * v + v + 1 <= registers]
-    return sorted(choices, key=lambda tile: (product_cycles(tile, rows, columns, depth, lanes), tile))
+    every = product(range(1, min(rows, MAX_ROWS) + 1), (1, 2, 3, 4))
+    choices = [(r, v) for r, v in every if r * v + v + 1 <= machine.registers]
+    return sorted(choices, key=lambda tile: (product_cycles(tile, rows, columns, depth, machine), tile))
 
 
-def product_cycles(tile: tuple[int, int], rows: int, columns: int, depth: int, lanes: int) -> float:
-    height, vectors = tile
-    step = max(height * vectors / 2, (height + vectors) / 2, vectors * _PANEL_CYCLES, 4.0)
-    return ceil(rows / height) * ceil(columns / (vectors * lanes)) * (step * depth + 3 * height * vectors + 20)
+def product_cycles(tile: tuple[int, int], rows: int, columns: int, depth: int, machine: Machine) -> float:
+    """Of such a product, each panel of whose weights comes from L2."""
+    return grid_cycles(machine, *tile, (rows, columns, depth), Step(machine.l2.size_bytes))
 
 
 def scattered_cycles(elements: int) -> float:
@@ -372,30 +360,26 @@ def scattered_cycles(elements: int) -> float:
     return _SCATTERED_ELEMENT * elements
 
 
-def direct_cycles(one: Convolution, lanes: int, registers: int) -> float:
+def direct_cycles(one: Convolution, machine: Machine) -> float:
     """What it costs more when such a convolution reads an input that lies channels-first."""
     is_large = one.inputs * one.depths >= _MANY_PLANES and one.height * one.width * one.element_bytes > _NEAR_PLANE_BYTES
     far = _FAR_PLANES if one.depths == 1 and one.input_bytes <= _FAR_IMAGE_BYTES * one.images else _FAR_VOLUMES
-    return far * channels_last_cycles(one, lanes, registers) if is_large else 0.0
+    return far * channels_last_cycles(one, machine) if is_large else 0.0
 
 
-def channels_first_cycles(one: Convolution, lanes: int, registers: int) -> float:
+def channels_first_cycles(one: Convolution, machine: Machine) -> float:
     """Of a convolution whose values lie channels-first: positions of a whole padded plane are the columns of its tiles."""
     pitch = one.columns + (one.kernel[1] - 1) // one.strides[1]
     positions = one.rows * one.columns if one.is_pointwise else (one.rows + one.gaps - 1) * pitch + one.columns
-    is_copied = one.is_padded or prod(one.strides) > 1 or positions < lanes
+    is_copied = one.is_padded or prod(one.strides) > 1 or positions < machine.lanes
     copied = copy_cycles(one.input_bytes) if is_copied else 0.0
-    most = max(min(one.outputs, _MAX_TILE_ROWS), 1)  # a row even where there is none
-    choices = [(r, v) for r, v in product(range(1, most + 1), range(1, 9)) if r * v + v < registers]
+    most = max(min(one.outputs, MAX_ROWS), 1)  # a row even where there is none
+    choices = [(r, v) for r, v in product(range(1, most + 1), range(1, 9)) if r * v + v < machine.registers]
     apart = _APART if one.inputs >= _MANY_PLANES else 1.0
     segments = one.outputs * one.rows if pitch > one.columns and one.rows > 1 else 0
-
-    def cycles(tile: tuple[int, int]) -> float:
-        rows, vectors = tile
-        step = max(rows * vectors / 2, (rows + 2 * vectors) / 2, 4.0) * apart  # loads that cross cache lines count twice
-        return ceil(one.outputs / rows) * ceil(positions / (vectors * lanes)) * (step * one.depth + 3 * rows * vectors + 20)
-
-    return copied + one.images * one.groups * (min(map(cycles, choices)) + segments * _SEGMENT_CYCLES)
+    size = one.outputs, positions, one.depth * apart
+    products = min(grid_cycles(machine, *tile, size, Step(shifted=True)) for tile in choices)
+    return copied + one.images * one.groups * (products + segments * _SEGMENT_CYCLES)
 
 
 def copy_cycles(size_bytes: int) -> float:
@@ -408,7 +392,12 @@ def conversion_cycles(size_bytes: int) -> float:
     return 2 * size_bytes / _CONVERTED_BYTES
 
 
-def product_rows_drawback(rows: int, depth: int, columns: int, threads: int) -> str:
+def product_block_bytes(machine: Machine) -> int:
+    """Of rows of a product that wait in L2 for what is computed from them."""
+    return int(_BLOCK_SHARE * machine.l2.size_bytes)
+
+
+def product_rows_drawback(rows: int, depth: int, columns: int, threads: int, machine: Machine) -> str:
     """Why a float32 product is not computed in blocks of whole rows by each thread; empty if it is.
 
     Then each thread reads all of the weights, and not its part of them: once for each of its blocks, whose rows of the left
@@ -418,9 +407,10 @@ def product_rows_drawback(rows: int, depth: int, columns: int, threads: int) -> 
     of_thread = rows // threads
     if of_thread < _MIN_BLOCK_ROWS:
         return f"each of {threads} threads would read all weights for {of_thread} rows, fewer than {_MIN_BLOCK_ROWS}"
-    in_block = min(of_thread, PRODUCT_BLOCK_BYTES // (4 * columns))
+    block_bytes = product_block_bytes(machine)
+    in_block = min(of_thread, block_bytes // (4 * columns))
     if in_block < _MIN_BLOCK_ROWS:
-        return f"{_MIN_BLOCK_ROWS} rows of {columns} columns are more than the {PRODUCT_BLOCK_BYTES // 1024} KiB of a block"
-    if rows <= columns and (size := 4 * in_block * depth) > _SECOND_CACHE_BYTES:
+        return f"{_MIN_BLOCK_ROWS} rows of {columns} columns are more than the {block_bytes // 1024} KiB of a block"
+    if rows <= columns and (size := 4 * in_block * depth) > _L2_SHARE * machine.l2.size_bytes:
         return f"{size // 1024} KiB of a block's left operand would be read again for every panel of weights"
     return ""

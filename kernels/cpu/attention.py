@@ -21,16 +21,16 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..bfloat16 import words_multiply_add
 from ..builder import Expr, Index, KernelBuilder, share
+from ..cost.amx import TERMS, tile_product_cycles, vector_product_cycles
 from ..group import Group
 from ..template import BuiltKernel, Refusal
-from ..tile_costs import TERMS, tile_product_cycles, vector_product_cycles
 from .anchored import bound_unravel
 from .attention_elements import Elements
 from .attention_form import Attention, attention_of
 from .attention_mask import may_hide_keys, sees_first_key, visible_keys
 from .attention_places import Head, Keys, Places, QueryBlock
 from .attention_softmax import Rows, finish_rows, odd_lines, round_rows, running_softmax, softmax, start_rows, weigh_rows
-from .common import finish, new_builder, pointwise_cost
+from .common import finish, machine_of, new_builder, pointwise_cost
 from .few_rows import FewRows
 from .paired_panels import PairedPanels, store_line
 from .panel_product import WHOLE, Bounds, Element, Lines, Panels, Scratch, tiles_options
@@ -105,13 +105,13 @@ class _Kernel:
     @cached_property
     def unit(self) -> TileUnit | None:
         """Of tiles, where the target has one and it makes both products faster."""
-        form, lanes = self.form, self.builder.lanes("float32")
+        form, machine = self.form, self.target.machine
         if not self.target.has_tiles or form.dtype != "float32" or self.is_few:
             return None
         sizes = ((form.queries, form.keys, form.depth), (form.queries, form.width, form.keys))
         pairs = zip(sizes, self.terms, strict=True)
-        tiles = sum(tile_product_cycles(*size, terms, packs_a=True, packs_b=True) for size, terms in pairs)
-        vectors = sum(vector_product_cycles(*size, lanes, is_narrow=False) for size in sizes)
+        tiles = sum(tile_product_cycles(*size, terms, machine, packs_a=True, packs_b=True) for size, terms in pairs)
+        vectors = sum(vector_product_cycles(*size, machine, is_narrow=False) for size in sizes)
         return tile_unit(self.builder, self.target) if tiles < vectors else None
 
     @cached_property
@@ -148,11 +148,9 @@ class _Kernel:
     @cached_property
     def tiles(self) -> tuple[Tile, Tile]:
         """Of the scores and of the result, equally high."""
-        form, dtype, registers = self.form, np.dtype(self.form.dtype), self.target.vector_registers
+        form = self.form
         sizes = ((form.depth // self.factors, self.key_block), (ceil(self.key_block / self.factors), form.width))
-        options = tiles_options(
-            form.queries, sizes, self.builder.lanes(form.dtype), dtype.itemsize, registers, even=self.hides_keys
-        )
+        options = tiles_options(form.queries, sizes, machine_of(self.target, form.dtype), even=self.hides_keys)
         scores, result = self.builder.choose("rows", options)
         return scores, result
 

@@ -19,7 +19,7 @@ from math import prod
 from tvm import tirx
 
 from ..builder import Expr, Index, KernelBuilder, row_major, unravel
-from ..costs import Convolution
+from ..cost.convolution import Convolution
 from ..group import Group, Op
 from ..pointwise import POINTWISE
 from ..template import Refusal

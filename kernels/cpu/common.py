@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+import numpy as np
 from tvm import tirx
 
+from ...runtime.machine import Machine
 from ...runtime.target import Target
 from ..bfloat16 import multiplies_words
 from ..builder import Expr, Index, KernelBuilder, row_major, unravel
 from ..configuration import Configuration
-from ..costs import operations_of
+from ..cost.convolution import operations_of
 from ..gpu.builder import GpuBuilder
 from ..group import Group
 from ..pointwise import POINTWISE
@@ -29,7 +31,12 @@ def new_builder(target: Target, configuration: Configuration | None = None) -> K
     if target.is_gpu:
         return GpuBuilder()
     has_bfloat16 = target.has("avx512_bf16")
-    return KernelBuilder(target.vector_lanes * 4, target.threads, has_bfloat16=has_bfloat16, configuration=configuration)
+    return KernelBuilder(target.machine, target.threads, has_bfloat16=has_bfloat16, configuration=configuration)
+
+
+def machine_of(target: Target, dtype: str) -> Machine:
+    """The target's machine as it computes numbers of a type."""
+    return target.machine.of_items(np.dtype(dtype).itemsize)
 
 
 def pointwise_cost(group: Group) -> int:

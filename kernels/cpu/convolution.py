@@ -24,7 +24,7 @@ from ..prologue import is_computed
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
-from .common import finish, minimum, new_builder
+from .common import finish, machine_of, minimum, new_builder
 from .packing import PackPanels, pack_in_kernel
 from .tile_product import Plane, TileProduct, emit, tile_options
 from .window import Taps, Window, read_window, transposed_taps
@@ -224,7 +224,7 @@ class _Convolution:
         rows = self.out_channels // self.groups
         columns = _columns(outputs, planes.extents)
         tiles = tile_options(
-            rows, columns, prod(depth), self._lanes, self.target.vector_registers, shifted_loads=True, b_padded=not direct
+            rows, columns, prod(depth), machine_of(self.target, self.accumulator), shifted_loads=True, b_padded=not direct
         )
         tile = self.builder.choose("tile", tiles)
         weights = self._weights(number, taps, tile.rows)

@@ -18,13 +18,13 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..bfloat16 import multiply_add, word_at, words_multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..costs import channels_last_tiles, pays_to_fill_pairs
+from ..cost.convolution import channels_last_tiles, pays_to_fill_pairs
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
 from .anchored import sweep
 from .channels_last import ChannelsLast, channels_last_form, extents_of
-from .common import finish, new_builder
+from .common import finish, machine_of, new_builder
 from .depthwise_channels_last import Depthwise, is_depthwise
 from .packing import PackPanels, pack_in_kernel
 from .padded_image import Image, padded_image
@@ -129,9 +129,9 @@ class _Convolution:
         flops: int = 2 * images * lines * rows * self.out_channels * (self.source.shape[1] // self.groups) * prod(window.kernel)
         lanes = builder.lanes(self.accumulator)
         words = prod(depth) if self.pairs_taps else inputs  # that follow each other: neighbouring windows share none
-        registers, has_words = self.target.vector_registers, self.is_paired or self.pairs_taps
+        machine, has_words = machine_of(self.target, self.accumulator), self.is_paired or self.pairs_taps
         pitch = image.strides[-1] if self.is_last else words
-        ranked = channels_last_tiles(rows, outputs, prod(depth), words, lanes, registers, pitch=pitch, pairs=has_words)
+        ranked = channels_last_tiles(rows, outputs, prod(depth), words, machine, pitch=pitch, pairs=has_words)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         weights = self._weights(tile.columns)
         if not flops:
@@ -302,7 +302,7 @@ def has_pairs(form: ChannelsLast, target: Target, channels: int) -> bool:
 def _fills_pairs(form: ChannelsLast, target: Target) -> bool:
     """Whether the products of a Conv go by pairs although the number of channels is odd: a copy has a channel of zeros more."""
     is_faster = target.multiplies_pairs and _reads_narrow(form)
-    return is_faster and pays_to_fill_pairs(extents_of(form), target.vector_lanes, target.vector_registers)
+    return is_faster and pays_to_fill_pairs(extents_of(form), target.machine)
 
 
 def _reads_narrow(form: ChannelsLast) -> bool:

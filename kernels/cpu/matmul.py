@@ -8,15 +8,16 @@ from math import ceil, prod
 
 from tvm import tirx
 
+from ...runtime.machine import LINE_BYTES
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, broadcast_index, row_major, unravel
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
-from .common import finish, new_builder
+from .common import finish, machine_of, new_builder
 from .packing import PackPanels
-from .tile_product import LINE_BYTES, Panel, Plane, TileProduct, emit, share_sets, stream_cycles, tile_options
+from .tile_product import Panel, Plane, TileProduct, emit, share_sets, tile_options
 
 _ACCUMULATORS = {"float16": "float32", "bfloat16": "float32"}
 _SPREAD_LINES = 64  # rows and columns from which a copy of rows that crowd each other costs less than it saves
@@ -95,21 +96,20 @@ class Product:
         self.packed: dict[str, Operand] = {}
 
     def build(self) -> BuiltKernel:
-        a, b, lanes = self.a, self.b, self.builder.lanes(self.accumulator)
+        a, b, machine = self.a, self.b, machine_of(self.target, self.accumulator)
         packs_a, packs_b = a.name in self.group.constants, b.name in self.group.constants
         spreads_a = not packs_a and self.crowds()
         # A changing B is read where it is if its columns are contiguous and fill one vector; else it is staged.
-        stages_b = not packs_b and (not b.lines_last or b.lines < lanes)
+        stages_b = not packs_b and (not b.lines_last or b.lines < machine.lanes)
         padded = packs_b or stages_b
         tiles = tile_options(
             a.lines,
             b.lines,
             a.depth,
-            lanes,
-            self.target.vector_registers,
-            shifted_loads=not padded and b.lines % lanes != 0,
+            machine,
+            shifted_loads=not padded and b.lines % machine.lanes != 0,
             b_padded=padded,
-            stream_cycles=stream_cycles(a.depth, self.builder.vector_bytes) if padded else 0.0,
+            streams_b=padded,
             row_bytes=0 if packs_a or a.lines_last or spreads_a else a.depth * self.group.types[a.name].item_bytes,
             cuts_last=not packs_a,
         )
@@ -138,7 +138,7 @@ class Product:
         a = self.a
         kind = self.group.types[a.name]
         pays = min(a.lines, self.b.lines) >= _SPREAD_LINES and kind.size_bytes <= _SPREAD_BYTES and not self.builder.is_grid
-        return pays and not a.lines_last and share_sets(a.depth * kind.item_bytes)
+        return pays and not a.lines_last and share_sets(a.depth * kind.item_bytes, self.target.machine)
 
     def spread_rows(self) -> Load:
         """A copy of the rows of A in the workspace, a cache line further apart, which begins with a zero."""

@@ -12,7 +12,7 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ..bfloat16 import rounded, word_at
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
-from ..costs import spread_pitch
+from ..cost.convolution import spread_pitch
 from ..template import Refusal
 from .anchored import accumulator_type
 from .channels_last import ChannelsLast
@@ -70,7 +70,7 @@ def padded_image(
             return Refusal("an operand that is read in place, again for each tile of channels, is computed")
         return Image(builder.parameter(parameter, kind.elements, kind.dtype), _strides(kind.shape[1], extents, is_last))
     (images, channels), dtype = kind.shape[:2], accumulator_type(kind.dtype)
-    pitch = spread_pitch(channels, np.dtype(dtype).itemsize) if is_last else channels
+    pitch = spread_pitch(channels, np.dtype(dtype).itemsize, builder.machine) if is_last else channels
     staged = Image(builder.workspace(images * pitch * prod(reaches), dtype), _strides(pitch, reaches, is_last))
     source = None if form.is_computed() else builder.parameter(parameter, kind.elements, kind.dtype)
     places = _lines(kind.shape, begins, reaches) if is_last else (kind.shape, begins, reaches)
@@ -83,7 +83,7 @@ def _filled_image(builder: KernelBuilder, form: ChannelsLast, begins: Sequence[i
     name = form.anchor.inputs[0]
     kind = form.inner.types[name]
     images, channels = kind.shape[:2]
-    pitch = spread_pitch(channels + 1, np.dtype(_BITS).itemsize)
+    pitch = spread_pitch(channels + 1, np.dtype(_BITS).itemsize, builder.machine)
     buffer = builder.workspace(images * pitch * prod(reaches), _BITS)
     source = builder.parameter(form.operands[name], kind.elements, _BITS)
     shape, begins, extents = _lines(kind.shape, begins, reaches)

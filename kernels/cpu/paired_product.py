@@ -11,6 +11,7 @@ from math import ceil, prod
 
 from tvm import tirx
 
+from ...runtime.machine import LINE_BYTES
 from ...runtime.target import Target
 from ..bfloat16 import MultiplyAdd, halves_multiply_add, pair, words_multiply_add
 from ..builder import Buffer, Expr, Index
@@ -18,7 +19,7 @@ from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from .common import finish
 from .matmul import Load, Product, Side, product_of
-from .tile_product import LINE_BYTES, Plane, TileProduct, emit, stream_cycles, tile_options
+from .tile_product import Plane, TileProduct, emit, tile_options
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -59,11 +60,10 @@ class PairedProduct(Product):
             a.lines,
             b.lines,
             self.pairs,
-            self.builder.lanes(self.accumulator),
-            self.target.vector_registers,
+            self.target.machine,
             shifted_loads=False,
             b_padded=True,
-            stream_cycles=stream_cycles(self.pairs, self.builder.vector_bytes),
+            streams_b=True,
             row_bytes=0 if is_copied else a.depth * types[a.name].item_bytes,
             cuts_last=True,
         )

@@ -8,14 +8,16 @@ from math import ceil
 
 from tvm import tirx
 
+from ...runtime.machine import Machine
 from ..bfloat16 import MultiplyAdd, multiply_add
 from ..builder import Buffer, Expr, KernelBuilder
+from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
 from .anchored import sweep
 from .strided_copy import transposed
 from .tile_product import Tile, sum_tile
 
-_NEAR_BYTES = 16 * 1024  # of a panel that the first-level cache holds beside all else
-_STREAM_BYTES = 40  # that come from the second-level cache in a cycle
+_L1_SHARE = 0.5  # that a panel may take beside all else
+_ROW_CYCLES = 12.0  # of beginning a row of a tile's results
 Element = Callable[[Expr, Expr], Expr]  # of (k, column)
 Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
 
@@ -188,38 +190,31 @@ class Panels:
             sweep(builder, part.columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
 
 
-def tiles_options(
-    m: int, sizes: Sequence[tuple[int, int]], lanes: int, lane_bytes: int, registers: int, *, even: bool = False
-) -> dict[str, list[Tile]]:
+def tiles_options(m: int, sizes: Sequence[tuple[int, int]], machine: Machine, *, even: bool = False) -> dict[str, list[Tile]]:
     """Tiles of equally many rows for products of `m` rows with panels of these sizes (depth, columns), by those rows.
 
     For each number of rows those with the fewest cycles, and the number with the fewest of all first. With `even` the first
     product's tiles have two vectors, if registers allow it.
     """
+    registers = machine.registers
 
     def best(number: int, rows: int, depth: int, columns: int) -> tuple[float, int]:
         widths = (2,) if even and number == 0 else range(1, 9)
-        tiles = (Tile(rows, vectors, lanes) for vectors in widths if rows * vectors + vectors + 1 <= registers)
-        return min((_cycles(tile, depth, columns, lane_bytes) * ceil(m / rows), tile.vectors) for tile in tiles)
+        tiles = (Tile(rows, vectors, machine.lanes) for vectors in widths if rows * vectors + vectors + 1 <= registers)
+        return min((_cycles(tile, depth, columns, machine) * ceil(m / rows), tile.vectors) for tile in tiles)
 
-    highest = min(m, 14, (registers - 3) // 2 if even else 14)
+    highest = min(m, MAX_ROWS, (registers - 3) // 2 if even else MAX_ROWS)
     choices = [(rows, [best(number, rows, *size) for number, size in enumerate(sizes)]) for rows in range(1, highest + 1)]
     choices.sort(key=lambda choice: sum(cycles for cycles, _ in choice[1]))
-    return {str(rows): [Tile(rows, vectors, lanes) for _, vectors in found] for rows, found in choices}
+    return {str(rows): [Tile(rows, vectors, machine.lanes) for _, vectors in found] for rows, found in choices}
 
 
-def _cycles(tile: Tile, depth: int, columns: int, lane_bytes: int) -> float:
-    """Estimated, for a tile's rows by all panels.
-
-    Two multiply-adds or two loads a cycle, four cycles of latency, and what stores cost, by row and by vector; panels that the
-    first-level cache does not hold come from the second.
-    """
+def _cycles(tile: Tile, depth: int, columns: int, machine: Machine) -> float:
+    """Estimated, for a tile's rows by all panels, each row of whose sums begins with an address of its own."""
 
     def panel(vectors: int) -> float:
-        vector_bytes = tile.lanes * lane_bytes
-        far = vectors * vector_bytes / _STREAM_BYTES if depth * vectors * vector_bytes > _NEAR_BYTES else 0.0
-        step = max(tile.rows * vectors / 2, (tile.rows + vectors) / 2, far, 5.0)
-        return step * depth + 3 * tile.rows * vectors + 12 * tile.rows + 20
+        step = Step(depth * vectors * machine.vector_bytes / _L1_SHARE)
+        return tile_cycles(machine, tile.rows, vectors, depth, step) + _ROW_CYCLES * tile.rows
 
     whole, rest = divmod(ceil(columns / tile.lanes), tile.vectors)
     return whole * panel(tile.vectors) + (panel(rest) if rest else 0.0)

@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, share
-from ..costs import PRODUCT_BLOCK_BYTES
+from ..cost.convolution import product_block_bytes
 from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
 from ..values import Reader, pointwise_obstacle
@@ -23,7 +23,7 @@ from .matmul import Load, Product
 from .row_form import RowForm, row_form
 from .rows import OPERATORS as ROW_OPERATORS
 from .rows import SCRATCH_BYTES, emit_row, row_scratch
-from .tile_product import WORK_PER_OPERATION, Plane, Tile, TileProduct, emit_tile, stream_cycles, tile_options
+from .tile_product import WORK_PER_OPERATION, Plane, Tile, TileProduct, emit_tile, tile_options
 
 PRODUCTS = frozenset(["MatMul", "Gemm"])
 OPERATORS = ROW_OPERATORS | PRODUCTS
@@ -150,23 +150,20 @@ class _ProductRows(Product):
     def _blocks(self, threads: int) -> _Blocks:
         """Whole tiles of rows, dealt evenly; a block's results fit a share of the cache, and a thread's blocks are equal."""
         share_rows = ceil(self.rows / threads)
-        lanes, registers = self.builder.lanes("float32"), self.target.vector_registers
-        stream = stream_cycles(self.a.depth, self.builder.vector_bytes)
         options = tile_options(
             share_rows,
             self.columns,
             self.a.depth,
-            lanes,
-            registers,
+            self.target.machine,
             shifted_loads=False,
             b_padded=True,
-            stream_cycles=stream,
+            streams_b=True,
             row_bytes=0 if self.crowds() else self.a.depth * self.group.types[self.a.name].item_bytes,
             cuts_last=True,
         )
         tile = self.builder.choose("tile", options)
         tiles = ceil(self.rows / tile.rows)
-        most = max(PRODUCT_BLOCK_BYTES // (4 * self.pitch * tile.rows), 1)
+        most = max(product_block_bytes(self.target.machine) // (4 * self.pitch * tile.rows), 1)
         threads = min(threads, tiles)
         of_thread = ceil(tiles / threads)
         return _Blocks(threads, tile, tiles, self.builder.choose("block", _block_options(of_thread, most)))

@@ -14,13 +14,14 @@ from math import ceil
 
 from tvm import tirx
 
+from ...runtime.machine import Machine
 from ...runtime.target import Target
 from ..bfloat16 import MultiplyAdd, halves_multiply_add, multiply_add, word, words_multiply_add
 from ..builder import Buffer, Expr, KernelBuilder
+from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
 from ..group import Group
 from .tile_product import Tile
 
-_L1_BYTES, _STREAM_BYTES_PER_CYCLE = 32 * 1024, 24  # of common x86 cores: the first-level cache, what the second delivers
 _FEW_ROWS = 2  # whose products take as long as weights take to arrive, so that nothing is gained by rounding the rows
 _LINE_ELEMENTS = 16  # float32 numbers or words of a cache line
 Element = Callable[[Expr], Expr]  # of k
@@ -63,34 +64,33 @@ class GateTile:
     cycles: float  # estimated, of a panel
 
 
-def choose_gate_tile(rows: int, gates: int, units: int, steps: int, lanes: int, registers: int, vector_bytes: int) -> GateTile:
+def choose_gate_tile(rows: int, gates: int, units: int, steps: int, machine: Machine) -> GateTile:
     """The tiles with the fewest estimated cycles for products of `rows` rows with the weights of `units` hidden units.
 
-    Two multiply-adds or two loads a cycle, four cycles of latency; every tile of rows reads the whole panel again, from beyond
-    the first-level cache if that does not hold it. A single row reads each panel once, in order.
+    Every tile of rows reads the whole panel again, from beyond L1 if that does not hold it. A single row reads each panel once,
+    in order.
     """
 
     def cycles(height: int, parts: int, wide: int) -> float:  # of a panel
         vectors = gates // parts * wide
-        near = steps * vectors * parts * vector_bytes <= _L1_BYTES
-        stream = 0.0 if near else vectors * vector_bytes / _STREAM_BYTES_PER_CYCLE
-        step = max(height * vectors / 2, (height + vectors) / 2, stream, 4.0)
-        return ceil(rows / height) * parts * (step * steps + 3 * height * vectors + 20)
+        step = Step(min(steps * vectors * parts * machine.vector_bytes, machine.l2.size_bytes))
+        return ceil(rows / height) * parts * tile_cycles(machine, height, vectors, steps, step)
 
     def all_cycles(height: int, parts: int, wide: int) -> float:
-        return ceil(units / (wide * lanes)) * cycles(height, parts, wide)
+        return ceil(units / (wide * machine.lanes)) * cycles(height, parts, wide)
 
     choices = [
         (height, parts, wide)
-        for height, parts, wide in nest(range(1, max(min(rows, 14), 1) + 1), range(1, gates + 1), range(1, 9))
+        for height, parts, wide in nest(range(1, max(min(rows, MAX_ROWS), 1) + 1), range(1, gates + 1), range(1, 9))
         if gates % parts == 0
         and (vectors := gates // parts * wide) <= 8
-        and height * vectors + vectors + 1 <= registers
-        and (wide == 1 or (wide - 1) * lanes < units)
+        and height * vectors + vectors + 1 <= machine.registers
+        and (wide == 1 or (wide - 1) * machine.lanes < units)
         and (parts == 1 or height > 1)
     ]
     height, parts, wide = min(choices, key=lambda choice: (all_cycles(*choice), choice))
-    return GateTile(Tile(height, gates // parts * wide, lanes), parts, wide * lanes, cycles(height, parts, wide))
+    tile = Tile(height, gates // parts * wide, machine.lanes)
+    return GateTile(tile, parts, wide * machine.lanes, cycles(height, parts, wide))
 
 
 class RowProduct:

@@ -8,6 +8,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, KernelBuilder
+from .common import machine_of
 from .recurrent_cells import Cell
 from .recurrent_operands import PackGates, RecurrentOperands
 from .recurrent_products import Element, Form, RowProduct, form_of
@@ -25,7 +26,7 @@ def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, tar
         builder.store(projected, (direction * rows + m) * columns + column, biased)
 
     terms = terms_of(operands.group, operands.x, operands.w, target)
-    if pays(rows, columns, depth, terms):
+    if pays(rows, columns, depth, terms, target.machine):
         project_on_tiles(operands, terms, target, store)
     else:
         _project_on_vectors(builder, operands, target, store)
@@ -40,8 +41,7 @@ def _project_on_vectors(builder: KernelBuilder, operands: RecurrentOperands, tar
         rows,
         columns,
         product.steps,
-        builder.lanes(operands.dtype),
-        target.vector_registers,
+        machine_of(target, operands.dtype),
         shifted_loads=False,
         b_padded=True,
         cuts_last=True,

@@ -7,7 +7,8 @@ from math import ceil
 
 from ...runtime.target import Target
 from ..builder import Buffer
-from ..tile_costs import tile_step_cycles
+from ..cost.amx import tile_step_cycles
+from .common import machine_of
 from .recurrent_cells import Cell, Stage
 from .recurrent_operands import PackGates, RecurrentOperands
 from .recurrent_products import Form, GateTile, RowProduct, choose_gate_tile, form_of
@@ -63,7 +64,7 @@ def plan_stage(operands: RecurrentOperands, cell: Cell, stage: Stage, unit: Tile
     """The stage's tile has as many columns of each gate. Each tile of rows reads the whole panel again."""
     gates, builder = stage.gates, operands.builder
     terms = terms_of(operands.group, operands.x, operands.r, target)
-    if unit is not None and pays(operands.batch, len(gates) * operands.hidden, operands.hidden, terms):
+    if unit is not None and pays(operands.batch, len(gates) * operands.hidden, operands.hidden, terms, target.machine):
         return _plan_on_tiles(operands, cell, stage, terms, unit)
     form = form_of(operands.group, operands.x, operands.r, operands.batch, target)
     rows = RowProduct(builder, form, operands.directions * operands.batch, operands.hidden, target)
@@ -72,9 +73,7 @@ def plan_stage(operands: RecurrentOperands, cell: Cell, stage: Stage, unit: Tile
         len(gates),
         operands.hidden,
         rows.steps,
-        builder.lanes(operands.dtype),
-        target.vector_registers,
-        builder.vector_bytes,
+        machine_of(target, operands.dtype),
     )
     weights = operands.weights(operands.r, PackGates(cell.gates, gates, tiles.units, form is not Form.NUMBERS, tiles.parts))
     return StagePlan(stage, rows, tiles, ceil(operands.hidden / tiles.units), weights)
@@ -87,7 +86,7 @@ def _plan_on_tiles(operands: RecurrentOperands, cell: Cell, stage: Stage, terms:
     rows.clear_rest()
     lanes = builder.lanes(operands.dtype)
     panels = GatePanels(PackGates(cell.gates, gates, LINES, parts=len(gates)))
-    cycles = tile_step_cycles(operands.batch, len(gates) * LINES, operands.hidden, terms)
+    cycles = tile_step_cycles(operands.batch, len(gates) * LINES, operands.hidden, terms, builder.machine)
     tiles = GateTile(Tile(LINES, LINES // lanes, lanes), len(gates), LINES, cycles)
     weights = TiledWeights(operands, operands.r, panels, rows, unit)
     return StagePlan(stage, rows, tiles, ceil(operands.hidden / LINES), tiled=weights)

@@ -13,12 +13,13 @@ from math import ceil, prod
 import numpy as np
 from tvm import tirx
 
+from ...runtime.machine import Machine
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Expr, KernelBuilder, unravel
+from ..cost.amx import TERMS, tile_step_cycles, vector_step_cycles
 from ..group import Group
 from ..template import Operand
-from ..tile_costs import TERMS, tile_step_cycles, vector_step_cycles
 from .packing import PackPanels
 from .panel_product import Scratch
 from .recurrent_operands import PackGates, RecurrentOperands
@@ -42,9 +43,10 @@ def terms_of(group: Group, x: str, weights: str, target: Target) -> int:
     return 1 if group.precision == "bfloat16" or kinds[0] == "bfloat16" else 0
 
 
-def pays(rows: int, columns: int, depth: int, terms: int) -> bool:
+def pays(rows: int, columns: int, depth: int, terms: int, machine: Machine) -> bool:
     """Whether tiles are the faster way to multiply so many rows by weights that are read again at each step."""
-    return terms > 0 and depth > 0 and tile_step_cycles(rows, columns, depth, terms) < vector_step_cycles(rows, columns, depth)
+    size = rows, columns, depth
+    return terms > 0 and depth > 0 and tile_step_cycles(*size, terms, machine) < vector_step_cycles(*size, machine)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, share, unravel
 from ..configuration import TEMPLATE
+from ..cost.strassen import STRASSEN_PRECISION, StrassenChoice, strassen_choices, strassen_drawback
 from ..group import Group, Op
-from ..strassen_costs import STRASSEN_PRECISION, StrassenChoice, strassen_choices, strassen_drawback
 from ..template import BuiltKernel, Operand, Refusal
 from .bilinear import PackBilinear, combine, strassen
 from .common import finish
 from .matmul import Side
-from .tile_product import WORK_PER_OPERATION, Panel, stream_cycles, sum_tile, tile_options
+from .tile_product import WORK_PER_OPERATION, Panel, sum_tile, tile_options
 
 TYPE = "float32"
 _NEAR_BYTES = 384 * 1024  # of the second cache, for the products of a panel
@@ -45,7 +45,7 @@ class StrassenProduct:
 
     def build(self) -> BuiltKernel | Refusal:
         """The kernel, if it pays or a configuration asks for it."""
-        size = self.a.lines, self.b.lines, self.a.depth, self.builder.lanes(TYPE), self.target.vector_registers
+        size = self.a.lines, self.b.lines, self.a.depth, self.target.machine
         choices = strassen_choices(*size)
         is_wanted = self.group.configuration.get(TEMPLATE) == self.template
         if not (choices and is_wanted) and (reason := strassen_drawback(*size)):
@@ -79,9 +79,7 @@ class StrassenProduct:
         self.one = one = strassen(self.builder.choose("levels", {str(c.levels): c.levels for c in choices}))
         self.m, self.k = ceil(self.a.lines / one.rows), ceil(self.a.depth / one.depth)
         self.n = ceil(self.b.lines / (one.columns * lanes)) * lanes
-        stream = stream_cycles(self.k, self.builder.vector_bytes)
-        sizes = self.m, self.n, self.k, lanes, self.target.vector_registers
-        tiles = tile_options(*sizes, shifted_loads=False, b_padded=True, stream_cycles=stream)
+        tiles = tile_options(self.m, self.n, self.k, self.target.machine, shifted_loads=False, b_padded=True, streams_b=True)
         self.tile = self.builder.choose("tile", tiles)
         self.panels, rows = ceil(self.n / self.tile.columns), ceil(self.m / self.tile.rows)
         most = max(_NEAR_BYTES // (4 * one.products * self.tile.rows * self.tile.columns), 1)

@@ -22,21 +22,18 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from ...runtime.machine import LINE_BYTES, Machine
 from ..bfloat16 import MultiplyAdd, multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
+from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
 _LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cost more than 1%
 _LONGEST_CHAIN = 1024  # products of one sum: more have over twice the error of ONNX Runtime's sums, which are made of blocks
 _AHEAD_BYTES = 16 * 1024  # of a panel, from what is read to what is asked for: hardware prefetches no further than its page
 _FETCHING_ROWS = 3  # of a tile, from which on that is worth it: with fewer, memory is busy anyway
-LINE_BYTES = 64
-_MOST_ROWS = 14
-_SET_BYTES, _SET_ROWS = 4096, 13  # rows so far apart share a set of the first cache, whose 12 lines serve so many at most
-_NEAR_BYTES = 32 * 1024  # of a panel that the first-level cache holds beside all else
-_UNHIDDEN = 0.15  # of that time, what multiply-adds do not hide
+_SET_ROWS = 13  # of a tile that share a set of L1, which has 8 to 12 ways, at most
 _LEAST_SAVED = 100  # one part in so many of a product pays for a shorter last tile
-_STREAM_BYTES = 26  # that come from the second-level cache in a cycle
 WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
 
 
@@ -129,47 +126,46 @@ def tile_options(
     m: int,
     columns: int,
     depth: int,
-    lanes: int,
-    registers: int,
+    machine: Machine,
     *,
     shifted_loads: bool,
     b_padded: bool,
     vector_step: int = 1,
-    stream_cycles: float = 0.0,
+    streams_b: bool = False,
     row_bytes: int = 0,
     cuts_last: bool = False,
 ) -> dict[str, Tile]:
-    """All tiles, by their names, those with the fewest estimated cycles first.
-
-    Counted are two multiply-adds or two loads a cycle, four cycles of latency, wasted edges.
+    """All tiles, by their names, those with the fewest estimated cycles (`cost/register_tile.py`) first; wasted edges count.
 
     Args:
+        machine: counts numbers of the accumulators' size.
         shifted_loads: loads of B that cross cache lines, and so count twice.
         b_padded: columns beyond the end may be read; else the tile has no more columns than there are.
         vector_step: the tile has a multiple of so many vectors.
-        stream_cycles: that a vector of B takes from beyond L1, where its panels do not fit that.
+        streams_b: panels of B that L1 does not hold come from L2.
         row_bytes: from row to row of A, where it is read in place; 0 where nothing is known of it.
         cuts_last: the last tile of rows has `last_rows`.
     """
-    most_rows = _SET_ROWS if row_bytes and share_sets(row_bytes) else _MOST_ROWS
-
-    def tile_cycles(rows: int, vectors: int) -> float:
-        loads = rows + vectors * (2 if shifted_loads else 1)
-        step = max(rows * vectors / 2, loads / 2, vectors * stream_cycles, 4.0) + _UNHIDDEN * vectors * stream_cycles
-        return step * depth + 3 * rows * vectors + 20
+    most_rows = _SET_ROWS if row_bytes and share_sets(row_bytes, machine) else MAX_ROWS
+    step = Step(panel_bytes(depth, machine) if streams_b else 0.0, shifted=shifted_loads)
 
     def cycles(rows: int, vectors: int) -> float:
         last = last_rows(m, rows) if cuts_last else rows
-        column = (ceil(m / rows) - 1) * tile_cycles(rows, vectors) + tile_cycles(last, vectors)
-        return ceil(columns / (vectors * lanes)) * column
+        whole, rest = (tile_cycles(machine, height, vectors, depth, step) for height in (rows, last))
+        return ceil(columns / (vectors * machine.lanes)) * ((ceil(m / rows) - 1) * whole + rest)
 
     choices = [
         (rows, vectors)
         for rows, vectors in nest(range(1, max(min(m, most_rows), 1) + 1), range(vector_step, 9, vector_step))
-        if rows * vectors + vectors + 1 <= registers and (b_padded or vectors == 1 or vectors * lanes <= columns)
+        if rows * vectors + vectors + 1 <= machine.registers and (b_padded or vectors == 1 or vectors * machine.lanes <= columns)
     ]
-    tiles = (Tile(*choice, lanes) for choice in sorted(choices, key=lambda choice: (cycles(*choice), choice)))
+    tiles = (Tile(*choice, machine.lanes) for choice in sorted(choices, key=lambda choice: (cycles(*choice), choice)))
     return {str(tile): tile for tile in tiles}
+
+
+def panel_bytes(depth: int, machine: Machine) -> float:
+    """What a panel of B of four vectors takes, or L2 if that is less: more come from there too, asked for ahead."""
+    return min(4.0 * depth * machine.vector_bytes, machine.l2.size_bytes)
 
 
 def last_rows(m: int, rows: int) -> int:
@@ -178,20 +174,16 @@ def last_rows(m: int, rows: int) -> int:
     return rest if rest and (rows - rest) * _LEAST_SAVED >= m else rows
 
 
-def choose_tile(m: int, columns: int, depth: int, lanes: int, registers: int, **how: Any) -> Tile:
+def choose_tile(m: int, columns: int, depth: int, machine: Machine, **how: Any) -> Tile:
     """The tile with the fewest estimated cycles; `how` as `tile_options` has it."""
-    return next(iter(tile_options(m, columns, depth, lanes, registers, **how).values()))
+    return next(iter(tile_options(m, columns, depth, machine, **how).values()))
 
 
-def stream_cycles(depth: int, vector_bytes: int) -> float:
-    """What a vector of B costs for `choose_tile`, where panels of `depth` rows of four vectors are more than L1 holds."""
-    return vector_bytes / _STREAM_BYTES if depth * 4 * vector_bytes > _NEAR_BYTES else 0.0
-
-
-def share_sets(row_bytes: int) -> bool:
-    """Whether neighbouring elements of the rows of a tile, so far apart, fall into one set of the first cache, or two."""
-    apart = min(row_bytes % _SET_BYTES, -row_bytes % _SET_BYTES)
-    return row_bytes >= _SET_BYTES - apart and apart * _MOST_ROWS < LINE_BYTES
+def share_sets(row_bytes: int, machine: Machine) -> bool:
+    """Whether neighbouring elements of the rows of a tile, so far apart, fall into one set of L1, or two."""
+    stride = machine.l1.set_stride_bytes
+    apart = min(row_bytes % stride, -row_bytes % stride)
+    return row_bytes >= stride - apart and apart * MAX_ROWS < LINE_BYTES
 
 
 def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes: int) -> None:

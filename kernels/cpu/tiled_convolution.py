@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ...runtime.target import Target
 from ..configuration import TEMPLATE
+from ..cost.amx import joined_columns, tile_convolution_cycles
 from ..group import Group
 from ..template import BuiltKernel, Refusal
-from ..tile_costs import joined_columns, tile_convolution_cycles
 from .channels_last import ChannelsLast, channels_last_form, extents_of
 from .packing import PackPanels
 from .tile_image import TiledImage
@@ -57,7 +57,7 @@ def image_of(form: ChannelsLast, window: Window) -> TiledImage:
 
 def _drawback(form: ChannelsLast, target: Target, image: TiledImage) -> str:
     """Why vectors had better compute it, unless a configuration asks for tiles."""
-    tiles = tile_convolution_cycles(extents_of(form), image.terms, copies=not image.in_place)
+    tiles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=not image.in_place)
     vectors = vector_cycles(form, target)
     choice = winograd_of(form, target)
     if not isinstance(choice, Refusal):

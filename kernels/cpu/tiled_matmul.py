@@ -15,9 +15,9 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, share, unravel
 from ..configuration import TEMPLATE
+from ..cost.amx import TERMS, tile_product_cycles, vector_product_cycles
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
-from ..tile_costs import TERMS, tile_product_cycles, vector_product_cycles
 from ..values import pointwise_obstacle, split_anchor
 from .common import finish
 from .matmul import Product, Side
@@ -78,8 +78,10 @@ class TiledProduct(Product):
             return ""
         size = self.a.lines, self.b.lines, self.a.depth
         packs_a, packs_b = (side.name not in self.group.constants for side in (self.a, self.b))
-        tiles = tile_product_cycles(*size, self.terms, packs_a=packs_a and not self._reads_rows(), packs_b=packs_b)
-        vectors = vector_product_cycles(*size, self.builder.lanes("float32"), is_narrow=self.is_narrow)
+        tiles = tile_product_cycles(
+            *size, self.terms, self.target.machine, packs_a=packs_a and not self._reads_rows(), packs_b=packs_b
+        )
+        vectors = vector_product_cycles(*size, self.target.machine, is_narrow=self.is_narrow)
         return "" if tiles < vectors else f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors"
 
     def build(self) -> BuiltKernel:

@@ -12,9 +12,9 @@ from math import prod
 from ...runtime.target import Target
 from ..builder import Expr, Index, unravel
 from ..configuration import TEMPLATE
+from ..cost.amx import tile_convolution_cycles
 from ..group import Group
 from ..template import BuiltKernel, Refusal
-from ..tile_costs import tile_convolution_cycles
 from .channels_last import ChannelsLast, channels_last_form, extents_of
 from .tile_image import TiledImage, as_volume
 from .tile_packing import LINES
@@ -44,7 +44,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("some phases of output positions are the bias alone")
     leads, reaches = reaches_of(phases)
     image = _image(form, phases, leads, reaches)
-    tiles = tile_convolution_cycles(extents_of(form), image.terms, copies=not image.in_place)
+    tiles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=not image.in_place)
     vectors = vector_cycles(form, target)
     if tiles >= vectors and form.outer.configuration.get(TEMPLATE) != _TEMPLATE:
         return Refusal(f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors")

@@ -15,9 +15,9 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, share, unravel
-from ..costs import channels_last_cycles, paired_cycles
+from ..cost.amx import TERMS
+from ..cost.convolution import channels_last_cycles, in_pairs
 from ..template import BuiltKernel, Operand
-from ..tile_costs import TERMS
 from ..values import GroupValues
 from .channels_last import ChannelsLast, extents_of
 from .common import finish, new_builder
@@ -56,10 +56,10 @@ def terms_of(form: ChannelsLast) -> int:
 
 def vector_cycles(form: ChannelsLast, target: Target) -> float:
     """Of a form's anchor on vectors, as tile products of the columns that their channels are."""
-    one, lanes, registers = extents_of(form), target.vector_lanes, target.vector_registers
+    one = extents_of(form)
     if form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16" and one.inputs % 2 == 0:
-        return paired_cycles(one, lanes, registers, is_slow=target.has_tiles)
-    return channels_last_cycles(one, lanes, registers)
+        return channels_last_cycles(in_pairs(one), target.machine)
+    return channels_last_cycles(one, target.machine)
 
 
 def as_planes(window: Window) -> Window:

@@ -16,13 +16,13 @@ from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..bfloat16 import multiply_add, words_multiply_add
 from ..builder import Buffer, Expr, Index, row_major, unravel
-from ..costs import channels_last_tiles
+from ..cost.convolution import channels_last_tiles
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
 from .anchored import accumulator_type
 from .channels_last import ChannelsLast, channels_last_form
-from .common import finish, new_builder
+from .common import finish, machine_of, new_builder
 from .convolution_channels_last import deal, each_column, has_pairs
 from .padded_image import Image, padded_image
 from .tile_product import Tile, sum_tile
@@ -93,8 +93,8 @@ class _TransposedConvolution:
         depth = (*(one.count for one in taps), inputs)
         images, lines, rows = self._positions(product)
         lanes = builder.lanes(self.accumulator)
-        registers, pitch = self.target.vector_registers, image.strides[-1]
-        ranked = channels_last_tiles(rows, outputs, max(prod(depth), 1), inputs, lanes, registers, pitch=pitch)
+        machine, pitch = machine_of(self.target, self.accumulator), image.strides[-1]
+        ranked = channels_last_tiles(rows, outputs, max(prod(depth), 1), inputs, machine, pitch=pitch)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         panels, phases = ceil(outputs / tile.columns), prod(product.phases)
         weights = self._weights(number, product, tile.columns) if prod(depth) else None

@@ -8,7 +8,7 @@ from math import gcd
 from tvm import tirx
 
 from ..builder import Expr, KernelBuilder
-from ..costs import share_met
+from ..cost.convolution import share_met
 from ..group import Group, Op
 
 

@@ -25,7 +25,7 @@ from ...runtime.target import Target
 from ..bfloat16 import multiply_add, rounded, word_at, words_multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..configuration import TEMPLATE
-from ..costs import (
+from ..cost.convolution import (
     PAIRED_TILES,
     WINOGRAD_HALF_OUTPUTS,
     WINOGRAD_OUTPUTS,
@@ -78,11 +78,10 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 def direct_convolution_cycles(form: ChannelsLast, target: Target) -> float:
     """What the direct convolution of the form's anchor would take on vectors."""
     one, (source, weights) = extents_of(form), (form.inner.types[name] for name in form.anchor.inputs[:2])
-    lanes, registers = target.vector_lanes, target.vector_registers
     may_pair = source.dtype == weights.dtype == "bfloat16" and target.has("avx512_bf16")
-    fills_pairs = target.multiplies_pairs and pays_to_fill_pairs(one, lanes, registers)
+    fills_pairs = target.multiplies_pairs and pays_to_fill_pairs(one, target.machine)
     goes_by_pairs = may_pair and (one.inputs % 2 == 0 or fills_pairs)
-    return channels_last_cycles(in_pairs(one) if goes_by_pairs else one, lanes, registers)
+    return channels_last_cycles(in_pairs(one) if goes_by_pairs else one, target.machine)
 
 
 def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
@@ -92,8 +91,7 @@ def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
         return Refusal(f"its errors grow with the largest element of a tile, which precision {precision} does not allow")
     if reason := _obstacle(form, target):
         return Refusal(reason)
-    lanes, registers = target.vector_lanes, target.vector_registers
-    choice = winograd_choice(extents_of(form), lanes, registers, precision, paired_tiles=_paired_tiles(form, target))
+    choice = winograd_choice(extents_of(form), target.machine, precision, paired_tiles=_paired_tiles(form, target))
     return choice or Refusal("is not of 3x3 windows without strides")
 
 
@@ -131,8 +129,8 @@ class _Kernel:
         self.window: Window = read_window(form.inner, form.anchor)
         self.builder: KernelBuilder = new_builder(target, form.outer.configuration)
         self.lanes = target.vector_lanes
-        registers, paired_tiles = target.vector_registers, _paired_tiles(form, target)
-        sizes = winograd_choices(one, target.vector_lanes, registers, form.outer.precision, paired_tiles=paired_tiles)
+        paired_tiles = _paired_tiles(form, target)
+        sizes = winograd_choices(one, target.machine, form.outer.precision, paired_tiles=paired_tiles)
         choice = self.builder.choose("outputs", {str(choice): choice for choice in sizes})
         outputs, self.has_pairs = choice.outputs, choice.has_pairs
         self.depth = one.inputs // 2 if self.has_pairs else one.inputs
@@ -169,7 +167,7 @@ class _Kernel:
 
     def _tile_options(self, rows: int) -> list[Tile]:
         one = self.one
-        tiles = product_tiles(rows, one.outputs, self.depth, self.lanes, self.target.vector_registers)
+        tiles = product_tiles(rows, one.outputs, self.depth, self.target.machine)
         return [Tile(*tile, self.lanes) for tile in tiles]
 
     def build(self) -> BuiltKernel:

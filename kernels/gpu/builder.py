@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import tvm
 from tvm import tirx
 
+from ...runtime.machine import gpu_thread
 from ..builder import Buffer, Expr, KernelBuilder
 from .grids import DeviceFunction, cut_into_grids, thread_extent
 
@@ -27,7 +28,7 @@ class GpuBuilder(KernelBuilder):
     integer_bits = 64
 
     def __init__(self) -> None:
-        super().__init__(4, _RESIDENT_THREADS)
+        super().__init__(gpu_thread(), _RESIDENT_THREADS)
 
     def lanes(self, dtype: str) -> int:
         return 1

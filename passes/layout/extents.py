@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...compiler.ir.facts import tensor_type
-from ...kernels.costs import Convolution
+from ...kernels.cost.convolution import Convolution
 from .forms import as_it_lies
 
 

@@ -12,18 +12,19 @@ from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, is_known, is_pointwise, kind_of
 from ...compiler.ir.rewriter import Rejection
-from ...kernels.costs import (
+from ...kernels.cost.amx import TERMS, tile_convolution_cycles
+from ...kernels.cost.convolution import (
     Convolution,
     channels_first_cycles,
     channels_last_cycles,
     conversion_cycles,
     direct_cycles,
-    paired_cycles,
+    in_pairs,
     pays_to_fill_pairs,
     scattered_cycles,
     winograd_choice,
 )
-from ...kernels.tile_costs import TERMS, tile_convolution_cycles
+from ...runtime.machine import Machine
 from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..canonicalization.scope import static_shape
@@ -86,7 +87,7 @@ def _convolution(
     one = convolution_extents(anchor) if is_conv else phase_extents(anchor)
     scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
     is_narrow = source.dtype != anchor.outputs[0].dtype
-    lanes, registers = _lanes(source, target), target.vector_registers
+    machine = _machine(source, target)
     last_cycles, transformed = _cycles_of_last(model, node, anchor, one, target, precision)
     saved = max(last_cycles - transformed, 0.0)
     needs_last = saved > conversion_cycles(conversion_bytes(source))  # Winograd's tiles are read channels-last only
@@ -95,9 +96,9 @@ def _convolution(
         "window",
         found,
         direct=() if is_narrow or needs_last or (one.is_depthwise and is_conv) else found[:1],
-        first_cycles=channels_first_cycles(one, lanes, registers) + scattered,
+        first_cycles=channels_first_cycles(one, machine) + scattered,
         last_cycles=last_cycles - saved,
-        direct_cycles=direct_cycles(one, lanes, registers) + saved,
+        direct_cycles=direct_cycles(one, machine) + saved,
     )
 
 
@@ -118,10 +119,9 @@ def _convolution_fault(anchor: ir.Node, source: ir.Value, weights: ir.Value, tar
     return ""
 
 
-def _lanes(source: ir.Value, target: Target) -> int:
-    """How many of the numbers that a convolution of `source` computes in, float32 at least, a vector has."""
-    kind = tensor_type(source)
-    return target.vector_lanes * 4 // max(4, kind.size_bytes // max(kind.elements, 1))
+def _machine(source: ir.Value, target: Target) -> Machine:
+    """The machine as it computes the numbers that a convolution of `source` adds up."""
+    return target.machine.of_items(tensor_type(source).item_bytes)
 
 
 def _cycles_of_last(
@@ -131,21 +131,21 @@ def _cycles_of_last(
     source, weights = (as_it_lies(value) for value in anchor.inputs[:2])
     assert source is not None
     assert weights is not None
-    lanes, registers = _lanes(source, target), target.vector_registers
+    machine = _machine(source, target)
     is_narrow = source.dtype != anchor.outputs[0].dtype
     may_pair = is_narrow and weights.dtype == source.dtype
-    fills_pairs = anchor.op_type == "Conv" and target.multiplies_pairs and pays_to_fill_pairs(one, lanes, registers)
-    cycles = channels_last_cycles(one, lanes, registers)
+    fills_pairs = anchor.op_type == "Conv" and target.multiplies_pairs and pays_to_fill_pairs(one, machine)
+    cycles = channels_last_cycles(one, machine)
     if may_pair and target.has("avx512_bf16") and (one.inputs % 2 == 0 or fills_pairs):  # side by side channels-last only
-        cycles = paired_cycles(one, lanes, registers, is_slow=target.has_tiles)
+        cycles = channels_last_cycles(in_pairs(one), machine)
     has_weights = _is_constant(model, node, weights)
     is_plain = has_weights and source.dtype == ir.DataType.FLOAT
     is_bfloat16 = has_weights and is_narrow and source.dtype == ir.DataType.BFLOAT16
     if target.has_tiles and (is_plain or is_bfloat16):
-        cycles = min(cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
+        cycles = min(cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision], machine))
     is_plane = anchor.op_type == "Conv" and len(tensor_type(source).shape) == 4
     may_transform = is_plane and (is_plain or is_bfloat16)
-    choice = winograd_choice(one, lanes, registers, precision) if may_transform else None
+    choice = winograd_choice(one, machine, precision) if may_transform else None
     return cycles, inf if choice is None else choice.cycles
 
 

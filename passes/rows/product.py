@@ -9,8 +9,8 @@ import onnx_ir as ir
 from ...compiler.ir.kinds import is_pointwise
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.pipeline import Context
-from ...kernels.costs import product_rows_drawback
-from ...kernels.strassen_costs import STRASSEN_PRECISION, strassen_drawback
+from ...kernels.cost.convolution import product_rows_drawback
+from ...kernels.cost.strassen import STRASSEN_PRECISION, strassen_drawback
 from ..canonicalization.scope import static_shape
 from .shapes import Rows, rows_of
 
@@ -51,10 +51,10 @@ def _fault(product: ir.Node, rows: Rows, context: Context) -> str:
     if other := next((one for one in result.consumers() if not is_pointwise(one) and rows_of(one) is None), None):
         return f"%{result.name} is read by {other.op_type}, too"
     depth, is_transposed = prod(weights) // rows.length, product.attributes.get_int("transA", 0) == 1
-    size = rows.number, rows.length, depth, target.vector_lanes, target.vector_registers
+    size = rows.number, rows.length, depth, target.machine
     if context.precision == STRASSEN_PRECISION and not is_transposed and not strassen_drawback(*size):
         return "by Strassen's fewer multiplications, which take blocks of all rows, it is faster alone"
-    return product_rows_drawback(rows.number, depth, rows.length, target.threads)
+    return product_rows_drawback(rows.number, depth, rows.length, target.threads, target.machine)
 
 
 def _is_constant(value: ir.Value | None) -> bool:

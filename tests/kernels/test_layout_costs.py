@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from prefuse.kernels.costs import (
+from prefuse.kernels.cost.convolution import (
     Convolution,
     channels_first_cycles,
     channels_last_cycles,

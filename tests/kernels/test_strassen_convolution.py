@@ -10,8 +10,8 @@ import onnx
 import prefuse
 import pytest
 from prefuse.compiler.oracle import relative_error
+from prefuse.kernels.cost.strassen import STRASSEN_LEVELS
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.strassen_costs import STRASSEN_LEVELS
 from prefuse.kernels.template import BuiltKernel
 
 from .channels_last_cases import convolution, joined

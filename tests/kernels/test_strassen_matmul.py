@@ -9,11 +9,11 @@ import onnx
 import prefuse
 import pytest
 from prefuse.compiler.oracle import relative_error
+from prefuse.kernels.cost.strassen import STRASSEN_LEVELS, matmul_cycles, strassen_choices, strassen_drawback
 from prefuse.kernels.cpu import strassen_product
 from prefuse.kernels.cpu.bilinear import Bilinear, PackBilinear, nest, strassen
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.strassen_costs import STRASSEN_LEVELS, matmul_cycles, strassen_choices, strassen_drawback
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.plan import TensorType
 

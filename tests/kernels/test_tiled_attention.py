@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prefuse.kernels import tile_costs
+from prefuse.kernels.cost import amx as tile_costs
 from prefuse.kernels.cpu import attention
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel

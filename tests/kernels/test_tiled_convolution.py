@@ -9,7 +9,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from prefuse.kernels import tile_costs
+from prefuse.kernels.cost import amx as tile_costs
 from prefuse.kernels.cpu import tiled_convolution, tiled_transposed_convolution, tiled_windows
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel, Refusal

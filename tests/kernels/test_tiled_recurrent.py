@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from prefuse.kernels.cost.amx import tile_step_cycles, vector_step_cycles
 from prefuse.kernels.cpu import recurrent_projection, recurrent_stages, recurrent_tiles
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
-from prefuse.kernels.tile_costs import tile_step_cycles, vector_step_cycles
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED
 

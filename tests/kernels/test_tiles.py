@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tvm
 from prefuse.compiler.lowering.native import compile_module
-from prefuse.kernels import tile_costs
+from prefuse.kernels.cost import amx as tile_costs
 from prefuse.kernels.cpu import tiled_matmul
 from prefuse.kernels.cpu.split_bfloat16 import PRODUCTS, split_array
 from prefuse.kernels.registry import build_kernel

@@ -12,7 +12,7 @@ import prefuse
 import pytest
 import torch
 from prefuse.compiler.oracle import relative_error
-from prefuse.kernels.costs import (
+from prefuse.kernels.cost.convolution import (
     WINOGRAD_HALF_OUTPUTS,
     WINOGRAD_OUTPUTS,
     Convolution,

@@ -18,7 +18,7 @@ from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.oracle import Engine, random_inputs, relative_error, run_model
 from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
-from prefuse.kernels.costs import (
+from prefuse.kernels.cost.convolution import (
     Convolution,
     channels_first_cycles,
     channels_last_cycles,

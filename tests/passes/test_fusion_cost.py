@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from prefuse.kernels.costs import product_rows_drawback
+from prefuse.kernels.cost.convolution import product_rows_drawback
 from prefuse.passes.fusion_cost import MAX_TENSORS, Join, drawback, saved_cycles
 
 PAYS = Join(saved_bytes=1 << 20, added_bytes=1 << 18, recomputed_operations=1 << 18, operators=5, tensors=6)

@@ -1,0 +1,265 @@
+"""What a processor can do, as numbers: the one description that everything which estimates time reads.
+
+Rates are of one core and one cycle; a vector is as wide as the level that programs are compiled for. The rows are of the makers'
+optimization guides and of uops.info (Abel, Reineke: uops.info, ASPLOS 2019), bytes a cycle beyond L1 as measured by reading in
+order. `prefuse doctor --fit` measures what differs from machine to machine and replaces it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TypeGuard
+
+LINE_BYTES = 64  # of a cache line, on every processor that we compile for
+_KIB, _MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One level: the bytes that a core can use of it, its ways, and the bytes a core reads from it in a cycle, in order."""
+
+    size_bytes: int
+    ways: int
+    bytes_per_cycle: float
+
+    @property
+    def set_stride_bytes(self) -> int:
+        """Addresses so far apart share a set."""
+        return self.size_bytes // self.ways
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A core, the caches it reads through, and what all cores share.
+
+    `multiply_adds`, `dots`, `loads` and `stores` are instructions of whole vectors that a core makes in a cycle; `dots` are those
+    of pairs of bfloat16, 0 where there are none. A sum waits `*_latency` cycles for the one before it. `memory_bytes` come from
+    memory to one core in a cycle, `shared_memory_bytes` to all cores together. Waking threads for a parallel region takes
+    `wake_cycles`, calling a kernel `launch_cycles`. A tile unit multiplies two tiles in `tile_dot_cycles` and loads one from L2
+    in `tile_load_cycles`; 0 where there is none.
+    """
+
+    name: str
+    ghz: float
+    vector_bytes: int
+    registers: int  # of vectors
+    multiply_adds: float
+    dots: float
+    loads: float
+    stores: float
+    sum_latency: float
+    dot_latency: float
+    l1: Cache
+    l2: Cache
+    l3: Cache
+    memory_bytes: float
+    shared_memory_bytes: float
+    wake_cycles: float = 1000.0
+    launch_cycles: float = 60.0
+    tile_dot_cycles: float = 0.0
+    tile_load_cycles: float = 0.0
+    item_bytes: int = 4  # of the numbers that are counted
+
+    @property
+    def lanes(self) -> int:
+        """Numbers in a vector."""
+        return self.vector_bytes // self.item_bytes
+
+    def of_items(self, item_bytes: int) -> Machine:
+        """The same core as it computes numbers of so many bytes, four at least."""
+        return replace(self, item_bytes=max(item_bytes, 4))
+
+    def level_of(self, size_bytes: float) -> Cache | None:
+        """The nearest cache that holds so many bytes; None for memory."""
+        return next((level for level in (self.l1, self.l2, self.l3) if size_bytes <= level.size_bytes), None)
+
+    def read_cycles(self, size_bytes: float, source_bytes: float | None = None, threads: int = 1) -> float:
+        """Cycles in which each of `threads` cores reads its share of `size_bytes` in order, from the nearest cache that holds
+        `source_bytes` (those bytes themselves by default), or from memory."""
+        level = self.level_of(size_bytes if source_bytes is None else source_bytes)
+        if level is not None:
+            return size_bytes / threads / level.bytes_per_cycle
+        return max(size_bytes / threads / self.memory_bytes, size_bytes / self.shared_memory_bytes)
+
+    def fitted(self, measured: Mapping[str, object]) -> Machine:
+        """This machine with the numbers that `as_fit` wrote; what is no number that it knows is left out."""
+        rates = {name: float(value) for name, value in measured.items() if name in self.as_fit() and _is_rate(value)}
+        levels = {
+            name: replace(getattr(self, name), bytes_per_cycle=rates.pop(f"{name}_bytes_per_cycle"))
+            for name in ("l1", "l2", "l3")
+            if f"{name}_bytes_per_cycle" in rates
+        }
+        return replace(self, **rates, **levels)  # type: ignore[arg-type]
+
+    def as_fit(self) -> dict[str, float]:
+        """The numbers that a fit may replace, as JSON values."""
+        numbers = {name: float(getattr(self, name)) for name in _FITTED}
+        return numbers | {f"{name}_bytes_per_cycle": getattr(self, name).bytes_per_cycle for name in ("l1", "l2", "l3")}
+
+
+_FITTED = (
+    "ghz",
+    "multiply_adds",
+    "dots",
+    "loads",
+    "stores",
+    "memory_bytes",
+    "shared_memory_bytes",
+    "wake_cycles",
+    "launch_cycles",
+)
+
+
+def _is_rate(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
+
+
+def _caches(l1: tuple[int, int, float], l2: tuple[int, int, float], l3: tuple[int, int, float]) -> tuple[Cache, Cache, Cache]:
+    """L1 and L2 in KiB, L3 in MiB: size, ways, bytes a cycle."""
+    return Cache(l1[0] * _KIB, *l1[1:]), Cache(l2[0] * _KIB, *l2[1:]), Cache(l3[0] * _MIB, *l3[1:])
+
+
+def _core(
+    name: str,
+    ghz: float,
+    vectors: Mapping[int, tuple[float, float, float, float]],
+    latencies: tuple[float, float],
+    caches: tuple[Cache, Cache, Cache],
+    memory: tuple[float, float],
+    tile: tuple[float, float] = (0.0, 0.0),
+) -> dict[int, Machine]:
+    """One core by the lanes of its vectors: multiply-adds, dot products, loads and stores a cycle for each width it has."""
+    return {
+        lanes: Machine(
+            name,
+            ghz,
+            4 * lanes,
+            32 if lanes == 16 else 16,
+            *rates,
+            *latencies,
+            *caches,
+            *memory,
+            tile_dot_cycles=tile[0],
+            tile_load_cycles=tile[1],
+        )
+        for lanes, rates in vectors.items()
+    }
+
+
+# What is assumed of a core that is not known: two multiply-adds and two loads, caches that nothing newer has less of.
+GENERIC = "generic"
+_ROWS: dict[str, dict[int, Machine]] = {
+    GENERIC: _core(
+        GENERIC,
+        3.0,
+        {8: (2, 0, 2, 1), 16: (2, 2, 2, 1)},
+        (4, 6),
+        _caches((32, 8, 64), (1024, 8, 26), (16, 16, 10)),
+        (6, 12),
+        (16, 40),
+    ),
+    "zen2": _core("zen2", 3.2, {8: (2, 0, 2, 1)}, (5, 5), _caches((32, 8, 64), (512, 8, 26), (16, 16, 14)), (6, 12)),
+    "zen3": _core("zen3", 3.4, {8: (2, 0, 2, 1)}, (4, 4), _caches((32, 8, 64), (512, 8, 26), (32, 16, 14)), (6, 12)),
+    "zen4": _core(
+        "zen4", 3.7, {8: (2, 2, 2, 1), 16: (1, 1, 1, 0.5)}, (4, 6), _caches((32, 8, 64), (1024, 8, 26), (32, 16, 14)), (6, 12)
+    ),
+    "zen5": _core(
+        "zen5", 3.9, {8: (2, 2, 2, 1), 16: (2, 2, 2, 1)}, (4, 6), _caches((48, 12, 128), (1024, 16, 52), (32, 16, 20)), (8, 16)
+    ),
+    "haswell": _core("haswell", 3.0, {8: (2, 0, 2, 1)}, (5, 5), _caches((32, 8, 64), (256, 8, 26), (20, 16, 8)), (5, 10)),
+    "skylake": _core("skylake", 3.4, {8: (2, 0, 2, 1)}, (4, 4), _caches((32, 8, 64), (256, 4, 30), (8, 16, 10)), (5, 9)),
+    "skylake-x": _core(
+        "skylake-x", 2.8, {8: (2, 0, 2, 1), 16: (2, 0, 2, 1)}, (4, 6), _caches((32, 8, 128), (1024, 16, 40), (16, 11, 8)), (5, 15)
+    ),
+    "icelake": _core(
+        "icelake", 2.9, {8: (2, 0, 2, 1), 16: (2, 0, 2, 1)}, (4, 6), _caches((48, 12, 128), (1280, 20, 40), (24, 12, 8)), (5, 15)
+    ),
+    "sapphire-rapids": _core(
+        "sapphire-rapids",
+        3.0,
+        {8: (2, 1, 2, 2), 16: (2, 0.5, 2, 1)},
+        (4, 6),
+        _caches((48, 12, 128), (2048, 16, 40), (32, 15, 8)),
+        (5, 20),
+        (16, 40),
+    ),
+}
+# By maker and family, the model numbers of each core.
+_MODELS: tuple[tuple[str, int, range, str], ...] = (
+    ("AuthenticAMD", 23, range(0x30, 0x100), "zen2"),
+    ("AuthenticAMD", 25, range(0x10), "zen3"),
+    ("AuthenticAMD", 25, range(0x20, 0x60), "zen3"),
+    ("AuthenticAMD", 25, range(0x10, 0x20), "zen4"),
+    ("AuthenticAMD", 25, range(0x60, 0xB0), "zen4"),
+    ("AuthenticAMD", 26, range(0x100), "zen5"),
+    *(("GenuineIntel", 6, range(model, model + 1), "haswell") for model in (60, 63, 69, 70, 61, 71, 79, 86)),
+    *(("GenuineIntel", 6, range(model, model + 1), "skylake") for model in (78, 94, 142, 158, 165, 166)),
+    ("GenuineIntel", 6, range(85, 86), "skylake-x"),
+    *(("GenuineIntel", 6, range(model, model + 1), "icelake") for model in (106, 108, 125, 126, 140, 141, 167)),
+    *(("GenuineIntel", 6, range(model, model + 1), "sapphire-rapids") for model in (143, 207, 173, 174)),
+)
+# A thread of a GPU, as the loop nests of CPUs are written for it; architectures get rows of their own.
+_GPU_THREAD = replace(_ROWS[GENERIC][16], name="gpu-thread", vector_bytes=4, registers=64)
+
+
+def names() -> tuple[str, ...]:
+    """The cores that rows are known of."""
+    return tuple(_ROWS)
+
+
+def row(name: str, lanes: int) -> Machine:
+    """The row of a core for vectors of `lanes` float32; the generic core's where the named one has no such vectors.
+
+    Raises:
+        KeyError: there is no core of that name.
+    """
+    return _ROWS[name].get(lanes) or _ROWS[GENERIC][lanes]
+
+
+def gpu_thread() -> Machine:
+    """What the cost of a loop nest that each thread of a GPU runs is estimated with."""
+    return _GPU_THREAD
+
+
+def core_of(cpu_model: str) -> str:
+    """The name of the row for a processor as `target.host_cpu_model` writes it; "generic" for one that is not known."""
+    found = re.fullmatch(r"(\w+) family (\d+) model (\d+)", cpu_model)
+    if found is None:
+        return GENERIC
+    maker, family, model = found[1], int(found[2]), int(found[3])
+    return next((core for one, kin, models, core in _MODELS if (one, kin) == (maker, family) and model in models), GENERIC)
+
+
+def host_machine(cpu_model: str, lanes: int) -> Machine:
+    """The row of this machine's processor, with the sizes and ways of caches that its system tells."""
+    machine = row(core_of(cpu_model), lanes)
+    found = system_caches()
+    return replace(
+        machine,
+        **{  # type: ignore[arg-type]
+            name: replace(level, size_bytes=found[name][0], ways=found[name][1])
+            for name in ("l1", "l2", "l3")
+            if name in found and isinstance(level := getattr(machine, name), Cache)
+        },
+    )
+
+
+@cache
+def system_caches(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> Mapping[str, tuple[int, int]]:
+    """Bytes and ways of the data caches of the first core, by "l1" to "l3"; those that Linux does not tell are not there."""
+    found: dict[str, tuple[int, int]] = {}
+    for index in sorted(folder.glob("index*")):
+        try:
+            kind, level, size, ways = (
+                (index / name).read_text().strip() for name in ("type", "level", "size", "ways_of_associativity")
+            )
+        except OSError:
+            continue
+        numbers = re.fullmatch(r"(\d+)K", size), re.fullmatch(r"\d+", ways)
+        if kind != "Instruction" and all(numbers) and level in ("1", "2", "3") and int(ways) > 0:
+            found[f"l{level}"] = int(size[:-1]) * _KIB, int(ways)
+    return found
