@@ -11,6 +11,7 @@ import numpy as np
 
 from .array_address import data_address
 from .errors import InputError
+from .interchange import elements_address
 from .plan import Plan, Port
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ class _Tensor:
         self.name = port.name
         self._devices = devices
         self._extents = {extent.axis: counts[extent.buffer] for extent in port.extents}
-        self._kind = kind
         self._dtype = np.dtype(port.type.dtype)
         self._shape = port.type.shape
+        self._where = f"{kind} {port.name!r}"
         self._is_complex = self._dtype.kind == "c"
         self._torch_dtype: torch.dtype | None = None
         self._pattern: torch.Tensor | None = None
@@ -61,19 +62,19 @@ class _Tensor:
             raise self._mismatch(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         if not tensor.is_cpu or tensor.layout is not sys.modules["torch"].strided:
             self._check_place(tensor)
+        address = elements_address(tensor, self._where)
         if not tensor.is_contiguous() or tensor.is_neg() or (self._is_complex and tensor.is_conj()):
             tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
             kept.append(tensor)
-        return tensor.data_ptr()
+            address = tensor.data_ptr()
+        return address
 
     def _check_place(self, tensor: torch.Tensor) -> None:
         """Take a tensor that is not on the CPU if the device can read it there, with what its default stream does complete."""
         torch = sys.modules["torch"]
         if tensor.layout is not torch.strided or str(tensor.device) not in self._devices:
             found = f"a {tensor.layout} tensor on {tensor.device}"
-            raise InputError(
-                f"input {self.name!r}", f"{found}, the program runs on dense tensors on the CPU", "call .cpu() on it"
-            )
+            raise InputError(self._where, f"{found}, the program runs on dense tensors on the CPU", "call .cpu() on it")
         torch.cuda.current_stream(tensor.device).synchronize()
 
     def new_array(self, addresses: list[int]) -> np.ndarray:
@@ -88,9 +89,11 @@ class _Tensor:
             tensor: torch.Tensor = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device=place)
         else:
             if self._pattern is None:  # torch makes a tensor like another faster than one of a shape and a type
-                self._pattern = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device="cpu")
+                pattern = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device="cpu")
+                elements_address(pattern, self._where)  # else no tensor like it would ever have any
+                self._pattern = pattern
             tensor = sys.modules["torch"].empty_like(self._pattern)
-        addresses.append(tensor.data_ptr())
+        addresses.append(elements_address(tensor, self._where))
         return tensor
 
     def cut(self, result: np.ndarray | torch.Tensor, counts: np.ndarray) -> np.ndarray | torch.Tensor:
@@ -111,13 +114,13 @@ class _Tensor:
         if isinstance(value, np.ndarray | np.generic):
             return np.asarray(value)
         what = f"a {type(value).__name__} is neither a NumPy array nor a torch tensor"
-        raise InputError(f"input {self.name!r}", what, f"give {self._describe(self._dtype.name, self._shape)}")
+        raise InputError(self._where, what, f"give {self._describe(self._dtype.name, self._shape)}")
 
     def _torch_type(self) -> torch.dtype:
         if self._torch_dtype is None:
             found = getattr(sys.modules["torch"], self._dtype.name, None)
             if found is None:
-                raise InputError(f"{self._kind} {self.name!r}", f"torch has no {self._dtype.name}", "call with NumPy arrays")
+                raise InputError(self._where, f"torch has no {self._dtype.name}", "call with NumPy arrays")
             self._torch_dtype = found
         return self._torch_dtype
 
@@ -129,7 +132,7 @@ class _Tensor:
             fix = "compile the model for this shape"
         else:
             fix = f"convert it to {self._dtype.name}"
-        return InputError(f"input {self.name!r}", f"{found} given, the model takes {wanted}", fix)
+        return InputError(self._where, f"{found} given, the model takes {wanted}", fix)
 
     @staticmethod
     def _describe(dtype: str, shape: tuple[int, ...]) -> str:
