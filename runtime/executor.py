@@ -245,13 +245,10 @@ def arena_bytes(plan: Plan) -> int:
     return sum(plan.space(name).size_bytes for name in names)
 
 
-def load(path: str | os.PathLike[str], *, verify: bool = False) -> CompiledModel:
+def load(path: str | os.PathLike[str]) -> CompiledModel:
     """Load a `.prefuse` file. It holds native code that runs with your rights: load only files that you trust.
-
-    Args:
-        verify: also check the hash of the weights, which reads them all.
 
     Raises:
         ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
     """
-    return CompiledModel(read_program(path, verify=verify))
+    return CompiledModel(read_program(path))
