@@ -121,18 +121,17 @@ def tune(
     )
 
 
-def load(path: str | os.PathLike[str], *, verify: bool = False) -> CompiledModel | StagedModel:
+def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
     """Load a `.prefuse` file, without torch or a compiler.
 
     It holds native code that runs with your rights: load only files that you trust, and exchange ONNX with strangers.
 
     Args:
         path: a file that `save` or `prefuse compile` has written.
-        verify: also check the hash of the weights, which reads them all.
 
     Raises:
         CompileError: no such file, a corrupt one, or one for another CPU or version.
     """
     from .runtime.staged_file import load
 
-    return load(path, verify=verify)
+    return load(path)

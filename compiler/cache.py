@@ -24,6 +24,7 @@ from pathlib import Path
 
 from ..runtime.errors import ProgramFileError
 from ..runtime.program_file import Program, read_program
+from ..runtime.temporary_folder import temporary_folder
 
 _DEPENDENCIES = ("apache-tvm", "onnx", "onnx-ir", "numpy")
 _ABANDONED_SECONDS = 24 * 3600  # a temporary file this old belongs to nobody
@@ -174,8 +175,8 @@ class ProgramCache:
 
 def build_uncached(build: Build) -> Program:
     """Build a program that only this process keeps: its file is gone as soon as it is mapped."""
-    with tempfile.TemporaryDirectory(prefix="prefuse-") as folder:
-        path = Path(folder) / "program.prefuse"
+    with temporary_folder() as folder:
+        path = folder / "program.prefuse"
         build(path)
         return read_program(path)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ..runtime.errors import InputError
-from ..runtime.executor import in_order
+from ..runtime.signature import in_order
 from .builder import Builder
 from .digest import model_digest
 from .frontend.module_fingerprint import module_fingerprint

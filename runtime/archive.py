@@ -95,14 +95,17 @@ def new_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         temporary.unlink(missing_ok=True)
 
 
-def write_member(archive: zipfile.ZipFile, name: str, pieces: Iterable[memoryview | bytes]) -> str:
-    """Write a member piece by piece. Returns its sha256."""
-    digest = hashlib.sha256()
+def write_member(archive: zipfile.ZipFile, name: str, content: bytes) -> str:
+    """Write a member. Returns its sha256."""
+    write_pieces(archive, name, (content,))
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_pieces(archive: zipfile.ZipFile, name: str, pieces: Iterable[memoryview | bytes]) -> None:
+    """Write a member piece by piece."""
     with archive.open(zipfile.ZipInfo(name, _DATE), "w", force_zip64=True) as member:
         for piece in pieces:
-            digest.update(piece)
             member.write(piece)
-    return digest.hexdigest()
 
 
 @contextmanager

@@ -5,17 +5,16 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from . import native, tile_state
 from .device import Arena
 from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, ProgramFileError
 from .program_file import Program, page_in
 from .target import Target
+from .temporary_folder import temporary_folder, write_temporary
 
 MAIN = "prefuse_main"  # takes an array of int64 addresses: arena, constants, the plan's parameters
 PROFILE = "prefuse_profile"  # and the address of the stamps; only in programs that are compiled to be profiled
@@ -104,18 +103,14 @@ class CpuDevice:
 
 def _load_library(content: bytes) -> native.Library:
     """Load native code through a file that is gone when this returns."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="prefuse-") as folder:
-            path = Path(folder, "library.so")
-            path.write_bytes(content)
+    with temporary_folder() as folder:
+        path = folder / "library.so"
+        write_temporary(path, content)
+        try:
             return native.Library(path, (MAIN, PROFILE))
-    except OSError as error:
-        raise ProgramFileError(
-            tempfile.gettempdir(), f"cannot hold a library: {error}", "set TMPDIR to a writable folder"
-        ) from error
-    except native.NativeError as error:
-        fix = f"compile the model again; if {tempfile.gettempdir()} is mounted noexec, set TMPDIR to another folder"
-        raise ProgramFileError("library.so", f"cannot be loaded ({error})", fix) from error
+        except native.NativeError as error:
+            fix = f"compile the model again; if {folder.parent} is mounted noexec, set TMPDIR to another folder"
+            raise ProgramFileError("library.so", f"cannot be loaded ({error})", fix) from error
 
 
 class _Pool(threading.local):

@@ -38,7 +38,24 @@ def as_array(value: object, where: str) -> np.ndarray:
         raise InputError(where, f"a {type(value).__name__} is neither a NumPy array nor a torch tensor", "give a tensor")
     if not value.is_cpu or value.layout is not torch.strided:
         raise InputError(where, f"a {value.layout} tensor on {value.device}", "give a dense tensor on the CPU")
+    elements_address(value, where)
     return _array(value.detach().resolve_conj().resolve_neg().contiguous())
+
+
+def elements_address(tensor: torch.Tensor, where: str) -> int:
+    """Address of the first element of a dense tensor on a device.
+
+    Raises:
+        InputError: it has a type and a shape, but no memory.
+    """
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a tensor inside torch.vmap or torch.func has no storage at all
+        address = 0
+    if not address and tensor.numel():
+        what = f"a {type(tensor).__name__} without memory: fake, wrapped, traced or freed"
+        raise InputError(where, what, "give plain tensors, outside of what traces torch")
+    return address
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor | np.ndarray:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from .errors import OptionError
-from .executor import CompiledModel, in_order
+from .executor import CompiledModel
 from .host_operators import Value
 from .interchange import all_as_tensors, as_array, is_torch
 from .plan import Plan, TensorType
 from .procedure import Procedure, ProgramStep
+from .signature import in_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@
     stage-N.prefuse        a program, as a file of its own would hold it; its weights are mapped from here
     manifest.json          versions and hashes
 
-A weight that two stages read is in both of their programs. Everything that is data is checked before use; the hashes of the
-weights only on request.
+A weight that two stages read is in both of their programs. Everything that is data is checked before use.
 """
 
 from __future__ import annotations
@@ -51,13 +50,12 @@ from .program_file import (
     constants_header,
     map_constants,
     read_section,
-    verify_constants,
     write_constants,
     write_program_members,
 )
 from .staged import StagedModel
 
-FORMAT = 1
+FORMAT = 2
 STAGES = "stages.json"
 
 
@@ -76,20 +74,17 @@ def save_staged(path: str | os.PathLike[str], model: StagedModel) -> None:
     entries, sources, size_bytes = _placed(writer.constants)
     text = json.dumps({"model": data, "constants": entries}, separators=(",", ":")).encode()
     with new_archive(Path(path)) as archive:
-        hashes = {STAGES: write_member(archive, STAGES, [text])}
+        hashes = {STAGES: write_member(archive, STAGES, text)}
         hashes.update(write_constants(archive, constants_header(sources, size_bytes), constants_data(sources, size_bytes)))
         for number, program in enumerate(writer.programs, 1):
             with archive_member(archive, _stage(number)) as inner:
                 hashes[_stage(number)] = write_program_members(inner, program.program)
         manifest = {"format": FORMAT, "name": model.name, "prefuse": version("prefuse"), "sha256": hashes}
-        write_member(archive, MANIFEST, [manifest_text(manifest)])
+        write_member(archive, MANIFEST, manifest_text(manifest))
 
 
-def load(path: str | os.PathLike[str], *, verify: bool = False) -> CompiledModel | StagedModel:
+def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
     """Load a `.prefuse` file of one program or of several. They hold native code that runs with your rights.
-
-    Args:
-        verify: also check the hashes of the weights, which reads them all.
 
     Raises:
         ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
@@ -98,8 +93,8 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> CompiledModel
         section = Section.whole(file)
         with zipfile.ZipFile(section) as archive:
             if STAGES in archive.namelist():
-                return _read(section, archive, verify)
-        return CompiledModel(read_section(section, verify=verify))
+                return _read(section, archive)
+        return CompiledModel(read_section(section))
 
 
 def _obstacles(procedure: Procedure, depth: int) -> Iterator[str]:
@@ -156,7 +151,7 @@ def _constant(data: object, mapped: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _read(section: Section, archive: zipfile.ZipFile, verify: bool) -> StagedModel:
+def _read(section: Section, archive: zipfile.ZipFile) -> StagedModel:
     members = {info.filename: info for info in archive.infolist()}
     count = len(archive.infolist()) - 3
     stages = [_stage(number) for number in range(1, count + 1)]
@@ -166,16 +161,14 @@ def _read(section: Section, archive: zipfile.ZipFile, verify: bool) -> StagedMod
     _, hashes = parse_manifest(archive.read(members[MANIFEST]), "a model in stages", FORMAT)
     text = archive.read(members[STAGES])
     check_hash(STAGES, hashlib.sha256(text).hexdigest(), hashes)
-    header, mapped = map_constants(section, members[CONSTANTS], hashes)
-    if verify:
-        verify_constants(header, mapped, hashes)
-    programs = [_program(name, member_section(section, members[name]), hashes, verify) for name in stages]
+    _, mapped = map_constants(section, members[CONSTANTS], hashes)
+    programs = [_program(name, member_section(section, members[name]), hashes) for name in stages]
     return _model(json.loads(text), programs, mapped)
 
 
-def _program(name: str, section: Section, hashes: Mapping[str, object], verify: bool) -> CompiledModel:
+def _program(name: str, section: Section, hashes: Mapping[str, object]) -> CompiledModel:
     with reading(name):
-        program = read_section(section, verify=verify)
+        program = read_section(section)
         check_hash(MANIFEST, hashlib.sha256(manifest_text(program.manifest)).hexdigest(), {MANIFEST: hashes.get(name)})
         return CompiledModel(program)
 

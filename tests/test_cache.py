@@ -17,6 +17,7 @@ from prefuse.runtime.errors import ProgramFileError, UnsupportedModelError
 from prefuse.runtime.plan import Plan
 from prefuse.runtime.program_file import write_program
 from prefuse.runtime.target import Target
+from prefuse.tests.runtime.tiny_program import bias, write_tiny
 
 KEYS = [f"{number:064x}" for number in range(4)]
 EMPTY = Plan(str(Target.parse("cpu")), (), (), (), (), (), ())
@@ -58,6 +59,24 @@ def test_a_corrupt_entry_is_built_again(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     cache.load(KEYS[0], build)
     assert build.count == 2
+
+
+def test_a_flipped_weight_is_built_again(tmp_path: Path) -> None:
+    cache, count = ProgramCache(tmp_path), []
+
+    def build(path: Path) -> None:
+        count.append(path)
+        write_tiny(path, b"code")
+
+    first = cache.load(KEYS[0], build).constants.tobytes()
+    path = tmp_path / f"{KEYS[0]}.prefuse"
+    content = bytearray(path.read_bytes())
+    content[content.index(bias()[:4].tobytes()) + 7] ^= 1
+    path.write_bytes(content)
+    assert cache.find(KEYS[0]) is None
+    assert not path.exists()
+    assert cache.load(KEYS[0], build).constants.tobytes() == first
+    assert len(count) == 2
 
 
 def test_threads_that_ask_together_build_once(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class _Operator:
 def command(model: Path, shapes: Shapes, as_json: bool) -> None:
     """List what MODEL, an ONNX file or a .prefuse program, consists of. Costs need concrete shapes: give --shape."""
     if is_program(model):
-        net = load(model, verify=True)
+        net = load(model)
         show(as_json, {"report": net.report()}, net.report())
         return
     try:

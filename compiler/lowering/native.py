@@ -6,12 +6,11 @@ them are exponential in nested Let expressions.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -20,6 +19,7 @@ from tvm import tirx
 from ...kernels import bfloat16, lane_masks, scaling
 from ...runtime.errors import CompileError
 from ...runtime.target import AMX_EMULATED, Target
+from ...runtime.temporary_folder import temporary_folder, write_temporary
 
 _LLVM: dict[str, dict[str, Any]] = {
     "avx2": {"mcpu": "x86-64-v3"},
@@ -99,14 +99,14 @@ def _import_functions(module: Any, functions: str) -> None:
 
 
 def link_library(module: Any) -> bytes:
-    """A shared library with the module's code.
+    """A shared library that holds the module's code.
 
     Raises:
-        CompileError: the machine has no linker, or it failed.
+        CompileError: the machine has no linker, it failed, or the temporary folder is full.
     """
-    with tempfile.TemporaryDirectory(prefix="prefuse-") as folder:
-        source, library = Path(folder, "program.o"), Path(folder, "program.so")
-        module.write_to_file(str(source), "o")
+    with temporary_folder() as folder:
+        source, library = folder / "program.o", folder / "program.so"
+        write_temporary(source, _object_code(module))
         command = [*_linker(), "-shared", "-o", str(library), str(source)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
@@ -114,6 +114,13 @@ def link_library(module: Any) -> bytes:
                 f"linker {command[0]}", result.stderr.strip() or f"exit {result.returncode}", "see the message above"
             )
         return library.read_bytes()
+
+
+def _object_code(module: Any) -> bytes:
+    """The module's object file, written to memory: LLVM ends the process where a disk is full."""
+    with open(os.memfd_create("program.o"), "rb") as file:
+        module.write_to_file(f"/proc/self/fd/{file.fileno()}", "o")
+        return file.read()
 
 
 def _linker() -> list[str]:

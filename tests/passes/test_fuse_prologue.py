@@ -86,7 +86,7 @@ def numbers(array: np.ndarray) -> str:
 
 def fuse(model: ir.Model, pipeline: str = DEFAULT_PIPELINE, target: str = "cpu") -> Context:
     context = Context(Target.parse(target))
-    run_pipeline(model, parse_pipeline(pipeline, PASSES), context, verify=True)
+    run_pipeline(model, parse_pipeline(pipeline, PASSES), context)
     return context
 
 

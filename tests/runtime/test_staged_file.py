@@ -91,7 +91,7 @@ def test_round_trip(case: str, tmp_path: Path) -> None:
     text, calls = _CASES[case]
     net = compiled_stages(text)
     net.save(tmp_path / "a.prefuse")
-    again = prefuse.load(tmp_path / "a.prefuse", verify=True)
+    again = prefuse.load(tmp_path / "a.prefuse")
     assert isinstance(again, StagedModel)
     assert (again.inputs, again.outputs, again.report()) == (net.inputs, net.outputs, net.report())
     for call in calls:
@@ -101,7 +101,7 @@ def test_round_trip(case: str, tmp_path: Path) -> None:
 
 
 def test_nested_control_flow_round_trip(nested: StagedModel, nested_file: Path) -> None:
-    again = prefuse.load(nested_file, verify=True)
+    again = prefuse.load(nested_file)
     for trips, goes_on in ((0, True), (4, True), (5, False), (100, True)):
         call = (floats(6), np.array(trips), np.array(goes_on))
         assert is_same(again(*call), nested(*call))
@@ -126,7 +126,7 @@ def test_a_stage_is_a_program_file(nested_file: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(nested_file) as archive:
         assert archive.testzip() is None
         path = Path(archive.extract("stage-1.prefuse", tmp_path))
-    assert read_program(path, verify=True).plan.inputs
+    assert read_program(path).plan.inputs
 
 
 def test_it_runs_where_no_compiler_is(nested: StagedModel, nested_file: Path) -> None:
@@ -134,7 +134,7 @@ def test_it_runs_where_no_compiler_is(nested: StagedModel, nested_file: Path) ->
         "import sys\n"
         "for name in ('onnx', 'onnx_ir', 'torch', 'onnxscript'): sys.modules[name] = None\n"
         "import numpy, prefuse\n"
-        f"net = prefuse.load({str(nested_file)!r}, verify=True)\n"
+        f"net = prefuse.load({str(nested_file)!r})\n"
         "y, s = net(x=numpy.ones(6, 'float32'), n=numpy.array(3), go=numpy.array(True))\n"
         "print(y.tolist(), s.shape, 'tvm' in sys.modules)"
     )

@@ -6,11 +6,11 @@ import ctypes
 import importlib.util
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from ....runtime.errors import CompileError
+from ....runtime.temporary_folder import temporary_folder, write_temporary
 
 _TOOLKIT = Path("/usr/local/cuda")
 _FIX = "install a CUDA toolkit, or pip install prefuse[cuda]"
@@ -50,9 +50,9 @@ def _package_folders() -> Iterator[Path]:
 
 
 def _by_nvcc(nvcc: str, source: str, architecture: str) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="prefuse-") as folder:
-        code, cubin = Path(folder, "kernels.cu"), Path(folder, "kernels.cubin")
-        code.write_text(source)
+    with temporary_folder() as folder:
+        code, cubin = folder / "kernels.cu", folder / "kernels.cubin"
+        write_temporary(code, source.encode())
         command = [nvcc, "-cubin", f"-arch={architecture}", "-O3", *_OPTIONS, "-o", str(cubin), str(code)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:

@@ -22,6 +22,7 @@ from tvm import tirx
 from ....kernels.gpu.grids import DeviceFunction
 from ....runtime.errors import CompileError
 from ....runtime.target import Target
+from ....runtime.temporary_folder import temporary_folder, write_temporary
 from .device_module import device_module, device_target
 
 _HELPER = Path(__file__).with_name("rocm_helper.ll")
@@ -105,9 +106,9 @@ def _with_waiting_barriers(module: Any) -> Any:
 
 
 def _link(relocatable: bytes) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="prefuse-") as folder:
-        source, output = Path(folder, "kernels.o"), Path(folder, "kernels.hsaco")
-        source.write_bytes(relocatable)
+    with temporary_folder() as folder:
+        source, output = folder / "kernels.o", folder / "kernels.hsaco"
+        write_temporary(source, relocatable)
         command = [*find_lld(), "--no-undefined", "-shared", str(source), "-o", str(output)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:

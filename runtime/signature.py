@@ -1,0 +1,161 @@
+"""The inputs and outputs of a program as a call has them: what may be given, where its bytes are, what results are made of."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .array_address import data_address
+from .errors import InputError
+from .interchange import elements_address
+from .plan import Plan, Port
+
+if TYPE_CHECKING:
+    import torch
+
+
+_new_array = np.empty  # looked up once: a call takes about a microsecond
+
+
+class Signature:
+    """The ports of a program, prepared for calls."""
+
+    def __init__(self, plan: Plan, devices: frozenset[str]) -> None:
+        positions = {buffer: position for position, buffer in enumerate(plan.counts)}
+        self.inputs = tuple(_Tensor(port, "input", positions, devices) for port in plan.inputs)
+        self.outputs = tuple(_Tensor(port, "output", positions, devices) for port in plan.outputs)
+        self.counts = len(positions)  # sizes of outputs that a run decides
+        self.names = tuple(port.name for port in plan.inputs)
+        self.arity = len(self.inputs)
+
+
+class _Tensor:
+    """One input or output of a call: checks what comes in, makes what goes out, and says where their bytes are."""
+
+    def __init__(self, port: Port, kind: str, counts: Mapping[str, int], devices: frozenset[str]) -> None:
+        self.name = port.name
+        self._devices = devices
+        self._extents = {extent.axis: counts[extent.buffer] for extent in port.extents}
+        self._dtype = np.dtype(port.type.dtype)
+        self._shape = port.type.shape
+        self._where = f"{kind} {port.name!r}"
+        self._is_complex = self._dtype.kind == "c"
+        self._torch_dtype: torch.dtype | None = None
+        self._pattern: torch.Tensor | None = None
+
+    def array_address(self, array: np.ndarray, kept: list[object]) -> int:
+        """Address of an input's elements; of a copy, put into `kept`, where they are not in order."""
+        if (array.dtype is not self._dtype and array.dtype != self._dtype) or array.shape != self._shape:
+            raise self._mismatch(array.dtype.name, array.shape)
+        if not array.flags.carray:
+            array = np.require(array, requirements=["C", "A"])
+            kept.append(array)
+        return data_address(array)
+
+    def tensor_address(self, tensor: torch.Tensor, kept: list[object]) -> int:
+        """As `array_address`, for a torch tensor."""
+        if tensor.dtype is not (self._torch_dtype or self._torch_type()) or tensor.shape != self._shape:
+            raise self._mismatch(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        if not tensor.is_cpu or tensor.layout is not sys.modules["torch"].strided:
+            self._check_place(tensor)
+        address = elements_address(tensor, self._where)
+        if not tensor.is_contiguous() or tensor.is_neg() or (self._is_complex and tensor.is_conj()):
+            tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+            kept.append(tensor)
+            address = tensor.data_ptr()
+        return address
+
+    def _check_place(self, tensor: torch.Tensor) -> None:
+        """Take a tensor that is not on the CPU if the device can read it there, with what its default stream does complete."""
+        torch = sys.modules["torch"]
+        if tensor.layout is not torch.strided or str(tensor.device) not in self._devices:
+            found = f"a {tensor.layout} tensor on {tensor.device}"
+            raise InputError(self._where, f"{found}, the program runs on dense tensors on the CPU", "call .cpu() on it")
+        torch.cuda.current_stream(tensor.device).synchronize()
+
+    def new_array(self, addresses: list[int]) -> np.ndarray:
+        """A new array for an output; its address is added to `addresses`."""
+        array = _new_array(self._shape, self._dtype)
+        addresses.append(data_address(array))
+        return array
+
+    def new_tensor(self, addresses: list[int], place: torch.device | None) -> torch.Tensor:
+        """As `new_array`, for torch."""
+        if place is not None:
+            tensor: torch.Tensor = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device=place)
+        else:
+            if self._pattern is None:  # torch makes a tensor like another faster than one of a shape and a type
+                pattern = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device="cpu")
+                elements_address(pattern, self._where)  # else no tensor like it would ever have any
+                self._pattern = pattern
+            tensor = sys.modules["torch"].empty_like(self._pattern)
+        addresses.append(elements_address(tensor, self._where))
+        return tensor
+
+    def cut(self, result: np.ndarray | torch.Tensor, counts: np.ndarray) -> np.ndarray | torch.Tensor:
+        """An output of the size that the run has found; contiguous, and not the owner of more than twice its memory."""
+        if not self._extents:
+            return result
+        axes = range(len(self._shape))
+        part = result[tuple(slice(int(counts[self._extents[axis]]) if axis in self._extents else None) for axis in axes)]
+        if part.shape == result.shape:
+            return result
+        is_most = 2 * part.nbytes >= result.nbytes
+        if isinstance(part, np.ndarray):
+            return part if is_most and part.flags.c_contiguous else part.copy()
+        return part if is_most and part.is_contiguous() else part.clone(memory_format=sys.modules["torch"].contiguous_format)
+
+    def as_array(self, value: object) -> np.ndarray:
+        """An input that is neither exactly an array nor a tensor: subclasses of arrays and NumPy's scalars are taken."""
+        if isinstance(value, np.ndarray | np.generic):
+            return np.asarray(value)
+        what = f"a {type(value).__name__} is neither a NumPy array nor a torch tensor"
+        raise InputError(self._where, what, f"give {self._describe(self._dtype.name, self._shape)}")
+
+    def _torch_type(self) -> torch.dtype:
+        if self._torch_dtype is None:
+            found = getattr(sys.modules["torch"], self._dtype.name, None)
+            if found is None:
+                raise InputError(self._where, f"torch has no {self._dtype.name}", "call with NumPy arrays")
+            self._torch_dtype = found
+        return self._torch_dtype
+
+    def _mismatch(self, dtype: str, shape: tuple[int, ...]) -> InputError:
+        found, wanted = self._describe(dtype, shape), self._describe(self._dtype.name, self._shape)
+        if len(shape) != len(self._shape):
+            fix = f"give {len(self._shape)} dimensions, not {len(shape)}"
+        elif shape != self._shape:
+            fix = "compile the model for this shape"
+        else:
+            fix = f"convert it to {self._dtype.name}"
+        return InputError(self._where, f"{found} given, the model takes {wanted}", fix)
+
+    @staticmethod
+    def _describe(dtype: str, shape: tuple[int, ...]) -> str:
+        return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def in_order(names: Sequence[str], inputs: Sequence[object], named: Mapping[str, object]) -> tuple[object, ...]:
+    """Positional and named inputs of a call in the order of `names`, the model's inputs.
+
+    Raises:
+        InputError: one is missing, unknown or given twice.
+    """
+    if len(inputs) > len(names):
+        raise InputError("inputs", f"{len(inputs)} given, the model takes {len(names)}", f"give {', '.join(names) or 'none'}")
+    by_name = dict(zip(names, inputs, strict=False))
+    for name, value in named.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            fix = f"did you mean {near[0]!r}?" if near else f"the inputs are {', '.join(names) or 'none'}"
+            raise InputError(f"input {name!r}", "the model has no such input", fix)
+        if name in by_name:
+            raise InputError(f"input {name!r}", "given twice, by position and by name", "give it once")
+        by_name[name] = value
+    if missing := [name for name in names if name not in by_name]:
+        raise InputError("inputs", f"{', '.join(missing)} not given", f"the inputs are {', '.join(names)}")
+    return tuple(by_name[name] for name in names)
