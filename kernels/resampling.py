@@ -71,6 +71,8 @@ class Resampling:
             return np.zeros_like(x) if width == 1 else x * (self.inputs - 1) / (width - 1)
         if self.coordinates == "asymmetric":
             return x / self.scale
+        if self.coordinates == "tf_half_pixel_for_nn":
+            return (x + 0.5) / self.scale
         if self.coordinates == "tf_crop_and_resize":
             begin, end = self.roi
             first = begin * (self.inputs - 1)

@@ -80,9 +80,8 @@ def stored_runs(anchor: ir.Node) -> Runs:
 
 def _cut(runs: Runs, result: ir.Value, followers: Iterable[ir.Node]) -> Runs:
     """What is left of runs where the followers read operands that span only some of the result's dimensions."""
-    if not runs:
+    if not runs or not prod(out := _shape(result)):
         return ()
-    out = _shape(result)
     operands = dict.fromkeys(value for node in followers for value in node.inputs if value is not None)
     most = min((_together(shape, out) for value in operands if (shape := static_shape(value)) is not None), default=prod(out))
     return tuple(min(run, most) for run in runs)

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from ...runtime.errors import CompileError, InvalidModelError, OptionError
+from ..ir.attribute_values import check_attribute_values
 from ..ir.facts import infer_facts
 from ..ir.names import name_nodes
 from ..ir.validity import check_nodes
@@ -55,6 +56,7 @@ def prepare_graph(model: ir.Model, where: str) -> ir.Model:
     try:
         model = normalize(model, where)
         check_supported(model)
+        check_attribute_values(model)
         verify_model(model)
         infer_facts(model)
         respell_groups(model)

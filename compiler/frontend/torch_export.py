@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _STACK_KEY = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+)', re.MULTILINE)
+_COMPILER = f"{Path(__file__).parents[1]}{os.sep}"  # what of our own runs while torch traces; the user's may lie beside it
 _PREFIX = "module."  # of the parameters' names, because the module that is exported holds the user's
 
 
@@ -167,7 +170,7 @@ def _user_line(error: BaseException) -> str:
     own, library, trace = "", "", error.__traceback__
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
-        if path != __file__ and "/prefuse/" not in path and not path.startswith("<"):
+        if not path.startswith((_COMPILER, "<")):
             if "-packages/" not in path:
                 own = f"{path}:{trace.tb_lineno}"
             elif "-packages/torch/" not in path:

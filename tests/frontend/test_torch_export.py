@@ -1,6 +1,7 @@
 """PyTorch modules become graphs: names, sources, structures, and errors that name the user's line."""
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -102,8 +103,17 @@ def test_a_branch_on_data_is_named_with_its_line() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(CompileError, match=rf"{__file__}:\d+: torch.export cannot trace the module"):
+    with pytest.raises(CompileError, match=rf"{re.escape(__file__)}:\d+: torch.export cannot trace the module"):
         export(Branch(), torch.randn(2))
+
+
+def test_a_line_in_a_folder_of_our_own_name_is_the_users(tmp_path: Path) -> None:
+    """`git clone` makes such a folder, and many a user keeps his models in it."""
+    path = tmp_path / "prefuse" / "network.py"
+    module = nn.Module()
+    exec(compile("def forward(x):\n    return x if x.sum() > 0 else -x\n", path, "exec"), module.__dict__)
+    with pytest.raises(CompileError, match=rf"{re.escape(str(path))}:2: torch.export cannot trace the module"):
+        export(module, torch.randn(2))
 
 
 def test_a_failed_trace_is_one_error_and_no_dump(capfd: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +122,7 @@ def test_a_failed_trace_is_one_error_and_no_dump(capfd: pytest.CaptureFixture[st
             print("traced", file=sys.stderr)
             return x + 1 if bool(x.sum() > 0) else x
 
-    with pytest.raises(CompileError, match=rf"{__file__}:\d+: torch.export cannot trace"):
+    with pytest.raises(CompileError, match=rf"{re.escape(__file__)}:\d+: torch.export cannot trace"):
         export(Branch(), torch.randn(2))
     assert capfd.readouterr().err.strip() == "traced"
 

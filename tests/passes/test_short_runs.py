@@ -132,6 +132,14 @@ def test_together_where_apart_would_not_pay(inputs: str, follower: str, target: 
     assert short_run_fault(*_with_list(inputs, "Transpose(x)", follower), target) is None
 
 
+def test_a_result_of_no_elements_has_no_runs() -> None:
+    """A batch of no rows: the operand that cuts runs has no neighbours at all."""
+    model = _model("float[0,16,3] x, float[3,3] w", "t = MatMul(x, w) e = Tanh(t) y = Add(e, x)", "float y")
+    anchor, *followers = model.graph
+    assert stored_runs(anchor) == (3,)
+    assert short_run_fault(anchor, followers, CPU) is None
+
+
 def _with_list(inputs: str, node: str, follower: str = "Sigmoid") -> tuple[ir.Node, list[ir.Node]]:
     anchor, after = _pair(inputs, node, follower)
     return anchor, [after]
