@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
-from ..runtime.staged import StagedModel
+from ..runtime.staged_model import StagedModel
 from .builder import Builder, CompileModel, Progress, drive
 from .cache import ProgramCache, default_folder
 from .digest import model_digest

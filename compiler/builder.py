@@ -17,7 +17,7 @@ from .options import Options
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from ..runtime.staged import StagedModel
+    from ..runtime.staged_model import StagedModel
 
 Progress = Callable[[str, float], None]  # the stage, and how much of the whole is done, from 0 to 1
 

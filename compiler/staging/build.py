@@ -23,7 +23,8 @@ from ...runtime.procedure import (
     ScanStep,
     Step,
 )
-from ...runtime.staged import StagedModel, StagedPort
+from ...runtime.staged import StagedPort, StagedProgram
+from ...runtime.staged_model import StagedModel
 from ..builder import Builder
 from ..digest import model_digest
 from ..frontend.dimensions import is_dynamic
@@ -57,7 +58,8 @@ def build_model(builder: Builder, key: str, model: ir.Model) -> CompiledModel | 
         return builder.build_program(key, lambda: model)
     procedure = _Staging(staged, builder).procedure()
     graph = staged.graph
-    return StagedModel(builder.name, procedure, tuple(map(_port, graph.inputs)), tuple(map(_port, graph.outputs)))
+    program = StagedProgram(builder.name, procedure, tuple(map(_port, graph.inputs)), tuple(map(_port, graph.outputs)))
+    return StagedModel(program)
 
 
 def _build_stage(builder: Builder, key: str, model: Callable[[], ir.Model]) -> CompiledModel | StagedModel:
@@ -125,7 +127,8 @@ class _Staging:
             program = SpecializedModel(_StageSource(stage.model, builder))
         else:
             key = "" if builder.cache is None else builder.key("graph", model_digest(stage.model))
-            program = _build_stage(builder, key, lambda: stage.model)
+            built = _build_stage(builder, key, lambda: stage.model)
+            program = built.program if isinstance(built, StagedModel) else built
         reads, writes = (tuple(str(value.name) for value in values) for values in (stage.inputs, stage.outputs))
         return ProgramStep(name, program, reads, writes)
 
