@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .compiler.specialize import SpecializedModel
     from .compiler.tuning.tuner import Tuned
     from .runtime.executor import CompiledModel
-    from .runtime.staged import StagedModel
+    from .runtime.staged_model import StagedModel
 
 __version__ = "0.1.0"
 __all__ = ["CompileError", "__version__", "compile", "load", "tune"]
@@ -132,6 +132,6 @@ def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
     Raises:
         CompileError: no such file, a corrupt one, or one for another CPU or version.
     """
-    from .runtime.staged_file import load
+    from .runtime.staged_model import load
 
     return load(path)

@@ -22,7 +22,7 @@ from .runtime.target import Target
 if TYPE_CHECKING:
     from .compiler.specialize import SpecializedModel
     from .runtime.executor import CompiledModel
-    from .runtime.staged import StagedModel
+    from .runtime.staged_model import StagedModel
 
 _TARGETS = {"CPU": "cpu", "CUDA": "cuda"}  # of the devices, as ONNX names them
 

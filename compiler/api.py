@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache as memoize
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
-from ..runtime.staged import StagedModel
+from ..runtime.staged_model import StagedModel
 from .builder import Builder, CompileModel, Progress, drive
 from .cache import ProgramCache, default_folder
 from .digest import model_digest
@@ -52,7 +52,7 @@ def compile_model(
     inputs = None if args is None and not kwargs else (_as_tuple(args), dict(kwargs or {}))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        return _specialized(SpecializedModel(ModuleSource(model, builder)), inputs)
+        return _specialized(SpecializedModel(ModuleSource(model, builder, build)), inputs)
     return _compile_graph(model, inputs, builder)
 
 
@@ -78,9 +78,9 @@ def _compile_imported(
     from .frontend.shaping import shaping_inputs
 
     if is_dynamic(graph) or shaping_inputs(graph) or inputs is not None:
-        return _specialized(SpecializedModel(GraphSource(graph, builder)), inputs)
+        return _specialized(SpecializedModel(GraphSource(graph, builder, build)), inputs)
     key = graph_key(graph, builder)
-    compiled = builder.build(key, lambda: graph)
+    compiled = build(builder, key, lambda: graph)
     if memory is not None:
         memory.remember(graph.meta[EXTERNAL_FILES], key)
     return compiled
@@ -109,7 +109,24 @@ def build_graph(graph: ir.Model, builder: Builder) -> CompiledModel | StagedMode
     Raises:
         CompileError: it cannot be compiled.
     """
-    return builder.build(graph_key(graph, builder), lambda: graph)
+    return build(builder, graph_key(graph, builder), lambda: graph)
+
+
+def build(builder: Builder, key: str, model: Callable[[], ir.Model]) -> CompiledModel | StagedModel:
+    """The program of `key`, or where a model needs several, those: from the cache, else compiled from `model()`.
+
+    The inputs of the model have static types where they are tensors of numbers.
+
+    Raises:
+        OptionError: this machine could not load a program for the target.
+        CompileError: the model cannot be compiled.
+    """
+    builder.check_target()
+    if (known := builder.recall(key)) is not None:
+        return known
+    from .staging.build import build_model  # imports onnx, which a warm start does without
+
+    return build_model(builder, key, model())
 
 
 def graph_key(graph: ir.Model, builder: Builder) -> str:

@@ -17,7 +17,7 @@ from .options import Options
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from ..runtime.staged import StagedModel
+    from ..runtime.staged_model import StagedModel
 
 Progress = Callable[[str, float], None]  # the stage, and how much of the whole is done, from 0 to 1
 
@@ -37,6 +37,18 @@ def drive(model: ir.Model, options: Options, *, name: str, output: Path, progres
     compile_model(model, options, name=name, output=output, progress=progress)
 
 
+class BuildStages(Protocol):
+    """Makes what a model becomes: one program, or where it needs several, those. `key` is its cache key.
+
+    The inputs of the model have static types where they are tensors of numbers.
+
+    Raises:
+        CompileError: the model cannot be compiled.
+    """
+
+    def __call__(self, builder: Builder, key: str, model: Callable[[], ir.Model]) -> CompiledModel | StagedModel: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Builder:
     """How the programs of one `compile` call are made. `cache` None keeps none of them."""
@@ -51,32 +63,16 @@ class Builder:
         """The cache key of a program that depends on `content` beside the options and the compiler."""
         return combine(compiler_version(), str(self.options), self.name, *content)
 
+    def check_target(self) -> None:
+        """Raise OptionError if this machine could not load a program for the target."""
+        if missing := self.options.target.missing_features():
+            what = f"this CPU lacks {', '.join(missing)}, which {self.options.target} needs"
+            raise OptionError("target", what, 'compile on the machine that shall run the program, or for this one: "cpu"')
+
     def recall(self, key: str) -> CompiledModel | None:
         """The program of `key` if the cache has it."""
         program = None if self.cache is None else self.cache.find(key)
         return None if program is None else CompiledModel(program)
-
-    def build(self, key: str, model: Callable[[], ir.Model]) -> CompiledModel | StagedModel:
-        """The program of `key`, or where a model needs several, those: from the cache, else compiled from `model()`.
-
-        The inputs of the model have static types where they are tensors of numbers.
-
-        Raises:
-            OptionError: this machine could not load a program for the target.
-            CompileError: the model cannot be compiled.
-        """
-        if missing := self.options.target.missing_features():
-            what = f"this CPU lacks {', '.join(missing)}, which {self.options.target} needs"
-            raise OptionError("target", what, 'compile on the machine that shall run the program, or for this one: "cpu"')
-        if (known := self.recall(key)) is not None:
-            return known
-        from .ir.randomness import check_repeatable  # imports onnx, which a warm start does without
-        from .staging.build import build_model
-
-        graph = model()
-        if not self.options.random:
-            check_repeatable(graph)
-        return build_model(self, key, graph)
 
     def build_program(self, key: str, model: Callable[[], ir.Model]) -> CompiledModel:
         """The program of `key`: from the cache, else compiled from `model()`, whose shapes are static.

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..runtime.errors import InputError
 from ..runtime.signature import in_order
-from .builder import Builder
+from .builder import Builder, BuildStages
 from .digest import model_digest
 from .frontend.module_fingerprint import module_fingerprint
 from .frontend.pytree import LEAF, Structure, Tensor, flatten, from_json, is_tensor, to_json
@@ -27,9 +27,10 @@ _OTHER: TensorKey = ((), "")  # the key of an input that is no tensor of numbers
 class ModuleSource:
     """An `nn.Module`: exported for the structure and the types of its inputs, and for the values of those that are no tensors."""
 
-    def __init__(self, module: torch.nn.Module, builder: Builder) -> None:
+    def __init__(self, module: torch.nn.Module, builder: Builder, build: BuildStages) -> None:
         self._module = module
         self._builder = builder
+        self._build = build
         self._parameters = inspect.signature(module.forward)
 
     def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
@@ -52,7 +53,7 @@ class ModuleSource:
             content = self._content_key(model)
         else:
             model, (content, result) = None, noted
-        program = self._builder.build(content, lambda: self._export(call)[0] if model is None else model)
+        program = self._build(self._builder, content, lambda: self._export(call)[0] if model is None else model)
         if noted is None:
             self._remember(key, content, result)
         return Specialization(program, result)
@@ -102,7 +103,7 @@ class GraphSource:
     Inputs that are no tensors of numbers (sequences, optionals, strings) stay as they are: no program depends on them.
     """
 
-    def __init__(self, model: ir.Model, builder: Builder) -> None:
+    def __init__(self, model: ir.Model, builder: Builder, build: BuildStages) -> None:
         from .frontend.dimensions import dimension_bindings, is_number_tensor
         from .frontend.shaping import shaping_inputs
         from .ir.facts import dtype_name
@@ -110,6 +111,7 @@ class GraphSource:
         self._model = model
         self._shaping = frozenset(shaping_inputs(model))
         self._builder = builder
+        self._build = build
         self._check = dimension_bindings
         self._names = tuple(str(value.name) for value in model.graph.inputs)
         # Element types by the name of the input, "" where only a call knows it.
@@ -132,7 +134,7 @@ class GraphSource:
         shapes = self._shapes(call.types)
         key = self._builder.key("graph", self._digest, repr(call.types), repr(call.values))
         with self._builder.reporting():
-            return Specialization(self._builder.build(key, lambda: self._bound(shapes, call)))
+            return Specialization(self._build(self._builder, key, lambda: self._bound(shapes, call)))
 
     def _checked(self, name: str, value: object) -> Tensor:
         if not is_tensor(value):

@@ -15,7 +15,8 @@ from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel, Context
 from ..runtime.plan import Plan, Port
 from ..runtime.profile import Profile
-from ..runtime.staged import StagedModel, StagedPort
+from ..runtime.staged import StagedPort
+from ..runtime.staged_model import StagedModel
 from .frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflattener
 
 _CAPACITY = 16  # specialisations kept in memory

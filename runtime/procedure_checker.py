@@ -1,4 +1,4 @@
-"""Whether a staged model that a file holds makes sense: what is read is there, and bodies and programs fit their steps."""
+"""Whether a staged program that a file holds makes sense: what is read is there, and bodies and programs fit their steps."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Collection, Iterator
 from .executor import CompiledModel
 from .host_operators import OPERATORS, HostOperator
 from .procedure import BranchStep, HostStep, LoopStep, MapStep, Procedure, ProgramStep, ScanStep, Step
-from .staged import StagedModel
+from .staged import StagedProgram
 
 
-def check_staged(model: StagedModel) -> Iterator[str]:
-    """Faults of a model, each one line."""
-    procedure = model.procedure
-    yield from _unequal("the model: inputs", len(model.inputs), len(procedure.inputs))
-    yield from _unequal("the model: outputs", len(model.outputs), len(procedure.outputs))
-    if len(set(model.input_names)) != len(model.input_names):
+def check_staged(program: StagedProgram) -> Iterator[str]:
+    """Faults of a program, each one line."""
+    procedure = program.procedure
+    yield from _unequal("the model: inputs", len(program.inputs), len(procedure.inputs))
+    yield from _unequal("the model: outputs", len(program.outputs), len(procedure.outputs))
+    if len({port.name for port in program.inputs}) != len(program.inputs):
         yield "the model: two inputs of one name"
     yield from _check(procedure, ())
 
@@ -61,10 +61,10 @@ def _misfits(step: Step) -> Iterator[str]:
 
 def _program(step: ProgramStep) -> Iterator[str]:
     program = step.program
-    assert isinstance(program, CompiledModel | StagedModel)
+    assert isinstance(program, CompiledModel | StagedProgram)
     yield from _unequal("inputs", len(program.inputs), len(step.reads))
     yield from _unequal("outputs", len(program.outputs), len(step.writes))
-    if isinstance(program, StagedModel):
+    if isinstance(program, StagedProgram):
         yield from check_staged(program)
 
 

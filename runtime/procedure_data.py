@@ -20,7 +20,7 @@ from .host_operators import OPERATORS, Attribute, HostFunction, HostOperator
 from .plan import TensorType
 from .plan_text import is_dtype
 from .procedure import BranchStep, HostStep, LoopStep, MapStep, Procedure, Program, ProgramStep, ScanStep, Step
-from .staged import StagedModel, StagedPort
+from .staged import StagedPort, StagedProgram
 
 DEEPEST = 64  # branches and bodies in one another
 _LARGEST_BYTES = 1 << 62
@@ -105,8 +105,8 @@ class ProcedureWriter:
     constants: list[np.ndarray] = field(default_factory=list)
     _places: dict[object, int] = field(default_factory=dict)  # of each program and constant in its list
 
-    def model(self, model: StagedModel) -> dict[str, object]:
-        """A model whose programs are all `CompiledModel`s or `StagedModel`s, and whose host steps are all ours."""
+    def model(self, model: StagedProgram) -> dict[str, object]:
+        """A model whose programs are all `CompiledModel`s or `StagedProgram`s, and whose host steps are all ours."""
         return {
             "name": model.name,
             "inputs": [_port_data(port) for port in model.inputs],
@@ -131,7 +131,7 @@ class ProcedureWriter:
         if form is _Form.BODY:
             return self._procedure(cast("Procedure", value))
         if form is _Form.PROGRAM:
-            return self.model(value) if isinstance(value, StagedModel) else self._program(cast("CompiledModel", value))
+            return self.model(value) if isinstance(value, StagedProgram) else self._program(cast("CompiledModel", value))
         if form is _Form.OPERATOR:
             return self._operator(cast("HostOperator", value))
         return value
@@ -168,11 +168,11 @@ class ProcedureReader:
     programs: Sequence[CompiledModel]
     constants: Sequence[np.ndarray]
 
-    def model(self, data: object, depth: int = 0) -> StagedModel:
+    def model(self, data: object, depth: int = 0) -> StagedProgram:
         """A model; its procedure is not checked for sense."""
         found = _object(data, "name", "inputs", "outputs", "procedure")
         inputs, outputs = (tuple(map(_port, _list(found[name]))) for name in ("inputs", "outputs"))
-        return StagedModel(_text(found["name"]), self._procedure(found["procedure"], depth + 1), inputs, outputs)
+        return StagedProgram(_text(found["name"]), self._procedure(found["procedure"], depth + 1), inputs, outputs)
 
     def _procedure(self, data: object, depth: int) -> Procedure:
         if depth > DEEPEST:

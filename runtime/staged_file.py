@@ -46,6 +46,7 @@ from .procedure_data import DEEPEST, DataError, ProcedureReader, ProcedureWriter
 from .program_file import (
     CONSTANTS,
     ConstantSource,
+    Program,
     constants_data,
     constants_header,
     map_constants,
@@ -53,38 +54,38 @@ from .program_file import (
     write_constants,
     write_program_members,
 )
-from .staged import StagedModel
+from .staged import StagedProgram
 
 FORMAT = 2
 STAGES = "stages.json"
 
 
-def save_staged(path: str | os.PathLike[str], model: StagedModel) -> None:
-    """Write a model to a file, or leave whatever was at `path` untouched.
+def save_staged(path: str | os.PathLike[str], program: StagedProgram) -> None:
+    """Write a program in stages to a file, or leave whatever was at `path` untouched.
 
     Raises:
         OptionError: a stage or a step is nothing that a file could hold.
         ProgramFileError: the file cannot be written.
     """
-    if obstacles := list(_obstacles(model.procedure, 1)):
+    if obstacles := list(_obstacles(program.procedure, 1)):
         fix = "keep the ONNX file, whose compiled stages are in the cache, or make the shapes of its inputs static"
         raise OptionError("save", "; ".join(obstacles[:3]), fix)
     writer = ProcedureWriter()
-    data = writer.model(model)
+    data = writer.model(program)
     entries, sources, size_bytes = _placed(writer.constants)
     text = json.dumps({"model": data, "constants": entries}, separators=(",", ":")).encode()
     with new_archive(Path(path)) as archive:
         hashes = {STAGES: write_member(archive, STAGES, text)}
         hashes.update(write_constants(archive, constants_header(sources, size_bytes), constants_data(sources, size_bytes)))
-        for number, program in enumerate(writer.programs, 1):
+        for number, stage in enumerate(writer.programs, 1):
             with archive_member(archive, _stage(number)) as inner:
-                hashes[_stage(number)] = write_program_members(inner, program.program)
-        manifest = {"format": FORMAT, "name": model.name, "prefuse": version("prefuse"), "sha256": hashes}
+                hashes[_stage(number)] = write_program_members(inner, stage.program)
+        manifest = {"format": FORMAT, "name": program.name, "prefuse": version("prefuse"), "sha256": hashes}
         write_member(archive, MANIFEST, manifest_text(manifest))
 
 
-def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
-    """Load a `.prefuse` file of one program or of several. They hold native code that runs with your rights.
+def read_any(path: str | os.PathLike[str]) -> Program | StagedProgram:
+    """Read and check a `.prefuse` file of one program or of several, and map its weights. The native code of stages is loaded.
 
     Raises:
         ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
@@ -94,7 +95,7 @@ def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
         with zipfile.ZipFile(section) as archive:
             if STAGES in archive.namelist():
                 return _read(section, archive)
-        return CompiledModel(read_section(section))
+        return read_section(section)
 
 
 def _obstacles(procedure: Procedure, depth: int) -> Iterator[str]:
@@ -107,7 +108,7 @@ def _obstacles(procedure: Procedure, depth: int) -> Iterator[str]:
             yield from _obstacles(body, depth + 1)
         if isinstance(step, HostStep) and step.is_reference:
             yield f"{step.source} is computed by onnx.reference, which needs onnx and the node"
-        elif isinstance(step, ProgramStep) and isinstance(step.program, StagedModel):
+        elif isinstance(step, ProgramStep) and isinstance(step.program, StagedProgram):
             yield from _obstacles(step.program.procedure, depth + 1)
         elif isinstance(step, ProgramStep) and not isinstance(step.program, CompiledModel):
             yield f"{step.name} is compiled for the shapes of each run, which needs the compiler"
@@ -151,7 +152,7 @@ def _constant(data: object, mapped: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _read(section: Section, archive: zipfile.ZipFile) -> StagedModel:
+def _read(section: Section, archive: zipfile.ZipFile) -> StagedProgram:
     members = {info.filename: info for info in archive.infolist()}
     count = len(archive.infolist()) - 3
     stages = [_stage(number) for number in range(1, count + 1)]
@@ -173,7 +174,7 @@ def _program(name: str, section: Section, hashes: Mapping[str, object]) -> Compi
         return CompiledModel(program)
 
 
-def _model(data: object, programs: Sequence[CompiledModel], mapped: np.ndarray) -> StagedModel:
+def _model(data: object, programs: Sequence[CompiledModel], mapped: np.ndarray) -> StagedProgram:
     try:
         if not isinstance(data, dict) or data.keys() != {"model", "constants"} or not isinstance(data["constants"], list):
             raise DataError("it holds no model")

@@ -21,7 +21,7 @@ from prefuse.compiler.specialize import SpecializedModel
 from prefuse.examples.models import MODELS
 from prefuse.runtime.executor import CompiledModel, Context
 from prefuse.runtime.plan_checker import check_plan
-from prefuse.runtime.staged import StagedModel
+from prefuse.runtime.staged_model import StagedModel
 from prefuse.runtime.target import Target
 
 _TOLERANCE = 1e-5  # relative, of the 2-norm

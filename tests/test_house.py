@@ -1,4 +1,4 @@
-"""The arrows between our folders, read from the imports of every file."""
+"""The arrows between our folders, read from the imports of every file, and the sizes of files, functions and folders."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +37,28 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "compiler.cli": ("", "compiler", "kernels", "runtime"),
     "": ("compiler", "runtime"),
 }
-SOURCES = sorted([ROOT / "__init__.py", *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))])
+SOURCES = sorted([*ROOT.glob("*.py"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))])
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+# Arrows between packages that still close a circle: each of them is to be cut, and none may be added.
+ARROWS_TO_CUT = frozenset(
+    {
+        ("compiler", "compiler.debugging"),
+        ("compiler", "compiler.staging"),
+        ("compiler", "compiler.tuning"),
+        ("compiler.frontend", "compiler"),
+        ("kernels", "kernels.cpu"),
+        ("kernels", "kernels.gpu"),
+        ("kernels.cpu", "kernels.gpu"),
+        ("passes.canonicalization", "passes"),
+        ("passes.unrolling", "passes"),
+    }
+)
+# Folders that still hold more files than a reader can look over: each of them is to be split, and none may be added.
+FOLDERS_TO_SPLIT = frozenset({"kernels/cpu", "passes", "runtime", "tests", "tests/kernels", "tests/passes"})
+MOST_FILES_OF_FOLDER = 25
+MOST_LINES_OF_FUNCTION = 60
+MOST_LINES_OF_FILE = 450
 
 
 def module_of(path: Path) -> str:
@@ -42,16 +67,26 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+MODULES = frozenset(map(module_of, SOURCES))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:
     """Line and absolute name (inside the package) of each import of ours; bare or "prefuse." imports keep their text."""
     package = path.parent.relative_to(ROOT).parts
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names if is_ours(alias.name))
         elif isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1]
             for alias in node.names:
-                yield node.lineno, ".".join([*base, *(node.module or alias.name).split(".")])
+                name = ".".join(filter(None, (*base, node.module)))
+                inner = f"{name}.{alias.name}" if name else alias.name
+                yield node.lineno, inner if inner in MODULES else name
         elif isinstance(node, ast.ImportFrom) and is_ours(node.module or ""):
             yield node.lineno, node.module or ""
 
@@ -74,6 +109,30 @@ def is_inside(module: str, package: str) -> bool:
     return not package or module == package or module.startswith(package + ".")
 
 
+@cache
+def file_arrows() -> Any:
+    """Which of our files imports which, when it is loaded, later or for its types only: a directed graph of their names."""
+    arrows = ((module_of(path), name) for path in SOURCES for _, name in imports_of(path))
+    return nx.freeze(nx.DiGraph(arrow for arrow in arrows if arrow[0] != arrow[1]))
+
+
+def package_arrows(cut: Iterable[tuple[str, str]] = ()) -> Any:
+    """The same of packages, which are the files of one folder, without the arrows that are `cut`."""
+    packages = {module_of(path): module_of(path.parent / "__init__.py") for path in SOURCES}
+    arrows = {(packages[importer], packages[imported]) for importer, imported in file_arrows().edges}
+    return nx.DiGraph(sorted(arrow for arrow in arrows.difference(cut) if arrow[0] != arrow[1]))
+
+
+def circles(arrows: Any) -> list[list[str]]:
+    """Names that can be reached from each other."""
+    return [sorted(names) for names in nx.strongly_connected_components(arrows) if len(names) > 1]
+
+
+def crowded_folders() -> set[str]:
+    counts = Counter(str(path.parent.relative_to(ROOT)) for path in (*SOURCES, *TESTS))
+    return {folder for folder, count in counts.items() if count > MOST_FILES_OF_FOLDER}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_arrows(path: Path) -> None:
     module = module_of(path)
@@ -89,6 +148,50 @@ def test_the_rules_are_noticed() -> None:
     assert not any(is_inside("passes.fuse_epilogue", one) for one in allowed_for("compiler.ir.facts"))
     assert not any(is_inside("compiler.ir", one) for one in allowed_for("kernels.cpu.matmul"))
     assert all((ROOT / name.replace(".", "/")).exists() or (ROOT / f"{name.replace('.', '/')}.py").exists() for name in ALLOWED)
+
+
+def test_no_circle_of_files() -> None:
+    assert circles(file_arrows()) == []
+
+
+def test_no_circle_of_packages() -> None:
+    assert circles(package_arrows(ARROWS_TO_CUT)) == []
+
+
+@pytest.mark.parametrize("arrow", sorted(ARROWS_TO_CUT), ids=" to ".join)
+def test_an_arrow_to_cut_closes_a_circle(arrow: tuple[str, str]) -> None:
+    assert circles(package_arrows(ARROWS_TO_CUT - {arrow})), "it has been cut: take it out of ARROWS_TO_CUT"
+
+
+def test_circles_are_noticed() -> None:
+    """Arrows of imports that are made later, or for types only, count; one arrow back makes a circle."""
+    arrows = file_arrows()
+    assert arrows.has_edge("compiler.api", "compiler.staging.build")
+    assert arrows.has_edge("compiler.builder", "runtime.staged_model")
+    closed = nx.DiGraph([*arrows.edges, ("runtime.errors", "compiler.api")])
+    assert any({"runtime.errors", "compiler.api"} <= set(names) for names in circles(closed))
+
+
+def test_folders_can_be_looked_over() -> None:
+    crowded = crowded_folders()
+    assert crowded <= FOLDERS_TO_SPLIT, f"more than {MOST_FILES_OF_FOLDER} Python files"
+    assert crowded == FOLDERS_TO_SPLIT, "these have been split: take them out of FOLDERS_TO_SPLIT"
+
+
+def test_functions_and_files_are_short() -> None:
+    """The lines of a function are those of what is nested in it, too."""
+    long_functions, long_files = [], []
+    for path in (*SOURCES, *TESTS):
+        tree = tree_of(path)
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        long_functions += [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+            for node in functions
+            if (node.end_lineno or 0) - node.lineno >= MOST_LINES_OF_FUNCTION
+        ]
+        if len(path.read_text().splitlines()) > MOST_LINES_OF_FILE:
+            long_files.append(str(path.relative_to(ROOT)))
+    assert (long_functions, long_files) == ([], [])
 
 
 def test_the_frame_imports_neither_tvm_nor_torch() -> None:

@@ -17,7 +17,7 @@ from prefuse.runtime.errors import InputError, OptionError
 from prefuse.runtime.host_operators import HostOperator
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.procedure import HostStep, Procedure, ScanStep
-from prefuse.runtime.staged import StagedModel
+from prefuse.runtime.staged_model import StagedModel
 
 Run = Callable[..., Any]
 _HEADER = '<ir_version: 10, opset_import: ["": 21]>\n'
@@ -321,6 +321,6 @@ def test_host_steps_of_moves_are_not_the_reference() -> None:
     x = np.zeros(3000, np.float32)
     x[5] = 7
     np.testing.assert_array_equal(net(x), -x[:7])
-    hosted = [step for step in net.procedure.walk() if isinstance(step, HostStep)]
+    hosted = [step for step in net.program.procedure.walk() if isinstance(step, HostStep)]
     assert [step.source for step in hosted] == ["Slice at part"]
     assert not hosted[0].is_reference

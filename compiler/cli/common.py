@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from ...runtime.executor import CompiledModel
     from ...runtime.plan import Port
-    from ...runtime.staged import StagedModel, StagedPort
+    from ...runtime.staged import StagedPort
+    from ...runtime.staged_model import StagedModel
     from ..debugging.compilation import Compilation
 
 _FILE_COLUMNS = 200  # of tables that no terminal shows

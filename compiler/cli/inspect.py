@@ -10,7 +10,7 @@ import click
 import onnx_ir as ir
 
 from ...runtime.errors import CompileError, UnsupportedModelError
-from ...runtime.staged_file import load
+from ...runtime.staged_model import load
 from ...runtime.target import Target
 from ..cost import bytes_of, flops_of
 from ..frontend.importer import import_model

@@ -13,8 +13,7 @@ import click
 import numpy as np
 
 from ...runtime.executor import CompiledModel
-from ...runtime.staged import StagedModel
-from ...runtime.staged_file import load
+from ...runtime.staged_model import StagedModel, load
 from .common import (
     INPUTS,
     JSON,

@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import onnx_ir as ir
 
@@ -15,9 +15,6 @@ from .constants import constant_tensor
 from .facts import ORIGINS_KEY, SOURCE_KEY, infer_node, origins_of, source_of
 from .names import fresh_name, release_name
 
-if TYPE_CHECKING:
-    from ..pipeline import Context
-
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
@@ -25,6 +22,13 @@ class Rejection:
 
     reason: str
     nodes: tuple[ir.Node, ...] = ()
+
+
+class Rejections(Protocol):
+    """Where refusals are recorded, such as the `Context` of a compilation."""
+
+    def reject(self, pass_name: str, rejection: Rejection) -> None:
+        """Record why a rewrite was refused."""
 
 
 class Match(Protocol):
@@ -115,7 +119,7 @@ def literal_shape(shape: Sequence[int]) -> dict[str, int]:
     return {"allowzero": 1} if 0 in shape else {}
 
 
-def apply_rules(model: ir.Model, rules: Sequence[Rule], context: Context) -> bool:
+def apply_rules(model: ir.Model, rules: Sequence[Rule], rejections: Rejections) -> bool:
     """Apply rules until none matches, first rule first at each node, from the inputs on; return whether any did.
 
     A rewrite makes its new nodes and their readers be looked at again, so that the cost is linear in nodes and rewrites.
@@ -133,7 +137,7 @@ def apply_rules(model: ir.Model, rules: Sequence[Rule], context: Context) -> boo
             if match is None:
                 continue
             if isinstance(match, Rejection):
-                context.reject(rule.name, match)
+                rejections.reject(rule.name, match)
                 continue
             made = match.rewrite(model)
             changed = True

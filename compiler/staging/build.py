@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -23,13 +23,15 @@ from ...runtime.procedure import (
     ScanStep,
     Step,
 )
-from ...runtime.staged import StagedModel, StagedPort
+from ...runtime.staged import StagedPort, StagedProgram
+from ...runtime.staged_model import StagedModel
 from ..builder import Builder
 from ..digest import model_digest
 from ..frontend.dimensions import is_dynamic
 from ..frontend.shaping import shaping_inputs
 from ..ir.constants import constant_tensor
 from ..ir.facts import dtype_name, has_static_type, infer_facts, source_of
+from ..ir.randomness import check_repeatable
 from ..ir.scopes import captured_by, read_values
 from ..ir.validity import check_nodes
 from ..pass_table import PASSES, STRUCTURE_PIPELINE
@@ -49,12 +51,20 @@ def build_model(builder: Builder, key: str, model: ir.Model) -> CompiledModel | 
     Raises:
         CompileError: the model cannot be compiled.
     """
+    if not builder.options.random:
+        check_repeatable(model)
     staged = _structured(model, builder)
     if staged is None:
         return builder.build_program(key, lambda: model)
     procedure = _Staging(staged, builder).procedure()
     graph = staged.graph
-    return StagedModel(builder.name, procedure, tuple(map(_port, graph.inputs)), tuple(map(_port, graph.outputs)))
+    program = StagedProgram(builder.name, procedure, tuple(map(_port, graph.inputs)), tuple(map(_port, graph.outputs)))
+    return StagedModel(program)
+
+
+def _build_stage(builder: Builder, key: str, model: Callable[[], ir.Model]) -> CompiledModel | StagedModel:
+    known = builder.recall(key)
+    return build_model(builder, key, model()) if known is None else known
 
 
 def _structured(model: ir.Model, builder: Builder) -> ir.Model | None:
@@ -117,7 +127,8 @@ class _Staging:
             program = SpecializedModel(_StageSource(stage.model, builder))
         else:
             key = "" if builder.cache is None else builder.key("graph", model_digest(stage.model))
-            program = builder.build(key, lambda: stage.model)
+            built = _build_stage(builder, key, lambda: stage.model)
+            program = built.program if isinstance(built, StagedModel) else built
         reads, writes = (tuple(str(value.name) for value in values) for values in (stage.inputs, stage.outputs))
         return ProgramStep(name, program, reads, writes)
 
@@ -179,7 +190,7 @@ class _StageSource(GraphSource):
     """A stage whose shapes come from the run. Each new one costs a compilation, which nobody should find out by waiting."""
 
     def __init__(self, model: ir.Model, builder: Builder) -> None:
-        super().__init__(model, builder)
+        super().__init__(model, builder, _build_stage)
         self._name = builder.name
         self._compiled = count(1)
 

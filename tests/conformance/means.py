@@ -10,7 +10,8 @@ from prefuse.compiler.specialize import SpecializedModel
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Copy, Launch, Plan, Role
 from prefuse.runtime.procedure import HostStep, ProgramStep
-from prefuse.runtime.staged import StagedModel
+from prefuse.runtime.staged import StagedProgram
+from prefuse.runtime.staged_model import StagedModel
 
 Means = Literal["compiled", "folded", "host"]
 MEANS: tuple[Means, ...] = ("compiled", "folded", "host")
@@ -45,9 +46,10 @@ def _parts(model: object) -> Iterator[Account]:
     if isinstance(model, CompiledModel):
         yield _account_of_plan(model.plan, "onnx.reference computed" in model.report())
         return
-    assert isinstance(model, StagedModel), type(model)
+    stages = model.program if isinstance(model, StagedModel) else model
+    assert isinstance(stages, StagedProgram), type(stages)
     yield Account("compiled", ("stages",))  # control flow, sequences and moves of bytes are ours
-    for step in model.procedure.walk():
+    for step in stages.procedure.walk():
         if isinstance(step, ProgramStep):
             yield from _parts(step.program)
         elif isinstance(step, HostStep) and step.is_reference:

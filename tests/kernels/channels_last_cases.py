@@ -93,11 +93,25 @@ def convolution(
     exact = convolve(padded(x, p), weights, bias, s, 0, d, group)
     tensors = {"x": x, "w": weights, "b": bias, "s": scale, "r": rounded("r", draw(*exact.shape))}
     given = {**tensors, "x": image, "w": filters} if rounds else tensors
+    expected = torch.relu(exact * scale + tensors["r"]).numpy()
     arrays = {name: tensor.numpy().astype(BFLOAT16 if name in narrow else dtype) for name, tensor in given.items()}
     attributes = {"strides": s, "pads": p, "dilations": d, "group": group}
-    read = {name: f".{name}.wide" if name in narrow else name for name in tensors}
+    case = _convolution_case(arrays, expected, attributes, dtype, narrow, "bfloat16" if rounds else "float32")
+    return channels_last(case, template="convolution_channels_last", keep_first=keep_first)
+
+
+def _convolution_case(
+    arrays: dict[str, np.ndarray],
+    expected: np.ndarray,
+    attributes: dict[str, Any],
+    dtype: str,
+    narrow: str,
+    precision: Precision,
+) -> Case:
+    """The group of `convolution`, channels-first; `dtype` is what it computes with."""
+    read = {name: f".{name}.wide" if name in narrow else name for name in arrays}
     ops = (
-        *(Op("Cast", (name,), (read[name],), {"to": 1}) for name in tensors if name in narrow),
+        *(Op("Cast", (name,), (read[name],), {"to": 1}) for name in arrays if name in narrow),
         Op("Conv", (read["x"], read["w"], "b"), ("c",), attributes),
         Op("Mul", ("c", "s"), ("m",)),
         Op("Add", ("m", read["r"]), ("a",)),
@@ -105,17 +119,14 @@ def convolution(
         *([Op("Cast", (".y",), ("y",))] if "y" in narrow else []),
     )
     types = {name: type_of(array) for name, array in arrays.items()}
-    types |= {read[name]: replace(types[name], dtype=dtype) for name in tensors}
+    types |= {read[name]: replace(types[name], dtype=dtype) for name in arrays}
     types |= dict.fromkeys(("c", "m", "a", ".y", "y"), types[read["r"]])
     if "y" in narrow:
         types["y"] = replace(types["y"], dtype="bfloat16")
-    expected = torch.relu(exact * scale + tensors["r"]).numpy()
     unit = 4e-2 if "y" in narrow else _UNITS[dtype]  # half a unit of bfloat16 is 4e-3
-    label = f"Conv {shape} {channels} {k} {attributes} {dtype} narrow {narrow!r}"
-    precision: Precision = "bfloat16" if rounds else "float32"
-    group_of = Group(ops, tuple(arrays), ("y",), types, frozenset("wbs"), precision=precision)
-    case = Case(group_of, arrays, [expected], unit / 10, unit, label)
-    return channels_last(case, template="convolution_channels_last", keep_first=keep_first)
+    label = f"Conv {arrays['x'].shape} {arrays['w'].shape} {attributes} {dtype} narrow {narrow!r}"
+    group = Group(ops, tuple(arrays), ("y",), types, frozenset("wbs"), precision=precision)
+    return Case(group, arrays, [expected], unit / 10, unit, label)
 
 
 def joined(case: Case) -> Case:

@@ -10,7 +10,7 @@ import onnx
 import prefuse
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.procedure import ProgramStep
-from prefuse.runtime.staged import StagedModel
+from prefuse.runtime.staged_model import StagedModel
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]>\n'
 _WEIGHTS = ", ".join(f"{0.25 * number}" for number in range(1, 7))
@@ -55,7 +55,7 @@ def is_same(found: Any, wanted: Any) -> bool:
 
 
 def programs_of(model: StagedModel) -> Iterator[CompiledModel]:
-    for step in model.procedure.walk():
+    for step in model.program.procedure.walk():
         if isinstance(step, ProgramStep):
             assert isinstance(step.program, CompiledModel)
             yield step.program

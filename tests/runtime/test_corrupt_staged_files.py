@@ -17,7 +17,8 @@ from prefuse.runtime import staged_file
 from prefuse.runtime.errors import ProgramFileError
 from prefuse.runtime.procedure_data import DataError, ProcedureWriter
 from prefuse.runtime.program_file import write_program_members
-from prefuse.runtime.staged import StagedModel
+from prefuse.runtime.staged import StagedProgram
+from prefuse.runtime.staged_model import StagedModel
 
 from .staged_models import floats, is_same, programs_of
 
@@ -87,7 +88,7 @@ def test_a_procedure_that_makes_no_sense(
 ) -> None:
     write = ProcedureWriter.model
 
-    def changed(writer: ProcedureWriter, model: StagedModel) -> dict[str, object]:
+    def changed(writer: ProcedureWriter, model: StagedProgram) -> dict[str, object]:
         data: dict[str, object] = json.loads(json.dumps(write(writer, model)))
         change(data)
         return data
@@ -122,7 +123,7 @@ def test_any_value_in_any_place_is_a_model_or_one_error(nested: StagedModel, nes
             container, key = list(_places(data))[number]
             container[key] = copy.deepcopy(hostile)
             try:
-                assert isinstance(staged_file._model(data, programs, np.zeros(512, np.uint8)), StagedModel)
+                assert isinstance(staged_file._model(data, programs, np.zeros(512, np.uint8)), StagedProgram)
             except ProgramFileError:
                 refused += 1
     assert refused > 100

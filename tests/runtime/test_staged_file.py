@@ -14,7 +14,7 @@ import prefuse
 import pytest
 from prefuse.runtime.errors import OptionError
 from prefuse.runtime.program_file import read_program
-from prefuse.runtime.staged import StagedModel
+from prefuse.runtime.staged_model import StagedModel
 
 from .staged_models import HEADER, compiled_stages, floats, is_same, programs_of
 
