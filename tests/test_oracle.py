@@ -18,7 +18,7 @@ from prefuse.compiler.ir.rewriter import replace_node
 from prefuse.compiler.oracle import BisectResult, Engine, bisect_pipeline, random_inputs, relative_error, run_model
 from prefuse.compiler.pipeline import Context, Pass
 from prefuse.runtime.target import Target
-from prefuse.tests.random_models import random_models
+from prefuse.tests.models.random_models import random_models
 
 ENGINES: tuple[Engine, ...] = ("onnxruntime", "reference")
 

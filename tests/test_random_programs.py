@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from prefuse.compiler.oracle import random_inputs, relative_error, run_model
 from prefuse.runtime.executor import CompiledModel, arena_bytes
 from prefuse.runtime.plan_checker import check_plan
-from prefuse.tests.program_strategies import programs
+from prefuse.tests.models.program_strategies import programs
 
 # By default the same programs at every run; a number asks for as many new ones.
 EXAMPLES = int(os.environ.get("PREFUSE_TEST_EXAMPLES", "100"))

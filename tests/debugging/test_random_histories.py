@@ -9,7 +9,7 @@ from prefuse.compiler.debugging.explanation import explain
 from prefuse.compiler.debugging.why_not import why_not
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.runtime.target import Target
-from prefuse.tests.program_strategies import programs
+from prefuse.tests.models.program_strategies import programs
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))

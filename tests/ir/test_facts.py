@@ -18,7 +18,7 @@ from prefuse.compiler.ir.printer import print_type
 from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.oracle import random_inputs, run_model
 from prefuse.runtime.errors import InvalidModelError
-from prefuse.tests.random_models import random_models
+from prefuse.tests.models.random_models import random_models
 from prefuse.tests.scaling import assert_scales
 
 HEADER = '<ir_version: 10, opset_import: ["": 21]>\n'

@@ -11,7 +11,7 @@ from prefuse.compiler.ir.rewriter import replace_node
 from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.oracle import random_inputs, relative_error, run_model
 from prefuse.runtime.errors import InvalidModelError
-from prefuse.tests.random_models import random_models
+from prefuse.tests.models.random_models import random_models
 
 
 def model_of(body: str, header: str = "float[2,4] x, float[4,4] w) => (float[2,4] y") -> ir.Model:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.functions import fuse_into_function
 from prefuse.compiler.ir.printer import print_model
-from prefuse.tests.random_models import random_models
+from prefuse.tests.models.random_models import random_models
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]>
 main (float[N,4] x, bool c) => (float[N,4] y, float[N,4] z, float[K] k)

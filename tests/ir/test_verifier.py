@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.functions import fuse_into_function
 from prefuse.compiler.ir.verifier import VerificationError, verify_model
-from prefuse.tests.random_models import random_models
+from prefuse.tests.models.random_models import random_models
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]>
 main (float[2,4] x, bool c) => (float[2,4] y, float[2,4] z)

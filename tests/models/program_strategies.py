@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from hypothesis import strategies as st
 from prefuse.runtime.errors import InvalidModelError
-from prefuse.tests.strategies import MOVES, Builder, Move, Shape, shape_of
+from prefuse.tests.models.strategies import MOVES, Builder, Move, Shape, shape_of
 
 _OPSETS = (13, 17, 18, 21, 23)
 _SHAPES: tuple[Shape, ...] = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 from hypothesis import strategies as st
-from prefuse.tests.program_strategies import EXTRA_MOVES, random_program, scalar
-from prefuse.tests.strategies import MOVES, Builder, Move, Shape, shape_of
+from prefuse.tests.models.program_strategies import EXTRA_MOVES, random_program, scalar
+from prefuse.tests.models.strategies import MOVES, Builder, Move, Shape, shape_of
 
 _SHAPES: tuple[Shape, ...] = (
     (16,), (5, 16), (2, 3, 16), (1, 4, 8), (2, 2, 3, 16), (1, 16, 6, 6), (2, 8, 5, 5), (1, 8, 1, 1),
