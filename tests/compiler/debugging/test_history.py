@@ -14,7 +14,7 @@ from prefuse.compiler.frontend.importer import import_model
 from prefuse.examples.models import MODELS
 from prefuse.runtime.errors import InputError
 from prefuse.runtime.target import Target
-from prefuse.tests.debugging.traced_models import HEAD, PIPELINE, traced
+from prefuse.tests.compiler.debugging.traced_models import HEAD, PIPELINE, traced
 from prefuse.tests.scaling import assert_scales
 
 

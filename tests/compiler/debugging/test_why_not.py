@@ -10,7 +10,7 @@ from prefuse.compiler.debugging.why_not import why_not
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.runtime.errors import InputError
 from prefuse.runtime.target import Target
-from prefuse.tests.debugging.traced_models import PIPELINE, traced
+from prefuse.tests.compiler.debugging.traced_models import PIPELINE, traced
 
 
 def test_nodes_of_one_group(compilation: Compilation) -> None:

@@ -33,7 +33,7 @@ from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.runtime.target import Target
 
-FOLDER = Path(__file__).parent / "filecheck"
+FOLDER = Path(__file__).parent
 FILES = sorted(FOLDER.glob("*/*.onnxtxt"))
 TOLERANCE = 1e-6  # folding may round once more or once less
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prefuse.examples import demo
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 

@@ -14,7 +14,7 @@ from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Kernel, Launch, Plan, Region
 from prefuse.runtime.profile import GroupDescription, Profile
 from prefuse.runtime.target import Target
-from prefuse.tests.debugging.traced_models import HEAD
+from prefuse.tests.compiler.debugging.traced_models import HEAD
 
 
 def profile_of(*groups: tuple[str, ...]) -> Profile:

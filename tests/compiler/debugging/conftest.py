@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from prefuse.compiler.debugging.compilation import Compilation
-from prefuse.tests.debugging.traced_models import TEXT, traced
+from prefuse.tests.compiler.debugging.traced_models import TEXT, traced
 
 
 @pytest.fixture(scope="session")
