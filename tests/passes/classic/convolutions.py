@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefuse.tests.passes.classic_case import IMAGE, SEQUENCE, VOLUME, case
+from prefuse.tests.passes.classic.case import IMAGE, SEQUENCE, VOLUME, case
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import relu

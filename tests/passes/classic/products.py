@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from prefuse.tests.passes.classic_case import IMAGE, ROWS, TOKENS, case
+from prefuse.tests.passes.classic.case import IMAGE, ROWS, TOKENS, case
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import relu

@@ -12,9 +12,9 @@ from prefuse.compiler.oracle import relative_error
 from prefuse.compiler.specialize import SpecializedModel
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Launch
-from prefuse.tests.passes.classic_case import Case
-from prefuse.tests.passes.classic_convolutions import BN_RELU, CONV_BN, CONV_BN_RELU
-from prefuse.tests.passes.classic_products import ATTENTION, LINEAR_BN, LINEAR_BN_RELU, LINEAR_RELU
+from prefuse.tests.passes.classic.case import Case
+from prefuse.tests.passes.classic.convolutions import BN_RELU, CONV_BN, CONV_BN_RELU
+from prefuse.tests.passes.classic.products import ATTENTION, LINEAR_BN, LINEAR_BN_RELU, LINEAR_RELU
 from torch import Tensor, nn
 
 _TOLERANCE = 1e-5  # relative, of the 2-norm
