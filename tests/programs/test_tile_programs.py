@@ -10,7 +10,7 @@ import pytest
 import torch
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import host_cpu_flags
-from prefuse.tests.kernels.amx_emulator import AMX, emulated_amx, emulator
+from prefuse.tests.kernels.microkernels.amx_emulator import AMX, emulated_amx, emulator
 from torch import nn
 
 __all__ = ["emulator"]
