@@ -1,7 +1,7 @@
 """Transcendental functions of float32 as plain arithmetic, so that a vectorised loop stays vectorised.
 
 LLVM would otherwise call libm once a lane. Sources: Cephes (S. Moshier) for exp, log and tanh; N. Juffa's minimax fit for erf.
-Greatest errors against float64 in ulp, measured by tests/kernels/test_math.py over all of float32: log 0.8, exp and erf 1.0,
+Greatest errors against float64 in ulp, measured by tests/kernels/expressions over all of float32: log 0.8, exp and erf 1.0,
 expm1 1.2, tanh 2.6, sigmoid 2.3, softplus 3.0, mish 3.7, rough_erf 6. Denormal results are right but for sigmoid's, which are 0.
 """
 

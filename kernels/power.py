@@ -1,6 +1,6 @@
 """Powers of float32 as plain arithmetic: x**y is 2**(y log2 x), whose exponent has the digits of float64.
 
-Greatest error against float64, measured by tests/kernels/test_math.py over bases and exponents of every size: 1.0 ulp.
+Greatest error against float64, measured by tests/kernels/expressions over bases and exponents of every size: 1.0 ulp.
 """
 
 from __future__ import annotations

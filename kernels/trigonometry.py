@@ -1,6 +1,6 @@
 """Trigonometric functions of float32 as plain arithmetic, like the functions of kernels/math.py.
 
-Greatest errors against float64 in ulp, measured by tests/kernels/test_math.py over all of float32: acos 1.1, sin,
+Greatest errors against float64 in ulp, measured by tests/kernels/expressions over all of float32: acos 1.1, sin,
 cos and atan 1.5, asin 2.2, tan 3.3.
 """
 

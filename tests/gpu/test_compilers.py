@@ -18,8 +18,8 @@ from prefuse.runtime.device_binary import architecture_of, check_binary
 from prefuse.runtime.errors import CompileError, OptionError, ProgramFileError
 from prefuse.runtime.target import Target
 
+from ..compiler.test_cli import Terminal
 from ..kernels.harness import operator
-from ..test_cli import Terminal
 from .simulator import CUDA, build, simulated_cubin
 from .test_device import small_model
 

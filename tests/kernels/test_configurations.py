@@ -13,14 +13,14 @@ from prefuse.kernels.registry import build_kernel, rival_templates
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.target import Target
 
-from . import test_convolution as first
-from .attention_cases import attend
-from .channels_last_cases import convolution, transposed
+from .attention.attention_cases import attend
+from .convolution import test_convolution as first
+from .convolution.channels_last_cases import convolution, transposed
+from .convolution.test_winograd import fast
 from .harness import Case, check, operator, target_of
-from .test_paired_product import product
-from .test_product_rows import projected
-from .test_strassen_matmul import multiplied
-from .test_winograd import fast
+from .linalg.test_paired_product import product
+from .linalg.test_product_rows import projected
+from .linalg.test_strassen_matmul import multiplied
 
 rng = np.random.default_rng(11)
 

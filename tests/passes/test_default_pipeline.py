@@ -20,7 +20,7 @@ from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES, without_fusion
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
 from prefuse.examples.models import MODELS
 from prefuse.runtime.target import Target
-from prefuse.tests.network_strategies import networks
+from prefuse.tests.models.network_strategies import networks
 
 _TARGET = Target.parse("cpu:avx512")  # whatever machine this runs on
 _PASSES = [one for one in parse_pipeline(DEFAULT_PIPELINE, PASSES) if isinstance(one, Pass)]

@@ -20,7 +20,7 @@ from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.examples.models import MODELS, export_onnx
 from prefuse.runtime.target import Target
-from prefuse.tests.attention_models import attention_models
+from prefuse.tests.models.attention_models import attention_models
 from prefuse.tests.scaling import assert_scales
 
 slow = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

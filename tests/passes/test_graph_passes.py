@@ -17,8 +17,8 @@ from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
 from prefuse.passes.determinism import is_deterministic
 from prefuse.runtime.target import Target
+from prefuse.tests.models.strategies import onnx_models
 from prefuse.tests.scaling import assert_scales
-from prefuse.tests.strategies import onnx_models
 
 GRAPH_PASSES = (
     "canonicalize",

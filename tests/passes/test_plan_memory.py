@@ -14,7 +14,7 @@ from prefuse.runtime.errors import CompileError
 from prefuse.runtime.plan import Buffer, Copy, Kernel, Launch, Plan, Port, Record, Region, Role, Space, TensorType, Wait
 from prefuse.runtime.plan_checker import check_plan
 from prefuse.runtime.target import Target
-from prefuse.tests.plan_strategies import plans, simulated_faults
+from prefuse.tests.models.plan_strategies import plans, simulated_faults
 
 
 def planned(plan: Plan, **options: bool) -> Plan:

@@ -15,7 +15,7 @@ from prefuse.compiler.oracle import Arrays, random_inputs, run_model
 from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.runtime.target import Target
-from prefuse.tests.structured_models import structured_models
+from prefuse.tests.models.structured_models import structured_models
 
 UNROLLED, REST = "canonicalize,unroll-loops", "eliminate-dead,merge-equal,decompose,canonicalize,merge-equal,eliminate-dead"
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much]

@@ -34,7 +34,7 @@ from prefuse.runtime.plan import (
 )
 from prefuse.runtime.plan_checker import check_plan
 from prefuse.runtime.target import Target
-from prefuse.tests.plan_strategies import plans, simulated_faults
+from prefuse.tests.models.plan_strategies import plans, simulated_faults
 
 BYTES = 256
 KIND = TensorType((64,), "float32")

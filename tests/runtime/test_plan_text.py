@@ -13,7 +13,7 @@ from prefuse.runtime.errors import ProgramFileError
 from prefuse.runtime.plan import Buffer, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
 from prefuse.runtime.plan_text import parse_plan, print_plan
 from prefuse.runtime.target import Target
-from prefuse.tests.plan_strategies import plans
+from prefuse.tests.models.plan_strategies import plans
 
 HEADER = "plan 2 target\n"
 

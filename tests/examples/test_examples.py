@@ -1,0 +1,59 @@
+"""Every numbered example runs, stays short, and the demo and the benchmarks work at small sizes."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prefuse.examples import demo
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFUSE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_is_under_60_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 60
+
+
+def test_there_are_six_examples() -> None:
+    assert [path.name[:3] for path in EXAMPLES] == ["01_", "02_", "03_", "04_", "05_", "06_"]
+
+
+def test_demo_checks_and_times_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(["--model", "resnet50", "--small", "--rounds", "1"]) == 0
+    output = capsys.readouterr().out
+    assert "prefuse" in output
+    assert "arena" in output
+
+
+def test_benchmarks_compare_engines(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks", "lenet5", "--small", "--seconds", "0.5", "--json", str(path)]
+    command += ["--engines", "prefuse,onnxruntime,torch"]
+    result = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    rows = {row["engine"]: row for row in json.loads(path.read_text())["results"]}
+    assert list(rows) == ["prefuse", "onnxruntime", "torch"]
+    for row in rows.values():
+        assert row["failure"] == ""
+        assert row["error"] < 1e-5
+        assert 0 < row["p10_ms"] <= row["median_ms"] <= row["p90_ms"]
+        assert 0 < row["imported_bytes"] < row["peak_bytes"]
+        assert row["compile_seconds"] > 0

@@ -1,0 +1,205 @@
+"""Matrix products: every way operands can lie, ragged edges, epilogues; against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from prefuse.kernels.cpu import matmul
+from prefuse.kernels.cpu.tile_product import choose_tile, last_rows, share_sets, stream_cycles
+from prefuse.kernels.group import Group, Op
+from prefuse.kernels.template import BuiltKernel
+
+from ..harness import LEVELS, Case, check, followed, target_of, type_of
+
+rng = np.random.default_rng(1)
+
+
+def product(
+    a_shape: tuple[int, ...], b_shape: tuple[int, ...], constants: str = "b", dtype: str = "float32", followers: bool = True
+) -> Case:
+    """MatMul, then y = (m + c) * r with c of the last dimension and r of the result's shape."""
+    a, b = (rng.standard_normal(shape).astype(dtype) for shape in (a_shape, b_shape))
+    exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
+    arrays, ops, out, expected = {"a": a, "b": b}, [Op("MatMul", ("a", "b"), ("m",))], "m", exact
+    if followers and exact.ndim:
+        arrays |= {"c": rng.standard_normal(exact.shape[-1]).astype(dtype), "r": rng.standard_normal(exact.shape).astype(dtype)}
+        ops += [Op("Add", ("m", "c"), ("s",)), Op("Mul", ("s", "r"), ("y",))]
+        out, expected = "y", (exact + arrays["c"].astype(np.float64)) * arrays["r"].astype(np.float64)
+    kind = type_of(exact.astype(dtype))
+    types = {name: type_of(array) for name, array in arrays.items()} | dict.fromkeys(("m", "s", "y"), kind)
+    group = Group(tuple(ops), tuple(arrays), (out,), types, frozenset(constants) & arrays.keys())
+    unit = {"float64": 1e-13, "float32": 2e-5, "float16": 4e-2, "bfloat16": 3e-1}.get(dtype, 0.0)
+    unit *= max(1.0, a.shape[-1] ** 0.5 / 8)  # the rounding of a sum grows with its length
+    label = f"{a_shape} x {b_shape} constant {constants!r} {dtype}"
+    return Case(group, arrays, [expected.astype(np.float64)], unit / 10, unit, label, "matmul")
+
+
+def gemm(m: int, n: int, k: int, constants: str, c_shape: tuple[int, ...] | None, **attributes: float) -> Case:
+    a = rng.standard_normal((k, m) if attributes.get("transA") else (m, k)).astype(np.float32)
+    b = rng.standard_normal((n, k) if attributes.get("transB") else (k, n)).astype(np.float32)
+    exact = (a.T if attributes.get("transA") else a).astype(np.float64) @ (b.T if attributes.get("transB") else b)
+    exact *= attributes.get("alpha", 1.0)
+    arrays = {"a": a, "b": b}
+    if c_shape is not None:
+        arrays["c"] = rng.standard_normal(c_shape).astype(np.float32)
+        exact = exact + attributes.get("beta", 1.0) * arrays["c"]
+    types = {name: type_of(array) for name, array in arrays.items()} | {"y": type_of(exact.astype(np.float32))}
+    group = Group((Op("Gemm", tuple(arrays), ("y",), attributes),), tuple(arrays), ("y",), types, frozenset(constants))
+    return Case(group, arrays, [exact], 2e-6, 2e-5, f"Gemm {m}x{n}x{k} {attributes} constant {constants!r}", "matmul")
+
+
+def products() -> list[Case]:
+    return [
+        product((1, 7), (7, 1)),
+        product((5, 3), (3, 17)),
+        product((13, 77), (77, 50)),
+        product((1, 65), (65, 130)),
+        product((33, 129), (129, 100)),
+        product((29, 129), (129, 100)),
+        product((33, 29), (29, 100), ""),
+        product((6, 9), (9, 5), ""),
+        product((17, 31), (31, 40), "a"),
+        product((2, 3, 19, 8), (8, 21)),
+        product((2, 3, 19, 8), (8, 21), ""),
+        product((4, 3, 5), (4, 5, 18), "b"),
+        product((2, 1, 7, 5), (3, 5, 19), ""),
+        product((3, 5), (2, 5, 33), ""),
+        product((3, 5), (2, 5, 33), "b"),
+        product((5,), (5, 40)),
+        product((2, 4, 5), (5,)),
+        product((2, 3, 4, 5), (3, 5, 1), ""),
+        product((5,), (5,), followers=False),
+        product((0, 5), (5, 7)),
+        product((3, 0), (0, 20)),
+        product((13, 21), (21, 30), dtype="float64"),
+        product((5, 40), (40, 37), dtype="float16"),
+        product((4, 33), (33, 19), "", dtype=np.dtype(ml_dtypes.bfloat16).name),
+        product((5, 9), (9, 20), "b", "int32"),
+        product((5, 9), (9, 20), "", "int64"),
+    ]
+
+
+def crowded_rows() -> list[Case]:
+    """Rows whose neighbouring elements fall into one set of the first cache, if there are many: they are copied."""
+    cases = [
+        product((67, 1024), (1024, 70)),
+        product((2, 3, 64, 1023), (3, 1023, 65)),
+        product((64, 1024), (1024, 64), ""),
+        product((65, 512), (512, 66), dtype="float64"),
+        product((63, 1024), (1024, 70)),
+    ]
+    return [replace(case, rtol=2e-5, atol=5e-4) for case in cases]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("level", LEVELS)
+def test_rows_that_share_sets_of_the_cache(level: str, threads: int) -> None:
+    check(crowded_rows(), target_of(level, threads))
+
+
+def test_a_copy_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than that are read where they lie."""
+    sizes = []
+    for most in (67 * 4096, 67 * 4096 - 1):
+        monkeypatch.setattr(matmul, "_SPREAD_BYTES", most)
+        built = matmul.build(product((67, 1024), (1024, 70)).group, target_of("avx512"))
+        assert isinstance(built, BuiltKernel)
+        sizes.append(built.workspace_bytes)
+    assert sizes[0] >= 67 * 4096
+    assert not sizes[1]
+
+
+def test_rows_share_sets_of_the_first_cache() -> None:
+    """Where fourteen of them lie within a line of each other, multiples of 4 KiB apart."""
+    assert [size for size in range(4, 12300, 4) if share_sets(size)] == [
+        near + at for near in (4096, 8192, 12288) for at in (-4, 0, 4)
+    ]
+
+
+def gemms() -> list[Case]:
+    return [
+        gemm(7, 33, 20, "b", (33,), transB=1),
+        gemm(7, 33, 20, "b", (7, 1), transB=1, alpha=0.5, beta=2.0),
+        gemm(9, 21, 5, "", (21,), transA=1),
+        gemm(9, 21, 5, "", (), transA=1, transB=1),
+        gemm(18, 40, 5, "a", (18, 40), transA=1, beta=0.0),
+        gemm(18, 40, 5, "a", (1, 40)),
+        gemm(3, 4, 5, "b", None),
+    ]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("cases", [products, gemms])
+def test_matrix_products(cases: object, level: str) -> None:
+    assert callable(cases)
+    check(cases(), target_of(level))
+
+
+def test_two_runs_are_bitwise_equal_and_threads_do_not_change_the_result() -> None:
+    first, second = product((130, 200), (200, 333)), None
+    second = Case(first.group, first.arrays, first.expected, label=first.label)
+    third = Case(first.group, first.arrays, first.expected, label=first.label)
+    level = "avx2"
+    check([first], target_of(level, threads=1))
+    check_equal = target_of(level, threads=2)
+    for again in (second, third):
+        again.rtol, again.atol = first.rtol, first.atol
+        check([again], check_equal)
+        np.testing.assert_array_equal(again.got[0], first.got[0])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_several_results_leave_the_tile(level: str) -> None:
+    cases = [case for make in (products, gemms) for case in make()[::3]]
+    floats = [case for case in cases if case.group.types[case.group.outputs[0]].dtype == "float32"]
+    assert floats
+    check([followed(case, keep_result=True) for case in floats], target_of(level))
+
+
+@pytest.mark.parametrize(("rows", "constants", "asks"), [(2, "b", False), (3, "b", True), (3, "", False)])
+def test_weights_are_asked_for_ahead_where_several_rows_use_them(rows: int, constants: str, asks: bool) -> None:
+    kernel = matmul.build(product((rows, 64), (64, 128), constants).group, target_of("avx512"))
+    assert isinstance(kernel, BuiltKernel)
+    assert ("prefetch" in kernel.function.script()) == asks
+
+
+@pytest.mark.parametrize(
+    ("m", "rows", "last"), [(128, 13, 11), (128, 8, 8), (129, 13, 13), (130, 13, 13), (1000, 14, 14), (27, 14, 13), (5, 5, 5)]
+)
+def test_the_last_tile_of_rows_is_shorter_where_that_saves_a_hundredth(m: int, rows: int, last: int) -> None:
+    assert last_rows(m, rows) == last
+
+
+@pytest.mark.parametrize("order", ["n m", "m n"])
+@pytest.mark.parametrize("split", ["n", "m"])
+def test_a_shorter_last_tile_of_rows_in_every_order(order: str, split: str) -> None:
+    case = product((35, 200), (200, 100))
+    case.group = replace(case.group, configuration={"tile": "13x2", "order": order, "split": split})
+    kernel = matmul.build(case.group, target_of("avx512", threads=2))
+    assert isinstance(kernel, BuiltKernel)
+    assert {"tile": "13x2", "order": order, "split": split}.items() <= {c.name: c.taken for c in kernel.choices}.items()
+    check([case], target_of("avx512", threads=2))
+
+
+def test_panels_beyond_the_first_cache_have_tiles_of_many_rows() -> None:
+    """Each of a panel's vectors is loaded by every tile: 4x6 of 128 rows took 10% longer than 8x3, that 1% longer than 13x2."""
+    near, far = (
+        choose_tile(128, 768, depth, 16, 32, shifted_loads=False, b_padded=True, stream_cycles=stream_cycles(depth, 64))
+        for depth in (64, 768)
+    )
+    assert (near.rows, near.vectors) == (4, 6)
+    assert (far.rows, far.vectors) == (13, 2)
+
+
+def test_tiles_have_fewer_rows_where_these_share_a_set_of_the_cache() -> None:
+    """512x1024x512 took 2.44 ms by 14x2, whose rows lie 4 KiB apart, and 2.32 by 12x2."""
+    tiles = [
+        choose_tile(
+            512, 512, 1024, 16, 32, shifted_loads=False, b_padded=True, stream_cycles=stream_cycles(1024, 64), row_bytes=apart
+        )
+        for apart in (4000, 4096)
+    ]
+    assert [(tile.rows, tile.vectors) for tile in tiles] == [(14, 2), (12, 2)]

@@ -1,0 +1,98 @@
+"""Pooling over one to three spatial dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ..harness import LEVELS, Case, check, followed, operator, target_of
+
+rng = np.random.default_rng(3)
+
+
+def pool(kind: str, shape: tuple[int, ...], dtype: str = "float32", **attributes: Any) -> Case:
+    data = (rng.standard_normal(shape) * 20).astype(dtype)
+    unit = {"float16": 2e-2, "float32": 1e-5}.get(dtype, 1e-13)
+    return operator(f"{kind}Pool", data, rtol=unit, atol=unit, template="pooling", **attributes)
+
+
+def plane(kind: str) -> list[Case]:
+    return [
+        pool(kind, (2, 3, 13, 37), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+        pool(kind, (1, 5, 40, 40), kernel_shape=(2, 2), strides=(2, 2)),
+        pool(kind, (2, 2, 9, 50), kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+        pool(kind, (1, 2, 11, 23), kernel_shape=(3, 2), strides=(3, 5), pads=(0, 1, 2, 1)),
+        pool(kind, (1, 2, 20, 71), kernel_shape=(2, 3), strides=(1, 3)),
+        pool(kind, (1, 3, 7, 7), kernel_shape=(7, 7)),
+        pool(kind, (1, 1, 6, 5), kernel_shape=(2, 2), strides=(2, 2), ceil_mode=1),
+        pool(kind, (1, 2, 10, 19), kernel_shape=(3, 3), strides=(2, 2), auto_pad="SAME_UPPER"),
+        same_lower(kind),
+        *(between_windows(kind, mode) for mode in ("SAME_UPPER", "SAME_LOWER")),
+        pool(kind, (1, 2, 12, 33), kernel_shape=(3, 3), dilations=(2, 3)),
+    ]
+
+
+def same_lower(kind: str) -> Case:
+    """onnx.reference pads MaxPool on the wrong side here, so the expected values come from explicit padding."""
+    padded = pool(kind, (1, 2, 10, 18), kernel_shape=(2, 3), strides=(1, 2), pads=(1, 1, 0, 0))
+    attributes: dict[str, Any] = {"kernel_shape": (2, 3), "strides": (1, 2), "auto_pad": "SAME_LOWER"}
+    return operator(f"{kind}Pool", padded.arrays["x0"], expected=padded.expected, rtol=1e-5, atol=1e-5, **attributes)
+
+
+def between_windows(kind: str, mode: str) -> Case:
+    """Strides leap over elements, so that nothing is padded; ONNX Runtime and onnx.reference would cut elements off."""
+    plain = pool(kind, (1, 2, 6, 40), kernel_shape=(1, 2), strides=(3, 4))
+    attributes: dict[str, Any] = {"kernel_shape": (1, 2), "strides": (3, 4), "auto_pad": mode}
+    return operator(f"{kind}Pool", plain.arrays["x0"], expected=plain.expected, rtol=1e-5, atol=1e-5, **attributes)
+
+
+def maximum() -> list[Case]:
+    spoilt = rng.standard_normal((1, 2, 8, 40)).astype(np.float32)
+    spoilt[0, 0, 3, 5] = np.nan
+    spoilt[0, 1] = -np.inf
+    windows = np.lib.stride_tricks.sliding_window_view(spoilt, (2, 2), (2, 3)).max((-1, -2))
+    nan = operator("MaxPool", spoilt, kernel_shape=(2, 2), expected=[windows])
+    typed = [
+        pool("Max", (1, 2, 9, 70), dtype, kernel_shape=(3, 3), strides=(2, 2))
+        for dtype in ("int8", "uint8", "float64", "float16")
+    ]
+    return [*plane("Max"), nan, *typed]
+
+
+def average() -> list[Case]:
+    padded: dict[str, Any] = {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "count_include_pad": 1}
+    return [*plane("Average"), pool("Average", (1, 2, 9, 31), **padded), pool("Average", (1, 2, 8, 30), ceil_mode=1, **padded),
+            pool("Average", (1, 2, 8, 30), "float16", **padded)]  # fmt: skip
+
+
+def norms() -> list[Case]:
+    return [pool("Lp", (1, 3, 8, 20), kernel_shape=(2, 2), strides=(2, 2), p=p) for p in (1, 2, 3)]
+
+
+def ranks() -> list[Case]:
+    cases = []
+    for kind in ("Max", "Average"):
+        cases += [
+            pool(kind, (2, 3, 2050), kernel_shape=(3,), strides=(2,), pads=(1, 1)),
+            pool(kind, (1, 2, 1500), kernel_shape=(4,)),
+        ]
+        cases += [pool(kind, (1, 2, 5, 6, 19), kernel_shape=(2, 3, 3), strides=(1, 2, 2), pads=(0, 1, 1, 1, 0, 1))]
+    return cases
+
+
+ALL = (maximum, average, norms, ranks)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
+def test_alone(make: Callable[[], list[Case]], level: str) -> None:
+    check(make(), target_of(level))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["Max", "Average"])
+def test_with_followers(kind: str, level: str) -> None:
+    check([followed(case) for case in plane(kind)], target_of(level))
