@@ -34,7 +34,7 @@ class ColumnToSum(Pass):
     name: ClassVar[str] = "column-to-sum"
 
     def run(self, model: ir.Model, context: Context) -> bool:
-        if context.target.is_gpu or model.graph.opset_imports.get("", 1) < _AXES_OPSET:
+        if not context.target.fuses_rows or model.graph.opset_imports.get("", 1) < _AXES_OPSET:
             return False  # GPUs do not compute rows with what makes them
         found = [node for node in model.graph if _is_by_column(node)]
         changed = False

@@ -83,7 +83,7 @@ def _obstacle(seed: ir.Node, rows: Rows, target: Target) -> Rejection | None:
     def no(reason: str) -> Rejection:
         return Rejection(f"nothing computed in the rows of {seed.op_type}: {reason}", (seed,))
 
-    if target.is_gpu:
+    if not target.fuses_rows:
         return no("on a GPU a row would be the work of one thread")
     if not rows.number or rows.length < _MIN_LENGTH:
         return no(f"{rows.length} elements are too few")

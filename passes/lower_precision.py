@@ -76,7 +76,7 @@ class LowerPrecision(Pass):
         precision = self.precision or _narrow_precision(context)
         if precision is None:
             return False
-        if context.target.is_gpu:
+        if not context.target.reads_narrow:
             context.reject(self.name, Rejection(f"no kernel for {context.target} reads narrow operands"))
             return False
         is_fast = precision == "bfloat16" and context.target.has("avx512_bf16")
