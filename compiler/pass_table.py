@@ -21,8 +21,7 @@ PASSES: dict[str, str] = {
     "merge-parallel-matmul": "prefuse.passes.merge_parallel_matmul:MergeParallelMatmul",
     "fuse-recurrent": "prefuse.passes.fuse_recurrent:FuseRecurrent",
     "reassociate-product": "prefuse.passes.reassociate_product:ReassociateProduct",
-    "sink-transposes": "prefuse.passes.sink_transposes:SinkTransposes",
-    "sink-views": "prefuse.passes.sink_views:SinkViews",
+    "sink-reorders": "prefuse.passes.sink_reorders:SinkReorders",
     "column-to-sum": "prefuse.passes.column_to_sum:ColumnToSum",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
     "lower-precision": "prefuse.passes.lower_precision:LowerPrecision",
@@ -42,7 +41,7 @@ DEFAULT_PIPELINE = (
     "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,concat-to-split-weight,merge-parallel-matmul,"
     "fold-batchnorm,canonicalize,eliminate-dead,"
-    "fuse-attention,sink-transposes,sink-views,column-to-sum,fuse-gather,lower-precision,"
+    "fuse-attention,sink-reorders,column-to-sum,fuse-gather,lower-precision,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
     "order-nodes,plan-memory"
 )

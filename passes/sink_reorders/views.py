@@ -1,23 +1,21 @@
-"""sink-views: changes of shape move behind the pointwise nodes that follow them, which then stand beside what they work on."""
+"""Pointwise nodes and normalizations of rows, computed in the shape of what the view shows that they read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from ..compiler.ir.aliases import is_view, view_root
-from ..compiler.ir.constants import add_constant, constant_tensor
-from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
-from ..compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, remove_nodes, replace_node
-from ..compiler.pipeline import Context, Pass
-from .canonicalization.scope import operation, static_shape
-from .rows.shapes import rows_of
-from .views.regrouping import regrouped, widened
+from ...compiler.ir.aliases import is_view, view_root
+from ...compiler.ir.constants import add_constant, constant_tensor
+from ...compiler.ir.kinds import Kind, is_pointwise, kind_of, takes_followers
+from ...compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, remove_nodes, replace_node
+from ..canonicalization.scope import operation, static_shape
+from ..rows.shapes import rows_of
+from .regrouping import regrouped, widened
 
 _ROW_OPERATORS = ("LayerNormalization", "LogSoftmax", "RMSNormalization", "Softmax")  # whose results have their operands' shape
 _MAX_PULLED = 8  # nodes that one node may take along into another shape
@@ -34,42 +32,12 @@ class _Form:
     shape: _Shape
 
 
-@dataclass(frozen=True)
-class SinkViews(Pass):
-    """Compute pointwise nodes and normalizations of rows in the shape of what a view shows, and show their result instead.
-
-    Before:  h = Gemm(x, w);  r = Reshape(h, s);  y = Add(r, b)      with h [24, 32], r and y [2, 12, 32], b [32]
-    After:   h = Gemm(x, w);  a = Add(h, b);  y = Reshape(a, s)
-
-    So the node can be in one group with the view's source. Legal where the result has the view's shape, and every other operand
-    spans all or none of the dimensions that the view joins or splits together; it is shown in the source's shape, at compile
-    time where it is constant. Pointwise nodes that the node alone reads come along. Not where the source takes nothing into its
-    group, or is no product and read by other anchors, nor where the node can join what makes an operand that it alone reads.
-    """
-
-    name: ClassVar[str] = "sink-views"
-
-    def run(self, model: ir.Model, context: Context) -> bool:
-        sinking = _Sinking(model)
-        for node in list(model.graph):
-            sinking.read_sources(node)
-            view = _view_before(node)
-            plan = None if view is None else sinking.plan(node, view)
-            if isinstance(plan, Rejection):
-                context.reject(self.name, plan)
-            elif plan is not None:
-                for one, forms in plan.items():
-                    sinking.sink(one, forms)
-        sinking.clean_up()
-        return bool(sinking.views)
-
-
-def _view_before(node: ir.Node) -> ir.Value | None:
+def view_before(node: ir.Node) -> ir.Value | None:
     """The operand of a pointwise node, or of a normalization, that is a view of what the node could be in one group with."""
     if not is_pointwise(node) and not _is_of_rows(node):
         return None
     for value in node.inputs if is_pointwise(node) else node.inputs[:1]:
-        if value is None or view_root(value) is value or not _takes_followers(view_root(value).producer()):
+        if value is None or view_root(value) is value or not takes_followers(view_root(value).producer()):
             continue
         source, shown = static_shape(view_root(value)), static_shape(value)
         if source is not None and shown is not None and source != shown and 0 not in shown:
@@ -79,10 +47,6 @@ def _view_before(node: ir.Node) -> ir.Value | None:
 
 def _is_of_rows(node: ir.Node) -> bool:
     return node.op_type in _ROW_OPERATORS and rows_of(node) is not None and not any(value.name for value in node.outputs[1:])
-
-
-def _takes_followers(node: ir.Node | None) -> bool:
-    return node is not None and len(node.outputs) == 1 and kind_of(node) not in (Kind.OPERAND, Kind.VIEW, Kind.OPAQUE)
 
 
 def _reading_fault(root: ir.Value) -> str:
@@ -162,17 +126,18 @@ def _only_for(node: ir.Node, value: ir.Value) -> ir.Node | None:
 
 
 @dataclass(slots=True)
-class _Sinking:
-    """The rewriting of one graph, in its order. `views` are those that were passed, and those that were made."""
+class ViewSinking:
+    """The rewriting of one graph, in its order. Views that nothing reads any more are out of it as soon as they are passed."""
 
     model: ir.Model
-    views: dict[ir.Node, None] = field(default_factory=dict)
+    has_passed: bool = False  # any view
+    unread: list[ir.Value | None] = field(default_factory=list)  # operands of views that are gone
     shapes: dict[_Shape, ir.Value] = field(default_factory=dict)  # operands of the Reshapes made, by what they hold
     constants: dict[tuple[ir.Value, _Form], ir.Value] = field(default_factory=dict)  # in other shapes
     faults: dict[ir.Value, str] = field(default_factory=dict)  # of sources, why nothing joins their groups
 
-    def plan(self, node: ir.Node, view: ir.Value) -> _Plan | Rejection:
-        """What to compute in the shape of a view's source so that a node that reads the view is; or why not."""
+    def pass_view(self, node: ir.Node, view: ir.Value) -> list[ir.Node] | Rejection:
+        """Compute a node that reads a view in the shape of the view's source: what is computed so now, it last; or why not."""
         root, producer = view_root(view), view_root(view).producer()
         assert producer is not None
         plan: _Plan = {}
@@ -181,9 +146,9 @@ class _Sinking:
         fault = self.faults[root] or _extend(plan, node, _shape_of(view), _shape_of(root))
         if fault:
             return Rejection(f"{node.op_type} not computed before the view of {producer.op_type}: {fault}", (producer, node))
-        return plan
+        return [self._sink(one, forms) for one, forms in plan.items()]
 
-    def sink(self, node: ir.Node, forms: Sequence[_Form]) -> None:
+    def _sink(self, node: ir.Node, forms: Sequence[_Form]) -> ir.Node:
         """Put a node that reads its operands in other shapes, and a view of its result, in the node's place."""
         made: list[ir.Node] = []
         operands = list(zip(node.inputs, forms, strict=True))
@@ -195,19 +160,18 @@ class _Sinking:
             attributes["axis"] = ir.AttrInt64("axis", axis % len(shape) - len(shape))
         computed = ir.Node(node.domain, node.op_type, inputs, attributes, name=node.name, version=node.version)
         view = operation("Reshape", [computed.outputs[0], self._dims(shape)], **literal_shape(shape))
-        passed = [value.producer() for value in node.inputs if value is not None and view_root(value) is not value]
-        self.views.update(dict.fromkeys([*(one for one in passed if one is not None), *made, view]))
+        read = list(node.inputs)
         replace_node(self.model, node, [*made, computed, view], [view.outputs[0], *[None] * (len(node.outputs) - 1)])
+        self._leave(read)
+        return computed
 
     def read_sources(self, node: ir.Node) -> None:
         """Let a node read what it sees through views that give it back its shape."""
         for position, value in enumerate(node.inputs):
-            if value is None or (view := value.producer()) is None or not is_view(view):
-                continue
-            root, shape = view_root(value), static_shape(value)
-            if shape is not None and static_shape(root) == shape:
+            root, shape = value if value is None else view_root(value), static_shape(value)
+            if root is not value and shape is not None and static_shape(root) == shape:
                 node.replace_input_with(position, root)
-                self.views[view] = None
+                self._leave([value])
 
     def _shown(self, value: ir.Value, form: _Form, made: list[ir.Node]) -> ir.Value:
         """An operand in its form: what it is a view of, a new constant, or a new view."""
@@ -232,11 +196,18 @@ class _Sinking:
             self.shapes[shape] = add_constant(self.model, np.array(shape, np.int64), "shape")
         return self.shapes[shape]
 
-    def clean_up(self) -> None:
-        """Take out the views and constants that nothing reads any more."""
-        left = [value for value, _ in self.constants]
-        for view in reversed(self.views):
-            if not view.outputs[0].uses() and not view.outputs[0].is_graph_output():
-                left += [value for value in view.inputs if value is not None]
+    def _leave(self, values: Sequence[ir.Value | None]) -> None:
+        """Take the views that make some values out of the graph, as far as nothing reads them now."""
+        self.has_passed = True
+        for value in values:
+            while value is not None and (view := value.producer()) is not None and is_view(view):
+                if value.uses() or value.is_graph_output():
+                    break
+                value, *others = view.inputs
+                self.unread += others
                 remove_nodes([view])
-        drop_unused_constants(self.model, left)
+
+    def clean_up(self) -> bool:
+        """Take out the constants that nothing reads any more; return whether any view was passed."""
+        drop_unused_constants(self.model, [*self.unread, *(value for value, _ in self.constants)])
+        return self.has_passed
