@@ -17,6 +17,7 @@ PASSES: dict[str, str] = {
     "fuse-norm": "prefuse.passes.fuse_norm:FuseNorm",
     "fuse-attention": "prefuse.passes.fuse_attention:FuseAttention",
     "fold-batchnorm": "prefuse.passes.fold_batchnorm:FoldBatchnorm",
+    "order-concats": "prefuse.passes.order_concats:OrderConcats",
     "concat-to-split-weight": "prefuse.passes.concat_to_split_weight:ConcatToSplitWeight",
     "merge-parallel-matmul": "prefuse.passes.merge_parallel_matmul:MergeParallelMatmul",
     "fuse-recurrent": "prefuse.passes.fuse_recurrent:FuseRecurrent",
@@ -39,7 +40,7 @@ PASSES: dict[str, str] = {
 DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
     "fuse-norm,fuse-recurrent,reassociate-product,"
-    "fold-batchnorm,canonicalize,eliminate-dead,concat-to-split-weight,merge-parallel-matmul,"
+    "fold-batchnorm,canonicalize,eliminate-dead,order-concats,concat-to-split-weight,merge-parallel-matmul,"
     "fold-batchnorm,canonicalize,eliminate-dead,"
     "fuse-attention,sink-reorders,column-to-sum,fuse-gather,lower-precision,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
@@ -50,7 +51,7 @@ DEFAULT_PIPELINE = (
 STRUCTURE_PIPELINE = "canonicalize,unroll-loops,eliminate-dead,decompose,canonicalize,eliminate-dead"
 
 # Passes of these names put several nodes into one or move work between them; what they leave out still compiles.
-_FUSION_PREFIXES = ("fuse-", "merge-", "fold-", "concat-", "choose-", "sink-", "column-")
+_FUSION_PREFIXES = ("fuse-", "merge-", "fold-", "concat-", "choose-", "sink-", "column-", "order-concats")
 _NOT_FUSION = ("merge-equal",)
 _ITEM = re.compile(r"[^,{}]+(?:\{[^}]*\})?")  # a pass with its options
 

@@ -18,7 +18,7 @@ from prefuse.tests.scaling import assert_scales
 
 _IDLE = {  # these only look through the model
     "column-to-sum", "fuse-gather", "fuse-prologue", "lower-precision", "merge-parallel-matmul",
-    "reassociate-product",
+    "order-concats", "reassociate-product",
 }  # fmt: skip
 _BLOCKS = 8
 _LIMIT = 3.0  # the most that twice the blocks may cost: the passes are short, so that other work on the machine shows
