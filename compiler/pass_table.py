@@ -23,7 +23,6 @@ PASSES: dict[str, str] = {
     "fuse-recurrent": "prefuse.passes.fuse_recurrent:FuseRecurrent",
     "reassociate-product": "prefuse.passes.reassociate_product:ReassociateProduct",
     "sink-reorders": "prefuse.passes.sink_reorders:SinkReorders",
-    "column-to-sum": "prefuse.passes.column_to_sum:ColumnToSum",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
     "lower-precision": "prefuse.passes.lower_precision:LowerPrecision",
     "choose-layout": "prefuse.passes.choose_layout:ChooseLayout",
@@ -42,7 +41,7 @@ DEFAULT_PIPELINE = (
     "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,order-concats,concat-to-split-weight,merge-parallel-matmul,"
     "fold-batchnorm,canonicalize,eliminate-dead,"
-    "fuse-attention,sink-reorders,column-to-sum,fuse-gather,lower-precision,"
+    "fuse-attention,sink-reorders,fuse-gather,lower-precision,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
     "order-nodes,plan-memory"
 )
@@ -51,7 +50,7 @@ DEFAULT_PIPELINE = (
 STRUCTURE_PIPELINE = "canonicalize,unroll-loops,eliminate-dead,decompose,canonicalize,eliminate-dead"
 
 # Passes of these names put several nodes into one or move work between them; what they leave out still compiles.
-_FUSION_PREFIXES = ("fuse-", "merge-", "fold-", "concat-", "choose-", "sink-", "column-", "order-concats")
+_FUSION_PREFIXES = ("fuse-", "merge-", "fold-", "concat-", "choose-", "sink-", "order-concats")
 _NOT_FUSION = ("merge-equal",)
 _ITEM = re.compile(r"[^,{}]+(?:\{[^}]*\})?")  # a pass with its options
 

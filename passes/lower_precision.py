@@ -29,6 +29,7 @@ from ..kernels.costs import (
 from ..kernels.tile_costs import tile_convolution_cycles
 from .canonicalization.scope import static_shape
 from .layout.extents import convolution_extents, phase_extents
+from .rows.columns import column_fault, is_by_column
 
 Narrow = Literal["bfloat16", "float16"]
 _TYPES: dict[Narrow, ir.DataType] = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
@@ -218,7 +219,9 @@ class _Lowering:
             return "elements of a row are not neighbours"
         if self.precision == "bfloat16" and depth % 2 and (self.context.target.has_tiles or not _is_constant(node.inputs[1])):
             return f"rows of {depth} elements are no pairs"
-        return self._weight_fault(operands)
+        if fault := self._weight_fault(operands):
+            return fault
+        return "by one column, it is a sum over rows" if is_by_column(node) and column_fault(node) is None else ""
 
     def _image_fault(self, node: ir.Node) -> str:
         """Why a convolution stays as it is; empty if it need not."""

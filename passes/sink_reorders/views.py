@@ -9,10 +9,10 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from ...compiler.ir.aliases import is_view, view_root
+from ...compiler.ir.aliases import is_view, remove_unread_views, view_root
 from ...compiler.ir.constants import add_constant, constant_tensor
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of, takes_followers
-from ...compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, remove_nodes, replace_node
+from ...compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, replace_node
 from ..canonicalization.scope import operation, static_shape
 from ..rows.shapes import rows_of
 from .regrouping import regrouped, widened
@@ -199,13 +199,7 @@ class ViewSinking:
     def _leave(self, values: Sequence[ir.Value | None]) -> None:
         """Take the views that make some values out of the graph, as far as nothing reads them now."""
         self.has_passed = True
-        for value in values:
-            while value is not None and (view := value.producer()) is not None and is_view(view):
-                if value.uses() or value.is_graph_output():
-                    break
-                value, *others = view.inputs
-                self.unread += others
-                remove_nodes([view])
+        self.unread += [operand for value in values if value is not None for operand in remove_unread_views(value)]
 
     def clean_up(self) -> bool:
         """Take out the constants that nothing reads any more; return whether any view was passed."""

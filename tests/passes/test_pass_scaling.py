@@ -17,7 +17,7 @@ from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 
 _IDLE = {  # these only look through the model
-    "column-to-sum", "fuse-gather", "fuse-prologue", "lower-precision", "merge-parallel-matmul",
+    "fuse-gather", "fuse-prologue", "lower-precision", "merge-parallel-matmul",
     "order-concats", "reassociate-product",
 }  # fmt: skip
 _BLOCKS = 8
