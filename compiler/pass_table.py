@@ -17,13 +17,12 @@ PASSES: dict[str, str] = {
     "fuse-norm": "prefuse.passes.fuse_norm:FuseNorm",
     "fuse-attention": "prefuse.passes.fuse_attention:FuseAttention",
     "fold-batchnorm": "prefuse.passes.fold_batchnorm:FoldBatchnorm",
+    "order-concats": "prefuse.passes.order_concats:OrderConcats",
     "concat-to-split-weight": "prefuse.passes.concat_to_split_weight:ConcatToSplitWeight",
     "merge-parallel-matmul": "prefuse.passes.merge_parallel_matmul:MergeParallelMatmul",
     "fuse-recurrent": "prefuse.passes.fuse_recurrent:FuseRecurrent",
     "reassociate-product": "prefuse.passes.reassociate_product:ReassociateProduct",
-    "sink-transposes": "prefuse.passes.sink_transposes:SinkTransposes",
-    "sink-views": "prefuse.passes.sink_views:SinkViews",
-    "column-to-sum": "prefuse.passes.column_to_sum:ColumnToSum",
+    "sink-reorders": "prefuse.passes.sink_reorders:SinkReorders",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
     "lower-precision": "prefuse.passes.lower_precision:LowerPrecision",
     "choose-layout": "prefuse.passes.choose_layout:ChooseLayout",
@@ -40,9 +39,9 @@ PASSES: dict[str, str] = {
 DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
     "fuse-norm,fuse-recurrent,reassociate-product,"
-    "fold-batchnorm,canonicalize,eliminate-dead,concat-to-split-weight,merge-parallel-matmul,"
+    "fold-batchnorm,canonicalize,eliminate-dead,order-concats,concat-to-split-weight,merge-parallel-matmul,"
     "fold-batchnorm,canonicalize,eliminate-dead,"
-    "fuse-attention,sink-transposes,sink-views,column-to-sum,fuse-gather,lower-precision,"
+    "fuse-attention,sink-reorders,fuse-gather,lower-precision,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
     "order-nodes,plan-memory"
 )
@@ -51,7 +50,7 @@ DEFAULT_PIPELINE = (
 STRUCTURE_PIPELINE = "canonicalize,unroll-loops,eliminate-dead,decompose,canonicalize,eliminate-dead"
 
 # Passes of these names put several nodes into one or move work between them; what they leave out still compiles.
-_FUSION_PREFIXES = ("fuse-", "merge-", "fold-", "concat-", "choose-", "sink-", "column-")
+_FUSION_PREFIXES = ("fuse-", "merge-", "fold-", "concat-", "choose-", "sink-", "order-concats")
 _NOT_FUSION = ("merge-equal",)
 _ITEM = re.compile(r"[^,{}]+(?:\{[^}]*\})?")  # a pass with its options
 

@@ -105,7 +105,7 @@ class _Moving:
             if isinstance(one, str):
                 return one
             times, is_indexed = max(times, one.times), is_indexed and one.is_indexed
-        if not is_indexed and self.context.target.is_gpu:
+        if not is_indexed and not self.context.target.fuses_prologues:
             return "on a GPU kernels read the operands of their anchors from memory"
         if not is_indexed and not self._is_flat(node):
             return "it has operands that span only some dimensions, and the reader knows no index"
@@ -143,8 +143,6 @@ class _Moving:
     def _wasted_operations(self, nodes: tuple[ir.Node, ...], readings: dict[ir.Node, Reading]) -> float:
         """In empty lanes, where readers go over few neighbours at a time."""
         target = self.context.target
-        if target.is_gpu:
-            return 0.0
         return sum(
             reading.times * wasted_operations(anchor, nodes, target.vector_lanes)
             for reader, reading in readings.items()

@@ -12,6 +12,7 @@ from ..compiler.ir.kinds import is_pointwise
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
 from ..runtime.target import Target
+from .rows.columns import column_fault, is_by_column, spell_as_sum, summed_rows
 from .rows.growth import Growth, neighbours
 from .rows.product import product_before, product_fault
 from .rows.shapes import Rows, claimed_nodes, rows_of
@@ -35,6 +36,10 @@ class FuseRows(Pass):
     before it, or larger than its result. What an epilogue of a matrix product takes stays there, as that costs the same bytes,
     unless the product itself is computed with the rows of its result: one by constant float32 weights, which each thread reads
     for its share of the rows, where that is large enough, and no precision allows Strassen's products of all rows.
+
+    A product by one column is a sum over rows, too, which is first spelled as one: of a vector of columns, which a product's tile
+    has, all but one would be computed for nothing. Legal for floats of 32 bits or more, where the left operand has all dimensions
+    of the batch. Sums are rounded in another order.
     """
 
     name: ClassVar[str] = "fuse-rows"
@@ -43,6 +48,7 @@ class FuseRows(Pass):
     def run(self, model: ir.Model, context: Context) -> bool:
         if model.graph.opset_imports.get("", 1) < _SOFTMAX_OPSET:
             return False
+        spelled = _spell_columns(model, context)
         order = {node: index for index, node in enumerate(model.graph)}
         claimed = claimed_nodes(model.graph)
         taken: set[ir.Node] = set()
@@ -74,7 +80,20 @@ class FuseRows(Pass):
                 groups.append((group, _is_adjacent(group, order)))
         for group, adjacent in groups:
             fuse_into_function(model, group, _group_name(group), adjacent=adjacent)
-        return bool(groups)
+        return spelled or bool(groups)
+
+
+def _spell_columns(model: ir.Model, context: Context) -> bool:
+    """Spell those products by one column as sums over rows whose rows can be computed together; return whether there are any."""
+    changed = False
+    for node in [node for node in model.graph if is_by_column(node)]:
+        fault = column_fault(node) or _obstacle(node, summed_rows(node), context.target)
+        if fault is not None:
+            context.reject(FuseRows.name, fault)
+        else:
+            spell_as_sum(model, node)
+            changed = True
+    return changed
 
 
 def _obstacle(seed: ir.Node, rows: Rows, target: Target) -> Rejection | None:
@@ -83,7 +102,7 @@ def _obstacle(seed: ir.Node, rows: Rows, target: Target) -> Rejection | None:
     def no(reason: str) -> Rejection:
         return Rejection(f"nothing computed in the rows of {seed.op_type}: {reason}", (seed,))
 
-    if target.is_gpu:
+    if not target.fuses_rows:
         return no("on a GPU a row would be the work of one thread")
     if not rows.number or rows.length < _MIN_LENGTH:
         return no(f"{rows.length} elements are too few")

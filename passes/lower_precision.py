@@ -29,6 +29,7 @@ from ..kernels.cost.convolution import (
 )
 from .canonicalization.scope import static_shape
 from .layout.extents import convolution_extents, phase_extents
+from .rows.columns import column_fault, is_by_column
 
 Narrow = Literal["bfloat16", "float16"]
 _TYPES: dict[Narrow, ir.DataType] = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
@@ -76,7 +77,7 @@ class LowerPrecision(Pass):
         precision = self.precision or _narrow_precision(context)
         if precision is None:
             return False
-        if context.target.is_gpu:
+        if not context.target.reads_narrow:
             context.reject(self.name, Rejection(f"no kernel for {context.target} reads narrow operands"))
             return False
         is_fast = precision == "bfloat16" and context.target.has("avx512_bf16")
@@ -217,7 +218,9 @@ class _Lowering:
             return "elements of a row are not neighbours"
         if self.precision == "bfloat16" and depth % 2 and (self.context.target.has_tiles or not _is_constant(node.inputs[1])):
             return f"rows of {depth} elements are no pairs"
-        return self._weight_fault(operands)
+        if fault := self._weight_fault(operands):
+            return fault
+        return "by one column, it is a sum over rows" if is_by_column(node) and column_fault(node) is None else ""
 
     def _image_fault(self, node: ir.Node) -> str:
         """Why a convolution stays as it is; empty if it need not."""

@@ -25,7 +25,7 @@ Runs = tuple[int, ...]
 def short_run_fault(anchor: ir.Node, followers: Sequence[ir.Node], target: Target) -> str | None:
     """Why followers, with results of the anchor's shape, are not all to be computed where it stores; None if they may be."""
     costly = [node for node in followers if node.op_type in COSTLY]
-    if target.is_gpu or not costly:
+    if not costly:
         return None
     runs = _cut(stored_runs(anchor), anchor.outputs[0], followers)
     wasted = _wasted(costly, runs, target.vector_lanes)

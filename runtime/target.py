@@ -124,6 +124,31 @@ class Target:
         """Whether vectors multiply pairs of bfloat16 twice as fast as float32; CPUs with tiles do so at half the rate."""
         return self.has("avx512_bf16") and not self.has_tiles
 
+    @property
+    def reads_narrow(self) -> bool:
+        """Whether kernels of products read operands of narrow types as they lie."""
+        return not self.is_gpu
+
+    @property
+    def fuses_rows(self) -> bool:
+        """Whether one kernel computes several reductions of the same rows; on a GPU a row would be the work of one thread."""
+        return not self.is_gpu
+
+    @property
+    def fuses_attention(self) -> bool:
+        """Whether one kernel computes two products and the Softmax between them."""
+        return not self.is_gpu
+
+    @property
+    def fuses_prologues(self) -> bool:
+        """Whether kernels compute the operands of their anchors where they read them; on a GPU they read them from memory."""
+        return not self.is_gpu
+
+    @property
+    def has_channels_last(self) -> bool:
+        """Whether kernels compute convolutions and poolings of tensors whose channels are neighbours."""
+        return not self.is_gpu
+
     def missing_features(self) -> tuple[str, ...]:
         """CPU features that this target needs and this machine lacks; empty where a program for it can be read.
 

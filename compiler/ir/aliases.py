@@ -18,7 +18,7 @@ import onnx_ir as ir
 from .constants import constant_array, constant_tensor
 from .facts import has_static_type, tensor_type
 from .kinds import Kind, is_known, kind_of
-from .rewriter import Rejection
+from .rewriter import Rejection, remove_nodes
 
 _PARTS = ("Gather", "Slice", "Split")
 
@@ -75,6 +75,19 @@ def view_root(value: ir.Value) -> ir.Value:
     while (producer := value.producer()) is not None and is_view(producer) and producer.inputs[0] is not None:
         value = producer.inputs[0]
     return value
+
+
+def remove_unread_views(value: ir.Value) -> list[ir.Value | None]:
+    """Take the views that make a value out of the graph, as far as nothing reads them; return their other operands."""
+    left: list[ir.Value | None] = []
+    source: ir.Value | None = value
+    while source is not None and (view := source.producer()) is not None and is_view(view):
+        if source.uses() or source.is_graph_output():
+            break
+        source, *others = view.inputs
+        left += others
+        remove_nodes([view])
+    return left
 
 
 def find_aliases(graph: ir.Graph, owners: Iterable[ir.Value]) -> Aliases:

@@ -90,6 +90,11 @@ def _is_rounding(node: ir.Node | None) -> bool:
     return source is not None and source.dtype == ir.DataType.FLOAT
 
 
+def takes_followers(node: ir.Node | None) -> bool:
+    """Whether a node has one output and a kernel that computes the pointwise nodes which follow it, too."""
+    return node is not None and len(node.outputs) == 1 and kind_of(node) not in (Kind.OPERAND, Kind.VIEW, Kind.OPAQUE)
+
+
 def is_pointwise(node: ir.Node) -> bool:
     """Whether a group may take this node as a follower of its anchor."""
     return kind_of(node) <= Kind.BROADCAST

@@ -109,7 +109,7 @@ def _convolution_fault(anchor: ir.Node, source: ir.Value, weights: ir.Value, tar
         return f"{kind} has {dimensions} spatial dimensions, and the kernel {_MOST_DIMENSIONS}"
     if not all(has_static_type(value) for value in (source, weights, anchor.outputs[0])):
         return f"the shape of {kind} is symbolic"
-    if target.is_gpu:
+    if not target.has_channels_last:
         return f"no kernel computes {kind} channels-last on {target.kind}"
     if source.dtype not in _CONVOLVED:
         return f"no kernel computes {kind} of {tensor_type(source).dtype} channels-last"

@@ -19,6 +19,7 @@ from prefuse.compiler.oracle import Arrays, random_inputs, relative_error, run_m
 from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES, without_fusion
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
 from prefuse.examples.models import MODELS
+from prefuse.passes.rows.columns import is_by_column
 from prefuse.runtime.target import Target
 from prefuse.tests.models.network_strategies import networks
 
@@ -40,13 +41,19 @@ def assert_stable(model: ir.Model, passes: list[Pass]) -> None:
 def run_whole_pipeline(model: ir.Model) -> None:
     """The default pipeline, with all that holds of the passes between."""
     for one in _PASSES:
-        nodes = inlined_nodes(model) if one.name in _OUTLINING else None
+        nodes = inlined_nodes(model) if _only_outlines(one, model) else None
         run_pipeline(model, [one], Context(_TARGET))
         assert nodes is None or inlined_nodes(model) == nodes, one.name
         if one in _FUSING:
             assert_stable(model, [one])
     assert_stable(model, _FUSING)
     assert_stable(model, _PASSES)
+
+
+def _only_outlines(one: Pass, model: ir.Model) -> bool:
+    """Whether a pass leaves the nodes of a model what they are; fuse-rows spells products by one column as sums."""
+    spells = one.name == "fuse-rows" and any(is_by_column(node) for node in model.graph)
+    return one.name in _OUTLINING and not spells
 
 
 def inlined_nodes(model: ir.Model) -> list[str]:

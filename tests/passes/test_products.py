@@ -1,4 +1,4 @@
-"""merge-parallel-matmul, concat-to-split-weight and reassociate-product beyond one pattern: GPUs, unrolled steps, time."""
+"""merge-parallel-matmul, concat-to-split-weight, order-concats, reassociate-product beyond one pattern: GPUs, steps, time."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_weights_of_unrolled_steps_are_joined_once() -> None:
 def test_weights_of_unrolled_steps_follow_one_order() -> None:
     model = decoder(3)
     original = model.clone()
-    run(model, "concat-to-split-weight")
+    run(model, "order-concats")
     verify_model(model)
     joined = [[str(v.name)[0] for v in node.inputs if v is not None] for node in model.graph if node.op_type == "Concat"]
     assert joined == [["e", "f"], ["h", "e", "f"]] * 3
@@ -167,7 +167,12 @@ def test_weights_of_unrolled_steps_follow_one_order() -> None:
     assert relative_error(one, two) < 1e-6
 
 
-STEPS = [(unrolled, "merge-parallel-matmul"), (decoder, "concat-to-split-weight"), (attentive, "reassociate-product")]
+STEPS = [
+    (unrolled, "merge-parallel-matmul"),
+    (decoder, "order-concats"),
+    (decoder, "concat-to-split-weight"),
+    (attentive, "reassociate-product"),
+]
 
 
 @pytest.mark.parametrize(("make", "name"), STEPS)
