@@ -21,7 +21,12 @@ _CPU_LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*_AVX2, *_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
 }
 AMX_EMULATED = "amx-emulated"  # the kernels of "amx", its tiles computed in loops: how machines without it test them; slow
-_TEST_LEVELS = {AMX_EMULATED: _CPU_LEVELS["avx512"]}
+# The kernels of "avx512bf16", compiled for AVX2: any machine of x86-64 tests them, with the results of the instructions; slow.
+BFLOAT16_EMULATED = "avx512bf16-emulated"
+# For each level that no user asks for, the features that its kernels are written for.
+_TEST_LEVELS = {AMX_EMULATED: _CPU_LEVELS["avx512"], BFLOAT16_EMULATED: _CPU_LEVELS["avx512bf16"]}
+_ASSUMED = _CPU_LEVELS | _TEST_LEVELS  # by kernels, by level
+_REQUIRED = _ASSUMED | {BFLOAT16_EMULATED: _AVX2}  # of the machine that runs them
 # Architectures of GPUs, as their makers write them: NVIDIA's compute capability, AMD's shader core.
 _GPU_LEVELS: dict[str, re.Pattern[str]] = {"cuda": re.compile(r"sm_\d{2,3}[af]?"), "rocm": re.compile(r"gfx[0-9a-f]{3,4}")}
 _EXAMPLES = {"cuda": "cuda:sm_90", "rocm": "rocm:gfx942"}
@@ -53,7 +58,7 @@ class Target:
             return cls._parse_gpu(text, kind, level, threads)
         if tail.startswith("threads=") and tail[8:].isdigit() and threads is None:
             threads, tail = int(tail[8:]), ""
-        if kind != "cpu" or tail or (level and level not in _CPU_LEVELS | _TEST_LEVELS):
+        if kind != "cpu" or tail or (level and level not in _ASSUMED):
             raise OptionError("target", f"unknown target {text!r}", _FIX)
         if threads is not None and not 1 <= threads <= 1024:
             raise OptionError("threads", f"{threads} is not between 1 and 1024", "leave it out to use every core of this process")
@@ -86,8 +91,8 @@ class Target:
         return 64 if self.is_gpu else 32 if self.has("avx512f") else 16
 
     def has(self, flag: str) -> bool:
-        """Whether programs for this target may use a CPU feature, by its name in /proc/cpuinfo."""
-        return flag in (_CPU_LEVELS | _TEST_LEVELS).get(self.level, ())
+        """Whether kernels for this target may use a CPU feature, by its name in /proc/cpuinfo, or what computes the same."""
+        return flag in _ASSUMED.get(self.level, ())
 
     @property
     def has_tiles(self) -> bool:
@@ -104,7 +109,7 @@ class Target:
 
         A program for a GPU can be read anywhere: its device says at the first call whether it can run.
         """
-        return tuple(flag for flag in (_CPU_LEVELS | _TEST_LEVELS).get(self.level, ()) if flag not in host_cpu_flags())
+        return tuple(flag for flag in _REQUIRED.get(self.level, ()) if flag not in host_cpu_flags())
 
 
 def _installed_gpu(kind: str) -> str:
