@@ -15,10 +15,10 @@ from tvm import tirx
 from tvm.ir import PointerType, PrimType
 
 from ..runtime.plan import ALIGNMENT
-from .bfloat16 import is_rounding, rounded
 from .configuration import Choice, Configuration
 from .costs import PARALLEL_MIN_WORK
-from .formats import is_coded
+from .formats.bfloat16 import is_rounding, rounded
+from .formats.minifloat import is_coded
 
 Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
 Buffer: TypeAlias = Any

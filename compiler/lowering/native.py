@@ -17,7 +17,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from ...kernels import bfloat16, bfloat16_emulation, lane_masks, scaling
+from ...kernels import lane_masks, scaling
+from ...kernels.formats import bfloat16, bfloat16_emulation
 from ...runtime.errors import CompileError
 from ...runtime.target import AMX_EMULATED, BFLOAT16_EMULATED, Target
 

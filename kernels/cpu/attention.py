@@ -19,8 +19,8 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..bfloat16 import words_multiply_add
 from ..builder import Expr, Index, KernelBuilder, share
+from ..formats.bfloat16 import words_multiply_add
 from ..group import Group
 from ..template import BuiltKernel, Refusal
 from ..tile_costs import TERMS, tile_product_cycles, vector_product_cycles

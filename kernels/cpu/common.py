@@ -8,10 +8,10 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..bfloat16 import multiplies_words
 from ..builder import Expr, Index, KernelBuilder, row_major, unravel
 from ..configuration import Configuration
 from ..costs import operations_of
+from ..formats.bfloat16 import multiplies_words
 from ..gpu.builder import GpuBuilder
 from ..group import Group
 from ..pointwise import POINTWISE

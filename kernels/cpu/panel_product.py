@@ -8,8 +8,8 @@ from math import ceil
 
 from tvm import tirx
 
-from ..bfloat16 import MultiplyAdd, multiply_add
 from ..builder import Buffer, Expr, KernelBuilder
+from ..formats.bfloat16 import MultiplyAdd, multiply_add
 from .anchored import sweep
 from .strided_copy import transposed
 from .tile_product import Tile, sum_tile

@@ -15,8 +15,8 @@ from math import ceil
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..bfloat16 import MultiplyAdd, halves_multiply_add, multiply_add, word, words_multiply_add
 from ..builder import Buffer, Expr, KernelBuilder
+from ..formats.bfloat16 import MultiplyAdd, halves_multiply_add, multiply_add, word, words_multiply_add
 from ..group import Group
 from .tile_product import Tile
 
