@@ -16,10 +16,10 @@ from tvm.ir import PointerType, PrimType
 
 from ..runtime.machine import Machine
 from ..runtime.plan import ALIGNMENT
-from .bfloat16 import is_rounding, rounded
 from .configuration import Choice, Configuration
-from .cost.convolution import PARALLEL_MIN_WORK
-from .formats import is_coded
+from .costs import PARALLEL_MIN_WORK
+from .formats.bfloat16 import is_rounding, rounded
+from .formats.minifloat import is_coded
 
 Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
 Buffer: TypeAlias = Any

@@ -13,9 +13,10 @@ from math import copysign
 import numpy as np
 from tvm import tirx
 
-from . import formats, math, trigonometry
-from .bfloat16 import rounded
+from . import math, trigonometry
 from .builder import Expr
+from .formats import minifloat
+from .formats.bfloat16 import rounded
 from .group import Op
 from .power import power
 
@@ -68,15 +69,15 @@ def apply(
 
 def working_type(dtype: str) -> str:
     """The type that elements are computed in."""
-    if formats.is_coded(dtype):
-        return formats.decoded_type(dtype)
+    if minifloat.is_coded(dtype):
+        return minifloat.decoded_type(dtype)
     return "float32" if dtype in _NARROW_FLOATS else dtype
 
 
 def widened(x: Expr, dtype: str, name: math.Name) -> Expr:
     """An operand's element in the type that it is computed in."""
-    if formats.is_coded(dtype):
-        return formats.decode(x, dtype, name)
+    if minifloat.is_coded(dtype):
+        return minifloat.decode(x, dtype, name)
     return _cast(x, "float32", dtype) if dtype in _NARROW_FLOATS else x
 
 
@@ -84,13 +85,13 @@ def narrowed(result: Expr, dtype: str, op: Op, name: math.Name, *, has_bfloat16:
     """A result of `op` as an element of its output's type; the operator's attributes say how Cast rounds to some of them."""
     if dtype == "bfloat16" and str(result.ty) in ("float32", "float64"):
         return rounded(_cast(result, "float32", str(result.ty)), name, has_instruction=has_bfloat16)
-    if not formats.is_coded(dtype):
+    if not minifloat.is_coded(dtype):
         return _cast(result, dtype, str(result.ty))
-    number = _cast(result, formats.decoded_type(dtype), str(result.ty))
+    number = _cast(result, minifloat.decoded_type(dtype), str(result.ty))
     saturates = bool(op.attribute("saturate", 1))
-    if dtype == formats.SCALE:
-        return formats.encode_scale(number, name, saturate=saturates, round_mode=op.attribute("round_mode", "up"))
-    return formats.encode(number, dtype, name, saturate=saturates)
+    if dtype == minifloat.SCALE:
+        return minifloat.encode_scale(number, name, saturate=saturates, round_mode=op.attribute("round_mode", "up"))
+    return minifloat.encode(number, dtype, name, saturate=saturates)
 
 
 def supports(op: Op, input_dtypes: list[str], output_dtype: str) -> str:
@@ -98,7 +99,7 @@ def supports(op: Op, input_dtypes: list[str], output_dtype: str) -> str:
     if op.op_type not in POINTWISE:
         return f"{op.op_type} has no scalar form"
     for dtype in (*input_dtypes, output_dtype):
-        if formats.is_coded(dtype):
+        if minifloat.is_coded(dtype):
             if op.op_type not in _OF_CODES:
                 return f"no arithmetic on {dtype}"
         elif dtype not in _FLOATS and dtype != "bool" and np.dtype(dtype).kind not in "iu":

@@ -10,7 +10,7 @@ from tvm import tirx
 
 from . import pointwise, views
 from .builder import Expr, Index, KernelBuilder, broadcast_index, row_major
-from .formats import is_coded
+from .formats.minifloat import is_coded
 from .group import Group, Op
 
 Reader = Callable[[Index], Expr]

@@ -23,7 +23,12 @@ _CPU_LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*_AVX2, *_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
 }
 AMX_EMULATED = "amx-emulated"  # the kernels of "amx", its tiles computed in loops: how machines without it test them; slow
-_TEST_LEVELS = {AMX_EMULATED: _CPU_LEVELS["avx512"]}
+# The kernels of "avx512bf16", compiled for AVX2: any machine of x86-64 tests them, with the results of the instructions; slow.
+BFLOAT16_EMULATED = "avx512bf16-emulated"
+# For each level that no user asks for, the features that its kernels are written for.
+_TEST_LEVELS = {AMX_EMULATED: _CPU_LEVELS["avx512"], BFLOAT16_EMULATED: _CPU_LEVELS["avx512bf16"]}
+_ASSUMED = _CPU_LEVELS | _TEST_LEVELS  # by kernels, by level
+_REQUIRED = _ASSUMED | {BFLOAT16_EMULATED: _AVX2}  # of the machine that runs them
 # Architectures of GPUs, as their makers write them: NVIDIA's compute capability, AMD's shader core.
 _GPU_LEVELS: dict[str, re.Pattern[str]] = {"cuda": re.compile(r"sm_\d{2,3}[af]?"), "rocm": re.compile(r"gfx[0-9a-f]{3,4}")}
 _EXAMPLES = {"cuda": "cuda:sm_90", "rocm": "rocm:gfx942"}
@@ -67,7 +72,7 @@ class Target:
         if threads is None and options.get("threads", "").isdigit():
             threads = int(options.pop("threads"))
         named = options.pop("machine", None)
-        if kind != "cpu" or options or (level and level not in _CPU_LEVELS | _TEST_LEVELS):
+        if kind != "cpu" or options or (level and level not in _ASSUMED):
             raise OptionError("target", f"unknown target {text!r}", _FIX)
         if named is not None and named not in machines.names():
             raise OptionError("target", f"no processor {named!r} is known", f"use one of {', '.join(machines.names())}")
@@ -111,8 +116,8 @@ class Target:
         return not self.is_gpu and self.machine == machines.host_machine(host_cpu_model(), _lanes_of(self.level))
 
     def has(self, flag: str) -> bool:
-        """Whether programs for this target may use a CPU feature, by its name in /proc/cpuinfo."""
-        return flag in (_CPU_LEVELS | _TEST_LEVELS).get(self.level, ())
+        """Whether kernels for this target may use a CPU feature, by its name in /proc/cpuinfo, or what computes the same."""
+        return flag in _ASSUMED.get(self.level, ())
 
     @property
     def has_tiles(self) -> bool:
@@ -154,7 +159,7 @@ class Target:
 
         A program for a GPU can be read anywhere: its device says at the first call whether it can run.
         """
-        return tuple(flag for flag in (_CPU_LEVELS | _TEST_LEVELS).get(self.level, ()) if flag not in host_cpu_flags())
+        return tuple(flag for flag in _REQUIRED.get(self.level, ()) if flag not in host_cpu_flags())
 
 
 def _generic_of(level: str) -> str:
@@ -164,7 +169,7 @@ def _generic_of(level: str) -> str:
 
 def _lanes_of(level: str) -> int:
     """float32 lanes of a vector of a CPU level."""
-    return 16 if "avx512f" in (_CPU_LEVELS | _TEST_LEVELS).get(level, ()) else 8
+    return 16 if "avx512f" in _ASSUMED.get(level, ()) else 8
 
 
 def _installed_gpu(kind: str) -> str:

@@ -16,9 +16,10 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from ...kernels import bfloat16, lane_masks, scaling
+from ...kernels import lane_masks, scaling
+from ...kernels.formats import bfloat16, bfloat16_emulation
 from ...runtime.errors import CompileError
-from ...runtime.target import AMX_EMULATED, Target
+from ...runtime.target import AMX_EMULATED, BFLOAT16_EMULATED, Target
 from ...runtime.temporary_folder import temporary_folder, write_temporary
 
 _LLVM: dict[str, dict[str, Any]] = {
@@ -27,7 +28,7 @@ _LLVM: dict[str, dict[str, Any]] = {
     "avx512bf16": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512bf16"]},
     "amx": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512bf16", "+amx-tile", "+amx-bf16", "+amx-int8"]},
 }
-_LLVM[AMX_EMULATED] = _LLVM["avx512"]
+_LLVM[AMX_EMULATED], _LLVM[BFLOAT16_EMULATED] = _LLVM["avx512"], _LLVM["avx2"]
 
 
 # LLVM would hoist the constants of an epilogue (exp has a dozen) out of the tile loops, into the registers that the product's
@@ -83,11 +84,15 @@ def compile_module(module: Any, target: Target) -> Any:
     ]
     with native:
         lowered = tvm.ir.transform.Sequential(pipeline)(module)
-    has_bfloat16 = target.has("avx512_bf16")
-    _import_functions(
-        lowered, lane_masks.LLVM_FUNCTIONS + scaling.LLVM_FUNCTIONS + (bfloat16.LLVM_FUNCTIONS if has_bfloat16 else "")
-    )
+    _import_functions(lowered, lane_masks.LLVM_FUNCTIONS + scaling.LLVM_FUNCTIONS + _bfloat16_functions(target))
     return tvm.get_global_func("target.build.llvm")(lowered, native)
+
+
+def _bfloat16_functions(target: Target) -> str:
+    """The functions that kernels call for the instructions of AVX512_BF16, where they do."""
+    if not target.has("avx512_bf16"):
+        return ""
+    return bfloat16_emulation.LLVM_FUNCTIONS if target.level == BFLOAT16_EMULATED else bfloat16.LLVM_FUNCTIONS
 
 
 def _import_functions(module: Any, functions: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...kernels.bfloat16 import MultiplyAdd, multiply_add, words_multiply_add
 from ...kernels.builder import KernelBuilder
 from ...kernels.cpu.tile_unit import COLUMNS, DEPTH, ROWS, WORDS, tile_unit
+from ...kernels.formats.bfloat16 import MultiplyAdd, multiply_add, words_multiply_add
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
 from ...runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType

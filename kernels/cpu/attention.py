@@ -19,9 +19,9 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..bfloat16 import words_multiply_add
 from ..builder import Expr, Index, KernelBuilder, share
 from ..cost.amx import TERMS, tile_product_cycles, vector_product_cycles
+from ..formats.bfloat16 import words_multiply_add
 from ..group import Group
 from ..template import BuiltKernel, Refusal
 from .anchored import bound_unravel

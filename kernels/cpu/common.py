@@ -10,10 +10,10 @@ from tvm import tirx
 
 from ...runtime.machine import Machine
 from ...runtime.target import Target
-from ..bfloat16 import multiplies_words
 from ..builder import Expr, Index, KernelBuilder, row_major, unravel
 from ..configuration import Configuration
-from ..cost.convolution import operations_of
+from ..costs import operations_of
+from ..formats.bfloat16 import multiplies_words
 from ..gpu.builder import GpuBuilder
 from ..group import Group
 from ..pointwise import POINTWISE

@@ -19,13 +19,13 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, unravel
+from ..formats.packing import PackPanels, pack_in_kernel
 from ..group import Group, Op
 from ..prologue import is_computed
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
 from .common import finish, machine_of, minimum, new_builder
-from .packing import PackPanels, pack_in_kernel
 from .tile_product import Plane, TileProduct, emit, tile_options
 from .window import Taps, Window, read_window, transposed_taps
 

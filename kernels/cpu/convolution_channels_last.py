@@ -16,9 +16,10 @@ from math import ceil, prod
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..bfloat16 import multiply_add, word_at, words_multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..cost.convolution import channels_last_tiles, pays_to_fill_pairs
+from ..costs import channels_last_tiles, pays_to_fill_pairs
+from ..formats.bfloat16 import multiply_add, word_at, words_multiply_add
+from ..formats.packing import PackPanels, pack_in_kernel
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
@@ -26,7 +27,6 @@ from .anchored import sweep
 from .channels_last import ChannelsLast, channels_last_form, extents_of
 from .common import finish, machine_of, new_builder
 from .depthwise_channels_last import Depthwise, is_depthwise
-from .packing import PackPanels, pack_in_kernel
 from .padded_image import Image, padded_image
 from .tile_product import Panel, Tile, split_options, sum_tile
 from .window import Window, clipped_taps, read_window, share_of_padding

@@ -16,14 +16,14 @@ from math import ceil, prod
 
 from tvm import tirx
 
-from ..bfloat16 import high, low
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
+from ..formats.bfloat16 import high, low
+from ..formats.packing import PackPanels, pack_in_kernel
 from ..group import Op
 from ..template import Operand
 from ..values import GroupValues, Reader
 from .anchored import accumulator_type
 from .channels_last import ChannelsLast
-from .packing import PackPanels, pack_in_kernel
 from .window import Window, clipped_taps
 
 _STRIP = 8  # positions at most that share the weights they load; as many sums as keep both multiply-add units busy

@@ -11,12 +11,12 @@ from tvm import tirx
 from ...runtime.machine import LINE_BYTES
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, broadcast_index, row_major, unravel
+from ..formats.packing import PackPanels
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
 from .common import finish, machine_of, new_builder
-from .packing import PackPanels
 from .tile_product import Panel, Plane, TileProduct, emit, share_sets, tile_options
 
 _ACCUMULATORS = {"float16": "float32", "bfloat16": "float32"}

@@ -10,9 +10,9 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ..bfloat16 import rounded, word_at
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
-from ..cost.convolution import spread_pitch
+from ..costs import spread_pitch
+from ..formats.bfloat16 import rounded, word_at
 from ..template import Refusal
 from .anchored import accumulator_type
 from .channels_last import ChannelsLast

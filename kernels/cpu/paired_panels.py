@@ -9,8 +9,8 @@ from math import ceil
 
 from tvm import tirx
 
-from ..bfloat16 import MultiplyAdd, instruction_word, neighbour_words
 from ..builder import Expr, KernelBuilder
+from ..formats.bfloat16 import MultiplyAdd, instruction_word, neighbour_words
 from .panel_product import Element, Panels, Scratch
 from .strided_copy import transposed
 

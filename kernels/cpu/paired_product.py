@@ -13,8 +13,8 @@ from tvm import tirx
 
 from ...runtime.machine import LINE_BYTES
 from ...runtime.target import Target
-from ..bfloat16 import MultiplyAdd, halves_multiply_add, pair, words_multiply_add
 from ..builder import Buffer, Expr, Index
+from ..formats.bfloat16 import MultiplyAdd, halves_multiply_add, pair, words_multiply_add
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from .common import finish

@@ -9,9 +9,9 @@ from math import ceil
 from tvm import tirx
 
 from ...runtime.machine import Machine
-from ..bfloat16 import MultiplyAdd, multiply_add
 from ..builder import Buffer, Expr, KernelBuilder
 from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
+from ..formats.bfloat16 import MultiplyAdd, multiply_add
 from .anchored import sweep
 from .strided_copy import transposed
 from .tile_product import Tile, sum_tile

@@ -11,8 +11,8 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..bfloat16 import decoded, ordered_code
 from ..builder import Expr, Index, KernelBuilder
+from ..formats.bfloat16 import decoded, ordered_code
 from ..group import Group
 from ..template import BuiltKernel, Refusal
 from ..values import Reader

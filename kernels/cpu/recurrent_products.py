@@ -16,9 +16,9 @@ from tvm import tirx
 
 from ...runtime.machine import Machine
 from ...runtime.target import Target
-from ..bfloat16 import MultiplyAdd, halves_multiply_add, multiply_add, word, words_multiply_add
 from ..builder import Buffer, Expr, KernelBuilder
 from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
+from ..formats.bfloat16 import MultiplyAdd, halves_multiply_add, multiply_add, word, words_multiply_add
 from ..group import Group
 from .tile_product import Tile
 

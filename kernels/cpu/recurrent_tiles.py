@@ -17,14 +17,14 @@ from ...runtime.machine import Machine
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Expr, KernelBuilder, unravel
-from ..cost.amx import TERMS, tile_step_cycles, vector_step_cycles
+from ..formats.bf16_split import split
+from ..formats.packing import PackPanels
 from ..group import Group
 from ..template import Operand
-from .packing import PackPanels
+from ..tile_costs import TERMS, tile_step_cycles, vector_step_cycles
 from .panel_product import Scratch
 from .recurrent_operands import PackGates, RecurrentOperands
 from .recurrent_products import Element, pitch_of
-from .split_bfloat16 import split
 from .tile_blocks import BlockProduct, Lines, packed_lines, tile_chunks
 from .tile_packing import LINES, TERM_ELEMENTS, PackTiles, Panels
 from .tile_unit import DEPTH, ROWS, TileUnit, tile_unit

@@ -16,8 +16,8 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ..builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major, share, unravel
-from ..cost.convolution import operations_of
-from ..formats import is_coded
+from ..costs import operations_of
+from ..formats.minifloat import is_coded
 from ..group import Group, Op
 from ..values import GroupValues, Reader
 from .common import minimum, store_outputs

@@ -1,6 +1,6 @@
 """Blocks of 32 x 32 sums on the tile unit: two tiles of A by two of B, so that four tiles are loaded for four products.
 
-A float32 operand is several bfloat16 terms (split_bfloat16.py), whose products are added to the same sums. Where one of these is
+A float32 operand is several bfloat16 terms (bf16_split.py), whose products are added to the same sums. Where one of these is
 not finite, the block is computed again by float32 multiply-adds: infinity times a number is then infinity, though its terms say
 infinity times zero, and so is what overflows only in a term. A finished block lies in the first cache, for the epilogue.
 """
@@ -15,8 +15,8 @@ from math import ceil, prod
 from tvm import tirx
 
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share
+from ..formats.bf16_split import PRODUCTS, joined
 from .panel_product import Scratch
-from .split_bfloat16 import PRODUCTS, joined
 from .tile_packing import LINES
 from .tile_unit import COLUMNS, DEPTH, ROWS, WORDS, TileUnit
 

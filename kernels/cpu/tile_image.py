@@ -22,9 +22,9 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
+from ..formats.bf16_split import split
 from .channels_last import ChannelsLast
 from .panel_product import Scratch
-from .split_bfloat16 import split
 from .tile_blocks import Lines
 from .tile_packing import LINES
 from .tile_unit import DEPTH, ROWS

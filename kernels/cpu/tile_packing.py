@@ -17,7 +17,7 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ..builder import Buffer, Expr, KernelBuilder
-from .split_bfloat16 import split, split_array
+from ..formats.bf16_split import split, split_array
 from .strided_copy import transposed
 from .tile_unit import DEPTH, ROWS, TILE_ELEMENTS
 

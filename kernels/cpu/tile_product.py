@@ -23,9 +23,9 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.machine import LINE_BYTES, Machine
-from ..bfloat16 import MultiplyAdd, multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
+from ..formats.bfloat16 import MultiplyAdd, multiply_add
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
 _LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cost more than 1%

@@ -7,10 +7,10 @@ from dataclasses import replace
 from ...runtime.target import Target
 from ..configuration import TEMPLATE
 from ..cost.amx import joined_columns, tile_convolution_cycles
+from ..formats.packing import PackPanels
 from ..group import Group
 from ..template import BuiltKernel, Refusal
 from .channels_last import ChannelsLast, channels_last_form, extents_of
-from .packing import PackPanels
 from .tile_image import TiledImage
 from .tile_packing import LINES
 from .tiled_windows import Product, TiledWindows, as_planes, terms_of, tiles_obstacle, vector_cycles

@@ -13,7 +13,7 @@ from itertools import product as nest
 import numpy as np
 
 from ...runtime.plan import TensorType
-from .packing import PackPanels
+from ..formats.packing import PackPanels
 from .window import Taps, Window, transposed_taps
 
 

@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, KernelBuilder
-from ..formats import is_coded
+from ..formats.minifloat import is_coded
 from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
 from .anchored import accumulator_type

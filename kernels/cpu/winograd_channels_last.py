@@ -22,7 +22,6 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..bfloat16 import multiply_add, rounded, word_at, words_multiply_add
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..configuration import TEMPLATE
 from ..cost.convolution import (
@@ -39,6 +38,7 @@ from ..cost.convolution import (
     winograd_choice,
     winograd_choices,
 )
+from ..formats.bfloat16 import multiply_add, rounded, word_at, words_multiply_add
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues

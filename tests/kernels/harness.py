@@ -21,7 +21,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime import tile_state
 from prefuse.runtime.plan import TensorType
-from prefuse.runtime.target import Target
+from prefuse.runtime.target import BFLOAT16_EMULATED, Target
 from tvm import tirx
 from tvm.ir import Call, GlobalVar, PrimType
 
@@ -34,8 +34,13 @@ _ONNX_TYPES = {np.dtype(ml_dtypes.bfloat16): onnx.TensorProto.BFLOAT16}
 
 
 def target_of(level: str, threads: int = 2) -> Target:
-    """A target of this machine; the test is skipped, naming what lacks, where the CPU cannot run it."""
+    """A target of this machine; the test is skipped, naming what lacks, where the CPU cannot run it.
+
+    Kernels of AVX512_BF16 run with their instructions emulated where the CPU lacks these.
+    """
     target = Target("cpu", level, threads)
+    if level == "avx512bf16" and target.missing_features():
+        target = Target("cpu", BFLOAT16_EMULATED, threads)
     if missing := target.missing_features():
         pytest.skip(f"this CPU lacks {', '.join(missing)}, which {target} needs")
     if level == "amx" and (refusal := tile_state.refusal()):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from prefuse.kernels.bfloat16 import multiplies_words
+from prefuse.kernels.formats.bfloat16 import multiplies_words
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel

@@ -15,7 +15,7 @@ import tvm
 from prefuse.compiler.lowering.native import compile_module
 from prefuse.kernels.cost import amx as tile_costs
 from prefuse.kernels.cpu import tiled_matmul
-from prefuse.kernels.cpu.split_bfloat16 import PRODUCTS, split_array
+from prefuse.kernels.formats.bf16_split import PRODUCTS, split_array
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel, Refusal
 from prefuse.runtime.precision import Precision

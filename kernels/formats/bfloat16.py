@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op, PrimType, _ffi_api, register_op_attr
 
-from ..runtime.target import Target
+from ...runtime.target import Target
 
 Expr: TypeAlias = Any  # as in builder
 Buffer: TypeAlias = Any
