@@ -17,7 +17,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..costs import channels_last_tiles, pays_to_fill_pairs
+from ..cost.convolution import channels_last_tiles, pays_to_fill_pairs
 from ..formats.bfloat16 import multiply_add, word_at, words_multiply_add
 from ..formats.packing import PackPanels, pack_in_kernel
 from ..group import Group

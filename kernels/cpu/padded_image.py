@@ -11,7 +11,7 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
-from ..costs import spread_pitch
+from ..cost.convolution import spread_pitch
 from ..formats.bfloat16 import rounded, word_at
 from ..template import Refusal
 from .anchored import accumulator_type

@@ -17,11 +17,11 @@ from ...runtime.machine import Machine
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Expr, KernelBuilder, unravel
+from ..cost.amx import TERMS, tile_step_cycles, vector_step_cycles
 from ..formats.bf16_split import split
 from ..formats.packing import PackPanels
 from ..group import Group
 from ..template import Operand
-from ..tile_costs import TERMS, tile_step_cycles, vector_step_cycles
 from .panel_product import Scratch
 from .recurrent_operands import PackGates, RecurrentOperands
 from .recurrent_products import Element, pitch_of

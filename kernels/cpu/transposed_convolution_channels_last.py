@@ -15,7 +15,7 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, unravel
-from ..costs import channels_last_tiles
+from ..cost.convolution import channels_last_tiles
 from ..formats.bfloat16 import multiply_add, words_multiply_add
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal

@@ -11,6 +11,7 @@ from prefuse.kernels.cpu.common import new_builder
 from prefuse.kernels.cpu.panel_product import tiles_options
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.template import BuiltKernel, Refusal
+from prefuse.runtime.machine import Machine, row
 from prefuse.runtime.target import Target
 
 from ..harness import LEVELS, Case, check, run, target_of
@@ -172,16 +173,16 @@ def test_only_a_block_of_scores_is_ever_in_memory() -> None:
     assert built.workspace_bytes < 2000 * 100
 
 
-@pytest.mark.parametrize(("lanes", "registers"), [(8, 16), (16, 32), (1, 16)])
+@pytest.mark.parametrize("machine", [row("zen3", 8), row("generic", 16), replace(row("zen3", 8), vector_bytes=4)], ids=str)
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (128, 64, 128), (197, 64, 197), (5, 20, 1000)])
-def test_tiles_fit_the_registers_and_are_equally_high(sizes: tuple[int, int, int], lanes: int, registers: int) -> None:
+def test_tiles_fit_the_registers_and_are_equally_high(sizes: tuple[int, int, int], machine: Machine) -> None:
     queries, depth, keys = sizes
-    options = tiles_options(queries, [(depth, keys), (keys, depth)], lanes, 4, registers)
+    options = tiles_options(queries, [(depth, keys), (keys, depth)], machine)
     assert len(options) == min(queries, 14)
     for name, (scores, result) in options.items():
         assert int(name) == scores.rows == result.rows
         for tile in (scores, result):
-            assert tile.rows * tile.vectors + tile.vectors < registers
+            assert tile.rows * tile.vectors + tile.vectors < machine.registers
 
 
 def softmax_across(tape: Tape, x: str) -> str:

@@ -73,7 +73,7 @@ def test_weights_of_bfloat16(emulator: ctypes.CDLL, op: str) -> None:
 
 
 def test_many_steps_keep_the_promise_of_two_terms(emulator: ctypes.CDLL) -> None:
-    check_on_tiles([of_precision("float32-fast", of_torch("GRU", 60, 16, 32, 64))], emulator)
+    check_on_tiles([of_precision("float32-fast", of_torch("GRU", 60, AVX512, 64))], emulator)
 
 
 def test_nan_stays_in_its_row(emulator: ctypes.CDLL) -> None:
@@ -110,8 +110,8 @@ def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctype
 
 def test_a_batch_of_one_is_left_to_vectors() -> None:
     for terms in (1, 2, 3):
-        assert tile_step_cycles(1, 1536, 512, terms) > vector_step_cycles(1, 1536, 512)
-        assert tile_step_cycles(32, 1536, 512, terms) < vector_step_cycles(32, 1536, 512)
+        assert tile_step_cycles(1, 1536, 512, terms, AMX.machine) > vector_step_cycles(1, 1536, 512, AMX.machine)
+        assert tile_step_cycles(32, 1536, 512, terms, AMX.machine) < vector_step_cycles(32, 1536, 512, AMX.machine)
 
 
 def test_steps_without_inputs_are_left_to_vectors() -> None:
