@@ -17,6 +17,8 @@ _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+)`")
 _PATH = re.compile(rf"(?:(?:{'|'.join(FOLDERS)})/[\w./-]*|[\w./-]+\.py)")
+_FILE_IN_FIGURE = re.compile(rf"(?<![\w/])(?:{'|'.join(FOLDERS)})/[\w/]+\.py")
+_BORDER = re.compile(r"(?<!\\)\|")
 
 
 def page_names(page: Path) -> str:
@@ -49,8 +51,20 @@ def missing_target(page: Path, link: str) -> bool:
 
 
 def paths(page: Path) -> Iterator[str]:
-    """Paths of ours that a page names in code marks: from the root, Python files whatever the folder."""
+    """Paths of ours that a page names, from the root: in code marks, Python files of any folder; our files in figures."""
     yield from (token for token in _CODE.findall(prose(page)) if _PATH.fullmatch(token))
+    for figure in _FENCED.findall(page.read_text()):
+        yield from _FILE_IN_FIGURE.findall(figure)
+
+
+def ragged_rows(page: Path) -> Iterator[str]:
+    """Rows with another number of cells than the heading of their table: what is too much would not be shown."""
+    cells = 0
+    for line in prose(page).splitlines():
+        found = len(_BORDER.findall(line)) if line.lstrip().startswith("|") else 0
+        if cells and found and found != cells:
+            yield line
+        cells = found and (cells or found)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_names)
@@ -63,8 +77,27 @@ def test_named_paths_exist(page: Path) -> None:
     assert [path for path in paths(page) if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_names)
+def test_rows_fit_their_tables(page: Path) -> None:
+    assert list(ragged_rows(page)) == []
+
+
 def test_broken_references_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# One page\n[a](#one-page) [b](#two) [c](gone.md) [d](page.md) `kernels/gone.py` `gone.py` `passes/`\n")
+    lines = (
+        "# One page",
+        "[a](#one-page) [b](#two) [c](gone.md) [d](page.md)",
+        "`kernels/gone.py` `gone.py` `passes/`",
+        "```",
+        "passes/gone.py",
+        "```",
+    )
+    page.write_text("\n".join(lines))
     assert [link for link in links(page) if missing_target(page, link)] == ["#two", "gone.md"]
-    assert [path for path in paths(page) if not (ROOT / path).exists()] == ["kernels/gone.py", "gone.py"]
+    assert [path for path in paths(page) if not (ROOT / path).exists()] == ["kernels/gone.py", "gone.py", "passes/gone.py"]
+
+
+def test_ragged_tables_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("| a | b |\n|---|---|\n| `x \\| y` | 2 |\n| 1 | 2 | 3 |\n\n| one |\n|---|\n")
+    assert list(ragged_rows(page)) == ["| 1 | 2 | 3 |"]
