@@ -16,7 +16,7 @@ from ...runtime.machine import Machine
 MAX_ROWS = 14  # of a tile: more scalars of A than that leave no registers for two vectors of B
 _STORE_CYCLES = 3.0  # of a vector of sums: to a buffer in L1, from there through the epilogue
 _START_CYCLES = 20.0  # of a tile: addresses, the loop's beginning and its end
-_UNHIDDEN = 0.15  # of the time in which a panel comes from beyond L1, what multiply-adds do not hide
+_UNHIDDEN = 0.15  # of the time in which a panel comes from L2, what multiply-adds do not hide
 _L1_SHARE = 1.0  # of L1 that a panel may take: what is read once beside it goes through
 
 
@@ -38,7 +38,8 @@ class Step:
         latency = machine.dot_latency if self.is_dot else machine.sum_latency
         loads = (rows + vectors * (2 if self.shifted else 1)) / machine.loads
         far = vectors * stream_cycles(machine, self.panel_bytes)
-        return max(rows * vectors / rate, loads, far, latency) + _UNHIDDEN * far
+        from_l2 = vectors * machine.vector_bytes / machine.l2.bytes_per_cycle if far else 0.0
+        return max(rows * vectors / rate, loads, far, latency) + _UNHIDDEN * from_l2
 
 
 def stream_cycles(machine: Machine, panel_bytes: float) -> float:

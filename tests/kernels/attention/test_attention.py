@@ -11,7 +11,7 @@ from prefuse.kernels.cpu.common import new_builder
 from prefuse.kernels.cpu.panel_product import tiles_options
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.template import BuiltKernel, Refusal
-from prefuse.runtime.machine import Machine, row
+from prefuse.runtime.machine import Machine, gpu_thread, row
 from prefuse.runtime.target import Target
 
 from ..harness import LEVELS, Case, check, run, target_of
@@ -173,7 +173,7 @@ def test_only_a_block_of_scores_is_ever_in_memory() -> None:
     assert built.workspace_bytes < 2000 * 100
 
 
-@pytest.mark.parametrize("machine", [row("zen3", 8), row("generic", 16), replace(row("zen3", 8), vector_bytes=4)], ids=str)
+@pytest.mark.parametrize("machine", [row("zen3", 8), row("generic", 16), gpu_thread()], ids=str)
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (128, 64, 128), (197, 64, 197), (5, 20, 1000)])
 def test_tiles_fit_the_registers_and_are_equally_high(sizes: tuple[int, int, int], machine: Machine) -> None:
     queries, depth, keys = sizes

@@ -25,14 +25,14 @@ from prefuse.kernels.cpu.winograd import PackScales, PackWinograd, winograd
 from prefuse.kernels.group import Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
+from prefuse.runtime.machine import row
 from prefuse.runtime.plan import TensorType
-from prefuse.runtime.target import Target
 from torch.nn import functional
 
 from ..harness import LEVELS, Case, check, run, target_of
 from .channels_last_cases import convolution
 
-AVX512 = Target("cpu", "avx512").machine
+ZEN5 = row("zen5", 16)  # that what stands here was measured on
 
 _OUTPUTS = sorted({outputs for sizes in WINOGRAD_OUTPUTS.values() for outputs in sizes})
 _RELATIVE = 6e-6  # of the largest element of the result, by tiles of up to 6
@@ -274,9 +274,9 @@ def test_tiles_are_chosen_by_their_cost() -> None:
     large = Convolution(1, 1, 64, 64, 224, 224, 224, 224, (3, 3), (1, 1), is_padded=True)
     middle = replace(large, height=40, width=40, rows=40, columns=40)
     small = replace(large, inputs=512, outputs=512, height=14, width=14, rows=14, columns=14)
-    chosen = [winograd_choice(one, AVX512, "float32-fast") for one in (large, middle, small)]
+    chosen = [winograd_choice(one, ZEN5, "float32-fast") for one in (large, middle, small)]
     assert [choice.outputs for choice in chosen if choice] == [4, 5, 4]
-    assert winograd_choice(large, AVX512, "float32") is None
+    assert winograd_choice(large, ZEN5, "float32") is None
 
 
 def test_dilated_tiles_are_those_of_all_phases() -> None:
@@ -288,9 +288,9 @@ def test_dilated_tiles_are_those_of_all_phases() -> None:
     assert many.met == pytest.approx((91 / 99) * 1.0)
     assert few.met == pytest.approx((63 / 99) * (7 / 9))
     assert tiles_along(many, 4) == (12, 12)
-    best = [winograd_choice(one, AVX512, "float32-fast") for one in (few, many)]
+    best = [winograd_choice(one, ZEN5, "float32-fast") for one in (few, many)]
     is_taken = [
-        choice.cycles < channels_last_cycles(one, AVX512) for choice, one in zip(best, (few, many), strict=True) if choice
+        choice.cycles < channels_last_cycles(one, ZEN5) for choice, one in zip(best, (few, many), strict=True) if choice
     ]
     assert is_taken == [False, True]
 
@@ -299,7 +299,7 @@ def test_larger_tiles_only_where_their_errors_are_allowed() -> None:
     one = Convolution(1, 1, 64, 64, 56, 56, 56, 56, (3, 3), (1, 1), is_padded=True)
     deep = replace(one, inputs=256, outputs=256)  # whose weights would be 21 MB
     cases = ((one, "bfloat16"), (one, "float32-fast"), (deep, "bfloat16"))
-    chosen = [winograd_choice(one, AVX512, precision) for one, precision in cases]
+    chosen = [winograd_choice(one, ZEN5, precision) for one, precision in cases]
     assert [choice.outputs for choice in chosen if choice] == [7, 4, 4]
 
 
@@ -330,10 +330,10 @@ def test_branches_may_round_more(is_on_branch: bool, outputs: str) -> None:
 def test_pairs_are_for_few_tiles_of_bfloat16() -> None:
     one = Convolution(1, 1, 512, 512, 7, 7, 7, 7, (3, 3), (1, 1), is_padded=True, element_bytes=2)
     cases = (one, replace(one, rows=9, height=9), replace(one, element_bytes=4), replace(one, inputs=511), replace(one, images=8))
-    chosen = [winograd_choice(case, AVX512, "bfloat16", paired_tiles=16) for case in cases]
+    chosen = [winograd_choice(case, ZEN5, "bfloat16", paired_tiles=16) for case in cases]
     assert [choice.has_pairs for choice in chosen if choice] == [True, False, False, False, True]
     for precision, paired_tiles in (("bfloat16", 0), ("float16", 16), ("float32-fast", 16)):
-        choice = winograd_choice(one, AVX512, precision, paired_tiles=paired_tiles)
+        choice = winograd_choice(one, ZEN5, precision, paired_tiles=paired_tiles)
         assert choice is not None
         assert not choice.has_pairs
 
