@@ -20,6 +20,7 @@ from ..runtime.profile import GroupDescription, describe_groups
 from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
 from .debugging.grouping import lone_groups
+from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
@@ -42,6 +43,7 @@ _REMARKS = 1000  # lines kept of each list of the report
 Progress = Callable[[str, float], None]  # what is being done, and the fraction of the whole that is behind
 
 
+@surfacing_interrupts()
 def compile_model(model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None) -> None:
     """Compile a model whose shapes are all static, changing it, and write the program file `output`.
 
@@ -79,6 +81,7 @@ def compile_model(model: ir.Model, options: Options, *, name: str, output: Path,
     tell("done", 1.0)
 
 
+@surfacing_interrupts()
 def lower_groups(
     model: ir.Model,
     target: Target,
