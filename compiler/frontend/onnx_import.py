@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import onnx
@@ -16,6 +17,7 @@ from ..ir.scopes import subgraphs_of
 
 EXTERNAL_FILES = "prefuse.external_files"  # key of a model's `meta`: names of the files with external data, in its folder
 _PACKED = {"INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2, "INT2": 4, "UINT2": 4}  # elements in one item of a typed field
+_DATA_TYPES = frozenset(ir.DataType) - {ir.DataType.UNDEFINED}
 _BROKEN = "export the model again, or copy the whole file"
 
 
@@ -68,7 +70,8 @@ def model_of_proto(proto: onnx.ModelProto, where: str = "ModelProto", folder: Pa
     except Exception as error:  # onnx_ir raises what it meets: KeyError, TypeError, ValueError and its own
         raise InvalidModelError(where, f"is no valid ONNX model: {_first_line(error)}", _BROKEN) from error
     external: set[str] = set()
-    for tensor in _tensors(model.graph):
+    graphs = (model.graph, *(function.graph for function in model.functions.values()))
+    for tensor in chain.from_iterable(map(_tensors, graphs)):
         if isinstance(tensor, ir.ExternalTensor):
             _check_external(tensor, where, folder)
             external.add(os.fspath(tensor.location))
@@ -88,7 +91,7 @@ def _tensors(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
     for node in graph:
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-                yield attribute.as_tensor()
+                yield attribute.value  # as_tensor() asks it for its size, which one of an unknown type does not have
         for subgraph in subgraphs_of(node):
             yield from _tensors(subgraph)
 
@@ -130,8 +133,10 @@ def _check_external(tensor: ir.ExternalTensor, where: str, folder: Path | None) 
 
 
 def _check_inline(tensor: ir.serde.TensorProtoTensor, where: str) -> None:
-    """That a tensor inside the proto has as many bytes or elements as its shape needs."""
+    """That a tensor inside the proto has a data type, and as many bytes or elements as its shape needs."""
     proto = tensor.raw
+    if proto.data_type not in _DATA_TYPES:
+        raise InvalidModelError(where, f"tensor {tensor.name} has data type {proto.data_type}, which ONNX does not have", _BROKEN)
     if min(proto.dims, default=0) < 0:
         raise InvalidModelError(where, f"tensor {tensor.name} has the shape {list(proto.dims)}", _BROKEN)
     if proto.HasField("raw_data"):

@@ -30,7 +30,7 @@ _BARRIER = re.compile(r"\bs_barrier(_signal)?\b")
 
 
 def kernels(target: Target) -> dict[str, DeviceFunction]:
-    """What shares memory in blocks: a product, a convolution, a reduction, a normalization; and a kernel that does not."""
+    """What shares memory in blocks: a product, a convolution, a reduction, a normalization; and kernels that do not."""
     x = np.zeros((80, 90), np.float32)
     cases = (
         operator("MatMul", x, x.T.copy(), template="gpu_matmul"),
@@ -38,6 +38,7 @@ def kernels(target: Target) -> dict[str, DeviceFunction]:
         operator("Softmax", x, template="gpu_normalization", expected=[x]),
         operator("Conv", np.zeros((1, 8, 9, 9), np.float32), np.zeros((16, 8, 3, 3), np.float32), template="gpu_convolution"),
         operator("Tanh", x),
+        operator("Sub", x, np.array(-0.0, np.float32)),
     )
     return {f"k{number}": build(case, target).function for number, case in enumerate(cases)}
 
@@ -100,6 +101,14 @@ def test_cubins(level: str) -> None:
     binary = compile_cuda(cuda_source(kernels(target), target), level)
     assert architecture_of(binary) == f"cuda:{level}"
     check_binary(binary, target, "kernels.cubin")
+
+
+def test_literals_have_no_address() -> None:
+    """-0.0 is told by its bits, which TVM's C code would read as a number by way of their address."""
+    x = np.zeros((3, 5), np.float32)
+    for dtype in (np.float32, np.float64, np.float16):
+        source = cuda_source({"k": build(operator("Mul", x.astype(dtype), np.array(-0.0, dtype))).function}, CUDA)
+        assert not re.search(r"&\(-?\d", source), source
 
 
 def test_cubins_by_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,14 @@ def test_products_of_narrow_floats_add_up_in_float32(tmp_path: Path) -> None:
     check([operator("MatMul", a, b, expected=[expected], rtol=1e-3, template="gpu_matmul")], tmp_path)
 
 
+def test_signs_of_zeros(tmp_path: Path) -> None:
+    x = np.array([0.0, -0.0, 1.0, -1.0], np.float32)
+    cases = [operator("Mul", x, np.array(-0.0, np.float32)), operator("Sub", x, np.array(-0.0, np.float32))]
+    check(cases, tmp_path)
+    for case in cases:
+        np.testing.assert_array_equal(np.signbit(case.got[0]), np.signbit(case.expected[0]))
+
+
 def test_a_block_for_every_multiprocessor() -> None:
     """Large products take large tiles, small ones enough blocks, and single rows no tall tile."""
 

@@ -92,4 +92,4 @@ def _output(size_of: ctypes._NamedFuncPointer, read: ctypes._NamedFuncPointer, p
 def _failed(compiler: str, log: str, architecture: str) -> CompileError:
     lines = [line for line in log.splitlines() if "error" in line or "fatal" in line] or log.strip().splitlines()[-1:]
     what = f"{compiler} failed for {architecture}: {'; '.join(lines[:3]) or 'it says nothing'}"
-    return CompileError("CUDA compiler", what, "check that this compiler knows the architecture")
+    return CompileError("CUDA compiler", what, "check that it knows the architecture and finds CUDA's headers; else report it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import tirx
 from tvm.ir import CallingConv
@@ -80,3 +81,17 @@ def cuda_source(kernels: Mapping[str, DeviceFunction], target: Target) -> str:
     with native:
         module = tvm.get_global_func("target.build.cuda")(device_module(kernels, target), native)
     return str(module.inspect_source())
+
+
+def _lower_reinterpret(call: Any) -> Any:
+    """The bits of a literal as the number that they are: TVM's C code would take the address of the literal.
+
+    Of 32 bits alone; what is wider or narrower TVM gives a name first. The passes that would compute with the number are over.
+    """
+    (bits,) = call.args
+    if not isinstance(bits, tirx.IntImm) or call.ty.dtype != "float32":
+        return call
+    return tirx.const(np.array(bits.value & 0xFFFFFFFF, np.uint32).view(np.float32).item(), "float32")
+
+
+tirx.register_intrin_lowering("tirx.reinterpret", target="cuda", f=_lower_reinterpret)

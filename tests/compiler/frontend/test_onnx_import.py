@@ -175,6 +175,29 @@ def test_tensor_with_too_few_bytes() -> None:
         import_model(model)
 
 
+@pytest.mark.parametrize("place", ["initializer", "attribute", "branch", "function"])
+@pytest.mark.parametrize("data_type", [onnx.TensorProto.UNDEFINED, 99])
+def test_tensor_of_a_type_that_is_none(place: str, data_type: int) -> None:
+    branches = "then_branch = t () => (float[2] a) { a = Neg(x) }, else_branch = e () => (float[2] b) { b = Add(x, w) }"
+    node = {"branch": f"If(c)<{branches}>", "function": "f.g(x)"}.get(place, "Add(x, w)")
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18, "f": 1]> main (float[2] x, bool c) => (float[2] y) {{ y = {node} }}'
+        ' <domain: "f", opset_import: ["": 18]> g (x) => (y) { y = Add(x, w) }'
+    )
+    nodes = {"function": model.functions[0].node, "branch": model.graph.node[0].attribute}.get(place, model.graph.node)
+    nodes = nodes[1].g.node if place == "branch" else nodes
+    tensor = numpy_helper.from_array(np.ones(2, np.float32), "w")
+    tensor.data_type = data_type
+    if place == "initializer":
+        model.graph.initializer.append(tensor)
+    else:
+        constant = onnx.helper.make_node("Constant", [], ["w"])
+        constant.attribute.append(onnx.AttributeProto(name="value", type=onnx.AttributeProto.TENSOR, t=tensor))
+        nodes.insert(0, constant)
+    with pytest.raises(InvalidModelError):
+        import_model(model)
+
+
 def test_all_unsupported_operators_are_named_at_once() -> None:
     text = """<ir_version: 8, opset_import: ["": 18, "com.acme": 1]> g (float[2] x) => (float[2] y) {
       a = Reluu(x)
