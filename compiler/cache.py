@@ -1,13 +1,12 @@
 """Compiled programs on disk, shared by all processes of a user.
 
-Each program is one `.prefuse` file named by its key. Files appear whole, by renaming. A lock per key (`flock`, which the kernel
-drops when its process ends, however it ends) lets one process compile while the others wait. A cache that cannot be used is
-no error: the program is built in a temporary folder, with one warning.
+Each program is one `.prefuse` file named by its key. Files appear whole, by renaming. A lock per key lets one process
+compile while the others wait. A cache that cannot be used is no error: the program is built in a temporary folder, with one
+warning.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -21,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from ..runtime.errors import ProgramFileError
 from ..runtime.program_file import Program, read_program
@@ -131,20 +132,12 @@ class ProgramCache:
     def _lock(self, key: str) -> Iterator[None]:
         """Hold the lock of a key. Its file exists only while somebody holds it or waits for it."""
         path = self.folder / f".{key}.lock"
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with locked(path):
             try:
-                with suppress(OSError):  # a file system without locks: two processes may compile the same program
-                    fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if _is_same_file(descriptor, path):
-                    try:
-                        yield
-                    finally:
-                        with suppress(OSError):
-                            path.unlink(missing_ok=True)
-                    return
+                yield
             finally:
-                os.close(descriptor)
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)  # while it is held: whoever waits for it sees that, and makes another
 
     def _files(self, pattern: re.Pattern[str]) -> list[tuple[float, int, Path]]:
         """Time of last use, size and path of our own files whose names match, oldest first."""
@@ -181,10 +174,26 @@ def build_uncached(build: Build) -> Program:
         return read_program(path)
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock, a file made at `path`, which the kernel drops when the process ends, however it ends.
+
+    Where the file system has no locks it is not held: two processes may do the same work, but files appear whole.
+    """
+    from filelock import FileLock  # which a warm start does without
+
+    lock = FileLock(path, mode=0o600, fallback_to_soft=False)  # a soft lock would outlive a process that is killed
+    with suppress(OSError):
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def default_folder() -> Path:
-    """The platform's folder for caches: $XDG_CACHE_HOME/prefuse, else ~/.cache/prefuse."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "prefuse"
+    """The platform's folder for caches: on Linux $XDG_CACHE_HOME/prefuse, else ~/.cache/prefuse."""
+    return user_cache_path("prefuse", appauthor=False)
 
 
 @cache
@@ -205,11 +214,3 @@ def _touch(path: Path) -> None:
     """Say that a file has been used, for eviction."""
     with suppress(OSError):
         os.utime(path)
-
-
-def _is_same_file(descriptor: int, path: Path) -> bool:
-    """Whether `path` still names the open file: whoever held the lock before has removed it."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False

@@ -6,6 +6,7 @@ from math import prod
 
 import onnx_ir as ir
 
+from ..kernels.costs import operations_of
 from .ir.facts import has_static_type, tensor_type
 from .ir.kinds import Kind, kind_of
 from .ir.scopes import read_values
@@ -14,8 +15,8 @@ from .ir.scopes import read_values
 def flops_of(node: ir.Node) -> int:
     """Floating-point operations of a node, a multiply-add counted as two; 0 where a shape is unknown.
 
-    Matrix products and convolutions are counted exactly, recurrences by their matrix products; everything else as one operation
-    for each element of its largest operand, and nothing for what only moves or renames elements.
+    Matrix products and convolutions are counted exactly, recurrences by their matrix products; everything else for each element
+    of its largest operand, as kernels count it in the Plan, and nothing for what only moves or renames elements.
     """
     values = [*node.outputs, *(value for value in node.inputs if value is not None)]
     if not all(has_static_type(value) for value in values if value.name) or kind_of(node) in (Kind.INJECTIVE, Kind.VIEW):
@@ -34,7 +35,7 @@ def flops_of(node: ir.Node) -> int:
             return 2 * prod(shapes[0]) * prod(shapes[1][1:])
         case "GRU" | "LSTM" | "RNN":
             return 2 * prod(shapes[0][:2]) * (prod(shapes[1]) + prod(shapes[2]))
-    return max(tensor_type(value).elements for value in values if value.name)
+    return operations_of(node.op_type) * max(tensor_type(value).elements for value in values if value.name)
 
 
 def bytes_of(node: ir.Node) -> int:

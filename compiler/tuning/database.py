@@ -7,13 +7,11 @@ under a lock, so that several processes may add to one; their keys are sorted, s
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +19,7 @@ from typing import Any, TypeAlias
 from ...runtime.errors import OptionError
 from ...runtime.precision import Precision
 from ...runtime.target import Target, host_cpu_model
-from ..cache import default_folder
+from ..cache import default_folder, locked
 from ..digest import combine
 
 Configurations: TypeAlias = Mapping[str, Mapping[str, str]]  # of problems
@@ -164,7 +162,7 @@ def add_findings(path: Path, section: Section, findings: Mapping[str, Finding]) 
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
+        with locked(path.with_name(f".{path.name}.lock")):  # of two writers without it, one may lose a finding
             database = dict(read_database(path)) if path.exists() else {}
             database[section] = {**database.get(section, {}), **findings}
             _replace(path, _format(database))
@@ -188,15 +186,3 @@ def _replace(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which the kernel drops when the process ends."""
-    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        with suppress(OSError):  # a file system without locks: of two processes that write at a time, one may lose a finding
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -49,11 +49,21 @@ _MIN_BLOCK_ROWS = 32  # of a thread, that make as much of each vector of weights
 _COSTLY = """
     Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Exp Gelu Log Mish Pow Selu Sigmoid Sin Sinh Softplus Swish Tan Tanh"""
 COSTLY = frozenset(_COSTLY.split())  # operators of many steps
+_NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
+_REDUCTIONS = ("L1", "L2", "LogSum", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+_OPERATIONS = {
+    **dict.fromkeys(COSTLY, 12),
+    **dict.fromkeys(("LogSoftmax", "Softmax"), 16),
+    **dict.fromkeys(_NORMALIZATIONS, 6),
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", *(f"Reduce{name}" for name in _REDUCTIONS)), 2),
+    "ReduceLogSumExp": 20,
+    **dict.fromkeys(("ArgMax", "ArgMin"), 3),
+}
 
 
 def operations_of(op_type: str) -> int:
-    """Scalar operations of a pointwise operator for one element."""
-    return 12 if op_type in COSTLY else 1
+    """Scalar operations of an operator for each element of its largest operand, where it is pointwise or folds rows."""
+    return _OPERATIONS.get(op_type, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, Index
+from ..costs import operations_of
 from ..group import Group
 from ..template import BuiltKernel, Refusal
 from ..values import pointwise_obstacle, split_anchor
@@ -27,7 +28,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     builder = new_builder(target)
     operand = group.types[anchor.inputs[0]]
     shape = operand.shape or (1,)
-    work = 3 * operand.elements + group.types[group.outputs[0]].elements * pointwise_cost(group)
+    work = operand.elements * operations_of(anchor.op_type) + group.types[group.outputs[0]].elements * pointwise_cost(group)
     search = _Search(accumulator_type(operand.dtype), anchor.op_type == "ArgMax", bool(anchor.attribute("select_last_index", 0)))
 
     def compute(merged: Group, block: Block) -> None:

@@ -21,6 +21,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, share
 from ..cost.amx import TERMS, tile_product_cycles, vector_product_cycles
+from ..costs import operations_of
 from ..formats.bfloat16 import words_multiply_add
 from ..group import Group
 from ..template import BuiltKernel, Refusal
@@ -45,7 +46,6 @@ _MASKED_ROWS = 24  # where some see fewer keys than others
 _CACHE_BYTES = 560 * 1024  # what keys, values and scores that are used together may take of the second-level cache
 _TILED_ROWS = 64  # of a block on the tile unit
 _RUNNING_ROWS = 1024  # queries whose results one thread keeps while it goes through blocks of keys
-_COST_OF_SOFTMAX = 16  # scalar operations of one score
 _FEW_QUERIES = 8  # for which nothing is laid out in panels
 _FEW_OF_PAIRS = 4  # the same where panels would be of pairs of bfloat16
 _FEW_ROWS = 8  # of heads that read the same keys, at once
@@ -174,7 +174,7 @@ class _Kernel:
         form, builder = self.form, self.builder
         groups = (*form.batch[:-1], form.batch[-1] // self.shared) if form.batch else ()
         heads, blocks = prod(groups), ceil(form.queries / self.block_rows)
-        cost = pointwise_cost(form.group) + _COST_OF_SOFTMAX
+        cost = pointwise_cost(form.group) + operations_of("Softmax")
         threads = builder.threads_for(self.flops // 16 + heads * form.queries * form.keys * cost)
         chunks = _chunks(heads, blocks, threads, ceil(form.queries / _RUNNING_ROWS) if self.is_running else 1)
         with builder.loop(threads, "parallel", "thread") as thread:

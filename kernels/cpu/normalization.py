@@ -16,6 +16,7 @@ from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from .. import math
 from ..builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major
+from ..costs import operations_of
 from ..group import Group, Op
 from ..prologue import flat_obstacle, source_of
 from ..template import BuiltKernel, Refusal
@@ -42,7 +43,7 @@ def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKe
     if "float" not in operand.dtype:
         return Refusal(f"no statistics of {operand.dtype}")
     builder = new_builder(target)
-    work = operand.elements * ((16 if anchor.op_type in _SOFTMAX else 6) + pointwise_cost(group))
+    work = operand.elements * (operations_of(anchor.op_type) + pointwise_cost(group))
     if operand.elements:
         rows = _rows(group, builder, anchor)
         (emit or Rows.emit)(rows, work, rows.softmax if anchor.op_type in _SOFTMAX else rows.normalize)

@@ -12,6 +12,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from .. import math
 from ..builder import Buffer, Expr, KernelBuilder
+from ..costs import operations_of
 from ..group import Group, Op, literal_ints
 from ..prologue import flat_obstacle, source_of
 from ..template import BuiltKernel, Refusal
@@ -78,8 +79,7 @@ def build(group: Group, target: Target, emit: EmitResults | None = None) -> Buil
     if anchor.op_type == "ReduceLogSumExp" and "float" not in dtype:
         dtype = "float64"
     count = prod(operand.shape[axis] for axis in axes)
-    cost = 20 if anchor.op_type == "ReduceLogSumExp" else 2
-    work = operand.elements * cost + group.types[group.outputs[0]].elements * pointwise_cost(group)
+    work = operand.elements * operations_of(anchor.op_type) + group.types[group.outputs[0]].elements * pointwise_cost(group)
 
     def compute(merged: Group, block: Block) -> None:
         value = _accumulate(merged, anchor, block, dtype)

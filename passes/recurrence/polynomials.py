@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from functools import partial
 
 import onnx_ir as ir
 
 from ...compiler.ir.constants import scalar_constant
+from ...compiler.ir.polynomial import added, multiplied, scaled
 from .columns import Columns, stripped
 from .terms import gate_of
 
@@ -57,29 +59,13 @@ def _reads_gate(node: ir.Node, columns: Columns) -> bool:
     return any(one is not None and gate_of(stripped(one)) is not None for one in operands)
 
 
-def _product(first: Polynomial, second: Polynomial) -> Polynomial | None:
-    result: Polynomial = {}
-    for one, factor in first.items():
-        for other, other_factor in second.items():
-            if one & other:
-                return None  # a square: no recurrent operator has any
-            result[one | other] = result.get(one | other, 0.0) + factor * other_factor
-    return _without_zeros(result)
-
-
-def _sum(first: Polynomial, second: Polynomial) -> Polynomial:
-    result = dict(first)
-    for monomial, factor in second.items():
-        result[monomial] = result.get(monomial, 0.0) + factor
-    return _without_zeros(result)
-
-
-def _negative(operand: Polynomial) -> Polynomial:
-    return {monomial: -factor for monomial, factor in operand.items()}
-
-
 def _difference(first: Polynomial, second: Polynomial) -> Polynomial:
-    return _sum(first, _negative(second))
+    return added(first, scaled(second, -1.0))
+
+
+def _joined(first: Monomial, second: Monomial) -> Monomial | None:
+    """The product of two products; None where it would have a square: no recurrent operator has any."""
+    return None if first & second else first | second
 
 
 def _either(first: Polynomial, second: Polynomial) -> Polynomial | None:
@@ -87,14 +73,10 @@ def _either(first: Polynomial, second: Polynomial) -> Polynomial | None:
     return first if first == second else None
 
 
-def _without_zeros(terms: Polynomial) -> Polynomial:
-    return {monomial: factor for monomial, factor in terms.items() if factor != 0}
-
-
 _OPERATORS: dict[str, Callable[..., Polynomial | None]] = {
-    "Add": _sum,
-    "Mul": _product,
-    "Neg": _negative,
+    "Add": added,
+    "Mul": partial(multiplied, join=_joined),
+    "Neg": partial(scaled, factor=-1.0),
     "Sub": _difference,
     "Where": _either,
 }

@@ -1,6 +1,7 @@
 """The cache of programs: shared, bounded, and never in the way."""
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -143,6 +144,22 @@ ProgramCache(Path({str(tmp_path)!r})).load({KEYS[0]!r}, build)
     begin = time.monotonic()
     ProgramCache(tmp_path).load(KEYS[0], build)
     assert time.monotonic() - begin < 5
+    assert build.count == 1
+    assert visible(tmp_path) == [f"{KEYS[0]}.prefuse"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_one_where_a_program_may_be_built_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    build = Counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ProgramCache(tmp_path).load(KEYS[0], build).library == bytes(4)
     assert build.count == 1
     assert visible(tmp_path) == [f"{KEYS[0]}.prefuse"]
 

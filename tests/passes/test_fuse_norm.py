@@ -8,10 +8,10 @@ import pytest
 import torch
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.facts import infer_facts
+from prefuse.compiler.ir.polynomial import polynomial_of
 from prefuse.compiler.oracle import run_model
 from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
-from prefuse.passes.norms.polynomial import polynomial_of
 from prefuse.runtime.target import Target
 from torch import nn
 

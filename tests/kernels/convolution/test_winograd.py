@@ -289,9 +289,7 @@ def test_dilated_tiles_are_those_of_all_phases() -> None:
     assert few.met == pytest.approx((63 / 99) * (7 / 9))
     assert tiles_along(many, 4) == (12, 12)
     best = [winograd_choice(one, ZEN5, "float32-fast") for one in (few, many)]
-    is_taken = [
-        choice.cycles < channels_last_cycles(one, ZEN5) for choice, one in zip(best, (few, many), strict=True) if choice
-    ]
+    is_taken = [choice.cycles < channels_last_cycles(one, ZEN5) for choice, one in zip(best, (few, many), strict=True) if choice]
     assert is_taken == [False, True]
 
 

@@ -1,20 +1,22 @@
-"""Values as polynomials of other values, so that an activation is recognised however its arithmetic is written."""
+"""Polynomials, and values as polynomials of other values: what is computed, however its arithmetic is written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isclose
+from typing import TypeVar
 
 import onnx_ir as ir
 
-from ...compiler.ir.constants import scalar_constant
+from .constants import scalar_constant
 
 _MAX_NODES = 16  # of one polynomial; GELU's longest spelling has ten
 _MAX_DEGREE = 4
 _TOLERANCE = {ir.DataType.DOUBLE: 1e-9, ir.DataType.FLOAT: 4e-6, ir.DataType.FLOAT16: 1e-3, ir.DataType.BFLOAT16: 8e-3}
 
 Exponents = tuple[int, ...]
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,29 @@ class Polynomial:
             and self.terms.keys() == wanted.keys()
             and all(isclose(value, wanted[key], rel_tol=tolerance) for key, value in self.terms.items())
         )
+
+
+def scaled(terms: dict[K, float], factor: float) -> dict[K, float]:
+    """Coefficients, by monomial, of a polynomial times a number other than 0."""
+    return {key: number * factor for key, number in terms.items()}
+
+
+def added(first: dict[K, float], second: dict[K, float]) -> dict[K, float]:
+    """The coefficients of a sum, none of them 0."""
+    sums = {key: first.get(key, 0.0) + second.get(key, 0.0) for key in (first | second)}
+    return {key: number for key, number in sums.items() if number}
+
+
+def multiplied(first: dict[K, float], second: dict[K, float], join: Callable[[K, K], K | None]) -> dict[K, float] | None:
+    """The coefficients of a product, none of them 0; None where `join` knows no product of two monomials."""
+    products: dict[K, float] = {}
+    for left, a in first.items():
+        for right, b in second.items():
+            key = join(left, right)
+            if key is None:
+                return None
+            products[key] = products.get(key, 0.0) + a * b
+    return {key: number for key, number in products.items() if number}
 
 
 def polynomial_of(value: ir.Value, variables: Sequence[ir.Value]) -> Polynomial | None:
@@ -84,7 +109,7 @@ class _Reader:
         if terms is None or any(sum(exponents) > _MAX_DEGREE for exponents in terms):
             return None
         below = [one.nodes for one in map(self.read, node.inputs) if one is not None]
-        return Polynomial({key: number for key, number in terms.items() if number}, frozenset([node]).union(*below))
+        return Polynomial(terms, frozenset([node]).union(*below))
 
     def _combined(self, node: ir.Node) -> dict[Exponents, float] | None:
         read = [self.read(value) for value in node.inputs]
@@ -93,41 +118,28 @@ class _Reader:
         first, *rest = [one.terms for one in read if one is not None]
         match node.op_type:
             case "Neg":
-                return _scaled(first, -1.0)
+                return scaled(first, -1.0)
             case "Add":
-                return _sum(first, rest[0])
+                return added(first, rest[0])
             case "Sub":
-                return _sum(first, _scaled(rest[0], -1.0))
+                return added(first, scaled(rest[0], -1.0))
             case "Mul":
-                return _product(first, rest[0])
+                return multiplied(first, rest[0], _joined)
         divisor = rest[0].get(self._ones, 0.0)
-        return _scaled(first, 1 / divisor) if divisor and len(rest[0]) == 1 else None
+        return scaled(first, 1 / divisor) if divisor and len(rest[0]) == 1 else None
 
     def _power(self, node: ir.Node) -> dict[Exponents, float] | None:
         base, exponent = self.read(node.inputs[0]), scalar_constant(node.inputs[1])
         if base is None or exponent not in (1, 2, 3):
             return None
-        result = base.terms
+        result: dict[Exponents, float] | None = base.terms
         for _ in range(int(exponent) - 1):
-            result = _product(result, base.terms)
+            result = None if result is None else multiplied(result, base.terms, _joined)
         return result
 
 
 _OPERATORS = frozenset(["Add", "Div", "Mul", "Neg", "Pow", "Sub"])
 
 
-def _scaled(terms: dict[Exponents, float], factor: float) -> dict[Exponents, float]:
-    return {key: value * factor for key, value in terms.items()}
-
-
-def _sum(first: dict[Exponents, float], second: dict[Exponents, float]) -> dict[Exponents, float]:
-    return {key: first.get(key, 0.0) + second.get(key, 0.0) for key in first.keys() | second.keys()}
-
-
-def _product(first: dict[Exponents, float], second: dict[Exponents, float]) -> dict[Exponents, float]:
-    result: dict[Exponents, float] = {}
-    for left, a in first.items():
-        for right, b in second.items():
-            key = tuple(i + j for i, j in zip(left, right, strict=True))
-            result[key] = result.get(key, 0.0) + a * b
-    return result
+def _joined(first: Exponents, second: Exponents) -> Exponents:
+    return tuple(i + j for i, j in zip(first, second, strict=True))
