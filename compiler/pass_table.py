@@ -24,7 +24,8 @@ PASSES: dict[str, str] = {
     "reassociate-product": "prefuse.passes.reassociate_product:ReassociateProduct",
     "sink-reorders": "prefuse.passes.sink_reorders:SinkReorders",
     "fuse-gather": "prefuse.passes.fuse_gather:FuseGather",
-    "lower-precision": "prefuse.passes.lower_precision:LowerPrecision",
+    "assign-formats": "prefuse.passes.assign_formats:AssignFormats",
+    "place-casts": "prefuse.passes.place_casts:PlaceCasts",
     "choose-layout": "prefuse.passes.choose_layout:ChooseLayout",
     "fuse-rows": "prefuse.passes.fuse_rows:FuseRows",
     "fuse-epilogue": "prefuse.passes.fuse_epilogue:FuseEpilogue",
@@ -41,7 +42,7 @@ DEFAULT_PIPELINE = (
     "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,order-concats,concat-to-split-weight,merge-parallel-matmul,"
     "fold-batchnorm,canonicalize,eliminate-dead,"
-    "fuse-attention,sink-reorders,fuse-gather,lower-precision,"
+    "fuse-attention,sink-reorders,fuse-gather,assign-formats,place-casts,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
     "order-nodes,plan-memory"
 )

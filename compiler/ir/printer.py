@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .constants import constant_array
+from .operand_formats import operand_formats
 
 _MAX_SHOWN_ELEMENTS = 8  # constants up to this size are printed with their values
 _INDENT = "    "
@@ -25,7 +26,9 @@ def print_model(model: ir.Model) -> str:
 def print_node(node: ir.Node) -> str:
     """One node with its facts, as `print_model` shows it, without subgraphs."""
     outputs = ", ".join(_name(value) for value in node.outputs)
-    inputs = ", ".join(_name(value) for value in node.inputs)
+    formats = operand_formats(node)
+    forms = [f" as {formats[position]}" if position in formats else "" for position in range(len(node.inputs))]
+    inputs = ", ".join(_name(value) + form for value, form in zip(node.inputs, forms, strict=True))
     operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     if node.overload:
         operator += f":{node.overload}"

@@ -25,10 +25,11 @@ from prefuse.kernels.cost.convolution import (
     conversion_cycles,
     direct_cycles,
 )
+from prefuse.passes.assign_formats import AssignFormats
 from prefuse.passes.layout.cut import OUTSIDE, Crossing, LayoutProblem, choose_layouts, cost_of
 from prefuse.passes.layout.forms import Flexible
 from prefuse.passes.layout.nodes import flexible_form
-from prefuse.passes.lower_precision import LowerPrecision
+from prefuse.passes.place_casts import PlaceCasts
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.machine import row
 from prefuse.runtime.precision import PRECISIONS
@@ -408,7 +409,7 @@ def test_odd_channels_of_narrow_images_count_by_pairs() -> None:
         model.graph.register_initializer(weights)
         infer_facts(model)
         target = Target("cpu", level)
-        passes = [LowerPrecision("bfloat16", weights_only=False), *parse_pipeline("fuse-epilogue", PASSES)]
+        passes = [AssignFormats("bfloat16", weights_only=False), PlaceCasts(), *parse_pipeline("fuse-epilogue", PASSES)]
         run_pipeline(model, passes, Context(target, precision="bfloat16"))
         form = flexible_form(model, list(model.graph)[-1], target, "bfloat16")
         assert isinstance(form, Flexible)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.pipeline import Context, run_pipeline
-from prefuse.passes.lower_precision import LowerPrecision
+from prefuse.passes.assign_formats import AssignFormats
+from prefuse.passes.place_casts import PlaceCasts
 from prefuse.runtime.target import AMX_EMULATED, Target
 from prefuse.tests.kernels.harness import target_of
 
@@ -120,7 +121,7 @@ def test_odd_channels_stay_float32_where_tiles_multiply_pairs() -> None:
         graph = onnx.helper.make_graph([node], "main", [x], [onnx.helper.make_empty_tensor_value_info("y")], [weights])
         model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)]))
         infer_facts(model)
-        run_pipeline(model, [LowerPrecision()], Context(Target("cpu", level), precision="bfloat16"))
+        run_pipeline(model, [AssignFormats(), PlaceCasts()], Context(Target("cpu", level), precision="bfloat16"))
         assert any(node.op_type == "Cast" for node in model.graph) == is_narrow
 
 
@@ -218,5 +219,5 @@ def test_what_stays_on_vectors_stays_float32_where_they_multiply_pairs_slowly(ki
     for level, is_narrow in (("avx512bf16", True), ("amx", False)):
         model = ir.from_proto(onnx.helper.make_model(graph, ir_version=10, opset_imports=opset))
         infer_facts(model)
-        run_pipeline(model, [LowerPrecision()], Context(Target("cpu", level), precision="bfloat16"))
+        run_pipeline(model, [AssignFormats(), PlaceCasts()], Context(Target("cpu", level), precision="bfloat16"))
         assert any(node.op_type == "Cast" for node in model.graph) == is_narrow

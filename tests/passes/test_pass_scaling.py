@@ -12,13 +12,14 @@ from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.printer import print_model
 from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
-from prefuse.passes.lower_precision import LowerPrecision
+from prefuse.passes.assign_formats import AssignFormats
+from prefuse.passes.place_casts import PlaceCasts
 from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 
 _IDLE = {  # these only look through the model
-    "fuse-gather", "fuse-prologue", "lower-precision", "merge-parallel-matmul",
-    "order-concats", "reassociate-product",
+    "assign-formats", "fuse-gather", "fuse-prologue", "merge-parallel-matmul", "order-concats", "place-casts",
+    "reassociate-product",
 }  # fmt: skip
 _BLOCKS = 8
 _LIMIT = 3.0  # the most that twice the blocks may cost: the passes are short, so that other work on the machine shows
@@ -118,7 +119,7 @@ def test_paths_that_part_and_meet_again_are_walked_once() -> None:
 
         def lower() -> None:
             context = Context(Target.parse("cpu:avx512bf16"), precision="bfloat16")
-            run_pipeline(model, [LowerPrecision()], context, verify=False)
+            run_pipeline(model, [AssignFormats(), PlaceCasts()], context, verify=False)
             assert "Cast" in {node.op_type for node in model.graph}
 
         return lower
@@ -132,5 +133,6 @@ def test_a_long_chain_of_moves_is_no_recursion() -> None:
     model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
         main (float[64,64] x, float[64,64] w) => (float[64,64] y) {{ x_0 = Relu(x) {text} y = MatMul(x_1500, w) }}""")
     infer_facts(model)
-    run_pipeline(model, [LowerPrecision()], Context(Target.parse("cpu:avx512bf16"), precision="bfloat16"), verify=False)
+    context = Context(Target.parse("cpu:avx512bf16"), precision="bfloat16")
+    run_pipeline(model, [AssignFormats(), PlaceCasts()], context, verify=False)
     assert "Cast" in {node.op_type for node in model.graph}

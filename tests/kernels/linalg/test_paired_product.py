@@ -33,7 +33,7 @@ def product(
 ) -> Case:
     """MatMul, or Gemm where it has attributes, of Casts to float32; then y = (m + c) * r, in the end as `stored`.
 
-    The operands in `narrow` are stored as `dtype`. The group is what lower-precision and fuse-epilogue make.
+    The operands in `narrow` are stored as `dtype`. The group is what place-casts and fuse-epilogue make.
     """
     wide = {"a": rng.standard_normal(a_shape).astype(np.float32), "b": rng.standard_normal(b_shape).astype(np.float32)}
     arrays = {name: array.astype(dtype) if name in narrow else array for name, array in wide.items()}
