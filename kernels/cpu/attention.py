@@ -21,7 +21,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, share
 from ..cost.amx import TERMS, tile_product_cycles, vector_product_cycles
-from ..costs import operations_of
+from ..cost.convolution import operations_of
 from ..formats.bfloat16 import words_multiply_add
 from ..group import Group
 from ..template import BuiltKernel, Refusal

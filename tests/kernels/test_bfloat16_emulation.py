@@ -30,7 +30,8 @@ def fused(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         is_even = (exact.view(np.int64) & 1) == 0
         toward = np.where(error > 0, np.inf, -np.inf)
         odd = np.where((error != 0) & np.isfinite(exact) & is_even, np.nextafter(exact, toward), exact)
-        return odd.astype(np.float32)
+        rounded: np.ndarray = odd.astype(np.float32)
+        return rounded
 
 
 def dot(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:

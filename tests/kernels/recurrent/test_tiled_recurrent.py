@@ -116,7 +116,7 @@ def test_a_batch_of_one_is_left_to_vectors() -> None:
 
 def test_steps_without_inputs_are_left_to_vectors() -> None:
     """Their weights have no panels."""
-    assert not recurrent_tiles.pays(12, 64, 0, 3)
+    assert not recurrent_tiles.pays(12, 64, 0, 3, AMX.machine)
 
 
 def test_weights_that_change_and_other_types_are_left_to_vectors() -> None:
