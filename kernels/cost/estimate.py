@@ -1,0 +1,98 @@
+"""What a kernel would take before any code of it is written: cycles of arithmetic, bytes, and the time that both make together.
+
+A kernel takes no less than its arithmetic and no less than its bytes (Williams, Waterman, Patterson: Roofline, CACM 52/4, 2009);
+most of the smaller of the two hides behind the larger. Bytes come from the level that holds them: activations from the nearest
+cache with room for what a group reads and writes, constants from the one with room for all that a program touches in a call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf, log2, prod
+
+from ...runtime.machine import Machine
+from ..group import Group, Op
+from .operations import operations_of
+
+_UNHIDDEN = 0.25  # of the smaller of arithmetic and bytes
+_CYCLES_PER_VECTOR = 0.6  # of a vector operation of a chain of pointwise ones, which wait for each other
+_SCALAR_CYCLES = 2.0  # of an element that is moved or computed alone
+_TRANSPOSED_CYCLES = 1.0  # of an element that is read with a stride
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`cycles` of one core for the arithmetic, with what it loads from L1 and L2; bytes that it reads once besides.
+
+    `operations` are multiplications and additions, or the scalar operations of what multiplies nothing; `unit` is what makes
+    them: "fma", "dot", "tile" or "vector". `is_parallel`: its work is dealt to threads.
+    """
+
+    cycles: float
+    operations: int
+    constant_bytes: int = 0
+    streamed_bytes: int = 0
+    unit: str = "fma"
+    is_parallel: bool = True
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.constant_bytes + self.streamed_bytes
+
+    def wall_cycles(self, machine: Machine, threads: int = 1, working_set_bytes: float = inf) -> float:
+        """From the launch to the end of the slowest thread; `working_set_bytes` are what all kernels of a call touch."""
+        dealt = threads if self.is_parallel else 1
+        constants = machine.read_cycles(self.constant_bytes, max(self.constant_bytes, working_set_bytes), dealt)
+        streamed = machine.read_cycles(self.streamed_bytes, self.streamed_bytes / dealt, dealt)
+        work, fetched = self.cycles / dealt, constants + streamed
+        waking = machine.wake_cycles if dealt > 1 else 0.0
+        return machine.launch_cycles + waking + max(work, fetched) + _UNHIDDEN * min(work, fetched)
+
+
+def floors(group: Group, machine: Machine) -> Estimate:
+    """Of any group by its operators alone: what each computes for its elements, in vectors where it can."""
+    operations = sum(operations_of(op.op_type) * elements_of(group, op) for op in group.ops)
+    cycles = sum(_operator_cycles(group, op, machine) for op in group.ops)
+    return with_bytes(Estimate(cycles, operations, unit="vector"), group)
+
+
+def with_bytes(estimate: Estimate, group: Group) -> Estimate:
+    """The estimate with the bytes of a group's operands and results, each once."""
+    sizes = {name: group.types[name].size_bytes for name in (*group.inputs, *group.outputs)}
+    constant = sum(size for name, size in sizes.items() if name in group.constants)
+    return replace(estimate, constant_bytes=constant, streamed_bytes=sum(sizes.values()) - constant)
+
+
+def followers_cycles(group: Group, machine: Machine, anchor: Op) -> float:
+    """Of the pointwise operators beside an anchor."""
+    return sum(_operator_cycles(group, op, machine) for op in group.ops if op is not anchor)
+
+
+def elements_of(group: Group, op: Op) -> int:
+    """Of the largest operand or result of an operator."""
+    names = [name for name in (*op.inputs, *op.outputs) if name and name not in group.constants]
+    return max((group.types[name].elements for name in names), default=0)
+
+
+def _operator_cycles(group: Group, op: Op, machine: Machine) -> float:
+    elements, kind = elements_of(group, op), group.types[op.outputs[0] or op.outputs[-1]]
+    lanes = machine.of_items(kind.item_bytes).lanes
+    if op.op_type in _VIEWS:
+        return 0.0
+    if op.op_type in _MOVERS:
+        return elements * (_TRANSPOSED_CYCLES if op.op_type == "Transpose" else 1 / lanes)
+    if op.op_type in _WINDOWS:
+        window = prod(op.attribute("kernel_shape", None) or (1,))
+        return _CYCLES_PER_VECTOR * kind.elements * (window if window > 1 else elements / max(kind.elements, 1)) / lanes
+    if op.op_type in _SORTING:
+        return _SCALAR_CYCLES * elements * log2(max(elements, 2))
+    if op.op_type in _ALONE:
+        return 8 * _SCALAR_CYCLES * kind.elements
+    return _CYCLES_PER_VECTOR * operations_of(op.op_type) * elements / lanes
+
+
+_VIEWS = frozenset("Reshape Flatten Squeeze Unsqueeze Identity Split Slice".split())
+_MOVERS = frozenset("Transpose Concat Gather GatherND Expand Tile Pad ScatterND ScatterElements GatherElements Where".split())
+_WINDOWS = frozenset("MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool".split())
+_SORTING = frozenset("TopK Unique NonMaxSuppression".split())
+_ALONE = frozenset("Resize GridSample RoiAlign MaxRoiPool AffineGrid Col2Im DeformConv NonZero Compress Det RandomNormal".split())
