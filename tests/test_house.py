@@ -49,7 +49,6 @@ ARROWS_TO_CUT = frozenset(
         ("compiler", "compiler.debugging"),
         ("compiler", "compiler.staging"),
         ("compiler", "compiler.tuning"),
-        ("compiler.frontend", "compiler"),
         ("kernels", "kernels.cpu"),
         ("kernels", "kernels.gpu"),
         ("kernels.cpu", "kernels.gpu"),
