@@ -12,17 +12,24 @@ from typing import TYPE_CHECKING
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
 from ..runtime.staged_model import StagedModel
-from .builder import Builder, CompileModel, Progress, drive
+from .builder import Builder, CompileModel, Progress
 from .cache import ProgramCache, default_folder
 from .digest import model_digest
 from .file_memory import FileMemory
 from .frontend.pytree import is_tensor
-from .options import parse_options
+from .options import Options, parse_options
 from .sources import GraphSource, ModuleSource
 from .specialize import SpecializedModel
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+
+def drive(model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None) -> None:
+    """The real driver, imported at the first compilation: it needs TVM, which takes seconds to import."""
+    from . import driver
+
+    driver.compile_model(model, options, name=name, output=output, progress=progress)
 
 
 def compile_model(
@@ -48,7 +55,7 @@ def compile_model(
         raise OptionError("name", f"{name!r} is no name", "give a string, or leave it out")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise OptionError("kwargs", f"{kwargs!r} is no dictionary", "give the keyword inputs by name")
-    builder = Builder(checked, name or _default_name(model), open_cache(cache), reporter(progress), driver)
+    builder = Builder(checked, name or _default_name(model), driver, open_cache(cache), reporter(progress))
     inputs = None if args is None and not kwargs else (_as_tuple(args), dict(kwargs or {}))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):

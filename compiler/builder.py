@@ -30,13 +30,6 @@ class CompileModel(Protocol):
     ) -> None: ...
 
 
-def drive(model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None) -> None:
-    """The real driver, imported at the first compilation: it needs TVM, which takes seconds to import."""
-    from .driver import compile_model
-
-    compile_model(model, options, name=name, output=output, progress=progress)
-
-
 class BuildStages(Protocol):
     """Makes what a model becomes: one program, or where it needs several, those. `key` is its cache key.
 
@@ -55,9 +48,9 @@ class Builder:
 
     options: Options
     name: str
+    compile_model: CompileModel
     cache: ProgramCache | None = None
     progress: Progress | None = None
-    compile_model: CompileModel = drive
 
     def key(self, *content: str) -> str:
         """The cache key of a program that depends on `content` beside the options and the compiler."""

@@ -21,8 +21,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from ..runtime.errors import ProgramFileError
 from ..runtime.program_file import Program, read_program
 from ..runtime.temporary_folder import temporary_folder
@@ -193,6 +191,8 @@ def locked(path: Path) -> Iterator[None]:
 
 def default_folder() -> Path:
     """The platform's folder for caches: on Linux $XDG_CACHE_HOME/prefuse, else ~/.cache/prefuse."""
+    from platformdirs import user_cache_path  # a hundredth of a second that a start with a folder of its own does without
+
     return user_cache_path("prefuse", appauthor=False)
 
 

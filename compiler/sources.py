@@ -13,8 +13,8 @@ from ..runtime.errors import InputError
 from ..runtime.signature import in_order
 from .builder import Builder, BuildStages
 from .digest import model_digest
-from .frontend.module_fingerprint import module_fingerprint
 from .frontend.pytree import LEAF, Structure, Tensor, flatten, from_json, is_tensor, to_json
+from .module_fingerprint import module_fingerprint
 from .specialize import Call, Specialization, TensorKey
 
 if TYPE_CHECKING:

@@ -47,7 +47,6 @@ ARROWS_TO_CUT = frozenset(
         ("compiler", "compiler.debugging"),
         ("compiler", "compiler.staging"),
         ("compiler", "compiler.tuning"),
-        ("compiler.frontend", "compiler"),
         ("kernels", "kernels.cpu"),
         ("kernels", "kernels.formats"),
         ("kernels", "kernels.gpu"),

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ...runtime.errors import InputError, InvalidModelError, OptionError
 from ...runtime.precision import PRECISIONS
-from ..api import build_graph, open_cache
+from ..api import build_graph, drive, open_cache
 from ..builder import Builder
 from ..options import Options, parse_options
 from ..progress import ConsoleProgress
@@ -175,7 +175,7 @@ def compile_graph(
     graph: ir.Model, name: str, arguments: CompileArguments, *, profile: bool = False
 ) -> CompiledModel | StagedModel:
     """Compile a graph as the command line asks, with a progress bar."""
-    builder = Builder(arguments.options(profile=profile), name, open_cache(not arguments.no_cache), ConsoleProgress())
+    builder = Builder(arguments.options(profile=profile), name, drive, open_cache(not arguments.no_cache), ConsoleProgress())
     with builder.reporting():
         return build_graph(graph, builder)
 

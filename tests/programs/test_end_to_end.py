@@ -13,8 +13,8 @@ import onnx_ir as ir
 import prefuse
 import pytest
 import torch
-from prefuse.compiler.api import compile_model
-from prefuse.compiler.builder import Progress, drive
+from prefuse.compiler.api import compile_model, drive
+from prefuse.compiler.builder import Progress
 from prefuse.compiler.options import Options
 from prefuse.compiler.oracle import relative_error, run_model
 from prefuse.compiler.specialize import SpecializedModel

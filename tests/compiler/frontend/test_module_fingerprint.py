@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from prefuse.compiler.frontend.module_fingerprint import module_fingerprint
+from prefuse.compiler.module_fingerprint import module_fingerprint
 from torch import nn
 
 SCALE = 2.0
@@ -149,7 +149,7 @@ class Net(nn.Module):
 """
     (tmp_path / "network.py").write_text(source)
     program = (
-        "import torch, network; from prefuse.compiler.frontend.module_fingerprint import module_fingerprint;"
+        "import torch, network; from prefuse.compiler.module_fingerprint import module_fingerprint;"
         "torch.manual_seed(0); print(module_fingerprint(network.Net()))"
     )
     found = {

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..digest import arrays_digest, combine
+from .digest import arrays_digest, combine
 
 if TYPE_CHECKING:
     import torch
