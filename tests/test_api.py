@@ -78,6 +78,15 @@ def test_saving_and_loading(cache: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(again(*arrays()), net(*arrays()))
 
 
+def test_numbers_for_inputs_without_dimensions() -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> main (float[N] x, float a) => (float[N] y) { y = Mul(x, a) }'
+    net = prefuse.compile(parser.parse_model(text), cache=False)
+    assert isinstance(net, SpecializedModel)
+    np.testing.assert_array_equal(net(np.ones(3, np.float32), 2.5), np.full(3, 2.5, np.float32))
+    with pytest.raises(InputError, match="input a: a str"):
+        net(np.ones(3, np.float32), "2.5")
+
+
 def test_symbolic_dimensions_compile_once_a_shape(cache: Path) -> None:
     net = prefuse.compile(parser.parse_model(DYNAMIC), cache=cache)
     assert isinstance(net, SpecializedModel)
