@@ -141,7 +141,7 @@ class GraphSource:
         if isinstance(value, (int, float)) and expected and not isinstance(value, np.generic):
             return number_array(value, expected, f"input {name!r}")
         if not is_tensor(value):
-            raise InputError(f"input {name}", f"a {type(value).__name__}", "give a NumPy array or a torch tensor")
+            raise InputError(f"input {name}", f"{type(value).__name__} given", "give a NumPy array or a torch tensor")
         found = _tensor_key(value)[1]
         if expected and found != expected:
             raise InputError(f"input {name}", f"{found} given, the model takes {expected}", f"convert it to {expected}")

@@ -36,7 +36,7 @@ def as_array(value: object, where: str) -> np.ndarray:
         return np.asarray(value)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
-        raise InputError(where, f"a {type(value).__name__} is neither a NumPy array nor a torch tensor", "give a tensor")
+        raise InputError(where, f"{type(value).__name__} is neither a NumPy array nor a torch tensor", "give a tensor")
     if not value.is_cpu or value.layout is not torch.strided:
         raise misplaced(value, where)
     elements_address(value, where)

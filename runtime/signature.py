@@ -115,7 +115,7 @@ class _Tensor:
             return np.asarray(value)
         if isinstance(value, int | float) and not self._shape:
             return number_array(value, self._dtype.name, self._where)
-        what = f"a {type(value).__name__} is neither a NumPy array nor a torch tensor"
+        what = f"{type(value).__name__} is neither a NumPy array nor a torch tensor"
         raise InputError(self._where, what, f"give {self._describe(self._dtype.name, self._shape)}")
 
     def _torch_type(self) -> torch.dtype:

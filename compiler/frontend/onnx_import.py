@@ -26,6 +26,8 @@ def read_onnx(path: Path) -> ir.Model:
         InvalidModelError: the file is missing, corrupt or cut short, or its external data is missing, short or elsewhere.
         UnsupportedModelError: it uses a part of ONNX that no graph here can hold.
     """
+    if path.is_char_device() or path.is_block_device():
+        raise InvalidModelError(str(path), "is a device, which may have no end", "give the path of an ONNX file")
     try:
         proto = onnx.load(path, load_external_data=False)
     except FileNotFoundError:

@@ -198,6 +198,11 @@ def test_missing_and_short_external_data(tmp_path: Path) -> None:
         import_model(path)
 
 
+def test_a_device_is_not_read() -> None:
+    with pytest.raises(InvalidModelError, match="/dev/zero: is a device"):
+        import_model("/dev/zero")
+
+
 def test_a_file_cut_short_anywhere_is_one_error(tmp_path: Path) -> None:
     content = proto().SerializeToString()
     path = tmp_path / "cut.onnx"

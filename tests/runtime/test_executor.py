@@ -258,7 +258,7 @@ def test_numpy_scalars_and_subclasses_are_taken() -> None:
         ((), {"xx": 1}, "input 'xx': the model has no such input; did you mean 'x'?"),
         ((), {"image": 1}, "input 'image': the model has no such input; the inputs are x"),
         ((1,), {"x": 1}, "input 'x': given twice"),
-        (([1.0],), {}, "input 'x': a list is neither a NumPy array nor a torch tensor; give float32[1000]"),
+        (([1.0],), {}, "input 'x': list is neither a NumPy array nor a torch tensor; give float32[1000]"),
         (
             (np.zeros(999, "f4"),),
             {},
