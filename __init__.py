@@ -130,8 +130,11 @@ def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
         path: a file that `save` or `prefuse compile` has written.
 
     Raises:
-        CompileError: no such file, a corrupt one, or one for another CPU or version.
+        CompileError: no such file, a corrupt one, or one for another CPU or version; or a package that programs need is missing.
     """
-    from .runtime.staged_model import load
-
+    try:
+        from .runtime.staged_model import load
+    except ModuleNotFoundError as error:
+        what = f"the package {error.name} is not installed"
+        raise CompileError("load", what, "programs need numpy, ml_dtypes and apache-tvm, for TVM's runtime library") from error
     return load(path)

@@ -194,7 +194,7 @@ def _as_tuple(args: object) -> tuple[object, ...]:
         return (args,)
     if isinstance(args, (tuple, list)):
         return tuple(args)
-    raise OptionError("args", f"a {type(args).__name__}", "give a tuple of the positional inputs")
+    raise OptionError("args", f"{type(args).__name__} given", "give a tuple of the positional inputs")
 
 
 def _default_name(model: object) -> str:

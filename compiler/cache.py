@@ -198,15 +198,18 @@ def default_folder() -> Path:
 
 @cache
 def compiler_version() -> str:
-    """What a program depends on beside its model and options: the versions of the dependencies, and our own files."""
-    root = Path(__file__).parents[1]
+    """What a program depends on beside its model and options: the versions of the dependencies, and what our own files hold."""
+    return _version_of(Path(__file__).parents[1])
+
+
+def _version_of(root: Path) -> str:
     digest = hashlib.sha256()
     for name in _DEPENDENCIES:
         digest.update(f"{name} {importlib.metadata.version(name)}\n".encode())
     for folder in ("compiler", "passes", "kernels", "runtime"):
         for path in sorted(path for path in (root / folder).rglob("*") if path.suffix in (".py", ".ll", ".json")):
-            status = path.stat()
-            digest.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(root)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 

@@ -103,7 +103,8 @@ def lower_groups(
         if may_be_alias(node) and node not in aliases.free and not _is_trivial(model, node):
             lowering.lower_node(node)
     if lowering.obstacles:
-        what = f"{len(lowering.obstacles)} operators cannot be compiled: " + "; ".join(dict.fromkeys(lowering.obstacles))
+        count = len(lowering.obstacles)
+        what = f"{count} operator{'s' * (count > 1)} cannot be compiled: " + "; ".join(dict.fromkeys(lowering.obstacles))
         raise UnsupportedModelError("model", what, "replace them, or add a template (docs/architecture.md says how)")
     return [lowering.groups[node] for node in model.graph if node in lowering.groups], aliases
 

@@ -14,10 +14,11 @@ class ConsoleProgress:
 
     def __call__(self, stage: str, fraction: float) -> None:
         if self._bar is None:
-            if fraction >= 1.0:
+            console = Console(stderr=True)
+            if fraction >= 1.0 or not console.is_terminal:  # to a file the bar would write an empty line
                 return
             columns = (TextColumn("{task.description:<16}"), BarColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar = Progress(*columns, console=console, transient=True)
             self._bar.add_task(stage, total=1.0)
             self._bar.start()
         self._bar.update(self._bar.task_ids[0], description=stage, completed=fraction)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ..runtime.errors import InputError
+from ..runtime.interchange import as_array, misplaced, number_array
 from ..runtime.signature import in_order
 from .builder import Builder, BuildStages
 from .digest import model_digest
@@ -124,10 +125,11 @@ class GraphSource:
 
     def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
         given = dict(zip(self._names, in_order(self._names, inputs, named), strict=True))
-        keys = tuple(_tensor_key(self._checked(name, value)) if name in self._dtypes else _OTHER for name, value in given.items())
+        given = {name: self._checked(name, value) if name in self._dtypes else value for name, value in given.items()}
+        keys = tuple(_tensor_key(cast("Tensor", value)) if name in self._dtypes else _OTHER for name, value in given.items())
         self._check(self._model, self._shapes(keys))
         kept = [cast("Tensor", value) for name, value in given.items() if name not in self._shaping]
-        known = [np.asarray(value).tobytes() for name, value in given.items() if name in self._shaping]
+        known = [as_array(value, f"input {name!r}").tobytes() for name, value in given.items() if name in self._shaping]
         return Call(LEAF, keys, kept, tuple(known))
 
     def compile(self, call: Call) -> Specialization:
@@ -137,9 +139,12 @@ class GraphSource:
             return Specialization(self._build(self._builder, key, lambda: self._bound(shapes, call)))
 
     def _checked(self, name: str, value: object) -> Tensor:
+        expected = self._dtypes[name]
+        if isinstance(value, (int, float)) and expected and not isinstance(value, np.generic):
+            return number_array(value, expected, f"input {name!r}")
         if not is_tensor(value):
-            raise InputError(f"input {name}", f"a {type(value).__name__}", "give a NumPy array or a torch tensor")
-        expected, found = self._dtypes[name], _tensor_key(value)[1]
+            raise InputError(f"input {name}", f"{type(value).__name__} given", "give a NumPy array or a torch tensor")
+        found = _tensor_key(value)[1]
         if expected and found != expected:
             raise InputError(f"input {name}", f"{found} given, the model takes {expected}", f"convert it to {expected}")
         return value
@@ -174,7 +179,7 @@ def _example(value: Tensor, *, on_gpu: bool) -> torch.Tensor:
         if on_gpu and value.is_cuda:  # the module is exported where its weights are
             return torch.empty(value.shape, dtype=value.dtype)
         if not value.is_cpu or value.layout is not torch.strided:
-            raise InputError("input", f"a {value.layout} tensor on {value.device}", "give a dense tensor on the CPU")
+            raise misplaced(value, "input")
         return value.detach()
     dtype = getattr(torch, str(value.dtype), None)
     if dtype is None:

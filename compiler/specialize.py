@@ -15,6 +15,7 @@ from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel, Context
 from ..runtime.plan import Plan, Port
 from ..runtime.profile import Profile
+from ..runtime.sharing import Shared
 from ..runtime.staged import StagedPort
 from ..runtime.staged_model import StagedModel
 from .frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflattener
@@ -91,7 +92,7 @@ class Source(Protocol):
         """Make the program for the signature of a call. Raises CompileError."""
 
 
-class SpecializedModel:
+class SpecializedModel(Shared):
     """A model with one program per input signature, each compiled when it is first needed; calls as `CompiledModel` does.
 
     Threads may call it at the same time; one of them compiles what all of them wait for. The specialisations used last are

@@ -20,6 +20,7 @@ from .plan import Launch, Plan, Port, Role, step_reads, step_writes
 from .profile import Profile, Recorder, descriptions_of
 from .program_file import Program, read_program, save_program
 from .report import render_report
+from .sharing import Shared
 from .signature import Signature, in_order
 from .target import Target
 
@@ -31,7 +32,7 @@ _QUICK_WORK = 5_000_000  # operations and bytes, of about a tenth of a milliseco
 _ndarray = np.ndarray  # looked up once: a call takes about a microsecond
 
 
-class CompiledModel:
+class CompiledModel(Shared):
     """A program, ready to run. Threads may call it at the same time; they share its weights and nothing else.
 
     Inputs are given in the order of `inputs` or by name, as NumPy arrays or CPU torch tensors of exactly the compiled shape and

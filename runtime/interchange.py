@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with NumPy)
@@ -35,11 +36,34 @@ def as_array(value: object, where: str) -> np.ndarray:
         return np.asarray(value)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
-        raise InputError(where, f"a {type(value).__name__} is neither a NumPy array nor a torch tensor", "give a tensor")
+        raise InputError(where, f"{type(value).__name__} is neither a NumPy array nor a torch tensor", "give a tensor")
     if not value.is_cpu or value.layout is not torch.strided:
-        raise InputError(where, f"a {value.layout} tensor on {value.device}", "give a dense tensor on the CPU")
+        raise misplaced(value, where)
     elements_address(value, where)
     return _array(value.detach().resolve_conj().resolve_neg().contiguous())
+
+
+def misplaced(tensor: torch.Tensor, where: str) -> InputError:
+    """What is wrong with a tensor that is not dense or not on a device where a program could read it."""
+    what = f"a {tensor.layout} tensor on {tensor.device}, the program takes dense tensors on the CPU"
+    if tensor.is_meta:
+        return InputError(where, f"{what}; this one has no elements", "give one that has")
+    return InputError(where, what, "call .cpu() on it" if not tensor.is_cpu else "call .to_dense() on it")
+
+
+def number_array(value: float, dtype: str, where: str) -> np.ndarray:
+    """A Python number (a bool, an int or a float) as an array without dimensions.
+
+    Raises:
+        InputError: the type does not hold such a number.
+    """
+    is_integer = dtype.startswith(("int", "uint"))
+    is_taken = type(value) is bool or (dtype != "bool" and (type(value) is int or not is_integer))
+    with suppress(OverflowError, TypeError):  # outside of the range of the type, or text
+        array = np.array(value, dtype)
+        if is_taken and not (is_integer and int(array) != value):  # integers of 4 bits wrap around
+            return array
+    raise InputError(where, f"the number {value!r} is no {dtype}", f"give a {dtype}")
 
 
 def elements_address(tensor: torch.Tensor, where: str) -> int:

@@ -260,7 +260,8 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 def _read_manifest(content: bytes) -> tuple[dict[str, object], dict[str, object]]:
     manifest, hashes = parse_manifest(content, "a program", FORMAT)
     if manifest.get("tvm") != version("apache-tvm"):
-        what = f"made with apache-tvm {manifest.get('tvm')!r}; installed is {version('apache-tvm')}"
+        installed = version("apache-tvm")
+        what = f"made with apache-tvm {manifest.get('tvm')!r}; installed is {'none' if installed == 'unknown' else installed}"
         raise ProgramFileError(MANIFEST, what, f"{RECOMPILE}, or install that version")
     return manifest, hashes
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from .array_address import data_address
 from .errors import InputError
-from .interchange import elements_address
+from .interchange import elements_address, misplaced, number_array
 from .plan import Plan, Port
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class _Tensor:
     def array_address(self, array: np.ndarray, kept: list[object]) -> int:
         """Address of an input's elements; of a copy, put into `kept`, where they are not in order."""
         if (array.dtype is not self._dtype and array.dtype != self._dtype) or array.shape != self._shape:
-            raise self._mismatch(array.dtype.name, array.shape)
+            order = "" if array.dtype.isnative else f" in the other byte order ({array.dtype.str})"
+            raise self._mismatch(array.dtype.name, array.shape, order)
         if not array.flags.carray:
             array = np.require(array, requirements=["C", "A"])
             kept.append(array)
@@ -73,8 +74,7 @@ class _Tensor:
         """Take a tensor that is not on the CPU if the device can read it there, with what its default stream does complete."""
         torch = sys.modules["torch"]
         if tensor.layout is not torch.strided or str(tensor.device) not in self._devices:
-            found = f"a {tensor.layout} tensor on {tensor.device}"
-            raise InputError(self._where, f"{found}, the program runs on dense tensors on the CPU", "call .cpu() on it")
+            raise misplaced(tensor, self._where)
         torch.cuda.current_stream(tensor.device).synchronize()
 
     def new_array(self, addresses: list[int]) -> np.ndarray:
@@ -110,10 +110,12 @@ class _Tensor:
         return part if is_most and part.is_contiguous() else part.clone(memory_format=sys.modules["torch"].contiguous_format)
 
     def as_array(self, value: object) -> np.ndarray:
-        """An input that is neither exactly an array nor a tensor: subclasses of arrays and NumPy's scalars are taken."""
+        """An input that is neither exactly an array nor a tensor: subclasses of arrays and numbers are taken."""
         if isinstance(value, np.ndarray | np.generic):
             return np.asarray(value)
-        what = f"a {type(value).__name__} is neither a NumPy array nor a torch tensor"
+        if isinstance(value, int | float) and not self._shape:
+            return number_array(value, self._dtype.name, self._where)
+        what = f"{type(value).__name__} is neither a NumPy array nor a torch tensor"
         raise InputError(self._where, what, f"give {self._describe(self._dtype.name, self._shape)}")
 
     def _torch_type(self) -> torch.dtype:
@@ -124,14 +126,14 @@ class _Tensor:
             self._torch_dtype = found
         return self._torch_dtype
 
-    def _mismatch(self, dtype: str, shape: tuple[int, ...]) -> InputError:
-        found, wanted = self._describe(dtype, shape), self._describe(self._dtype.name, self._shape)
+    def _mismatch(self, dtype: str, shape: tuple[int, ...], order: str = "") -> InputError:
+        found, wanted = self._describe(dtype, shape) + order, self._describe(self._dtype.name, self._shape)
         if len(shape) != len(self._shape):
             fix = f"give {len(self._shape)} dimensions, not {len(shape)}"
         elif shape != self._shape:
             fix = "compile the model for this shape"
         else:
-            fix = f"convert it to {self._dtype.name}"
+            fix = f"convert it to {self._dtype.name}" + (f": x.astype({self._dtype.name!r})" if order else "")
         return InputError(self._where, f"{found} given, the model takes {wanted}", fix)
 
     @staticmethod

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
+import numpy as np
+
 from .archive import reading
 from .errors import OptionError
 from .executor import CompiledModel
 from .host_operators import Value
-from .interchange import all_as_tensors, as_array, is_torch
+from .interchange import all_as_tensors, as_array, is_torch, number_array
 from .plan import Plan
 from .procedure import ProgramStep
+from .sharing import Shared
 from .signature import in_order
 from .staged import StagedPort, StagedProgram
 from .staged_file import read_any, save_staged
 
 
-class StagedModel:
+class StagedModel(Shared):
     """A model that runs in stages; calls as `CompiledModel` does. Threads may call it at the same time.
 
     Sequences are lists of arrays, optionals arrays or None, strings arrays of `str` objects.
@@ -35,7 +38,7 @@ class StagedModel:
         """
         names = self.input_names
         given = in_order(names, inputs, named)
-        arrays = tuple(_value(value, f"input {name!r}") for name, value in zip(names, given, strict=True))
+        arrays = tuple(_value(value, port) for value, port in zip(given, self._program.inputs, strict=True))
         results: list[object] = list(self._program.procedure.run(arrays, {}))
         if is_torch(given):
             results = all_as_tensors(results)
@@ -117,9 +120,16 @@ def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
         return StagedModel(program) if isinstance(program, StagedProgram) else CompiledModel(program)
 
 
-def _value(value: object, where: str) -> Value:
+def _value(value: object, port: StagedPort) -> Value:
+    where = f"input {port.name!r}"
+    if isinstance(value, (int, float)) and not isinstance(value, np.generic) and port.type is not None and not port.type.shape:
+        return number_array(value, port.type.dtype, where)
+    return _array_or_list(value, where)
+
+
+def _array_or_list(value: object, where: str) -> Value:
     if value is None:
         return None
     if isinstance(value, (list, tuple)):
-        return [_value(item, where) for item in value]
+        return [_array_or_list(item, where) for item in value]
     return as_array(value, where)

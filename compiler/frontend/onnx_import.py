@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -28,6 +27,8 @@ def read_onnx(path: Path) -> ir.Model:
         InvalidModelError: the file is missing, corrupt or cut short, or its external data is missing, short or elsewhere.
         UnsupportedModelError: it uses a part of ONNX that no graph here can hold.
     """
+    if path.is_char_device() or path.is_block_device():
+        raise InvalidModelError(str(path), "is a device, which may have no end", "give the path of an ONNX file")
     try:
         proto = onnx.load(path, load_external_data=False)
     except FileNotFoundError:
@@ -38,7 +39,7 @@ def read_onnx(path: Path) -> ir.Model:
         ) from error
     except Exception as error:  # protobuf's DecodeError, onnx's ParseError, and what they let through
         raise InvalidModelError(str(path), f"is no ONNX model: {_first_line(error)}", _BROKEN) from error
-    return model_of_proto(proto, str(path), path.parent)
+    return model_of_proto(proto, str(path), path)
 
 
 def parse_onnx(content: bytes) -> ir.Model:
@@ -50,8 +51,8 @@ def parse_onnx(content: bytes) -> ir.Model:
     return model_of_proto(proto, "bytes")
 
 
-def model_of_proto(proto: onnx.ModelProto, where: str = "ModelProto", folder: Path | None = None) -> ir.Model:
-    """The graph of a proto, which keeps the weights; `folder` is where its external data lies. Raises as `read_onnx`."""
+def model_of_proto(proto: onnx.ModelProto, where: str = "ModelProto", file: Path | None = None) -> ir.Model:
+    """The graph of a proto, which keeps the weights; `file` is what it was read from. Raises as `read_onnx`."""
     if not proto.HasField("graph") or not proto.opset_import:
         raise InvalidModelError(where, "has no graph or no opset: it is empty, cut short or no ONNX model", _BROKEN)
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
@@ -70,13 +71,17 @@ def model_of_proto(proto: onnx.ModelProto, where: str = "ModelProto", folder: Pa
     except Exception as error:  # onnx_ir raises what it meets: KeyError, TypeError, ValueError and its own
         raise InvalidModelError(where, f"is no valid ONNX model: {_first_line(error)}", _BROKEN) from error
     external: set[str] = set()
-    graphs = (model.graph, *(function.graph for function in model.functions.values()))
-    for tensor in chain.from_iterable(map(_tensors, graphs)):
+
+    def checked(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         if isinstance(tensor, ir.ExternalTensor):
-            _check_external(tensor, where, folder)
             external.add(os.fspath(tensor.location))
-        elif isinstance(tensor, ir.serde.TensorProtoTensor):
+            return _placed(tensor, where, file)
+        if isinstance(tensor, ir.serde.TensorProtoTensor):
             _check_inline(tensor, where)
+        return tensor
+
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        _replace_tensors(graph, checked)
     model.meta[EXTERNAL_FILES] = sorted(external)
     return model
 
@@ -86,50 +91,64 @@ def _has_map(kind: onnx.TypeProto) -> bool:
     return kind.HasField("map_type") or (kind.HasField("sequence_type") and _has_map(kind.sequence_type.elem_type))
 
 
-def _tensors(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
-    yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
+def _replace_tensors(graph: ir.Graph, replacement: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> None:
+    """Put the replacement of each tensor in its place, in initializers, attributes and subgraphs."""
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            value.const_value = replacement(value.const_value)
     for node in graph:
-        for attribute in node.attributes.values():
+        for name, attribute in tuple(node.attributes.items()):
             if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-                yield attribute.value  # as_tensor() asks it for its size, which one of an unknown type does not have
+                # as_tensor() would ask it for its size, which one of an unknown type does not have
+                tensor = attribute.value
+                if (found := replacement(tensor)) is not tensor:
+                    node.attributes[name] = ir.AttrTensor(name, found)
         for subgraph in subgraphs_of(node):
-            yield from _tensors(subgraph)
+            _replace_tensors(subgraph, replacement)
 
 
-def _check_external(tensor: ir.ExternalTensor, where: str, folder: Path | None) -> None:
-    """Settle where the data of a tensor lies, and that it lies there whole, inside the model's own folder."""
-    if folder is None:
-        raise InvalidModelError(
-            where,
-            f"tensor {tensor.name} is in the external file {str(tensor.location)!r}, relative to an unknown folder",
-            "give the path of the ONNX file",
-        )
+def _placed(tensor: ir.ExternalTensor, where: str, file: Path | None) -> ir.ExternalTensor:
+    """The tensor at the real path of its data, which lies there whole, in a file beside the model."""
     location = os.fspath(tensor.location)
+    if file is None:
+        what = f"tensor {tensor.name} is in the external file {location!r}, relative to an unknown folder"
+        raise InvalidModelError(where, what, "give the path of the ONNX file")
     if "\0" in location:
         raise InvalidModelError(where, f"the data of tensor {tensor.name} is at {location!r}", _BROKEN)
-    base, path = os.path.realpath(folder), os.path.realpath(folder / location)
-    if os.path.isabs(location) or not path.startswith(base.rstrip(os.sep) + os.sep):
-        raise InvalidModelError(
-            where, f"the data of tensor {tensor.name} is at {location!r}, outside the model's folder", "copy it beside the model"
-        )
+    path = file.parent / location
+    if not _is_beside(path, file):
+        what = f"the data of tensor {tensor.name} is at {location!r}, outside the model's folder"
+        raise InvalidModelError(where, what, "copy it beside the model")
     try:
-        status = os.stat(path)
+        size = os.stat(path).st_size
     except OSError as error:
-        raise InvalidModelError(
-            where,
-            f"the data of tensor {tensor.name} cannot be read from {location!r}: {error.strerror}",
-            "copy it beside the model",
-        ) from error
-    if status.st_nlink > 1:
-        raise InvalidModelError(where, f"the external file {location!r} is a hard link", "make it a copy of its own")
+        what = f"the data of tensor {tensor.name} cannot be read from {location!r}: {error.strerror}"
+        raise InvalidModelError(where, what, "copy it beside the model") from error
     offset, length = tensor.offset or 0, tensor.nbytes if tensor.length is None else tensor.length
-    if offset < 0 or length != tensor.nbytes or offset + length > status.st_size:
-        raise InvalidModelError(
-            where,
-            f"tensor {tensor.name} needs {tensor.nbytes} bytes, not {length} at {offset} in {location!r} of {status.st_size}",
-            _BROKEN,
-        )
-    tensor.base_dir = os.fspath(folder) or "."
+    if offset < 0 or length != tensor.nbytes or offset + length > size:
+        what = f"tensor {tensor.name} needs {tensor.nbytes} bytes, not {length} at {offset} in {location!r} of {size}"
+        raise InvalidModelError(where, what, _BROKEN)
+    real = os.path.realpath(path)  # without a base folder: onnx_ir's own checks refuse links that are checked here
+    return ir.ExternalTensor(
+        real, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=str(tensor.name), doc_string=tensor.doc_string
+    )
+
+
+def _is_beside(path: Path, file: Path) -> bool:
+    """Whether a path that a model names is in the folder of its file, and what it leads to too, or where that file really is.
+
+    The caches of model hubs keep files under their hashes in one folder and link to them from another. No path may leave the
+    model's folder by its own words.
+    """
+    named = os.path.normpath(os.path.join(os.path.abspath(file.parent), path))
+    if not _is_inside(named, os.path.abspath(file.parent)):
+        return False
+    folders = os.path.realpath(file.parent), os.path.dirname(os.path.realpath(file))
+    return any(_is_inside(os.path.realpath(path), folder) for folder in folders)
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _check_inline(tensor: ir.serde.TensorProtoTensor, where: str) -> None:

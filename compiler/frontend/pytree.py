@@ -77,7 +77,7 @@ def flatten(tree: object, where: str = "input") -> tuple[Structure, list[Tensor]
     try:
         return _flatten(tree, where, leaves), leaves
     except RecursionError:
-        raise InputError(where, f"a {type(tree).__qualname__} contains itself, or is nested too deeply", "unfold it") from None
+        raise InputError(where, f"{type(tree).__qualname__} contains itself, or is nested too deeply", "unfold it") from None
 
 
 def _flatten(value: object, where: str, leaves: list[Tensor]) -> Structure:

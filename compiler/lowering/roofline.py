@@ -47,7 +47,7 @@ def measure_limits(target: Target) -> Limits:
     moved = plan.kernels[0].bytes_moved
     rates = {kernel.symbol: kernel.flops / time_ns * 1e9 for kernel, time_ns in zip(plan.kernels[1:], compute_ns, strict=True)}
     method = (
-        f"measured now on {target.threads} threads: {_SUMS} vectors of multiply-adds in registers, "
+        f"measured now on {target.threads} thread{'s' * (target.threads > 1)}: {_SUMS} vectors of multiply-adds in registers, "
         f"{f'products of tiles added to {_TILES}, ' * target.has_tiles}a copy of {4 * _ELEMENTS >> 20} MiB; "
         f"the best of {_RUNS} runs"
     )

@@ -91,8 +91,36 @@ def _operator_cycles(group: Group, op: Op, machine: Machine) -> float:
     return _CYCLES_PER_VECTOR * operations_of(op.op_type) * elements / lanes
 
 
-_VIEWS = frozenset("Reshape Flatten Squeeze Unsqueeze Identity Split Slice".split())
-_MOVERS = frozenset("Transpose Concat Gather GatherND Expand Tile Pad ScatterND ScatterElements GatherElements Where".split())
-_WINDOWS = frozenset("MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool".split())
-_SORTING = frozenset("TopK Unique NonMaxSuppression".split())
-_ALONE = frozenset("Resize GridSample RoiAlign MaxRoiPool AffineGrid Col2Im DeformConv NonZero Compress Det RandomNormal".split())
+_VIEWS = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Split", "Slice"])
+_MOVERS = frozenset(
+    [
+        "Transpose",
+        "Concat",
+        "Gather",
+        "GatherND",
+        "Expand",
+        "Tile",
+        "Pad",
+        "ScatterND",
+        "ScatterElements",
+        "GatherElements",
+        "Where",
+    ]
+)
+_WINDOWS = frozenset(["MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"])
+_SORTING = frozenset(["TopK", "Unique", "NonMaxSuppression"])
+_ALONE = frozenset(
+    [
+        "Resize",
+        "GridSample",
+        "RoiAlign",
+        "MaxRoiPool",
+        "AffineGrid",
+        "Col2Im",
+        "DeformConv",
+        "NonZero",
+        "Compress",
+        "Det",
+        "RandomNormal",
+    ]
+)

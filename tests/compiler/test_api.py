@@ -78,6 +78,15 @@ def test_saving_and_loading(cache: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(again(*arrays()), net(*arrays()))
 
 
+def test_numbers_for_inputs_without_dimensions() -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> main (float[N] x, float a) => (float[N] y) { y = Mul(x, a) }'
+    net = prefuse.compile(parser.parse_model(text), cache=False)
+    assert isinstance(net, SpecializedModel)
+    np.testing.assert_array_equal(net(np.ones(3, np.float32), 2.5), np.full(3, 2.5, np.float32))
+    with pytest.raises(InputError, match="input a: str given"):
+        net(np.ones(3, np.float32), "2.5")
+
+
 def test_symbolic_dimensions_compile_once_a_shape(cache: Path) -> None:
     net = prefuse.compile(parser.parse_model(DYNAMIC), cache=cache)
     assert isinstance(net, SpecializedModel)
@@ -360,3 +369,29 @@ def test_a_target_that_this_machine_lacks_is_refused_before_anything_is_compiled
     monkeypatch.setattr("prefuse.runtime.target.host_cpu_flags", lambda: frozenset(["avx2", "fma"]))
     with pytest.raises(CompileError, match=r"^target: this CPU lacks .*avx512f.*; compile on the machine that shall run"):
         prefuse.compile(parser.parse_model(STATIC), target="cpu:avx512", cache=False)
+
+
+@pytest.mark.parametrize("package", ["numpy", "ml_dtypes"])
+def test_loading_names_the_package_that_is_missing(package: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "import prefuse\n"
+        "try: prefuse.load('net.prefuse')\n"
+        "except prefuse.CompileError as error: print(error)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    wanted = f"load: the package {package} is not installed; programs need numpy, ml_dtypes and apache-tvm"
+    assert result.stdout.startswith(wanted)
+
+
+def test_a_bar_writes_nothing_where_nobody_sees_it() -> None:
+    code = "from prefuse.compiler.progress import ConsoleProgress as C; bar = C(); bar('one', 0.5); bar('done', 1.0)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == ("", "")
+
+
+def test_one_operator_is_no_plural() -> None:
+    text = '<ir_version: 10, opset_import: ["": 21, "other": 1]> main (float[2] x) => (float[2] y) { y = other.Strange(x) }'
+    with pytest.raises(CompileError) as raised:
+        prefuse.compile(parser.parse_model(text), cache=False)
+    assert "1 operators" not in str(raised.value)

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from prefuse.compiler.cache import ProgramCache
+from prefuse.compiler.cache import ProgramCache, _version_of
 from prefuse.runtime.errors import ProgramFileError, UnsupportedModelError
 from prefuse.runtime.plan import Plan
 from prefuse.runtime.program_file import write_program
@@ -223,6 +223,18 @@ def test_only_our_own_files_are_ever_removed(tmp_path: Path) -> None:
     os.utime(abandoned, (1, 1))
     ProgramCache(tmp_path, limit_bytes=1).load(KEYS[0], Counter())
     assert visible(tmp_path) == [".draft.tmp", f"{KEYS[0]}.prefuse", "notes.json", "thesis.prefuse"]
+
+
+def test_the_version_is_that_of_what_files_hold(tmp_path: Path) -> None:
+    """Not of when they were installed."""
+    source = tmp_path / "kernels" / "matmul.py"
+    source.parent.mkdir()
+    source.write_text("a = 1")
+    first = _version_of(tmp_path)
+    os.utime(source, (0, 0))
+    assert _version_of(tmp_path) == first
+    source.write_text("a = 2")
+    assert _version_of(tmp_path) != first
 
 
 def test_notes(tmp_path: Path) -> None:

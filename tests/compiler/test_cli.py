@@ -269,7 +269,7 @@ def rejoined(tmp_path: Path) -> Path:
 def test_profile(prefuse_cli: Terminal, branched: Path, tmp_path: Path) -> None:
     arguments = ("profile", branched, "--shape", "x=4,8", "--runs", 2, "--threads", 1)
     text = prefuse_cli(*arguments)
-    assert all(part in text for part in ("roofline", "GFLOP/s", "measured now on 1 threads", "normalization"))
+    assert all(part in text for part in ("roofline", "GFLOP/s", "measured now on 1 thread:", "normalization"))
     assert "alone: " in text
     found = prefuse_cli.json(*arguments, "--trace", tmp_path / "t.json")
     assert found["calls"] == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from prefuse.runtime.cpu_device import CpuArena
-from prefuse.runtime.errors import ArenaMemoryError, InputError
+from prefuse.runtime.errors import ArenaMemoryError, InputError, OptionError
 from prefuse.runtime.executor import CompiledModel, Context, load
 from prefuse.runtime.plan import Buffer, Extent, Launch, Plan, Port, Region, Role, Space, TensorType
 from prefuse.runtime.program_file import Program
@@ -177,6 +179,34 @@ def test_tensors_that_say_what_to_make_of_their_bytes_are_copied() -> None:
     np.testing.assert_array_equal(seen[0], [-2])
 
 
+def test_copies_are_the_model_and_pickles_are_refused(tiny: CompiledModel) -> None:
+    assert copy.copy(tiny) is tiny
+    assert copy.deepcopy({"net": tiny})["net"] is tiny
+    with pytest.raises(OptionError, match=r"no pickle holds; save it to a file, net\.save\(path\)"):
+        pickle.dumps(tiny)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("float32", 2.5), ("float32", 2), ("bfloat16", 2.5), ("int64", -3), ("int4", 7), ("bool", True)],
+)
+def test_numbers_are_tensors_without_dimensions(dtype: str, value: float) -> None:
+    model, executable = model_of({"x": TensorType((), dtype)}, {"y": TensorType((), dtype)})
+    found = []
+    executable.call = lambda *addresses: found.append(ctypes.string_at(addresses[0], np.dtype(dtype).itemsize))
+    model(value)
+    assert found == [np.array(value, dtype).tobytes()]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("int64", 2.5), ("int8", 128), ("uint8", -1), ("int4", 8), ("bool", 1), ("int64", 10**30)]
+)
+def test_numbers_that_the_type_does_not_hold(dtype: str, value: float) -> None:
+    model, _ = model_of({"x": TensorType((), dtype)}, {"y": TensorType((), dtype)})
+    with pytest.raises(InputError, match=f"input 'x': the number {value} is no {dtype}"):
+        model(value)
+
+
 def test_results_of_two_calls_are_apart(tiny: CompiledModel, x: np.ndarray) -> None:
     for kind in (np.asarray, torch.from_numpy):
         first, second = tiny(kind(x)), tiny(kind(x + 1))
@@ -228,7 +258,7 @@ def test_numpy_scalars_and_subclasses_are_taken() -> None:
         ((), {"xx": 1}, "input 'xx': the model has no such input; did you mean 'x'?"),
         ((), {"image": 1}, "input 'image': the model has no such input; the inputs are x"),
         ((1,), {"x": 1}, "input 'x': given twice"),
-        (([1.0],), {}, "input 'x': a list is neither a NumPy array nor a torch tensor; give float32[1000]"),
+        (([1.0],), {}, "input 'x': list is neither a NumPy array nor a torch tensor; give float32[1000]"),
         (
             (np.zeros(999, "f4"),),
             {},
@@ -236,15 +266,27 @@ def test_numpy_scalars_and_subclasses_are_taken() -> None:
         ),
         ((np.zeros((1, 1000), "f4"),), {}, "float32[1,1000] given, the model takes float32[1000]; give 1 dimensions, not 2"),
         ((np.zeros(1000),), {}, "float64[1000] given, the model takes float32[1000]; convert it to float32"),
-        ((np.zeros(1000, ">f4"),), {}, "convert it to float32"),
+        (
+            (np.zeros(1000, ">f4"),),
+            {},
+            "float32[1000] in the other byte order (>f4) given, the model takes float32[1000]; convert it to float32: x.astype(",
+        ),
         (
             (torch.zeros(1000, dtype=torch.float64),),
             {},
             "float64[1000] given, the model takes float32[1000]; convert it to float32",
         ),
         ((torch.zeros(1000, 1),), {}, "float32[1000,1] given"),
-        ((torch.zeros(1000, device="meta"),), {}, "tensor on meta, the program runs on dense tensors on the CPU"),
-        ((torch.zeros(1000).to_sparse(),), {}, "torch.sparse_coo tensor"),
+        (
+            (torch.zeros(1000, device="meta"),),
+            {},
+            "takes dense tensors on the CPU; this one has no elements",
+        ),
+        (
+            (torch.zeros(1000).to_sparse(),),
+            {},
+            "takes dense tensors on the CPU; call .to_dense() on it",
+        ),
     ],
 )
 def test_wrong_inputs(tiny: CompiledModel, inputs: tuple[object, ...], named: dict[str, object], fault: str) -> None:

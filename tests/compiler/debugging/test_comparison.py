@@ -114,7 +114,7 @@ def test_the_limits_of_this_machine_are_plausible() -> None:
     limits = measure_limits(Target.parse("cpu", threads=1))
     assert 1e9 < limits.flops_per_second < 1e12
     assert 1e8 < limits.bytes_per_second < 1e12
-    assert "1 threads" in limits.method
+    assert "1 thread:" in limits.method
     assert (limits.tile_flops_per_second, "tiles" in limits.method) == (0, False)
     with_tiles = measure_limits(Target.parse("cpu:amx-emulated", threads=1))
     assert with_tiles.tile_flops_per_second > 1e7

@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import prefuse
 import pytest
-from onnx import numpy_helper, parser
+from onnx import external_data_helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 from onnxruntime import InferenceSession
 from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.frontend.onnx_import import EXTERNAL_FILES
 from prefuse.compiler.oracle import run_model
 from prefuse.runtime.errors import CompileError, InvalidModelError, OptionError, UnsupportedModelError
 
@@ -138,6 +140,54 @@ def test_external_data_through_a_link_out_of_the_folder_is_refused(tmp_path: Pat
         import_model(path)
 
 
+def test_the_layout_of_a_model_hub(tmp_path: Path) -> None:
+    """Files lie under their hashes in one folder, and links with their names in another."""
+    folder, blobs = tmp_path / "snapshots" / "1", tmp_path / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
+    weights = np.arange(512, dtype=np.float32)
+    path = with_external_data(folder, weights)
+    for name in (path.name, "weights.bin"):
+        (folder / name).rename(blobs / f"hash of {name}")
+        (folder / name).symlink_to(f"../../blobs/hash of {name}")
+    model = import_model(path)
+    np.testing.assert_array_equal(initializer(model).numpy(), weights)
+    assert model.meta[EXTERNAL_FILES] == ["weights.bin"]
+    (folder / "weights.bin").unlink()
+    (tmp_path / "elsewhere.bin").write_bytes(weights.tobytes())
+    (folder / "weights.bin").symlink_to("../../elsewhere.bin")
+    with pytest.raises(InvalidModelError, match="outside the model's folder"):
+        import_model(path)
+
+
+def test_hard_links_to_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.arange(512, dtype=np.float32)
+    path = with_external_data(tmp_path, weights)
+    (tmp_path / "again.bin").hardlink_to(tmp_path / "weights.bin")
+    np.testing.assert_array_equal(initializer(import_model(path)).numpy(), weights)
+    monkeypatch.chdir(tmp_path)
+    model = import_model("model.onnx")
+    monkeypatch.chdir("/")
+    np.testing.assert_array_equal(initializer(model).numpy(), weights)
+
+
+def test_external_data_of_an_attribute(tmp_path: Path) -> None:
+    text = "main (float[4] x) => (float[4] y) { w = Constant<value = float[4] {0.0, 0.0, 0.0, 0.0}>() y = Add(x, w) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')
+    model.graph.node[0].attribute[0].t.CopyFrom(numpy_helper.from_array(np.arange(4, dtype=np.float32)))
+    external_data_helper.convert_model_to_external_data(model, True, "weights.bin", 0, convert_attribute=True)
+    onnx.save(model, tmp_path / "m.onnx")
+    (tmp_path / "again.bin").hardlink_to(tmp_path / "weights.bin")
+    net = prefuse.compile(tmp_path / "m.onnx", cache=False)
+    np.testing.assert_array_equal(net(np.ones(4, np.float32)), np.array([1, 2, 3, 4], np.float32))
+
+
+def initializer(model: ir.Model) -> ir.TensorProtocol:
+    tensor = model.graph.initializers["w"].const_value
+    assert tensor is not None
+    return tensor
+
+
 def test_missing_and_short_external_data(tmp_path: Path) -> None:
     path = with_external_data(tmp_path, np.zeros(512, np.float32))
     (tmp_path / "weights.bin").write_bytes(bytes(2047))
@@ -146,6 +196,11 @@ def test_missing_and_short_external_data(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(InvalidModelError, match="No such file"):
         import_model(path)
+
+
+def test_a_device_is_not_read() -> None:
+    with pytest.raises(InvalidModelError, match="/dev/zero: is a device"):
+        import_model("/dev/zero")
 
 
 def test_a_file_cut_short_anywhere_is_one_error(tmp_path: Path) -> None:

@@ -204,6 +204,14 @@ def test_torch_in_torch_out(loop: Any) -> None:
     assert s.shape == (2, 4, 3)
 
 
+def test_numbers_are_taken_where_inputs_have_no_dimensions(loop: Any) -> None:
+    x = _floats(4, 3)
+    for found, expected in zip(loop(x, 2, True), loop(x, np.array(2), np.array(True)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(InputError, match=r"input 'n': the number 2\.5 is no int64"):
+        loop(x, 2.5, True)
+
+
 def test_no_single_plan_describes_stages(loop: StagedModel) -> None:
     with pytest.raises(OptionError, match="runs in stages"):
         _ = loop.plan
