@@ -7,6 +7,8 @@ by a node of the same graph.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
@@ -38,6 +40,7 @@ def normalize(model: ir.Model, where: str) -> ir.Model:
         _inline_functions(model, where)
     for value in [value for value in model.graph.inputs if value.is_initializer()]:
         model.graph.inputs.remove(value)
+    _forget_negative_dimensions(model)
     opset = model.graph.opset_imports[""]
     needed = needed_opset(model)
     oldest = max(DIALECT_OPSET, needed or 0)
@@ -81,6 +84,16 @@ def _inline_functions(model: ir.Model, where: str) -> None:
         ) from error
     for identifier in [name for name in model.functions if name[0] != _OUR_DOMAIN]:
         del model.functions[identifier]
+
+
+def _forget_negative_dimensions(model: ir.Model) -> None:
+    """Make recorded dimensions below zero unknown, which is what exporters mean by them (Paddle's writes -1)."""
+    nodes = list(model.graph.all_nodes())
+    results = (value for node in nodes for value in node.outputs)
+    parameters = (value for node in nodes for graph in subgraphs_of(node) for value in graph.inputs)
+    for value in chain(model.graph.inputs, parameters, results):
+        if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
+            value.shape = ir.Shape([None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape])
 
 
 def _upgrade(model: ir.Model, opset: int, where: str) -> ir.Model:

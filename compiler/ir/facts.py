@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable, Mapping
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -105,7 +106,8 @@ def origins_of(name: str | None, metadata: Mapping[str, str]) -> tuple[str, ...]
 def infer_facts(model: ir.Model) -> None:
     """Give every value that ONNX can infer its element type and shape, in one forward walk.
 
-    Facts that follow from the inputs replace recorded ones; a recorded dimension stays where inference finds none.
+    Facts that follow from the inputs replace recorded ones; a recorded dimension stays where inference finds none, and so do all
+    in a branch of an If from the first node on that does not fit: nothing may take it.
 
     Raises:
         InvalidModelError: a node's inputs do not fit its operator.
@@ -157,7 +159,9 @@ class _Inference:
             return
         infer_parameters(node)
         for graph in subgraphs_of(node):
-            self._visit_subgraph(graph)
+            # torch exports x.squeeze(0) as an If on the dimension, of which one branch fits.
+            with suppress(InvalidModelError) if node.op_type == "If" else nullcontext():
+                self._visit_subgraph(graph)
         for output, fact in zip(node.outputs, self.infer(node), strict=True):
             _record(output, fact)
 

@@ -1,5 +1,6 @@
 """Binding symbolic dimensions to numbers."""
 
+import onnx
 import onnx_ir as ir
 import pytest
 from onnx import parser
@@ -45,3 +46,17 @@ def test_the_model_itself_stays_symbolic(model: ir.Model) -> None:
 def test_shapes_that_do_not_fit(model: ir.Model, shapes: dict[str, tuple[int, ...]], message: str) -> None:
     with pytest.raises(InputError, match=message):
         bind_dimensions(model, shapes)
+
+
+def test_dimensions_of_minus_one_are_unknown() -> None:
+    """As Paddle's exporter writes them, of inputs, outputs and the values between."""
+    source = parser.parse_model(TEXT.replace("Relu(z)", "Neg(z)\n  e = Relu(d)"))
+    inner = onnx.helper.make_tensor_value_info("e", onnx.TensorProto.FLOAT, [-1])
+    source.graph.value_info.append(inner)
+    for value in (*source.graph.input, *source.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    model = import_model(source)
+    assert [next(iter(value.shape or ())) for value in model.graph.inputs] == [ir.SymbolicDim(None)] * 3
+    bound = bind_dimensions(model, {"x": (5, 3), "y": (5, 4), "z": (2,)})
+    assert all(value.shape is not None and value.shape.is_static() for node in bound.graph for value in node.outputs)
+    assert [list(value.shape) for value in bound.graph.outputs if value.shape is not None] == [[5, 7], [2]]

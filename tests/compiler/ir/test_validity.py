@@ -142,3 +142,28 @@ def test_a_branch_is_checked_when_it_is_taken() -> None:
     assert list(program(np.zeros(4, np.float32), np.array([7, 1, 1, 1, 1]))) == [7]
     with pytest.raises(InvalidModelError, match="negative dimension"):
         _compile(text.format(taken=1))
+
+
+@pytest.mark.parametrize("batch", ["N", "3"])
+@pytest.mark.parametrize("condition", ["is_one", "given"])
+def test_a_branch_may_not_fit_the_shapes_that_do_not_take_it(batch: str, condition: str) -> None:
+    """What torch makes of x.squeeze(0) of a scripted module."""
+    text = f"""main (float[{batch},4] x, bool given) => (float[M,K] y) {{
+        s = Shape<start=0, end=1>(x)
+        one = Constant<value_ints=[1]>()
+        zero = Constant<value_ints=[0]>()
+        ones = Equal(s, one)
+        is_one = Squeeze(ones, zero)
+        a = If({condition}) <
+            then_branch = t () => (float[P,Q] d) {{ row = Squeeze(x, zero) d = Unsqueeze(row, zero) }},
+            else_branch = e () => (float[P,Q] f) {{ f = Relu(x) }}>
+        y = Neg(a) }}"""
+    program = _compile(text)
+    assert callable(program)
+    x = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(program(x, np.array(False)), -np.maximum(x, 0))
+    if condition == "given":
+        with pytest.raises(InvalidModelError, match="Squeeze"):
+            program(x, np.array(True))
+    elif batch == "N":
+        np.testing.assert_array_equal(program(x[:1], np.array(False)), -x[:1])
