@@ -57,7 +57,7 @@ class CpuInvocation:
 
     def __call__(self, *addresses: int) -> None:
         if self._threads and _pool.threads != self._threads:
-            _configure_pool(self._threads)
+            configure_pool(self._threads)
         self._table[2:] = addresses  # type: ignore[call-overload]  # typeshed asks for a list; a tuple costs no copy
         self._function(self._argument)
 
@@ -122,7 +122,7 @@ class _Pool(threading.local):
 _pool = _Pool()
 
 
-def _configure_pool(threads: int) -> None:
+def configure_pool(threads: int) -> None:
     """Make the calling thread's pool use `threads` threads, on any core this process may use.
 
     TVM by itself takes half of the cores, pins its workers, and narrows the affinity of the calling thread too; and after each

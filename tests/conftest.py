@@ -1,11 +1,22 @@
-"""What tests share: torch's table of translations to ONNX."""
+"""What tests share: the number of the run's sample, and torch's table of translations to ONNX."""
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache
 
 import pytest
+from prefuse.tests.sample import VARIABLE, sample_number
+
+
+def pytest_configure() -> None:
+    """All processes of a run have one sample, at midnight too."""
+    os.environ[VARIABLE] = str(sample_number())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"The sample of the long suites was {VARIABLE}={sample_number()}, which runs it again.")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,4 @@
-"""The corpus of broken files, and the first mutations; `python -m tests.fuzz` runs more of these, and generated models."""
+"""The corpus of broken files, and other mutations each day; `python -m tests.fuzz` runs more of these, and generated models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from ..sample import sample_number
 from ..worker_pool import Done, Lost, run_apart
 from .broken import broken_files
 from .judge import GOOD, Sample, Verdict, judge
@@ -14,6 +15,7 @@ from .misfits import misfits
 from .mutations import mutations
 
 _MEMORY_BYTES, _TIMEOUT_S = 6 << 30, 60.0
+_MISFITS = 30  # of so many operators that the next sample goes on with those behind them
 
 
 def _faults(samples: list[Sample]) -> list[str]:
@@ -34,11 +36,11 @@ def test_a_broken_file_gives_an_error(kind: str) -> None:
 
 
 def test_a_mutated_file_gives_an_error_or_the_right_answer() -> None:
-    assert not _faults(list(mutations(40)))
+    assert not _faults(list(mutations(20, sample_number())))
 
 
 def test_operands_of_other_shapes_give_an_error_or_a_result() -> None:
-    assert not _faults(list(misfits(60)))
+    assert not _faults(list(misfits(_MISFITS, _MISFITS * sample_number())))
 
 
 def test_a_crash_and_a_hang_cost_one_task_each() -> None:

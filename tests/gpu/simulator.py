@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 from prefuse.compiler.lowering.gpu.device_module import cuda_source, function_symbol
 from prefuse.kernels.gpu.grids import DeviceFunction
-from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.cuda_driver import CudaDriver
 from prefuse.runtime.target import Target
 
-from ..kernels.harness import POISON, Case
+from ..kernels.harness import POISON, Case, build, operands_of
 
 HERE = Path(__file__).parent
 CUDA, ROCM = Target("cuda", "sm_90"), Target("rocm", "gfx942")
@@ -112,17 +111,9 @@ def simulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaDriver
     return driver
 
 
-def build(case: Case, target: Target = CUDA) -> BuiltKernel:
-    """The kernel that a GPU's templates have for the group."""
-    built = build_kernel(case.group, target)
-    assert isinstance(built, BuiltKernel), f"{case.label}: {built}"
-    assert case.template in ("", built.template), f"{case.label} was taken by {built.template}: {built.refused}"
-    return built
-
-
 def check(cases: Sequence[Case], folder: Path) -> None:
     """Every case gives what it must, whatever the order of threads, and writes nothing beyond its outputs."""
-    kernels = [build(case) for case in cases]
+    kernels = [build(case, CUDA) for case in cases]
     library = ctypes.CDLL(str(compile_simulation({f"k{i}": kernel.function for i, kernel in enumerate(kernels)}, folder)))
     for order in ORDERS:
         library.sim_order(order)
@@ -132,7 +123,7 @@ def check(cases: Sequence[Case], folder: Path) -> None:
 
 
 def _run(library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel) -> list[np.ndarray]:
-    inputs = [_guarded(_operand(case, kernel, position)) for position in range(len(kernel.operands))]
+    inputs = [_guarded(array) for array in operands_of(case, kernel)]
     outputs = [_guarded(np.full(case.group.types[name].size_bytes, POISON, np.uint8)) for name in case.group.outputs]
     scratch = [_guarded(np.full(kernel.workspace_bytes, POISON, np.uint8))] if kernel.workspace_bytes else []
     pointers = [array.ctypes.data + _GUARD_BYTES for array in (*inputs, *outputs, *scratch)]
@@ -152,12 +143,6 @@ def _run(library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel) -> 
         .copy()
         for name, out in zip(case.group.outputs, outputs, strict=True)
     ]
-
-
-def _operand(case: Case, kernel: BuiltKernel, position: int) -> np.ndarray:
-    operand = kernel.operands[position]
-    array = case.arrays[operand.name]
-    return operand.pack(array) if operand.pack else array
 
 
 def _guarded(array: np.ndarray) -> np.ndarray:

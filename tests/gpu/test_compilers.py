@@ -19,8 +19,8 @@ from prefuse.runtime.errors import CompileError, OptionError, ProgramFileError
 from prefuse.runtime.target import Target
 
 from ..compiler.test_cli import Terminal
-from ..kernels.harness import operator
-from .simulator import CUDA, build, simulated_cubin
+from ..kernels.harness import build, operator
+from .simulator import CUDA, simulated_cubin
 from .test_device import small_model
 
 AMD = ("gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1201")

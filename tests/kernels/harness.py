@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -20,12 +23,14 @@ from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime import tile_state
+from prefuse.runtime.cpu_device import configure_pool
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import BFLOAT16_EMULATED, Target
 from tvm import tirx
 from tvm.ir import Call, GlobalVar, PrimType
 
 from .guarded import Guarded
+from .race_detector import RaceDetector, read_back
 
 POISON = 0xAB
 LEVELS = ("avx2", "avx512")
@@ -169,15 +174,26 @@ def followed(case: Case, *, keep_result: bool = False) -> Case:
 def run(cases: Sequence[Case], target: Target) -> None:
     """Compute every case, all in one library, into `case.got`.
 
-    Each kernel runs with pages that nobody may touch right before its buffers, and then right behind them: it must give the same.
+    Each kernel is dealt to the target's threads, however little it has to do, and gives the same bits in each of these runs: on
+    threads, with pages that nobody may touch right before its buffers; on threads, with such pages right behind them; its tasks
+    one by one, none of which sees what another writes, nor writes where another does; its tasks in reverse.
     """
-    kernels = [_build(case, target) for case in cases]
-    library = _load(kernels, target)
+    with mock.patch("prefuse.kernels.builder.PARALLEL_MIN_WORK", 0):
+        kernels = [build(case, target) for case in cases]
+    library, detector = _load(kernels, target)
+    configure_pool(target.threads)
     for number, (case, kernel) in enumerate(zip(cases, kernels, strict=True)):
-        first, second = (_outputs(case, kernel, library[f"run{number}"], at_end) for at_end in (False, True))
-        assert [one.tobytes() for one in first] == [one.tobytes() for one in second], f"{case.label}: differs at another place"
+        one = _Run(case, kernel, library[f"run{number}"])
+        again = {position - len(kernel.operands) for position in read_back(kernel.function)}
+        first = one.outputs(_on_threads, at_end=False)
+        for how, way, at_end in (
+            ("at another place", _on_threads, True),
+            ("with its tasks apart", partial(detector.tasks_apart, read_back=again, tasks=target.threads), False),
+            ("with its tasks in reverse", partial(detector.tasks_backwards, tasks=target.threads), True),
+        ):
+            assert one.outputs(way, at_end) == first, f"{case.label}: differs {how}"
         kinds = [case.group.types[name] for name in case.group.outputs]
-        case.got = [out.view(kind.dtype).reshape(kind.shape) for out, kind in zip(second, kinds, strict=True)]
+        case.got = [np.frombuffer(out, kind.dtype).reshape(kind.shape) for out, kind in zip(first, kinds, strict=True)]
 
 
 def check(cases: Sequence[Case], target: Target) -> None:
@@ -187,14 +203,22 @@ def check(cases: Sequence[Case], target: Target) -> None:
         case.check()
 
 
-def _build(case: Case, target: Target) -> BuiltKernel:
+def build(case: Case, target: Target) -> BuiltKernel:
+    """The kernel that the target's templates have for the case's group."""
     built = build_kernel(case.group, target)
     assert isinstance(built, BuiltKernel), f"{case.label}: {built}"
     assert case.template in ("", built.template), f"{case.label} was taken by {built.template}: {built.refused}"
     return built
 
 
-def _load(kernels: Sequence[BuiltKernel], target: Target) -> Any:
+def operands_of(case: Case, kernel: BuiltKernel) -> list[np.ndarray]:
+    """What the kernel reads, packed where it is to be."""
+    arrays = [case.arrays[operand.name] for operand in kernel.operands]
+    return [operand.pack(array) if operand.pack else array for operand, array in zip(kernel.operands, arrays, strict=True)]
+
+
+def _load(kernels: Sequence[BuiltKernel], target: Target) -> tuple[Any, RaceDetector]:
+    """A library with the functions run0, run1, ... of the kernels, loaded."""
     module: dict[Any, Any] = {}
     for number, kernel in enumerate(kernels):
         symbol = GlobalVar(f"kernel{number}")
@@ -207,24 +231,42 @@ def _load(kernels: Sequence[BuiltKernel], target: Target) -> Any:
     with TemporaryDirectory() as folder:
         path = Path(folder, "kernels.so")
         path.write_bytes(link_library(compile_module(tvm.IRModule(module), target)))
-        return tvm_ffi.load_module(str(path))
+        return tvm_ffi.load_module(str(path)), RaceDetector(path)
 
 
-def _operand(case: Case, kernel: BuiltKernel, position: int) -> np.ndarray:
-    operand = kernel.operands[position]
-    array = case.arrays[operand.name]
-    return operand.pack(array) if operand.pack else array
+_Way: TypeAlias = Callable[[Sequence[np.ndarray]], AbstractContextManager[Sequence[str]]]
 
 
-def _outputs(case: Case, kernel: BuiltKernel, function: Any, at_end: bool) -> list[np.ndarray]:
-    """The bytes that a kernel writes into poisoned outputs, all its memory guarded on both sides, close behind if `at_end`."""
-    operands = [_operand(case, kernel, position) for position in range(len(kernel.operands))]
-    memory = [Guarded(array.nbytes, POISON, at_end=at_end) for array in operands]
-    for one, array in zip(memory, operands, strict=True):
-        one.bytes[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    outputs = [Guarded(case.group.types[name].size_bytes, POISON, at_end=at_end) for name in case.group.outputs]
-    scratch = [Guarded(kernel.workspace_bytes, POISON, at_end=at_end)] if kernel.workspace_bytes else []
-    buffers = [*memory, *outputs, *scratch]
-    function(*(one.address for one in buffers))
-    assert all(one.is_untouched() for one in buffers), f"{case.label}: writes outside of its buffers"
-    return [one.bytes.copy() for one in outputs]
+def _on_threads(_: Sequence[np.ndarray]) -> AbstractContextManager[Sequence[str]]:
+    return nullcontext(())
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A compiled kernel with the operands of its case."""
+
+    case: Case
+    kernel: BuiltKernel
+    function: Any
+
+    def outputs(self, way: _Way, at_end: bool) -> list[bytes]:
+        """What the kernel writes into poisoned outputs, all its memory guarded on both sides, close behind if `at_end`.
+
+        It runs in the context that `way` makes of the memory that it may write.
+        """
+        operands = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in operands_of(self.case, self.kernel)]
+        read = [Guarded(array.nbytes, POISON, at_end=at_end) for array in operands]
+        for one, array in zip(read, operands, strict=True):
+            one.bytes[:] = array
+        sizes = [self.case.group.types[name].size_bytes for name in self.case.group.outputs]
+        scratch = [self.kernel.workspace_bytes] if self.kernel.workspace_bytes else []
+        written = [Guarded(size, POISON, at_end=at_end) for size in (*sizes, *scratch)]
+        with way([one.bytes for one in written]) as races:
+            self.function(*(one.address for one in (*read, *written)))
+        label = self.case.label
+        assert not races, f"{label}: {races}"
+        assert all(one.is_untouched() for one in (*read, *written)), f"{label}: writes outside of its buffers"
+        assert all(np.array_equal(one.bytes, array) for one, array in zip(read, operands, strict=True)), (
+            f"{label}: writes to its operands"
+        )
+        return [one.bytes.tobytes() for one in written[: len(sizes)]]

@@ -1,21 +1,35 @@
-"""Random small models, compiled whole, against onnx.reference: from an arena of garbage, on inputs at odd addresses."""
+"""Random small models, compiled whole, against onnx.reference: from an arena of garbage, on inputs at odd addresses, on threads.
+
+Half of them are dealt to two threads, however little there is to do. Those give the same bits with the tasks of each parallel
+region one by one, none of which sees what another leaves in the arena, and with these tasks in reverse.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnx_ir as ir
 import prefuse
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import HealthCheck, given, reject, seed, settings
+from hypothesis import strategies as st
 from prefuse.compiler.oracle import random_inputs, relative_error, run_model
+from prefuse.runtime import native
 from prefuse.runtime.executor import CompiledModel, arena_bytes
 from prefuse.runtime.plan_checker import check_plan
+from prefuse.tests.kernels.race_detector import RaceDetector
 from prefuse.tests.models.program_strategies import programs
+from prefuse.tests.sample import sample_number
 
-# By default the same programs at every run; a number asks for as many new ones.
 EXAMPLES = int(os.environ.get("PREFUSE_TEST_EXAMPLES", "100"))
+THREADS = 2
+_Way = Callable[[Sequence[np.ndarray]], AbstractContextManager[Sequence[str]]]
 
 
 def misaligned(array: np.ndarray) -> np.ndarray:
@@ -27,30 +41,50 @@ def misaligned(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-def run_poisoned(net: CompiledModel, inputs: list[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """The model's outputs, computed in an arena full of 0xAB."""
+def run_poisoned(net: CompiledModel, inputs: list[np.ndarray], way: _Way = lambda _: nullcontext(())) -> tuple[np.ndarray, ...]:
+    """The model's outputs, computed in an arena full of 0xAB, in the context that `way` makes of the arena's bytes."""
     context = net.context()
-    arena = context._device.allocate(arena_bytes(net.plan))
-    ctypes.memset(arena.address, 0xAB, arena_bytes(net.plan))
+    size = arena_bytes(net.plan)
+    arena = context._device.allocate(size)
+    ctypes.memset(arena.address, 0xAB, size)
     context._invocation = context._executable.bind(arena)
-    result = context(*inputs)
+    with way([np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(arena.address))]) as races:
+        result = context(*inputs)
+    assert not races
     assert isinstance(result, np.ndarray | tuple)
     return result if isinstance(result, tuple) else (result,)
 
 
-@settings(
-    max_examples=EXAMPLES, deadline=None, derandomize="PREFUSE_TEST_EXAMPLES" not in os.environ, database=None,
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
-@given(programs())
-def test_compiled_programs_agree_with_the_reference(model: ir.Model) -> None:
+@contextmanager
+def dealt_to_threads(detectors: list[RaceDetector]) -> Iterator[None]:
+    """All that may be parallel is in what is compiled inside; the list gets the parallel regions of each program loaded there."""
+
+    class Library(native.Library):
+        def __init__(self, path: Path, names: Sequence[str]) -> None:
+            super().__init__(path, names)
+            detectors.append(RaceDetector(path))
+
+    with (
+        mock.patch("prefuse.kernels.builder.PARALLEL_MIN_WORK", 0),
+        mock.patch("prefuse.compiler.lowering.short_programs._WORTH_WAKING", 0),
+        mock.patch.object(native, "Library", Library),
+    ):
+        yield
+
+
+@settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@seed(sample_number())
+@given(programs(), st.booleans())
+def test_compiled_programs_agree_with_the_reference(model: ir.Model, is_dealt: bool) -> None:
     inputs = random_inputs(model)
     try:
         with np.errstate(all="ignore"):
             expected = list(run_model(model, inputs, "reference").values())
     except (IndexError, ValueError):
         reject()  # an operator that has no meaning on an empty tensor
-    net = prefuse.compile(model, cache=False)
+    detectors: list[RaceDetector] = []
+    with dealt_to_threads(detectors) if is_dealt else nullcontext():
+        net = prefuse.compile(model, threads=THREADS, cache=False)
     if not isinstance(net, CompiledModel):
         reject()  # a branch that the data decide
     assert not check_plan(net.plan)
@@ -58,6 +92,13 @@ def test_compiled_programs_agree_with_the_reference(model: ir.Model) -> None:
     first, second = run_poisoned(net, arrays), run_poisoned(net, [a.copy() for a in arrays])
     for port, one, two, wanted in zip(net.outputs, first, second, expected, strict=True):
         assert (one.dtype, one.shape) == (wanted.dtype, wanted.shape), port.name
-        assert one.tobytes() == two.tobytes(), f"{port.name} depends on the arena"
+        assert one.tobytes() == two.tobytes(), f"{port.name} depends on the arena, or on what threads do first"
         tolerance = 1e-5 if one.dtype.kind == "f" else 0.0
         assert relative_error(one, wanted) <= tolerance, port.name
+    for detector in detectors:
+        for way in (
+            partial(detector.tasks_apart, read_back=(), tasks=THREADS),
+            partial(detector.tasks_backwards, tasks=THREADS),
+        ):
+            again = run_poisoned(net, arrays, way)
+            assert [array.tobytes() for array in again] == [array.tobytes() for array in first]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..draft import BOOL, DOUBLE, FLOAT, HALF, INT64, Draft
+from ..draft import BOOL, DOUBLE, FLOAT, HALF, INT64, Draft, NotPossibleError
 
 
 def transpose(b: Draft) -> None:
@@ -90,6 +90,8 @@ def split(b: Draft) -> None:
     sizes = np.diff([0, *cuts, shape[axis]])
     if b.since(18) and b.chance(0.3):
         count = b.integer(1, max(1, min(4, shape[axis])))
+        if -(-shape[axis] // count) * (count - 1) > shape[axis]:
+            raise NotPossibleError("whole pieces are longer than all")
         b.op("Split", x, axis=axis, num_outputs=count, outputs=count)
     else:
         b.op("Split", x, b.ints(*map(int, sizes)), axis=axis, outputs=len(sizes))

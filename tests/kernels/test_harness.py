@@ -1,0 +1,98 @@
+"""That the harness notices what a kernel must not do, whether or not its threads happen to meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from prefuse.kernels.builder import Buffer, Expr, KernelBuilder
+from prefuse.kernels.template import BuiltKernel, Operand
+from prefuse.runtime.target import Target
+
+from . import harness
+from .harness import check, operator
+
+LENGTH, TARGET = 64, Target("cpu", "avx2", 2)
+HALF = LENGTH // TARGET.threads
+Body = Callable[[KernelBuilder, Buffer, Buffer, Expr], None]
+
+
+def kernel(body: Body) -> BuiltKernel:
+    """A parallel region of two tasks, in each of which `body(builder, x, y, task)` runs."""
+    builder = KernelBuilder(32, TARGET.threads)
+    x, y = (builder.parameter(name, LENGTH, "float32") for name in ("x0", "y0"))
+    with builder.loop(TARGET.threads, "parallel", "task") as task:
+        body(builder, x, y, task)
+    return BuiltKernel("made", builder.function(), (Operand("x0"),), builder.workspace_bytes)
+
+
+def negated(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) -> None:
+    """Each task its half. Both store the two elements between them, which none reads: the same numbers in the end."""
+    with builder.loop(HALF + 1) as i:
+        builder.store(y, task * (HALF - 1) + i, -x[task * (HALF - 1) + i])
+
+
+def in_scratch(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr, pitch: int) -> None:
+    """Each task its half through scratch of its own, `pitch` elements behind that of the task before."""
+    scratch = builder.workspace(LENGTH, "float32")
+    with builder.loop(HALF) as i:
+        builder.store(scratch, task * pitch + i, -x[task * HALF + i])
+    with builder.loop(HALF) as i:
+        builder.store(y, task * HALF + i, scratch[task * pitch + i])
+
+
+def apart(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) -> None:
+    in_scratch(builder, x, y, task, HALF)
+
+
+def too_near(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) -> None:
+    """The first element of a task's scratch is the last of another's."""
+    in_scratch(builder, x, y, task, HALF - 1)
+
+
+def twice_in_place(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) -> None:
+    """The elements between the tasks wait in the result while they are computed, where the other task puts its own."""
+    with builder.loop(HALF + 1) as i:
+        builder.store(y, task * (HALF - 1) + i, x[task * (HALF - 1) + i] + 1.0)
+    with builder.loop(HALF + 1) as i:
+        builder.store(y, task * (HALF - 1) + i, 1.0 - y[task * (HALF - 1) + i])
+
+
+def reads_the_other(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) -> None:
+    """The second task needs what the first one stores last."""
+    with builder.loop(HALF) as i:
+        builder.store(y, task * HALF + i, -x[task * HALF + i])
+    with builder.when(task == 1):
+        builder.store(y, HALF, y[HALF - 1] + x[HALF - 1] - x[HALF])
+
+
+def writes_an_operand(builder: KernelBuilder, x: Buffer, y: Buffer, task: Expr) -> None:
+    with builder.loop(HALF) as i:
+        builder.store(x, task * HALF + i, -x[task * HALF + i])
+        builder.store(y, task * HALF + i, x[task * HALF + i])
+
+
+def tried(body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "build_kernel", lambda group, target: kernel(body))
+    check([operator("Neg", np.arange(LENGTH, dtype=np.float32))], TARGET)
+
+
+@pytest.mark.parametrize("body", [negated, apart], ids=lambda body: body.__name__)
+def test_sound_kernels_pass(body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried(body, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (too_near, "4 bytes of buffer 1 have two writers"),
+        (twice_in_place, "8 bytes of buffer 0 have two writers"),
+        (reads_the_other, "differs"),
+        (writes_an_operand, "writes to its operands"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_faults_are_noticed(body: Body, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match=message):
+        tried(body, monkeypatch)
