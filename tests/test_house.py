@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -91,6 +92,26 @@ def test_the_rules_are_noticed() -> None:
     assert not any(is_inside("passes.fuse_epilogue", one) for one in allowed_for("compiler.ir.facts"))
     assert not any(is_inside("compiler.ir", one) for one in allowed_for("kernels.cpu.matmul"))
     assert all((ROOT / name.replace(".", "/")).exists() or (ROOT / f"{name.replace('.', '/')}.py").exists() for name in ALLOWED)
+
+
+def test_the_rooms_of_passes_form_no_cycle() -> None:
+    """A room is a folder of passes/; the passes that lie beside the rooms are one room more, which reads all others."""
+    rooms = nx.DiGraph()
+    for path in (ROOT / "passes").rglob("*.py"):
+        for _, name in imports_of(path):
+            ends = [_room(part) for part in (module_of(path), name)]
+            if None not in ends and ends[0] != ends[1]:
+                rooms.add_edge(*ends)
+    assert list(nx.simple_cycles(rooms)) == []
+    assert rooms.has_edge("passes", "passes.canonicalization")  # else nothing was looked at
+
+
+def _room(module: str) -> str | None:
+    """The folder of passes/ that a module is in; None for one that is elsewhere."""
+    parts = module.split(".")[:2]
+    if parts[0] != "passes":
+        return None
+    return ".".join(parts) if (ROOT.joinpath(*parts)).is_dir() else "passes"
 
 
 def test_the_frame_imports_neither_tvm_nor_torch() -> None:
