@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ...compiler.ir.aliases import is_view
 from ...compiler.ir.constants import constant_tensor
-from ..canonicalization.scope import static_shape
+from ...compiler.ir.matching import static_shape
 from ..norms.moments import reduced_axes
 
 

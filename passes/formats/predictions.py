@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from ...compiler.ir.matching import static_shape
 from ...compiler.ir.operand_formats import Format
 from ...compiler.ir.residual_branches import convolutions_on_branches
 from ...compiler.pipeline import Context
@@ -19,7 +20,6 @@ from ...kernels.costs import (
     winograd_choice,
 )
 from ...kernels.tile_costs import tile_convolution_cycles
-from ..canonicalization.scope import static_shape
 from ..layout.extents import convolution_extents, phase_extents
 
 

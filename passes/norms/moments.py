@@ -9,7 +9,7 @@ from math import prod
 import onnx_ir as ir
 
 from ...compiler.ir.constants import scalar_constant
-from ..canonicalization.scope import static_shape
+from ...compiler.ir.matching import static_shape
 from .spelling import either_way, ints, maker, operands, with_constant
 
 

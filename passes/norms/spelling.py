@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...compiler.ir.constants import add_constant, constant_array, scalar_constant
+from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection, copy_source, remove_nodes, replace_node
-from ..canonicalization.scope import static_shape
 
 Attributes = Mapping[str, int | float | str]
 

@@ -7,11 +7,11 @@ from math import prod
 import onnx_ir as ir
 
 from ...compiler.ir.kinds import is_pointwise
+from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.pipeline import Context
 from ...kernels.costs import product_rows_drawback
 from ...kernels.strassen_costs import STRASSEN_PRECISION, strassen_drawback
-from ..canonicalization.scope import static_shape
 from .shapes import Rows, rows_of
 
 

@@ -9,7 +9,7 @@ from math import prod
 import onnx_ir as ir
 
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
-from ..canonicalization.scope import has_same_shape, static_shape
+from ...compiler.ir.matching import has_same_shape, static_shape
 from ..norms.moments import reduced_axes
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from ...compiler.ir.aliases import is_view, remove_unread_views, view_root
 from ...compiler.ir.constants import add_constant, constant_tensor
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of, takes_followers
-from ...compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, replace_node
-from ..canonicalization.scope import operation, static_shape
+from ...compiler.ir.matching import static_shape
+from ...compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, operation, replace_node
 from ..rows.shapes import rows_of
 from .regrouping import regrouped, widened
 
