@@ -107,12 +107,6 @@ def only_reader(value: ir.Value, *op_types: str) -> ir.Node | None:
     return reader if reader.domain == "" and reader.op_type in op_types and reader.graph is value.graph else None
 
 
-def ints(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The elements of a constant integer tensor."""
-    array = constant_array(value)
-    return None if array is None else tuple(int(one) for one in array.reshape(-1))
-
-
 def combined_by_channel(node: ir.Node, op_type: str, shape: tuple[int, ...]) -> tuple[ir.Node, np.ndarray] | None:
     """The one reader of a node's result, if it combines it with one constant for each channel, [C, 1, ...]."""
     reader = only_reader(node.outputs[0], op_type)

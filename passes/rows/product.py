@@ -9,10 +9,10 @@ import onnx_ir as ir
 from ...compiler.ir.kinds import is_pointwise
 from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection
+from ...compiler.ir.rows import Rows, rows_of
 from ...compiler.pipeline import Context
 from ...kernels.costs import product_rows_drawback
 from ...kernels.strassen_costs import STRASSEN_PRECISION, strassen_drawback
-from .shapes import Rows, rows_of
 
 
 def product_before(seed: ir.Node, claimed: dict[ir.Node, ir.Node]) -> ir.Node | None:
