@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from ..compiler.ir.constants import constant_tensor
 from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
+from ..compiler.ir.matching import static_shape
 from ..compiler.ir.operand_formats import Format, Formats, assign_operand_formats
 from ..compiler.ir.opset_raise import OLDEST
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
-from .canonicalization.scope import static_shape
 from .formats.predictions import Predictions
 from .formats.products import CONVOLUTIONS, RECURRENT, depth_of, is_constant, is_depthwise, is_narrow, multiply_adds, result_rows
 from .rows.columns import column_fault, is_by_column

@@ -15,9 +15,8 @@ from ..compiler.ir.functions import inline_function, is_fused
 from ..compiler.ir.kinds import is_known
 from ..compiler.ir.randomness import RANDOM_OPERATORS
 from ..compiler.ir.rewriter import Rejection, replace_node
-from ..compiler.ir.scopes import captured_values, subgraphs_of
+from ..compiler.ir.scopes import captured_values, release_subgraphs, subgraphs_of
 from ..compiler.pipeline import Context, Pass
-from .eliminate_dead import release_subgraphs
 from .expansions import PARTLY_EXPANDED, expansion_of
 
 # Operators that meant something else before this opset, although their attributes look the same.

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from ..compiler.ir.facts import schema_of
-from ..compiler.ir.scopes import subgraphs_of
+from ..compiler.ir.scopes import release_subgraphs, subgraphs_of
 from ..compiler.pipeline import Context, Pass
 
 
@@ -32,16 +32,6 @@ class EliminateDead(Pass):
             changed |= _sweep_graph(function.graph, function.opset_imports)
         changed |= _drop_functions(model)
         return _drop_initializers(model.graph) or changed
-
-
-def release_subgraphs(node: ir.Node) -> None:
-    """Empty the subgraphs of a node that is out of its graph, so that they no longer read values around them."""
-    for graph in subgraphs_of(node):
-        graph.outputs.clear()
-        inner = tuple(graph)
-        for child in inner:
-            release_subgraphs(child)
-        graph.remove(inner, safe=True)
 
 
 def _sweep_graph(graph: ir.Graph, opsets: Mapping[str, int]) -> bool:

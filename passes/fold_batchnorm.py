@@ -10,13 +10,13 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from ..compiler.ir.constants import constant_tensor
+from ..compiler.ir.matching import is_read
 from ..compiler.ir.names import release_name
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
 from .affine.anchors import anchor_of
 from .affine.chains import chain_after, chain_before
 from .affine.folds import Fold, fold_of
-from .canonicalization.scope import is_read
 
 
 @dataclass(frozen=True)

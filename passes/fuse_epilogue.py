@@ -13,12 +13,12 @@ import onnx_ir as ir
 from ..compiler.ir.aliases import is_view, view_root
 from ..compiler.ir.functions import fuse_into_function, group_name, is_fused
 from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
+from ..compiler.ir.matching import has_same_shape, static_shape
 from ..compiler.ir.rewriter import Rejection
+from ..compiler.ir.rows import rows_of
 from ..compiler.pipeline import Context, Pass
 from ..runtime.target import Target
-from .canonicalization.scope import has_same_shape, static_shape
 from .prologues.reading import is_readable
-from .rows.shapes import rows_of
 from .short_runs import short_run_fault
 
 

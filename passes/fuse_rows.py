@@ -10,12 +10,12 @@ import onnx_ir as ir
 from ..compiler.ir.functions import fuse_into_function
 from ..compiler.ir.kinds import is_pointwise
 from ..compiler.ir.rewriter import Rejection
+from ..compiler.ir.rows import Rows, claimed_nodes, rows_of
 from ..compiler.pipeline import Context, Pass
 from ..runtime.target import Target
 from .rows.columns import column_fault, is_by_column, spell_as_sum, summed_rows
 from .rows.growth import Growth, neighbours
 from .rows.product import product_before, product_fault
-from .rows.shapes import Rows, claimed_nodes, rows_of
 
 _NAMED_OPS = 6  # a function of more nodes is named by its first ones and their number
 _MIN_LENGTH = 8  # elements of a row; shorter ones fill no vector

@@ -14,12 +14,12 @@ import onnx
 import onnx_ir as ir
 
 from ..compiler.ir.constants import constant_array
+from ..compiler.ir.determinism import is_deterministic
 from ..compiler.ir.facts import schema_of
 from ..compiler.ir.rewriter import Rejection, replace_node
 from ..compiler.ir.scopes import subgraphs_of
 from ..compiler.ir.structure import attributes_key
 from ..compiler.pipeline import Context, Pass
-from .determinism import is_deterministic
 
 _Seen = dict[Hashable, ir.Node]
 _COMMUTATIVE = frozenset({"Add", "And", "Equal", "Mul", "Or", "Xor"})

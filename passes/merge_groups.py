@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from ..compiler.ir.functions import body_of, drop_uncalled_groups, fuse_into_function, group_name, inline_function, is_fused
 from ..compiler.ir.kinds import Kind, is_pointwise, kind_of
+from ..compiler.ir.matching import has_same_shape
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
-from .canonicalization.scope import has_same_shape
 from .short_runs import short_run_fault
 
 _NORMALIZATIONS = frozenset(["LayerNormalization", "RMSNormalization"])

@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from ..compiler.ir.functions import body_of, drop_uncalled_groups, fuse_into_function, inline_function, is_fused
 from ..compiler.ir.kinds import is_pointwise
+from ..compiler.ir.matching import static_shape
 from ..compiler.ir.operand_formats import assign_operand_formats, operand_formats
 from ..compiler.pipeline import Context, Pass
-from .canonicalization.scope import static_shape
 from .formats.moves import IMAGE_RANKS, is_image_reader, is_pool
 from .formats.narrowing import Narrowing
 from .formats.products import RECURRENT

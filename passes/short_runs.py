@@ -12,9 +12,9 @@ from math import ceil, prod
 import onnx_ir as ir
 
 from ..compiler.ir.facts import has_static_type, tensor_type
+from ..compiler.ir.matching import static_shape
 from ..kernels.cost.convolution import COSTLY, operations_of
 from ..runtime.target import Target
-from .canonicalization.scope import static_shape
 from .fusion_cost import REGION_OPERATIONS, Join, saved_cycles
 
 _LEAST_SQUARE = 4  # elements of a side

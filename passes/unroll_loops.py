@@ -11,10 +11,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ..compiler.ir.facts import source_of
+from ..compiler.ir.matching import is_read, static_shape
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
 from ..runtime.errors import InvalidModelError
-from .canonicalization.scope import Replacement, Rule, Scope, is_read, static_shape
+from .canonicalization.scope import Replacement, Rule, Scope
 from .canonicalization.sequences import elements_of, sequence_of
 from .canonicalization.walk import RuleTable, Walk
 from .canonicalize import AFTER_FOLDING, BEFORE_FOLDING

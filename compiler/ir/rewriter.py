@@ -48,6 +48,11 @@ class Rule(Protocol):
         """What to rewrite at `node`; a Rejection where it is nearly so; None where the rule has nothing to do with it."""
 
 
+def operation(op_type: str, inputs: Sequence[ir.Value | None], **attributes: int | float | str | Sequence[int]) -> ir.Node:
+    """A new node of one output, in no graph yet."""
+    return ir.node(op_type, inputs, attributes)
+
+
 def replace_node(
     owner: ir.Model | ir.Graph, node: ir.Node, new_nodes: Sequence[ir.Node], new_outputs: Sequence[ir.Value | None]
 ) -> None:

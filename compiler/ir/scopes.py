@@ -35,3 +35,13 @@ def captured_by(graph: ir.Graph) -> list[ir.Value]:
 def read_values(node: ir.Node) -> list[ir.Value]:
     """Every value a node needs: its inputs (absent optional ones left out), then what its subgraphs capture."""
     return [value for value in node.inputs if value is not None] + captured_values(node)
+
+
+def release_subgraphs(node: ir.Node) -> None:
+    """Empty the subgraphs of a node that is out of its graph, so that they no longer read values around them."""
+    for graph in subgraphs_of(node):
+        graph.outputs.clear()
+        inner = tuple(graph)
+        for child in inner:
+            release_subgraphs(child)
+        graph.remove(inner, safe=True)

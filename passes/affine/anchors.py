@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_array, constant_tensor
-from ..canonicalization.scope import input_at, is_constant, is_floating, rank_of, static_shape
+from ...compiler.ir.matching import input_at, is_constant, is_floating, rank_of, static_shape
 
 _BLOCK_BYTES = 4 << 20  # of a weight that is at once in float64
 

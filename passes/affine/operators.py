@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_array
-from ..canonicalization.scope import is_constant, is_floating, is_read
+from ...compiler.ir.matching import is_constant, is_floating, is_read
 from .channels import Channels
 
 _COMMUTATIVE = ("Add", "Mul")

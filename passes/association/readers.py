@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_tensor
-from ..canonicalization.scope import input_at, static_shape
+from ...compiler.ir.matching import input_at, static_shape
 from .weighted_sums import WeightedSum, same_rows
 
 _RECURRENT = ("GRU", "LSTM", "RNN")

@@ -11,9 +11,10 @@ import onnx_ir as ir
 
 from ...compiler.ir.constants import add_constant, constant_array, constant_tensor
 from ...compiler.ir.facts import infer_node
+from ...compiler.ir.matching import input_at, static_shape
 from ...compiler.ir.names import fresh_name
 from ...compiler.ir.rewriter import copy_source, drop_unused_constants, graph_of, literal_shape, replace_node
-from ..canonicalization.scope import input_at, respelled, static_shape
+from ..canonicalization.scope import respelled
 from .readers import Reader
 
 _BIAS = 3  # which input it is of a recurrent operator

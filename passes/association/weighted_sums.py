@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from ...compiler.ir.aliases import is_view
 from ...compiler.ir.constants import constant_tensor
-from ..canonicalization.scope import static_shape
-from ..norms.moments import reduced_axes
+from ...compiler.ir.matching import static_shape
+from ...compiler.ir.rows import reduced_axes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
+from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection
-from ..canonicalization.scope import static_shape
 from .membership import absorb, outside_reader
 
 _MAX_CHAIN = 64  # nodes that are looked at on either side of Softmax; the longest chain of a known model has about 12

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_array, scalar_constant
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
-from ..canonicalization.scope import static_shape
+from ...compiler.ir.matching import static_shape
 from .membership import absorb
 
 _PERMUTED = frozenset({"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})  # the same elements, elsewhere

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...compiler.ir.kinds import is_pointwise
-from ...compiler.ir.rewriter import remove_nodes, replace_node
-from ..canonicalization.scope import operation, rank_of
+from ...compiler.ir.matching import rank_of
+from ...compiler.ir.rewriter import operation, remove_nodes, replace_node
 
 _MAX_CHAIN = 16  # pointwise nodes that are looked at between Softmax and the Transpose
 

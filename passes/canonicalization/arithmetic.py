@@ -10,21 +10,9 @@ import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_array, scalar_constant
 from ...compiler.ir.facts import schema_of
-from .scope import (
-    Replacement,
-    Rule,
-    Scope,
-    input_at,
-    is_constant,
-    is_floating,
-    is_read,
-    operation,
-    producer_of,
-    rank_of,
-    respelled,
-    spelled,
-    static_shape,
-)
+from ...compiler.ir.matching import input_at, is_constant, is_floating, is_read, producer_of, rank_of, static_shape
+from ...compiler.ir.rewriter import operation
+from .scope import Replacement, Rule, Scope, respelled, spelled
 
 _SMALLEST_RECIPROCAL, _LARGEST_RECIPROCAL = 2.0**-14, 2.0**14  # powers of two whose reciprocal is normal in every float type
 

@@ -10,12 +10,13 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from ...compiler.ir.constants import constant_array, constant_tensor
+from ...compiler.ir.determinism import is_deterministic
 from ...compiler.ir.facts import has_static_type
 from ...compiler.ir.kinds import Kind, kind_of
+from ...compiler.ir.matching import is_constant, is_read, static_shape
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.scopes import subgraphs_of
-from ..determinism import is_deterministic
-from .scope import Replacement, Rule, Scope, is_constant, is_read, static_shape
+from .scope import Replacement, Rule, Scope
 
 # Operators whose result is bounded by their inputs although its shape depends on their values.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})

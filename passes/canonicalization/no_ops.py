@@ -9,24 +9,19 @@ import numpy as np
 import onnx_ir as ir
 
 from ...compiler.ir.constants import scalar_constant
-from .scope import (
-    Replacement,
-    Rule,
-    Scope,
-    becomes,
-    can_replace,
+from ...compiler.ir.matching import (
     has_same_shape,
     input_at,
     int_constants,
     is_constant,
     is_read,
-    operation,
     producer_of,
     rank_of,
-    respelled,
     static_shape,
     uniform_constant,
 )
+from ...compiler.ir.rewriter import operation
+from .scope import Replacement, Rule, Scope, becomes, can_replace, respelled
 
 
 def drop_identity(node: ir.Node, scope: Scope) -> Replacement | None:

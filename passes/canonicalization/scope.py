@@ -1,4 +1,4 @@
-"""What a local rewrite may ask of the graph and may make: the vocabulary of the rules of `canonicalize`.
+"""What a local rewrite may make: the vocabulary of the rules of `canonicalize`.
 
 A rule is a function of one node. It returns what the node becomes, a Rejection, or None; it changes nothing itself, except
 that it may add constants. A rule must make progress towards the canonical form: what it returns is visited again.
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ...compiler.ir.constants import add_constant, constant_array, constant_tensor
+from ...compiler.ir.constants import add_constant
+from ...compiler.ir.matching import is_read
 from ...compiler.ir.rewriter import Rejection
 
-_MAX_UNIFORM_ELEMENTS = 4096  # larger constants are not searched for a single repeated value
 _BUDGETED_FOLDS = 16  # folds of the largest size that one model may have
 
 
@@ -73,11 +73,6 @@ def spelled(*nodes: ir.Node) -> Replacement:
     return Replacement(nodes, (nodes[-1].outputs[0],))
 
 
-def operation(op_type: str, inputs: Sequence[ir.Value | None], **attributes: int | float | str | Sequence[int]) -> ir.Node:
-    """A new node of one output, in no graph yet."""
-    return ir.node(op_type, inputs, attributes)
-
-
 def respelled(node: ir.Node, inputs: Sequence[ir.Value | None], attributes: Mapping[str, ir.Attr]) -> Replacement:
     """The same operator with other inputs or attributes."""
     new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
@@ -87,10 +82,6 @@ def respelled(node: ir.Node, inputs: Sequence[ir.Value | None], attributes: Mapp
     return Replacement((new,), tuple(new.outputs))
 
 
-def is_read(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
-
-
 def can_replace(old: ir.Value, new: ir.Value) -> bool:
     """Whether `new` can take the place of `old` without an Identity to carry the name of a graph output."""
     if not old.is_graph_output():
@@ -98,64 +89,3 @@ def can_replace(old: ir.Value, new: ir.Value) -> bool:
     producer, consumer = new.producer(), old.producer()
     assert consumer is not None
     return producer is not None and producer.graph is consumer.graph and not new.is_graph_output()
-
-
-def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The dimensions of a value, or None where one is unknown or symbolic."""
-    if value is None or value.shape is None:
-        return None
-    dims = tuple(dim for dim in value.shape if isinstance(dim, int))
-    return dims if len(dims) == len(value.shape) else None
-
-
-def rank_of(value: ir.Value | None) -> int | None:
-    return None if value is None or value.shape is None else len(value.shape)
-
-
-def has_same_shape(first: ir.Value, second: ir.Value) -> bool:
-    """Whether the shapes are known to be equal: the same numbers and the same named dimensions."""
-    if first.shape is None or second.shape is None or len(first.shape) != len(second.shape):
-        return False
-    return all(
-        a == b and (isinstance(a, int) or a.value is not None) for a, b in zip(first.shape.dims, second.shape.dims, strict=True)
-    )
-
-
-def input_at(node: ir.Node, index: int) -> ir.Value | None:
-    """The input at a position; None where an optional one is absent."""
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
-def is_constant(value: ir.Value | None) -> bool:
-    """Whether a value is a constant of numbers; nothing is read of it."""
-    tensor = None if value is None else constant_tensor(value)
-    return tensor is not None and tensor.dtype != ir.DataType.STRING
-
-
-def int_constants(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The elements of a constant integer tensor."""
-    array = constant_array(value)
-    return None if array is None else tuple(int(element) for element in array.reshape(-1))
-
-
-def uniform_constant(value: ir.Value | None) -> float | int | bool | None:
-    """The number that every element of a constant is; None if they differ, or there are none or too many to look."""
-    tensor = None if value is None else constant_tensor(value)
-    array = constant_array(value) if tensor is not None and 1 <= tensor.size <= _MAX_UNIFORM_ELEMENTS else None
-    if array is None:
-        return None
-    first = array.reshape(-1)[0]
-    if array.size > 1 and not bool((array == first).all()):
-        return None
-    element = first.item()
-    return element if isinstance(element, (bool, int)) else float(element)
-
-
-def is_floating(value: ir.Value | None) -> bool:
-    return value is not None and value.dtype is not None and value.dtype.is_floating_point()
-
-
-def producer_of(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """The node that makes a value, if it is an ONNX operator of that type."""
-    producer = None if value is None else value.producer()
-    return producer if producer is not None and producer.op_type == op_type and producer.domain == "" else None

@@ -9,9 +9,10 @@ import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_array, scalar_constant
 from ...compiler.ir.facts import source_of
-from ...compiler.ir.rewriter import Rejection
+from ...compiler.ir.matching import input_at, producer_of, static_shape
+from ...compiler.ir.rewriter import Rejection, operation
 from ...runtime.errors import InvalidModelError
-from .scope import Replacement, Rule, Scope, becomes, input_at, operation, producer_of, spelled, static_shape
+from .scope import Replacement, Rule, Scope, becomes, spelled
 
 _WIDEST_CONCAT = 64  # tensors that one Concat joins: its kernel takes a pointer and writes a loop for each of them
 # What looks at the elements of a sequence through `elements_of`, and needs no node that makes it.

@@ -8,19 +8,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...compiler.ir.rewriter import literal_shape
-from .scope import (
-    Replacement,
-    Rule,
-    Scope,
-    input_at,
-    int_constants,
-    operation,
-    producer_of,
-    rank_of,
-    spelled,
-    static_shape,
-)
+from ...compiler.ir.matching import input_at, int_constants, producer_of, rank_of, static_shape
+from ...compiler.ir.rewriter import literal_shape, operation
+from .scope import Replacement, Rule, Scope, spelled
 
 
 def reshape_literally(node: ir.Node, scope: Scope) -> Replacement | None:

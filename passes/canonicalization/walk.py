@@ -10,12 +10,12 @@ from itertools import chain
 import onnx_ir as ir
 
 from ...compiler.ir.facts import has_static_type, infer_node
+from ...compiler.ir.matching import is_read
 from ...compiler.ir.rewriter import Rejection, replace_node
-from ...compiler.ir.scopes import read_values, subgraphs_of
+from ...compiler.ir.scopes import read_values, release_subgraphs, subgraphs_of
 from ...compiler.pipeline import Context
-from ..eliminate_dead import release_subgraphs
 from . import folding
-from .scope import Replacement, Rule, Scope, is_read
+from .scope import Replacement, Rule, Scope
 
 Family = Mapping[str, tuple[Rule, ...]]  # rules by the operator that they look at
 

@@ -10,21 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_array
-from .scope import (
-    Replacement,
-    Rule,
-    Scope,
-    input_at,
-    int_constants,
-    is_constant,
-    is_read,
-    operation,
-    rank_of,
-    respelled,
-    spelled,
-    static_shape,
-    uniform_constant,
-)
+from ...compiler.ir.matching import input_at, int_constants, is_constant, is_read, rank_of, static_shape, uniform_constant
+from ...compiler.ir.rewriter import operation
+from .scope import Replacement, Rule, Scope, respelled, spelled
 
 _GLOBAL_TYPES = (ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16)  # of global pools in every opset
 

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from ...compiler.ir.aliases import Aliases
 from ...compiler.ir.constants import add_constant, constant_tensor
 from ...compiler.ir.facts import tensor_type
+from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection
-from ..canonicalization.scope import static_shape
 
 Cuts = tuple[int, ...]
 

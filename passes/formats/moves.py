@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...compiler.ir.kinds import Kind, kind_of
+from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import remove_nodes
-from ..canonicalization.scope import static_shape
 from .products import CONVOLUTIONS
 
 IMAGE_RANKS = (3, 4, 5)  # of signals, images and volumes

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from ...compiler.ir.matching import static_shape
 from ...compiler.ir.operand_formats import Format
 from ...compiler.ir.residual_branches import convolutions_on_branches
 from ...compiler.pipeline import Context

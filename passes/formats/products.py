@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.kinds import Kind, kind_of
-from ..canonicalization.scope import static_shape
+from ...compiler.ir.matching import static_shape
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 RECURRENT = frozenset(["GRU", "LSTM", "RNN"])

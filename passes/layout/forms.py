@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.kinds import Kind, kind_of
-from ..canonicalization.scope import static_shape
+from ...compiler.ir.matching import static_shape
 
 RANKS = (3, 4, 5)  # of signals, images and volumes, of which everything said of images holds
 

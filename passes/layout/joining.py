@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import tensor_type
 from ...compiler.ir.functions import body_of, fuse_into_function, inline_function, is_fused
-from ..canonicalization.scope import static_shape
+from ...compiler.ir.matching import static_shape
 from .forms import to_last
 from .movers import is_stored_apart
 

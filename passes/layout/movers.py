@@ -11,8 +11,8 @@ from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, kind_of
+from ...compiler.ir.matching import int_constants, static_shape
 from ...kernels.cost.convolution import conversion_cycles, copy_cycles
-from ..canonicalization.scope import int_constants, static_shape
 from .forms import Flexible, conversion_bytes, is_image, to_first, to_last
 
 MEANS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax", "ReduceMax": "ReduceMax", "ReduceMean": "ReduceMean"}

@@ -11,6 +11,7 @@ from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, is_known, is_pointwise, kind_of
+from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection
 from ...kernels.cost.amx import TERMS, tile_convolution_cycles
 from ...kernels.cost.convolution import (
@@ -27,7 +28,6 @@ from ...kernels.cost.convolution import (
 from ...runtime.machine import Machine
 from ...runtime.precision import Precision
 from ...runtime.target import Target
-from ..canonicalization.scope import static_shape
 from .edges import EDGES, edge_form
 from .extents import convolution_extents, numbers_of, phase_extents
 from .forms import Flexible, as_it_lies, conversion_bytes, is_image

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...compiler.ir.constants import add_constant, constant_array
-from ..canonicalization.scope import static_shape
+from ...compiler.ir.matching import static_shape
 from .forms import to_first, to_last
 
 _AXES_INPUT = {"Pad": 3, "Slice": 3}

@@ -14,9 +14,9 @@ from math import pi, sqrt
 import onnx_ir as ir
 
 from ...compiler.ir.constants import scalar_constant
-from ...compiler.ir.polynomial import Exponents, Polynomial, leaves_below, polynomial_of
+from ...compiler.ir.matching import has_same_shape
 from ...compiler.ir.rewriter import Rejection
-from ..canonicalization.scope import has_same_shape
+from .polynomial import Exponents, Polynomial, leaves_below, polynomial_of
 from .spelling import Attributes, Spelling
 
 _STEPS = 6  # nodes between the function and the result, at most

@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_array
 from ...compiler.ir.facts import dtype_name
+from ...compiler.ir.matching import input_at, static_shape
 from ...compiler.ir.rewriter import Rejection
-from ..canonicalization.scope import input_at, static_shape
 from .spelling import Spelling, combined_by_channel, maker, only_reader
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 import onnx_ir as ir
 
 from ...compiler.ir.constants import scalar_constant
-from ..canonicalization.scope import static_shape
-from .spelling import either_way, ints, maker, operands, with_constant
+from ...compiler.ir.matching import static_shape
+from ...compiler.ir.rows import reduced_axes
+from .spelling import either_way, maker, operands, with_constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +54,6 @@ def reduced(value: ir.Value | None, op_type: str) -> Reduced | None:
         return Reduced(node.inputs[0], axes, 1.0, (node,))
     kept = tuple(1 if axis in axes else dim for axis, dim in enumerate(static_shape(node.inputs[0]) or ()))
     return Reduced(node.inputs[0], axes, 1.0, (view, node)) if shape is not None and shape == kept else None
-
-
-def reduced_axes(node: ir.Node) -> tuple[int, ...] | None:
-    """The dimensions that a reduction is over, counted from 0, whether given as attribute or input; None where a run decides."""
-    shape = node.inputs[0].shape if node.inputs[0] is not None else None
-    if shape is None:
-        return None
-    axes: Sequence[int] | None = node.attributes.get_ints("axes")
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
-        axes = ints(node.inputs[1])
-        if axes is None:
-            return None
-    if not axes:
-        return None if node.attributes.get_int("noop_with_empty_axes", 0) else tuple(range(len(shape)))
-    return tuple(sorted({axis % len(shape) for axis in axes}))
 
 
 def mean_of(value: ir.Value | None) -> Reduced | None:

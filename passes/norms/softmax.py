@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ...compiler.ir.matching import has_same_shape
 from ...compiler.ir.rewriter import Rejection
-from ..canonicalization.scope import has_same_shape
 from .moments import Reduced, reduced
 from .spelling import Spelling, either_way, maker, operands
 

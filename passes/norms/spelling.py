@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...compiler.ir.constants import add_constant, constant_array, scalar_constant
+from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection, copy_source, remove_nodes, replace_node
-from ..canonicalization.scope import static_shape
 
 Attributes = Mapping[str, int | float | str]
 
@@ -105,12 +105,6 @@ def only_reader(value: ir.Value, *op_types: str) -> ir.Node | None:
         return None
     (reader,) = readers
     return reader if reader.domain == "" and reader.op_type in op_types and reader.graph is value.graph else None
-
-
-def ints(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The elements of a constant integer tensor."""
-    array = constant_array(value)
-    return None if array is None else tuple(int(one) for one in array.reshape(-1))
 
 
 def combined_by_channel(node: ir.Node, op_type: str, shape: tuple[int, ...]) -> tuple[ir.Node, np.ndarray] | None:

@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_array, scalar_constant
 from ...compiler.ir.facts import dtype_name
+from ...compiler.ir.matching import has_same_shape, static_shape
 from ...compiler.ir.rewriter import Rejection
-from ..canonicalization.scope import has_same_shape, static_shape
 from .moments import Quotient, Reduced, deviation_of, mean_of, quotient_by_root, square_of
 from .spelling import Spelling, combined_by_channel, either_way, maker, only_reader
 

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from ...compiler.ir.aliases import is_view
 from ...compiler.ir.constants import constant_array, constant_tensor
 from ...compiler.ir.kinds import is_pointwise
+from ...compiler.ir.matching import input_at, static_shape
 from ...compiler.ir.rewriter import Rejection
-from ..canonicalization.scope import input_at, static_shape
 
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 _MAX_FOLLOWERS = 8  # pointwise nodes that branches may have in common

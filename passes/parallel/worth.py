@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from ...compiler.ir.facts import tensor_type
 from ...compiler.ir.kinds import is_pointwise
+from ...compiler.ir.matching import has_same_shape
 from ...compiler.ir.rewriter import Rejection
 from ..attention.core import find_core
 from ..attention.surroundings import absorb_prologues
-from ..canonicalization.scope import has_same_shape
 from .families import Branch
 
 LAUNCH_BYTES = 24_000  # 2.4 us at 10 GB/s

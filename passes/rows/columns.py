@@ -7,9 +7,9 @@ import onnx_ir as ir
 
 from ...compiler.ir.aliases import remove_unread_views, view_root
 from ...compiler.ir.constants import add_constant, constant_tensor
-from ...compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, replace_node
-from ..canonicalization.scope import input_at, operation, static_shape
-from .shapes import Rows
+from ...compiler.ir.matching import input_at, static_shape
+from ...compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, operation, replace_node
+from ...compiler.ir.rows import Rows
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # narrower ones would round every product
 

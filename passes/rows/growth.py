@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from ...compiler.ir.facts import tensor_type
 from ...compiler.ir.kinds import is_pointwise
+from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection
-from ..canonicalization.scope import static_shape
-from .shapes import Place, Rows, has_row_types, rows_of
+from ...compiler.ir.rows import Place, Rows, has_row_types, rows_of
 
 SCRATCH_BYTES = 128 * 1024  # of a thread, as the kernel has it
 _ROW_OPERATOR_VALUES = 2  # that one keeps at most: shifted or centred elements, and its result

@@ -7,7 +7,9 @@ from math import prod
 import onnx_ir as ir
 
 from ...compiler.ir.kinds import is_pointwise
+from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection
+from ...compiler.ir.rows import Rows, rows_of
 from ...compiler.pipeline import Context
 from ...kernels.cost.convolution import product_rows_drawback
 from ...kernels.cost.strassen import STRASSEN_PRECISION, strassen_drawback

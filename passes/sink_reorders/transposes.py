@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from ...compiler.ir.aliases import view_root
 from ...compiler.ir.kinds import is_pointwise, takes_followers
+from ...compiler.ir.matching import rank_of, static_shape
 from ...compiler.ir.rewriter import Rejection, remove_nodes, replace_node
-from ..canonicalization.scope import rank_of, static_shape
 
 
 def transpose_before(node: ir.Node) -> ir.Node | Rejection | None:

@@ -12,12 +12,11 @@ import onnx_ir as ir
 from ...compiler.ir.aliases import is_view, remove_unread_views, view_root
 from ...compiler.ir.constants import add_constant, constant_tensor
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of, takes_followers
-from ...compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, replace_node
-from ..canonicalization.scope import operation, static_shape
-from ..rows.shapes import rows_of
+from ...compiler.ir.matching import static_shape
+from ...compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, operation, replace_node
+from ...compiler.ir.rows import ROW_OPERATORS, rows_of
 from .regrouping import regrouped, widened
 
-_ROW_OPERATORS = ("LayerNormalization", "LogSoftmax", "RMSNormalization", "Softmax")  # whose results have their operands' shape
 _MAX_PULLED = 8  # nodes that one node may take along into another shape
 _MAX_REPEATED = 4096  # elements of a constant that is repeated to be shown in another shape
 _Shape = tuple[int, ...]
@@ -46,7 +45,7 @@ def view_before(node: ir.Node) -> ir.Value | None:
 
 
 def _is_of_rows(node: ir.Node) -> bool:
-    return node.op_type in _ROW_OPERATORS and rows_of(node) is not None and not any(value.name for value in node.outputs[1:])
+    return node.op_type in ROW_OPERATORS and rows_of(node) is not None and not any(value.name for value in node.outputs[1:])
 
 
 def _reading_fault(root: ir.Value) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_tensor
+from ...compiler.ir.matching import input_at
 from ...compiler.ir.randomness import RANDOM_OPERATORS
 from ...compiler.ir.scopes import subgraphs_of
-from ..canonicalization.scope import input_at
 
 _LOOPS = frozenset(["Loop", "Scan", "SequenceMap"])
 # What reads of a value only its type or structure, which copies of the body may well know.

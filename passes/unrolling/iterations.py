@@ -10,8 +10,10 @@ import onnx_ir as ir
 
 from ...compiler.ir.cloning import ValueMap, clone_node
 from ...compiler.ir.constants import share_constant
+from ...compiler.ir.matching import is_read, static_shape
 from ...compiler.ir.names import fresh_name
-from ..canonicalization.scope import Scope, is_read, operation, static_shape
+from ...compiler.ir.rewriter import operation
+from ..canonicalization.scope import Scope
 from ..canonicalization.sequences import stack
 
 

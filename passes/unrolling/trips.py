@@ -10,11 +10,11 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from ...compiler.ir.constants import constant_array, scalar_constant
+from ...compiler.ir.determinism import is_deterministic
+from ...compiler.ir.matching import input_at
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.scopes import subgraphs_of
 from ..canonicalization.folding import is_misread
-from ..canonicalization.scope import input_at
-from ..determinism import is_deterministic
 
 _NUMBER, _CONDITION = 0, 1  # parameters of a body: of the iteration, and whether it runs; the others are carried values
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..compiler.ir.randomness import draws_random_numbers
+from .randomness import draws_random_numbers
 
 
 def is_deterministic(node: ir.Node, model: ir.Model) -> bool:

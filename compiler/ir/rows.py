@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
 import onnx_ir as ir
 
-from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
-from ..canonicalization.scope import has_same_shape, static_shape
-from ..norms.moments import reduced_axes
+from .kinds import Kind, is_pointwise, kind_of
+from .matching import has_same_shape, int_constants, static_shape
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _TYPES = (*FLOATS, ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64)
-_ROW_OPERATORS = frozenset(["LayerNormalization", "LogSoftmax", "RMSNormalization", "Softmax"])
+# Their results have the shape of their first operands.
+ROW_OPERATORS = frozenset(["LayerNormalization", "LogSoftmax", "RMSNormalization", "Softmax"])
 _REDUCTION_NAMES = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 _REDUCTIONS = frozenset(f"Reduce{name}" for name in _REDUCTION_NAMES.split())
 _ANCHORS = (Kind.INJECTIVE, Kind.REDUCTION, Kind.OUTPUT_FUSABLE)
@@ -71,10 +72,25 @@ def rows_of(node: ir.Node) -> Rows | None:
 def _axes_of(node: ir.Node, rank: int) -> tuple[int, ...] | None:
     if node.op_type in _REDUCTIONS:
         return reduced_axes(node)
-    if node.op_type not in _ROW_OPERATORS:
+    if node.op_type not in ROW_OPERATORS:
         return None
     axis = node.attributes.get_int("axis", -1) % rank
     return (axis,) if node.op_type in ("LogSoftmax", "Softmax") else tuple(range(axis, rank))
+
+
+def reduced_axes(node: ir.Node) -> tuple[int, ...] | None:
+    """The dimensions that a reduction is over, counted from 0, whether given as attribute or input; None where a run decides."""
+    shape = node.inputs[0].shape if node.inputs[0] is not None else None
+    if shape is None:
+        return None
+    axes: Sequence[int] | None = node.attributes.get_ints("axes")
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        axes = int_constants(node.inputs[1])
+        if axes is None:
+            return None
+    if not axes:
+        return None if node.attributes.get_int("noop_with_empty_axes", 0) else tuple(range(len(shape)))
+    return tuple(sorted({axis % len(shape) for axis in axes}))
 
 
 def has_row_types(node: ir.Node) -> bool:
