@@ -30,6 +30,11 @@ class TensorType:
         return prod(self.shape)
 
     @property
+    def bits(self) -> int:
+        """Of one element."""
+        return 8 * np.dtype(self.dtype).itemsize
+
+    @property
     def item_bytes(self) -> int:
         return np.dtype(self.dtype).itemsize
 

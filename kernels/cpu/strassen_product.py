@@ -16,6 +16,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, share, unravel
 from ..configuration import TEMPLATE
+from ..formats.format import F32
 from ..group import Group, Op
 from ..strassen_costs import STRASSEN_PRECISION, StrassenChoice, strassen_choices, strassen_drawback
 from ..template import BuiltKernel, Operand, Refusal
@@ -143,7 +144,7 @@ class StrassenProduct:
         sum_tile(
             builder,
             tile,
-            TYPE,
+            F32,
             (self.k,),
             lambda row, ks: self.sums[left + row * self.pitch + ks[0]],
             lambda column, ks: self.weights[panel.base + ks[0] * tile.columns + column],

@@ -29,7 +29,7 @@ def fused(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         error = (product - (exact - part)) + (wide - part)
         is_even = (exact.view(np.int64) & 1) == 0
         toward = np.where(error > 0, np.inf, -np.inf)
-        odd = np.where((error != 0) & np.isfinite(exact) & is_even, np.nextafter(exact, toward), exact)
+        odd: np.ndarray = np.where((error != 0) & np.isfinite(exact) & is_even, np.nextafter(exact, toward), exact)
         return odd.astype(np.float32)
 
 
