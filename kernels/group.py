@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..runtime.plan import TensorType
-from ..runtime.precision import Precision
+from ..runtime.precision import TOLERANCES, Precision, Tolerance
 from .configuration import Configuration
 from .formats.format import Storage
 
@@ -66,6 +66,11 @@ class Group:
     def literal(self, name: str) -> np.ndarray | None:
         """Value of a small constant; None for an absent input or one not known while compiling."""
         return self.literals.get(name) if name else None
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What the group's precision allows."""
+        return TOLERANCES[self.precision]
 
     def storage(self, name: str) -> Storage:
         """How a value is stored."""

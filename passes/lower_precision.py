@@ -19,7 +19,6 @@ from ..compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants
 from ..compiler.pipeline import Context, Pass
 from ..kernels.costs import (
     PAIRED_TILES,
-    WINOGRAD_OUTPUTS,
     channels_last_cycles,
     has_fewer_pairs_of_taps,
     in_pairs,
@@ -27,6 +26,7 @@ from ..kernels.costs import (
     winograd_choice,
 )
 from ..kernels.tile_costs import tile_convolution_cycles
+from ..runtime.precision import TOLERANCES
 from .canonicalization.scope import static_shape
 from .layout.extents import convolution_extents, phase_extents
 
@@ -90,7 +90,8 @@ class LowerPrecision(Pass):
 
 
 def _narrow_precision(context: Context) -> Narrow | None:
-    return context.precision if context.precision in ("bfloat16", "float16") else None
+    storage = TOLERANCES[context.precision].storage
+    return None if storage == "float32" else storage
 
 
 @dataclass(slots=True)
@@ -161,7 +162,7 @@ class _Lowering:
         """Whether a convolution will be Winograd's, which makes float32 numbers of its weights: rounding them wins nothing."""
         target = self.context.target
         is_plane = node.op_type == "Conv" and len(static_shape(node.outputs[0]) or ()) == 4
-        if not is_plane or target.has_tiles or self.context.precision not in WINOGRAD_OUTPUTS:
+        if not is_plane or target.has_tiles or not TOLERANCES[self.context.precision].winograd_outputs:
             return False
         one = replace(convolution_extents(node), element_bytes=2)
         lanes, registers = target.vector_lanes, target.vector_registers

@@ -23,7 +23,7 @@ from ..builder import Expr, Index, KernelBuilder, share
 from ..formats.format import Format, Storage, format_for, plain
 from ..group import Group
 from ..template import BuiltKernel, Refusal
-from ..tile_costs import TERMS, tile_product_cycles, vector_product_cycles
+from ..tile_costs import tile_product_cycles, vector_product_cycles
 from .anchored import bound_unravel
 from .attention_elements import Elements
 from .attention_form import Attention, attention_of
@@ -98,7 +98,7 @@ class _Kernel:
     @property
     def terms(self) -> tuple[int, int]:
         """bfloat16 terms on the tile unit, of scores and of results. Softmax makes relative errors of absolute ones of scores."""
-        terms = TERMS[self.form.group.precision]
+        terms = self.form.group.tolerance.terms
         return (1 if terms == 1 else 3), terms
 
     @cached_property
@@ -127,7 +127,7 @@ class _Kernel:
     def _words(self) -> Format | None:
         """The dot products of words that the operands may be rounded to."""
         form, storage = self.form, Storage("bfloat16")
-        if TERMS[form.group.precision] > 1 or form.dtype != "float32":
+        if not form.group.tolerance.may_round or form.dtype != "float32":
             return None
         return format_for(storage, storage, self.target, lambda one: form.depth % one.k_pack == 0, unit="dot")
 
@@ -226,7 +226,7 @@ class _Kernel:
         scores, factors = own(self.block_rows * longest), own(self.block_rows)
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
         of_rows = words if self.has_words and not self.weighs else None
-        is_rough = TERMS[form.group.precision] == 1 and form.dtype == "float32" and not self.is_few
+        is_rough = form.group.tolerance.may_round and form.dtype == "float32" and not self.is_few
         block = Rows(self.builder, form.dtype, scores, factors, of_rows, is_rough, state)
         return Places(queries, keys, values, block, words, tiles)
 

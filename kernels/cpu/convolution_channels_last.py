@@ -320,7 +320,7 @@ def packs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:
     So do those of float32 for which bfloat16 is exact enough, and whose odd number of channels makes no pairs.
     """
     source, weights, result = (form.inner.types[name] for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
-    if form.outer.precision != "bfloat16" or not BF16_DOT.runs_on(target) or form.anchor.inputs[1] not in form.inner.constants:
+    if not form.outer.tolerance.may_round or not BF16_DOT.runs_on(target) or form.anchor.inputs[1] not in form.inner.constants:
         return False
     has_pairs = window.kernel[-1] > 1 and window.dilations[-1] == 1 and weights.shape[1] % 2 == 1
     is_long = result.elements * prod(weights.shape[1:]) >= _LEAST_ROUNDED

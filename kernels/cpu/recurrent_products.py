@@ -32,7 +32,7 @@ def row_format(group: Group, x: str, weights: str, rows: int, target: Target) ->
     """How `rows` rows are multiplied, in a recurrence over `x`: numbers of the type of its arithmetic, which are rounded to
     bfloat16 where the format says so.
     """
-    may_round = group.precision == "bfloat16" or group.types[x].dtype == "bfloat16"
+    may_round = group.tolerance.may_round or group.types[x].dtype == "bfloat16"
     rounds = may_round and rows > _FEW_ROWS and target.multiplies_pairs  # CPUs with tiles multiply pairs slowly
 
     def can_read(one: Format) -> bool:

@@ -18,7 +18,7 @@ from ..builder import Expr, Index, KernelBuilder, share, unravel
 from ..configuration import TEMPLATE
 from ..formats.format import F32
 from ..group import Group, Op
-from ..strassen_costs import STRASSEN_PRECISION, StrassenChoice, strassen_choices, strassen_drawback
+from ..strassen_costs import StrassenChoice, strassen_choices, strassen_drawback
 from ..template import BuiltKernel, Operand, Refusal
 from .bilinear import PackBilinear, combine, strassen
 from .common import finish
@@ -180,7 +180,7 @@ class StrassenProduct:
 
 def strassen_obstacle(group: Group, seen: Group, anchor: Op, target: Target) -> str:
     """Why Strassen's algorithm may not compute the anchor of a group, whose operands it has as `seen`; empty if it may."""
-    if group.precision != STRASSEN_PRECISION:
+    if not group.tolerance.allows_strassen:
         return f"its errors grow with the largest element of a block, which precision {group.precision} does not allow"
     if target.is_gpu:
         return "is for CPUs"

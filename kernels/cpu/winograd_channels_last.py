@@ -27,7 +27,6 @@ from ..configuration import TEMPLATE
 from ..costs import (
     PAIRED_TILES,
     WINOGRAD_HALF_OUTPUTS,
-    WINOGRAD_OUTPUTS,
     Convolution,
     WinogradChoice,
     channels_last_cycles,
@@ -90,7 +89,7 @@ def direct_convolution_cycles(form: ChannelsLast, target: Target) -> float:
 def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
     """The size of the tiles that would compute the form's anchor, and what they would take; or why they may not."""
     precision = form.outer.precision
-    if precision not in WINOGRAD_OUTPUTS:
+    if not form.outer.tolerance.winograd_outputs:
         return Refusal(f"its errors grow with the largest element of a tile, which precision {precision} does not allow")
     if reason := _obstacle(form, target):
         return Refusal(reason)

@@ -23,8 +23,8 @@ from ...kernels.costs import (
     scattered_cycles,
     winograd_choice,
 )
-from ...kernels.tile_costs import TERMS, tile_convolution_cycles
-from ...runtime.precision import Precision
+from ...kernels.tile_costs import tile_convolution_cycles
+from ...runtime.precision import TOLERANCES, Precision
 from ...runtime.target import Target
 from ..canonicalization.scope import static_shape
 from .edges import EDGES, edge_form
@@ -142,7 +142,7 @@ def _cycles_of_last(
     is_plain = has_weights and source.dtype == ir.DataType.FLOAT
     is_bfloat16 = has_weights and is_narrow and source.dtype == ir.DataType.BFLOAT16
     if target.has_tiles and (is_plain or is_bfloat16):
-        cycles = min(cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision]))
+        cycles = min(cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TOLERANCES[precision].terms))
     is_plane = anchor.op_type == "Conv" and len(tensor_type(source).shape) == 4
     may_transform = is_plane and (is_plain or is_bfloat16)
     choice = winograd_choice(one, lanes, registers, precision) if may_transform else None

@@ -10,7 +10,8 @@ from ...compiler.ir.kinds import is_pointwise
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.pipeline import Context
 from ...kernels.costs import product_rows_drawback
-from ...kernels.strassen_costs import STRASSEN_PRECISION, strassen_drawback
+from ...kernels.strassen_costs import strassen_drawback
+from ...runtime.precision import TOLERANCES
 from ..canonicalization.scope import static_shape
 from .shapes import Rows, rows_of
 
@@ -52,7 +53,7 @@ def _fault(product: ir.Node, rows: Rows, context: Context) -> str:
         return f"%{result.name} is read by {other.op_type}, too"
     depth, is_transposed = prod(weights) // rows.length, product.attributes.get_int("transA", 0) == 1
     size = rows.number, rows.length, depth, target.vector_lanes, target.vector_registers
-    if context.precision == STRASSEN_PRECISION and not is_transposed and not strassen_drawback(*size):
+    if TOLERANCES[context.precision].allows_strassen and not is_transposed and not strassen_drawback(*size):
         return "by Strassen's fewer multiplications, which take blocks of all rows, it is faster alone"
     return product_rows_drawback(rows.number, depth, rows.length, target.threads)
 
