@@ -74,7 +74,8 @@ class Group:
 
     def storage(self, name: str) -> Storage:
         """How a value is stored."""
-        return self.formats.get(name) or Storage(self.types[name].dtype)
+        kind = self.types[name]
+        return self.formats.get(name) or Storage(kind.dtype, is_packed=kind.is_packed)
 
     def key(self) -> str:
         """Equal for groups that one kernel can serve: in structure, types, formats, attributes, literals, precision and place."""

@@ -133,7 +133,7 @@ class Product:
             shifted_loads=not padded and b.lines % lanes != 0,
             b_padded=padded,
             stream_cycles=stream_cycles(self.k_steps, self.builder.vector_bytes) if padded else 0.0,
-            row_bytes=0 if packs_a or a.lines_last or copies_a else a.depth * self.group.types[a.name].item_bytes,
+            row_bytes=0 if packs_a or a.lines_last or copies_a else self.group.types[a.name].bytes_of(a.depth),
             cuts_last=not packs_a,
         )
         tile = self.builder.choose("tile", tiles)
@@ -164,12 +164,12 @@ class Product:
         a = self.a
         kind = self.group.types[a.name]
         pays = min(a.lines, self.b.lines) >= _SPREAD_LINES and kind.size_bytes <= _SPREAD_BYTES and not self.builder.is_grid
-        return pays and not a.lines_last and share_sets(a.depth * kind.item_bytes)
+        return pays and not a.lines_last and share_sets(kind.bytes_of(a.depth))
 
     def spread_rows(self) -> Load:
         """A copy of the rows of A in the workspace, a cache line further apart, which begins with a zero."""
         builder, a, kind = self.builder, self.a, self.group.types[self.a.name]
-        pitch = a.depth + LINE_BYTES // kind.item_bytes
+        pitch = a.depth + LINE_BYTES * 8 // kind.bits
         source = builder.parameter(a.name, kind.elements, kind.dtype)
         spread = builder.workspace(kind.elements // a.depth * pitch, kind.dtype)
         with builder.chunks(kind.elements // a.depth, kind.elements) as row:

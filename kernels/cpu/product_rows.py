@@ -161,7 +161,7 @@ class _ProductRows(Product):
             shifted_loads=False,
             b_padded=True,
             stream_cycles=stream,
-            row_bytes=0 if self.crowds() else self.a.depth * self.group.types[self.a.name].item_bytes,
+            row_bytes=0 if self.crowds() else self.group.types[self.a.name].bytes_of(self.a.depth),
             cuts_last=True,
         )
         tile = self.builder.choose("tile", options)

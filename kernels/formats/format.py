@@ -26,11 +26,12 @@ class Storage:
     dtype: str
     scales: Granularity = "none"
     has_zero_points: bool = False
+    is_packed: bool = False  # as in TensorType
 
     @property
     def bits(self) -> int:
-        """Of one element."""
-        return TensorType((), self.dtype).bits
+        """That one element takes in memory."""
+        return TensorType((), self.dtype, self.is_packed).bits
 
     def __str__(self) -> str:
         return f" by {self.scales}" * (self.scales != "none") + " with zero points" * self.has_zero_points
