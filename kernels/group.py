@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..runtime.plan import TensorType
-from ..runtime.precision import Precision
+from ..runtime.precision import TOLERANCES, Precision, Tolerance
 from .configuration import Configuration
+from .formats.format import Storage
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Group:
     `constants` holds the inputs whose bytes never change; `literals` the small constants whose very value is known, and
     which a kernel may therefore write into its code. `precision` is what its results must keep, `configuration` what its template
     shall choose among what is legal. What `is_on_branch` is added to something, so that its errors are a part of the sum only.
+    `formats` says how operands are stored whose types alone do not say it: their scales and zero points.
     """
 
     ops: tuple[Op, ...]
@@ -47,6 +49,7 @@ class Group:
     precision: Precision = "float32"
     configuration: Configuration = field(default_factory=dict)
     is_on_branch: bool = False
+    formats: Mapping[str, Storage] = field(default_factory=dict)
 
     @cached_property
     def producers(self) -> dict[str, Op]:
@@ -64,8 +67,18 @@ class Group:
         """Value of a small constant; None for an absent input or one not known while compiling."""
         return self.literals.get(name) if name else None
 
+    @property
+    def tolerance(self) -> Tolerance:
+        """What the group's precision allows."""
+        return TOLERANCES[self.precision]
+
+    def storage(self, name: str) -> Storage:
+        """How a value is stored."""
+        kind = self.types[name]
+        return self.formats.get(name) or Storage(kind.dtype, is_packed=kind.is_packed)
+
     def key(self) -> str:
-        """Equal for groups that one kernel can serve: same structure, types, attributes, literals, precision and place."""
+        """Equal for groups that one kernel can serve: in structure, types, formats, attributes, literals, precision and place."""
         numbers: dict[str, int] = {}
 
         def number(name: str) -> int:
@@ -76,7 +89,11 @@ class Group:
             for op in self.ops
         ]
         outputs = [number(name) for name in self.outputs]
-        facts = [(str(self.types[name]), name in self.constants, _frozen(self.literals.get(name))) for name in numbers if name]
+        facts = [
+            (str(self.types[name]), self.formats.get(name), name in self.constants, _frozen(self.literals.get(name)))
+            for name in numbers
+            if name
+        ]
         return repr((ops, outputs, facts, self.precision, self.is_on_branch))
 
     def value_order(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from .values import read_narrow
 
 
 def problem_of(group: Group) -> str:
-    """What decides which configuration is fastest: operators, attributes, types and constants.
+    """What decides which configuration is fastest: operators, attributes, types, formats and constants.
 
     Equal for groups that differ in names, pointwise operators and floating point attributes only. The text is stable from run
     to run.
@@ -34,7 +34,7 @@ def _operand(group: Group, name: str) -> str:
     literal = group.literals.get(name)
     if literal is not None and literal.dtype.kind in "iu":
         return _text(literal)
-    return f"{'const ' if name in group.constants else ''}{group.types[name]}"
+    return f"{'const ' if name in group.constants else ''}{group.types[name]}{group.formats.get(name, '')}"
 
 
 def _text(value: Any) -> str:

@@ -81,7 +81,7 @@ class GroupValues:
             builder.name,
             builder.integer_bits,
             has_bfloat16=builder.has_bfloat16,
-            is_rough=self.group.precision == "bfloat16",
+            is_rough=self.group.tolerance.may_round,
             is_grid=builder.is_grid,
         )
 

@@ -16,29 +16,51 @@ import numpy as np
 
 FORMAT_VERSION = 2
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
+_PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Static type of a dense row-major tensor. `dtype` is a NumPy or ml_dtypes name such as "float32" or "bfloat16"."""
+    """Static type of a dense row-major tensor. `dtype` is a NumPy or ml_dtypes name such as "float32" or "bfloat16".
+
+    Numbers of less than a byte lie one a byte, as in NumPy's arrays; or, `is_packed`, side by side, the first in the lowest bits,
+    and what is left of the last byte is zero.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    is_packed: bool = False
+
+    def __post_init__(self) -> None:
+        assert not self.is_packed or self.dtype in _PACKED_BITS, f"{self.dtype} lies in whole bytes"
 
     @property
     def elements(self) -> int:
         return prod(self.shape)
 
     @property
-    def item_bytes(self) -> int:
-        return np.dtype(self.dtype).itemsize
+    def bits(self) -> int:
+        """That one element takes in memory."""
+        return _PACKED_BITS[self.dtype] if self.is_packed else 8 * np.dtype(self.dtype).itemsize
 
     @property
     def size_bytes(self) -> int:
-        return self.elements * self.item_bytes
+        return self.bytes_of(self.elements)
+
+    def bytes_of(self, elements: int) -> int:
+        """Of so many elements side by side."""
+        return -(-elements * self.bits // 8)
+
+    @property
+    def storage(self) -> str:
+        """The type of an element, and how many share a byte where several do: "int4_x2"."""
+        return f"{self.dtype}_x{8 // self.bits}" if self.is_packed else self.dtype
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return f"{self.storage}[{','.join(map(str, self.shape))}]"
+
+
+PACKED_TYPES = {TensorType((), dtype, True).storage: dtype for dtype in _PACKED_BITS}  # by what Plans write
 
 
 class Role(StrEnum):
@@ -97,7 +119,7 @@ class Port:
         """The type for people: "int64[2,<=12]" where a run decides the second dimension."""
         bounded = {extent.axis for extent in self.extents}
         dims = (f"<={dim}" if axis in bounded else str(dim) for axis, dim in enumerate(self.type.shape))
-        return f"{self.type.dtype}[{','.join(dims)}]"
+        return f"{self.type.storage}[{','.join(dims)}]"
 
 
 @dataclass(frozen=True, slots=True)

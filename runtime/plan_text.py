@@ -15,6 +15,7 @@ import numpy as np
 from .errors import ProgramFileError
 from .plan import (
     FORMAT_VERSION,
+    PACKED_TYPES,
     Buffer,
     Copy,
     Extent,
@@ -207,10 +208,11 @@ class _Line:
         return Grid(function, blocks, threads, self.items("(", self.number, ")") if self.at("scalars") else ())
 
     def tensor_type(self) -> TensorType:
-        dtype = self.name()
-        if not is_dtype(dtype):
-            raise _SyntaxError(f"unknown element type {dtype!r}")
-        return TensorType(self.items("[", self.number, "]"), dtype)
+        storage = self.name()
+        packed = PACKED_TYPES.get(storage)
+        if packed is None and not is_dtype(storage):
+            raise _SyntaxError(f"unknown element type {storage!r}")
+        return TensorType(self.items("[", self.number, "]"), packed or storage, packed is not None)
 
     def end(self) -> None:
         if self._next < len(self._tokens):

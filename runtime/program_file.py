@@ -69,7 +69,9 @@ _SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ConstantSource:
-    """A constant to write: its buffer's name, its type, its offset in the Plan, and how to get its elements when they are due."""
+    """A constant to write: its buffer's name, its type, its offset in the Plan, and how to get its elements when they are due:
+    of a packed type, its bytes.
+    """
 
     name: str
     type: TensorType
@@ -206,7 +208,7 @@ def constants_header(sources: Sequence[ConstantSource], size_bytes: int) -> byte
     for source in sources:
         fill(source.offset)
         position = source.offset + source.type.size_bytes
-        dtype = _SAFETENSORS_DTYPES.get(source.type.dtype)
+        dtype = _SAFETENSORS_DTYPES.get(source.type.storage)
         shape = list(source.type.shape) if dtype else [source.type.size_bytes]
         entries[source.name] = {"dtype": dtype or "U8", "shape": shape, "data_offsets": [source.offset, position]}
     fill(size_bytes)
@@ -219,9 +221,9 @@ def constants_data(sources: Sequence[ConstantSource], size_bytes: int) -> Iterat
     for source in sources:
         assert source.offset >= position, f"constant {source.name} overlaps the one before it"
         array = np.asarray(source.load(), order="C")
-        assert (array.dtype.name, array.size) == (source.type.dtype, source.type.elements), (
-            f"constant {source.name} is no {source.type}"
-        )
+        kind = source.type
+        stored = ("uint8", kind.size_bytes) if kind.is_packed else (kind.dtype, kind.elements)
+        assert (array.dtype.name, array.size) == stored, f"constant {source.name} is no {kind}"
         yield bytes(source.offset - position)
         yield array.reshape(-1).view(np.uint8).data
         position = source.offset + source.type.size_bytes

@@ -227,9 +227,10 @@ class _Search:
         assert source is not None
         if output := next((value for value in node.outputs if value in self.owners), None):
             return Rejection(f"{node.op_type} is computed: %{output.name} is an output of the graph", (node,))
-        size_bytes = tensor_type(source).size_bytes // tensor_type(source).elements
+        kind = tensor_type(source)
+        assert all(offset * kind.bits % 8 == 0 for offset in offsets), f"parts of {kind} begin within a byte"
         for value, offset in zip(node.outputs, offsets, strict=True):
-            self.parents[value] = Place(source, offset * size_bytes)
+            self.parents[value] = Place(source, kind.bytes_of(offset))
         self.free[node] = ()
         return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...runtime.precision import Precision
+from ...runtime.precision import TOLERANCES, Precision
 from ...runtime.target import Target
 from ..ir.functions import body_of, is_fused
 
@@ -19,7 +19,7 @@ _PRODUCTS = frozenset(["Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul",
 def precise_products(model: ir.Model, target: Target, precision: Precision) -> dict[ir.Node, Precision]:
     """The nodes with products that keep "float32" though "float32-fast" is wanted: as many, evenly spread, as leave at most
     `MOST_FAST` others on any chain. Linear in the nodes of the graph, which are in order."""
-    if precision != "float32-fast" or not target.has_tiles:
+    if TOLERANCES[precision].terms != 2 or not target.has_tiles:
         return {}
     counts = {node: _products_of(model, node) for node in model.graph}
     depths: dict[ir.Node | None, int] = {}

@@ -10,7 +10,8 @@ from tvm import tirx
 
 from ...kernels.builder import KernelBuilder
 from ...kernels.cpu.tile_unit import COLUMNS, DEPTH, ROWS, WORDS, tile_unit
-from ...kernels.formats.bfloat16 import MultiplyAdd, multiply_add, words_multiply_add
+from ...kernels.formats.format import BF16_DOT, F32
+from ...kernels.formats.multiply_add import MultiplyAdd, multiply_add_of
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
 from ...runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
@@ -63,9 +64,9 @@ def measure_limits(target: Target) -> Limits:
 @cache
 def _program(target: Target) -> CompiledModel:
     plan = _plan(target)
-    functions = {"copy": _copy(target), "multiply_add": _multiply_add(target, "float32", multiply_add)}
+    functions = {"copy": _copy(target), "multiply_add": _multiply_add(target, "float32", multiply_add_of(F32))}
     if _has_pairs(target):
-        functions["multiply_pairs"] = _multiply_add(target, "int32", words_multiply_add(target))
+        functions["multiply_pairs"] = _multiply_add(target, "int32", multiply_add_of(BF16_DOT))
     if target.has_tiles:
         functions["multiply_tiles"] = _multiply_tiles(target)
     library = build_library(plan, functions, target, profile=True)

@@ -30,8 +30,7 @@ _ROUNDS = 8
 _MOST_COPIES = 16
 _CONSTANT_BYTES = 256 << 20  # of all copies
 _BLOCK_ELEMENTS = 1 << 18  # of random numbers, which long constants repeat
-_AGREEMENT = {"float32": 1e-5, "float32-fast": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}  # of results, relative to their norm
-_ROUNDING = {"bfloat16": 2**-7, "float16": 2**-10}  # the same of results that are stored so
+_ROUNDING = {"bfloat16": 2**-7, "float16": 2**-10}  # how far apart results that are stored so may be, relative to their norm
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class _Bench:
         """The kernels whose results are those of the first, as exactly as the precision asks and their types tell."""
         count = len(self.group.outputs)
         by_kernel = {number: results[i * count : (i + 1) * count] for i, number in enumerate(self.kernels)}
-        limit = _AGREEMENT[self.group.precision]
+        limit = self.group.tolerance.error
         return {
             number
             for number, given in by_kernel.items()

@@ -13,7 +13,6 @@ from .convolution import Convolution
 _SPLIT_ELEMENTS = 4.0  # of one term that a core makes in a cycle when it packs an operand
 _BLOCK_LINES = 32  # rows, columns and values of k of a block of four tiles
 _MOST_LINE = 8192  # elements of a line on the stack
-TERMS = {"float32": 3, "float32-fast": 2, "bfloat16": 1, "float16": 3}  # bfloat16 numbers that a float32 becomes, by precision
 _TILE_LINES = 16
 _TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their products, loads of a term of A and of B for them
 

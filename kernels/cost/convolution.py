@@ -11,6 +11,7 @@ from itertools import product
 from math import ceil, prod
 
 from ...runtime.machine import LINE_BYTES, Machine
+from ...runtime.precision import TOLERANCES
 from .register_tile import MAX_ROWS, Step, grid_cycles
 
 PARALLEL_MIN_WORK = 10_000  # scalar operations below which a parallel region costs more than it saves, though threads are awake
@@ -19,9 +20,6 @@ _CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
 _L2_SHARE = 0.625  # of L2 that a panel may take beside what it meets
 _SCATTERED_ELEMENT = 1.0  # cycles
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
-# By precisions whose errors may grow with the largest element of a tile: sizes of Winograd's tiles. A layer's own error, of 128
-# channels, is 0.7e-6 by tiles of 4, 1.2e-6 by 5, 2e-6 by 6 and 4e-6 by 7.
-WINOGRAD_OUTPUTS = {"float32-fast": (2, 4, 5), "bfloat16": (2, 4, 5, 6, 7), "float16": (2, 4, 5, 6, 7)}
 _PLAIN_OUTPUTS = 4  # of tiles for images of any size
 WINOGRAD_HALF_OUTPUTS = 5  # up to which transformed weights may be float16: beyond, their rounding would be seen in bfloat16
 PAIRED_OUTPUTS = 2  # of tiles whose products may be of pairs of bfloat16: rounding what is transformed makes 1.8 times the error
@@ -318,13 +316,13 @@ def winograd_choices(one: Convolution, machine: Machine, precision: str, *, pair
     is_small = one.height * one.width * one.groups * one.inputs * _WORD_BYTES <= _SMALL_IMAGE_BYTES
     sizes = [
         outputs
-        for outputs in WINOGRAD_OUTPUTS.get(precision, ())
+        for outputs in TOLERANCES[precision].winograd_outputs
         if (outputs <= _PLAIN_OUTPUTS or is_small)
         and (outputs <= WINOGRAD_HALF_OUTPUTS or (outputs + 2) ** 2 * weights * _WORD_BYTES <= _LARGE_TILE_BYTES)
     ]
     choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, machine)) for outputs in sizes]
     tiles = prod(tiles_along(one, PAIRED_OUTPUTS))  # of an image
-    if precision == "bfloat16" and one.element_bytes == 2 and one.inputs % 2 == 0 and tiles <= paired_tiles:
+    if TOLERANCES[precision].may_round and one.element_bytes == 2 and one.inputs % 2 == 0 and tiles <= paired_tiles:
         cycles = _winograd_cycles(one, PAIRED_OUTPUTS, machine, has_pairs=True)
         choices.append(WinogradChoice(PAIRED_OUTPUTS, cycles, has_pairs=True))
     return sorted(choices, key=lambda choice: choice.cycles)

@@ -8,7 +8,6 @@ from math import ceil
 from ...runtime.machine import Machine
 from .convolution import product_cycles, product_tile
 
-STRASSEN_PRECISION = "float32-fast"  # whose errors may grow with the largest element of a block
 STRASSEN_LEVELS = (1, 2)
 _GAIN = 0.98  # of the cycles of plain products that it may take
 _ADDED_CYCLES = 3.5  # of a vector of a sum of blocks that is multiplied, or of such a product that is added up,

@@ -20,9 +20,9 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, share
-from ..cost.amx import TERMS, tile_product_cycles, vector_product_cycles
+from ..cost.amx import tile_product_cycles, vector_product_cycles
 from ..cost.convolution import operations_of
-from ..formats.bfloat16 import words_multiply_add
+from ..formats.format import Format, Storage, format_for, plain
 from ..group import Group
 from ..template import BuiltKernel, Refusal
 from .anchored import bound_unravel
@@ -33,8 +33,7 @@ from .attention_places import Head, Keys, Places, QueryBlock
 from .attention_softmax import Rows, finish_rows, odd_lines, round_rows, running_softmax, softmax, start_rows, weigh_rows
 from .common import finish, machine_of, new_builder, pointwise_cost
 from .few_rows import FewRows
-from .paired_panels import PairedPanels, store_line
-from .panel_product import WHOLE, Bounds, Element, Lines, Panels, Scratch, tiles_options
+from .panel_product import WHOLE, Bounds, Element, Lines, Panels, Scratch, store_line, tiles_options
 from .tile_packing import LINES, TERM_ELEMENTS
 from .tile_product import Tile
 from .tile_unit import DEPTH, TileUnit, tile_unit
@@ -78,7 +77,7 @@ class _Kernel:
         form, lanes = self.form, self.builder.lanes(self.form.dtype)
         number_bytes = np.dtype(form.dtype).itemsize
         line_bytes = (form.depth + form.width + _BLOCK_ROWS) * number_bytes
-        if self.is_paired:  # keys and values are of half the size, and exponentials lie beside the scores
+        if self.has_words:  # keys and values are of half the size, and exponentials lie beside the scores
             line_bytes = (form.depth + form.width) * number_bytes // 2 + _BLOCK_ROWS * (number_bytes + number_bytes // 2)
         most = max(_CACHE_BYTES // line_bytes, lanes)
         if form.keys <= most or form.weighs_probabilities or self.is_few:
@@ -88,7 +87,7 @@ class _Kernel:
     @property
     def is_few(self) -> bool:
         """Whether keys and values are read where they lie, as so few queries do not pay for panels."""
-        most = _FEW_OF_PAIRS if self._wants_pairs else _FEW_QUERIES
+        most = _FEW_OF_PAIRS if self._words is not None else _FEW_QUERIES
         return self.form.queries <= most and not self.elements.is_transposed(self.form.product)
 
     @cached_property
@@ -99,7 +98,7 @@ class _Kernel:
     @property
     def terms(self) -> tuple[int, int]:
         """bfloat16 terms on the tile unit, of scores and of results. Softmax makes relative errors of absolute ones of scores."""
-        terms = TERMS[self.form.group.precision]
+        terms = self.form.group.tolerance.terms
         return (1 if terms == 1 else 3), terms
 
     @cached_property
@@ -115,26 +114,28 @@ class _Kernel:
         return tile_unit(self.builder, self.target) if tiles < vectors else None
 
     @cached_property
-    def is_paired(self) -> bool:
-        """Whether the operands of both products are rounded, and multiplied in pairs."""
-        return self._wants_pairs and self.unit is None and not self.is_few
+    def format(self) -> Format:
+        """Of both products: where that is of words, their operands are rounded."""
+        found = self._words if self.unit is None and not self.is_few else None
+        return found or plain(self.form.dtype)
 
     @property
-    def _wants_pairs(self) -> bool:
-        form = self.form
-        is_rounded = TERMS[form.group.precision] == 1 and form.dtype == "float32" and form.depth % 2 == 0
-        return is_rounded and self.target.has("avx512_bf16")
+    def has_words(self) -> bool:
+        return self.format.k_pack > 1
+
+    @cached_property
+    def _words(self) -> Format | None:
+        """The dot products of words that the operands may be rounded to."""
+        form, storage = self.form, Storage("bfloat16")
+        if not form.group.tolerance.may_round or form.dtype != "float32":
+            return None
+        return format_for(storage, storage, self.target, lambda one: form.depth % one.k_pack == 0, unit="dot")
 
     @cached_property
     def hides_keys(self) -> bool:
         """Whether each block of queries looks which keys it sees."""
         is_plain = self.unit is None and not self.is_few and not self.weighs and self.form.guard in (None, 0)
         return is_plain and may_hide_keys(self.form)
-
-    @property
-    def factors(self) -> int:
-        """Elements of an operand that are multiplied at once."""
-        return 2 if self.is_paired else 1
 
     @property
     def weighs(self) -> bool:
@@ -149,7 +150,7 @@ class _Kernel:
     def tiles(self) -> tuple[Tile, Tile]:
         """Of the scores and of the result, equally high."""
         form = self.form
-        sizes = ((form.depth // self.factors, self.key_block), (ceil(self.key_block / self.factors), form.width))
+        sizes = ((form.depth // self.format.k_pack, self.key_block), (ceil(self.key_block / self.format.k_pack), form.width))
         options = tiles_options(form.queries, sizes, machine_of(self.target, form.dtype), even=self.hides_keys)
         scores, result = self.builder.choose("rows", options)
         return scores, result
@@ -206,10 +207,12 @@ class _Kernel:
             return Scratch(self.builder.workspace(size * threads, dtype), thread * size)
 
         shapes = () if self.is_few else ((form.depth, self.key_block), (self.key_block, form.width))
-        queries, tiles = own(self.block_rows * form.depth // self.factors, "int32" if self.is_paired else form.dtype), None
+        queries, tiles = own(self.block_rows * form.depth // self.format.k_pack, "int32" if self.has_words else form.dtype), None
         if self.unit is None:
-            held = "int32" if self.is_paired else form.dtype
-            sizes = [ceil(depth / self.factors) * ceil(columns / lanes) * lanes for depth, columns in shapes or ((0, 0), (0, 0))]
+            held = "int32" if self.has_words else form.dtype
+            sizes = [
+                ceil(depth / self.format.k_pack) * ceil(columns / lanes) * lanes for depth, columns in shapes or ((0, 0), (0, 0))
+            ]
             keys, values = (own(size, held) for size in sizes)
         else:
             keys, values = (own(panel_words(*shape, terms), "uint32") for shape, terms in zip(shapes, self.terms, strict=True))
@@ -217,11 +220,11 @@ class _Kernel:
             tiles = TileScratch(self.unit, own(deepest, "uint16"), own(LINES * LINES))
         longest = odd_lines(self.key_block + 2 * lanes, form.dtype)  # of a row of scores, or more
         pairs = odd_lines(self.key_block // 2 + lanes, "int32")  # of a row of words, or more
-        words = own(self.block_rows * pairs if self.is_paired else 0, "int32")
+        words = own(self.block_rows * pairs if self.has_words else 0, "int32")
         scores, factors = own(self.block_rows * longest), own(self.block_rows)
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
-        of_rows = words if self.is_paired and not self.weighs else None
-        is_rough = TERMS[form.group.precision] == 1 and form.dtype == "float32" and not self.is_few
+        of_rows = words if self.has_words and not self.weighs else None
+        is_rough = form.group.tolerance.may_round and form.dtype == "float32" and not self.is_few
         block = Rows(self.builder, form.dtype, scores, factors, of_rows, is_rough, state)
         return Places(queries, keys, values, block, words, tiles)
 
@@ -231,12 +234,8 @@ class _Kernel:
             panels = TiledPanels(builder, form.depth, count, self.terms[0], scratch.tiles)
             return Keys(first, count, panels, TiledPanels(builder, count, form.width, self.terms[1], scratch.tiles))
         key_tile, value_tile = self.tiles
-        if self.is_paired:
-            combine = words_multiply_add(self.target)
-            paired = PairedPanels(builder, form.depth, count, key_tile, combine)
-            return Keys(first, count, paired, PairedPanels(builder, count, form.width, value_tile, combine))
-        keys = Panels(builder, form.depth, count, key_tile)
-        return Keys(first, count, keys, Panels(builder, count, form.width, value_tile))
+        keys = Panels(builder, form.depth, count, key_tile, self.format)
+        return Keys(first, count, keys, Panels(builder, count, form.width, value_tile, self.format))
 
     def _rows(self, head: Head, first: Expr, blocks: Expr) -> None:
         """All there is to do for some blocks of queries, by one thread."""
@@ -295,7 +294,7 @@ class _Kernel:
         """A block of queries by keys: all, or the first of them."""
         columns, depth = WHOLE, WHOLE
         if end is not None:
-            used = tirx.min(tirx.floordiv(end, self.factors), ceil(keys.count / self.factors))
+            used = tirx.min(tirx.floordiv(end, self.format.k_pack), ceil(keys.count / self.format.k_pack))
             columns, depth = Bounds(columns=end), Bounds(depth=self.builder.bind(used))
         queries = self._queries(head)
         keys.keys.multiply(queries, head.keys, block.count, lambda *at: self._store_score(head, keys, block, *at), columns)
@@ -330,7 +329,7 @@ class _Kernel:
 
     def _queries(self, head: Head) -> Lines:
         """The queries of a block, as the product reads them."""
-        return Lines(head.queries.buffer, head.queries.base, self.form.depth // self.factors)
+        return Lines(head.queries.buffer, head.queries.base, self.form.depth // self.format.k_pack)
 
     def _pack_query(self, head: Head, block: QueryBlock, row: Expr) -> None:
         builder, form, to, lanes = self.builder, self.form, self._queries(head), self.builder.lanes(self.form.dtype)
@@ -339,7 +338,7 @@ class _Kernel:
         def element(k: Expr) -> Expr:
             return self.elements.query(batch, query, k)
 
-        if self.is_paired:
+        if self.has_words:
             store_line(builder, Scratch(to.buffer, base), form.depth, lanes, element)
         else:
             builder.vector_loop(form.depth, lanes, lambda k: builder.store(to.buffer, base + k, element(k)))
@@ -362,7 +361,7 @@ class _Kernel:
         if not self.weighs:
             return rows.exponential_lines(keys)
         weigh_rows(rows, block.count, keys, lambda row, *at: self.elements.weight(*self._place(head, block, row), *at))
-        return round_rows(rows, head.words, block.count, keys) if self.is_paired else rows.line(keys)
+        return round_rows(rows, head.words, block.count, keys) if self.has_words else rows.line(keys)
 
     def _store_score(self, head: Head, keys: Keys, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
         scores = head.rows.line(keys.count)

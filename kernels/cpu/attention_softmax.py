@@ -12,8 +12,7 @@ from tvm import tirx
 from .. import math
 from ..builder import Expr, KernelBuilder
 from .anchored import sweep
-from .paired_panels import store_line, store_words
-from .panel_product import Lines, Scratch
+from .panel_product import Lines, Scratch, store_line, store_words
 from .reduction import add
 from .reduction_loops import Combine
 

@@ -115,7 +115,7 @@ class ChannelsLast:
         """Ask for the cache lines that `follow` reads and writes for `channels` elements from an index on."""
         for name in self._followed():
             kind = self.outer.types[name]
-            memory, item_bytes = builder.parameter(name, kind.elements, kind.dtype), kind.size_bytes // kind.elements
+            memory, item_bytes = builder.parameter(name, kind.elements, kind.dtype), kind.bits // 8
             firsts = [one.first for one in self.destinations if one.parameter == name] or [0]
             image, channel, *position = index
             for first in firsts:

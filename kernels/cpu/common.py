@@ -124,13 +124,10 @@ def same_place_operands(group: Group) -> tuple[str, ...]:
     if len(group.outputs) != 1:
         return ()
     out = group.types[group.outputs[0]]
-    size = out.size_bytes // max(out.elements, 1)
     return tuple(
         name
         for name in group.inputs
-        if name not in group.constants
-        and group.types[name].shape == out.shape
-        and group.types[name].size_bytes // max(group.types[name].elements, 1) == size
+        if name not in group.constants and group.types[name].shape == out.shape and group.types[name].bits == out.bits
     )
 
 

@@ -19,6 +19,7 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, unravel
+from ..formats.format import Format, format_for, is_plain
 from ..formats.packing import PackPanels, pack_in_kernel
 from ..group import Group, Op
 from ..prologue import is_computed
@@ -29,7 +30,6 @@ from .common import finish, machine_of, minimum, new_builder
 from .tile_product import Plane, TileProduct, emit, tile_options
 from .window import Taps, Window, read_window, transposed_taps
 
-_ACCUMULATORS = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 _MAX_PHASES = 16  # of a transposed convolution's output: each is code of its own
 
 
@@ -39,7 +39,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if anchor is None or anchor.op_type not in ("Conv", "ConvTranspose"):
         return Refusal("has no convolution")
     source = group.types[anchor.inputs[0]]
-    if source.dtype not in _ACCUMULATORS:
+    number_format = format_for(group.storage(anchor.inputs[0]), group.storage(anchor.inputs[1]), target, is_plain)
+    if number_format is None:
         return Refusal(f"no convolution of {source.dtype}")
     if len(source.shape) < 3:
         return Refusal("has no spatial dimension")
@@ -48,7 +49,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal(f"{prod(window.strides)} phases of output positions, more than {_MAX_PHASES}")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
-    return _Convolution(group, anchor, window, target).build()
+    return _Convolution(group, anchor, window, target, number_format).build()
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class _Planes:
 class _Convolution:
     """One kernel being built."""
 
-    def __init__(self, group: Group, anchor: Op, window: Window, target: Target) -> None:
+    def __init__(self, group: Group, anchor: Op, window: Window, target: Target, number_format: Format) -> None:
         self.anchor, self.window, self.target = anchor, window, target
         self.transposed = anchor.op_type == "ConvTranspose"
         self.rank = len(window.kernel)
@@ -100,7 +101,7 @@ class _Convolution:
         self.groups = anchor.attribute("group", 1)
         self.out_channels = group.types[anchor.outputs[0]].shape[1]
         self.source = group.types[anchor.inputs[0]]
-        self.accumulator = _ACCUMULATORS[self.source.dtype]
+        self.format, self.accumulator = number_format, number_format.sums
         self.packed: dict[str, Operand] = {}
 
     def build(self) -> BuiltKernel:
@@ -251,7 +252,7 @@ class _Convolution:
             plane,
             depth,
             tile,
-            self.accumulator,
+            self.format,
             a,
             b,
             self._store(phase, planes, flat),

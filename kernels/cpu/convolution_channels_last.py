@@ -18,7 +18,9 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
 from ..cost.convolution import channels_last_tiles, pays_to_fill_pairs
-from ..formats.bfloat16 import multiply_add, word_at, words_multiply_add
+from ..formats.bfloat16 import word_at
+from ..formats.format import BF16_DOT, Format, format_for
+from ..formats.multiply_add import factor
 from ..formats.packing import PackPanels, pack_in_kernel
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
@@ -31,7 +33,6 @@ from .padded_image import Image, padded_image
 from .tile_product import Panel, Tile, split_options, sum_tile
 from .window import Window, clipped_taps, read_window, share_of_padding
 
-_ACCUMULATORS = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 _WORK_PER_OPERATION = 16
 _SHORT_DEPTH = 256
 _FAR_BYTES = 3 * 512 * 1024  # of weights that come from beyond the second cache, above which they are asked for ahead
@@ -56,7 +57,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if form.anchor.op_type != "Conv":
         return Refusal("has no convolution")
     source = form.inner.types[form.anchor.inputs[0]]
-    if source.dtype not in _ACCUMULATORS:
+    number_format = convolution_format(form, target)
+    if number_format is None:
         return Refusal(f"no convolution of {source.dtype}")
     if is_depthwise(form):
         builder = new_builder(target)
@@ -64,7 +66,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         depthwise = Depthwise(form, read_window(form.inner, form.anchor), builder)
         flops = depthwise.emit()
         return finish("convolution_channels_last", builder, group, flops=flops, packed=depthwise.packed)
-    return _Convolution(form, target).build()
+    return _Convolution(form, target, number_format).build()
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class _Product:
 class _Convolution:
     """One kernel being built."""
 
-    def __init__(self, form: ChannelsLast, target: Target) -> None:
+    def __init__(self, form: ChannelsLast, target: Target, number_format: Format) -> None:
         self.form, self.target, self.anchor = form, target, form.anchor
         self.window = read_window(form.inner, form.anchor)
         self.builder = new_builder(target, form.outer.configuration)
@@ -91,12 +93,12 @@ class _Convolution:
         self.images, self.channels = self.source.shape[:2]
         self.groups = form.anchor.attribute("group", 1)
         self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
-        self.accumulator = _ACCUMULATORS[self.source.dtype]
         self.is_last = form.anchor.inputs[0] in form.operands
-        self.is_paired = has_pairs(form, target, self.channels // self.groups) or _fills_pairs(form, target)
-        self.pairs_taps = pairs_taps(form, self.window, target)
-        if self.is_paired:  # a word of two channels is one element
-            self.channels = ceil(self.channels / 2)
+        self.packs_taps = packs_taps(form, self.window, target)
+        self.format = BF16_DOT if self.packs_taps else number_format
+        self.accumulator = self.format.sums
+        if not self.packs_taps:  # a word of channels is one element
+            self.channels = ceil(self.channels / self.format.k_pack)
         self.packed: dict[str, Operand] = {}
         self.begins = self.window.begins  # of the image as it is read
 
@@ -110,9 +112,10 @@ class _Convolution:
         skipped = [axis < len(reaches) - 1 and self._skips(axis, 1) for axis in range(len(reaches))]
         self.begins = tuple(0 if skips else begin for skips, begin in zip(skipped, window.begins, strict=True))
         reaches = [whole if skips else reach for skips, whole, reach in zip(skipped, window.inputs, reaches, strict=True)]
-        if self.pairs_taps:
-            reaches[-1] += window.kernel[-1] % 2
-        image = padded_image(self.builder, self.form, self.begins, reaches, words=self.is_paired, rounds=self.pairs_taps)
+        if self.packs_taps:
+            reaches[-1] += -window.kernel[-1] % self.format.k_pack
+        k_pack = 1 if self.packs_taps else self.format.k_pack
+        image = padded_image(self.builder, self.form, self.begins, reaches, k_pack=k_pack, rounds=self.packs_taps)
         if isinstance(image, Refusal):
             return image
         flops = self._product(image)
@@ -125,11 +128,12 @@ class _Convolution:
         window, builder = self.window, self.builder
         inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
         images, lines, rows = self._positions()
-        depth = (*window.kernel[:-1], inputs, ceil(window.kernel[-1] / 2)) if self.pairs_taps else (*window.kernel, inputs)
+        taps = ceil(window.kernel[-1] / self.format.k_pack)
+        depth = (*window.kernel[:-1], inputs, taps) if self.packs_taps else (*window.kernel, inputs)
         flops: int = 2 * images * lines * rows * self.out_channels * (self.source.shape[1] // self.groups) * prod(window.kernel)
         lanes = builder.lanes(self.accumulator)
-        words = prod(depth) if self.pairs_taps else inputs  # that follow each other: neighbouring windows share none
-        machine, has_words = machine_of(self.target, self.accumulator), self.is_paired or self.pairs_taps
+        words = prod(depth) if self.packs_taps else inputs  # that follow each other: neighbouring windows share none
+        machine, has_words = machine_of(self.target, self.accumulator), self.format.k_pack > 1
         pitch = image.strides[-1] if self.is_last else words
         ranked = channels_last_tiles(rows, outputs, prod(depth), words, machine, pitch=pitch, pairs=has_words)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
@@ -171,19 +175,18 @@ class _Convolution:
         panel = Panel(product.weights, first_weight, tile.columns)
 
         def a(row: int, ks: Index) -> Expr:
-            if self.pairs_taps:
-                return self._pair(image, corner + row * step[-1], ks)
+            if self.packs_taps:
+                return self._taps(image, corner + row * step[-1], ks)
             *downs, right = (k * d for k, d in zip(ks, window.dilations, strict=False))
-            return self._factor(image.element(corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)))
+            return factor(self.format, image.element(corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)))
 
         def b(column: Expr, ks: Index) -> Expr:
-            return self._factor(panel.buffer[panel.base + row_major(ks, depth) * tile.columns + column])
+            return factor(self.format, panel.buffer[panel.base + row_major(ks, depth) * tile.columns + column])
 
-        combine = words_multiply_add(self.target) if self.is_paired or self.pairs_taps else multiply_add
         before, spans = self._fetch(product, panel, place), self._spans(lead, start, tile.rows)
         first = builder.bind(place["n"] * tile.columns)
         self._ask(tile, number, lead, start, builder.bind(group * outputs + first))
-        sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine, before, spans)
+        sums = sum_tile(builder, tile, self.format, depth, a, b, before, spans)
         with builder.loop(tile.rows, name="row") as row:
             index, base = self._index(number, lead, builder.bind(start + row)), builder.bind(row * tile.columns)
             each_column(builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c]))
@@ -206,7 +209,7 @@ class _Convolution:
 
     def _skips(self, axis: int, run: int) -> bool:
         """Whether so many taps of an axis only meet padding, of windows by runs of `run`, that it pays to leave them out."""
-        if self.pairs_taps and axis == len(self.window.kernel) - 1:
+        if self.packs_taps and axis == len(self.window.kernel) - 1:
             return False
         products = prod(self.window.kernel[axis + 1 :]) * (self.channels // self.groups)  # of one tap
         return products >= _LEAST_PRODUCTS and share_of_padding(self.window, axis, run) >= _LEAST_PADDING
@@ -222,16 +225,13 @@ class _Convolution:
                 spans[axis] = clipped_taps(builder, window, axis, corner, builder.bind(corner + (length - 1) * stride))
         return spans
 
-    def _pair(self, image: Image, corner: Expr, ks: Index) -> Expr:
+    def _taps(self, image: Image, corner: Expr, ks: Index) -> Expr:
         """Two neighbouring taps of a row of a window as a word, a last one beside a zero: what lies there may be infinite."""
         *downs, channel, number = ks
         places = (k * dilation for k, dilation in zip(downs, self.window.dilations, strict=False))
         word = word_at(image.buffer, corner + image.offset(0, channel, *places, 2 * number))
         taps = self.window.kernel[-1]
         return tirx.Select(number == taps // 2, word & tirx.const(0xFFFF, "int32"), word) if taps % 2 else word
-
-    def _factor(self, element: Expr) -> Expr:
-        return element if self.is_paired or self.pairs_taps else tirx.Cast(self.accumulator, element)
 
     def _orders(self, depth: int, outputs: int) -> dict[str, tuple[str, ...]]:
         """The loops around a tile, outermost first, in all orders that may be good, the best first.
@@ -273,17 +273,15 @@ class _Convolution:
         name, window = self.anchor.inputs[1], self.window
         kind = self.form.inner.types[name]
         shape = (self.groups, self.out_channels // self.groups, kind.shape[1], *window.kernel)
-        places, has_words = range(3, len(shape)), self.is_paired or self.pairs_taps
-        order = (0, 1, *places[:-1], 2, places[-1]) if self.pairs_taps else (0, 1, *places, 2)
-        pack = PackPanels(shape, order, 1, 1, tile, pairs=has_words, rounds=self.pairs_taps)
+        places, k_pack = range(3, len(shape)), self.format.k_pack
+        order = (0, 1, *places[:-1], 2, places[-1]) if self.packs_taps else (0, 1, *places, 2)
+        pack = PackPanels(shape, order, 1, 1, tile, k_pack=k_pack, rounds=self.packs_taps)
         if name not in self.form.inner.constants:
             return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
         key = f"{name}/last"
         self.packed[key] = Operand(name, pack)
-        elements = pack.packed_type(kind).elements
-        if has_words:
-            return self.builder.parameter(key, elements // 2, "int32")
-        return self.builder.parameter(key, elements, kind.dtype)
+        elements = pack.packed_type(kind).elements // k_pack
+        return self.builder.parameter(key, elements, "int32" if k_pack > 1 else kind.dtype)
 
     def _store(self, index: Index, channel: Expr, value: Expr) -> None:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
@@ -294,31 +292,35 @@ class _Convolution:
         self.form.follow(self.builder, (number, channel, *place), tirx.Cast(dtype, value))
 
 
-def has_pairs(form: ChannelsLast, target: Target, channels: int) -> bool:
-    """Whether the products of a form's anchor, with so many input channels a group, go by pairs of neighbours of bfloat16."""
-    return _reads_narrow(form) and channels % 2 == 0 and not target.is_gpu
+def convolution_format(form: ChannelsLast, target: Target) -> Format | None:
+    """The format of the products of a form's anchor, whose words are of neighbouring channels; None where there is none.
 
-
-def _fills_pairs(form: ChannelsLast, target: Target) -> bool:
-    """Whether the products of a Conv go by pairs although the number of channels is odd: a copy has a channel of zeros more."""
-    is_faster = target.multiplies_pairs and _reads_narrow(form)
-    return is_faster and pays_to_fill_pairs(extents_of(form), target.machine)
-
-
-def _reads_narrow(form: ChannelsLast) -> bool:
-    """Whether a form's anchor reads an image of bfloat16 as it lies, channels-last, and constant weights of it."""
+    Words are read where an image lies channels-last, by constant weights. Where the last of a Conv's channels fill no word, a
+    copy has channels of zeros more, if that pays.
+    """
     source, weights = form.anchor.inputs[:2]
-    are_narrow = all(form.inner.types[name].dtype == "bfloat16" for name in (source, weights))
-    return are_narrow and source in form.operands and weights in form.inner.constants and not form.is_computed()
+    channels = form.inner.types[source].shape[1] // form.anchor.attribute("group", 1)
+    is_read = source in form.operands and weights in form.inner.constants and not form.is_computed()
+
+    def can_read(one: Format) -> bool:
+        return one.k_pack == 1 or (is_read and one.packs_a and (channels % one.k_pack == 0 or _fills_words(form, one, target)))
+
+    return format_for(form.inner.storage(source), form.inner.storage(weights), target, can_read)
 
 
-def pairs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:
+def _fills_words(form: ChannelsLast, one: Format, target: Target) -> bool:
+    """Whether the products of a Conv go by dot products although its channels fill no words."""
+    pays = pays_to_fill_pairs(extents_of(form), target.vector_lanes, target.vector_registers)
+    return form.anchor.op_type == "Conv" and one is BF16_DOT and target.multiplies_pairs and pays
+
+
+def packs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:
     """Whether the products of a Conv go by pairs of neighbouring taps of a row, which it rounds to bfloat16.
 
     So do those of float32 for which bfloat16 is exact enough, and whose odd number of channels makes no pairs.
     """
     source, weights, result = (form.inner.types[name] for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
-    if form.outer.precision != "bfloat16" or not target.has("avx512_bf16") or form.anchor.inputs[1] not in form.inner.constants:
+    if not form.outer.tolerance.may_round or not BF16_DOT.runs_on(target) or form.anchor.inputs[1] not in form.inner.constants:
         return False
     has_pairs = window.kernel[-1] > 1 and window.dilations[-1] == 1 and weights.shape[1] % 2 == 1
     is_long = result.elements * prod(weights.shape[1:]) >= _LEAST_ROUNDED

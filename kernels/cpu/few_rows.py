@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..builder import Buffer, Expr, KernelBuilder
+from ..formats.format import plain
 from .panel_product import Element, Lines
 from .strided_copy import transposed
 from .tile_product import Tile, sum_tile
@@ -48,7 +49,7 @@ class FewRows:
         sums = sum_tile(
             builder,
             tile,
-            str(a.buffer.dtype),
+            plain(str(a.buffer.dtype)),
             (self.depth,),
             lambda row, ks: a[row * a.pitch + ks[0]],
             lambda column, ks: element(ks[0], first + column),

@@ -29,10 +29,10 @@ class Image:
 
     buffer: Buffer
     strides: tuple[int, ...]
-    is_halved: bool = False  # an element is a word, and the buffer has its halves
+    k_pack: int = 1  # elements of the buffer that are one of the image: a word of them
 
     def element(self, offset: Expr) -> Expr:
-        return word_at(self.buffer, 2 * offset) if self.is_halved else self.buffer[offset]
+        return word_at(self.buffer, self.k_pack * offset) if self.k_pack > 1 else self.buffer[offset]
 
     def offset(self, image: Expr, channel: Expr, *place: Expr) -> Expr:
         return sum(i * stride for i, stride in zip((image, channel, *place), self.strides, strict=True))
@@ -44,21 +44,21 @@ def padded_image(
     begins: Sequence[int],
     reaches: Sequence[int],
     *,
-    words: bool = False,
+    k_pack: int = 1,
     rounds: bool = False,
 ) -> Image | Refusal:
     """The anchor's input, or where it is not whole the copy of it that begins `begins` positions of each dimension before it.
 
-    Products read positions up to `reaches`, counted from there. With `words`, two neighbouring channels of 16 bits are one
-    element of it; an odd number of them is copied in any case, the last one beside a zero, on a target with AVX512_BF16. An input
+    Products read positions up to `reaches`, counted from there. `k_pack` neighbouring channels are one element of it, a word;
+    those of 16 bits that fill no words are copied in any case, the last one beside a zero, on a target with AVX512_BF16. An input
     that is computed must be copied. With `rounds` it is a copy in any case, channels-first in bfloat16.
     """
     name = form.anchor.inputs[0]
     kind, parameter = form.inner.types[name], form.operands.get(name, name)
-    if words and kind.shape[1] % 2:
-        return _filled_image(builder, form, begins, reaches)
-    if words:
-        kind = TensorType((kind.shape[0], kind.shape[1] // 2, *kind.shape[2:]), "int32")
+    if kind.shape[1] % k_pack:
+        return _filled_image(builder, form, begins, reaches, k_pack)
+    if k_pack > 1:
+        kind = TensorType((kind.shape[0], kind.shape[1] // k_pack, *kind.shape[2:]), "int32")
     extents = kind.shape[2:]
     is_last = name in form.operands
     if rounds:
@@ -78,17 +78,19 @@ def padded_image(
     return staged
 
 
-def _filled_image(builder: KernelBuilder, form: ChannelsLast, begins: Sequence[int], reaches: Sequence[int]) -> Image:
-    """A copy of images of an odd number of channels of bfloat16 that lie channels-last, as words of two, the last with a zero."""
+def _filled_image(
+    builder: KernelBuilder, form: ChannelsLast, begins: Sequence[int], reaches: Sequence[int], k_pack: int
+) -> Image:
+    """A copy of images of bfloat16 that lie channels-last, of channels that fill no words: those of the last one are zeros."""
     name = form.anchor.inputs[0]
     kind = form.inner.types[name]
     images, channels = kind.shape[:2]
-    pitch = spread_pitch(channels + 1, np.dtype(_BITS).itemsize, builder.machine)
+    pitch = spread_pitch(channels + -channels % k_pack, np.dtype(_BITS).itemsize, builder.machine)
     buffer = builder.workspace(images * pitch * prod(reaches), _BITS)
     source = builder.parameter(form.operands[name], kind.elements, _BITS)
     shape, begins, extents = _lines(kind.shape, begins, reaches)
     _Copy(builder, form, source, buffer, shape, _BITS, True, begins, extents, zeros=pitch - channels).emit()
-    return Image(buffer, _strides(pitch // 2, reaches, True), is_halved=True)
+    return Image(buffer, _strides(pitch // k_pack, reaches, True), k_pack)
 
 
 def _lines(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 from tvm import tirx
@@ -11,7 +12,8 @@ from tvm import tirx
 from ...runtime.machine import Machine
 from ..builder import Buffer, Expr, KernelBuilder
 from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
-from ..formats.bfloat16 import MultiplyAdd, multiply_add
+from ..formats.bfloat16 import instruction_word, neighbour_words
+from ..formats.format import Format
 from .anchored import sweep
 from .strided_copy import transposed
 from .tile_product import Tile, sum_tile
@@ -65,23 +67,21 @@ class Part:
 class Panels:
     """The second operand of products, `depth` by `columns`: whole panels of a tile's columns, then one of what is left.
 
-    Panels lie one after the other, row k of each after row k - 1; the last one is filled up to whole vectors.
+    Panels lie one after the other, row k of each after row k - 1; the last one is filled up to whole vectors. Where the format
+    multiplies several elements at once, which are float32 numbers to be rounded, a row of A and a column of panels are words of
+    neighbours; what is beyond the depth is zero.
     """
 
     builder: KernelBuilder
     depth: int
     columns: int
     tile: Tile
-
-    @property
-    def multiply_add(self) -> MultiplyAdd:
-        """Of elements of A and of panels."""
-        return multiply_add
+    format: Format
 
     @property
     def rows(self) -> int:
         """Of a panel."""
-        return self.depth
+        return ceil(self.depth / self.format.k_pack)
 
     @property
     def elements(self) -> int:
@@ -110,18 +110,25 @@ class Panels:
         with builder.loop(width - part.columns, name="i") as i:
             builder.store(to.buffer, base + part.columns + i, zero)
 
-    def _numbers(self, panels: Scratch) -> str:
-        """The type of elements and results."""
-        return str(panels.buffer.dtype)
-
     def _line(self, element: Element, k: Expr) -> Callable[[Expr], Expr]:
         """Row k of the panels, by column."""
-        return lambda column: element(k, column)
+        if self.format.k_pack == 1:
+            return lambda column: element(k, column)
+        first = self.builder.bind(k * 2)
+        second = self.builder.bind(tirx.min(first + 1, self.depth - 1))
+
+        def word(column: Expr) -> Expr:
+            high = element(second, column)
+            if self.depth % 2:
+                high = self.builder.masked(second > first, high, tirx.const(0, "float32"))
+            return instruction_word(element(first, column), high)
+
+        return word
 
     def pack_rows(self, to: Scratch, element: Element) -> None:
         """Fill the panels with elements that lie side by side along k: squares of them are transposed in registers.
 
-        Columns that do not exist repeat the last one.
+        Columns that do not exist repeat the last one. Words are of whole neighbours.
         """
         builder, lanes = self.builder, self.tile.lanes
         side = min(lanes, 1 << self.rows.bit_length() - 1)
@@ -139,6 +146,9 @@ class Panels:
         rows = builder.local(side * side, str(to.buffer.dtype), "square")
         for r in range(side):
             source = builder.bind(tirx.min(first + column + r, self.columns - 1))
+            if self.format.k_pack > 1:
+                store_words(builder, Scratch(rows, 0), r * side, side, partial(_neighbour, element, k, source))
+                continue
             with builder.loop(side, "vectorized", "lane") as lane:
                 builder.store(rows, r * side + lane, element(k + lane, source))
         start = builder.bind(to.base + first * self.rows + column)
@@ -178,16 +188,49 @@ class Panels:
         sums = sum_tile(
             builder,
             part.tile,
-            self._numbers(b),
+            self.format,
             (depth,) if end is None else (1, depth),
             lambda row, ks: a.buffer[above + row * a.pitch + ks[-1]],
             lambda column, ks: b.buffer[left + ks[-1] * width + column],
-            self.multiply_add,
             spans=None if end is None else {1: (0, end)},
         )
         with builder.loop(builder.bind(tirx.min(rows - start, part.tile.rows)), name="row") as row:
             base = builder.bind(row * width)
             sweep(builder, part.columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
+
+
+def _neighbour(element: Element, k: Expr, column: Expr, i: Expr) -> Expr:
+    """The element `i` of those that word `k` of a column begins with."""
+    return element(k * 2 + i, column)
+
+
+def store_words(builder: KernelBuilder, to: Scratch, first: Expr, lanes: int, element: Callable[[Expr], Expr]) -> None:
+    """`lanes` words, from the one with the number `first` on, of so many pairs of neighbours, whose elements are given."""
+    at = to.base + first
+    if lanes == 1:
+        builder.store(to.buffer, at, instruction_word(element(0), element(1)))
+        return
+    numbers = builder.local(2 * lanes, "float32", "numbers")
+    for half in (0, lanes):
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            builder.store(numbers, half + lane, element(half + lane))
+    halves = (numbers[tirx.Ramp(half, 1, lanes)] for half in (0, lanes))
+    builder.store(to.buffer, tirx.Ramp(at, 1, lanes), neighbour_words(*halves))
+
+
+def store_line(builder: KernelBuilder, to: Scratch, count: int, lanes: int, element: Callable[[Expr], Expr]) -> None:
+    """The words of a row of `count` elements, the last of which is beside a zero if their number is odd.
+
+    The last vector of words may overlap the one before.
+    """
+    words = count // 2
+    lanes = min(lanes, 1 << max(words, 1).bit_length() - 1)
+    if words:
+        with builder.loop(ceil(words / lanes), name="words") as number:
+            first = builder.bind(tirx.min(number * lanes, words - lanes))
+            store_words(builder, to, first, lanes, lambda i: element(first * 2 + i))
+    if count % 2:
+        builder.store(to.buffer, to.base + words, instruction_word(element(2 * words), tirx.const(0, "float32")))
 
 
 def tiles_options(m: int, sizes: Sequence[tuple[int, int]], machine: Machine, *, even: bool = False) -> dict[str, list[Tile]]:

@@ -106,7 +106,7 @@ class _ProductRows(Product):
         results = builder.workspace(blocks.threads * blocks.rows * self.pitch, "float32")
         scratch = row_scratch(form, builder, blocks.threads)
         load_a = self.spread_rows() if self.crowds() else self._in_place(self.a)
-        load_b = self._packed(self.b, blocks.tile.columns)
+        load_b = self._panels(self.b, blocks.tile.columns, self._constant(self.b, blocks.tile.columns))
         with builder.loop(blocks.threads, "parallel", "thread") as thread:
             begin, end = share(thread, blocks.threads, blocks.tiles)
             with builder.loop(ceil(ceil(blocks.tiles / blocks.threads) / blocks.in_block), name="block") as i:
@@ -138,7 +138,7 @@ class _ProductRows(Product):
             plane,
             (self.a.depth,),
             tile,
-            "float32",
+            self.format,
             load_a,
             load_b,
             store,
@@ -158,7 +158,7 @@ class _ProductRows(Product):
             shifted_loads=False,
             b_padded=True,
             streams_b=True,
-            row_bytes=0 if self.crowds() else self.a.depth * self.group.types[self.a.name].item_bytes,
+            row_bytes=0 if self.crowds() else self.group.types[self.a.name].bytes_of(self.a.depth),
             cuts_last=True,
         )
         tile = self.builder.choose("tile", options)

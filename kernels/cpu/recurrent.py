@@ -295,11 +295,10 @@ class _Recurrence:
         return sum_tile(
             builder,
             tile,
-            operands.dtype,
+            rows.format,
             (rows.steps,),
             lambda row, ks: rows.factor(home + (start + row), ks[0], state(start + row)),
-            lambda column, ks: rows.weight(plan.weights[first + ks[0] * tile.columns + column], operands.dtype),
-            rows.multiply_add,
+            lambda column, ks: rows.weight(plan.weights[first + ks[0] * tile.columns + column]),
             (lambda ks: self._ask_ahead(plan, first, ks[0])) if plan.asks_ahead and not builder.is_grid else None,
         )
 

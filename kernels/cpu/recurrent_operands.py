@@ -20,28 +20,28 @@ class PackGates:
     """Weights [directions, of * lines, depth] as [directions, panels, parts, depth (k), gates / parts, columns], the rest zeros.
 
     `gates` are those of the `of` gates that are taken; a panel holds the same `columns` lines of each of them, in `parts` equal
-    parts. With `pairs` k and k + ceil(depth / 2) lie side by side: depth is halved, and a last dimension is 2.
+    parts. `k_pack` numbers lie side by side as a word, k and k + ceil(depth / k_pack) and so on: they are a last dimension.
     """
 
     of: int
     gates: tuple[int, ...]
     columns: int
-    pairs: bool = False
+    k_pack: int = 1
     parts: int = 1
 
     def packed_type(self, source: TensorType) -> TensorType:
         directions, lines, depth = source.shape
         panels, gates = ceil(lines // self.of / self.columns), len(self.gates) // self.parts
-        depths, pair = (ceil(depth / 2), (2,)) if self.pairs else (depth, ())
-        return TensorType((directions, panels, self.parts, depths, gates, self.columns, *pair), source.dtype)
+        steps, word = ceil(depth / self.k_pack), (self.k_pack,) if self.k_pack > 1 else ()
+        return TensorType((directions, panels, self.parts, steps, gates, self.columns, *word), source.dtype)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         directions, lines, depth = array.shape[0], array.shape[1] // self.of, array.shape[2]
         panels, parts, gates = ceil(lines / self.columns), self.parts, len(self.gates) // self.parts
-        padded = np.zeros((directions, parts * gates, panels * self.columns, depth + depth % 2 * self.pairs), array.dtype)
+        padded = np.zeros((directions, parts * gates, panels * self.columns, depth + -depth % self.k_pack), array.dtype)
         padded[:, :, :lines, :depth] = array.reshape(directions, self.of, lines, depth)[:, list(self.gates)]
         packed = padded.reshape(directions, parts, gates, panels, self.columns, -1).transpose(0, 3, 1, 5, 2, 4)
-        return np.stack(np.split(packed, 2, 3), -1) if self.pairs else np.ascontiguousarray(packed)
+        return np.stack(np.split(packed, self.k_pack, 3), -1) if self.k_pack > 1 else np.ascontiguousarray(packed)
 
 
 class RecurrentOperands:
@@ -114,15 +114,13 @@ class RecurrentOperands:
         return (b * self.directions + direction if self.batch_first else direction * self.batch + b) * self.hidden
 
     def weights(self, name: str, pack: PackGates) -> Buffer:
-        """Weights in panels: packed at compile time if they are constant, else by the kernel. Pairs are words."""
+        """Weights in panels: packed at compile time if they are constant, else by the kernel. Several neighbours are a word."""
         kind = pack.packed_type(self.group.types[name])
         if name not in self.group.constants:
             return self._stage(name, pack, kind)
         key = f"{name}:{pack}"
         self.packed[key] = Operand(name, pack)
-        if pack.pairs:
-            return self.builder.parameter(key, kind.elements // 2, "int32")
-        return self.builder.parameter(key, kind.elements, kind.dtype)
+        return self.builder.parameter(key, kind.elements // pack.k_pack, "int32" if pack.k_pack > 1 else kind.dtype)
 
     def _stage(self, name: str, pack: PackGates, kind: TensorType) -> Buffer:
         """The same layout, written to the workspace."""

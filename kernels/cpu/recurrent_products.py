@@ -1,4 +1,4 @@
-"""How rows of numbers meet the weights of a recurrence: number by number, or by pairs where the weights are bfloat16.
+"""How rows of numbers meet the weights of a recurrence: number by number, or by words of neighbours as the format has them.
 
 A pair is elements k and k + ceil(depth / 2) of a row, so that whole vectors of a row make its words.
 Weights are packed in the same pairs.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from itertools import product as nest
 from math import ceil
 
@@ -18,8 +17,11 @@ from ...runtime.machine import Machine
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, KernelBuilder
 from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
-from ..formats.bfloat16 import MultiplyAdd, halves_multiply_add, multiply_add, word, words_multiply_add
+from ..formats.bfloat16 import word
+from ..formats.format import Format, Storage, format_for
+from ..formats.multiply_add import factor
 from ..group import Group
+from .anchored import accumulator_type
 from .tile_product import Tile
 
 _FEW_ROWS = 2  # whose products take as long as weights take to arrive, so that nothing is gained by rounding the rows
@@ -27,22 +29,22 @@ _LINE_ELEMENTS = 16  # float32 numbers or words of a cache line
 Element = Callable[[Expr], Expr]  # of k
 
 
-class Form(Enum):
-    """What a multiply-add takes of a row and of the weights."""
+def row_format(group: Group, x: str, weights: str, rows: int, target: Target) -> Format:
+    """How `rows` rows are multiplied, in a recurrence over `x`: numbers of the type of its arithmetic, which are rounded to
+    bfloat16 where the format says so.
+    """
+    may_round = group.tolerance.may_round or group.types[x].dtype == "bfloat16"
+    rounds = may_round and rows > _FEW_ROWS and target.multiplies_pairs  # CPUs with tiles multiply pairs slowly
 
-    NUMBERS = "a number of each"
-    HALVES = "two numbers of a row, a word of weights"
-    WORDS = "a word of each, so that rows are rounded to bfloat16"
+    def can_read(one: Format) -> bool:
+        return one.k_pack == 1 or (weights in group.constants and one.packs_a == rounds)
 
-
-def form_of(group: Group, x: str, weights: str, rows: int, target: Target) -> Form:
-    """How `rows` rows of float32 numbers are multiplied, in a recurrence over `x`."""
-    is_paired = group.types[weights].dtype == "bfloat16" and weights in group.constants and not target.is_gpu
-    if not is_paired:
-        return Form.NUMBERS
-    may_round = group.precision == "bfloat16" or group.types[x].dtype == "bfloat16"
-    has_instruction = target.has("avx512_bf16") and not target.has_tiles  # CPUs with tiles have a slow one
-    return Form.WORDS if may_round and rows > _FEW_ROWS and has_instruction else Form.HALVES
+    number, packed = Storage(accumulator_type(group.types[x].dtype)), Storage("bfloat16")
+    storage = group.storage(weights)
+    found = format_for(packed, storage, target, lambda one: one.k_pack > 1 and can_read(one)) if rounds else None
+    found = found or format_for(number, storage, target, can_read) or format_for(number, number, target)
+    assert found is not None, "the template has looked at the types"
+    return found
 
 
 def pitch_of(elements: int) -> int:
@@ -96,26 +98,22 @@ def choose_gate_tile(rows: int, gates: int, units: int, steps: int, machine: Mac
 class RowProduct:
     """Products of `rows` rows of `depth` float32 numbers, `element(k)` of each given where it is needed.
 
-    In the form WORDS rows must have been rounded (`round_row`), which they are in the workspace.
+    Rows of a format that reads them as words must have been rounded (`round_row`), which they are in the workspace.
     """
 
-    def __init__(self, builder: KernelBuilder, form: Form, rows: int, depth: int, target: Target) -> None:
-        self.builder, self.form, self.depth = builder, form, depth
-        self.terms = 1 if form is Form.NUMBERS else 2
-        self.steps = ceil(depth / self.terms)
+    def __init__(self, builder: KernelBuilder, number_format: Format, rows: int, depth: int) -> None:
+        self.builder, self.format, self.depth = builder, number_format, depth
+        self.steps = ceil(depth / number_format.k_pack)
         self._pitch = pitch_of(self.steps)
-        self._words: Buffer = builder.workspace(rows * self._pitch, "int32") if form is Form.WORDS else None
-        self.multiply_add: MultiplyAdd = multiply_add
-        if form is not Form.NUMBERS:
-            self.multiply_add = words_multiply_add(target) if form is Form.WORDS else halves_multiply_add
+        self._words: Buffer = builder.workspace(rows * self._pitch, "int32") if self.rounds else None
 
     @property
     def rounds(self) -> bool:
         """Whether rows are rounded before they are multiplied."""
-        return self.form is Form.WORDS
+        return self.format.packs_a
 
     def round_row(self, row: Expr, element: Element) -> None:
-        """Write the words of a row; nothing if the form has none."""
+        """Write the words of a row; nothing if the format has none."""
         if not self.rounds:
             return
         builder, begin = self.builder, self.builder.bind(row * self._pitch)
@@ -131,15 +129,15 @@ class RowProduct:
 
     def factor(self, row: Expr, k: Expr, element: Element) -> Expr | tuple[Expr, Expr]:
         """What a multiply-add takes of a row for iteration k of `steps`."""
-        if self.form is Form.WORDS:
+        if self.rounds:
             return self._words[row * self._pitch + k]
-        if self.form is Form.NUMBERS:
+        if self.format.k_pack == 1:
             return element(k)
         second = element(tirx.min(k + self.steps, self.depth - 1) if self.depth % 2 else k + self.steps)
         if self.depth % 2:
             second = self.builder.masked(k + self.steps < self.depth, second, tirx.const(0, "float32"))
         return element(k), second
 
-    def weight(self, packed: Expr, dtype: str) -> Expr:
+    def weight(self, packed: Expr) -> Expr:
         """What it takes of packed weights."""
-        return tirx.Cast(dtype, packed) if self.form is Form.NUMBERS else packed
+        return factor(self.format, packed)

@@ -11,7 +11,7 @@ from ..builder import Buffer, Expr, Index, KernelBuilder
 from .common import machine_of
 from .recurrent_cells import Cell
 from .recurrent_operands import PackGates, RecurrentOperands
-from .recurrent_products import Element, Form, RowProduct, form_of
+from .recurrent_products import Element, RowProduct, row_format
 from .recurrent_tiles import Store, pays, project_on_tiles, terms_of
 from .tile_product import Plane, TileProduct, choose_tile, emit
 
@@ -35,8 +35,8 @@ def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, tar
 
 def _project_on_vectors(builder: KernelBuilder, operands: RecurrentOperands, target: Target, store: Store) -> None:
     depth, columns, rows = operands.inputs, operands.gates * operands.hidden, operands.steps * operands.batch
-    form = form_of(operands.group, operands.x, operands.w, rows, target)
-    product = RowProduct(builder, form, rows, depth, target)
+    number_format = row_format(operands.group, operands.x, operands.w, rows, target)
+    product = RowProduct(builder, number_format, rows, depth)
     tile = choose_tile(
         rows,
         columns,
@@ -46,7 +46,7 @@ def _project_on_vectors(builder: KernelBuilder, operands: RecurrentOperands, tar
         b_padded=True,
         cuts_last=True,
     )
-    weights = operands.weights(operands.w, PackGates(1, (0,), tile.columns, form is not Form.NUMBERS))
+    weights = operands.weights(operands.w, PackGates(1, (0,), tile.columns, number_format.k_pack))
     panels = ceil(columns / tile.columns)
 
     def element(row: Expr) -> Element:
@@ -57,9 +57,9 @@ def _project_on_vectors(builder: KernelBuilder, operands: RecurrentOperands, tar
 
     def b(batch: Expr, panel: Expr, start: Expr, column: Expr, ks: Index) -> Expr:
         place = ((batch * panels + panel) * product.steps + ks[0]) * tile.columns + column
-        return product.weight(weights[place], operands.dtype)
+        return product.weight(weights[place])
 
-    if form is Form.WORDS:
+    if product.rounds:
         with builder.chunks(rows, rows * depth) as row:
             product.round_row(row, element(row))
     all_tiles = TileProduct(
@@ -68,14 +68,12 @@ def _project_on_vectors(builder: KernelBuilder, operands: RecurrentOperands, tar
         Plane(columns, columns, columns),
         (product.steps,),
         tile,
-        operands.dtype,
+        number_format,
         a,
         b,
         lambda batch, m, r, column, value: store(batch, m, column, value),
         a_padded=False,
         b_padded=True,
-        multiply_add=product.multiply_add,
-        terms=product.terms,
     )
     sizes = [operands.group.types[name].size_bytes for name in (operands.x, operands.w)]
     emit(builder, all_tiles, a_bytes=sizes[0], b_bytes=sizes[1])

@@ -11,7 +11,7 @@ from ..cost.amx import tile_step_cycles
 from .common import machine_of
 from .recurrent_cells import Cell, Stage
 from .recurrent_operands import PackGates, RecurrentOperands
-from .recurrent_products import Form, GateTile, RowProduct, choose_gate_tile, form_of
+from .recurrent_products import GateTile, RowProduct, choose_gate_tile, row_format
 from .recurrent_tiles import GatePanels, TiledRows, TiledWeights, pays, terms_of
 from .tile_packing import LINES
 from .tile_product import Tile
@@ -52,7 +52,7 @@ class StagePlan:
     @property
     def is_rough(self) -> bool:
         """Whether rows are rounded to bfloat16, so that gates need no smaller error than that."""
-        return self.rows.terms == 1 if isinstance(self.rows, TiledRows) else self.rows.form is Form.WORDS
+        return self.rows.terms == 1 if isinstance(self.rows, TiledRows) else self.rows.rounds
 
     def place_of(self, gate: int) -> tuple[int, int]:
         """Which part of a panel has a gate's sums, and the column there of its first unit."""
@@ -66,8 +66,8 @@ def plan_stage(operands: RecurrentOperands, cell: Cell, stage: Stage, unit: Tile
     terms = terms_of(operands.group, operands.x, operands.r, target)
     if unit is not None and pays(operands.batch, len(gates) * operands.hidden, operands.hidden, terms, target.machine):
         return _plan_on_tiles(operands, cell, stage, terms, unit)
-    form = form_of(operands.group, operands.x, operands.r, operands.batch, target)
-    rows = RowProduct(builder, form, operands.directions * operands.batch, operands.hidden, target)
+    number_format = row_format(operands.group, operands.x, operands.r, operands.batch, target)
+    rows = RowProduct(builder, number_format, operands.directions * operands.batch, operands.hidden)
     tiles = choose_gate_tile(
         operands.batch,
         len(gates),
@@ -75,7 +75,7 @@ def plan_stage(operands: RecurrentOperands, cell: Cell, stage: Stage, unit: Tile
         rows.steps,
         machine_of(target, operands.dtype),
     )
-    weights = operands.weights(operands.r, PackGates(cell.gates, gates, tiles.units, form is not Form.NUMBERS, tiles.parts))
+    weights = operands.weights(operands.r, PackGates(cell.gates, gates, tiles.units, number_format.k_pack, tiles.parts))
     return StagePlan(stage, rows, tiles, ceil(operands.hidden / tiles.units), weights)
 
 

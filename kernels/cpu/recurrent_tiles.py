@@ -17,7 +17,7 @@ from ...runtime.machine import Machine
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Expr, KernelBuilder, unravel
-from ..cost.amx import TERMS, tile_step_cycles, vector_step_cycles
+from ..cost.amx import tile_step_cycles, vector_step_cycles
 from ..formats.bf16_split import split
 from ..formats.packing import PackPanels
 from ..group import Group
@@ -39,8 +39,8 @@ def terms_of(group: Group, x: str, weights: str, target: Target) -> int:
     if not target.has_tiles or weights not in group.constants or not set(kinds) <= {"float32", "bfloat16"}:
         return 0
     if kinds[1] == "float32":
-        return max(TERMS[group.precision], 2)
-    return 1 if group.precision == "bfloat16" or kinds[0] == "bfloat16" else 0
+        return max(group.tolerance.terms, 2)
+    return 1 if group.tolerance.may_round or kinds[0] == "bfloat16" else 0
 
 
 def pays(rows: int, columns: int, depth: int, terms: int, machine: Machine) -> bool:

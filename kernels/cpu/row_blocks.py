@@ -128,7 +128,7 @@ class RowBlocks:
         """Of an element: a store of a whole cache line mostly takes parts of two."""
         last, _ = self.parts(name)[-1]
         stored = last if last >= steps.register else _power_of_two(last)
-        return (_SPREAD_CYCLES + stored * self.group.types[name].item_bytes / _STORED_BYTES) / last
+        return (_SPREAD_CYCLES + self.group.types[name].bytes_of(stored) / _STORED_BYTES) / last
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def choose_blocks(group: Group, steps: Steps) -> RowBlocks | None:
 def _cut(group: Group, axis: int, lanes: int) -> RowBlocks | None:
     """Blocks of whole vectors along a dimension, or of all of it, or of what fits the buffers; None if that is no row."""
     row = RowBlocks(group, axis, 1)
-    row_bytes = row.width * sum(group.types[name].item_bytes for name in row.spread)
+    row_bytes = sum(group.types[name].bytes_of(row.width) for name in row.spread)
     fitting = _BUFFER_BYTES // row_bytes if row_bytes else row.shape[axis]
     step = lanes // gcd(row.width, lanes)
     whole = max(min(_BLOCK_ELEMENTS // row.width, fitting) // step, 1) * step

@@ -16,7 +16,8 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, share, unravel
 from ..configuration import TEMPLATE
-from ..cost.strassen import STRASSEN_PRECISION, StrassenChoice, strassen_choices, strassen_drawback
+from ..cost.strassen import StrassenChoice, strassen_choices, strassen_drawback
+from ..formats.format import F32
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
 from .bilinear import PackBilinear, combine, strassen
@@ -141,7 +142,7 @@ class StrassenProduct:
         sum_tile(
             builder,
             tile,
-            TYPE,
+            F32,
             (self.k,),
             lambda row, ks: self.sums[left + row * self.pitch + ks[0]],
             lambda column, ks: self.weights[panel.base + ks[0] * tile.columns + column],
@@ -177,7 +178,7 @@ class StrassenProduct:
 
 def strassen_obstacle(group: Group, seen: Group, anchor: Op, target: Target) -> str:
     """Why Strassen's algorithm may not compute the anchor of a group, whose operands it has as `seen`; empty if it may."""
-    if group.precision != STRASSEN_PRECISION:
+    if not group.tolerance.allows_strassen:
         return f"its errors grow with the largest element of a block, which precision {group.precision} does not allow"
     if target.is_gpu:
         return "is for CPUs"

@@ -25,11 +25,12 @@ from tvm import tirx
 from ...runtime.machine import LINE_BYTES, Machine
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
-from ..formats.bfloat16 import MultiplyAdd, multiply_add
+from ..formats.format import Format
+from ..formats.multiply_add import multiply_add_of
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
 _LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cost more than 1%
-_LONGEST_CHAIN = 1024  # products of one sum: more have over twice the error of ONNX Runtime's sums, which are made of blocks
+_LONGEST_BLOCK = 1024  # operations of one sum
 _AHEAD_BYTES = 16 * 1024  # of a panel, from what is read to what is asked for: hardware prefetches no further than its page
 _FETCHING_ROWS = 3  # of a tile, from which on that is worth it: with fewer, memory is busy anyway
 _SET_ROWS = 13  # of a tile that share a set of L1, which has 8 to 12 ways, at most
@@ -95,8 +96,8 @@ class TileProduct:
     `column`. With `a_padded` (`b_padded`) rows (columns) beyond the end may be read: panels are filled up with zeros.
     `store(batch, m, r, c, value)` gets each result at column c of row r. `shares_b`: neighbouring batches often have the same B.
     `panel(batch, number)`, where given, is the place of a tile's panel of B, whose rows lie one after the other.
-    Where `multiply_add` takes several factors at once, A and B give as many, and the innermost loop over k has as many fewer
-    iterations: `terms` is their number. With `overlaps`, `store` may be called more than once for an element.
+    A and B give what a multiply-add of the `format` takes: where this is several neighbours along k, the innermost loop over k
+    has as many fewer iterations. With `overlaps`, `store` may be called more than once for an element.
     """
 
     batch: int
@@ -104,7 +105,7 @@ class TileProduct:
     plane: Plane
     depth: tuple[int, ...]
     tile: Tile
-    dtype: str
+    format: Format
     a: Callable[[Expr, Expr, Expr, int, Index], Expr]
     b: Callable[[Expr, Expr, Expr, Expr, Index], Expr]
     store: Callable[[Expr, Expr, Expr, Expr, Expr], None]
@@ -112,14 +113,12 @@ class TileProduct:
     b_padded: bool
     shares_b: bool = False
     panel: Callable[[Expr, Expr], Panel] | None = None
-    multiply_add: MultiplyAdd = multiply_add
-    terms: int = 1
     overlaps: bool = False
 
     @property
     def flops(self) -> int:
         rows = self.plane.columns // max(self.plane.pitch, 1) + 1 if self.plane.pitch != self.plane.width else 1
-        return 2 * self.batch * self.m * min(self.plane.columns, rows * self.plane.width) * prod(self.depth) * self.terms
+        return 2 * self.batch * self.m * min(self.plane.columns, rows * self.plane.width) * prod(self.depth) * self.format.k_pack
 
 
 def tile_options(
@@ -239,17 +238,16 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
     fetches = tile.rows >= _FETCHING_ROWS and not builder.is_grid
     panel = product.panel(batch, n_tile) if product.panel is not None and fetches else None
-    finished = builder.local(tile.rows * tile.columns, product.dtype, "tile")
+    finished = builder.local(tile.rows * tile.columns, product.format.sums, "tile")
 
     def add_up(tile: Tile) -> None:
         sum_tile(
             builder,
             tile,
-            product.dtype,
+            product.format,
             product.depth,
             lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
             lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
-            product.multiply_add,
             None if panel is None else lambda ks: panel.fetch(builder, ks[0]),
             into=(finished, 0),
         )
@@ -272,11 +270,10 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
 def sum_tile(
     builder: KernelBuilder,
     tile: Tile,
-    dtype: str,
+    number_format: Format,
     depth: tuple[int, ...],
     a: Callable[[int, Index], Expr],
     b: Callable[[Expr, Index], Expr],
-    combine: MultiplyAdd = multiply_add,
     before: Callable[[Index], None] | None = None,
     spans: Mapping[int, tuple[Expr, Expr]] | None = None,
     into: tuple[Buffer, Expr] | None = None,
@@ -288,13 +285,13 @@ def sum_tile(
     `before` writes what is done before the products of a k, such as asking for what later ones read. Of the loops over k in
     `spans` only the iterations [begin, end) are made, where there are several loops.
     """
-    spans = spans or {}
-    longest = _LONGEST_CHAIN if combine is multiply_add else 2 * _LONGEST_CHAIN  # of pairs, whose rounding counts for more
+    spans, dtype, longest = spans or {}, number_format.sums, number_format.longest_chain
+    multiply_add = multiply_add_of(number_format)
     depth, joined = _in_blocks(depth, longest, spans)
     sums = builder.local(tile.rows * tile.columns, dtype, "acc")
     finished, base = into or (builder.local(tile.rows * tile.columns, dtype, "tile"), 0)
     cells = [(row, row * tile.columns + v * tile.lanes, v * tile.lanes) for row, v in nest(range(tile.rows), range(tile.vectors))]
-    kinds, outer = _loop_kinds(depth, len(cells), spans), _outer_loops(depth)
+    kinds, outer = _loop_kinds(depth, len(cells), spans), _outer_loops(depth, longest)
 
     def fill(to: Buffer, begin: Expr, element: Callable[[Expr], Expr]) -> None:
         for _, at, _ in cells:
@@ -321,17 +318,19 @@ def sum_tile(
                     before(ks)
                 for row, at, column in cells:
                     with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-                        builder.store(sums, at + lane, combine(sums[at + lane], a(row, ks), b(column + lane, ks)))
+                        builder.store(sums, at + lane, multiply_add(sums[at + lane], a(row, ks), b(column + lane, ks)))
         fill(finished, base, lambda at: finished[base + at] + sums[at] if outer else sums[at])
     return finished
 
 
-def _in_blocks(depth: tuple[int, ...], longest: int, spans: Collection[int]) -> tuple[tuple[int, ...], Callable[[Index], Index]]:
+def _in_blocks(
+    depth: tuple[int, ...], longest: int | None, spans: Collection[int]
+) -> tuple[tuple[int, ...], Callable[[Index], Index]]:
     """The loops over k, the outermost one of a chain that is too long as two over equal blocks, and the k of theirs."""
-    axis = _outer_loops(depth)
+    axis = _outer_loops(depth, longest)
     step = prod(depth[axis + 1 :])
-    is_long = prod(depth[axis:]) > longest and all(spanned < axis for spanned in spans)
-    lengths = range(_LONGEST_CHAIN // step, (_LEAST_BLOCK - 1) // step, -1) if is_long else ()
+    is_long = longest is not None and prod(depth[axis:]) > longest and all(spanned < axis for spanned in spans)
+    lengths = range(_LONGEST_BLOCK // step, (_LEAST_BLOCK - 1) // step, -1) if is_long else ()
     block = next((length for length in lengths if depth[axis] % length == 0), 0)
     if not block:
         return depth, lambda ks: ks
@@ -339,11 +338,14 @@ def _in_blocks(depth: tuple[int, ...], longest: int, spans: Collection[int]) -> 
     return in_blocks, lambda ks: (*ks[:axis], ks[axis] * block + ks[axis + 1], *ks[axis + 2 :])
 
 
-def _outer_loops(depth: tuple[int, ...]) -> int:
+def _outer_loops(depth: tuple[int, ...], longest: int | None) -> int:
     """How many of the outermost loops over k add up sums of their own, so that errors grow with the length of none of them.
 
     A sum of n products in one chain has an error in proportion to n; one of blocks, to the longer of block and number of blocks.
+    Exact sums, of which no chain is too long, have no blocks.
     """
+    if longest is None:
+        return 0
     return max((outer for outer in range(len(depth)) if prod(depth[outer:]) >= _LEAST_BLOCK), default=0)
 
 

@@ -15,7 +15,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, share, unravel
 from ..configuration import TEMPLATE
-from ..cost.amx import TERMS, tile_product_cycles, vector_product_cycles
+from ..cost.amx import tile_product_cycles, vector_product_cycles
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import pointwise_obstacle, split_anchor
@@ -58,7 +58,7 @@ class TiledProduct(Product):
     def __init__(self, group: Group, anchor: Op, target: Target) -> None:
         super().__init__(group, anchor, target)
         self.is_narrow = group.types[anchor.inputs[0]].dtype == "bfloat16"
-        self.terms = 1 if self.is_narrow else max(TERMS[group.precision], 2)
+        self.terms = 1 if self.is_narrow else max(group.tolerance.terms, 2)
         self.matrices = prod(self.batch)
         self.rows, self.columns = ceil(self.a.lines / LINES), ceil(self.b.lines / LINES)
         self.steps = ceil(self.a.depth / DEPTH)

@@ -15,7 +15,6 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, share, unravel
-from ..cost.amx import TERMS
 from ..cost.convolution import channels_last_cycles, in_pairs
 from ..template import BuiltKernel, Operand
 from ..values import GroupValues
@@ -51,7 +50,7 @@ def tiles_obstacle(form: ChannelsLast) -> str:
 def terms_of(form: ChannelsLast) -> int:
     """The bfloat16 terms of which the operands of a form's anchor are sums."""
     is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
-    return 1 if is_narrow else TERMS[form.outer.precision]
+    return 1 if is_narrow else form.outer.tolerance.terms
 
 
 def vector_cycles(form: ChannelsLast, target: Target) -> float:

@@ -16,20 +16,19 @@ from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, unravel
 from ..cost.convolution import channels_last_tiles
-from ..formats.bfloat16 import multiply_add, words_multiply_add
+from ..formats.format import Format
+from ..formats.multiply_add import factor
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
-from .anchored import accumulator_type
 from .channels_last import ChannelsLast, channels_last_form
 from .common import finish, machine_of, new_builder
-from .convolution_channels_last import deal, each_column, has_pairs
+from .convolution_channels_last import convolution_format, deal, each_column
 from .padded_image import Image, padded_image
 from .tile_product import Tile, sum_tile
 from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
 from .window import Window, read_window
 
-_TYPES = ("float32", "float64", "float16", "bfloat16")
 _WORK_PER_OPERATION = 16
 _NEAR_BYTES = 256 * 1024  # of the input that stays in the second cache while all weights pass
 _MAX_PRODUCTS = 16  # each is code of its own
@@ -43,31 +42,30 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if form.anchor.op_type != "ConvTranspose":
         return Refusal("has no transposed convolution")
     source = form.inner.types[form.anchor.inputs[0]]
-    if source.dtype not in _TYPES:
+    number_format = convolution_format(form, target)
+    if number_format is None:
         return Refusal(f"no convolution of {source.dtype}")
     window = read_window(form.inner, form.anchor)
     products = phase_products(window)
     if len(products) > _MAX_PRODUCTS:
         return Refusal(f"{len(products)} different phases of output positions, more than {_MAX_PRODUCTS}")
-    return _TransposedConvolution(form, target, window).build(products)
+    return _TransposedConvolution(form, target, window, number_format).build(products)
 
 
 class _TransposedConvolution:
     """One kernel being built."""
 
-    def __init__(self, form: ChannelsLast, target: Target, window: Window) -> None:
+    def __init__(self, form: ChannelsLast, target: Target, window: Window, number_format: Format) -> None:
         self.form, self.target, self.anchor, self.window = form, target, form.anchor, window
         self.builder = new_builder(target, form.outer.configuration)
         self.source = form.inner.types[form.anchor.inputs[0]]
         self.images, self.channels = self.source.shape[:2]
         self.groups = form.anchor.attribute("group", 1)
         self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
-        self.accumulator = accumulator_type(self.source.dtype)
+        self.format, self.accumulator = number_format, number_format.sums
         self.is_last = form.anchor.inputs[0] in form.operands
         self.is_whole = True  # whether products read the input itself
-        self.is_paired = has_pairs(form, target, self.channels // self.groups)
-        if self.is_paired:  # a word of two channels is one element
-            self.channels //= 2
+        self.channels //= self.format.k_pack  # a word of channels is one element
         self.packed: dict[str, Operand] = {}
 
     def build(self, products: list[PhaseProduct]) -> BuiltKernel | Refusal:
@@ -76,7 +74,7 @@ class _TransposedConvolution:
         if self.form.inner.types[self.anchor.outputs[0]].elements:
             leads, reaches = reaches_of(products)
             self.is_whole = not any(leads) and all(reach <= n for reach, n in zip(reaches, self.window.inputs, strict=True))
-            image = padded_image(self.builder, self.form, leads, reaches, words=self.is_paired)
+            image = padded_image(self.builder, self.form, leads, reaches, k_pack=self.format.k_pack)
             if isinstance(image, Refusal):
                 return image
             for number, product in enumerate(products):
@@ -98,8 +96,7 @@ class _TransposedConvolution:
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         panels, phases = ceil(outputs / tile.columns), prod(product.phases)
         weights = self._weights(number, product, tile.columns) if prod(depth) else None
-        flops: int = (4 if self.is_paired else 2) * images * lines * rows * phases * self.out_channels * prod(depth)
-        combine = words_multiply_add(self.target) if self.is_paired else multiply_add
+        flops: int = 2 * self.format.k_pack * images * lines * rows * phases * self.out_channels * prod(depth)
         is_lines = lines > 1
         blocks, size = self._blocks(*((lines, rows) if is_lines else (ceil(rows / tile.rows), tile.rows)))
 
@@ -115,13 +112,13 @@ class _TransposedConvolution:
 
             def a(row: int, ks: Index) -> Expr:
                 *downs, right = (k * one.pitch for k, one in zip(ks, taps, strict=False))
-                return self._factor(image.buffer[corner + image.offset(0, ks[-1], *downs, row + right)])
+                return factor(self.format, image.buffer[corner + image.offset(0, ks[-1], *downs, row + right)])
 
             def b(column: Expr, ks: Index) -> Expr:
                 assert weights is not None
-                return self._factor(weights[panel + row_major(ks, depth) * tile.columns + column])
+                return factor(self.format, weights[panel + row_major(ks, depth) * tile.columns + column])
 
-            sums = sum_tile(builder, tile, self.accumulator, depth, a, b, combine)
+            sums = sum_tile(builder, tile, self.format, depth, a, b)
             with builder.loop(tile.rows, name="row") as row:
                 index = self._index(product, place["image"], lead, builder.bind(start + row), phase)
                 base = builder.bind(row * tile.columns)
@@ -142,9 +139,6 @@ class _TransposedConvolution:
         near = max(1, _NEAR_BYTES // max(rows * self.channels * 4, 1))
         blocks = ceil(units / near)
         return blocks, ceil(units / blocks)
-
-    def _factor(self, element: Expr) -> Expr:
-        return element if self.is_paired else tirx.Cast(self.accumulator, element)
 
     def _is_flat(self, product: PhaseProduct) -> bool:
         """Whether each position of the product reads the input's element of its own place, and the input is no copy."""
@@ -190,15 +184,13 @@ class _TransposedConvolution:
         inputs = self.source.shape[1] // self.groups
         shape = (self.groups, inputs, self.out_channels // self.groups, *self.window.kernel)
         kind = self.form.inner.types[name]
-        pack = PackPhases(shape, product.phases, product.places, tile, self.is_paired)
+        pack = PackPhases(shape, product.phases, product.places, tile, self.format.k_pack)
         if name not in self.form.inner.constants:
             return self._pack_here(pack, product, self.builder.parameter(name, kind.elements, kind.dtype))
         key = f"{name}/last{number}"
         self.packed[key] = Operand(name, pack)
-        elements = pack.packed_type(kind).elements
-        if self.is_paired:
-            return self.builder.parameter(key, elements // 2, "int32")
-        return self.builder.parameter(key, elements, kind.dtype)
+        elements = pack.packed_type(kind).elements // self.format.k_pack
+        return self.builder.parameter(key, elements, "int32" if self.format.k_pack > 1 else kind.dtype)
 
     def _pack_here(self, pack: PackPhases, product: PhaseProduct, source: Buffer) -> Buffer:
         """The same layout, written by the kernel where weights are not constant."""

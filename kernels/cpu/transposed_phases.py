@@ -103,7 +103,7 @@ class PackPhases:
     phases: tuple[int, ...]
     places: tuple[tuple[int, ...], ...]
     tile: int
-    pairs: bool = False  # of neighbouring inputs, as in PackPanels
+    k_pack: int = 1  # neighbouring inputs in a word, as in PackPanels
 
     @property
     def panels(self) -> PackPanels:
@@ -112,7 +112,7 @@ class PackPhases:
         for phases, places in zip(self.phases, self.places, strict=True):
             shape += [phases, len(places) // phases]
         order = (0, *range(3, len(shape), 2), 2, *range(4, len(shape), 2), 1)
-        return PackPanels(tuple(shape), order, 1 + len(self.phases), 1, self.tile, pairs=self.pairs)
+        return PackPanels(tuple(shape), order, 1 + len(self.phases), 1, self.tile, k_pack=self.k_pack)
 
     def packed_type(self, source: TensorType) -> TensorType:
         return self.panels.packed_type(source)
@@ -124,5 +124,5 @@ class PackPhases:
         return self.panels(taken)
 
     def __str__(self) -> str:
-        pairs = ",pairs" if self.pairs else ""
-        return f"phases({self.shape},{self.phases},{self.places},{self.tile}{pairs})".replace(" ", "")
+        words = f",k_pack={self.k_pack}" if self.k_pack > 1 else ""
+        return f"phases({self.shape},{self.phases},{self.places},{self.tile}{words})".replace(" ", "")

@@ -27,7 +27,6 @@ from ..configuration import TEMPLATE
 from ..cost.convolution import (
     PAIRED_TILES,
     WINOGRAD_HALF_OUTPUTS,
-    WINOGRAD_OUTPUTS,
     Convolution,
     WinogradChoice,
     channels_last_cycles,
@@ -38,7 +37,9 @@ from ..cost.convolution import (
     winograd_choice,
     winograd_choices,
 )
-from ..formats.bfloat16 import multiply_add, rounded, word_at, words_multiply_add
+from ..formats.bfloat16 import rounded, word_at
+from ..formats.format import BF16_DOT, F32
+from ..formats.multiply_add import factor
 from ..group import Group
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import GroupValues
@@ -87,7 +88,7 @@ def direct_convolution_cycles(form: ChannelsLast, target: Target) -> float:
 def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
     """The size of the tiles that would compute the form's anchor, and what they would take; or why they may not."""
     precision = form.outer.precision
-    if precision not in WINOGRAD_OUTPUTS:
+    if not form.outer.tolerance.winograd_outputs:
         return Refusal(f"its errors grow with the largest element of a tile, which precision {precision} does not allow")
     if reason := _obstacle(form, target):
         return Refusal(reason)
@@ -132,13 +133,13 @@ class _Kernel:
         paired_tiles = _paired_tiles(form, target)
         sizes = winograd_choices(one, target.machine, form.outer.precision, paired_tiles=paired_tiles)
         choice = self.builder.choose("outputs", {str(choice): choice for choice in sizes})
-        outputs, self.has_pairs = choice.outputs, choice.has_pairs
-        self.depth = one.inputs // 2 if self.has_pairs else one.inputs
+        outputs, self.format = choice.outputs, BF16_DOT if choice.has_pairs else F32
+        self.depth = one.inputs // self.format.k_pack
         self.method = winograd(outputs)
         self.points = self.method.extent**2
         self.grid = (one.images, *tiles_along(one, outputs))
         self.tiles = prod(self.grid)
-        channels, self.transformed = one.groups * one.inputs, _BITS if self.has_pairs else TYPE
+        channels, self.transformed = one.groups * one.inputs, TYPE if self.format is F32 else _BITS
         item_bytes = np.dtype(self.transformed).itemsize
         self.pitch = channels + (_LINE_BYTES // item_bytes if channels % 512 == 0 else 0)  # far rows would crowd each other out
         tile = self._tile_options(self.tiles)[0]
@@ -148,7 +149,7 @@ class _Kernel:
         weights = self.points * channels * one.outputs
         is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
         may_halve = is_narrow and outputs <= WINOGRAD_HALF_OUTPUTS and 4 * weights > _WIDE_BYTES
-        self.dtype = NARROW if self.has_pairs else HALF if may_halve else TYPE  # of the weights in memory
+        self.dtype = NARROW if self.format is BF16_DOT else HALF if may_halve else TYPE  # of the weights in memory
         weights *= np.dtype(self.dtype).itemsize
         # Inputs of more tiles than the second caches hold come back from the third once a panel, weights once a block.
         least = _LEAST_TILES if self.tiles <= 2 * self.threads * near else _LEAST_TILES // 2
@@ -305,7 +306,7 @@ class _Kernel:
 
     def _as_factor(self, value: Expr) -> Expr:
         """A transformed input as it lies in its matrix."""
-        if not self.has_pairs:
+        if self.format is F32:
             return value
         return tirx.reinterpret(_BITS, rounded(value, self.builder.name, has_instruction=True))
 
@@ -323,17 +324,16 @@ class _Kernel:
 
             def a(row: int, ks: Index) -> Expr:
                 line = left + row * inputs.pitch
-                return word_at(inputs.buffer, line + 2 * ks[0]) if self.has_pairs else inputs.buffer[line + ks[0]]
+                k_pack = self.format.k_pack
+                return word_at(inputs.buffer, line + k_pack * ks[0]) if k_pack > 1 else inputs.buffer[line + ks[0]]
 
             def b(column: Expr, ks: Index) -> Expr:
-                weight = self.weights[right + ks[0] * tile.columns + column]
-                return weight if self.has_pairs else tirx.Cast(TYPE, weight)
+                return factor(self.format, self.weights[right + ks[0] * tile.columns + column])
 
             def before(ks: Index) -> None:
                 Panel(self.weights, right, tile.columns).fetch_next(builder, ks[0], depth, m, parts)
 
-            combine = words_multiply_add(self.target) if self.has_pairs else multiply_add
-            sums = sum_tile(builder, tile, TYPE, (depth,), a, b, combine, before)
+            sums = sum_tile(builder, tile, self.format, (depth,), a, b, before)
             place = builder.bind(to.offset(point, first, 0))
             with (
                 builder.loop(tile.rows * tile.vectors, name="vector") as vector,

@@ -16,11 +16,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op, PrimType, _ffi_api, register_op_attr
 
-from ...runtime.target import Target
-
 Expr: TypeAlias = Any  # as in builder
 Buffer: TypeAlias = Any
-MultiplyAdd = Callable[[Expr, Expr, Expr], Expr]  # of a sum and two factors: the new sum
 
 
 def _lanes(first: int) -> str:
@@ -81,27 +78,27 @@ _CODE_OF_ZERO = 0x7F81  # of `ordered_code`
 _PURE = 1  # TVM's CallEffectKind of an operator that only its operands decide
 
 
-def multiply_add(total: Expr, a: Expr, b: Expr) -> Expr:
-    """Of plain numbers."""
-    return total + a * b
+def dot(total: Expr, a: Expr, b: Expr) -> Expr:
+    """The sum with the products of two words added, by the instruction."""
+    return Call(Op.get(_DOT), [total, a, b], ret_ty=PrimType("float32"))
 
 
-def words_multiply_add(target: Target) -> MultiplyAdd:
-    """Of words on both sides."""
-    return _dot if target.has("avx512_bf16") else _emulated_dot
+def multiply_add_words(total: Expr, a: Expr, b: Expr) -> Expr:
+    """The same by shifts and two multiply-adds, on any target."""
+    return total + low(a) * low(b) + high(a) * high(b)
 
 
 def multiplies_words(function: Any) -> bool:
     """Whether a kernel multiplies pairs by the instruction for them."""
-    dot = Op.get(_DOT)
+    instruction = Op.get(_DOT)
 
     def visit(call: Any) -> Any:
-        return tvm_ffi.VisitInterrupt(True) if call.op.same_as(dot) else None
+        return tvm_ffi.VisitInterrupt(True) if call.op.same_as(instruction) else None
 
     return tvm_ffi.structural_walk(function.body, (Call, visit)) is not None
 
 
-def halves_multiply_add(total: Expr, a: tuple[Expr, Expr], b: Expr) -> Expr:
+def multiply_add_halves(total: Expr, a: tuple[Expr, Expr], b: Expr) -> Expr:
     """Of two float32 numbers with a word."""
     return total + a[0] * low(b) + a[1] * high(b)
 
@@ -119,11 +116,6 @@ def high(word: Expr) -> Expr:
 def word_at(buffer: Buffer, offset: Expr) -> Expr:
     """The word of the elements `offset` and `offset + 1` of a buffer of 16 bits each, on a target with AVX512_BF16."""
     return tirx.call_pure_extern("int32", _LOAD_FUNCTION, tirx.address_of(buffer[offset]))
-
-
-def pair(first: Expr, second: Expr) -> Expr:
-    """The word of two numbers given as their bits (uint16)."""
-    return tirx.Cast("int32", first) | (tirx.Cast("int32", second) << tirx.const(16, "int32"))
 
 
 def word(first: Expr, second: Expr, name: Callable[[Expr], Expr]) -> Expr:
@@ -189,14 +181,6 @@ def is_rounding(value: Expr) -> bool:
     if not isinstance(value, tirx.Cast) or str(value.ty) != "bfloat16" or str(value.value.ty) != "float32":
         return False
     return not (isinstance(value.value, Call) and value.value.op.same_as(Op.get("tirx.reinterpret")))
-
-
-def _emulated_dot(total: Expr, a: Expr, b: Expr) -> Expr:
-    return total + low(a) * low(b) + high(a) * high(b)
-
-
-def _dot(total: Expr, a: Expr, b: Expr) -> Expr:
-    return Call(Op.get(_DOT), [total, a, b], ret_ty=PrimType("float32"))
 
 
 def _lower_dot(call: Any) -> Expr:

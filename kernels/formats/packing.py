@@ -18,8 +18,8 @@ class PackPanels:
 
     The constant is reshaped to `shape`, cut by `steps` (start, step of each dimension; the whole where empty), and transposed
     by `order`, whose first `group_axes` dimensions are groups, the next `line_axes` the rows of A or columns of B, the rest k.
-    With `pairs`, two neighbours of the last of these lie side by side, [groups, panels, depth / 2, tile, 2], an odd last one
-    beside a zero: words of bfloat16, as the dot products of AVX512_BF16 and AMX load them. `rounds` makes bfloat16 of float32.
+    `k_pack` neighbours of the last of these lie side by side, [groups, panels, depth / k_pack, tile, k_pack], the last ones
+    beside zeros: words as dot products load them. `rounds` makes bfloat16 of float32.
     """
 
     shape: tuple[int, ...]
@@ -28,45 +28,44 @@ class PackPanels:
     line_axes: int
     tile: int
     steps: tuple[tuple[int, int], ...] = ()
-    pairs: bool = False
+    k_pack: int = 1
     rounds: bool = False
 
     def packed_type(self, source: TensorType) -> TensorType:
         groups, panels, depth, tile = self._dimensions()
-        shape = (groups, panels, depth // 2, tile, 2) if self.pairs else (groups, panels, depth, tile)
+        shape = (groups, panels, depth // self.k_pack, tile, *((self.k_pack,) if self.k_pack > 1 else ()))
         return TensorType(shape, "bfloat16" if self.rounds else source.dtype)
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         groups, panels, depth, tile = self._dimensions()
         cut = array.reshape(self.shape)[tuple(slice(start, None, step) for start, step in self.steps)].transpose(self.order)
-        if self.pairs and cut.shape[-1] % 2:
-            cut = np.pad(cut, (*((0, 0),) * (cut.ndim - 1), (0, 1)))
+        if cut.shape[-1] % self.k_pack:
+            cut = np.pad(cut, (*((0, 0),) * (cut.ndim - 1), (0, -cut.shape[-1] % self.k_pack)))
         lines = cut.reshape(groups, prod(cut.shape) // max(groups * depth, 1), depth)
         packed = np.zeros((groups, panels, depth, tile), np.dtype("bfloat16") if self.rounds else array.dtype)
         for panel in range(panels):
             part = lines[:, panel * tile : (panel + 1) * tile]
             packed[:, panel, :, : part.shape[1]] = part.transpose(0, 2, 1)
-        if not self.pairs:
+        if self.k_pack == 1:
             return packed
-        return np.ascontiguousarray(packed.reshape(groups, panels, -1, 2, tile).swapaxes(3, 4))
+        return np.ascontiguousarray(packed.reshape(groups, panels, -1, self.k_pack, tile).swapaxes(3, 4))
 
     def _dimensions(self) -> tuple[int, int, int, int]:
         steps = self.steps or ((0, 1),) * len(self.shape)
         cut = [len(range(start, extent, step)) for extent, (start, step) in zip(self.shape, steps, strict=True)]
         extents = [cut[axis] for axis in self.order]
-        if self.pairs:
-            extents[-1] += extents[-1] % 2
+        extents[-1] += -extents[-1] % self.k_pack
         lines = self.group_axes + self.line_axes
         groups, count = prod(extents[: self.group_axes]), prod(extents[self.group_axes : lines])
         return groups, ceil(count / self.tile), prod(extents[lines:]), self.tile
 
     def __str__(self) -> str:
-        extra = f",{self.steps}" * bool(self.steps) + ",pairs" * self.pairs + ",rounded" * self.rounds
+        extra = f",{self.steps}" * bool(self.steps) + f",k_pack={self.k_pack}" * (self.k_pack > 1) + ",rounded" * self.rounds
         return f"panels({self.shape},{self.order},{self.tile}{extra})".replace(" ", "")
 
 
 def pack_in_kernel(builder: KernelBuilder, source: Buffer, pack: PackPanels) -> Buffer:
-    """A workspace with the panels that `pack` makes at compile time, without pairs.
+    """A workspace with the panels that `pack` makes at compile time, of numbers one by one.
 
     The statements that fill it are emitted here, before those that read it.
     """

@@ -13,14 +13,13 @@ from ...compiler.pipeline import Context
 from ...kernels.cost.amx import tile_convolution_cycles
 from ...kernels.cost.convolution import (
     PAIRED_TILES,
-    WINOGRAD_OUTPUTS,
     channels_last_cycles,
     has_fewer_pairs_of_taps,
     in_pairs,
     pays_to_fill_pairs,
     winograd_choice,
 )
-from ..canonicalization.scope import static_shape
+from ...runtime.precision import TOLERANCES
 from ..layout.extents import convolution_extents, phase_extents
 
 
@@ -47,7 +46,7 @@ class Predictions:
         """Whether a convolution will be Winograd's, which makes float32 numbers of its weights: rounding them wins nothing."""
         target = self.context.target
         is_plane = node.op_type == "Conv" and len(static_shape(node.outputs[0]) or ()) == 4
-        if not is_plane or target.has_tiles or self.context.precision not in WINOGRAD_OUTPUTS:
+        if not is_plane or target.has_tiles or not TOLERANCES[self.context.precision].winograd_outputs:
             return False
         one = replace(convolution_extents(node), element_bytes=2)
         paired_tiles = PAIRED_TILES if target.multiplies_pairs and node in self.on_branches else 0

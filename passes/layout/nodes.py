@@ -13,7 +13,7 @@ from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, is_known, is_pointwise, kind_of
 from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection
-from ...kernels.cost.amx import TERMS, tile_convolution_cycles
+from ...kernels.cost.amx import tile_convolution_cycles
 from ...kernels.cost.convolution import (
     Convolution,
     channels_first_cycles,
@@ -26,7 +26,7 @@ from ...kernels.cost.convolution import (
     winograd_choice,
 )
 from ...runtime.machine import Machine
-from ...runtime.precision import Precision
+from ...runtime.precision import TOLERANCES, Precision
 from ...runtime.target import Target
 from .edges import EDGES, edge_form
 from .extents import convolution_extents, numbers_of, phase_extents
@@ -142,7 +142,7 @@ def _cycles_of_last(
     is_plain = has_weights and source.dtype == ir.DataType.FLOAT
     is_bfloat16 = has_weights and is_narrow and source.dtype == ir.DataType.BFLOAT16
     if target.has_tiles and (is_plain or is_bfloat16):
-        cycles = min(cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TERMS[precision], machine))
+        cycles = min(cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TOLERANCES[precision].terms, machine))
     is_plane = anchor.op_type == "Conv" and len(tensor_type(source).shape) == 4
     may_transform = is_plane and (is_plain or is_bfloat16)
     choice = winograd_choice(one, machine, precision) if may_transform else None

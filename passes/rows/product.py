@@ -12,9 +12,8 @@ from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.rows import Rows, rows_of
 from ...compiler.pipeline import Context
 from ...kernels.cost.convolution import product_rows_drawback
-from ...kernels.cost.strassen import STRASSEN_PRECISION, strassen_drawback
-from ..canonicalization.scope import static_shape
-from .shapes import Rows, rows_of
+from ...kernels.cost.strassen import strassen_drawback
+from ...runtime.precision import TOLERANCES
 
 
 def product_before(seed: ir.Node, claimed: dict[ir.Node, ir.Node]) -> ir.Node | None:
@@ -54,7 +53,7 @@ def _fault(product: ir.Node, rows: Rows, context: Context) -> str:
         return f"%{result.name} is read by {other.op_type}, too"
     depth, is_transposed = prod(weights) // rows.length, product.attributes.get_int("transA", 0) == 1
     size = rows.number, rows.length, depth, target.machine
-    if context.precision == STRASSEN_PRECISION and not is_transposed and not strassen_drawback(*size):
+    if TOLERANCES[context.precision].allows_strassen and not is_transposed and not strassen_drawback(*size):
         return "by Strassen's fewer multiplications, which take blocks of all rows, it is faster alone"
     return product_rows_drawback(rows.number, depth, rows.length, target.threads, target.machine)
 

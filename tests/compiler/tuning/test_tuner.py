@@ -22,7 +22,7 @@ from prefuse.compiler.tuning.database import Finding, Section, add_findings, rea
 from prefuse.compiler.tuning.measuring import Trial, measure
 from prefuse.compiler.tuning.tuner import problems_of, tune_model
 from prefuse.compiler.tuning.worker import Times, Worker, measure_apart
-from prefuse.kernels.configuration import TEMPLATE
+from prefuse.kernels.formats.format import BF16_DOT, plain
 from prefuse.runtime.errors import CompileError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.tests.kernels.harness import target_of
@@ -271,12 +271,12 @@ def test_a_lost_process_costs_what_is_to_blame(path: Path, options: Options) -> 
 
 
 def test_results_stored_narrow_agree_up_to_their_rounding() -> None:
-    """One template multiplies pairs, the other number by number: rounded to bfloat16, some results differ by a unit."""
+    """One format multiplies pairs, the other number by number: rounded to bfloat16, some results differ by a unit."""
     model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
         main (bfloat16[133,270] x, bfloat16[270,150] w) => (bfloat16[133,150] y) { y = MatMul(x, w) }""")
     (problem,), _ = problems_of(model, Options(target_of("avx512bf16"), "float32"))
-    templates = ("paired_product", "matmul")
-    trial = Trial(problem.group, target_of("avx512bf16"), tuple({TEMPLATE: one} for one in templates), 0, 0.01)
+    formats = (BF16_DOT, plain("bfloat16", "bfloat16", "float32"))
+    trial = Trial(problem.group, target_of("avx512bf16"), tuple({"format": one.name} for one in formats), 0, 0.01)
     assert None not in measure(trial)
 
 

@@ -140,7 +140,7 @@ def test_odd_channels_are_paired_where_that_pays() -> None:
 def _has_pairs(case: Case, level: str) -> bool:
     built = build_kernel(case.group, target_of(level))
     assert isinstance(built, BuiltKernel), built
-    return any(",pairs" in str(operand.pack) for operand in built.operands)
+    return any(",k_pack=2" in str(operand.pack) for operand in built.operands)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -14,7 +14,6 @@ import torch
 from prefuse.compiler.oracle import relative_error
 from prefuse.kernels.cost.convolution import (
     WINOGRAD_HALF_OUTPUTS,
-    WINOGRAD_OUTPUTS,
     Convolution,
     channels_last_cycles,
     tiles_along,
@@ -27,6 +26,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.machine import row
 from prefuse.runtime.plan import TensorType
+from prefuse.runtime.precision import TOLERANCES
 from torch.nn import functional
 
 from ..harness import LEVELS, Case, check, run, target_of
@@ -34,7 +34,7 @@ from .channels_last_cases import convolution
 
 ZEN5 = row("zen5", 16)  # that what stands here was measured on
 
-_OUTPUTS = sorted({outputs for sizes in WINOGRAD_OUTPUTS.values() for outputs in sizes})
+_OUTPUTS = sorted({outputs for allowed in TOLERANCES.values() for outputs in allowed.winograd_outputs})
 _RELATIVE = 6e-6  # of the largest element of the result, by tiles of up to 6
 _LARGEST_TILES = 4.0  # so many times that by tiles of 7
 _HALF_UNIT = 2.0**-8  # of bfloat16, relative
@@ -53,7 +53,7 @@ def fast(*arguments: Any, template: str = "winograd_channels_last", **options: A
 def forced(case: Case, outputs: int | str) -> Case:
     """With tiles of this size, whatever it costs."""
     configuration = {"template": "winograd_channels_last", "outputs": str(outputs)}
-    precision = case.group.precision if outputs in WINOGRAD_OUTPUTS[case.group.precision] else "bfloat16"
+    precision = case.group.precision if outputs in case.group.tolerance.winograd_outputs else "bfloat16"
     is_on_branch = "in pairs" in configuration["outputs"]
     group = replace(case.group, configuration=configuration, precision=precision, is_on_branch=is_on_branch)
     return replace(case, group=group, atol=case.atol * (_LARGEST_TILES if outputs == 7 else 1.0))

@@ -196,7 +196,7 @@ def test_blocks_are_whole_vectors_in_little_memory(lanes: int) -> None:
                 continue
             taken += 1
             whole_rows = lanes // gcd(cut.width, lanes)
-            row_bytes = cut.width * sum(group.types[name].item_bytes for name in cut.spread)
+            row_bytes = sum(group.types[name].bytes_of(cut.width) for name in cut.spread)
             assert cut.rows * row_bytes <= row_blocks._BUFFER_BYTES
             is_small = whole_rows * row_bytes <= row_blocks._BUFFER_BYTES
             assert cut.rows == cut.shape[cut.axis] or (cut.elements % lanes == 0) == is_small

@@ -27,7 +27,7 @@ def product(
     constants: str = "b",
     narrow: str = "ab",
     dtype: np.dtype = BFLOAT16,
-    template: str = "paired_product",
+    template: str = "matmul",
     stored: str = "float32",
     **attributes: int,
 ) -> Case:

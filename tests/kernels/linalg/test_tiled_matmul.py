@@ -291,7 +291,7 @@ def test_small_products_are_left_to_vectors(monkeypatch: pytest.MonkeyPatch) -> 
     assert template(one_row) == template(one_row, "float32-fast") == "matmul"
     assert template(large, target=Target("cpu", "avx512", 2)) == "matmul"
     assert template(narrow_product((128, 768), (768, 768)), "bfloat16") == "matmul_tiles"
-    assert template(narrow_product((1, 768), (768, 768)), "bfloat16") == "paired_product"
+    assert template(narrow_product((1, 768), (768, 768)), "bfloat16") == "matmul"
 
 
 def test_refusals() -> None:

@@ -1,0 +1,128 @@
+"""Number formats as values: how a product's operands lie in memory, what multiplies them, and what adds them up.
+
+A format is a row of `FORMATS`; `formats_for` is the one place that says which a product may go by. To add one is to add a row
+here and, where `total + a * b` is not how it multiplies, its multiply-add to `multiply_add.MULTIPLY_ADDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ...runtime.plan import TensorType
+from ...runtime.target import Target
+
+Unit: TypeAlias = Literal["fma", "dot", "tile"]  # multiply-adds of vectors, their dot products, a unit for tiles
+Granularity: TypeAlias = Literal["none", "tensor", "channel", "group"]  # what has a scale, and a zero point, of its own
+_WORD_BITS = 32
+_CHAIN = 1024  # products of one sum: more have over twice the error of ONNX Runtime's sums, which are made of blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How one operand lies in memory: its type, and what makes real numbers of its elements, which is what its text says."""
+
+    dtype: str
+    scales: Granularity = "none"
+    has_zero_points: bool = False
+    is_packed: bool = False  # as in TensorType
+
+    @property
+    def bits(self) -> int:
+        """That one element takes in memory."""
+        return TensorType((), self.dtype, self.is_packed).bits
+
+    def __str__(self) -> str:
+        return f" by {self.scales}" * (self.scales != "none") + " with zero points" * self.has_zero_points
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a product goes: `a` and `b` are the storage of activations and of weights, `sums` the type in which products add up.
+
+    One operation of `unit` takes `k_pack` neighbours along k. Those of `b`, and of `a` where they fill a word, are read as one
+    word of 32 bits, the first in the lowest bits. A sum of more than `longest_chain` operations is one of blocks; None: of any
+    length, as sums are exact. On a tile unit an operand is the sum of `terms` numbers. `feature` is the CPU's, without which the
+    format does not exist.
+    """
+
+    name: str
+    a: Storage
+    b: Storage
+    sums: str
+    unit: Unit = "fma"
+    k_pack: int = 1
+    longest_chain: int | None = _CHAIN
+    terms: int = 1
+    feature: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.k_pack == 1 or self.b.bits * self.k_pack == _WORD_BITS or self.unit == "tile", f"{self.name} fills no words"
+
+    @property
+    def packs_a(self) -> bool:
+        """Whether neighbours of the first operand, too, are read as words."""
+        return self.k_pack > 1 and self.a.bits * self.k_pack == _WORD_BITS
+
+    def runs_on(self, target: Target) -> bool:
+        """Whether the target has what multiplies this. A GPU's threads read numbers one by one."""
+        if self.unit == "tile":
+            return target.has_tiles
+        return not (self.feature and not target.has(self.feature)) and not (self.k_pack > 1 and target.is_gpu)
+
+
+def plain(dtype: str, b: str = "", sums: str = "") -> Format:
+    """Of numbers one by one, which are converted to the type of the sums; of one type for all where no other is given."""
+    b, sums = b or dtype, sums or dtype
+    return Format(f"{dtype}*{b}", Storage(dtype), Storage(b), sums, longest_chain=_CHAIN if "float" in sums else None)
+
+
+def is_plain(one: Format) -> bool:
+    """Whether numbers are multiplied one by one."""
+    return one.k_pack == 1
+
+
+_BFLOAT16, _FLOAT32 = Storage("bfloat16"), Storage("float32")
+_PAIR_CHAIN = 2 * _CHAIN  # of pairs, whose rounding counts for more
+
+F32 = plain("float32")
+BF16_DOT = Format("bf16 dot", _BFLOAT16, _BFLOAT16, "float32", "dot", 2, _PAIR_CHAIN, feature="avx512_bf16")
+BF16_PAIRS = Format("bf16 pairs", _BFLOAT16, _BFLOAT16, "float32", "fma", 2, _PAIR_CHAIN)
+F32_BF16_PAIRS = Format("f32*bf16 pairs", _FLOAT32, _BFLOAT16, "float32", "fma", 2, _PAIR_CHAIN)
+BF16X1 = Format("bf16x1", _BFLOAT16, _BFLOAT16, "float32", "tile", 2, terms=1)
+BF16X2 = Format("bf16x2", _FLOAT32, _FLOAT32, "float32", "tile", 2, terms=2)
+BF16X3 = Format("bf16x3", _FLOAT32, _FLOAT32, "float32", "tile", 2, terms=3)
+_NARROW = ("float16", "bfloat16")  # which are added up in float32
+_WIDE = ("float64", "int32", "int64", "uint32", "uint64")
+
+# Of several formats for the same operands, the best first.
+FORMATS: tuple[Format, ...] = (
+    BF16_DOT,
+    BF16_PAIRS,
+    F32_BF16_PAIRS,
+    F32,
+    *(plain(a, b, "float32") for a in ("float32", *_NARROW) for b in ("float32", *_NARROW) if (a, b) != ("float32", "float32")),
+    *(plain(dtype) for dtype in _WIDE),
+    BF16X1,
+    BF16X2,
+    BF16X3,
+)
+
+
+def format_for(
+    a: Storage, b: Storage, target: Target, can_read: Callable[[Format], bool] = lambda _: True, *, unit: Unit | None = None
+) -> Format | None:
+    """The best of `formats_for`, or None."""
+    return next(iter(formats_for(a, b, target, can_read, unit=unit)), None)
+
+
+def formats_for(
+    a: Storage, b: Storage, target: Target, can_read: Callable[[Format], bool] = lambda _: True, *, unit: Unit | None = None
+) -> tuple[Format, ...]:
+    """The formats of the table for operands of this storage that the target multiplies and the caller can read, best first.
+
+    Tiles are for those who ask for the `unit`.
+    """
+    fitting = (one for one in FORMATS if (one.a, one.b) == (a, b) and one.runs_on(target))
+    return tuple(one for one in fitting if (one.unit == unit if unit else one.unit != "tile") and can_read(one))
