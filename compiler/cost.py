@@ -6,7 +6,7 @@ from math import prod
 
 import onnx_ir as ir
 
-from ..kernels.cost.convolution import operations_of
+from ..kernels.cost.operations import operations_of
 from .ir.facts import has_static_type, tensor_type
 from .ir.kinds import Kind, kind_of
 from .ir.scopes import read_values

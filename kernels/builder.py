@@ -17,7 +17,7 @@ from tvm.ir import PointerType, PrimType
 from ..runtime.machine import Machine
 from ..runtime.plan import ALIGNMENT
 from .configuration import Choice, Configuration
-from .cost.convolution import PARALLEL_MIN_WORK
+from .cost.memory import PARALLEL_MIN_WORK
 from .formats.bfloat16 import is_rounding, rounded
 from .formats.minifloat import is_coded
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ..compiler.ir.functions import drop_uncalled_groups
 from ..compiler.ir.rewriter import Rejection
 from ..compiler.pipeline import Context, Pass
-from ..kernels.cost.convolution import conversion_cycles
+from ..kernels.cost.memory import conversion_cycles
 from .layout.cut import OUTSIDE, Crossing, LayoutProblem, choose_layouts
 from .layout.forms import Flexible, conversion_bytes
 from .layout.joining import join_channels

@@ -16,7 +16,7 @@ from ..compiler.ir.kinds import is_pointwise
 from ..compiler.ir.names import fresh_name
 from ..compiler.ir.rewriter import Rejection, copy_source, remove_nodes
 from ..compiler.pipeline import Context, Pass
-from ..kernels.cost.convolution import operations_of
+from ..kernels.cost.operations import operations_of
 from .fusion_cost import REGION_OPERATIONS, Join, drawback
 from .prologues.reading import Body, Reading, reading_of
 from .short_runs import wasted_operations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..kernels.cost.convolution import COPIED_BYTES, PARALLEL_MIN_WORK
+from ..kernels.cost.memory import COPIED_BYTES, PARALLEL_MIN_WORK
 
 MAX_TENSORS = 16  # addresses of a kernel that stay in registers
 LAUNCH_CYCLES = 60.0  # of a call of a kernel

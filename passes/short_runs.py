@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ..compiler.ir.facts import has_static_type, tensor_type
 from ..compiler.ir.matching import static_shape
-from ..kernels.cost.convolution import COSTLY, operations_of
+from ..kernels.cost.operations import COSTLY, operations_of
 from ..runtime.target import Target
 from .fusion_cost import REGION_OPERATIONS, Join, saved_cycles
 

@@ -11,22 +11,11 @@ from itertools import product
 from math import ceil, prod
 
 from ...runtime.machine import LINE_BYTES, Machine
-from ...runtime.precision import TOLERANCES
+from .memory import copy_cycles
 from .register_tile import MAX_ROWS, Step, grid_cycles
 
-PARALLEL_MIN_WORK = 10_000  # scalar operations below which a parallel region costs more than it saves, though threads are awake
-COPIED_BYTES = 8.0  # a cycle, when a tensor is read or written in order
-_CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
 _L2_SHARE = 0.625  # of L2 that a panel may take beside what it meets
-_SCATTERED_ELEMENT = 1.0  # cycles
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
-_PLAIN_OUTPUTS = 4  # of tiles for images of any size
-WINOGRAD_HALF_OUTPUTS = 5  # up to which transformed weights may be float16: beyond, their rounding would be seen in bfloat16
-PAIRED_OUTPUTS = 2  # of tiles whose products may be of pairs of bfloat16: rounding what is transformed makes 1.8 times the error
-PAIRED_TILES = 64  # of one image, up to which that is done, on branches that are added to what was there before
-_LARGE_TILE_BYTES = 8 * 1024 * 1024  # of transformed weights of those larger tiles: programs would be many times their size
-_SMALL_IMAGE_BYTES = 2 * 1024 * 1024  # of an image in float32, up to which tiles of more than 4 outputs pay on several threads
-_TRANSFORM_CYCLES = 6.0  # of a vector of channels at one point of one of Winograd's tiles
 _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
 _SHORT_ROWS, _SHORT_PAIR_ROWS = 7, 8  # the latter for several taps of pairs
 _WORD_BYTES = 4  # of an input channel in float32, or two in bfloat16
@@ -40,28 +29,6 @@ _FAR_VOLUMES = 0.25  # the same where each tap of a plane reads lines of another
 _FAR_IMAGE_BYTES = 6 * 1024 * 1024  # of an image beyond which it is as slow: each panel of weights reads it from L3 again
 _FEW_CHANNELS = 8  # of the input, below which neighbouring windows share scalars, which LLVM keeps in registers,
 _FEW_ROWS = 5  # so that a tile has no more rows, and sums in half of the registers
-
-_BLOCK_SHARE = 0.5  # of L2, for rows of a product that wait there for what is computed from them
-_MIN_BLOCK_ROWS = 32  # of a thread, that make as much of each vector of weights as it takes to read it
-
-_COSTLY = """
-    Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Exp Gelu Log Mish Pow Selu Sigmoid Sin Sinh Softplus Swish Tan Tanh"""
-COSTLY = frozenset(_COSTLY.split())  # operators of many steps
-_NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
-_REDUCTIONS = ("L1", "L2", "LogSum", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-_OPERATIONS = {
-    **dict.fromkeys(COSTLY, 12),
-    **dict.fromkeys(("LogSoftmax", "Softmax"), 16),
-    **dict.fromkeys(_NORMALIZATIONS, 6),
-    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", *(f"Reduce{name}" for name in _REDUCTIONS)), 2),
-    "ReduceLogSumExp": 20,
-    **dict.fromkeys(("ArgMax", "ArgMin"), 3),
-}
-
-
-def operations_of(op_type: str) -> int:
-    """Scalar operations of an operator for each element of its largest operand, where it is pointwise or folds rows."""
-    return _OPERATIONS.get(op_type, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,88 +253,6 @@ def channels_last_cycles(one: Convolution, machine: Machine) -> float:
     return copied + stretches * one.groups * one.phases * _stretch_cycles(tile, positions, outputs, depth, machine, pairs=pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class WinogradChoice:
-    """F(outputs x outputs, 3x3), and its cycles. With `has_pairs` its products are of pairs of bfloat16."""
-
-    outputs: int
-    cycles: float
-    has_pairs: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.outputs} in pairs" if self.has_pairs else str(self.outputs)
-
-
-def winograd_choice(one: Convolution, machine: Machine, precision: str, *, paired_tiles: int = 0) -> WinogradChoice | None:
-    """The size of Winograd's tiles that takes the fewest cycles; None for windows and precisions that have none."""
-    return next(iter(winograd_choices(one, machine, precision, paired_tiles=paired_tiles)), None)
-
-
-def winograd_choices(one: Convolution, machine: Machine, precision: str, *, paired_tiles: int = 0) -> list[WinogradChoice]:
-    """All sizes of Winograd's tiles that a precision allows, those with the fewest cycles first; none for other windows, and
-    where there are no outputs.
-
-    Those of bfloat16 images of up to `paired_tiles` tiles each have products of pairs, too.
-    """
-    is_empty = not one.images * one.rows * one.columns
-    if is_empty or one.kernel != (3, 3) or one.strides != (1, 1):
-        return []
-    weights = one.groups * one.inputs * one.outputs
-    is_small = one.height * one.width * one.groups * one.inputs * _WORD_BYTES <= _SMALL_IMAGE_BYTES
-    sizes = [
-        outputs
-        for outputs in TOLERANCES[precision].winograd_outputs
-        if (outputs <= _PLAIN_OUTPUTS or is_small)
-        and (outputs <= WINOGRAD_HALF_OUTPUTS or (outputs + 2) ** 2 * weights * _WORD_BYTES <= _LARGE_TILE_BYTES)
-    ]
-    choices = [WinogradChoice(outputs, _winograd_cycles(one, outputs, machine)) for outputs in sizes]
-    tiles = prod(tiles_along(one, PAIRED_OUTPUTS))  # of an image
-    if TOLERANCES[precision].may_round and one.element_bytes == 2 and one.inputs % 2 == 0 and tiles <= paired_tiles:
-        cycles = _winograd_cycles(one, PAIRED_OUTPUTS, machine, has_pairs=True)
-        choices.append(WinogradChoice(PAIRED_OUTPUTS, cycles, has_pairs=True))
-    return sorted(choices, key=lambda choice: choice.cycles)
-
-
-def tiles_along(one: Convolution, outputs: int) -> tuple[int, ...]:
-    """Of how many of Winograd's tiles the columns and the rows of a result are: those of all phases of a dilated convolution."""
-    sizes = zip((one.rows, one.columns), one.dilations, strict=True)
-    return tuple(phases * ceil(ceil(extent / phases) / outputs) for extent, phases in sizes)
-
-
-def _winograd_cycles(one: Convolution, outputs: int, machine: Machine, *, has_pairs: bool = False) -> float:
-    tiles, points = one.images * prod(tiles_along(one, outputs)), (outputs + 2) ** 2
-    vectors = ceil(one.groups * one.inputs / machine.lanes) + one.groups * ceil(one.outputs / machine.lanes)
-    depth = one.inputs // 2 if has_pairs else one.inputs
-    tile = product_tile(tiles, one.outputs, depth, machine)
-    products = points * one.groups * product_cycles(tile, tiles, one.outputs, depth, machine)
-    weight_bytes = one.element_bytes if outputs <= WINOGRAD_HALF_OUTPUTS else max(one.element_bytes, _WORD_BYTES)
-    more_bytes = (points * weight_bytes - prod(one.kernel) * one.element_bytes) * one.groups * one.inputs * one.outputs
-    fetched, transformed = more_bytes / machine.memory_bytes, tiles * points * vectors * _TRANSFORM_CYCLES
-    return max(products, fetched) + min(products, fetched) / 4 + transformed  # weights are asked for before they are read
-
-
-def product_tile(rows: int, columns: int, depth: int, machine: Machine) -> tuple[int, int]:
-    """Rows and vectors of the tile with the fewest cycles for the products of Winograd's tiles."""
-    return product_tiles(rows, columns, depth, machine)[0]
-
-
-def product_tiles(rows: int, columns: int, depth: int, machine: Machine) -> list[tuple[int, int]]:
-    """All tiles for these products, those with the fewest cycles first."""
-    every = product(range(1, min(rows, MAX_ROWS) + 1), (1, 2, 3, 4))
-    choices = [(r, v) for r, v in every if r * v + v + 1 <= machine.registers]
-    return sorted(choices, key=lambda tile: (product_cycles(tile, rows, columns, depth, machine), tile))
-
-
-def product_cycles(tile: tuple[int, int], rows: int, columns: int, depth: int, machine: Machine) -> float:
-    """Of such a product, each panel of whose weights comes from L2."""
-    return grid_cycles(machine, *tile, (rows, columns, depth), Step(machine.l2.size_bytes))
-
-
-def scattered_cycles(elements: int) -> float:
-    """What it costs more to store so many elements one by one, as a strided transposed convolution does channels-first."""
-    return _SCATTERED_ELEMENT * elements
-
-
 def direct_cycles(one: Convolution, machine: Machine) -> float:
     """What it costs more when such a convolution reads an input that lies channels-first."""
     is_large = one.inputs * one.depths >= _MANY_PLANES and one.height * one.width * one.element_bytes > _NEAR_PLANE_BYTES
@@ -388,37 +273,3 @@ def channels_first_cycles(one: Convolution, machine: Machine) -> float:
     size = one.outputs, positions, one.depth * apart
     products = min(grid_cycles(machine, *tile, size, Step(shifted=True)) for tile in choices)
     return copied + one.images * one.groups * (products + segments * _SEGMENT_CYCLES)
-
-
-def copy_cycles(size_bytes: int) -> float:
-    """Of a kernel that writes so many bytes in the order in which it reads them."""
-    return 2 * size_bytes / COPIED_BYTES
-
-
-def conversion_cycles(size_bytes: int) -> float:
-    """Of a kernel that writes a tensor of so many bytes in the other layout."""
-    return 2 * size_bytes / _CONVERTED_BYTES
-
-
-def product_block_bytes(machine: Machine) -> int:
-    """Of rows of a product that wait in L2 for what is computed from them."""
-    return int(_BLOCK_SHARE * machine.l2.size_bytes)
-
-
-def product_rows_drawback(rows: int, depth: int, columns: int, threads: int, machine: Machine) -> str:
-    """Why a float32 product is not computed in blocks of whole rows by each thread; empty if it is.
-
-    Then each thread reads all of the weights, and not its part of them: once for each of its blocks, whose rows of the left
-    operand meet every panel of weights. Measured for 128 and 197 rows on two threads: up to 8 % are gained where those rows stay
-    in the second cache, 4 % lost where they do not. With more rows than columns the product alone reads all weights for a tile.
-    """
-    of_thread = rows // threads
-    if of_thread < _MIN_BLOCK_ROWS:
-        return f"each of {threads} threads would read all weights for {of_thread} rows, fewer than {_MIN_BLOCK_ROWS}"
-    block_bytes = product_block_bytes(machine)
-    in_block = min(of_thread, block_bytes // (4 * columns))
-    if in_block < _MIN_BLOCK_ROWS:
-        return f"{_MIN_BLOCK_ROWS} rows of {columns} columns are more than the {block_bytes // 1024} KiB of a block"
-    if rows <= columns and (size := 4 * in_block * depth) > _L2_SHARE * machine.l2.size_bytes:
-        return f"{size // 1024} KiB of a block's left operand would be read again for every panel of weights"
-    return ""

@@ -76,7 +76,7 @@ def elements_of(group: Group, op: Op) -> int:
 
 def _operator_cycles(group: Group, op: Op, machine: Machine) -> float:
     elements, kind = elements_of(group, op), group.types[op.outputs[0] or op.outputs[-1]]
-    lanes = machine.of_items(kind.item_bytes).lanes
+    lanes = machine.of_items(kind.bytes_of(1)).lanes
     if op.op_type in _VIEWS:
         return 0.0
     if op.op_type in _MOVERS:

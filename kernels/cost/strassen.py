@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ...runtime.machine import Machine
-from .convolution import product_cycles, product_tile
+from .product import product_cycles, product_tile
 
 STRASSEN_LEVELS = (1, 2)
 _GAIN = 0.98  # of the cycles of plain products that it may take

@@ -7,7 +7,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, Index
-from ..cost.convolution import operations_of
+from ..cost.operations import operations_of
 from ..group import Group
 from ..template import BuiltKernel, Refusal
 from ..values import pointwise_obstacle, split_anchor

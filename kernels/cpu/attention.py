@@ -21,7 +21,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, share
 from ..cost.amx import tile_product_cycles, vector_product_cycles
-from ..cost.convolution import operations_of
+from ..cost.operations import operations_of
 from ..formats.format import Format, Storage, format_for, plain
 from ..group import Group
 from ..template import BuiltKernel, Refusal

@@ -12,7 +12,7 @@ from ...runtime.machine import Machine
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, row_major, unravel
 from ..configuration import Configuration
-from ..cost.convolution import operations_of
+from ..cost.operations import operations_of
 from ..formats.bfloat16 import multiplies_words
 from ..gpu.builder import GpuBuilder
 from ..group import Group

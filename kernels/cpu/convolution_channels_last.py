@@ -310,7 +310,7 @@ def convolution_format(form: ChannelsLast, target: Target) -> Format | None:
 
 def _fills_words(form: ChannelsLast, one: Format, target: Target) -> bool:
     """Whether the products of a Conv go by dot products although its channels fill no words."""
-    pays = pays_to_fill_pairs(extents_of(form), target.vector_lanes, target.vector_registers)
+    pays = pays_to_fill_pairs(extents_of(form), target.machine)
     return form.anchor.op_type == "Conv" and one is BF16_DOT and target.multiplies_pairs and pays
 
 

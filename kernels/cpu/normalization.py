@@ -16,7 +16,7 @@ from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from .. import math
 from ..builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major
-from ..cost.convolution import operations_of
+from ..cost.operations import operations_of
 from ..group import Group, Op
 from ..prologue import flat_obstacle, source_of
 from ..template import BuiltKernel, Refusal

@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, share
-from ..cost.convolution import product_block_bytes
+from ..cost.product import product_block_bytes
 from ..group import Group, Op
 from ..template import BuiltKernel, Refusal
 from ..values import Reader, pointwise_obstacle

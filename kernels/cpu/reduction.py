@@ -12,7 +12,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from .. import math
 from ..builder import Buffer, Expr, KernelBuilder
-from ..cost.convolution import operations_of
+from ..cost.operations import operations_of
 from ..group import Group, Op, literal_ints
 from ..prologue import flat_obstacle, source_of
 from ..template import BuiltKernel, Refusal

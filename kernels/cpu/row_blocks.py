@@ -16,7 +16,7 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ..builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major, share, unravel
-from ..cost.convolution import operations_of
+from ..cost.operations import operations_of
 from ..formats.minifloat import is_coded
 from ..group import Group, Op
 from ..values import GroupValues, Reader

@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 from ...runtime.plan import TensorType
-from ..cost.convolution import COSTLY
+from ..cost.operations import COSTLY
 from ..group import Group, Op
 from ..pointwise import POINTWISE
 from ..template import Refusal

@@ -24,19 +24,9 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..configuration import TEMPLATE
-from ..cost.convolution import (
-    PAIRED_TILES,
-    WINOGRAD_HALF_OUTPUTS,
-    Convolution,
-    WinogradChoice,
-    channels_last_cycles,
-    in_pairs,
-    pays_to_fill_pairs,
-    product_tiles,
-    tiles_along,
-    winograd_choice,
-    winograd_choices,
-)
+from ..cost.convolution import Convolution, channels_last_cycles, in_pairs, pays_to_fill_pairs
+from ..cost.product import product_tiles
+from ..cost.winograd import PAIRED_TILES, WINOGRAD_HALF_OUTPUTS, WinogradChoice, tiles_along, winograd_choice, winograd_choices
 from ..formats.bfloat16 import rounded, word_at
 from ..formats.format import BF16_DOT, F32
 from ..formats.multiply_add import factor

@@ -11,14 +11,8 @@ from ...compiler.ir.operand_formats import Format
 from ...compiler.ir.residual_branches import convolutions_on_branches
 from ...compiler.pipeline import Context
 from ...kernels.cost.amx import tile_convolution_cycles
-from ...kernels.cost.convolution import (
-    PAIRED_TILES,
-    channels_last_cycles,
-    has_fewer_pairs_of_taps,
-    in_pairs,
-    pays_to_fill_pairs,
-    winograd_choice,
-)
+from ...kernels.cost.convolution import channels_last_cycles, has_fewer_pairs_of_taps, in_pairs, pays_to_fill_pairs
+from ...kernels.cost.winograd import PAIRED_TILES, winograd_choice
 from ...runtime.precision import TOLERANCES
 from ..layout.extents import convolution_extents, phase_extents
 

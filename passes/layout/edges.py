@@ -17,7 +17,7 @@ from ...compiler.ir.facts import tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.matching import static_shape
-from ...kernels.cost.convolution import conversion_cycles
+from ...kernels.cost.memory import conversion_cycles
 from .forms import Flexible, as_it_lies, conversion_bytes, is_image, to_first, to_last
 
 _SWAP = (0, 2, 1)

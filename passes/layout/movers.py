@@ -12,7 +12,7 @@ from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.matching import int_constants, static_shape
-from ...kernels.cost.convolution import conversion_cycles, copy_cycles
+from ...kernels.cost.memory import conversion_cycles, copy_cycles
 from .forms import Flexible, conversion_bytes, is_image, to_first, to_last
 
 MEANS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax", "ReduceMax": "ReduceMax", "ReduceMean": "ReduceMean"}

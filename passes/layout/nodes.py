@@ -18,13 +18,12 @@ from ...kernels.cost.convolution import (
     Convolution,
     channels_first_cycles,
     channels_last_cycles,
-    conversion_cycles,
     direct_cycles,
     in_pairs,
     pays_to_fill_pairs,
-    scattered_cycles,
-    winograd_choice,
 )
+from ...kernels.cost.memory import conversion_cycles, scattered_cycles
+from ...kernels.cost.winograd import winograd_choice
 from ...runtime.machine import Machine
 from ...runtime.precision import TOLERANCES, Precision
 from ...runtime.target import Target
@@ -121,7 +120,7 @@ def _convolution_fault(anchor: ir.Node, source: ir.Value, weights: ir.Value, tar
 
 def _machine(source: ir.Value, target: Target) -> Machine:
     """The machine as it computes the numbers that a convolution of `source` adds up."""
-    return target.machine.of_items(tensor_type(source).item_bytes)
+    return target.machine.of_items(tensor_type(source).bytes_of(1))
 
 
 def _cycles_of_last(

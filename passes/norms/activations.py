@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from ...compiler.ir.constants import scalar_constant
 from ...compiler.ir.matching import has_same_shape
+from ...compiler.ir.polynomial import Exponents, Polynomial, leaves_below, polynomial_of
 from ...compiler.ir.rewriter import Rejection
-from .polynomial import Exponents, Polynomial, leaves_below, polynomial_of
 from .spelling import Attributes, Spelling
 
 _STEPS = 6  # nodes between the function and the result, at most

@@ -11,7 +11,7 @@ from ...compiler.ir.matching import static_shape
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.rows import Rows, rows_of
 from ...compiler.pipeline import Context
-from ...kernels.cost.convolution import product_rows_drawback
+from ...kernels.cost.product import product_rows_drawback
 from ...kernels.cost.strassen import strassen_drawback
 from ...runtime.precision import TOLERANCES
 

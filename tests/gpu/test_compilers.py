@@ -107,7 +107,7 @@ def test_literals_have_no_address() -> None:
     """-0.0 is told by its bits, which TVM's C code would read as a number by way of their address."""
     x = np.zeros((3, 5), np.float32)
     for dtype in (np.float32, np.float64, np.float16):
-        source = cuda_source({"k": build(operator("Mul", x.astype(dtype), np.array(-0.0, dtype))).function}, CUDA)
+        source = cuda_source({"k": build(operator("Mul", x.astype(dtype), np.array(-0.0, dtype)), CUDA).function}, CUDA)
         assert not re.search(r"&\(-?\d", source), source
 
 

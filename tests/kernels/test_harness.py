@@ -20,7 +20,7 @@ Body = Callable[[KernelBuilder, Buffer, Buffer, Expr], None]
 
 def kernel(body: Body) -> BuiltKernel:
     """A parallel region of two tasks, in each of which `body(builder, x, y, task)` runs."""
-    builder = KernelBuilder(32, TARGET.threads)
+    builder = KernelBuilder(TARGET.machine, TARGET.threads)
     x, y = (builder.parameter(name, LENGTH, "float32") for name in ("x0", "y0"))
     with builder.loop(TARGET.threads, "parallel", "task") as task:
         body(builder, x, y, task)

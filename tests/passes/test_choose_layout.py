@@ -18,13 +18,8 @@ from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.oracle import Engine, random_inputs, relative_error, run_model
 from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
-from prefuse.kernels.cost.convolution import (
-    Convolution,
-    channels_first_cycles,
-    channels_last_cycles,
-    conversion_cycles,
-    direct_cycles,
-)
+from prefuse.kernels.cost.convolution import Convolution, channels_first_cycles, channels_last_cycles, direct_cycles
+from prefuse.kernels.cost.memory import conversion_cycles
 from prefuse.passes.assign_formats import AssignFormats
 from prefuse.passes.layout.cut import OUTSIDE, Crossing, LayoutProblem, choose_layouts, cost_of
 from prefuse.passes.layout.forms import Flexible

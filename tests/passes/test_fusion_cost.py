@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from prefuse.kernels.cost.convolution import product_rows_drawback
+from prefuse.kernels.cost.product import product_rows_drawback
 from prefuse.passes.fusion_cost import MAX_TENSORS, Join, drawback, saved_cycles
 from prefuse.runtime.machine import row
 

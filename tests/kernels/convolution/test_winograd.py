@@ -12,13 +12,8 @@ import prefuse
 import pytest
 import torch
 from prefuse.compiler.oracle import relative_error
-from prefuse.kernels.cost.convolution import (
-    WINOGRAD_HALF_OUTPUTS,
-    Convolution,
-    channels_last_cycles,
-    tiles_along,
-    winograd_choice,
-)
+from prefuse.kernels.cost.convolution import Convolution, channels_last_cycles
+from prefuse.kernels.cost.winograd import WINOGRAD_HALF_OUTPUTS, tiles_along, winograd_choice
 from prefuse.kernels.cpu import winograd_channels_last
 from prefuse.kernels.cpu.winograd import PackScales, PackWinograd, winograd
 from prefuse.kernels.group import Op

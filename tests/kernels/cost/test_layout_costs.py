@@ -16,8 +16,8 @@ from prefuse.kernels.cost.convolution import (
     in_pairs,
     pays_to_fill_pairs,
     spread_pitch,
-    winograd_choices,
 )
+from prefuse.kernels.cost.winograd import winograd_choices
 from prefuse.runtime.machine import Machine, row
 
 ZEN5 = row("zen5", 16)  # that what stands here was measured on

@@ -13,8 +13,8 @@ from prefuse.kernels.group import Group, Op
 from prefuse.runtime.target import Target
 from tvm import tirx
 
-from .channels_last_cases import channels_last
-from .harness import Case, check, type_of
+from ..convolution.channels_last_cases import channels_last
+from ..harness import Case, check, type_of
 
 INT16_PAIRS = Format("s16 pairs", Storage("int16"), Storage("int16"), "int32", "dot", 2, None)
 rng = np.random.default_rng(3)
