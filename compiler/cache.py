@@ -35,7 +35,7 @@ Build = Callable[[Path], None]  # writes a program to the path it is given
 
 
 class ProgramCache:
-    """A folder of programs, bounded in size: those used longest ago go first."""
+    """A folder of programs, and of notes on what becomes which, bounded in size: those used longest ago go first."""
 
     def __init__(self, folder: Path, limit_bytes: int = 16 << 30) -> None:
         self.folder = folder
@@ -75,20 +75,22 @@ class ProgramCache:
         return f"{len(sizes)} programs, {sum(sizes) / 2**30:.2f} of {self._limit_bytes / 2**30:.0f} GiB"
 
     def note(self, key: str) -> Mapping[str, object] | None:
-        """What `write_note` stored; None if nothing, or nothing that can be read."""
+        """What `write_note` stored; None if nothing, or what is no longer as it was stored."""
         path = self.folder / f"{key}.json"
         try:
-            found = json.loads(path.read_bytes())
+            digest, _, content = path.read_bytes().partition(b"\n")
+            found = json.loads(content) if digest == _digest(content) else None
             _touch(path)
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 
     def write_note(self, key: str, content: Mapping[str, object]) -> None:
-        """Store a small JSON object; where that fails, nothing is stored."""
+        """Store a small JSON object behind its hash; where that fails, nothing is stored."""
         temporary = self.folder / f".{key}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
         try:
-            temporary.write_text(json.dumps(content))
+            text = json.dumps(content).encode()
+            temporary.write_bytes(_digest(text) + b"\n" + text)
             temporary.replace(self.folder / f"{key}.json")
         except OSError:
             return
@@ -211,6 +213,10 @@ def _version_of(root: Path) -> str:
             content = path.read_bytes()
             digest.update(f"{path.relative_to(root)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 def _touch(path: Path) -> None:

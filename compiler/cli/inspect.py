@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +15,11 @@ from ...runtime.errors import CompileError, UnsupportedModelError
 from ...runtime.staged_model import load
 from ...runtime.target import Target
 from ..cost import bytes_of, flops_of
+from ..frontend.dimensions import is_dynamic
 from ..frontend.importer import import_model
-from ..ir.facts import has_static_type, source_of
+from ..ir.facts import has_static_type, infer_facts, source_of
 from ..ir.kinds import is_known
+from ..ir.scopes import subgraphs_of
 from ..pass_table import PASSES
 from ..pipeline import Context, parse_pipeline, run_pipeline
 from .common import JSON, MODEL, SHAPES, Shapes, concrete_model, is_program, show, size_text, table
@@ -53,8 +57,11 @@ def command(model: Path, shapes: Shapes, as_json: bool) -> None:
     except UnsupportedModelError as error:
         show(as_json, {"unsupported": [str(error)]}, f"unsupported: {error}")
         return
+    if not is_dynamic(graph):
+        with suppress(CompileError):  # which the line on kernels tells
+            infer_facts(graph)
     operators = _operators(graph)
-    weights = [value.const_value for value in graph.graph.initializers.values() if value.const_value is not None]
+    weights = list(_weights(graph.graph))
     parameters, weight_bytes = sum(tensor.size for tensor in weights), sum(tensor.nbytes for tensor in weights)
     unsupported = _without_kernel(graph)
     ports = {kind: {str(v.name): _type(v) for v in values} for kind, values in _ports(graph)}
@@ -74,6 +81,16 @@ def command(model: Path, shapes: Shapes, as_json: bool) -> None:
         head.append("? is not known before shapes are concrete: --shape NAME=SIZES")
     lines = [f"no kernel: {line}" for line in unsupported] or ["every operator has a kernel"]
     show(as_json, data, *head, table("Operators", ("operator", "nodes", "MFLOP", "bytes"), rows), *lines)
+
+
+def _weights(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
+    """The constants of a graph and of those inside it, whether they are initializers or nodes."""
+    yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
+    for node in graph:
+        if node.op_type == "Constant" and "value" in node.attributes:
+            yield node.attributes["value"].as_tensor()
+        for subgraph in subgraphs_of(node):
+            yield from _weights(subgraph)
 
 
 def _ports(graph: ir.Model) -> tuple[tuple[str, list[ir.Value]], tuple[str, list[ir.Value]]]:

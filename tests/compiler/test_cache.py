@@ -242,6 +242,9 @@ def test_notes(tmp_path: Path) -> None:
     assert cache.note(KEYS[0]) is None
     cache.write_note(KEYS[0], {"a": [1, None]})
     assert cache.note(KEYS[0]) == {"a": [1, None]}
-    (tmp_path / f"{KEYS[0]}.json").write_text("{")
-    assert cache.note(KEYS[0]) is None
+    path = tmp_path / f"{KEYS[0]}.json"
+    content = path.read_bytes()
+    for damaged in (b"{", b"", content.replace(b"[1,", b"[3,"), content[:-1]):
+        path.write_bytes(damaged)
+        assert cache.note(KEYS[0]) is None
     assert visible(tmp_path) == [f"{KEYS[0]}.json"]

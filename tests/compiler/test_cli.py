@@ -161,6 +161,17 @@ def test_costs_of_symbolic_shapes_are_unknown(prefuse_cli: Terminal, dynamic: Pa
     assert prefuse_cli.json("inspect", dynamic, "--shape", "x=2,4")["operators"]["Add"]["bytes"] == 80
 
 
+def test_static_models_have_costs_and_constant_nodes_are_parameters(prefuse_cli: Terminal, tmp_path: Path) -> None:
+    text = """main (float[2,4] x) => (float[2,3] y) {
+        w = Constant<value = float[4,3] {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}>() h = MatMul(x, w) y = Relu(h) }"""
+    onnx.save(parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}'), tmp_path / "m.onnx")
+    found = prefuse_cli.json("inspect", tmp_path / "m.onnx")
+    assert found["parameters"] == 12
+    assert found["weight_bytes"] == 48
+    assert found["operators"]["MatMul"]["flops"] == 2 * 2 * 4 * 3
+    assert found["operators"]["Relu"] == {"nodes": 1, "flops": 6, "bytes": 48}
+
+
 def test_a_model_in_stages_is_compiled_run_and_inspected(prefuse_cli: Terminal, tmp_path: Path) -> None:
     text = """<ir_version: 10, opset_import: ["": 21]>
     g (float[4] x, int64 n, bool go, seq(float[4]) s) => (float[4] y, seq(float[4]) t) {

@@ -89,7 +89,7 @@ def test_objects_that_are_more_than_their_attributes_are_refused(value: object) 
 def test_an_object_that_contains_itself_is_refused() -> None:
     cache = Cache(None)
     cache.keys = [cache]
-    with pytest.raises(InputError, match="a Cache contains itself"):
+    with pytest.raises(InputError, match="input: Cache contains itself"):
         flatten(cache)
 
 
