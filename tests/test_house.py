@@ -52,8 +52,6 @@ ARROWS_TO_CUT = frozenset(
         ("kernels", "kernels.formats"),
         ("kernels", "kernels.gpu"),
         ("kernels.cpu", "kernels.gpu"),
-        ("passes.canonicalization", "passes"),
-        ("passes.unrolling", "passes"),
     }
 )
 # Folders that still hold more files than a reader can look over: each of them is to be split, and none may be added.

@@ -151,7 +151,7 @@ def _u32(value: int) -> Expr:
 
 def rounded(x: Expr, name: Callable[[Expr], Expr], *, has_instruction: bool) -> Expr:
     """A float32 as bfloat16, to the nearest, ties to even. NaN stays NaN, which TVM's own Cast may make zero or infinite."""
-    if has_instruction:
+    if has_instruction and not isinstance(x, tirx.FloatImm):  # of a literal TVM makes one for all lanes, which it cannot store
         return tirx.reinterpret("bfloat16", Call(Op.get(_ROUND), [name(x)], ret_ty=PrimType("uint16")))
     bits = name(tirx.reinterpret("int32", name(x)))
     is_nan = (bits & tirx.const(0x7FFFFFFF, "int32")) > tirx.const(_INFINITY, "int32")

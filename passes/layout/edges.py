@@ -40,7 +40,7 @@ def edge_form(model: ir.Model, node: ir.Node, images: Collection[ir.Value]) -> F
     if source is None or constant_tensor(source) is not None or None in (static_shape(source), static_shape(result)):
         return None
     if node.op_type == "Transpose":
-        return _transpose(node, source, result, images)
+        return None if _goes_with_tokens(node, source, result) else _transpose(node, source, result, images)
     if is_image(source):
         if is_tokens(source, result) and _are_swapped(result):
             return Flexible(node, "tokens", (0,), first_cycles=_turning(source))
@@ -114,6 +114,29 @@ def _swap_before(tokens: ir.Value) -> bool:
     """Whether a value is such an exchange that nobody else reads."""
     producer = tokens.producer()
     return producer is not None and _is_swap(producer) and len(tokens.uses()) == 1 and not tokens.is_graph_output()
+
+
+def _goes_with_tokens(node: ir.Node, source: ir.Value, result: ir.Value) -> bool:
+    """Whether a node is the exchange that a Reshape beside it, of an image to tokens or back, is written with."""
+    if not _is_swap(node):
+        return False
+    maker, readers = source.producer(), result.consumers()
+    if maker is not None and _is_reshape(maker) and _merges_positions(maker.inputs[0], source):
+        return _are_swapped(source)
+    return (
+        len(readers) == 1
+        and _is_reshape(readers[0])
+        and _merges_positions(readers[0].outputs[0], result)
+        and _swap_before(result)
+    )
+
+
+def _merges_positions(image: ir.Value | None, tokens: ir.Value) -> bool:
+    return image is not None and is_image(image) and is_tokens(image, tokens)
+
+
+def _is_reshape(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type in _RESHAPES
 
 
 def _is_swap(node: ir.Node) -> bool:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import tvm
+from prefuse.compiler.lowering.native import compile_module, link_library
+from prefuse.kernels.group import Group, Op
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template import BuiltKernel
+from prefuse.runtime.plan import TensorType
+from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, check, operator, run, target_of
+from ..harness import LEVELS, OPSET, check, operator, run, target_of
 
 FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 
@@ -152,3 +159,16 @@ def test_bfloat16_rounds_to_even_and_keeps_nan(level: str, count: int) -> None:
     found, is_nan = case.got[0], np.isnan(x)
     np.testing.assert_array_equal(np.isnan(found.astype(np.float32)), is_nan)
     np.testing.assert_array_equal(found[~is_nan].view(np.uint16), expected[~is_nan].view(np.uint16))
+
+
+@pytest.mark.parametrize("level", ["avx2", "avx512bf16"])
+def test_a_literal_rounded_in_vectors_compiles(level: str) -> None:
+    """What fills a Pad is one number for all lanes. Compiled only: few machines have AVX512_BF16."""
+    types = {"x": TensorType((4, 37), "float32"), "pads": TensorType((4,), "int64")}
+    types |= {"t": TensorType((4, 80), "float32"), "y": TensorType((4, 80), "bfloat16")}
+    ops = (Op("Pad", ("x", "pads"), ("t",), {}, OPSET), Op("Cast", ("t",), ("y",), {"to": 16}, OPSET))
+    group = Group(ops, ("x", "pads"), ("y",), types, frozenset(["pads"]), {"pads": np.array([0, 0, 0, 43])})
+    target = Target("cpu", level, 1)
+    built = build_kernel(group, target)
+    assert isinstance(built, BuiltKernel)
+    assert link_library(compile_module(tvm.IRModule({"k": built.function.with_attr("global_symbol", "k")}), target))
