@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplementedByRuntime
 from prefuse.compiler.frontend.importer import import_model
@@ -20,6 +19,7 @@ from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES, without_fusion
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
 from prefuse.examples.models import MODELS
 from prefuse.runtime.target import Target
+from prefuse.tests.models.exports import Exports
 from prefuse.tests.models.network_strategies import networks
 
 _TARGET = Target.parse("cpu:avx512")  # whatever machine this runs on
@@ -81,9 +81,8 @@ def assert_pipeline_keeps(model: ir.Model) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_example_models(name: str) -> None:
-    module, inputs = MODELS[name].build(small=True)
-    assert_pipeline_keeps(import_model(torch.export.export(module, inputs, strict=False)))
+def test_example_models(name: str, exports: Exports) -> None:
+    assert_pipeline_keeps(import_model(exports(name).path))
 
 
 @settings(
