@@ -11,8 +11,9 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
 test: $(INSTALLED)
-	# One process a core; a file stays in one, so that what its fixtures compile is compiled once.
-	$(BIN)/python -m pytest -q -n auto --dist loadfile
+	# One process a core. Each begins with a run of the files, so that what their fixtures compile is compiled once, and takes over
+	# from the others when it has finished.
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

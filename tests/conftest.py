@@ -1,13 +1,17 @@
-"""What tests share: the number of the run's sample, and torch's table of translations to ONNX."""
+"""What tests share: the number of the run's sample, torch's table of translations to ONNX, and the exports of our models."""
 
 from __future__ import annotations
 
 import os
 import sys
-from functools import cache
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import pytest
 from prefuse.tests.sample import VARIABLE, sample_number
+
+if TYPE_CHECKING:
+    from prefuse.tests.models.exports import Exports
 
 
 def pytest_configure() -> None:
@@ -39,3 +43,14 @@ def _keep_table() -> None:
         return table
 
     ONNXRegistry.from_torchlib = staticmethod(copied)  # type: ignore[assignment,method-assign]
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    """Small example models as ONNX files, by name."""
+    from prefuse.tests.models.exports import exported  # which imports torch
+
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "exports"
+    folder.mkdir(exist_ok=True)
+    return cache(partial(exported, folder=folder))

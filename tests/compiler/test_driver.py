@@ -15,15 +15,9 @@ from prefuse.compiler.options import Options
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.canonicalize import Canonicalize
 from prefuse.runtime.errors import UnsupportedModelError
-from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.precision import PRECISIONS
 from prefuse.runtime.target import Target
-
-
-def compiled(text: str) -> CompiledModel:
-    net = prefuse.compile(ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> {text}'), cache=False)
-    assert isinstance(net, CompiledModel)
-    return net
+from prefuse.tests.models.text import compiled
 
 
 @pytest.mark.parametrize("operator", ["Abs", "Trilu", "Tanh"])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnxruntime
 import pytest
 import torch
-from prefuse.examples.models import MODELS, Inputs, export_onnx
+from prefuse.examples.models import MODELS, Inputs
+from prefuse.tests.models.exports import Exports
 from torch import Tensor, nn
 
 PUBLISHED_PARAMETERS = {  # of the papers' or the reference implementations' models
@@ -77,13 +76,12 @@ def test_outputs_depend_on_place_and_on_inputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_onnx_runtime_agrees_with_torch(name: str, tmp_path: Path) -> None:
+def test_onnx_runtime_agrees_with_torch(name: str, exports: Exports) -> None:
     module, inputs = MODELS[name].build(small=True)
-    names = export_onnx(module, inputs, tmp_path / "model.onnx")
+    export = exports(name)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", options, providers=["CPUExecutionProvider"])
-    feeds = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
-    for actual, expected in zip(session.run(None, feeds), run(module, inputs), strict=True):
+    session = onnxruntime.InferenceSession(export.path, options, providers=["CPUExecutionProvider"])
+    for actual, expected in zip(session.run(None, export.inputs), run(module, inputs), strict=True):
         assert actual.shape == expected.shape
         assert relative_error(actual, expected.numpy()) < 2e-6

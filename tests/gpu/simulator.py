@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
 import pytest
@@ -42,24 +42,24 @@ def compile_simulation(kernels: Mapping[str, DeviceFunction], folder: Path) -> P
 
 def compile_source(source: str, folder: Path) -> Path:
     """The same, from CUDA C."""
-    wrappers = "\n".join(_wrapper(*function) for function in _functions(source))
-    code, library = folder / "kernels.cpp", folder / "kernels.so"
-    code.write_text(f'#include "cudasim.h"\n{source}\n{wrappers}\n')
-    command = [
-        need_compiler(),
-        "-std=c++17",
-        "-O1",
-        "-w",
-        "-shared",
-        "-fPIC",
-        f"-I{HERE / 'include'}",
-        str(code),
-        "-o",
-        str(library),
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[:4000]
+    library = folder / "kernels.so"
+    library.write_bytes(_compiled(source))
     return library
+
+
+@cache
+def _compiled(source: str) -> bytes:
+    """The library of a source, which many tests share: it has no state but in memory of its own, once for each file."""
+    wrappers = "\n".join(_wrapper(*function) for function in _functions(source))
+    with TemporaryDirectory(prefix="prefuse-") as folder:
+        code, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
+        code.write_text(f'#include "cudasim.h"\n{source}\n{wrappers}\n')
+        flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{HERE / 'include'}"]
+        result = subprocess.run(
+            [need_compiler(), *flags, str(code), "-o", str(library)], capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stderr[:4000]
+        return library.read_bytes()
 
 
 def _functions(source: str) -> list[tuple[str, list[str], bool]]:

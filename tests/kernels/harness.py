@@ -171,6 +171,12 @@ def followed(case: Case, *, keep_result: bool = False) -> Case:
     return Case(group, arrays, results, *loose, f"{case.label} followed", case.template)
 
 
+def with_followers(cases: Sequence[Case]) -> list[Case]:
+    """Those of one result of float32 or float64, each `followed`."""
+    types = [[case.group.types[name].dtype for name in case.group.outputs] for case in cases]
+    return [followed(case) for case, kinds in zip(cases, types, strict=True) if kinds in (["float32"], ["float64"])]
+
+
 def run(cases: Sequence[Case], target: Target) -> None:
     """Compute every case, all in one library, into `case.got`.
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-import torch
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplementedByRuntime
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.functions import inline_all
@@ -21,13 +20,16 @@ from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipelin
 from prefuse.examples.models import MODELS
 from prefuse.passes.rows.columns import is_by_column
 from prefuse.runtime.target import Target
+from prefuse.tests.models.exports import Exports
 from prefuse.tests.models.network_strategies import networks
+from prefuse.tests.sample import sample_number
 
 _TARGET = Target.parse("cpu:avx512")  # whatever machine this runs on
 _PASSES = [one for one in parse_pipeline(DEFAULT_PIPELINE, PASSES) if isinstance(one, Pass)]
 _FUSING = [one for one in _PASSES if one.name not in without_fusion(DEFAULT_PIPELINE).split(",")]
 _OUTLINING = ("fuse-gather", "fuse-rows", "fuse-epilogue", "merge-groups")
 _TOLERANCE = 1e-5  # relative, of the 2-norm
+_NETWORKS = 200  # others each day
 
 
 def assert_stable(model: ir.Model, passes: list[Pass]) -> None:
@@ -88,15 +90,15 @@ def assert_pipeline_keeps(model: ir.Model) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_example_models(name: str) -> None:
-    module, inputs = MODELS[name].build(small=True)
-    assert_pipeline_keeps(import_model(torch.export.export(module, inputs, strict=False)))
+def test_example_models(name: str, exports: Exports) -> None:
+    assert_pipeline_keeps(import_model(exports(name).path))
 
 
 @settings(
-    max_examples=500, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck),
+    max_examples=_NETWORKS, deadline=None, database=None, suppress_health_check=list(HealthCheck),
     phases=[Phase.generate],  # shrinking a network takes minutes
 )  # fmt: skip
+@seed(sample_number())
 @given(networks())
 def test_random_networks(model: ir.Model) -> None:
     assert_pipeline_keeps(model)

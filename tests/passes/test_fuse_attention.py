@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -18,9 +17,9 @@ from prefuse.compiler.ir.printer import print_model
 from prefuse.compiler.oracle import Arrays, random_inputs, relative_error, run_model
 from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
-from prefuse.examples.models import MODELS, export_onnx
 from prefuse.runtime.target import Target
 from prefuse.tests.models.attention_models import attention_models
+from prefuse.tests.models.exports import Exports
 from prefuse.tests.scaling import assert_scales
 
 slow = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -95,9 +94,8 @@ def test_one_kernel_computes_what_multiplies_from_the_left(rank: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert-base", "roberta-base", "gpt2", "vit-b16"])
-def test_every_layer_of_our_models_has_one(name: str, tmp_path: Path) -> None:
-    export_onnx(*MODELS[name].build(small=True), tmp_path / "model.onnx")
-    model = import_model(tmp_path / "model.onnx")
+def test_every_layer_of_our_models_has_one(name: str, exports: Exports) -> None:
+    model = import_model(exports(name).path)
     infer_facts(model)
 
     run(model, DEFAULT_PIPELINE.partition(",fuse-epilogue")[0])

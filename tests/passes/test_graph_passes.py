@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from prefuse.compiler.ir.constants import constant_array
 from prefuse.compiler.ir.determinism import is_deterministic
-from prefuse.compiler.ir.facts import SOURCE_KEY, infer_facts
+from prefuse.compiler.ir.facts import SOURCE_KEY
 from prefuse.compiler.ir.functions import inline_all, is_fused
 from prefuse.compiler.ir.printer import print_model
 from prefuse.compiler.oracle import random_inputs, run_model
@@ -18,6 +18,7 @@ from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
 from prefuse.runtime.target import Target
 from prefuse.tests.models.strategies import onnx_models
+from prefuse.tests.models.text import read
 from prefuse.tests.scaling import assert_scales
 
 GRAPH_PASSES = (
@@ -41,12 +42,6 @@ def run(model: ir.Model, pipeline: str) -> tuple[Context, bool]:
     context = Context(Target.parse("cpu"))
     records = run_pipeline(model, parse_pipeline(pipeline, PASSES), context)
     return context, any(record.changed for record in records)
-
-
-def read(text: str, opset: int = 21) -> ir.Model:
-    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": {opset}]>\n{text}')
-    infer_facts(model)
-    return model
 
 
 def assert_equal_results(before: ir.Model, after: ir.Model, engine: str = "reference") -> None:

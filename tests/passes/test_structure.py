@@ -17,16 +17,11 @@ from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.runtime.errors import InvalidModelError
 from prefuse.runtime.target import Target
+from prefuse.tests.models.text import read
 from prefuse.tests.scaling import assert_scales
 
 PIPELINE = "canonicalize,unroll-loops,eliminate-dead,merge-equal"
 PLAIN = {"Concat", "Reshape", "Gather", "Add", "Mul", "Exp", "Neg", "Identity", "Slice", "Constant", "Expand", "Cast", "Sub"}
-
-
-def read(text: str, opset: int = 21) -> ir.Model:
-    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": {opset}]>\n{text}')
-    infer_facts(model)
-    return model
 
 
 def compiled(model: ir.Model) -> tuple[ir.Model, Context]:

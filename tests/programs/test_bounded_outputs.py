@@ -14,6 +14,7 @@ from prefuse.compiler.cli import main
 from prefuse.compiler.oracle import run_model
 from prefuse.runtime.executor import CompiledModel, load
 from prefuse.runtime.plan import Extent
+from prefuse.tests.models.text import compiled
 
 rng = np.random.default_rng(5)
 
@@ -27,12 +28,6 @@ main (float[6,5] x, bool[6] rows) => (int64[2,?] where, float[?,5] chosen, float
   plain = Add(h, x)
 }
 """
-
-
-def compiled(text: str) -> CompiledModel:
-    net = prefuse.compile(ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 21]> {text}'), cache=False)
-    assert isinstance(net, CompiledModel)
-    return net
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from prefuse.runtime.plan import Kernel, Launch, Plan, Region
 from prefuse.runtime.profile import GroupDescription, Profile
 from prefuse.runtime.target import Target
 from prefuse.tests.compiler.debugging.traced_models import HEAD
+from prefuse.tests.kernels.harness import target_of
 
 
 def profile_of(*groups: tuple[str, ...]) -> Profile:
@@ -116,8 +117,11 @@ def test_the_limits_of_this_machine_are_plausible() -> None:
     assert 1e8 < limits.bytes_per_second < 1e12
     assert "1 thread:" in limits.method
     assert (limits.tile_flops_per_second, "tiles" in limits.method) == (0, False)
-    with_tiles = measure_limits(Target.parse("cpu:amx-emulated", threads=1))
-    assert with_tiles.tile_flops_per_second > 1e7
-    assert "tiles" in with_tiles.method
     with pytest.raises(OptionError, match="cannot be measured"):
         measure_limits(Target.parse("cuda:sm_90"))
+
+
+def test_the_limits_of_tiles_are_plausible() -> None:
+    limits = measure_limits(target_of("amx-emulated", threads=1))
+    assert limits.tile_flops_per_second > 1e7
+    assert "tiles" in limits.method

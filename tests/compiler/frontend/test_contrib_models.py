@@ -15,26 +15,23 @@ import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.transformers.optimizer import optimize_model
-from prefuse.examples.models import MODELS, export_onnx
+from prefuse.tests.models.exports import Export, Exports
 
 Feeds = dict[str, np.ndarray]
-Exports = Callable[[str], tuple[Path, Feeds]]
+Files = Callable[[str], tuple[Path, Feeds]]
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    """Small models in files that ONNX Runtime's tools take, and inputs; each is exported once."""
-    return cache(lambda name: exported(name, tmp_path_factory.mktemp(name)))
+def files(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Small models in files that ONNX Runtime's tools take, in folders of their own, and inputs."""
+    return cache(lambda name: of_older_format(exports(name), tmp_path_factory.mktemp(name)))
 
 
-def exported(name: str, folder: Path) -> tuple[Path, Feeds]:
-    module, inputs = MODELS[name].build(small=True)
-    names = export_onnx(module, inputs, folder / "exported.onnx")
-    path = folder / "model.onnx"
-    proto = onnx.load(folder / "exported.onnx")
+def of_older_format(export: Export, folder: Path) -> tuple[Path, Feeds]:
+    proto = onnx.load(export.path)
     proto.ir_version = 10
-    onnx.save(proto, path)
-    return path, {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+    onnx.save(proto, folder / "model.onnx")
+    return folder / "model.onnx", export.inputs
 
 
 def run(path: Path, feeds: Feeds, save: Path | None = None) -> list[np.ndarray]:
@@ -82,10 +79,8 @@ def dynamic(path: Path, feeds: Feeds) -> Path:
         ("bert-base", dynamic, {"DynamicQuantizeMatMul"}, 2e-2),  # a number may be rounded to the next integer
     ],
 )
-def test_models(
-    name: str, change: Callable[[Path, Feeds], Path], operators: set[str], tolerance: float, exports: Exports
-) -> None:
-    path, feeds = exports(name)
+def test_models(name: str, change: Callable[[Path, Feeds], Path], operators: set[str], tolerance: float, files: Files) -> None:
+    path, feeds = files(name)
     changed = change(path, feeds)
     found = {node.op_type for node in onnx.load(changed).graph.node if node.domain == "com.microsoft"}
     assert operators <= found

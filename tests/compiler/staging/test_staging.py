@@ -17,14 +17,11 @@ from prefuse.runtime.errors import InputError, OptionError
 from prefuse.runtime.host_operators import HostOperator
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.procedure import HostStep, Procedure, ScanStep
-from prefuse.runtime.staged_model import StagedModel
+from prefuse.runtime.staged import StagedModel
+from prefuse.tests.runtime.staged_models import floats
 
 Run = Callable[..., Any]
 _HEADER = '<ir_version: 10, opset_import: ["": 21]>\n'
-
-
-def _floats(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def _model(text: str) -> onnx.ModelProto:
@@ -67,7 +64,7 @@ def loop() -> Any:
 
 @pytest.mark.parametrize(("trips", "goes_on"), [(5, True), (1, True), (0, True), (3, False), (100, True)])
 def test_a_loop_runs_as_often_as_trips_and_condition_say(loop: Any, trips: int, goes_on: bool) -> None:
-    _check(loop, _LOOP, 0.1 * _floats(4, 3), np.array(trips), np.array(goes_on))
+    _check(loop, _LOOP, 0.1 * floats(4, 3), np.array(trips), np.array(goes_on))
 
 
 def test_a_loop_s_body_is_compiled_once(loop: Any) -> None:
@@ -90,7 +87,7 @@ def test_a_branch_inside_a_loop_reads_values_of_both_scopes() -> None:
     }"""
     net = _compiled(text)
     for trips in (0, 1, 4):
-        _check(net, text, _floats(6), _floats(6, seed=1), np.array(trips))
+        _check(net, text, floats(6), floats(6, seed=1), np.array(trips))
 
 
 def test_branches_of_different_shapes() -> None:
@@ -103,7 +100,7 @@ def test_branches_of_different_shapes() -> None:
         y = Exp(found)
     }""".replace("total =", "axis = Constant<value_ints=[0]>() total =", 1)
     net = _compiled(text)
-    x = np.abs(_floats(2, 3))
+    x = np.abs(floats(2, 3))
     for array in (x, -x, x):
         _check(net, text, array)
 
@@ -120,7 +117,7 @@ def test_scan_in_both_directions_along_other_axes() -> None:
     }"""
     net = _compiled(text)
     for length in (1, 5):
-        _check(net, text, _floats(3), _floats(3, length, seed=1), _floats(length, 3, seed=2))
+        _check(net, text, floats(3), floats(3, length, seed=1), floats(length, 3, seed=2))
 
 
 def test_a_shape_that_the_model_computes_from_data() -> None:
@@ -138,7 +135,7 @@ def test_a_shape_that_the_model_computes_from_data() -> None:
     for rows in (3, 4, 3):
         noise = np.zeros(2000, np.float32)
         noise[17] = rows
-        _check(net, text, _floats(12, 2), noise)
+        _check(net, text, floats(12, 2), noise)
 
 
 def test_sequences_come_in_are_changed_and_go_out() -> None:
@@ -148,8 +145,8 @@ def test_sequences_come_in_are_changed_and_go_out() -> None:
         y = Exp(whole)
     }"""
     net = _compiled(text)
-    _check(net, text, [_floats(2), _floats(4)], _floats(3))
-    _check(net, text, [_floats(1)], _floats(3))
+    _check(net, text, [floats(2), floats(4)], floats(3))
+    _check(net, text, [floats(1)], floats(3))
 
 
 def test_a_map_over_sequences_of_unlike_items() -> None:
@@ -160,16 +157,16 @@ def test_a_map_over_sequences_of_unlike_items() -> None:
         }>
     }"""
     net = _compiled(text)
-    _check(net, text, [_floats(2), _floats(4)], [_floats(2, seed=1), _floats(4, seed=2)], _floats(1))
+    _check(net, text, [floats(2), floats(4)], [floats(2, seed=1), floats(4, seed=2)], floats(1))
     with pytest.raises(InputError, match="lengths"):
-        net([_floats(2)], [_floats(2)] * 2, _floats(1))
+        net([floats(2)], [floats(2)] * 2, floats(1))
 
 
 def test_an_empty_optional_is_none() -> None:
     text = """main (optional(float[2]) o) => (bool has) { has = OptionalHasElement(o) }"""
     net = _compiled(text)
     assert net(None) == np.array(False)
-    assert net(_floats(2)) == np.array(True)
+    assert net(floats(2)) == np.array(True)
 
 
 def test_strings_are_the_reference_s_and_the_report_says_so() -> None:
@@ -194,7 +191,7 @@ def test_a_loop_that_collects_a_sequence() -> None:
     }"""
     net = _compiled(text)
     for trips in (0, 3):
-        _check(net, text, _floats(5), np.array(trips))
+        _check(net, text, floats(5), np.array(trips))
 
 
 def test_torch_in_torch_out(loop: Any) -> None:
@@ -205,7 +202,7 @@ def test_torch_in_torch_out(loop: Any) -> None:
 
 
 def test_numbers_are_taken_where_inputs_have_no_dimensions(loop: Any) -> None:
-    x = _floats(4, 3)
+    x = floats(4, 3)
     for found, expected in zip(loop(x, 2, True), loop(x, np.array(2), np.array(True)), strict=True):
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(InputError, match=r"input 'n': the number 2\.5 is no int64"):
@@ -228,7 +225,7 @@ def test_inputs_and_outputs_have_names_and_types_where_these_are_static(loop: St
 def test_wrong_inputs_name_the_input() -> None:
     net = _compiled("main (seq(float[N]) s) => (float[N] y) { i = Constant<value_int=4>() y = SequenceAt(s, i) }")
     with pytest.raises(InputError, match="position 4 in a sequence of 1"):
-        net([_floats(2)])
+        net([floats(2)])
 
 
 def test_slices_of_a_loop_must_agree() -> None:
@@ -243,7 +240,7 @@ def test_slices_of_a_loop_must_agree() -> None:
         }>
     }"""
     with pytest.raises(InputError, match="differ in shape"):
-        _compiled(text)(_floats(5), np.array(3))
+        _compiled(text)(floats(5), np.array(3))
 
 
 def test_what_numpy_refuses_names_the_step() -> None:
@@ -272,7 +269,7 @@ _MOVES: dict[str, list[tuple[list[int], ...]]] = {
 
 @pytest.mark.parametrize("call", _MOVES)
 def test_the_host_moves_bytes_as_onnx_says(call: str) -> None:
-    x = _floats(4, 5)
+    x = floats(4, 5)
     names = "abcd"[: len(_MOVES[call][0])]
     outputs = "y, z" if call.startswith("Split") else "y"
     declared = "".join(f", int64[K{name}] {name}" for name in names)
@@ -302,7 +299,7 @@ _SELECTED = """main (float[4,6] x) => (float[N] y) {
 def test_a_result_of_data_dependent_size_is_read_again() -> None:
     net = _compiled(_SELECTED)
     for zeros in (0, 5, 24, 5):
-        x = np.abs(_floats(24)) + 1
+        x = np.abs(floats(24)) + 1
         x[:zeros] = 0
         _check(net, _SELECTED, x.reshape(4, 6))
 
