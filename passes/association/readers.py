@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import onnx_ir as ir
 
+from ...compiler.ir.aliases import is_view
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.matching import input_at, static_shape
 from .weighted_sums import WeightedSum, same_rows
@@ -34,6 +35,12 @@ class Reader:
         value = self.node.inputs[1]
         assert value is not None
         return value
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a part of the chain has left the graph since it was found."""
+        made = [value.producer() for value in (self.source.weights, self.source.values)]
+        return any(node is not None and node.graph is None for node in (self.node, self.concat, self.source.node, *made))
 
     @property
     def is_recurrent(self) -> bool:
@@ -98,3 +105,19 @@ def _is_product(node: ir.Node, concat: ir.Node | None) -> bool:
             is_one_row = (static_shape(node.inputs[0]) or ())[:2] == (1, 1) and shape[0] == 1
             return concat is not None and is_one_row and (bias is None or constant_tensor(bias) is not None)
     return False
+
+
+def is_read_by_none_but(source: WeightedSum, family: Sequence[Reader]) -> bool:
+    """Whether nobody needs a weighted sum but some of its readers, through views and the Concats before them."""
+    nodes = {reader.node for reader in family}
+    concats = {reader.concat for reader in family}
+    pending = [source.node.outputs[0]]
+    while pending:
+        value = pending.pop()
+        if value.is_graph_output():
+            return False
+        for node in set(value.consumers()) - nodes:
+            if not is_view(node) and node not in concats:
+                return False
+            pending.append(node.outputs[0])
+    return True

@@ -62,16 +62,29 @@ class Rewriter:
         def left(array: np.ndarray) -> np.ndarray:
             return np.delete(array, slice(begin, end), axis)
 
-        source = self._reshaped(reader.node, reader.source.values, (reader.source.terms, reader.source.depth))
-        is_whole = reader.concat is None and axis == 0
-        part = weight if is_whole else self._made_of(weight, taken, taken_shape)
-        rows = self._node(reader.node, "MatMul", [source, part])
+        rows = self._constant_rows(reader, taken) if reader.source.is_of_constants else None
+        if rows is None:
+            source = self._reshaped(reader.node, reader.source.values, (reader.source.terms, reader.source.depth))
+            is_whole = reader.concat is None and axis == 0
+            part = weight if is_whole else self._made_of(weight, taken, taken_shape)
+            rows = self._node(reader.node, "MatMul", [source, part])
         if reader.concat is None:
             return _Parts(rows, None)
         shape = list(static_shape(weight) or ())
         shape[axis] -= end - begin
         rest = self._made_of(weight, left, tuple(shape))
         return _Parts(rows, rest, *self._biases(reader)) if reader.is_recurrent else _Parts(rows, rest)
+
+    def _constant_rows(self, reader: Reader, taken: Callable[[np.ndarray], np.ndarray]) -> ir.Value:
+        """Constant rows by what is taken of the weight, not computed before they are read, and rounded once."""
+        source, values = reader.source, constant_tensor(reader.source.values)
+        assert values is not None
+
+        def product(weight: np.ndarray) -> np.ndarray:
+            rows = values.numpy().reshape(source.terms, source.depth).astype(np.float64)
+            return (rows @ taken(weight).astype(np.float64)).astype(weight.dtype)
+
+        return self._made_of(reader.weight, product, (source.terms, reader.columns))
 
     def _biases(self, reader: Reader) -> tuple[ir.Value | None, ir.Value]:
         """Of a recurrent operator: what is added to the input's share, and the other half, [1, columns]."""

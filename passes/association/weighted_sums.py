@@ -1,4 +1,4 @@
-"""Sums of rows by weights that are computed: [rows, terms] weights times [terms, depth] values, however they are spelled."""
+"""Sums of rows by weights: [rows, terms] weights times [terms, depth] values, however they are spelled."""
 
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ class WeightedSum:
     terms: int
     depth: int
 
+    @property
+    def is_of_constants(self) -> bool:
+        """Whether the values are constant, so that their product by another constant is computed at compile time."""
+        return constant_tensor(self.values) is not None
+
 
 def weighted_sum(node: ir.Node) -> WeightedSum | None:
-    """A node as a weighted sum: MatMul of two computed values, or ReduceSum of weights times values, one row."""
+    """A node as a weighted sum: MatMul by weights that are computed, or ReduceSum of weights times values, one row."""
     if node.domain != "" or static_shape(node.outputs[0]) is None:
         return None
     if node.op_type == "ReduceSum":
@@ -36,7 +41,7 @@ def weighted_sum(node: ir.Node) -> WeightedSum | None:
 
 def _product(node: ir.Node) -> WeightedSum | None:
     weights, values = node.inputs
-    if weights is None or values is None or _is_constant(weights) or _is_constant(values):
+    if weights is None or values is None or _is_constant(weights):
         return None
     left, right = static_shape(weights), static_shape(values)
     if left is None or right is None or len(left) < 2 or len(right) < 2 or prod(right[:-2]) != 1 or 0 in (*left, *right):
