@@ -60,6 +60,10 @@ from .template import BuiltKernel, Refusal, Template
 from .values import anchors_of, is_followed_anchor, is_prologued_anchor, read_narrow
 
 _MAX_ELEMENTS = 2**31 - 1
+# Which ask the table of formats how their operands are stored; all others read what types alone say.
+_READ_FORMATS = frozenset(
+    ["matmul", "matmul_tiles", "convolution", "convolution_channels_last", "transposed_convolution_channels_last"]
+)
 
 
 def _channels_last(name: str, build: Callable[[Group, Target], BuiltKernel | Refusal], anchors: Set[str]) -> Template:
@@ -175,6 +179,8 @@ def _is_prologued(group: Group) -> bool:
 
 
 def _build(template: Template, group: Group, target: Target) -> BuiltKernel | Refusal:
+    if group.formats and template.name not in _READ_FORMATS:
+        return Refusal("reads operands without scales and zero points")
     seen = read_narrow(group) if template.reads_narrow else group
     is_bare = not anchors_of(group) or is_followed_anchor(seen)
     takes_prologue = template.has_prologue and _is_prologued(group)

@@ -65,7 +65,7 @@ def measure_limits(target: Target) -> Limits:
 def _program(target: Target) -> CompiledModel:
     plan = _plan(target)
     functions = {"copy": _copy(target), "multiply_add": _multiply_add(target, "float32", multiply_add_of(F32))}
-    if _has_pairs(target):
+    if BF16_DOT.runs_on(target):
         functions["multiply_pairs"] = _multiply_add(target, "int32", multiply_add_of(BF16_DOT))
     if target.has_tiles:
         functions["multiply_tiles"] = _multiply_tiles(target)
@@ -80,7 +80,7 @@ def _plan(target: Target) -> Plan:
     x, h, y = Region("x", 0, size_bytes), Region("h", 0, size_bytes), Region("y", 0, result_bytes)
     sums = target.threads * _SUMS * target.vector_lanes * _ROUNDS
     computing = {"multiply_add": 2 * sums}  # flops
-    if _has_pairs(target):
+    if BF16_DOT.runs_on(target):
         computing["multiply_pairs"] = 4 * sums
     if target.has_tiles:
         computing["multiply_tiles"] = 2 * target.threads * _TILES * _TILE_ROUNDS * ROWS * COLUMNS * DEPTH
@@ -111,10 +111,6 @@ def _copy(target: Target) -> Any:
             block, target.vector_lanes, lambda i: builder.store(result, chunk * block + i, source[chunk * block + i])
         )
     return builder.function()
-
-
-def _has_pairs(target: Target) -> bool:
-    return target.has("avx512_bf16")
 
 
 def _multiply_add(target: Target, dtype: str, combine: MultiplyAdd) -> Any:

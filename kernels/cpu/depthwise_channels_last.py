@@ -68,7 +68,8 @@ class Depthwise:
         self.images, self.channels = form.inner.types[form.anchor.inputs[0]].shape[:2]
         self.dtype = form.inner.types[form.anchor.inputs[0]].dtype
         self.accumulator = accumulator_type(self.dtype)
-        self.has_words = self.dtype == "bfloat16" and self.channels % 2 == 0 and not form.is_computed()
+        # Channels that are read as one word: each is its own k, so that no format's dot product takes them.
+        self.per_word = 2 if self.dtype == "bfloat16" and self.channels % 2 == 0 and not form.is_computed() else 1
         self.packed: dict[str, Operand] = {}
         self.load: Reader = form.readers(builder)[form.anchor.inputs[0]]
 
@@ -129,7 +130,7 @@ class Depthwise:
         stretches = (
             [_Stretch(range(width), 0, self.window.kernel[-1])] if is_inner else self._overhanging(len(line.place), column, width)
         )
-        lanes = self.builder.lanes(self.accumulator) * (2 if self.has_words else 1)
+        lanes = self.builder.lanes(self.accumulator) * self.per_word
         vectors, done = 1 if is_inner else max(_EDGE_SUMS // width, 1), 0
         while done < self.channels:
             while vectors * lanes > self.channels - done:
@@ -161,7 +162,7 @@ class Depthwise:
             downs = [begin + loops.enter_context(builder.loop(end - begin, name="down")) for begin, end in line.taps]
             downs = [builder.bind(down) for down in downs]
             for stretch in stretches:
-                if self.has_words and isinstance(stretch.end, int):
+                if self.per_word > 1 and isinstance(stretch.end, int):
                     self._add_columns(weights, (line.image, first, *line.place, column), downs, (sums, parts), lanes)
                     continue
                 kind = "unrolled" if isinstance(stretch.end, int) else "serial"
@@ -169,7 +170,7 @@ class Depthwise:
                     taps = [*downs, stretch.begin + j]
                     chosen = [(number, *part) for number, part in enumerate(parts) if part[0] in stretch.positions]
                     self._add(weights, (line.image, first, *line.place, column), taps, (sums, chosen), lanes)
-        if self.has_words:
+        if self.per_word > 1:
             sums = self._in_order(sums, len(parts), lanes)
         for number, (position, offset) in enumerate(parts):
             with builder.loop(lanes, "vectorized", "lane") as lane:
@@ -185,7 +186,7 @@ class Depthwise:
         *rows, corner = self._read_place(outputs, taps)
         for number, position, offset in sums[1]:
             column = corner + position * window.strides[-1]
-            if self.has_words:
+            if self.per_word > 1:
                 self._add_words(weights, (image, first + offset, *rows, column), [(number, taps)], sums[0], lanes)
                 continue
             with builder.loop(lanes, "vectorized", "lane") as lane:
@@ -255,7 +256,7 @@ class Depthwise:
         """The weights with their channels last, [*place, channel], for words even ones before odd ones."""
         name, taps = self.anchor.inputs[1], prod(self.window.kernel)
         pack, kind = PackPanels((self.channels, taps), (0, 1), 0, 1, self.channels), self.form.inner.types[name]
-        if self.has_words:
+        if self.per_word > 1:
             pack = PackPanels((self.channels // 2, 2, taps), (0, 2, 1), 0, 1, self.channels // 2)
         if name not in self.form.inner.constants:
             return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)

@@ -68,8 +68,8 @@ class Panels:
     """The second operand of products, `depth` by `columns`: whole panels of a tile's columns, then one of what is left.
 
     Panels lie one after the other, row k of each after row k - 1; the last one is filled up to whole vectors. Where the format
-    multiplies several elements at once, which are float32 numbers to be rounded, a row of A and a column of panels are words of
-    neighbours; what is beyond the depth is zero.
+    multiplies words, elements are float32 numbers that are rounded, to two bfloat16 a word: rows of A have words of neighbours,
+    and so have columns of panels; what is beyond the depth is zero.
     """
 
     builder: KernelBuilder

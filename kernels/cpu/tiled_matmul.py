@@ -16,6 +16,7 @@ from ...runtime.target import Target
 from ..builder import Buffer, Expr, share, unravel
 from ..configuration import TEMPLATE
 from ..cost.amx import tile_product_cycles, vector_product_cycles
+from ..formats.format import BF16X1, formats_for
 from ..group import Group, Op
 from ..template import BuiltKernel, Operand, Refusal
 from ..values import pointwise_obstacle, split_anchor
@@ -38,7 +39,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
         return Refusal("has no matrix product")
     dtypes = [group.types[name].dtype for name in (*anchor.inputs[:2], anchor.outputs[0])]
-    if dtypes[0] != dtypes[1] or dtypes[0] not in ("float32", "bfloat16") or dtypes[2] != "float32":
+    a, b = map(group.storage, anchor.inputs[:2])
+    if not formats_for(a, b, target, unit="tile") or dtypes[2] != "float32":
         return Refusal(f"no product of {' and '.join(dict.fromkeys(dtypes[:2]))} as {dtypes[2]} on the tile unit")
     if anchor.inputs[0] == anchor.inputs[1] and anchor.inputs[0] in group.constants:
         return Refusal("both operands are one constant")
@@ -57,8 +59,10 @@ class TiledProduct(Product):
 
     def __init__(self, group: Group, anchor: Op, target: Target) -> None:
         super().__init__(group, anchor, target)
-        self.is_narrow = group.types[anchor.inputs[0]].dtype == "bfloat16"
-        self.terms = 1 if self.is_narrow else max(group.tolerance.terms, 2)
+        a, b = map(group.storage, anchor.inputs[:2])
+        tiles = formats_for(a, b, target, unit="tile")
+        self.format = next((one for one in tiles if one.terms >= group.tolerance.terms), tiles[-1])
+        self.terms = self.format.terms
         self.matrices = prod(self.batch)
         self.rows, self.columns = ceil(self.a.lines / LINES), ceil(self.b.lines / LINES)
         self.steps = ceil(self.a.depth / DEPTH)
@@ -81,7 +85,7 @@ class TiledProduct(Product):
         tiles = tile_product_cycles(
             *size, self.terms, self.target.machine, packs_a=packs_a and not self._reads_rows(), packs_b=packs_b
         )
-        vectors = vector_product_cycles(*size, self.target.machine, is_narrow=self.is_narrow)
+        vectors = vector_product_cycles(*size, self.target.machine, is_narrow=self.format is BF16X1)
         return "" if tiles < vectors else f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors"
 
     def build(self) -> BuiltKernel:
@@ -105,12 +109,14 @@ class TiledProduct(Product):
 
     def _source(self, side: Side) -> Buffer:
         """The operand itself, of bfloat16 its bits."""
-        return self.builder.parameter(side.name, self.group.types[side.name].elements, "uint16" if self.is_narrow else "float32")
+        return self.builder.parameter(
+            side.name, self.group.types[side.name].elements, "uint16" if self.format is BF16X1 else "float32"
+        )
 
     def _reads_rows(self) -> bool:
         """Whether tiles of A are loaded from where its rows lie."""
         a = self.a
-        if not self.is_narrow or a.lines_last or a.name in self.group.constants:
+        if self.format is not BF16X1 or a.lines_last or a.name in self.group.constants:
             return False
         return a.depth % DEPTH == 0 and a.lines >= LINES and 2 * a.depth % _BAD_STRIDE_BYTES != 0
 
@@ -144,7 +150,7 @@ class TiledProduct(Product):
         def element(matrix: Expr, line: Expr, k: Expr) -> Expr:
             return self._source(side)[side.offset(matrix, line, k)]
 
-        along_depth = not side.lines_last and not self.is_narrow
+        along_depth = not side.lines_last and self.format is not BF16X1
         return StepPacker(self.builder, element, side.lines, side.depth, self.terms, pairs, along_depth)
 
     def _packed_panels(self, side: Side, pairs: bool) -> Panels:

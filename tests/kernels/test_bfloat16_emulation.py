@@ -72,3 +72,13 @@ def test_two_dots_one_after_the_other(level: str) -> None:
     case = Case(group, {"a": a, "b": b}, [expected])
     run([case], target)
     np.testing.assert_array_equal(case.got[0].view(np.int32), expected.view(np.int32))
+
+
+def test_kernels_are_those_of_the_level_and_machines_need_avx2_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated, native = Target.parse(f"cpu:{BFLOAT16_EMULATED}", threads=2), Target("cpu", "avx512bf16", 2)
+    assert Target.parse(str(emulated)) == emulated
+    assert emulated.multiplies_pairs
+    assert (emulated.vector_lanes, emulated.vector_registers) == (native.vector_lanes, native.vector_registers) == (16, 32)
+    monkeypatch.setattr("prefuse.runtime.target.host_cpu_flags", lambda: frozenset(["avx2", "fma", "f16c", "bmi2"]))
+    assert emulated.missing_features() == ()
+    assert "avx512_bf16" in native.missing_features()
