@@ -17,7 +17,7 @@ from prefuse.runtime.errors import InputError, OptionError
 from prefuse.runtime.host_operators import HostOperator
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.procedure import HostStep, Procedure, ScanStep
-from prefuse.runtime.staged import StagedModel
+from prefuse.runtime.staged_model import StagedModel
 from prefuse.tests.runtime.staged_models import floats
 
 Run = Callable[..., Any]
