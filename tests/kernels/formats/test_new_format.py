@@ -32,10 +32,10 @@ def one_more_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(multiply_add.MULTIPLY_ADDS, INT16_PAIRS.name, dot)
 
 
-def of_integers(op: str, a: np.ndarray, b: np.ndarray, exact: np.ndarray, constants: str) -> Case:
+def of_integers(op: str, a: np.ndarray, b: np.ndarray, exact: np.ndarray, constants: str, **attributes: Any) -> Case:
     result = exact.astype(np.int32)
     types = {"a": type_of(a), "b": type_of(b), "y": type_of(result)}
-    group = Group((Op(op, ("a", "b"), ("y",)),), ("a", "b"), ("y",), types, frozenset(constants))
+    group = Group((Op(op, ("a", "b"), ("y",), attributes),), ("a", "b"), ("y",), types, frozenset(constants))
     return Case(group, {"a": a, "b": b}, [result], label=f"{a.shape} x {b.shape}")
 
 
@@ -54,7 +54,11 @@ def test_products(shape: tuple[int, int, int], level: str) -> None:
     check([constant, *([of_integers("MatMul", a, b, exact, "")] if k % 2 == 0 else [])], Target("cpu", level, 2))
 
 
-def test_convolution_of_1x1() -> None:
-    a, b = integers(2, 10, 7, 5), integers(19, 10, 1, 1)
-    case = of_integers("Conv", a, b, np.einsum("nchw,oc->nohw", a.astype(np.int64), b[:, :, 0, 0]), "b")
+@pytest.mark.parametrize("pad", [0, 1])
+def test_convolutions(pad: int) -> None:
+    """Of windows of 1x1, and of 3x3 on a copy with zeros around it, by pairs of channels."""
+    a, b = integers(2, 10, 7, 5), integers(19, 10, 1 + 2 * pad, 1 + 2 * pad)
+    padded = np.pad(a.astype(np.int64), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, b.shape[2:], (2, 3))
+    case = of_integers("Conv", a, b, np.einsum("nchwij,ocij->nohw", windows, b), "b", pads=(pad,) * 4)
     check([channels_last(case, template="convolution_channels_last")], Target("cpu", "avx2", 2))
