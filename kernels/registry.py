@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from ..runtime.target import Target
@@ -56,7 +56,7 @@ from .gpu import reduction as gpu_reduction
 from .gpu.grids import UncutError
 from .gpu.rocm_limits import rocm_obstacle
 from .group import Group
-from .template import BuiltKernel, Refusal, Template
+from .template import BuiltKernel, Candidate, Planner, Refusal, Template, at_floors
 from .values import anchors_of, is_followed_anchor, is_prologued_anchor, read_narrow
 
 _MAX_ELEMENTS = 2**31 - 1
@@ -66,82 +66,105 @@ _READ_FORMATS = frozenset(
 )
 
 
-def _channels_last(name: str, build: Callable[[Group, Target], BuiltKernel | Refusal], anchors: Set[str]) -> Template:
+def _channels_last(name: str, plan: Planner, anchors: Set[str]) -> Template:
     """One that reads and stores through transposes, and may store its result as a part of a Concat."""
-    return Template(name, build, frozenset(["Concat", *anchors]), has_surroundings=True, reads_narrow=True)
+    return Template(name, plan, frozenset(["Concat", *anchors]), has_surroundings=True, reads_narrow=True)
 
 
 TEMPLATES: tuple[Template, ...] = (
-    Template("elementwise", elementwise.build),
-    Template("injective", injective.build, injective.OPERATORS, has_prologue=True),
-    Template("trilu", trilu.build, trilu.OPERATORS),
-    Template("gather", gather.build, gather.OPERATORS, has_prologue=True),
-    Template("scan", scan.build, scan.OPERATORS),
-    Template("reduction", reduction.build, reduction.OPERATORS, has_prologue=True),
-    Template("arg_reduction", arg_reduction.build, arg_reduction.OPERATORS),
-    Template("normalization", normalization.build, normalization.OPERATORS, has_prologue=True),
-    Template("rows", rows.build, rows.OPERATORS, has_surroundings=True),
-    Template("pooling", pooling.build, pooling.OPERATORS, has_prologue=True, reads_narrow=True),
-    Template("grid_sample", grid_sample.build, grid_sample.OPERATORS),
-    Template("resize", resize.build, resize.OPERATORS),
-    Template("pooling_indices", pooling_indices.build, pooling_indices.OPERATORS),
-    Template("regions", regions.build, regions.OPERATORS),
-    Template("col2im", col2im.build, col2im.OPERATORS),
-    Template("sequence", sequence.build, sequence.OPERATORS),
-    Template("determinant", determinant.build, determinant.OPERATORS),
-    Template("one_hot", one_hot.build, one_hot.OPERATORS),
-    Template("scatter", scatter.build, scatter.OPERATORS),
-    Template("random", random_numbers.build, random_numbers.OPERATORS),
-    Template("multinomial", random_numbers.build_multinomial, frozenset(["Multinomial"])),
-    Template("topk", topk.build, topk.OPERATORS),
-    Template("strassen_matmul", strassen_matmul.build, frozenset(["MatMul", "Gemm"])),
-    Template("matmul", matmul.build, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    Template("product_rows", product_rows.build, product_rows.OPERATORS, has_surroundings=True),
-    Template("gathered_matmul", gathered_matmul.build, gathered_matmul.OPERATORS, has_surroundings=True),
-    Template("attention", attention.build, attention.ANCHORS, has_surroundings=True),
-    _channels_last("winograd_channels_last", winograd_channels_last.build, {"Conv"}),
-    _channels_last("strassen_convolution", strassen_convolution.build, {"Conv"}),
-    _channels_last("convolution_channels_last", convolution_channels_last.build, {"Conv"}),
-    _channels_last("transposed_convolution_channels_last", transposed_convolution_channels_last.build, {"ConvTranspose"}),
-    _channels_last("pooling_channels_last", pooling_channels_last.build, pooling.OPERATORS),
-    Template("convolution", convolution.build, frozenset(["Conv", "ConvTranspose"]), has_prologue=True, reads_narrow=True),
-    Template("recurrent", recurrent.build, recurrent.OPERATORS, reads_narrow=True),
-    Template("linear_attention", linear_attention.build, linear_attention.OPERATORS),
-    Template("selection", selection.build, selection.OPERATORS),
-    Template("suppression", suppression.build, suppression.OPERATORS),
-    Template("unique", unique.build, unique.OPERATORS),
+    Template("elementwise", at_floors(elementwise.build)),
+    Template("injective", at_floors(injective.build), injective.OPERATORS, has_prologue=True),
+    Template("trilu", at_floors(trilu.build), trilu.OPERATORS),
+    Template("gather", at_floors(gather.build), gather.OPERATORS, has_prologue=True),
+    Template("scan", at_floors(scan.build), scan.OPERATORS),
+    Template("reduction", at_floors(reduction.build), reduction.OPERATORS, has_prologue=True),
+    Template("arg_reduction", at_floors(arg_reduction.build), arg_reduction.OPERATORS),
+    Template("normalization", at_floors(normalization.build), normalization.OPERATORS, has_prologue=True),
+    Template("rows", at_floors(rows.build), rows.OPERATORS, has_surroundings=True),
+    Template("pooling", at_floors(pooling.build), pooling.OPERATORS, has_prologue=True, reads_narrow=True),
+    Template("grid_sample", at_floors(grid_sample.build), grid_sample.OPERATORS),
+    Template("resize", at_floors(resize.build), resize.OPERATORS),
+    Template("pooling_indices", at_floors(pooling_indices.build), pooling_indices.OPERATORS),
+    Template("regions", at_floors(regions.build), regions.OPERATORS),
+    Template("col2im", at_floors(col2im.build), col2im.OPERATORS),
+    Template("sequence", at_floors(sequence.build), sequence.OPERATORS),
+    Template("determinant", at_floors(determinant.build), determinant.OPERATORS),
+    Template("one_hot", at_floors(one_hot.build), one_hot.OPERATORS),
+    Template("scatter", at_floors(scatter.build), scatter.OPERATORS),
+    Template("random", at_floors(random_numbers.build), random_numbers.OPERATORS),
+    Template("multinomial", at_floors(random_numbers.build_multinomial), frozenset(["Multinomial"])),
+    Template("topk", at_floors(topk.build), topk.OPERATORS),
+    Template("strassen_matmul", strassen_matmul.plan, frozenset(["MatMul", "Gemm"])),
+    Template("matmul", matmul.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
+    Template("product_rows", product_rows.plan, product_rows.OPERATORS, has_surroundings=True),
+    Template("gathered_matmul", at_floors(gathered_matmul.build), gathered_matmul.OPERATORS, has_surroundings=True),
+    Template("attention", attention.plan, attention.ANCHORS, has_surroundings=True),
+    _channels_last("winograd_channels_last", winograd_channels_last.plan, {"Conv"}),
+    _channels_last("strassen_convolution", strassen_convolution.plan, {"Conv"}),
+    _channels_last("convolution_channels_last", convolution_channels_last.plan, {"Conv"}),
+    _channels_last("transposed_convolution_channels_last", transposed_convolution_channels_last.plan, {"ConvTranspose"}),
+    _channels_last("pooling_channels_last", at_floors(pooling_channels_last.build), pooling.OPERATORS),
+    Template("convolution", convolution.plan, frozenset(["Conv", "ConvTranspose"]), has_prologue=True, reads_narrow=True),
+    Template("recurrent", recurrent.plan, recurrent.OPERATORS, reads_narrow=True),
+    Template("linear_attention", at_floors(linear_attention.build), linear_attention.OPERATORS),
+    Template("selection", at_floors(selection.build), selection.OPERATORS),
+    Template("suppression", at_floors(suppression.build), suppression.OPERATORS),
+    Template("unique", at_floors(unique.build), unique.OPERATORS),
 )
 
 # On CPUs whose tile unit multiplies bfloat16 numbers.
 TILE_TEMPLATES: tuple[Template, ...] = (
-    Template("matmul_tiles", tiled_matmul.build, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    _channels_last("convolution_tiles", tiled_convolution.build, {"Conv"}),
-    _channels_last("transposed_convolution_tiles", tiled_transposed_convolution.build, {"ConvTranspose"}),
+    Template("matmul_tiles", tiled_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
+    _channels_last("convolution_tiles", tiled_convolution.plan, {"Conv"}),
+    _channels_last("transposed_convolution_tiles", tiled_transposed_convolution.plan, {"ConvTranspose"}),
 )
 
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.
 GPU_TEMPLATES: tuple[Template, ...] = (
-    Template("gpu_matmul", gpu_matmul.build, frozenset(["MatMul", "Gemm"])),
-    Template("gpu_reduction", gpu_reduction.build, reduction.OPERATORS),
-    Template("gpu_normalization", gpu_normalization.build, normalization.OPERATORS),
-    Template("gpu_convolution", gpu_convolution.build, gpu_convolution.OPERATORS),
+    Template("gpu_matmul", at_floors(gpu_matmul.build), frozenset(["MatMul", "Gemm"])),
+    Template("gpu_reduction", at_floors(gpu_reduction.build), reduction.OPERATORS),
+    Template("gpu_normalization", at_floors(gpu_normalization.build), normalization.OPERATORS),
+    Template("gpu_convolution", at_floors(gpu_convolution.build), gpu_convolution.OPERATORS),
 )
 
 
 def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str, str], ...]:
-    """The kernel of a group; where none of the templates for its anchor takes it, their names and reasons.
+    """The kernel of a group by the cheapest of the candidates for its anchor; where there is none, their names and reasons.
 
     What the group's configuration asks for and cannot have is in the kernel's `ignored`.
     """
     if reason := _obstacle(group):
         return (("all", reason),)
-    refused: list[tuple[str, str]] = []
-    for template in _templates_for(group, target):
-        built = _build(template, group, target)
+    ranked, refused = candidates(group, target)
+    for name, candidate in ranked:
+        built = _emit(candidate, target)
         if isinstance(built, BuiltKernel):
-            return replace(built, refused=tuple(refused), ignored=_ignored(group.configuration, built, dict(refused)))
-        refused.append((template.name, built.reason))
-    return tuple(refused)
+            refused |= {other: _dearer(one, candidate, target) for other, one in ranked if other != name and other not in refused}
+            ignored_choices = _ignored(group.configuration, built, refused)
+            return replace(built, refused=tuple(refused.items()), ignored=ignored_choices, estimate=candidate.estimate)
+        refused[name] = built.reason
+    return tuple(refused.items())
+
+
+def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]], dict[str, str]]:
+    """What the templates for a group's anchor would do, by their names, and why others would not.
+
+    The one that the configuration names comes first, then those of the fewest cycles; the order of the list breaks ties, and
+    decides alone on GPUs, whose costs are not estimated.
+    """
+    planned = {template.name: _plan(template, group, target) for template in _templates_for(group, target)}
+    found = [(name, one) for name, one in planned.items() if isinstance(one, Candidate)]
+    refused = {name: one.reason for name, one in planned.items() if isinstance(one, Refusal)}
+    wanted = group.configuration.get(TEMPLATE)
+    if not target.is_gpu:
+        found.sort(key=lambda one: (one[0] != wanted, one[1].estimate.wall_cycles(target.machine)))
+    return found, refused
+
+
+def _dearer(one: Candidate, taken: Candidate, target: Target) -> str:
+    """Why a candidate was not written."""
+    cycles, fewest = (candidate.estimate.wall_cycles(target.machine) for candidate in (one, taken))
+    return f"would take {cycles:.0f} cycles, and what was taken {fewest:.0f}"
 
 
 def rival_templates(group: Group, target: Target) -> tuple[str, ...]:
@@ -149,7 +172,9 @@ def rival_templates(group: Group, target: Target) -> tuple[str, ...]:
     if _obstacle(group):
         return ()
     named = {t: replace(group, configuration={TEMPLATE: t.name}) for t in _templates_for(group, target)}
-    return tuple(t.name for t, wished in named.items() if isinstance(_build(t, wished, target), BuiltKernel))
+    planned = {t.name: _plan(t, wished, target) for t, wished in named.items()}
+    found = {name: one for name, one in planned.items() if isinstance(one, Candidate)}
+    return tuple(name for name, one in found.items() if isinstance(_emit(one, target), BuiltKernel))
 
 
 def _obstacle(group: Group) -> str:
@@ -178,7 +203,8 @@ def _is_prologued(group: Group) -> bool:
     return not is_bare and is_prologued_anchor(group)
 
 
-def _build(template: Template, group: Group, target: Target) -> BuiltKernel | Refusal:
+def _plan(template: Template, group: Group, target: Target) -> Candidate | Refusal:
+    """What a template would do for a group as it sees it."""
     if group.formats and template.name not in _READ_FORMATS:
         return Refusal("reads operands without scales and zero points")
     seen = read_narrow(group) if template.reads_narrow else group
@@ -186,8 +212,12 @@ def _build(template: Template, group: Group, target: Target) -> BuiltKernel | Re
     takes_prologue = template.has_prologue and _is_prologued(group)
     if not is_bare and not template.has_surroundings and not takes_prologue:
         return Refusal("computes one operator, and reads its operands through no others")
+    return template.plan(seen, target)
+
+
+def _emit(candidate: Candidate, target: Target) -> BuiltKernel | Refusal:
     try:
-        built = template.build(seen, target)
+        built = candidate.emit()
     except UncutError as reason:
         return Refusal(f"no grids of threads: {reason}")
     if target.kind == "rocm" and isinstance(built, BuiltKernel) and (missing := rocm_obstacle(built.function)):
@@ -203,4 +233,4 @@ def _ignored(configuration: Configuration, built: BuiltKernel, refused: Mapping[
     return ignored({name: option for name, option in configuration.items() if name != TEMPLATE}, built.choices)
 
 
-__all__ = ["TEMPLATES", "Refusal", "build_kernel", "rival_templates"]
+__all__ = ["TEMPLATES", "Refusal", "build_kernel", "candidates", "rival_templates"]

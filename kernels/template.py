@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from ..runtime.plan import TensorType
 from ..runtime.target import Target
 from .configuration import Choice
+from .cost.estimate import Estimate, floors
 from .group import Group
 
 
@@ -48,9 +50,10 @@ class Operand:
 class BuiltKernel:
     """A kernel and how to call it: pointers of `operands`, then of the group's outputs, then the workspace if it has bytes.
 
-    `inplace` pairs (output index, operand index) may share one address. `refused` says why earlier templates were passed over,
+    `inplace` pairs (output index, operand index) may share one address. `refused` says why other templates were passed over,
     `choices` what was decided beside, and `ignored` what the group's configuration asked for in vain. `multiplies` is that of the
-    Plan's Kernel, `work` an estimate of the scalar operations of its longest loop that may be parallel, 0 where none may.
+    Plan's Kernel, `work` an estimate of the scalar operations of its longest loop that may be parallel, 0 where none may, and
+    `estimate` what its template expected.
     """
 
     template: str
@@ -64,11 +67,35 @@ class BuiltKernel:
     refused: tuple[tuple[str, str], ...] = ()
     choices: tuple[Choice, ...] = ()
     ignored: tuple[str, ...] = ()
+    estimate: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a template would do for a group: what that would take, and how to write it.
+
+    Of several candidates the cheapest is written. What no other template competes with may refuse as late as `emit`.
+    """
+
+    estimate: Estimate
+    emit: Callable[[], BuiltKernel | Refusal]
+
+
+Planner = Callable[[Group, Target], "Candidate | Refusal"]
+
+
+def at_floors(build: Callable[[Group, Target], BuiltKernel | Refusal]) -> Planner:
+    """The plan of a template that has no model of its own: the floors of the group's operators."""
+
+    def plan(group: Group, target: Target) -> Candidate:
+        return Candidate(floors(group, target.machine), partial(build, group, target))
+
+    return plan
 
 
 @dataclass(frozen=True)
 class Template:
-    """One way to compute a kind of group. `build` returns a Refusal where the group does not fit.
+    """One way to compute a kind of group. `plan` returns a Refusal where the group does not fit.
 
     Only groups whose operators that are neither pointwise nor views are among `anchors` are shown to it; groups without one if
     that is empty. `has_surroundings` says that it reads its operands through views and pointwise operators and stores its result
@@ -78,7 +105,7 @@ class Template:
     """
 
     name: str
-    build: Callable[[Group, Target], BuiltKernel | Refusal]
+    plan: Planner
     anchors: frozenset[str] = frozenset()
     has_surroundings: bool = False
     reads_narrow: bool = False

@@ -23,7 +23,7 @@ def tile_product_cycles(m: int, n: int, k: int, terms: int, machine: Machine, *,
     blocks = _blocks_cycles(m, n, k, terms, machine)
     packed = (rows * packs_a + columns * packs_b) * steps * terms / _SPLIT_ELEMENTS
     finished = rows * columns / 4
-    return max(blocks, n * k * 2 * terms / machine.memory_bytes) + packed + finished
+    return blocks + packed + finished
 
 
 def tile_step_cycles(rows: int, columns: int, depth: int, terms: int, machine: Machine) -> float:
@@ -71,7 +71,7 @@ def tile_convolution_cycles(one: Convolution, terms: int, machine: Machine, *, c
     finished = planes * matrices * rows * columns / 4
     width = one.columns if joined > 1 else one.width
     copied = one.images * one.groups * one.height * width * channels * terms / _SPLIT_ELEMENTS if copies else 0.0
-    return max(blocks, matrices * outputs * depth * 2 * terms / machine.memory_bytes) + finished + copied
+    return blocks + finished + copied
 
 
 def vector_product_cycles(m: int, n: int, k: int, machine: Machine, *, is_narrow: bool) -> float:

@@ -14,10 +14,39 @@ from ...runtime.machine import Machine
 from ..group import Group, Op
 from .operations import operations_of
 
-_UNHIDDEN = 0.25  # of the smaller of arithmetic and bytes
+_UNHIDDEN = 0.2  # of the smaller of arithmetic and bytes
 _CYCLES_PER_VECTOR = 0.6  # of a vector operation of a chain of pointwise ones, which wait for each other
 _SCALAR_CYCLES = 2.0  # of an element that is moved or computed alone
 _TRANSPOSED_CYCLES = 1.0  # of an element that is read with a stride
+_VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Split", "Slice")
+_MOVERS = (
+    "Concat",
+    "Expand",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "Pad",
+    "ScatterElements",
+    "ScatterND",
+    "Tile",
+    "Transpose",
+    "Where",
+)
+_WINDOWS = ("MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+_SORTING = ("TopK", "Unique", "NonMaxSuppression")
+_ALONE = (
+    "AffineGrid",
+    "Col2Im",
+    "Compress",
+    "Det",
+    "GridSample",
+    "MaxRoiPool",
+    "Multinomial",
+    "NonZero",
+    "RandomNormal",
+    "Resize",
+    "RoiAlign",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +54,8 @@ class Estimate:
     """`cycles` of one core for the arithmetic, with what it loads from L1 and L2; bytes that it reads once besides.
 
     `operations` are multiplications and additions, or the scalar operations of what multiplies nothing; `unit` is what makes
-    them: "fma", "dot", "tile" or "vector". `is_parallel`: its work is dealt to threads.
+    them: "fma", "dot", "tile" or "vector". `is_parallel`: its work is dealt to threads. While the first `overlap` of its work is
+    done constants arrive: that of a product's first tile of rows, which meets each panel first.
     """
 
     cycles: float
@@ -34,19 +64,21 @@ class Estimate:
     streamed_bytes: int = 0
     unit: str = "fma"
     is_parallel: bool = True
+    overlap: float = 1.0
 
     @property
     def bytes_moved(self) -> int:
         return self.constant_bytes + self.streamed_bytes
 
-    def wall_cycles(self, machine: Machine, threads: int = 1, working_set_bytes: float = inf) -> float:
-        """From the launch to the end of the slowest thread; `working_set_bytes` are what all kernels of a call touch."""
+    def wall_cycles(self, machine: Machine, threads: int = 1, constants_from: float = inf) -> float:
+        """From the launch to the end of the slowest thread; constants come from where `constants_from` bytes have room."""
         dealt = threads if self.is_parallel else 1
-        constants = machine.read_cycles(self.constant_bytes, max(self.constant_bytes, working_set_bytes), dealt)
+        constants = machine.read_cycles(self.constant_bytes, constants_from, dealt)
         streamed = machine.read_cycles(self.streamed_bytes, self.streamed_bytes / dealt, dealt)
         work, fetched = self.cycles / dealt, constants + streamed
+        hiding = work * self.overlap
         waking = machine.wake_cycles if dealt > 1 else 0.0
-        return machine.launch_cycles + waking + max(work, fetched) + _UNHIDDEN * min(work, fetched)
+        return machine.launch_cycles + waking + work + max(fetched - hiding, 0.0) + _UNHIDDEN * min(fetched, hiding)
 
 
 def floors(group: Group, machine: Machine) -> Estimate:
@@ -63,9 +95,10 @@ def with_bytes(estimate: Estimate, group: Group) -> Estimate:
     return replace(estimate, constant_bytes=constant, streamed_bytes=sum(sizes.values()) - constant)
 
 
-def followers_cycles(group: Group, machine: Machine, anchor: Op) -> float:
-    """Of the pointwise operators beside an anchor."""
-    return sum(_operator_cycles(group, op, machine) for op in group.ops if op is not anchor)
+def with_followers(estimate: Estimate, group: Group, machine: Machine, anchor: Op) -> Estimate:
+    """The estimate of an anchor with the pointwise operators of its group."""
+    beside = sum(_operator_cycles(group, op, machine) for op in group.ops if op.outputs != anchor.outputs)
+    return replace(estimate, cycles=estimate.cycles + beside)
 
 
 def elements_of(group: Group, op: Op) -> int:
@@ -89,38 +122,3 @@ def _operator_cycles(group: Group, op: Op, machine: Machine) -> float:
     if op.op_type in _ALONE:
         return 8 * _SCALAR_CYCLES * kind.elements
     return _CYCLES_PER_VECTOR * operations_of(op.op_type) * elements / lanes
-
-
-_VIEWS = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Split", "Slice"])
-_MOVERS = frozenset(
-    [
-        "Transpose",
-        "Concat",
-        "Gather",
-        "GatherND",
-        "Expand",
-        "Tile",
-        "Pad",
-        "ScatterND",
-        "ScatterElements",
-        "GatherElements",
-        "Where",
-    ]
-)
-_WINDOWS = frozenset(["MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"])
-_SORTING = frozenset(["TopK", "Unique", "NonMaxSuppression"])
-_ALONE = frozenset(
-    [
-        "Resize",
-        "GridSample",
-        "RoiAlign",
-        "MaxRoiPool",
-        "AffineGrid",
-        "Col2Im",
-        "DeformConv",
-        "NonZero",
-        "Compress",
-        "Det",
-        "RandomNormal",
-    ]
-)

@@ -21,10 +21,12 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, share
 from ..cost.amx import tile_product_cycles, vector_product_cycles
+from ..cost.estimate import Estimate, with_bytes
 from ..cost.operations import operations_of
+from ..cost.product import attention_cycles
 from ..formats.format import Format, Storage, format_for, plain
 from ..group import Group
-from ..template import BuiltKernel, Refusal
+from ..template import BuiltKernel, Candidate, Refusal
 from .anchored import bound_unravel
 from .attention_elements import Elements
 from .attention_form import Attention, attention_of
@@ -51,14 +53,24 @@ _FEW_ROWS = 8  # of heads that read the same keys, at once
 _LINE_BYTES = 64
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes two products with a softmax between them, and what is pointwise or a view around and between."""
     form = attention_of(group)
     if isinstance(form, Refusal):
         return form
     if target.is_gpu:
         return Refusal("is for CPUs")
-    return _Kernel(form, new_builder(target, group.configuration), target).build()
+    return Candidate(_estimate(form, target), lambda: _Kernel(form, new_builder(target, group.configuration), target).build())
+
+
+def _estimate(form: Attention, target: Target) -> Estimate:
+    """Of both products and of what is computed from scores between them."""
+    heads, size = prod(form.batch), (form.queries, form.keys, form.depth, form.width)
+    scores = heads * form.queries * form.keys
+    among = [op for op in form.group.ops if form.group.types[op.outputs[0]].elements == scores and op is not form.scores]
+    operations = float(sum(operations_of(op.op_type) for op in among))
+    cycles = attention_cycles(heads, size, machine_of(target, form.dtype), scores_operations=operations)
+    return with_bytes(Estimate(cycles, 2 * scores * (form.depth + form.width)), form.group)
 
 
 @dataclass(frozen=True)

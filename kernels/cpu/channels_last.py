@@ -18,14 +18,16 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, row_major, unravel
 from ..cost.convolution import Convolution
+from ..cost.estimate import Estimate, with_bytes, with_followers
 from ..group import Group, Op
 from ..pointwise import POINTWISE
 from ..template import Refusal
 from ..values import GroupValues, Reader, anchors_of, pointwise_obstacle
 from ..views import slice_places
-from .window import read_window
+from .window import Window, read_window
 
 _RANKS = (3, 4, 5)  # of signals, of images and of volumes
 _LINE_BYTES = 64
@@ -190,15 +192,27 @@ def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast 
 
 def extents_of(form: ChannelsLast) -> Convolution:
     """What costs are told of the form's anchor, a convolution or a transposed one."""
-    anchor, window = form.anchor, read_window(form.inner, form.anchor)
-    source, groups = form.inner.types[anchor.inputs[0]], anchor.attribute("group", 1)
+    return convolution_of(form.inner, form.anchor, read_window(form.inner, form.anchor))
+
+
+def convolution_of(group: Group, anchor: Op, window: Window) -> Convolution:
+    """What costs are told of a convolution or a transposed one."""
+    source, groups = group.types[anchor.inputs[0]], anchor.attribute("group", 1)
     images, channels, *_ = source.shape
-    outputs = form.inner.types[anchor.outputs[0]].shape[1] // groups
+    outputs = group.types[anchor.outputs[0]].shape[1] // groups
     numbers = (images, groups, channels // groups, outputs), window.inputs, window.outputs, window.kernel, window.strides
     has_pads, element_bytes = any(window.begins), source.size_bytes // max(source.elements, 1)
     if anchor.op_type == "Conv":
         return Convolution.of_dimensions(*numbers, window.dilations, has_pads=has_pads, element_bytes=element_bytes)
     return Convolution.of_phases(*numbers, has_pads=has_pads, element_bytes=element_bytes)
+
+
+def convolution_estimate(form: ChannelsLast, cycles: float, target: Target, *, unit: str = "fma") -> Estimate:
+    """What a form takes whose anchor's products take so many cycles: with its followers, and the bytes of the whole group."""
+    one = extents_of(form)
+    operations = 2 * one.images * one.groups * one.rows * one.columns * one.outputs * one.depth * one.k_pack
+    alone = with_bytes(Estimate(cycles, operations, unit=unit), form.outer)
+    return with_followers(alone, form.inner, target.machine, form.anchor)
 
 
 def _parts(group: Group, join: Op, results: Mapping[str, str]) -> tuple[Destination | Piece, ...]:

@@ -19,13 +19,16 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, unravel
+from ..cost.convolution import channels_first_cycles
+from ..cost.estimate import Estimate, with_bytes, with_followers
 from ..formats.format import Format, format_for, is_plain
 from ..formats.packing import PackPanels, pack_in_kernel
 from ..group import Group, Op
 from ..prologue import is_computed
-from ..template import BuiltKernel, Operand, Refusal
+from ..template import BuiltKernel, Candidate, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
+from .channels_last import convolution_of
 from .common import finish, machine_of, minimum, new_builder
 from .tile_product import Plane, TileProduct, emit, tile_options
 from .window import Taps, Window, read_window, transposed_taps
@@ -33,7 +36,7 @@ from .window import Taps, Window, read_window, transposed_taps
 _MAX_PHASES = 16  # of a transposed convolution's output: each is code of its own
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one Conv or ConvTranspose, with pointwise followers of its output's shape."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("Conv", "ConvTranspose"):
@@ -49,7 +52,12 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal(f"{prod(window.strides)} phases of output positions, more than {_MAX_PHASES}")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
-    return _Convolution(group, anchor, window, target, number_format).build()
+    one = convolution_of(group, anchor, window)
+    operations = 2 * one.images * one.groups * one.rows * one.columns * one.outputs * one.depth
+    cycles = channels_first_cycles(one, machine_of(target, number_format.sums))
+    alone = with_bytes(Estimate(cycles, operations), group)
+    estimate = with_followers(alone, group, target.machine, anchor)
+    return Candidate(estimate, lambda: _Convolution(group, anchor, window, target, number_format).build())
 
 
 @dataclass(frozen=True)

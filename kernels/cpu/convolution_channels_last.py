@@ -17,16 +17,16 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..cost.convolution import channels_last_tiles, pays_to_fill_pairs
+from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs, pays_to_fill_pairs
 from ..formats.bfloat16 import word_at
 from ..formats.format import BF16_DOT, Format, format_for
 from ..formats.multiply_add import factor
 from ..formats.packing import PackPanels, pack_in_kernel
 from ..group import Group
-from ..template import BuiltKernel, Operand, Refusal
+from ..template import BuiltKernel, Candidate, Operand, Refusal
 from ..values import GroupValues
 from .anchored import sweep
-from .channels_last import ChannelsLast, channels_last_form, extents_of
+from .channels_last import ChannelsLast, channels_last_form, convolution_estimate, extents_of
 from .common import finish, machine_of, new_builder
 from .depthwise_channels_last import Depthwise, is_depthwise
 from .padded_image import Image, padded_image
@@ -49,7 +49,7 @@ _ORDERS = {  # of the loops around a tile: what passes while something else stay
 }
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one Conv of images or volumes whose result is transposed to channels-last, with its followers."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
@@ -60,13 +60,24 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     number_format = convolution_format(form, target)
     if number_format is None:
         return Refusal(f"no convolution of {source.dtype}")
+    one, machine = extents_of(form), machine_of(target, number_format.sums)
     if is_depthwise(form):
-        builder = new_builder(target)
-        form.copy_pieces(builder)
-        depthwise = Depthwise(form, read_window(form.inner, form.anchor), builder)
-        flops = depthwise.emit()
-        return finish("convolution_channels_last", builder, group, flops=flops, packed=depthwise.packed)
-    return _Convolution(form, target, number_format).build()
+        return Candidate(
+            convolution_estimate(form, channels_last_cycles(one, machine), target), lambda: _build_depthwise(form, target)
+        )
+    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
+    unit = "dot" if number_format.k_pack > 1 else "fma"
+    return Candidate(
+        convolution_estimate(form, cycles, target, unit=unit), lambda: _Convolution(form, target, number_format).build()
+    )
+
+
+def _build_depthwise(form: ChannelsLast, target: Target) -> BuiltKernel:
+    builder = new_builder(target)
+    form.copy_pieces(builder)
+    depthwise = Depthwise(form, read_window(form.inner, form.anchor), builder)
+    flops = depthwise.emit()
+    return finish("convolution_channels_last", builder, form.outer, flops=flops, packed=depthwise.packed)
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,18 @@ from tvm import tirx
 from ...runtime.machine import LINE_BYTES
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, broadcast_index, row_major, unravel
+from ..cost.estimate import Estimate, with_bytes, with_followers
+from ..cost.product import product_estimate
+from ..cost.register_tile import share_sets
 from ..formats.format import Format, format_for, formats_for
 from ..formats.multiply_add import factor, joined
 from ..formats.packing import PackPanels
 from ..group import Group, Op
-from ..template import BuiltKernel, Operand, Refusal
+from ..template import BuiltKernel, Candidate, Operand, Refusal
 from ..values import GroupValues, pointwise_obstacle, split_anchor
 from .anchored import follow
 from .common import finish, machine_of, new_builder
-from .tile_product import Panel, Plane, TileProduct, emit, share_sets, tile_options
+from .tile_product import Panel, Plane, TileProduct, emit, tile_options
 
 _SPREAD_LINES = 64  # rows and columns from which a copy of rows that crowd each other costs less than it saves
 _SPREAD_BYTES = 64 * 1024 * 1024  # of the rows, beyond which the copy would be seen in a program's memory
@@ -67,10 +70,10 @@ class Side:
         return (matrix * self.lines + line) * self.depth + k
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one MatMul or Gemm with pointwise followers of its output's shape."""
     product = product_of(group, target)
-    return product if isinstance(product, Refusal) else product.build()
+    return product if isinstance(product, Refusal) else Candidate(product.estimate(), product.build)
 
 
 def product_of(group: Group, target: Target) -> Product | Refusal:
@@ -116,6 +119,13 @@ class Product:
     def k_steps(self) -> int:
         """Of the loop over k: the neighbours of the last one are zeros where there are none."""
         return ceil(self.a.depth / self.format.k_pack)
+
+    def estimate(self) -> Estimate:
+        """What the best tile takes for all matrices, and the followers in its store."""
+        machine, k_pack = machine_of(self.target, self.accumulator), self.formats[0].k_pack
+        size = self.a.lines, self.b.lines, self.a.depth
+        alone = product_estimate(*size, machine, k_pack=k_pack, batch=prod(self.batch))
+        return with_followers(with_bytes(alone, self.group), self.group, machine, self.anchor)
 
     def build(self) -> BuiltKernel:
         self.format = self.builder.choose("format", {one.name: one for one in self.formats})

@@ -16,7 +16,7 @@ from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, share
 from ..cost.product import product_block_bytes
 from ..group import Group, Op
-from ..template import BuiltKernel, Refusal
+from ..template import BuiltKernel, Candidate, Refusal
 from ..values import Reader, pointwise_obstacle
 from .common import finish, pointwise_cost
 from .matmul import Load, Product
@@ -29,7 +29,7 @@ PRODUCTS = frozenset(["MatMul", "Gemm"])
 OPERATORS = ROW_OPERATORS | PRODUCTS
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one product by a constant in float32, and reductions and pointwise operators over its rows."""
     if target.is_gpu:
         return Refusal("a row would be the work of one thread")
@@ -47,7 +47,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     product = _ProductRows(group, anchor, target, form)
     if reason := product.obstacle():
         return Refusal(reason)
-    return product.build()
+    return Candidate(product.estimate(), product.build)
 
 
 def _product_obstacle(group: Group, anchor: Op) -> str:

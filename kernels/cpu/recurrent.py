@@ -18,10 +18,12 @@ from tvm import tirx
 from ...runtime.target import Target
 from .. import pointwise
 from ..builder import Buffer, Expr
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.product import recurrence_cycles
 from ..group import Group, Op
-from ..template import BuiltKernel, Refusal
+from ..template import BuiltKernel, Candidate, Refusal
 from .anchored import bound_unravel, sweep
-from .common import finish, new_builder
+from .common import finish, machine_of, new_builder
 from .panel_product import Scratch
 from .recurrent_cells import HIDDEN, Activation, Cell, activations_of, cell_of
 from .recurrent_operands import RecurrentOperands
@@ -40,7 +42,7 @@ _ASKED_BYTES = 16 << 10  # how far ahead weights beyond the second-level cache a
 _MAX_ELEMENTS = 2**31 - 1
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one GRU, LSTM or RNN of any attributes."""
     if len(group.ops) != 1 or group.ops[0].op_type not in OPERATORS:
         return Refusal("is no GRU, LSTM or RNN")
@@ -57,7 +59,20 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     recurrence = _Recurrence(group, op, cell, activations, target)
     if recurrence.projected_elements > _MAX_ELEMENTS:
         return Refusal("the input's share has more elements than 32-bit indices can reach")
-    return recurrence.build()
+    return Candidate(_estimate(group, op, cell, directions, target), recurrence.build)
+
+
+def _estimate(group: Group, op: Op, cell: Cell, directions: int, target: Target) -> Estimate:
+    """Of the products of inputs and states with their weights, and of the gates."""
+    first, second, inputs = group.types[op.inputs[0]].shape
+    steps, rows = (second, first) if op.attribute("layout", 0) else (first, second)
+    lines, hidden = group.types[op.inputs[2]].shape[1:]
+    sizes = inputs, hidden, lines // max(hidden, 1)
+    machine = machine_of(target, group.types[op.inputs[0]].dtype)
+    operations = 12.0 * len(cell.activations) + 4.0 * sizes[2]
+    cycles = recurrence_cycles(directions, steps, rows, sizes, machine, unit_operations=operations)
+    flops = 2 * directions * steps * rows * lines * (inputs + hidden)
+    return with_bytes(Estimate(cycles, flops), group)
 
 
 @dataclass(frozen=True)

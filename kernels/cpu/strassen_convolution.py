@@ -10,7 +10,7 @@ from math import prod
 from ...runtime.target import Target
 from ..builder import Expr, row_major, unravel
 from ..group import Group
-from ..template import BuiltKernel, Refusal
+from ..template import Candidate, Refusal
 from ..values import GroupValues
 from .channels_last import ChannelsLast, channels_last_form
 from .common import new_builder
@@ -21,7 +21,7 @@ from .window import Window, read_window
 _TEMPLATE = "strassen_convolution"
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one Conv of float32 between transposes, with its followers, where the additions are so few that it pays."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
@@ -49,8 +49,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
             value = value + GroupValues(inner, builder).read(bias, (column,))
         form.follow(builder, (number, column, *place), value)
 
-    form.copy_pieces(builder)
-    return StrassenProduct(_TEMPLATE, group, target, builder, a, b, begin=begin, store=store).build()
+    product = StrassenProduct(_TEMPLATE, group, anchor, target, builder, a, b, begin=begin, store=store)
+    return product.plan(inner, lambda: form.copy_pieces(builder))
 
 
 def _obstacle(form: ChannelsLast, window: Window) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from ...runtime.target import Target
 from ..builder import Expr
 from ..group import Group
-from ..template import BuiltKernel, Refusal
+from ..template import Candidate, Refusal
 from ..values import pointwise_obstacle, split_anchor
 from .matmul import Product
 from .strassen_product import StrassenProduct, strassen_obstacle
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one MatMul or Gemm of float32 with pointwise followers, where the additions are so few that it pays."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
@@ -31,4 +31,4 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     def begin(row: Expr) -> Expr:
         return row * a.depth
 
-    return StrassenProduct("strassen_matmul", group, target, product.builder, a, b, begin=begin, store=put).build()
+    return StrassenProduct("strassen_matmul", group, anchor, target, product.builder, a, b, begin=begin, store=put).plan(group)

@@ -9,17 +9,18 @@ multiplied: each step of k asks for a part, and for one of the next rows of sums
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import ceil
 
 from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, share, unravel
-from ..configuration import TEMPLATE
-from ..cost.strassen import StrassenChoice, strassen_choices, strassen_drawback
+from ..cost.estimate import with_bytes, with_followers
+from ..cost.strassen import TOO_SMALL, StrassenChoice, strassen_choices
 from ..formats.format import F32
 from ..group import Group, Op
-from ..template import BuiltKernel, Operand, Refusal
+from ..template import BuiltKernel, Candidate, Operand, Refusal
 from .bilinear import PackBilinear, combine, strassen
 from .common import finish
 from .matmul import Side
@@ -39,18 +40,39 @@ class StrassenProduct:
     """
 
     def __init__(
-        self, template: str, group: Group, target: Target, builder: KernelBuilder, a: Side, b: Side, *, begin: Place, store: Store
+        self,
+        template: str,
+        group: Group,
+        anchor: Op,
+        target: Target,
+        builder: KernelBuilder,
+        a: Side,
+        b: Side,
+        *,
+        begin: Place,
+        store: Store,
     ) -> None:
-        self.template, self.group, self.target, self.builder = template, group, target, builder
+        self.template, self.group, self.anchor, self.target, self.builder = template, group, anchor, target, builder
         self.a, self.b, self.begin, self.store = a, b, begin, store
 
-    def build(self) -> BuiltKernel | Refusal:
-        """The kernel, if it pays or a configuration asks for it."""
-        size = self.a.lines, self.b.lines, self.a.depth, self.target.machine
-        choices = strassen_choices(*size)
-        is_wanted = self.group.configuration.get(TEMPLATE) == self.template
-        if not (choices and is_wanted) and (reason := strassen_drawback(*size)):
-            return Refusal(reason)
+    def plan(self, followed: Group, prepare: Callable[[], None] = lambda: None) -> Candidate | Refusal:
+        """The candidate, whose code `prepare` begins; there is none where nothing can be cut into blocks.
+
+        `followed` is the group without what only turns the anchor's operands and results.
+        """
+        choices = strassen_choices(self.a.lines, self.b.lines, self.a.depth, self.target.machine)
+        if not choices:
+            return Refusal(TOO_SMALL)
+        streamed = with_bytes(choices[0].estimate, self.group).streamed_bytes
+        estimate = replace(choices[0].estimate, streamed_bytes=streamed)
+
+        def emit() -> BuiltKernel:
+            prepare()
+            return self._build(choices)
+
+        return Candidate(with_followers(estimate, followed, self.target.machine, self.anchor), emit)
+
+    def _build(self, choices: Sequence[StrassenChoice]) -> BuiltKernel:
         self._choose_sizes(choices)
         builder, one = self.builder, self.one
         pack = PackBilinear(one, self.a.depth, self.b.lines, self.b.lines_last, (self.k, self.n), self.tile.columns)

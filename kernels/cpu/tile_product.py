@@ -24,7 +24,7 @@ from tvm import tirx
 
 from ...runtime.machine import LINE_BYTES, Machine
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
-from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
+from ..cost.register_tile import last_rows, ranked_tiles
 from ..formats.format import Format
 from ..formats.multiply_add import multiply_add_of
 
@@ -33,8 +33,6 @@ _LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cos
 _LONGEST_BLOCK = 1024  # operations of one sum
 _AHEAD_BYTES = 16 * 1024  # of a panel, from what is read to what is asked for: hardware prefetches no further than its page
 _FETCHING_ROWS = 3  # of a tile, from which on that is worth it: with fewer, memory is busy anyway
-_SET_ROWS = 13  # of a tile that share a set of L1, which has 8 to 12 ways, at most
-_LEAST_SAVED = 100  # one part in so many of a product pays for a shorter last tile
 WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
 
 
@@ -121,68 +119,15 @@ class TileProduct:
         return 2 * self.batch * self.m * min(self.plane.columns, rows * self.plane.width) * prod(self.depth) * self.format.k_pack
 
 
-def tile_options(
-    m: int,
-    columns: int,
-    depth: int,
-    machine: Machine,
-    *,
-    shifted_loads: bool,
-    b_padded: bool,
-    vector_step: int = 1,
-    streams_b: bool = False,
-    row_bytes: int = 0,
-    cuts_last: bool = False,
-) -> dict[str, Tile]:
-    """All tiles, by their names, those with the fewest estimated cycles (`cost/register_tile.py`) first; wasted edges count.
-
-    Args:
-        machine: counts numbers of the accumulators' size.
-        shifted_loads: loads of B that cross cache lines, and so count twice.
-        b_padded: columns beyond the end may be read; else the tile has no more columns than there are.
-        vector_step: the tile has a multiple of so many vectors.
-        streams_b: panels of B that L1 does not hold come from L2.
-        row_bytes: from row to row of A, where it is read in place; 0 where nothing is known of it.
-        cuts_last: the last tile of rows has `last_rows`.
-    """
-    most_rows = _SET_ROWS if row_bytes and share_sets(row_bytes, machine) else MAX_ROWS
-    step = Step(panel_bytes(depth, machine) if streams_b else 0.0, shifted=shifted_loads)
-
-    def cycles(rows: int, vectors: int) -> float:
-        last = last_rows(m, rows) if cuts_last else rows
-        whole, rest = (tile_cycles(machine, height, vectors, depth, step) for height in (rows, last))
-        return ceil(columns / (vectors * machine.lanes)) * ((ceil(m / rows) - 1) * whole + rest)
-
-    choices = [
-        (rows, vectors)
-        for rows, vectors in nest(range(1, max(min(m, most_rows), 1) + 1), range(vector_step, 9, vector_step))
-        if rows * vectors + vectors + 1 <= machine.registers and (b_padded or vectors == 1 or vectors * machine.lanes <= columns)
-    ]
-    tiles = (Tile(*choice, machine.lanes) for choice in sorted(choices, key=lambda choice: (cycles(*choice), choice)))
-    return {str(tile): tile for tile in tiles}
-
-
-def panel_bytes(depth: int, machine: Machine) -> float:
-    """What a panel of B of four vectors takes, or L2 if that is less: more come from there too, asked for ahead."""
-    return min(4.0 * depth * machine.vector_bytes, machine.l2.size_bytes)
-
-
-def last_rows(m: int, rows: int) -> int:
-    """Rows of the last of the tiles of `m` rows: what is left, if that saves more than code of its own is worth."""
-    rest = m % rows
-    return rest if rest and (rows - rest) * _LEAST_SAVED >= m else rows
+def tile_options(m: int, columns: int, depth: int, machine: Machine, **how: Any) -> dict[str, Tile]:
+    """All tiles, by their names, those with the fewest estimated cycles first; `how` as `ranked_tiles` has it."""
+    ranked = ranked_tiles(m, columns, depth, machine, **how)
+    return {str(tile): tile for tile in (Tile(one.rows, one.vectors, machine.lanes) for one in ranked)}
 
 
 def choose_tile(m: int, columns: int, depth: int, machine: Machine, **how: Any) -> Tile:
     """The tile with the fewest estimated cycles; `how` as `tile_options` has it."""
     return next(iter(tile_options(m, columns, depth, machine, **how).values()))
-
-
-def share_sets(row_bytes: int, machine: Machine) -> bool:
-    """Whether neighbouring elements of the rows of a tile, so far apart, fall into one set of L1, or two."""
-    stride = machine.l1.set_stride_bytes
-    apart = min(row_bytes % stride, -row_bytes % stride)
-    return row_bytes >= stride - apart and apart * MAX_ROWS < LINE_BYTES
 
 
 def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes: int) -> None:

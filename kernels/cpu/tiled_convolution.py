@@ -5,23 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...runtime.target import Target
-from ..configuration import TEMPLATE
-from ..cost.amx import joined_columns, tile_convolution_cycles
+from ..cost.amx import joined_columns
 from ..formats.packing import PackPanels
 from ..group import Group
-from ..template import BuiltKernel, Refusal
+from ..template import Candidate, Refusal
 from .channels_last import ChannelsLast, channels_last_form, extents_of
 from .tile_image import TiledImage
 from .tile_packing import LINES
-from .tiled_windows import Product, TiledWindows, as_planes, terms_of, tiles_obstacle, vector_cycles
+from .tiled_windows import Product, TiledWindows, as_planes, terms_of, tiles_estimate, tiles_obstacle
 from .window import Taps, Window, read_window
-from .winograd_channels_last import winograd_of
 
 _TEMPLATE = "convolution_tiles"
-_TILES_WORTH = 1.25  # times the cycles of Winograd's products, as those of tiles are counted with the slowest loads measured
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one Conv of float32 or bfloat16 with constant weights whose result, of float32, is transposed to channels-last."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
@@ -32,12 +29,11 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal(reason)
     window = as_planes(read_window(form.inner, form.anchor))
     image = image_of(form, window)
-    if reason := _drawback(form, target, image):
-        return Refusal(reason)
     kernel = (*window.kernel[:2], 1 if image.joined > 1 else window.kernel[2])
     taps = tuple(Taps(0, 1, count, 0, dilation) for count, dilation in zip(kernel, window.dilations, strict=True))
     product = Product(taps, window.outputs, _weights(form), 1, lambda _, position: position)
-    return TiledWindows(form, target, image).build(_TEMPLATE, [product])
+    estimate = tiles_estimate(form, target, image)
+    return Candidate(estimate, lambda: TiledWindows(form, target, image).build(_TEMPLATE, [product]))
 
 
 def image_of(form: ChannelsLast, window: Window) -> TiledImage:
@@ -53,18 +49,6 @@ def image_of(form: ChannelsLast, window: Window) -> TiledImage:
     extents = tuple(count + max(ahead for ahead, _ in some) for count, some in zip(window.outputs, places, strict=True))
     image = TiledImage(source, window.strides, window.begins, phases, extents, terms, groups, joined)
     return replace(image, in_place=image.lies_in_place(form, [window.outputs]))
-
-
-def _drawback(form: ChannelsLast, target: Target, image: TiledImage) -> str:
-    """Why vectors had better compute it, unless a configuration asks for tiles."""
-    tiles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=not image.in_place)
-    vectors = vector_cycles(form, target)
-    choice = winograd_of(form, target)
-    if not isinstance(choice, Refusal):
-        vectors = min(vectors, choice.cycles * _TILES_WORTH)
-    if tiles < vectors or form.outer.configuration.get(TEMPLATE) == _TEMPLATE:
-        return ""
-    return f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors"
 
 
 def _weights(form: ChannelsLast) -> PackPanels:

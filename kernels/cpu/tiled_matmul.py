@@ -14,11 +14,11 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, share, unravel
-from ..configuration import TEMPLATE
-from ..cost.amx import tile_product_cycles, vector_product_cycles
+from ..cost.amx import tile_product_cycles
+from ..cost.estimate import Estimate, with_bytes, with_followers
 from ..formats.format import BF16X1, formats_for
 from ..group import Group, Op
-from ..template import BuiltKernel, Operand, Refusal
+from ..template import BuiltKernel, Candidate, Operand, Refusal
 from ..values import pointwise_obstacle, split_anchor
 from .common import finish
 from .matmul import Product, Side
@@ -33,7 +33,7 @@ _BAD_STRIDE_BYTES = 2048  # between rows that fall on two sets of the first cach
 Panels = Callable[[Expr, Expr], Lines]  # of (matrix, panel)
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one MatMul or Gemm of float32 or bfloat16 with float32 results and pointwise followers of their shape."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
@@ -47,9 +47,9 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
     product = TiledProduct(group, anchor, target)
-    if reason := product.obstacle():
-        return Refusal(reason)
-    return product.build()
+    if not product.flops:
+        return Refusal("has nothing to multiply")
+    return Candidate(product.estimate(), product.build)
 
 
 class TiledProduct(Product):
@@ -74,19 +74,14 @@ class TiledProduct(Product):
     def flops(self) -> int:
         return 2 * self.matrices * self.a.lines * self.b.lines * self.a.depth
 
-    def obstacle(self) -> str:
-        """Why vectors had better compute it, unless a configuration asks for tiles."""
-        if not self.flops:
-            return "has nothing to multiply"
-        if self.group.configuration.get(TEMPLATE) == self.template:
-            return ""
-        size = self.a.lines, self.b.lines, self.a.depth
+    def estimate(self) -> Estimate:
+        """Of all matrices, their operands packed unless they are constant or lie so that tiles can be loaded from them."""
+        machine, size = self.target.machine, (self.a.lines, self.b.lines, self.a.depth)
         packs_a, packs_b = (side.name not in self.group.constants for side in (self.a, self.b))
-        tiles = tile_product_cycles(
-            *size, self.terms, self.target.machine, packs_a=packs_a and not self._reads_rows(), packs_b=packs_b
-        )
-        vectors = vector_product_cycles(*size, self.target.machine, is_narrow=self.format is BF16X1)
-        return "" if tiles < vectors else f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors"
+        packs_a = packs_a and not self._reads_rows()
+        cycles = self.matrices * tile_product_cycles(*size, self.terms, machine, packs_a=packs_a, packs_b=packs_b)
+        alone = with_bytes(Estimate(cycles, self.flops, unit="tile"), self.group)
+        return with_followers(alone, self.group, machine, self.anchor)
 
     def build(self) -> BuiltKernel:
         builder = self.builder

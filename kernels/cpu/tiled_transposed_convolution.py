@@ -11,14 +11,12 @@ from math import prod
 
 from ...runtime.target import Target
 from ..builder import Expr, Index, unravel
-from ..configuration import TEMPLATE
-from ..cost.amx import tile_convolution_cycles
 from ..group import Group
-from ..template import BuiltKernel, Refusal
-from .channels_last import ChannelsLast, channels_last_form, extents_of
+from ..template import Candidate, Refusal
+from .channels_last import ChannelsLast, channels_last_form
 from .tile_image import TiledImage, as_volume
 from .tile_packing import LINES
-from .tiled_windows import Product, TiledWindows, terms_of, tiles_obstacle, vector_cycles
+from .tiled_windows import Product, TiledWindows, terms_of, tiles_estimate, tiles_obstacle
 from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
 from .window import Taps, Window, read_window
 
@@ -27,7 +25,7 @@ _MAX_PRODUCTS = 16  # each is code of its own
 _NOTHING = Taps(0, 1, 1, 0, 0)  # along a dimension that is not there
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one ConvTranspose of float32 or bfloat16 with constant weights whose result, of float32, is transposed to last."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
@@ -44,11 +42,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("some phases of output positions are the bias alone")
     leads, reaches = reaches_of(phases)
     image = _image(form, phases, leads, reaches)
-    tiles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=not image.in_place)
-    vectors = vector_cycles(form, target)
-    if tiles >= vectors and form.outer.configuration.get(TEMPLATE) != _TEMPLATE:
-        return Refusal(f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors")
-    return TiledWindows(form, target, image).build(_TEMPLATE, [_product(form, window, one, leads) for one in phases])
+    parts = [_product(form, window, one, leads) for one in phases]
+    return Candidate(tiles_estimate(form, target, image), lambda: TiledWindows(form, target, image).build(_TEMPLATE, parts))
 
 
 def _image(form: ChannelsLast, phases: list[PhaseProduct], leads: list[int], reaches: list[int]) -> TiledImage:

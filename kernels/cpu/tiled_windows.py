@@ -15,10 +15,11 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, share, unravel
-from ..cost.convolution import channels_last_cycles, in_pairs
+from ..cost.amx import tile_convolution_cycles
+from ..cost.estimate import Estimate
 from ..template import BuiltKernel, Operand
 from ..values import GroupValues
-from .channels_last import ChannelsLast, extents_of
+from .channels_last import ChannelsLast, convolution_estimate, extents_of
 from .common import finish, new_builder
 from .panel_product import Scratch
 from .tile_blocks import BlockProduct, Lines, Next, packed_lines, tile_threads
@@ -53,12 +54,10 @@ def terms_of(form: ChannelsLast) -> int:
     return 1 if is_narrow else form.outer.tolerance.terms
 
 
-def vector_cycles(form: ChannelsLast, target: Target) -> float:
-    """Of a form's anchor on vectors, as tile products of the columns that their channels are."""
-    one = extents_of(form)
-    if form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16" and one.inputs % 2 == 0:
-        return channels_last_cycles(in_pairs(one), target.machine)
-    return channels_last_cycles(one, target.machine)
+def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Estimate:
+    """Of a form's anchor on tiles, its input copied in terms unless tiles read it where it lies."""
+    cycles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=not image.in_place)
+    return convolution_estimate(form, cycles, target, unit="tile")
 
 
 def as_planes(window: Window) -> Window:

@@ -15,13 +15,13 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, unravel
-from ..cost.convolution import channels_last_tiles
+from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs
 from ..formats.format import Format
 from ..formats.multiply_add import factor
 from ..group import Group
-from ..template import BuiltKernel, Operand, Refusal
+from ..template import BuiltKernel, Candidate, Operand, Refusal
 from ..values import GroupValues
-from .channels_last import ChannelsLast, channels_last_form
+from .channels_last import ChannelsLast, channels_last_form, convolution_estimate, extents_of
 from .common import finish, machine_of, new_builder
 from .convolution_channels_last import convolution_format, deal, each_column
 from .padded_image import Image, padded_image
@@ -34,7 +34,7 @@ _NEAR_BYTES = 256 * 1024  # of the input that stays in the second cache while al
 _MAX_PRODUCTS = 16  # each is code of its own
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one ConvTranspose of signals, images or volumes whose result is transposed to channels-last, with its followers."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
@@ -49,7 +49,10 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     products = phase_products(window)
     if len(products) > _MAX_PRODUCTS:
         return Refusal(f"{len(products)} different phases of output positions, more than {_MAX_PRODUCTS}")
-    return _TransposedConvolution(form, target, window, number_format).build(products)
+    one, machine = extents_of(form), machine_of(target, number_format.sums)
+    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
+    estimate = convolution_estimate(form, cycles, target, unit="dot" if number_format.k_pack > 1 else "fma")
+    return Candidate(estimate, lambda: _TransposedConvolution(form, target, window, number_format).build(products))
 
 
 class _TransposedConvolution:

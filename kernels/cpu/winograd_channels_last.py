@@ -23,17 +23,16 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, KernelBuilder, share, unravel
-from ..configuration import TEMPLATE
-from ..cost.convolution import Convolution, channels_last_cycles, in_pairs, pays_to_fill_pairs
+from ..cost.convolution import Convolution
 from ..cost.product import product_tiles
 from ..cost.winograd import PAIRED_TILES, WINOGRAD_HALF_OUTPUTS, WinogradChoice, tiles_along, winograd_choice, winograd_choices
 from ..formats.bfloat16 import rounded, word_at
 from ..formats.format import BF16_DOT, F32
 from ..formats.multiply_add import factor
 from ..group import Group
-from ..template import BuiltKernel, Operand, Refusal
+from ..template import BuiltKernel, Candidate, Operand, Refusal
 from ..values import GroupValues
-from .channels_last import ChannelsLast, channels_last_form, extents_of
+from .channels_last import ChannelsLast, channels_last_form, convolution_estimate, extents_of
 from .common import finish, new_builder
 from .tile_product import Panel, Tile, sum_tile
 from .window import Window, read_window
@@ -44,6 +43,7 @@ _FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that th
 _PRODUCT_BYTES = 320 * 1024  # of the second, for the products of a panel then
 _WIDE_BYTES = 4 * 1024 * 1024  # of weights that stay float32 although the image is bfloat16: they are read fast enough
 _LEAST_TILES = 16  # of a thread's own block, below which the weights would be read too often; half where there are many blocks
+_TILES_WORTH = 1.25  # times its cycles where tiles rival it, as those are counted with the slowest loads measured
 _TYPES = ("float32", "bfloat16")  # of the operands
 _BITS = "uint16"  # of transformed inputs in pairs of bfloat16
 _LINE_BYTES = 64
@@ -51,7 +51,7 @@ _WORK_PER_OPERATION = 16
 _Element = Callable[[int, Expr, Expr], Expr]  # of the input: row and column of a tile, channel
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one Conv of rank 4 between transposes, with its followers, where its products are so many fewer that it pays."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
@@ -59,20 +59,9 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     choice = winograd_of(form, target)
     if isinstance(choice, Refusal):
         return choice
-    one = extents_of(form)
-    direct = direct_convolution_cycles(form, target)
-    if choice.cycles >= direct and group.configuration.get(TEMPLATE) != "winograd_channels_last":
-        return Refusal(f"would take {choice.cycles:.0f} cycles, and the direct convolution {direct:.0f}")
-    return _Kernel(form, one, target).build()
-
-
-def direct_convolution_cycles(form: ChannelsLast, target: Target) -> float:
-    """What the direct convolution of the form's anchor would take on vectors."""
-    one, (source, weights) = extents_of(form), (form.inner.types[name] for name in form.anchor.inputs[:2])
-    may_pair = source.dtype == weights.dtype == "bfloat16" and target.has("avx512_bf16")
-    fills_pairs = target.multiplies_pairs and pays_to_fill_pairs(one, target.machine)
-    goes_by_pairs = may_pair and (one.inputs % 2 == 0 or fills_pairs)
-    return channels_last_cycles(in_pairs(one) if goes_by_pairs else one, target.machine)
+    cycles = choice.cycles * (_TILES_WORTH if target.has_tiles else 1.0)
+    estimate = convolution_estimate(form, cycles, target, unit="dot" if choice.has_pairs else "fma")
+    return Candidate(estimate, lambda: _Kernel(form, extents_of(form), target).build())
 
 
 def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:

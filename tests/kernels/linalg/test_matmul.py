@@ -7,8 +7,9 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from prefuse.kernels.cost.register_tile import last_rows, share_sets
 from prefuse.kernels.cpu import matmul
-from prefuse.kernels.cpu.tile_product import choose_tile, last_rows, share_sets
+from prefuse.kernels.cpu.tile_product import choose_tile
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.machine import row
