@@ -82,7 +82,7 @@ def remove_unread_views(value: ir.Value) -> list[ir.Value | None]:
     left: list[ir.Value | None] = []
     source: ir.Value | None = value
     while source is not None and (view := source.producer()) is not None and is_view(view):
-        if source.uses() or source.is_graph_output():
+        if view.graph is None or source.uses() or source.is_graph_output():  # removed already, or read
             break
         source, *others = view.inputs
         left += others

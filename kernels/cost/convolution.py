@@ -17,12 +17,11 @@ from .register_tile import MAX_ROWS, Step, grid_cycles
 _L2_SHARE = 0.625  # of L2 that a panel may take beside what it meets
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
 _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
+_ENOUGH_WAYS = 12  # of L1, from which on rows that share a set only crowd each other where panels come from near: Zen 3's 8 make 0.25
 _SHORT_ROWS, _SHORT_PAIR_ROWS = 7, 8  # the latter for several taps of pairs
 _WORD_BYTES = 4  # of an input channel in float32, or two in bfloat16
-_MANY_PLANES, _APART = (
-    128,
-    1.1,
-)  # input channels whose planes, each on pages of its own, slow every step channels-first by so much
+_MANY_PLANES, _APART = 128, 1.1  # input channels whose planes, each on pages of its own, slow every step of NCHW by so much
+_PLANE_STEP = 1.15  # by which steps of NCHW are slower than counted: 0.76 to 0.88 of the time of large planes, on Zen 3
 _NEAR_PLANE_BYTES, _FAR_PLANES = 8192, 0.1  # planes beyond which reading scalars from many of them slows a sum by so much
 _SEGMENT_CYCLES = 20.0  # of handing one row of an image in a tile to the epilogue, where there is something between rows
 _FAR_VOLUMES = 0.25  # the same where each tap of a plane reads lines of another one: 198 GFLOP/s, and 250 from channels-last
@@ -210,11 +209,12 @@ def channels_last_tiles(
     """All tiles for a stretch of positions: those that cycles are counted for, the fewest first, then those thought worse.
 
     Short sums of `pairs` of bfloat16 are faster in wide tiles of few rows, and in tiles of many sums: each waits longer.
-    Positions are `pitch` words apart, or as many as there are inputs.
+    The positions that a tile reads are `pitch` words apart, or as many as there are inputs.
     """
     lanes, registers = machine.lanes, machine.registers
     are_few, is_near = inputs < _FEW_CHANNELS, depth * 2 * lanes * _WORD_BYTES <= _L2_SHARE * machine.l2.size_bytes  # a panel
-    are_crowded = depth < _SHORT_DEPTH or (is_near and (pitch or inputs) * _WORD_BYTES % machine.l1.set_stride_bytes == 0)
+    share_sets = (pitch or inputs) * _WORD_BYTES % machine.l1.set_stride_bytes == 0
+    are_crowded = depth < _SHORT_DEPTH or (share_sets and (is_near or machine.l1.ways < _ENOUGH_WAYS))
     short = _SHORT_PAIR_ROWS if pairs and depth > inputs else _SHORT_ROWS
     rows = min(positions, _FEW_ROWS if are_few else short if are_crowded else MAX_ROWS)
     vectors = 4 if are_few or (pairs and depth * 4 * lanes * _WORD_BYTES <= machine.l1.size_bytes) else 2
@@ -247,6 +247,7 @@ def channels_last_cycles(one: Convolution, machine: Machine) -> float:
     stretches = 1 if one.is_pointwise else one.rows * one.images
     outputs = one.outputs // one.phases  # whose lanes no other phase shares
     pitch = spread_pitch(one.inputs * one.groups, _WORD_BYTES, machine) if is_copied else one.inputs * one.groups
+    pitch *= 1 if one.is_pointwise else one.strides[1]
     pairs = one.k_pack > 1
     tile = channels_last_tile(positions, outputs, one.depth, one.inputs, machine, pitch=pitch, pairs=pairs)
     depth = ceil(one.met * one.depth)
@@ -268,8 +269,9 @@ def channels_first_cycles(one: Convolution, machine: Machine) -> float:
     copied = copy_cycles(one.input_bytes) if is_copied else 0.0
     most = max(min(one.outputs, MAX_ROWS), 1)  # a row even where there is none
     choices = [(r, v) for r, v in product(range(1, most + 1), range(1, 9)) if r * v + v < machine.registers]
-    apart = _APART if one.inputs >= _MANY_PLANES else 1.0
+    apart = _PLANE_STEP * (_APART if one.inputs >= _MANY_PLANES else 1.0)
     segments = one.outputs * one.rows if pitch > one.columns and one.rows > 1 else 0
     size = one.outputs, positions, one.depth * apart
-    products = min(grid_cycles(machine, *tile, size, Step(shifted=True)) for tile in choices)
+    lines = one.inputs * one.kernel[0] * machine.vector_bytes  # of the image, that a vector of columns meets again and again
+    products = min(grid_cycles(machine, *tile, size, Step(lines * tile[1], shifted=True)) for tile in choices)
     return copied + one.images * one.groups * (products + segments * _SEGMENT_CYCLES)

@@ -75,10 +75,15 @@ class Estimate:
         dealt = threads if self.is_parallel else 1
         constants = machine.read_cycles(self.constant_bytes, constants_from, dealt)
         streamed = machine.read_cycles(self.streamed_bytes, self.streamed_bytes / dealt, dealt)
-        work, fetched = self.cycles / dealt, constants + streamed
-        hiding = work * self.overlap
+        work = self.cycles / dealt
         waking = machine.wake_cycles if dealt > 1 else 0.0
-        return machine.launch_cycles + waking + work + max(fetched - hiding, 0.0) + _UNHIDDEN * min(fetched, hiding)
+        waiting = _waiting(constants, work * self.overlap) + _waiting(streamed, work)
+        return machine.launch_cycles + waking + work + waiting
+
+
+def _waiting(fetched: float, hiding: float) -> float:
+    """What is seen of bytes that arrive in `fetched` cycles while `hiding` cycles of arithmetic are done."""
+    return max(fetched - hiding, 0.0) + _UNHIDDEN * min(fetched, hiding)
 
 
 def floors(group: Group, machine: Machine) -> Estimate:

@@ -145,7 +145,7 @@ class _Convolution:
         lanes = builder.lanes(self.accumulator)
         words = prod(depth) if self.packs_taps else inputs  # that follow each other: neighbouring windows share none
         machine, has_words = machine_of(self.target, self.accumulator), self.format.k_pack > 1
-        pitch = image.strides[-1] if self.is_last else words
+        pitch = (image.strides[-1] if self.is_last else words) * window.strides[-1]
         ranked = channels_last_tiles(rows, outputs, prod(depth), words, machine, pitch=pitch, pairs=has_words)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         weights = self._weights(tile.columns)

@@ -38,6 +38,8 @@ class SinkReorders(Pass):
         waiting = deque(model.graph)
         while waiting:
             node = waiting.popleft()
+            if node.graph is None:  # a view that has been passed since
+                continue
             views.read_sources(node)
             computed = _computed_earlier(model, node, views)
             if isinstance(computed, Rejection):

@@ -21,7 +21,7 @@ from onnx.reference import ReferenceEvaluator
 from prefuse.compiler.lowering.native import compile_module, link_library
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template import BuiltKernel, Planner, Refusal
 from prefuse.runtime import tile_state
 from prefuse.runtime.cpu_device import configure_pool
 from prefuse.runtime.plan import TensorType
@@ -207,6 +207,12 @@ def check(cases: Sequence[Case], target: Target) -> None:
     run(cases, target)
     for case in cases:
         case.check()
+
+
+def emitted(plan: Planner, group: Group, target: Target) -> BuiltKernel | Refusal:
+    """What one template makes of a group, whether or not another would be cheaper."""
+    planned = plan(group, target)
+    return planned if isinstance(planned, Refusal) else planned.emit()
 
 
 def build(case: Case, target: Target) -> BuiltKernel:

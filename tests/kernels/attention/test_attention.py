@@ -14,7 +14,7 @@ from prefuse.kernels.template import BuiltKernel, Refusal
 from prefuse.runtime.machine import Machine, gpu_thread, row
 from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, Case, check, run, target_of
+from ..harness import LEVELS, Case, check, emitted, run, target_of
 from .attention_cases import (
     Tape,
     attend,
@@ -168,7 +168,7 @@ def test_heads_that_share_keys(case: Case, most: int, shared: int) -> None:
 
 
 def test_only_a_block_of_scores_is_ever_in_memory() -> None:
-    built = attention.build(attend((1, 1, 2000, 100, 16, 16)).group, target_of("avx2", 1))
+    built = emitted(attention.plan, attend((1, 1, 2000, 100, 16, 16)).group, target_of("avx2", 1))
     assert isinstance(built, BuiltKernel)
     assert built.workspace_bytes < 2000 * 100
 
@@ -199,7 +199,7 @@ def grown(tape: Tape, x: str) -> str:
 
 
 def refused(case: Case, reason: str) -> None:
-    result = attention.build(case.group, Target("cpu", "avx2", 2))
+    result = attention.plan(case.group, Target("cpu", "avx2", 2))
     assert isinstance(result, Refusal)
     assert reason in result.reason
 
@@ -219,5 +219,5 @@ def test_refusals() -> None:
 
 
 def test_gpus_are_refused() -> None:
-    result = attention.build(attend((1, 2, 9, 9, 8, 8)).group, Target("cuda", "sm_90"))
+    result = attention.plan(attend((1, 2, 9, 9, 8, 8)).group, Target("cuda", "sm_90"))
     assert result == Refusal("is for CPUs")

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from prefuse.kernels.cpu.convolution import build as convolve
+from prefuse.kernels.cpu.convolution import plan
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.template import Refusal
 from torch.nn import functional
 
-from ..harness import LEVELS, Case, check, followed, target_of, type_of
+from ..harness import LEVELS, Case, check, emitted, followed, target_of, type_of
 
 CONVOLVE = (functional.conv1d, functional.conv2d, functional.conv3d)
 TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
@@ -140,6 +140,6 @@ def test_several_results_leave_the_tile(level: str) -> None:
 def test_results_take_no_operands_memory(level: str) -> None:
     """The last vector of a row computes some elements again, from operands that must still be there."""
     for case in of_ragged_rows()[:1]:
-        kernel = convolve(case.group, target_of(level))
+        kernel = emitted(plan, case.group, target_of(level))
         assert not isinstance(kernel, Refusal)
         assert kernel.inplace == ()

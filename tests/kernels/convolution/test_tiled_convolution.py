@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from prefuse.kernels.cost import amx as tile_costs
-from prefuse.kernels.cpu import tiled_convolution, tiled_transposed_convolution, tiled_windows
+from prefuse.kernels.cpu import tiled_convolution, tiled_windows
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template import BuiltKernel, Refusal
 from prefuse.runtime.precision import Precision
@@ -28,8 +28,7 @@ UNITS: dict[Precision, float] = {"float32": 1e-6, "float32-fast": 1.2e-5, "bfloa
 @pytest.fixture(autouse=True)
 def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small convolutions, too, for which vectors are faster."""
-    for module in (tiled_convolution, tiled_transposed_convolution):
-        monkeypatch.setattr(module, "tile_convolution_cycles", lambda *sizes, copies: 0.0)
+    monkeypatch.setattr(tiled_windows, "tile_convolution_cycles", lambda *sizes, copies: 0.0)
 
 
 def tiled(case: Case, precision: Precision = "float32-fast") -> Case:
@@ -182,7 +181,7 @@ def test_convolutions_on_this_machine() -> None:
 
 
 def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled_convolution, "tile_convolution_cycles", tile_costs.tile_convolution_cycles)
+    monkeypatch.setattr(tiled_windows, "tile_convolution_cycles", tile_costs.tile_convolution_cycles)
 
     def template(case: Case, precision: Precision = "float32-fast") -> str:
         built = build_kernel(replace(case.group, precision=precision), AMX)
@@ -202,6 +201,6 @@ def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         (convolution((1, 64, 14, 14), 64, 3, 1, 1, dtype="float64"), "no convolution of float64 and float64 as float64"),
         (replace(large, group=replace(large.group, constants=frozenset("bs"))), "weights that change"),
     ):
-        refusal = tiled_convolution.build(case.group, AMX)
+        refusal = tiled_convolution.plan(case.group, AMX)
         assert isinstance(refusal, Refusal)
         assert reason in refusal.reason

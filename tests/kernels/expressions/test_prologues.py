@@ -15,7 +15,7 @@ from prefuse.kernels.template import BuiltKernel, Refusal
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, OPSET, Case, check, followed, operator, target_of, type_of
+from ..harness import LEVELS, OPSET, Case, check, emitted, followed, operator, target_of, type_of
 
 rng = np.random.default_rng(7)
 _NARROW = {"float64": "float32"}
@@ -181,6 +181,6 @@ def test_other_operands_lie_in_memory() -> None:
 def test_a_convolution_channels_last_without_a_copy_computes_nothing() -> None:
     raw, scale = normal(1, 8, 5, 6), normal(8, 1, 1)
     case = exact("Conv", computed(raw, scale), normal(4, 8, 1, 1), rtol=1e-4, atol=1e-4)
-    built = convolution_channels_last.build(laid_last(case, raw, scale).group, Target.parse("cpu:avx2"))
+    built = emitted(convolution_channels_last.plan, laid_last(case, raw, scale).group, Target.parse("cpu:avx2"))
     assert isinstance(built, Refusal)
     assert "read in place" in built.reason

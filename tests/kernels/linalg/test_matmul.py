@@ -14,7 +14,7 @@ from prefuse.kernels.group import Group, Op
 from prefuse.kernels.template import BuiltKernel
 from prefuse.runtime.machine import row
 
-from ..harness import LEVELS, Case, check, followed, target_of, type_of
+from ..harness import LEVELS, Case, check, emitted, followed, target_of, type_of
 
 ZEN5 = row("zen5", 16)  # that what stands here was measured on
 
@@ -109,7 +109,7 @@ def test_a_copy_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for most in (67 * 4096, 67 * 4096 - 1):
         monkeypatch.setattr(matmul, "_SPREAD_BYTES", most)
-        built = matmul.build(product((67, 1024), (1024, 70)).group, target_of("avx512"))
+        built = emitted(matmul.plan, product((67, 1024), (1024, 70)).group, target_of("avx512"))
         assert isinstance(built, BuiltKernel)
         sizes.append(built.workspace_bytes)
     assert sizes[0] >= 67 * 4096
@@ -165,7 +165,7 @@ def test_several_results_leave_the_tile(level: str) -> None:
 
 @pytest.mark.parametrize(("rows", "constants", "asks"), [(2, "b", False), (3, "b", True), (3, "", False)])
 def test_weights_are_asked_for_ahead_where_several_rows_use_them(rows: int, constants: str, asks: bool) -> None:
-    kernel = matmul.build(product((rows, 64), (64, 128), constants).group, target_of("avx512"))
+    kernel = emitted(matmul.plan, product((rows, 64), (64, 128), constants).group, target_of("avx512"))
     assert isinstance(kernel, BuiltKernel)
     assert ("prefetch" in kernel.function.script()) == asks
 
@@ -182,7 +182,7 @@ def test_the_last_tile_of_rows_is_shorter_where_that_saves_a_hundredth(m: int, r
 def test_a_shorter_last_tile_of_rows_in_every_order(order: str, split: str) -> None:
     case = product((35, 200), (200, 100))
     case.group = replace(case.group, configuration={"tile": "13x2", "order": order, "split": split})
-    kernel = matmul.build(case.group, target_of("avx512", threads=2))
+    kernel = emitted(matmul.plan, case.group, target_of("avx512", threads=2))
     assert isinstance(kernel, BuiltKernel)
     assert {"tile": "13x2", "order": order, "split": split}.items() <= {c.name: c.taken for c in kernel.choices}.items()
     check([case], target_of("avx512", threads=2))

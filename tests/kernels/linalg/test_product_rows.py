@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefuse.kernels.cpu.product_rows import build
+from prefuse.kernels.cpu.product_rows import plan
 from prefuse.kernels.group import Group, Op
 from prefuse.kernels.template import Refusal
 from prefuse.runtime.plan import TensorType
@@ -117,7 +117,7 @@ def test_nothing_to_add_up() -> None:
 
 
 def refusal(group: Group, target: str = "cpu:avx512") -> str:
-    built = build(group, Target.parse(target, None if target.startswith("cuda") else 2))
+    built = plan(group, Target.parse(target, None if target.startswith("cuda") else 2))
     assert isinstance(built, Refusal)
     return built.reason
 

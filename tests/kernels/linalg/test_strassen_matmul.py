@@ -9,7 +9,8 @@ import onnx
 import prefuse
 import pytest
 from prefuse.compiler.oracle import relative_error
-from prefuse.kernels.cost.strassen import STRASSEN_LEVELS, matmul_cycles, strassen_choices, strassen_drawback
+from prefuse.kernels.cost.product import product_estimate
+from prefuse.kernels.cost.strassen import STRASSEN_LEVELS, strassen_choices, strassen_drawback
 from prefuse.kernels.cpu import strassen_product
 from prefuse.kernels.cpu.bilinear import Bilinear, PackBilinear, nest, strassen
 from prefuse.kernels.group import Group, Op
@@ -201,7 +202,8 @@ def test_levels_are_chosen_by_their_cost() -> None:
     """Few rows make too little of the larger weights; many rows of sums of two levels leave the second cache."""
     sizes = [(rows, 3072, 768, ZEN5) for rows in (16, 64, 128, 512)]
     best = [strassen_choices(*size)[0] for size in sizes]
-    gains = [choice.cycles / matmul_cycles(*size) for choice, size in zip(best, sizes, strict=True)]
+    made = [(choice.estimate, product_estimate(*size)) for choice, size in zip(best, sizes, strict=True)]
+    gains = [strassen.wall_cycles(ZEN5) / plain.wall_cycles(ZEN5) for strassen, plain in made]
     assert gains[0] > 1 > gains[1] > gains[2]
     assert [choice.levels for choice in best] == [1, 1, 2, 1]
 
@@ -213,7 +215,8 @@ def test_levels_are_chosen_by_their_cost() -> None:
         ((784, 1024, 256), False),  # the same product where sums leave the second cache
         ((784, 2304, 768), True),
         ((784, 512, 128), False),
-        ((49, 2048, 512), False),  # whose weights take as long as its multiplications
+        ((49, 2048, 512), True),  # 0.95 of the time on one core of Zen 5, 0.92 on Zen 3
+        ((16, 3072, 768), False),  # whose weights take longer than its multiplications
     ],
 )
 def test_sums_pay_where_the_sizes_of_weights_are_large_and_those_of_rows_are_not(

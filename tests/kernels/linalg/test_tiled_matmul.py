@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -36,7 +35,7 @@ rng = np.random.default_rng(5)
 @pytest.fixture(autouse=True)
 def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products, too, for which vectors are faster."""
-    monkeypatch.setattr(tiled_matmul, "vector_product_cycles", lambda *sizes, is_narrow: math.inf)
+    monkeypatch.setattr(tiled_matmul, "tile_product_cycles", lambda *sizes, packs_a, packs_b: 0.0)
 
 
 def tiled(case: Case, precision: Precision = "float32") -> Case:
@@ -279,7 +278,7 @@ def test_products_on_this_machine(precision: Precision) -> None:
 
 
 def test_small_products_are_left_to_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled_matmul, "vector_product_cycles", tile_costs.vector_product_cycles)
+    monkeypatch.setattr(tiled_matmul, "tile_product_cycles", tile_costs.tile_product_cycles)
 
     def template(case: Case, precision: Precision = "float32", target: Target = AMX) -> str:
         built = build_kernel(replace(case.group, precision=precision), target)
@@ -299,7 +298,7 @@ def test_refusals() -> None:
         (product((40, 40), (40, 40), dtype="float64"), "no product of float64"),
         (product((40, 0), (0, 40)), "nothing to multiply"),
     ):
-        refusal = tiled_matmul.build(case.group, AMX)
+        refusal = tiled_matmul.plan(case.group, AMX)
         assert isinstance(refusal, Refusal)
         assert reason in refusal.reason
 

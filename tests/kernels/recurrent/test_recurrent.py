@@ -291,6 +291,6 @@ def test_same_bits_on_any_threads(op: str, threads: int) -> None:
     ],
 )
 def test_refusals(change: Callable[[], Case], reason: str) -> None:
-    built = recurrent.build(change().group, target_of("avx2"))
+    built = recurrent.plan(change().group, target_of("avx2"))
     assert isinstance(built, Refusal)
     assert reason in built.reason
