@@ -182,4 +182,9 @@ def _pair(times: tuple[float, float]) -> tuple[str, str, str]:
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= _LABEL else f"{label[: _LABEL // 2 - 2]}...{label[-_LABEL // 2 + 1 :]}"
+    """A label that fits its column: of its nodes the anchor alone, without sources, or the end of that where no more fits."""
+    nodes, at, source = label.partition(" at ")
+    anchor, *others = nodes.split("+")
+    brief = f"{anchor} and {len(others)} more" if others else anchor
+    fitting = (text for text in (label, brief + at + source, brief) if len(text) <= _LABEL)
+    return next(fitting, f"...{brief[3 - _LABEL :]}")

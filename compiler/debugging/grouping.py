@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import onnx_ir as ir
 
 from ..ir.aliases import is_view
-from ..ir.functions import body_of, fused_names, is_fused
-from ..ir.kinds import kind_of
+from ..ir.functions import anchor_among, body_of, fused_names, is_fused
 from ..ir.names import operator_name
 from ..ir.scopes import read_values
 from ..pipeline import Remark
@@ -96,10 +95,10 @@ def _behind_views(node: ir.Node, step: Callable[[ir.Node], list[ir.Node]]) -> It
 
 
 def anchor_of(model: ir.Model, node: ir.Node) -> ir.Node:
-    """The node that a group is built around: the least fusable one of its body."""
+    """The node that a group is built around."""
     if not is_fused(node):
         return node
-    return max((child for child in body_of(model, node) if child.op_type != "Constant"), key=kind_of, default=node)
+    return anchor_among([child for child in body_of(model, node) if child.op_type != "Constant"] or [node])
 
 
 def anchor_name(model: ir.Model, node: ir.Node) -> str:

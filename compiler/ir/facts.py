@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
 import numpy as np
@@ -179,8 +180,8 @@ class _Inference:
         if (answer := _ANSWERS.get(question)) is not None:  # at once: another thread may clear them
             return answer
         facts = nothing if schema.deprecated else self._ask(node, schema, reads, known)  # which refuses all that is withdrawn
-        if node.op_type == "GroupNormalization" and node.domain == "":  # of which ONNX infers no shape
-            facts = [Fact(value.type, value.shape) for value in reads[:1] if value.type is not None]
+        if (supplied := _supplied(node, reads)) is not None:
+            facts = [supplied]
         if question is not None:
             if len(_ANSWERS) >= _MAX_ANSWERS:
                 _ANSWERS.clear()
@@ -263,6 +264,20 @@ class _Inference:
                 ir.serde.serialize_attribute(one) for one in resolved if not one.is_ref() and one.value is not None
             )
         return proto
+
+
+def _supplied(node: ir.Node, reads: Sequence[ir.Value]) -> Fact | None:
+    """The output of an operator of which ONNX infers no shape, or not always; None of all others."""
+    kind, shape = (reads[0].type, reads[0].shape) if reads else (None, None)
+    if kind is None or shape is None:
+        return None
+    if (node.domain, node.op_type) == ("", "GroupNormalization"):
+        return Fact(kind, shape)
+    if (node.domain, node.op_type) == ("ai.onnx.ml", "ArrayFeatureExtractor") and reads[1].shape is not None:
+        counts = list(reads[1].shape)
+        if all(isinstance(count, int) for count in counts):  # all indices count; a vector is one row
+            return Fact(kind, ir.Shape([*(shape[:-1] if len(shape) > 1 else [1]), prod(counts)]))
+    return None
 
 
 # Answers by question: all that inference reads of a node, in which names play no part.

@@ -7,7 +7,7 @@ the model, and inlining is exact. Calls share equal bodies, so the original name
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -80,6 +80,11 @@ def computing_names(model: ir.Model, node: ir.Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in found for name in names))
 
 
+def anchor_among(nodes: Iterable[ir.Node]) -> ir.Node:
+    """What a group of these nodes is built around: the first of the least fusable ones."""
+    return max(nodes, key=kind_of)
+
+
 def group_name(nodes: Sequence[ir.Node]) -> str:
     """What a function of these nodes is called: their operators, or the first and the number of the others."""
     names = [node.op_type.lower() for node in nodes if kind_of(node) is not Kind.OPERAND] or ["cast"]
@@ -90,7 +95,8 @@ def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str, *, 
     """Outline `nodes` into a function `prefuse.<name>` and return the call that stands for them.
 
     `nodes` are of one graph, in topological order, without subgraphs and convex: no path between two of them leaves the group.
-    Values that are read outside become the call's outputs and keep their names. One-element constants that only pointwise
+    Values that are read outside become the call's outputs and keep their names; the call has the name of the group's anchor, and
+    of its sources the anchor's comes first. One-element constants that only pointwise
     operators read go into the body; everything else from outside is an input, in order of first use. A body equal to an
     existing one in structure, attributes and types is shared; a different one of the same name gets the suffix _2, _3, ...
     Linear in the group where one value escapes or no reader stands between its nodes (`adjacent`), else in the graph.
@@ -105,8 +111,9 @@ def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str, *, 
     escaping = read or list(nodes[-1].outputs)  # dead code, such as no pass has removed yet
     body = _outline(constants, inputs, nodes, escaping)
     identifier = _register(model, body, name)
-    call = ir.Node(DOMAIN, identifier[1], inputs, outputs=[copy_value(value) for value in escaping], name=nodes[-1].name)
-    call.metadata_props[SOURCE_KEY] = ", ".join(dict.fromkeys(source_of(node) for node in nodes))
+    anchor = anchor_among([node for node in nodes if node.name] or nodes)
+    call = ir.Node(DOMAIN, identifier[1], inputs, outputs=[copy_value(value) for value in escaping], name=anchor.name)
+    call.metadata_props[SOURCE_KEY] = ", ".join(dict.fromkeys(source_of(node) for node in (anchor, *nodes)))
     call.metadata_props[_NODES_KEY] = json.dumps(_origins_of(constants, nodes))
     _substitute(model, nodes, members, call, escaping, adjacent or len(escaping) == 1)
     drop_unused_constants(model, constants)

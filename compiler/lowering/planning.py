@@ -48,8 +48,9 @@ def aliases_of(model: ir.Model) -> Aliases:
 
 
 def launch_label(item: LoweredGroup) -> str:
-    """What reports and profiles call the launch of a group: its nodes, and where they come from."""
-    names = fused_names(item.node) or (item.node.name or item.group.label,)
+    """What reports and profiles call the launch of a group: its nodes, the anchor first, and where they come from."""
+    name = item.node.name or item.group.label
+    names = sorted(fused_names(item.node) or (name,), key=lambda one: one != name)
     source = source_of(item.node)
     return "+".join(names) + ("" if source == ", ".join(names) else f" at {source}")
 

@@ -115,8 +115,9 @@ class TileProduct:
 
     @property
     def flops(self) -> int:
-        rows = self.plane.columns // max(self.plane.pitch, 1) + 1 if self.plane.pitch != self.plane.width else 1
-        return 2 * self.batch * self.m * min(self.plane.columns, rows * self.plane.width) * prod(self.depth) * self.format.k_pack
+        rows = self.plane.columns // max(self.plane.pitch, 1) + 1  # the last has no padding behind it
+        wanted = self.plane.columns if self.plane.pitch == self.plane.width else rows * self.plane.width
+        return 2 * self.batch * self.m * min(self.plane.columns, wanted) * prod(self.depth) * self.format.k_pack
 
 
 def tile_options(m: int, columns: int, depth: int, machine: Machine, **how: Any) -> dict[str, Tile]:

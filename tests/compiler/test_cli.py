@@ -290,6 +290,25 @@ def test_profile(prefuse_cli: Terminal, branched: Path, tmp_path: Path) -> None:
     assert sum(event["ph"] == "X" for event in events) == 2 * len(found["steps"])
 
 
+def test_groups_are_named_by_their_anchors(prefuse_cli: Terminal, tmp_path: Path) -> None:
+    """Neither the first nor the last of its nodes says what a group is; exporters' names are long."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+    main (float[4,8] x, float[8] s) => (float[4,8] y) {
+        a = Abs(x)
+        n = LayerNormalization(a, s)
+        y = Tanh(n)
+    }""")
+    names = [f"/encoder/layers.11/attention/output/{kind}" for kind in ("Abs", "LayerNorm", "Tanh")]
+    for node, name in zip(model.graph.node, names, strict=True):
+        node.name = name
+    onnx.save(model, tmp_path / "n.onnx")
+    arguments = ("profile", tmp_path / "n.onnx", "--runs", 1, "--threads", 1)
+    (step,) = prefuse_cli.json(*arguments)["steps"]
+    anchor_first = [names[1], names[0], names[2]]
+    assert (step["label"], step["group"]["source"]) == ("+".join(anchor_first), ", ".join(anchor_first))
+    assert f"{names[1]} and 2 more" in prefuse_cli(*arguments)
+
+
 def test_profile_tells_of_a_machine_that_changed(prefuse_cli: Terminal, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from prefuse.compiler.cli import profile
     from prefuse.runtime.profile import Limits

@@ -47,4 +47,4 @@ def test_a_rejection_keeps_the_names_of_what_was_fused() -> None:
     context, (a, b, c, _) = Context(Target.parse("cpu")), list(model.graph)
     call = fuse_into_function(model, [b, c], "exp_relu")
     context.reject("some-pass", Rejection("no", (a, call)))
-    assert context.remarks[-1].nodes == (("a",), ("c", "b"))
+    assert context.remarks[-1].nodes == (("a",), ("b", "c"))

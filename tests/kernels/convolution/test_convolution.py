@@ -8,7 +8,7 @@ import pytest
 import torch
 from prefuse.kernels.cpu.convolution import plan
 from prefuse.kernels.group import Group, Op
-from prefuse.kernels.template import Refusal
+from prefuse.kernels.template import BuiltKernel, Refusal
 from torch.nn import functional
 
 from ..harness import LEVELS, Case, check, emitted, followed, target_of, type_of
@@ -143,3 +143,12 @@ def test_results_take_no_operands_memory(level: str) -> None:
         kernel = emitted(plan, case.group, target_of(level))
         assert not isinstance(kernel, Refusal)
         assert kernel.inplace == ()
+
+
+@pytest.mark.parametrize(("shape", "kernel"), [((1, 4, 9, 1), (5, 1)), ((1, 4, 1, 9), (1, 5)), ((1, 4, 12, 7), (5, 1))])
+def test_all_rows_of_an_image_are_work(shape: tuple[int, ...], kernel: tuple[int, int]) -> None:
+    """Also of one as wide as its result, whose rows have nothing between them: by its work a kernel takes threads."""
+    case = convolution(shape, 6, kernel)
+    built = convolve(case.group, target_of("avx2"))
+    assert isinstance(built, BuiltKernel)
+    assert built.flops == 2 * shape[1] * 5 * case.expected[0].size

@@ -40,6 +40,17 @@ def _agrees(
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "indices"), [((11, 5), [[4, 0, 4]]), ((2, 3, 5), [1]), ((9,), [8, 0]), ((9,), [[2, 1], [0, 0]]), ((9,), 3)]
+)
+def test_features_by_index(shape: tuple[int, ...], indices: object, is_compiled: bool) -> None:
+    """ONNX infers no shape where the features are a vector, as the labels of skl2onnx's KNeighborsClassifier are."""
+    features = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
+    inputs = {"x": features, "indices": np.array(indices, np.int64)}
+    _agrees("ArrayFeatureExtractor", inputs, is_compiled=is_compiled)
+
+
 def _trees(
     trees: int, depth: int, targets: int, kind: str, *, modes: tuple[str, ...] = ("BRANCH_LEQ",), seed: int = 0, per_leaf: int = 1
 ) -> dict[str, Any]:
