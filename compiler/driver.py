@@ -37,6 +37,7 @@ from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .options import Options
 from .pass_table import PASSES, named_pipeline
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
+from .prediction.launches import predicted_us
 from .tuning.database import Configurations
 
 _REMARKS = 1000  # lines kept of each list of the report
@@ -76,7 +77,7 @@ def compile_model(model: ir.Model, options: Options, *, name: str, output: Path,
     library = build_library(plan, functions, target, profile=options.profile)
     tell("writing the program", 0.9)
     sources = _constant_sources(draft, {b.name: b.offset for b in plan.buffers if b.role is Role.CONSTANT})
-    manifest = {"name": name, **_descriptions(model, lowered, context, has_groups=options.profile)}
+    manifest = {"name": name, **_descriptions(model, lowered, context, target, has_groups=options.profile)}
     write_program(output, plan, library, sources, manifest)
     tell("done", 1.0)
 
@@ -202,19 +203,28 @@ def _remark_lowering(context: Context, lowered: list[LoweredGroup], aliases: Ali
         context.remark("tuning", _tuning_remark(symbol, item), [item.node])
 
 
-def _descriptions(model: ir.Model, lowered: list[LoweredGroup], context: Context, *, has_groups: bool) -> dict[str, object]:
+def _descriptions(
+    model: ir.Model, lowered: list[LoweredGroup], context: Context, target: Target, *, has_groups: bool
+) -> dict[str, object]:
     """What the program's manifest says of the compilation, and of its groups, which a profile names."""
     alone = lone_groups(model, [item.node for item in lowered if len(item.group.ops) == 1], context.remarks)
     found: dict[str, object] = {"report": _report(lowered, context, alone)}
     if has_groups:
-        found["groups"] = describe_groups({launch_label(item): _description(model, item, alone) for item in lowered})
+        times = predicted_us(lowered, target)
+        found["groups"] = describe_groups(
+            {
+                label: _description(model, item, alone, times.get(label, 0.0))
+                for item in lowered
+                for label in (launch_label(item),)
+            }
+        )
     return found
 
 
-def _description(model: ir.Model, item: LoweredGroup, alone: Mapping[str, tuple[str, ...]]) -> GroupDescription:
+def _description(model: ir.Model, item: LoweredGroup, alone: Mapping[str, tuple[str, ...]], time_us: float) -> GroupDescription:
     reasons = alone.get(str(item.node.name), ())
     names, computing = original_names(item.node), computing_names(model, item.node)
-    return GroupDescription(names, source_of(item.node), item.kernel.refused, reasons, computing)
+    return GroupDescription(names, source_of(item.node), item.kernel.refused, reasons, computing, time_us)
 
 
 def _tuning_remark(symbol: str, item: LoweredGroup) -> str:

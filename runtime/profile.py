@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,7 @@ class GroupDescription:
     refused: tuple[tuple[str, str], ...] = ()  # template, reason
     alone: tuple[str, ...] = ()  # why a group of one node is no larger
     computing: tuple[str, ...] = ()  # those of its nodes that it is built around: neither pointwise nor moving elements
+    predicted_us: float = 0.0  # by the cost model, on the machine that it was compiled for; 0 where there is no estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,12 @@ class Profile:
         return tuple(found)
 
     @property
+    def predicted_us(self) -> float:
+        """What the cost model expected of all steps; 0 where a launch has no estimate."""
+        launches = [step.group.predicted_us for step in self.steps if step.template != "copy"]
+        return sum(launches) if all(launches) else 0.0
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes that all steps together read and write, at least."""
         return sum(step.bytes_moved for step in self.steps)
@@ -160,6 +168,7 @@ class Profile:
             "target": self.plan.target,
             "calls": len(self.stamps_ns),
             "time_us": self.time_us,
+            "predicted_us": self.predicted_us,
             "bytes_moved": self.bytes_moved,
             "limits": None if limits is None else asdict(limits),
             "steps": steps,
@@ -255,7 +264,14 @@ def _read_group(group: object) -> GroupDescription:
         tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2),
         tuple(map(str, alone)),
         tuple(map(str, computing)),
+        _time(group.get("predicted_us")),
     )
+
+
+def _time(value: object) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < inf:
+        return float(value)
+    return 0.0
 
 
 def _items(value: object) -> Sequence[object]:

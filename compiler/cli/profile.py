@@ -66,8 +66,8 @@ def command(
 ) -> None:
     """Say where the time of MODEL goes, an ONNX file or a .prefuse program that was compiled with counters (--profile).
 
-    For each group: time, share, arithmetic, bytes from and to memory, and the fraction of the roofline, whose limits are measured
-    before the calls and after them.
+    For each group: time, what the cost model predicted, share, arithmetic, bytes from and to memory, and the fraction of the
+    roofline, whose limits are measured before the calls and after them.
     """
     if compare is not None:
         refuse_program(model, "--compare")
@@ -106,8 +106,10 @@ def _whole(net: CompiledModel | StagedModel) -> CompiledModel:
 
 
 def _head(profile: Profile, limits: Limits) -> str:
+    predicted = f"{profile.predicted_us / 1e3:.3f} ms predicted, " if profile.predicted_us else ""
     return (
         f"{profile.name} for {profile.plan.target}: {profile.time_us / 1e3:.3f} ms a call (median of {len(profile.stamps_ns)}), "
+        f"{predicted}"
         f"{size_text(profile.bytes_moved)} moved\n"
         f"limits: {limits.flops_per_second / 1e9:.0f} GFLOP/s, {_narrow_limits(limits)}"
         f"{limits.bytes_per_second / 1e9:.1f} GB/s ({limits.method})\n"
@@ -128,6 +130,7 @@ def _steps(profile: Profile, limits: Limits) -> Table:
             _short(step.label),
             step.template,
             f"{step.time_us:.1f}",
+            f"{step.group.predicted_us:.1f}" if step.group.predicted_us else "-",
             f"{step.share:.1%}",
             f"{step.flops_per_second / 1e9:.1f}",
             f"{step.bytes_per_second / 1e9:.1f}",
@@ -136,7 +139,7 @@ def _steps(profile: Profile, limits: Limits) -> Table:
         for step in slowest[:_ROWS]
     ]
     title = "Groups" if len(slowest) <= _ROWS else f"The {_ROWS} slowest of {len(slowest)} groups"
-    return table(title, ("group", "template", "us", "share", "GFLOP/s", "GB/s", "roofline"), rows)
+    return table(title, ("group", "template", "us", "predicted", "share", "GFLOP/s", "GB/s", "roofline"), rows)
 
 
 def _details(profile: Profile) -> list[str]:

@@ -17,7 +17,9 @@ from .register_tile import MAX_ROWS, Step, grid_cycles
 _L2_SHARE = 0.625  # of L2 that a panel may take beside what it meets
 _DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
 _SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
-_ENOUGH_WAYS = 12  # of L1, from which on rows that share a set only crowd each other where panels come from near: Zen 3's 8 make 0.25
+_ENOUGH_WAYS = (
+    12  # of L1, from which on rows that share a set only crowd each other where panels come from near: Zen 3's 8 make 0.25
+)
 _SHORT_ROWS, _SHORT_PAIR_ROWS = 7, 8  # the latter for several taps of pairs
 _WORD_BYTES = 4  # of an input channel in float32, or two in bfloat16
 _MANY_PLANES, _APART = 128, 1.1  # input channels whose planes, each on pages of its own, slow every step of NCHW by so much

@@ -149,6 +149,6 @@ def test_results_take_no_operands_memory(level: str) -> None:
 def test_all_rows_of_an_image_are_work(shape: tuple[int, ...], kernel: tuple[int, int]) -> None:
     """Also of one as wide as its result, whose rows have nothing between them: by its work a kernel takes threads."""
     case = convolution(shape, 6, kernel)
-    built = convolve(case.group, target_of("avx2"))
+    built = emitted(plan, case.group, target_of("avx2"))
     assert isinstance(built, BuiltKernel)
     assert built.flops == 2 * shape[1] * 5 * case.expected[0].size
