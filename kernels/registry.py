@@ -149,15 +149,16 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
 def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]], dict[str, str]]:
     """What the templates for a group's anchor would do, by their names, and why others would not.
 
-    The one that the configuration names comes first, then those of the fewest cycles; the order of the list breaks ties, and
-    decides alone on GPUs, whose costs are not estimated.
+    The one that the configuration names comes first, then those of the fewest cycles, and last those whose cycles are floors
+    alone; the order of the list breaks ties, and decides on GPUs, whose costs are not estimated.
     """
     planned = {template.name: _plan(template, group, target) for template in _templates_for(group, target)}
     found = [(name, one) for name, one in planned.items() if isinstance(one, Candidate)]
     refused = {name: one.reason for name, one in planned.items() if isinstance(one, Refusal)}
     wanted = group.configuration.get(TEMPLATE)
     if not target.is_gpu:
-        found.sort(key=lambda one: (one[0] != wanted, one[1].estimate.wall_cycles(target.machine)))
+        times = {name: one.estimate.wall_cycles(target.machine) for name, one in found}
+        found.sort(key=lambda one: (one[0] != wanted, one[1].estimate.is_floor, times[one[0]]))
     return found, refused
 
 

@@ -65,6 +65,7 @@ class Estimate:
     unit: str = "fma"
     is_parallel: bool = True
     overlap: float = 1.0
+    is_floor: bool = False  # of a template that has no model of its own
 
     @property
     def bytes_moved(self) -> int:
@@ -90,7 +91,7 @@ def floors(group: Group, machine: Machine) -> Estimate:
     """Of any group by its operators alone: what each computes for its elements, in vectors where it can."""
     operations = sum(operations_of(op.op_type) * elements_of(group, op) for op in group.ops)
     cycles = sum(_operator_cycles(group, op, machine) for op in group.ops)
-    return with_bytes(Estimate(cycles, operations, unit="vector"), group)
+    return with_bytes(Estimate(cycles, operations, unit="vector", is_floor=True), group)
 
 
 def with_bytes(estimate: Estimate, group: Group) -> Estimate:
@@ -117,6 +118,9 @@ def _operator_cycles(group: Group, op: Op, machine: Machine) -> float:
     lanes = machine.of_items(kind.bytes_of(1)).lanes
     if op.op_type in _VIEWS:
         return 0.0
+    if op.op_type in ("MatMul", "Gemm"):
+        squared = group.types[op.inputs[0]].elements * group.types[op.inputs[1]].elements / max(kind.elements, 1)  # (mk)(kn) / mn
+        return kind.elements * squared**0.5 / (machine.multiply_adds * lanes)
     if op.op_type in _MOVERS:
         return elements * (_TRANSPOSED_CYCLES if op.op_type == "Transpose" else 1 / lanes)
     if op.op_type in _WINDOWS:

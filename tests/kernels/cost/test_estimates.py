@@ -1,0 +1,80 @@
+"""What templates say before they write: estimates obey the machine's numbers, and the cheapest candidate is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+from prefuse.kernels.cost.convolution import channels_last_tile
+from prefuse.kernels.cost.estimate import Estimate, floors
+from prefuse.kernels.cost.product import product_estimate
+from prefuse.kernels.cost.register_tile import ranked_tiles
+from prefuse.kernels.cost.strassen import strassen_drawback
+from prefuse.kernels.registry import build_kernel, candidates
+from prefuse.kernels.template import BuiltKernel
+from prefuse.runtime.machine import Machine, names, row
+from prefuse.runtime.target import Target
+
+from ..convolution.channels_last_cases import convolution
+from ..harness import operator
+from ..linalg.test_matmul import product
+
+ZEN3, ZEN5 = row("zen3", 8), row("zen5", 16)
+
+
+@pytest.mark.parametrize("machine", [row(name, 8) for name in names()], ids=lambda machine: machine.name)
+@pytest.mark.parametrize("size", [(1, 768, 768), (24, 512, 1024), (128, 3072, 768), (1000, 17, 5)])
+def test_no_product_is_faster_than_its_floors(machine: Machine, size: tuple[int, int, int]) -> None:
+    one, (m, n, k) = product_estimate(*size, machine), size
+    operations = m * n * k / (machine.multiply_adds * machine.lanes)
+    assert one.wall_cycles(machine) >= max(operations, 4 * n * k / machine.memory_bytes)
+    assert one.wall_cycles(machine, 2) >= max(operations / 2, 4 * n * k / machine.shared_memory_bytes)
+    assert one.wall_cycles(machine, 1, 1 << 20) <= one.wall_cycles(machine)  # weights that a cache holds
+
+
+def test_time_is_that_of_the_level_that_holds_the_bytes() -> None:
+    near, far = Estimate(0.0, 0, streamed_bytes=1 << 14), Estimate(0.0, 0, streamed_bytes=1 << 28)
+    assert near.wall_cycles(ZEN3) - ZEN3.launch_cycles == (1 << 14) / ZEN3.l1.bytes_per_cycle
+    assert far.wall_cycles(ZEN3) - ZEN3.launch_cycles == (1 << 28) / ZEN3.memory_bytes
+    weights = Estimate(0.0, 0, constant_bytes=1 << 14)
+    assert weights.wall_cycles(ZEN3, 1, inf) == ZEN3.launch_cycles + (1 << 14) / ZEN3.memory_bytes
+
+
+def test_pointwise_operators_cost_their_operations() -> None:
+    x = np.ones((64, 1000), np.float32)
+    relu, exp = (operator(name, x).group for name in ("Relu", "Exp"))
+    assert 8 * floors(relu, ZEN3).cycles < floors(exp, ZEN3).cycles
+    assert floors(relu, ZEN3).streamed_bytes == 2 * 4 * 64_000
+
+
+def test_choices_change_as_the_numbers_of_the_machine_say() -> None:
+    """Of the same problems on two cores, and on one whose numbers are changed one by one."""
+    tiles = [ranked_tiles(128, 768, 768, one, shifted_loads=False, b_padded=True, streams_b=True)[0] for one in (ZEN3, ZEN5)]
+    assert tiles[0].rows * tiles[0].vectors + tiles[0].vectors < ZEN3.registers < tiles[1].rows * tiles[1].vectors
+    # Rows of 4 KiB share a set: 14 of them where L1 has 12 ways and panels come from afar, half as many where it has 8.
+    assert channels_last_tile(28, 1024, 9216, 1024, ZEN5)[0] == 14
+    assert channels_last_tile(28, 1024, 9216, 1024, replace(ZEN5, l1=replace(ZEN5.l1, ways=8, size_bytes=32 << 10)))[0] <= 7
+    # Strassen's weights have up to three times the bytes: worth it where memory keeps up with what is multiplied.
+    size = (128, 3072, 768)
+    assert strassen_drawback(*size, ZEN5) == ""
+    assert strassen_drawback(*size, replace(ZEN5, memory_bytes=0.3)) != ""
+
+
+@pytest.mark.parametrize("machine", ["zen3", "haswell", "generic"])
+def test_the_cheapest_candidate_is_written(machine: str) -> None:
+    """And the others say by how much they are dearer."""
+    target = Target.parse(f"cpu:avx2,machine={machine},threads=1")
+    for case in (product((128, 768), (768, 3072)), convolution((1, 256, 14, 14), 256, 3, 1, 1), convolution((1, 3, 8, 8), 4, 3)):
+        group = replace(case.group, precision="float32-fast")
+        ranked, refused = candidates(group, target)
+        times = [one.estimate.wall_cycles(target.machine) for _, one in ranked if not one.estimate.is_floor]
+        assert times == sorted(times)
+        built = build_kernel(group, target)
+        assert isinstance(built, BuiltKernel)
+        assert built.template == ranked[0][0]
+        assert built.estimate == ranked[0][1].estimate
+        reasons = dict(built.refused)
+        assert set(reasons) == {*refused, *(name for name, _ in ranked[1:])}
+        assert all("cycles, and what was taken" in reasons[name] for name, _ in ranked[1:])
