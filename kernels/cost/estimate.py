@@ -33,6 +33,7 @@ _MOVERS = (
     "Where",
 )
 _WINDOWS = ("MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+_CHOOSING = ("Gather", "GatherElements", "GatherND")
 _SORTING = ("TopK", "Unique", "NonMaxSuppression")
 _ALONE = (
     "AffineGrid",
@@ -97,6 +98,9 @@ def floors(group: Group, machine: Machine) -> Estimate:
 def with_bytes(estimate: Estimate, group: Group) -> Estimate:
     """The estimate with the bytes of a group's operands and results, each once."""
     sizes = {name: group.types[name].size_bytes for name in (*group.inputs, *group.outputs)}
+    for op in group.ops:
+        if op.op_type in _CHOOSING and op.inputs[0] in sizes:  # no more of a table than what is chosen
+            sizes[op.inputs[0]] = min(sizes[op.inputs[0]], group.types[op.outputs[0]].size_bytes)
     constant = sum(size for name, size in sizes.items() if name in group.constants)
     return replace(estimate, constant_bytes=constant, streamed_bytes=sum(sizes.values()) - constant)
 

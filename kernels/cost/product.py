@@ -22,9 +22,9 @@ def product_estimate(m: int, n: int, k: int, machine: Machine, *, k_pack: int = 
     """
     how = {"shifted_loads": False, "b_padded": True, "streams_b": True, "cuts_last": True}
     best = ranked_tiles(m, n, ceil(k / k_pack), machine, **how)[0]
-    item = machine.item_bytes
+    item, emulated = machine.item_bytes, 1 if machine.dots else k_pack  # a multiply-add for each neighbour
     return Estimate(
-        batch * best.cycles,
+        batch * best.cycles * emulated,
         2 * batch * m * n * k,
         item * n * k,
         item * batch * m * (n + k),
