@@ -8,7 +8,7 @@ cache with room for what a group reads and writes, constants from the one with r
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf, log2, prod
+from math import inf, log2, prod, sqrt
 
 from ...runtime.machine import Machine
 from ..group import Group, Op
@@ -124,7 +124,7 @@ def _operator_cycles(group: Group, op: Op, machine: Machine) -> float:
         return 0.0
     if op.op_type in ("MatMul", "Gemm"):
         squared = group.types[op.inputs[0]].elements * group.types[op.inputs[1]].elements / max(kind.elements, 1)  # (mk)(kn) / mn
-        return kind.elements * squared**0.5 / (machine.multiply_adds * lanes)
+        return kind.elements * sqrt(squared) / (machine.multiply_adds * lanes)
     if op.op_type in _MOVERS:
         return elements * (_TRANSPOSED_CYCLES if op.op_type == "Transpose" else 1 / lanes)
     if op.op_type in _WINDOWS:
