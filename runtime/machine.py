@@ -67,7 +67,7 @@ class Machine:
     @property
     def lanes(self) -> int:
         """Numbers in a vector."""
-        return self.vector_bytes // self.item_bytes
+        return max(self.vector_bytes // self.item_bytes, 1)
 
     def of_items(self, item_bytes: int) -> Machine:
         """The same core as it computes numbers of so many bytes, four at least."""

@@ -127,6 +127,7 @@ def test_static(name: str, form: str, activations: str, weights: str, by_channel
         activation_type=QuantType[activations],
         weight_type=QuantType[weights],
         per_channel=by_channel,
+        reduce_range=weights == "QInt8",  # 7 bits: ONNX Runtime saturates sums of two products on CPUs without VNNI
     )
     quantized = onnx.load(tmp_path / "quantized.onnx")
     found, expected = _compared(quantized)
@@ -138,7 +139,8 @@ def test_static(name: str, form: str, activations: str, weights: str, by_channel
 @pytest.mark.parametrize(("name", "weights", "by_channel"), [("conv", "QUInt8", False), ("transformer", "QInt8", True)])
 def test_dynamic(name: str, weights: str, by_channel: bool, tmp_path: Path) -> None:
     onnx.save(_convolutions() if name == "conv" else _transformer(), tmp_path / "float.onnx")
-    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "quantized.onnx", weight_type=QuantType[weights], per_channel=by_channel)
+    how = {"weight_type": QuantType[weights], "per_channel": by_channel, "reduce_range": weights == "QInt8"}  # as above
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "quantized.onnx", **how)
     quantized = onnx.load(tmp_path / "quantized.onnx")
     assert {"DynamicQuantizeLinear", "MatMulInteger"} <= {node.op_type for node in quantized.graph.node}
     found, expected = _compared(quantized)

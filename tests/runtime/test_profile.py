@@ -48,8 +48,14 @@ def test_a_profile_has_every_step(net: CompiledModel, tmp_path: Path) -> None:
         assert (profile.stamps_ns[1:, 0] >= profile.stamps_ns[:-1, -1]).all()  # one call after the other, on one clock
         product, softmax = profile.steps
         inexact = "its errors grow with the largest element of a block, which precision float32 does not allow"
-        refused = (("strassen_matmul", inexact),)
-        assert product.group == GroupDescription(("product", "y"), "product, y", refused, computing=("product",))
+        assert ("strassen_matmul", inexact) in product.group.refused
+        assert (product.group.nodes, product.group.source, product.group.computing) == (
+            ("product", "y"),
+            "product, y",
+            ("product",),
+        )
+        assert product.group.predicted_us > 0
+        assert profile.predicted_us == product.group.predicted_us + softmax.group.predicted_us
         assert softmax.group.alone == ("nothing beside it to fuse: it reads MatMul",)
         assert (product.template, product.flops, product.bytes_moved) == ("matmul", 2 * 64**3, 3 * 64 * 64 * 4)
         assert product.share + softmax.share == pytest.approx(1)
@@ -109,7 +115,8 @@ def test_what_cannot_be_profiled() -> None:
 def test_a_manifest_that_somebody_wrote(net: CompiledModel) -> None:
     """What a file says of its groups is shown, and decides nothing."""
     program = net.program
-    for groups in (None, 3, {"a": 4}, {"a": {"nodes": 7, "refused": [["x"], "yy", ["gather", "no"]], "source": 1}}):
+    wrong = {"nodes": 7, "refused": [["x"], "yy", ["gather", "no"]], "source": 1, "predicted_us": "soon"}
+    for groups in (None, 3, {"a": 4}, {"a": wrong}, {"a": {**wrong, "predicted_us": -1.0}}):
         found = descriptions_of(Program(program.plan, b"", program.constants, {"groups": groups}))
         assert found in ({}, {"a": GroupDescription()}, {"a": GroupDescription((), "1", (("gather", "no"),))})
 
