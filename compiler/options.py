@@ -32,7 +32,9 @@ class Options:
     def __str__(self) -> str:
         flags = " random" * self.random + " profile" * self.profile
         flags += f" tuning={digest_of(self.configurations)}" if self.configurations else ""
-        return f"target={self.target} precision={self.precision} pipeline={self.pipeline or 'default'}{flags}"
+        return (
+            f"target={self.target} {self.target.machine} precision={self.precision} pipeline={self.pipeline or 'default'}{flags}"
+        )
 
 
 def parse_options(target: str, precision: str, extra: Mapping[str, object]) -> Options:

@@ -176,3 +176,11 @@ def test_the_shipped_table_is_well_formed() -> None:
         for problem, finding in findings.items():
             assert finding.is_complete, problem
             assert finding.time_us <= finding.own_time_us
+
+
+def test_programs_for_another_machine_are_others() -> None:
+    """Their tiles and algorithms are: what one was tuned for is part of what a cache keeps it by."""
+    texts = {
+        str(parse_options(target, "float32", {"tuning": False, "threads": 1})) for target in ("cpu:avx2", "cpu:avx2,machine=zen3")
+    }
+    assert len(texts) == 2
