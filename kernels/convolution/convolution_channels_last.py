@@ -252,7 +252,7 @@ class _Convolution:
         """The orders of the loops around a tile by name, the best first.
 
         "by panel": weights exceed L2, so all positions are multiplied by one panel before the next. "by line": weights stay in
-        L2, and a line's input near for all panels. "by position": short sums with many outputs, where stores should be contiguous.
+        L2, and a line's input near for all panels. "by position": short sums with many outputs, so that stores are contiguous.
         """
         weights = self.form.inner.types[self.anchor.inputs[1]].size_bytes
         own = "by panel" if weights > _NEAR_BYTES else "by line"
