@@ -29,7 +29,7 @@ from .window import Window, clipped_taps
 _STRIP = 8  # positions of a strip: 8 accumulators hide the latency of both FMA units
 _ROW_TAPS = 8  # taps of a row of bfloat16 pairs at once: the weights of more do not stay in registers
 _EDGE_SUMS = 4  # accumulators at the ends of a row: positions times vectors of channels, to hide their latency
-_WORK_PER_OPERATION = 8  # multiply-adds that count as one scalar operation in the work dealt to threads
+_WORK_PER_OPERATION = 8  # floating-point operations that count as one scalar operation of the work dealt to threads
 
 
 def is_depthwise(form: ChannelsLast) -> bool:

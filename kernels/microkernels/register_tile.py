@@ -33,7 +33,7 @@ _LEAST_BLOCK = 256  # products of a partial sum (block of k): adding up shorter 
 _LONGEST_BLOCK = 1024  # products of a partial sum, at most
 _AHEAD_BYTES = 16 * 1024  # prefetch distance in a panel: hardware prefetches no further than the page it reads
 _FETCHING_ROWS = 3  # rows of a tile from which on prefetching pays: with fewer, memory bandwidth is the limit anyway
-WORK_PER_OPERATION = 16  # multiply-adds that count as one scalar operation in the work dealt to threads
+WORK_PER_OPERATION = 16  # floating-point operations that count as one scalar operation of the work dealt to threads
 
 
 @dataclass(frozen=True)
