@@ -9,7 +9,7 @@ from math import ceil
 from tvm import tirx
 
 from ..codegen.builder import Expr, KernelBuilder
-from .amx_blocks import BlockProduct, packed_lines
+from .amx_blocks import AmxMicroKernel, packed_operand
 from .amx_packing import LINES, TERM_ELEMENTS, StepPacker
 from .amx_unit import DEPTH, ROWS, TileUnit
 from .packed_gemm import WHOLE, Bounds, Element, Lines, Scratch, Store
@@ -75,10 +75,10 @@ class TiledPanels:
     def _multiply_block(self, b: Scratch, column: Expr, width: int) -> None:
         """The packed rows of A by `width` columns from `column` on, to the block of C in scratch."""
         scratch, steps = self.scratch, ceil(self.depth / DEPTH)
-        product = BlockProduct(self.builder, scratch.unit, (steps,), self.terms, (2, 1 if width <= ROWS else 2))
+        product = AmxMicroKernel(self.builder, scratch.unit, (steps,), self.terms, (2, 1 if width <= ROWS else 2))
         panel = self.builder.bind(b.base + tirx.floordiv(column, LINES) * (steps * self.terms * TERM_ELEMENTS // 2))
-        rows = packed_lines(scratch.rows.buffer, scratch.rows.base, self.terms, words=False)
-        product.multiply(rows, packed_lines(b.buffer, panel, self.terms, words=True), scratch.sums)
+        rows = packed_operand(scratch.rows.buffer, scratch.rows.base, self.terms, words=False)
+        product.multiply(rows, packed_operand(b.buffer, panel, self.terms, words=True), scratch.sums)
 
     def _store_block(self, first: Expr, rows: Expr, column: Expr, width: int, store: Callable[[Expr, Expr, Expr], None]) -> None:
         builder, sums = self.builder, self.scratch.sums
