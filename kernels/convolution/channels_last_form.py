@@ -113,13 +113,13 @@ class ChannelsLast:
             place = _offset((image, channel + one.first if one.first else channel, *position), kind.shape)
             builder.store(builder.parameter(one.parameter, kind.elements, kind.dtype), place, elements[one.value])
 
-    def far_bytes(self) -> int:
+    def epilogue_bytes(self) -> int:
         """Bytes of the results, and of the epilogue's operands of their shape."""
-        return sum(self.outer.types[name].size_bytes for name in self._followed())
+        return sum(self.outer.types[name].size_bytes for name in self._epilogue_tensors())
 
-    def ask(self, builder: KernelBuilder, index: Index, channels: int) -> None:
+    def prefetch(self, builder: KernelBuilder, index: Index, channels: int) -> None:
         """Prefetch the cache lines that the epilogue reads and writes for `channels` elements from an index on."""
-        for name in self._followed():
+        for name in self._epilogue_tensors():
             kind = self.outer.types[name]
             memory, item_bytes = builder.parameter(name, kind.elements, kind.dtype), kind.bits // 8
             firsts = [one.first for one in self.destinations if one.parameter == name] or [0]
@@ -129,7 +129,7 @@ class ChannelsLast:
                 for at in range(0, channels, _LINE_BYTES // item_bytes):
                     builder.prefetch(memory[place + at])
 
-    def _followed(self) -> tuple[str, ...]:
+    def _epilogue_tensors(self) -> tuple[str, ...]:
         """The results, and the epilogue's operands of their shape."""
         shape = self.inner.types[self.anchor.outputs[0]].shape
         read = {name for op in self.inner.ops if op is not self.anchor for name in op.inputs}

@@ -38,10 +38,10 @@ _WORK_PER_OPERATION = 16
 _SHORT_DEPTH = 256
 _FAR_BYTES = 3 * 512 * 1024  # of weights beyond which they exceed L2 and are prefetched within a panel
 _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # multiply-adds of a tap, and share of padding taps, from which these are skipped
-_ASKED_BYTES = 256 * 1024  # of weights above which each tile prefetches its share of the next panel
+_PREFETCHED_BYTES = 256 * 1024  # of weights above which each tile prefetches its share of the next panel
 _NEAR_PANEL_BYTES = 384 * 1024  # of a panel that stays in L2 while the next one is prefetched there
 _NEAR_BYTES = 512 * 1024  # of weights that stay in L2 from one output row to the next
-_FOLLOWED_BYTES = 8 * 1024 * 1024  # of results and epilogue operands above which tiles prefetch theirs during the sum
+_EPILOGUE_BYTES = 8 * 1024 * 1024  # of results and epilogue operands above which tiles prefetch theirs during the sum
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
 _ORDERS = {  # of the loops around a register tile, outermost first
     "by line": ("image", "line", "group", "n", "m"),
@@ -84,7 +84,7 @@ def _build_depthwise(form: ChannelsLast, target: Target) -> BuiltKernel:
 @dataclass(frozen=True)
 class _Product:
     """The product of register tiles over lines of `rows` positions; `depth`: extents of the loops over k; `extents`: of the loops
-    around a tile; `asks`: what is prefetched, as of `_asks`."""
+    around a tile; `prefetched`: what is prefetched, as of `_prefetched`."""
 
     image: Image
     weights: Buffer
@@ -92,7 +92,7 @@ class _Product:
     depth: tuple[int, ...]
     rows: int
     extents: Mapping[str, int]
-    asks: str
+    prefetched: str
 
 
 class _Convolution:
@@ -156,7 +156,9 @@ class _Convolution:
         panels = -(-outputs // tile.columns)
         extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
         order = builder.choose("order", self._orders(prod(depth), outputs))
-        product = _Product(image, weights, tile, depth, rows, extents, self._asks(order, extents, prod(depth) * tile.columns))
+        product = _Product(
+            image, weights, tile, depth, rows, extents, self._prefetched(order, extents, prod(depth) * tile.columns)
+        )
         deal(
             builder,
             {axis: extents[axis] for axis in order},
@@ -165,13 +167,13 @@ class _Convolution:
         )
         return int(flops)
 
-    def _asks(self, order: tuple[str, ...], extents: Mapping[str, int], panel: int) -> str:
+    def _prefetched(self, order: tuple[str, ...], extents: Mapping[str, int], panel: int) -> str:
         """What tiles prefetch while they read a panel of `panel` weights: "next" (their share of the next panel into L2), "soon"
         (rows further on in this panel), or "" (nothing)."""
         size_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes
         is_line = extents["image"] * extents["line"] == 1
         is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])  # all positions by one panel
-        if is_by_panel and size_bytes > _ASKED_BYTES and 4 * panel <= _NEAR_PANEL_BYTES:
+        if is_by_panel and size_bytes > _PREFETCHED_BYTES and 4 * panel <= _NEAR_PANEL_BYTES:
             return "next"
         return "soon" if size_bytes > _FAR_BYTES else ""
 
@@ -197,29 +199,29 @@ class _Convolution:
         def b(column: Expr, ks: Index) -> Expr:
             return factor(self.format, panel.buffer[panel.base + row_major(ks, depth) * tile.columns + column])
 
-        before, spans = self._fetch(product, panel, place), self._spans(lead, start, tile.rows)
+        before, spans = self._panel_prefetch(product, panel, place), self._spans(lead, start, tile.rows)
         first = builder.bind(place["n"] * tile.columns)
-        self._ask(tile, number, lead, start, builder.bind(group * outputs + first))
+        self._prefetch_epilogue(tile, number, lead, start, builder.bind(group * outputs + first))
         sums = sum_tile(builder, tile, self.format, depth, a, b, before, spans)
         with builder.loop(tile.rows, name="row") as row:
             index, base = self._index(number, lead, builder.bind(start + row)), builder.bind(row * tile.columns)
             each_column(builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c]))
 
-    def _ask(self, tile: Tile, number: Expr, lead: Index, start: Expr, channel: Expr) -> None:
+    def _prefetch_epilogue(self, tile: Tile, number: Expr, lead: Index, start: Expr, channel: Expr) -> None:
         """Prefetch what a tile's epilogue reads and writes, so that it arrives during the sum."""
-        if self.form.far_bytes() > _FOLLOWED_BYTES:
+        if self.form.epilogue_bytes() > _EPILOGUE_BYTES:
             with self.builder.loop(tile.rows, name="row") as row:
                 image, *place = self._index(number, lead, self.builder.bind(start + row))
-                self.form.ask(self.builder, (image, channel, *place), min(tile.columns, self.out_channels))
+                self.form.prefetch(self.builder, (image, channel, *place), min(tile.columns, self.out_channels))
 
-    def _fetch(self, product: _Product, panel: Panel, place: dict[str, Expr]) -> Callable[[Index], None] | None:
+    def _panel_prefetch(self, product: _Product, panel: Panel, place: dict[str, Expr]) -> Callable[[Index], None] | None:
         """The prefetches of each step over k of the tile at `place`, if any."""
         builder, depth, extents = self.builder, product.depth, product.extents
-        if product.asks != "next":
-            return (lambda ks: panel.fetch(builder, row_major(ks, depth))) if product.asks else None
+        if product.prefetched != "next":
+            return (lambda ks: panel.prefetch(builder, row_major(ks, depth))) if product.prefetched else None
         part = builder.bind((place["image"] * extents["line"] + place["line"]) * extents["m"] + place["m"])
         parts = extents["image"] * extents["line"] * extents["m"]
-        return lambda ks: panel.fetch_next(builder, row_major(ks, depth), prod(depth), part, parts)
+        return lambda ks: panel.prefetch_next(builder, row_major(ks, depth), prod(depth), part, parts)
 
     def _skips(self, axis: int, run: int) -> bool:
         """Whether skipping the taps of an axis that read only padding pays, for tiles of `run` positions along it."""

@@ -309,7 +309,7 @@ class _Kernel:
                 return factor(self.format, self.weights[right + ks[0] * tile.columns + column])
 
             def before(ks: Index) -> None:
-                Panel(self.weights, right, tile.columns).fetch_next(builder, ks[0], depth, m, parts)
+                Panel(self.weights, right, tile.columns).prefetch_next(builder, ks[0], depth, m, parts)
 
             sums = sum_tile(builder, tile, self.format, (depth,), a, b, before)
             place = builder.bind(to.offset(point, first, 0))

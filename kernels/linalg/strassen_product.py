@@ -158,8 +158,8 @@ class StrassenProduct:
         builder, tile = self.builder, self.tile
         below = builder.bind(left + tile.rows * self.pitch)
 
-        def ask(ks: Index) -> None:
-            panel.fetch_next(builder, ks[0], self.k, m, self.tiles)
+        def prefetch(ks: Index) -> None:
+            panel.prefetch_next(builder, ks[0], self.k, m, self.tiles)
             builder.prefetch(self.sums[below + ks[0] * tile.rows], is_near=False)
 
         sum_tile(
@@ -169,7 +169,7 @@ class StrassenProduct:
             (self.k,),
             lambda row, ks: self.sums[left + row * self.pitch + ks[0]],
             lambda column, ks: self.weights[panel.base + ks[0] * tile.columns + column],
-            before=ask,
+            before=prefetch,
             into=(self.made, place),
         )
 

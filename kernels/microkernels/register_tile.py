@@ -32,7 +32,7 @@ _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of t
 _LEAST_BLOCK = 256  # products of a partial sum (block of k): adding up shorter ones would cost more than 1%
 _LONGEST_BLOCK = 1024  # products of a partial sum, at most
 _AHEAD_BYTES = 16 * 1024  # prefetch distance in a panel: hardware prefetches no further than the page it reads
-_FETCHING_ROWS = 3  # rows of a tile from which on prefetching pays: with fewer, memory bandwidth is the limit anyway
+_PREFETCHING_ROWS = 3  # rows of a tile from which on prefetching pays: with fewer, memory bandwidth is the limit anyway
 WORK_PER_OPERATION = 16  # floating-point operations that count as one scalar operation of the work dealt to threads
 
 
@@ -73,14 +73,14 @@ class Panel:
     base: Expr
     columns: int
 
-    def fetch(self, builder: KernelBuilder, row: Expr) -> None:
+    def prefetch(self, builder: KernelBuilder, row: Expr) -> None:
         """Prefetch the row that is `_AHEAD_BYTES` after `row`; beyond the panel's end, too, as prefetches never fault."""
         item_bytes = np.dtype(str(self.buffer.dtype)).itemsize
         ahead = max(_AHEAD_BYTES // (self.columns * item_bytes), 1)
         for column in range(0, self.columns, LINE_BYTES // item_bytes):
             builder.prefetch(self.buffer[self.base + (row + ahead) * self.columns + column])
 
-    def fetch_next(self, builder: KernelBuilder, row: Expr, rows: int, part: Expr, parts: int) -> None:
+    def prefetch_next(self, builder: KernelBuilder, row: Expr, rows: int, part: Expr, parts: int) -> None:
         """Prefetch the next panel into L2 while this one of `rows` rows is read: at `row`, tile `part` of the `parts` row tiles
         that read this panel prefetches its share."""
         step = -(-self.columns // parts)
@@ -187,8 +187,8 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
     is_whole = product.a_padded or rest < tile.rows
     m_start = m_begin if is_whole else builder.bind(tirx.min(m_begin, product.m - tile.rows))
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
-    fetches = tile.rows >= _FETCHING_ROWS and not builder.is_grid
-    panel = product.panel(batch, n_tile) if product.panel is not None and fetches else None
+    prefetches = tile.rows >= _PREFETCHING_ROWS and not builder.is_grid
+    panel = product.panel(batch, n_tile) if product.panel is not None and prefetches else None
     finished = builder.local(tile.rows * tile.columns, product.format.sums, "tile")
 
     def add_up(tile: Tile) -> None:
@@ -199,7 +199,7 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
             product.depth,
             lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
             lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
-            None if panel is None else lambda ks: panel.fetch(builder, ks[0]),
+            None if panel is None else lambda ks: panel.prefetch(builder, ks[0]),
             into=(finished, 0),
         )
 

@@ -38,7 +38,7 @@ from .stages import StagePlan, plan_stage
 OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _WORK_PER_CYCLE = 0.25  # scalar operations a cycle: a step of less than 9 us is not dealt to threads, which share states
-_ASKED_BYTES = 16 << 10  # prefetch distance in weights that exceed L2
+_AHEAD_BYTES = 16 << 10  # prefetch distance in weights that exceed L2
 _MAX_ELEMENTS = 2**31 - 1
 
 
@@ -267,15 +267,15 @@ class _Recurrence:
         with builder.loop(ceil(operands.batch / tile.rows) if only is None else 1, name="rows") as block:
             begin = builder.bind((block if only is None else only) * tile.rows)
             start = begin if plan.tiled else builder.bind(tirx.min(begin, operands.batch - tile.rows))
-            if plan.asks_for_input(self.projected_elements * (builder.vector_bytes // self.lanes)) and not builder.is_grid:
-                self._ask_for_input(plan, place, start)
+            if plan.prefetches_projection(self.projected_elements * (builder.vector_bytes // self.lanes)) and not builder.is_grid:
+                self._prefetch_projection(plan, place, start)
             finished = tuple(self._sum_part(plan, place, start, part, sums) for part in range(plan.tiles.parts))
             with builder.loop(builder.bind(tirx.min(tile.rows, operands.batch - begin)), name="row") as row:
                 b = builder.bind(begin + row)
                 at = builder.bind((b - start) * tile.columns - panel * plan.tiles.units)
                 self._emit_row(plan, place, b, finished, at)
 
-    def _ask_for_input(self, plan: StagePlan, place: _Place, start: Expr) -> None:
+    def _prefetch_projection(self, plan: StagePlan, place: _Place, start: Expr) -> None:
         """Prefetch a tile's input projection, which is on as many pages as the tile has rows."""
         builder = self.builder
         with builder.loop(plan.tiles.tile.rows, name="row") as row:
@@ -314,13 +314,13 @@ class _Recurrence:
             (rows.steps,),
             lambda row, ks: rows.factor(home + (start + row), ks[0], state(start + row)),
             lambda column, ks: rows.weight(plan.weights[first + ks[0] * tile.columns + column]),
-            (lambda ks: self._ask_ahead(plan, first, ks[0])) if plan.asks_ahead and not builder.is_grid else None,
+            (lambda ks: self._prefetch_weights(plan, first, ks[0])) if plan.prefetches_weights and not builder.is_grid else None,
         )
 
-    def _ask_ahead(self, plan: StagePlan, first: Expr, k: Expr) -> None:
+    def _prefetch_weights(self, plan: StagePlan, first: Expr, k: Expr) -> None:
         """Prefetch weights of later k: hardware prefetches none of the next page before it is read."""
         tile = plan.tiles.tile
-        ahead = k + max(_ASKED_BYTES // (tile.columns * 4), 1)
+        ahead = k + max(_AHEAD_BYTES // (tile.columns * 4), 1)
         for vector in range(tile.vectors):
             self.builder.prefetch(plan.weights[first + ahead * tile.columns + vector * tile.lanes])
 

@@ -37,14 +37,14 @@ class StagePlan:
         return self.panels * self.tiles.cycles
 
     @property
-    def asks_ahead(self) -> bool:
+    def prefetches_weights(self) -> bool:
         """Whether weights are prefetched: those of a direction exceed L2, and a tile has rows enough to hide the prefetches."""
         if isinstance(self.rows, TiledRows):
             return False
         tile = self.tiles.tile
         return tile.rows > 1 and self.panels * self.tiles.parts * self.rows.steps * tile.columns * 4 > _L2_BYTES
 
-    def asks_for_input(self, share_bytes: int) -> bool:
+    def prefetches_projection(self, share_bytes: int) -> bool:
         """Whether a tile's input projection is prefetched: `share_bytes`, all of it, exceed L2."""
         return self.tiled is None and self.tiles.tile.rows > 1 and share_bytes > _L2_BYTES
 
