@@ -93,7 +93,7 @@ class TiledImage:
     def pitch(self) -> int:
         """Elements from position to position; a cache line more where a tile's rows would conflict in L1."""
         pitch = self.channels * self.terms
-        return pitch + DEPTH if crowds(pitch) and not self.in_place else pitch
+        return pitch + DEPTH if has_set_conflicts(pitch) and not self.in_place else pitch
 
     @property
     def phase_elements(self) -> int:
@@ -124,7 +124,7 @@ class TiledImage:
         is_plain = self.source.dtype == "bfloat16" and name in form.operands and self.joined == 1
         is_same = not any(self.begins) and prod(self.phases) == 1 and self.extents == self.inputs
         is_whole = self.of_group % DEPTH == 0 and all(self.positions(one) >= LINES for one in outputs)
-        return is_plain and is_same and is_whole and not crowds(self.channels)
+        return is_plain and is_same and is_whole and not has_set_conflicts(self.channels)
 
     def lines(self, buffer: Buffer, place: tuple[Expr, Expr, Expr], group: Expr, taps: Sequence[Taps]) -> TileOperand:
         """Tiles of 32 positions from `place` (image, plane, position in it) on, for windows with `taps` from the copy's origin.
@@ -238,7 +238,7 @@ class TiledImage:
         builder.vector_loop(count, builder.lanes("uint16"), lambda i: builder.store(target, begin + i, zero))
 
 
-def crowds(elements: int) -> bool:
+def has_set_conflicts(elements: int) -> bool:
     """Whether rows of a tile, so many 16-bit elements apart, conflict in two sets of L1."""
     return 2 * elements % _BAD_STRIDE_BYTES == 0
 

@@ -13,7 +13,7 @@ from ..codegen.builder import Expr
 from ..groups.group import Group, Op
 from ..movement.gather import index_at
 from ..template.contract import BuiltKernel, Refusal
-from .matmul import Product, Side
+from .matmul import MatMulKernel, Side
 
 OPERATORS = frozenset(["Gather", "MatMul"])
 
@@ -43,7 +43,7 @@ class _GatheredSide(Side):
         return self.choose(position)
 
 
-class _GatheredProduct(Product):
+class _GatheredProduct(MatMulKernel):
     """The loop over columns is outermost, so that neighbouring products by one matrix find its panel in cache."""
 
     template = "gathered_matmul"

@@ -76,7 +76,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     return product if isinstance(product, Refusal) else Candidate(product.estimate(), product.build)
 
 
-def product_of(group: Group, target: Target) -> Product | Refusal:
+def product_of(group: Group, target: Target) -> MatMulKernel | Refusal:
     """The group's product before code is written, or why there is none."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
@@ -89,10 +89,10 @@ def product_of(group: Group, target: Target) -> Product | Refusal:
         return Refusal("both operands are one constant")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
-    return Product(group, anchor, target)
+    return MatMulKernel(group, anchor, target)
 
 
-class Product:
+class MatMulKernel:
     """The kernel of a MatMul or Gemm being built. `shares_b`: neighbouring matrices of the batch often have the same B."""
 
     template = "matmul"
@@ -131,7 +131,7 @@ class Product:
         self.format = self.builder.choose("format", {one.name: one for one in self.formats})
         a, b, k_pack, machine = self.a, self.b, self.format.k_pack, machine_of(self.target, self.accumulator)
         packs_a, packs_b = a.name in self.group.constants and k_pack == 1, b.name in self.group.constants
-        copies_a = not packs_a and (a.depth % k_pack > 0 or self.crowds())
+        copies_a = not packs_a and (a.depth % k_pack > 0 or self.has_set_conflicts())
         # A B that is not constant is read in place if it is contiguous along columns, which fill a vector; else it is packed.
         stages_b = not packs_b and (not b.lines_last or b.lines < machine.lanes or k_pack > 1)
         padded = packs_b or stages_b
@@ -169,14 +169,14 @@ class Product:
         flops = product.flops // max(k_pack * self.k_steps, 1) * a.depth
         return finish(self.template, self.builder, self.group, flops=flops, packed=self.packed)
 
-    def crowds(self) -> bool:
+    def has_set_conflicts(self) -> bool:
         """Whether the rows of A conflict in the sets of L1, so that a copy with another pitch pays."""
         a = self.a
         kind = self.group.types[a.name]
         pays = min(a.lines, self.b.lines) >= _SPREAD_LINES and kind.size_bytes <= _SPREAD_BYTES and not self.builder.is_grid
         return pays and not a.lines_last and share_sets(kind.bytes_of(a.depth), self.target.machine)
 
-    def spread_rows(self) -> Load:
+    def copy_rows_apart(self) -> Load:
         """A copy of A in the workspace with a pitch that avoids set conflicts; the first element between rows is zero."""
         builder, a, kind = self.builder, self.a, self.group.types[self.a.name]
         pitch = a.depth + LINE_BYTES * 8 // kind.bits
@@ -208,7 +208,7 @@ class Product:
         """The loads of A that multiply-adds take, in place or from a copy."""
         if self.format.packs_a:
             return self._words(*(self._copied_words() if is_copied else self._words_in_place()))
-        element, k_pack = self.spread_rows() if is_copied else self._in_place(self.a), self.format.k_pack
+        element, k_pack = self.copy_rows_apart() if is_copied else self._in_place(self.a), self.format.k_pack
         if k_pack == 1:
             return element
 
@@ -234,7 +234,7 @@ class Product:
         """A copy of A as 32-bit pairs, an odd depth padded with zeros, and its pitch in pairs, which avoids set conflicts."""
         builder, a, elements, k_pack = self.builder, self.a, self.group.types[self.a.name].elements, self.format.k_pack
         lanes, whole, rows, width = builder.lanes("int32"), a.depth // k_pack, elements // max(a.depth, 1), self.format.a.bits
-        pitch = self.k_steps + (LINE_BYTES // 4 if self.crowds() else 0)
+        pitch = self.k_steps + (LINE_BYTES // 4 if self.has_set_conflicts() else 0)
         bits, copy = builder.parameter(a.name, elements, f"uint{width}"), builder.workspace(rows * pitch, "int32")
         with builder.chunks(rows, elements) as row:
             origin, target = builder.bind(row * a.depth), builder.bind(row * pitch)

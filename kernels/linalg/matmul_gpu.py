@@ -13,7 +13,7 @@ from ..groups.group import Group
 from ..microkernels.gpu_block_tile import GpuProduct, emit_product
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish
-from .matmul import Product, Side, product_of
+from .matmul import MatMulKernel, Side, product_of
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -22,7 +22,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     return product if isinstance(product, Refusal) else _build(product)
 
 
-def _build(product: Product) -> BuiltKernel:
+def _build(product: MatMulKernel) -> BuiltKernel:
     builder, a, b = product.builder, product.a, product.b
     assert isinstance(builder, GpuBuilder)
     store = product.store()
@@ -42,7 +42,7 @@ def _build(product: Product) -> BuiltKernel:
     return finish("gpu_matmul", builder, product.group, flops=blocks.flops)
 
 
-def _element(product: Product, side: Side, batch: Expr, line: Expr, k: Expr) -> Expr:
+def _element(product: MatMulKernel, side: Side, batch: Expr, line: Expr, k: Expr) -> Expr:
     kind = product.group.types[side.name]
     buffer = product.builder.parameter(side.name, kind.elements, kind.dtype)
     value = buffer[side.offset(side.matrix_of(product.batch, batch), line, k)]

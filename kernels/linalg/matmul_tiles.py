@@ -25,7 +25,7 @@ from ..microkernels.packed_gemm import Scratch
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish
 from ..template.values import pointwise_obstacle, split_anchor
-from .matmul import Product, Side
+from .matmul import MatMulKernel, Side
 
 _NEAR_BYTES = 1 << 20  # of packed rows of A that L2 holds besides a panel of B
 _WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
@@ -52,7 +52,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     return Candidate(product.estimate(), product.build)
 
 
-class AmxProduct(Product):
+class AmxProduct(MatMulKernel):
     """The AMX kernel of a MatMul or Gemm being built."""
 
     template = "matmul_tiles"

@@ -23,7 +23,7 @@ from ..reduction.rows import SCRATCH_BYTES, emit_row, row_scratch
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, pointwise_cost
 from ..template.values import Reader, pointwise_obstacle
-from .matmul import Load, Product
+from .matmul import Load, MatMulKernel
 
 PRODUCTS = frozenset(["MatMul", "Gemm"])
 OPERATORS = ROW_OPERATORS | PRODUCTS
@@ -77,7 +77,7 @@ class _Blocks:
         return self.in_block * self.tile.rows
 
 
-class _ProductRows(Product):
+class _ProductRows(MatMulKernel):
     """The kernel of a product with reductions over its rows being built."""
 
     template = "product_rows"
@@ -105,7 +105,7 @@ class _ProductRows(Product):
         blocks = self._blocks(builder.threads_for(flops // WORK_PER_OPERATION + work))
         results = builder.workspace(blocks.threads * blocks.rows * self.pitch, "float32")
         scratch = row_scratch(form, builder, blocks.threads)
-        load_a = self.spread_rows() if self.crowds() else self._in_place(self.a)
+        load_a = self.copy_rows_apart() if self.has_set_conflicts() else self._in_place(self.a)
         load_b = self._panels(self.b, blocks.tile.columns, self._constant(self.b, blocks.tile.columns))
         with builder.loop(blocks.threads, "parallel", "thread") as thread:
             begin, end = share(thread, blocks.threads, blocks.tiles)
@@ -158,7 +158,7 @@ class _ProductRows(Product):
             shifted_loads=False,
             b_padded=True,
             streams_b=True,
-            row_bytes=0 if self.crowds() else self.group.types[self.a.name].bytes_of(self.a.depth),
+            row_bytes=0 if self.has_set_conflicts() else self.group.types[self.a.name].bytes_of(self.a.depth),
             cuts_last=True,
         )
         tile = self.builder.choose("tile", options)

@@ -7,7 +7,7 @@ from ..codegen.builder import Expr
 from ..groups.group import Group
 from ..template.contract import Candidate, Refusal
 from ..template.values import pointwise_obstacle, split_anchor
-from .matmul import Product
+from .matmul import MatMulKernel
 from .strassen_product import StrassenProduct, strassen_obstacle
 
 
@@ -18,7 +18,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return Refusal("has no matrix product")
     if reason := strassen_obstacle(group, group, anchor, target) or pointwise_obstacle(group):
         return Refusal(reason)
-    product = Product(group, anchor, target)
+    product = MatMulKernel(group, anchor, target)
     a, b, store = product.a, product.b, product.store()
     if b.name not in group.constants or a.name in group.constants:
         return Refusal("is not of activations by constant weights")
