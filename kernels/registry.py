@@ -34,7 +34,7 @@ from .reduction import reduction_gpu as gpu_reduction
 from .sampling import grid_sample, resize
 from .sorting import selection, suppression, topk, unique
 from .template.contract import BuiltKernel, Candidate, Planner, Refusal, Template, at_floors
-from .template.values import anchors_of, is_followed_anchor, is_prologued_anchor, read_narrow
+from .template.values import anchors_of, has_epilogue_only, has_prologue_and_epilogue_only, read_narrow
 
 _MAX_ELEMENTS = 2**31 - 1
 # Templates that take operands of any storage in the table of formats; all others take those that their types alone describe.
@@ -177,8 +177,8 @@ def _templates_for(group: Group, target: Target) -> list[Template]:
 
 def _is_prologued(group: Group) -> bool:
     """Whether a group has a prologue beyond Casts of bfloat16 and float16 operands to float32."""
-    is_bare = not anchors_of(group) or is_followed_anchor(group) or is_followed_anchor(read_narrow(group))
-    return not is_bare and is_prologued_anchor(group)
+    is_bare = not anchors_of(group) or has_epilogue_only(group) or has_epilogue_only(read_narrow(group))
+    return not is_bare and has_prologue_and_epilogue_only(group)
 
 
 def _plan(template: Template, group: Group, target: Target) -> Candidate | Refusal:
@@ -186,7 +186,7 @@ def _plan(template: Template, group: Group, target: Target) -> Candidate | Refus
     if group.formats and template.name not in _READ_FORMATS:
         return Refusal("reads operands without scales and zero points")
     seen = read_narrow(group) if template.reads_narrow else group
-    is_bare = not anchors_of(group) or is_followed_anchor(seen)
+    is_bare = not anchors_of(group) or has_epilogue_only(seen)
     takes_prologue = template.has_prologue and _is_prologued(group)
     if not is_bare and not template.has_surroundings and not takes_prologue:
         return Refusal("computes one operator, and reads its operands through no others")

@@ -164,7 +164,7 @@ def surroundings(group: Group) -> tuple[Op, ...]:
     return tuple(op for op in beside if op.op_type not in pointwise.POINTWISE or not before.isdisjoint(op.outputs))
 
 
-def is_followed_anchor(group: Group) -> bool:
+def has_epilogue_only(group: Group) -> bool:
     """Whether a group is one anchor with nothing but an epilogue, which may be empty."""
     if len(group.ops) == 1:
         return True
@@ -175,7 +175,7 @@ def is_followed_anchor(group: Group) -> bool:
     return all(group.types[name].elements == elements for name in group.outputs)
 
 
-def is_prologued_anchor(group: Group) -> bool:
+def has_prologue_and_epilogue_only(group: Group) -> bool:
     """Whether a group is one anchor with an epilogue, and a prologue of its first operand (of any operand of a Concat)."""
     anchors = anchors_of(group)
     if len(anchors) != 1 or any(op.op_type not in pointwise.POINTWISE for op in surroundings(group)):
