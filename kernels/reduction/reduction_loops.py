@@ -34,7 +34,7 @@ class Loop:
 class Block:
     """Results that are accumulated together: one of `slots` partial accumulators (row-wise) or `slots` of their own.
 
-    On a GPU a row-wise one may be the work of a block of threads, each with one accumulator (gpu/thread_block.py).
+    On a GPU a row-wise one may be the work of a block of threads, each with one accumulator (thread_block.py).
     """
 
     builder: KernelBuilder
