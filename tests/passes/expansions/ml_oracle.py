@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from .expanding import compiled, evaluate, expanded, one_node, operators
+from ..structure.decompose.expanding import compiled, evaluate, expanded, one_node, operators
 
 _VERSION = 4  # of the domain: 5 withdraws the older operators on trees
 

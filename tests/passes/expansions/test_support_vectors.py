@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .expanding import expanded, operators
+from ..structure.decompose.expanding import expanded, operators
 from .ml_oracle import agrees, ml_model
 
 _X = np.random.default_rng(0).integers(-3, 4, (11, 5)).astype(np.float32)
