@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
-from .expanding import expanded, operators
+from .expanding import compiled, expanded, operators
 from .ml_oracle import agrees, ml_model
 
 _X = np.random.default_rng(0).integers(-3, 4, (11, 5)).astype(np.float32)
@@ -101,6 +103,18 @@ def test_classes_without_support_vectors(classes: int, is_positive: bool, has_pr
 @pytest.mark.parametrize("kind", [np.float64, np.int64])
 def test_other_types(kind: type[np.generic]) -> None:
     agrees("SVMClassifier", {"x": _X.astype(kind)}, 2, **_with_probabilities(3))
+
+
+def test_scores_have_a_shape_for_what_reads_them() -> None:
+    """As skl2onnx writes an SVC of several classes: ONNX infers nothing of the scores, and features by index must know them."""
+    model = ml_model("SVMClassifier", {"x": _X}, 2, **_classifier(4))
+    model.graph.node.append(onnx.helper.make_node("Neg", ["y1"], ["negative"]))
+    model.graph.node.append(onnx.helper.make_node("ArrayFeatureExtractor", ["negative", "place"], ["z"], domain="ai.onnx.ml"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(3), "place"))
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info("z"))
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": _X})
+    for found, wanted in zip(compiled(model, _X), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
