@@ -202,7 +202,7 @@ class _Visitor:
         """A class; `is_built` if only instances are used that exist already, so that its constructor cannot matter."""
         for base in kind.__mro__:
             self.add(f"{base.__module__}.{base.__qualname__}")
-            if _is_trusted(base.__module__):
+            if _is_trusted(base.__module__) or (self._is_installed and _is_standard(base.__module__)):
                 continue
             count = len(self._classes)
             order, _ = self._classes.setdefault((id(base), is_built), (count, base))

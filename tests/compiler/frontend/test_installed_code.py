@@ -18,6 +18,7 @@ from torch import nn
 LAYERS = """
 import logging
 import os
+from pathlib import Path
 import torch
 from torch import nn
 from . import functions
@@ -42,7 +43,7 @@ class Layer(Base):
     def forward(self, x):
         from .late import halve
         if os.environ.get("FAKE_VERBOSE"):
-            logger.warning("called")
+            logger.warning(f"called in {Path.cwd()}")
         return getattr(self, "finish")(REGISTRY[self.function](functions.triple(halve(self.linear(x)))))
 """
 FUNCTIONS = """
