@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from .compiler.specialize import SpecializedModel
+    from .compiler.programs.specialize import SpecializedModel
     from .compiler.tuning.tuner import Tuned
     from .runtime.executor import CompiledModel
-    from .runtime.staged_model import StagedModel
+    from .runtime.staged.staged_model import StagedModel
 
 __version__ = "0.1.0"
 __all__ = ["CompileError", "__version__", "compile", "load", "tune"]
@@ -133,7 +133,7 @@ def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
         CompileError: no such file, a corrupt one, or one for another CPU or version; or a package that programs need is missing.
     """
     try:
-        from .runtime.staged_model import load
+        from .runtime.staged.staged_model import load
     except ModuleNotFoundError as error:
         what = f"the package {error.name} is not installed"
         raise CompileError("load", what, "programs need numpy, ml_dtypes and apache-tvm, for TVM's runtime library") from error

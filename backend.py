@@ -15,14 +15,14 @@ from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from .compiler.api import compile_model
-from .compiler.options import EXTRA_OPTIONS
+from .compiler.programs.options import EXTRA_OPTIONS
 from .runtime.errors import OptionError, UnsupportedModelError
 from .runtime.target import Target
 
 if TYPE_CHECKING:
-    from .compiler.specialize import SpecializedModel
+    from .compiler.programs.specialize import SpecializedModel
     from .runtime.executor import CompiledModel
-    from .runtime.staged_model import StagedModel
+    from .runtime.staged.staged_model import StagedModel
 
 _TARGETS = {"CPU": "cpu", "CUDA": "cuda"}  # of the devices, as ONNX names them
 

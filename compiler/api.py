@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
-from ..runtime.staged_model import StagedModel
-from .builder import Builder, CompileModel, Progress
-from .cache import ProgramCache, default_folder
-from .digest import model_digest
-from .file_memory import FileMemory
+from ..runtime.staged.staged_model import StagedModel
 from .frontend.pytree import is_tensor
-from .options import Options, parse_options
-from .sources import GraphSource, ModuleSource
-from .specialize import SpecializedModel
+from .programs.builder import Builder, CompileModel, Progress
+from .programs.cache import ProgramCache, default_folder
+from .programs.digest import model_digest
+from .programs.file_memory import FileMemory
+from .programs.options import Options, parse_options
+from .programs.sources import GraphSource, ModuleSource
+from .programs.specialize import SpecializedModel
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -178,7 +178,7 @@ def reporter(progress: bool | Progress | None) -> Progress | None:
     if progress is None or progress is False:
         return None
     if progress is True:
-        from .progress import ConsoleProgress
+        from .pipeline.progress import ConsoleProgress
 
         return ConsoleProgress()
     if not callable(progress):

@@ -9,17 +9,16 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from ..kernels.group import Group
+from ..kernels.groups.group import Group
 from ..kernels.problem import problem_of
 from ..kernels.registry import build_kernel
-from ..kernels.template import BuiltKernel, Refusal
+from ..kernels.template.contract import BuiltKernel, Refusal
 from ..runtime.errors import UnsupportedModelError
 from ..runtime.plan import Role
 from ..runtime.precision import Precision
 from ..runtime.profile import GroupDescription, describe_groups
 from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
-from .debugging.grouping import lone_groups
 from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.bounds import bounded_of, trim_of
@@ -28,17 +27,18 @@ from .ir.functions import computing_names, inline_function, is_fused, original_n
 from .ir.residual_branches import convolutions_on_branches
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
+from .lowering.grouping import lone_groups
 from .lowering.groups import group_of
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
 from .lowering.product_chains import precise_products
 from .lowering.program import build_library
 from .lowering.short_programs import without_small_regions
 from .lowering.tvm_importer import TEMPLATE, import_kernel
-from .options import Options
-from .pass_table import PASSES, named_pipeline
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
+from .pipeline.pass_table import PASSES, named_pipeline
 from .prediction.launches import predicted_us
-from .tuning.database import Configurations
+from .programs.options import Options
+from .programs.tuning_database import Configurations
 
 _REMARKS = 1000  # lines kept of each list of the report
 Progress = Callable[[str, float], None]  # what is being done, and the fraction of the whole that is behind

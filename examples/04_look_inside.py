@@ -7,8 +7,8 @@ import difflib
 import prefuse
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.facts import infer_facts
-from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, PassRecord, parse_pipeline, run_pipeline
+from prefuse.compiler.pipeline.pass_table import PASSES
 from prefuse.runtime.plan_text import print_plan
 from prefuse.runtime.target import Target
 

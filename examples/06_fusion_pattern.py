@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 import onnx
 import onnx_ir as ir
+from prefuse.compiler.debugging.oracle import run_model
 from prefuse.compiler.ir.printer import print_model
 from prefuse.compiler.ir.rewriter import Rejection, replace_node
-from prefuse.compiler.oracle import run_model
 from prefuse.compiler.pipeline import Context, Pass, run_pipeline
 from prefuse.runtime.target import Target
 

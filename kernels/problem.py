@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .group import Group, Op
-from .pointwise import POINTWISE
-from .values import read_narrow
+from .expressions.pointwise import POINTWISE
+from .groups.group import Group, Op
+from .template.values import read_narrow
 
 
 def problem_of(group: Group) -> str:

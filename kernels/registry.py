@@ -6,58 +6,35 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from ..runtime.target import Target
-from .configuration import TEMPLATE, Configuration, ignored
-from .cpu import (
-    arg_reduction,
-    attention,
+from .attention import attention, linear_attention
+from .codegen.grids import UncutError
+from .codegen.rocm_limits import rocm_obstacle
+from .convolution import (
     col2im,
     convolution,
     convolution_channels_last,
-    determinant,
-    elementwise,
-    gather,
-    gathered_matmul,
-    grid_sample,
-    injective,
-    linear_attention,
-    matmul,
-    normalization,
-    one_hot,
-    pooling,
-    pooling_channels_last,
-    pooling_indices,
-    product_rows,
-    random_numbers,
-    recurrent,
-    reduction,
-    regions,
-    resize,
-    rows,
-    scan,
-    scatter,
-    selection,
-    sequence,
+    convolution_tiles,
     strassen_convolution,
-    strassen_matmul,
-    suppression,
-    tiled_convolution,
-    tiled_matmul,
-    tiled_transposed_convolution,
-    topk,
     transposed_convolution_channels_last,
-    trilu,
-    unique,
+    transposed_convolution_tiles,
     winograd_channels_last,
 )
-from .gpu import convolution as gpu_convolution
-from .gpu import matmul as gpu_matmul
-from .gpu import normalization as gpu_normalization
-from .gpu import reduction as gpu_reduction
-from .gpu.grids import UncutError
-from .gpu.rocm_limits import rocm_obstacle
-from .group import Group
-from .template import BuiltKernel, Candidate, Planner, Refusal, Template, at_floors
-from .values import anchors_of, is_followed_anchor, is_prologued_anchor, read_narrow
+from .convolution import convolution_gpu as gpu_convolution
+from .elementwise import elementwise, one_hot, random_numbers, trilu
+from .groups.configuration import TEMPLATE, Configuration, ignored
+from .groups.group import Group
+from .linalg import determinant, gathered_matmul, matmul, matmul_tiles, product_rows, strassen_matmul
+from .linalg import matmul_gpu as gpu_matmul
+from .movement import gather, injective, scatter, sequence
+from .pooling import pooling, pooling_channels_last, pooling_indices, regions
+from .recurrent import recurrent
+from .reduction import arg_reduction, normalization, reduction, rows, scan
+from .reduction import normalization_gpu as gpu_normalization
+from .reduction import reduction_gpu as gpu_reduction
+from .sampling import grid_sample, resize
+from .sorting import selection, suppression, topk, unique
+from .template.contract import BuiltKernel, Candidate, Planner, Refusal, Template, at_floors
+from .template.values import anchors_of, is_followed_anchor, is_prologued_anchor, read_narrow
 
 _MAX_ELEMENTS = 2**31 - 1
 # Which ask the table of formats how their operands are stored; all others read what types alone say.
@@ -114,9 +91,9 @@ TEMPLATES: tuple[Template, ...] = (
 
 # On CPUs whose tile unit multiplies bfloat16 numbers.
 TILE_TEMPLATES: tuple[Template, ...] = (
-    Template("matmul_tiles", tiled_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    _channels_last("convolution_tiles", tiled_convolution.plan, {"Conv"}),
-    _channels_last("transposed_convolution_tiles", tiled_transposed_convolution.plan, {"ConvTranspose"}),
+    Template("matmul_tiles", matmul_tiles.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
+    _channels_last("convolution_tiles", convolution_tiles.plan, {"Conv"}),
+    _channels_last("transposed_convolution_tiles", transposed_convolution_tiles.plan, {"ConvTranspose"}),
 )
 
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.

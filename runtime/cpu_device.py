@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from . import native, tile_state
+from . import native
 from .device import Arena
 from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, ProgramFileError
+from .hardware import tile_state
 from .program_file import Program, page_in
 from .target import Target
 from .temporary_folder import temporary_folder, write_temporary

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
 
-from .cuda_driver import OUT_OF_MEMORY, WRONG_BINARY, Driver, DriverError, Handle, driver
 from .device import Arena
 from .errors import ArenaMemoryError, DeviceError, OptionError, ProgramFileError
+from .hardware.cuda_driver import OUT_OF_MEMORY, WRONG_BINARY, Driver, DriverError, Handle, driver
 from .plan import Copy, Kernel, Launch, Plan, Region, Role
 from .program_file import Program
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from . import machine as machines
-from . import tile_state
 from .errors import OptionError
-from .machine import Machine
+from .hardware import machine as machines
+from .hardware import tile_state
+from .hardware.machine import Machine
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -180,7 +180,7 @@ def _installed_gpu(kind: str) -> str:
     """
     fix = f'name one, as in "{_EXAMPLES[kind]}"'
     if kind == "cuda":
-        from .cuda_driver import DriverError, first_architecture
+        from .hardware.cuda_driver import DriverError, first_architecture
 
         try:
             return first_architecture()

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import prefuse
 import pytest
 from prefuse.compiler.interrupts import surfacing_interrupts
-from prefuse.kernels import scaling
+from prefuse.kernels.expressions import ldexp
 from tvm.target import Target
 
 _MODEL = '<ir_version: 10, opset_import: ["": 21]> main (float[64] x) => (float[64] y) { y = Tanh(x) }'
@@ -35,7 +35,7 @@ def test_inside_a_function_that_tvm_calls(handler: object, tmp_path: Path, monke
             signal.raise_signal(signal.SIGINT)
         return Target.current(**options)
 
-    monkeypatch.setattr(scaling, "Target", SimpleNamespace(current=current))
+    monkeypatch.setattr(ldexp, "Target", SimpleNamespace(current=current))
     model = ir.from_onnx_text(_MODEL)
     with pytest.raises(KeyboardInterrupt):
         prefuse.compile(model, cache=tmp_path)

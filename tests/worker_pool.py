@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Literal, TypeVar
 
-from prefuse.compiler.pass_table import PASSES
+from prefuse.compiler.pipeline.pass_table import PASSES
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -9,7 +9,7 @@ import sys
 import click
 
 from ...runtime.errors import CompileError
-from ..options import suggest
+from ..programs.options import suggest
 
 _VERBS = {
     "compile": "compile an ONNX model into a .prefuse program",

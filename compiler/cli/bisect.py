@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from ...runtime.errors import CompileError
 from ...runtime.target import Target
-from ..options import parse_precision
-from ..oracle import BisectResult, Engine, bisect_pipeline, random_inputs, relative_error, run_model
-from ..pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
+from ..debugging.oracle import BisectResult, Engine, bisect_pipeline, random_inputs, relative_error, run_model
 from ..pipeline import Context, Pass, PassError, format_pipeline, parse_pipeline
+from ..pipeline.pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
+from ..programs.options import parse_precision
 from .common import (
     INPUTS,
     JSON,

@@ -18,9 +18,9 @@ from rich.table import Table
 from ...runtime.errors import InputError, InvalidModelError, OptionError
 from ...runtime.precision import PRECISIONS
 from ..api import build_graph, drive, open_cache
-from ..builder import Builder
-from ..options import Options, parse_options
-from ..progress import ConsoleProgress
+from ..pipeline.progress import ConsoleProgress
+from ..programs.builder import Builder
+from ..programs.options import Options, parse_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from ...runtime.executor import CompiledModel
     from ...runtime.plan import Port
-    from ...runtime.staged import StagedPort
-    from ...runtime.staged_model import StagedModel
+    from ...runtime.staged.staged import StagedPort
+    from ...runtime.staged.staged_model import StagedModel
     from ..debugging.compilation import Compilation
 
 _FILE_COLUMNS = 200  # of tables that no terminal shows
@@ -206,7 +206,7 @@ def random_arrays(net: CompiledModel | StagedModel, graph: ir.Model | None, seed
     import numpy as np
 
     if graph is not None:
-        from ..oracle import random_inputs
+        from ..debugging.oracle import random_inputs
 
         return random_inputs(graph, seed)
     generator = np.random.default_rng(seed)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 
-from ...runtime import tile_state
 from ...runtime.errors import OptionError
+from ...runtime.hardware import tile_state
 from ...runtime.target import best_cpu_level, host_cpu_flags
 from ..api import open_cache
 from .common import JSON, show, table

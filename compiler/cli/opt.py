@@ -13,9 +13,9 @@ from ...runtime.errors import OptionError
 from ...runtime.target import Target
 from ..frontend.importer import import_model
 from ..ir.printer import print_model
-from ..options import parse_precision
-from ..pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
 from ..pipeline import Context, Pass, PassRecord, format_pipeline, parse_pipeline, run_pipeline
+from ..pipeline.pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
+from ..programs.options import parse_precision
 from .common import JSON, MODEL, PRECISION, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, table
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
 from ...runtime.profile import Limits, Profile
-from ...runtime.staged_model import StagedModel, load
+from ...runtime.staged.staged_model import StagedModel, load
 from ...runtime.target import Target
 from ..debugging.comparison import Match, match_steps, profile_in_turns
 from .common import (

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from ...runtime.executor import CompiledModel
-from ...runtime.staged_model import StagedModel, load
+from ...runtime.staged.staged_model import StagedModel, load
 from .common import (
     INPUTS,
     JSON,
@@ -106,7 +106,7 @@ def _compare(
     """Relative error of each output, and ONNX Runtime's latency with as many threads, on the file itself."""
     import onnxruntime
 
-    from ..oracle import relative_error
+    from ..debugging.oracle import relative_error
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

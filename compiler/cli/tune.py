@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from ..options import parse_options
-from ..progress import ConsoleProgress
-from ..tuning.database import default_database
+from ..pipeline.progress import ConsoleProgress
+from ..programs.options import parse_options
+from ..programs.tuning_database import default_database
 from .common import (
     DATABASE,
     JSON,

@@ -15,10 +15,10 @@ from ..driver import lower_groups
 from ..ir.facts import infer_facts
 from ..ir.validity import check_nodes
 from ..lowering.planning import LoweredGroup
-from ..options import suggest
-from ..pass_table import PASSES, named_pipeline
 from ..pipeline import Context, PassRecord, parse_pipeline, run_pipeline
-from ..tuning.database import Configurations
+from ..pipeline.pass_table import PASSES, named_pipeline
+from ..programs.options import suggest
+from ..programs.tuning_database import Configurations
 from .history import IMPORT, LOWERING, History, NodeState
 
 _NUMBERED = re.compile(r"([\w.]+)#(\d+)")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..lowering.grouping import Rejections, lone_groups
 from .compilation import Compilation
-from .grouping import Rejections, lone_groups
 from .history import Event, Life, NodeState
 
 

@@ -13,9 +13,9 @@ from ...runtime.errors import InputError
 from ..ir.kinds import Kind, kind_of
 from ..ir.names import operator_name
 from ..ir.scopes import read_values
+from ..lowering.grouping import Rejections, anchor_name, anchor_of, members_of
 from .compilation import Compilation
 from .explanation import removal_of
-from .grouping import Rejections, anchor_name, anchor_of, members_of
 from .history import Life
 
 _SHOWN = 8  # nodes that an ambiguous name lists

@@ -10,11 +10,11 @@ import onnx
 import onnx_ir as ir
 
 from ...runtime.errors import CompileError, InvalidModelError, OptionError
-from ..ir.attribute_values import check_attribute_values
 from ..ir.facts import infer_facts
 from ..ir.names import name_nodes
 from ..ir.validity import check_nodes
 from ..ir.verifier import verify_model
+from .attribute_values import check_attribute_values
 from .normalize import normalize
 from .old_operators import respell_groups
 from .onnx_import import model_of_proto, parse_onnx, read_onnx

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ...kernels.group import Group, Op
+from ...kernels.groups.group import Group, Op
 from ..ir.bounds import Bounded, bounded_of, trim_of
 from ..ir.constants import constant_tensor
 from ..ir.facts import tensor_type

@@ -16,7 +16,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from ...kernels import lane_masks, scaling
+from ...kernels.codegen import lane_masks
+from ...kernels.expressions import ldexp
 from ...kernels.formats import bfloat16, bfloat16_emulation
 from ...runtime.errors import CompileError
 from ...runtime.target import AMX_EMULATED, BFLOAT16_EMULATED, Target
@@ -84,7 +85,7 @@ def compile_module(module: Any, target: Target) -> Any:
     ]
     with native:
         lowered = tvm.ir.transform.Sequential(pipeline)(module)
-    _import_functions(lowered, lane_masks.LLVM_FUNCTIONS + scaling.LLVM_FUNCTIONS + _bfloat16_functions(target))
+    _import_functions(lowered, lane_masks.LLVM_FUNCTIONS + ldexp.LLVM_FUNCTIONS + _bfloat16_functions(target))
     return tvm.get_global_func("target.build.llvm")(lowered, native)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from ...kernels.group import Group
-from ...kernels.template import BuiltKernel, Pack
+from ...kernels.groups.group import Group
+from ...kernels.template.contract import BuiltKernel, Pack
 from ...runtime.plan import Buffer, Copy, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, Step, TensorType
 from ...runtime.target import Target
 from ..ir.aliases import Aliases, find_aliases, view_root

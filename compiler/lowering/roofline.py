@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...kernels.builder import KernelBuilder
-from ...kernels.cpu.tile_unit import COLUMNS, DEPTH, ROWS, WORDS, tile_unit
+from ...kernels.codegen.builder import KernelBuilder
 from ...kernels.formats.format import BF16_DOT, F32
 from ...kernels.formats.multiply_add import MultiplyAdd, multiply_add_of
+from ...kernels.microkernels.amx_unit import COLUMNS, DEPTH, ROWS, WORDS, tile_unit
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
 from ...runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType

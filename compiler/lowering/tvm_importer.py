@@ -15,8 +15,8 @@ from tvm import relax, s_tir, tirx
 from tvm.ir import PointerType, PrimType
 from tvm.relax.frontend.onnx import from_onnx
 
-from ...kernels.group import Group
-from ...kernels.template import BuiltKernel, Operand, Refusal
+from ...kernels.groups.group import Group
+from ...kernels.template.contract import BuiltKernel, Operand, Refusal
 from ...runtime.plan import ALIGNMENT, TensorType
 from ..ir.facts import data_type
 

@@ -12,21 +12,9 @@ import onnx_ir as ir
 
 from ...runtime.executor import CompiledModel
 from ...runtime.plan import TensorType
-from ...runtime.procedure import (
-    BranchStep,
-    HostStep,
-    LoopStep,
-    MapStep,
-    Procedure,
-    Program,
-    ProgramStep,
-    ScanStep,
-    Step,
-)
-from ...runtime.staged import StagedPort, StagedProgram
-from ...runtime.staged_model import StagedModel
-from ..builder import Builder
-from ..digest import model_digest
+from ...runtime.staged.procedure import BranchStep, HostStep, LoopStep, MapStep, Procedure, Program, ProgramStep, ScanStep, Step
+from ...runtime.staged.staged import StagedPort, StagedProgram
+from ...runtime.staged.staged_model import StagedModel
 from ..frontend.dimensions import is_dynamic
 from ..frontend.shaping import shaping_inputs
 from ..ir.constants import constant_tensor
@@ -34,10 +22,12 @@ from ..ir.facts import dtype_name, has_static_type, infer_facts, source_of
 from ..ir.randomness import check_repeatable
 from ..ir.scopes import captured_by, read_values
 from ..ir.validity import check_nodes
-from ..pass_table import PASSES, STRUCTURE_PIPELINE
 from ..pipeline import Context, Pass, parse_pipeline, run_pipeline
-from ..sources import GraphSource
-from ..specialize import Call, Specialization, SpecializedModel
+from ..pipeline.pass_table import PASSES, STRUCTURE_PIPELINE
+from ..programs.builder import Builder
+from ..programs.digest import model_digest
+from ..programs.sources import GraphSource
+from ..programs.specialize import Call, Specialization, SpecializedModel
 from .host_operators import host_function
 from .partition import Stage, crossing_values, needs_host, partition
 from .stage_model import StageModel, stage_model

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from ...runtime.errors import UnsupportedModelError
-from ...runtime.host_operators import OPERATORS, Attribute, HostFunction, HostOperator, Value
+from ...runtime.staged.host_operators import OPERATORS, Attribute, HostFunction, HostOperator, Value
 from ..ir.facts import source_of
 
 # Operators that exist nowhere but in the reference: domain and name.

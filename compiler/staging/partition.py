@@ -13,7 +13,7 @@ from enum import IntEnum
 
 import onnx_ir as ir
 
-from ...runtime.host_operators import DATA_MOVEMENT, SEQUENCE_OPERATORS
+from ...runtime.staged.host_operators import DATA_MOVEMENT, SEQUENCE_OPERATORS
 from ..frontend.shaping import shaping_operands
 from ..ir.bounds import is_data_sized, sized_axes
 from ..ir.carried import carried_axis

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.errors import InputError, OptionError
-from ..builder import Progress
-from ..options import parse_options, suggest
-from .database import default_database
+from ..programs.builder import Progress
+from ..programs.options import parse_options, suggest
+from ..programs.tuning_database import default_database
 
 if TYPE_CHECKING:
     from .tuner import Tuned

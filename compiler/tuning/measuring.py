@@ -15,9 +15,9 @@ from time import perf_counter
 
 import numpy as np
 
-from ...kernels.group import Group
+from ...kernels.groups.group import Group
 from ...kernels.registry import build_kernel
-from ...kernels.template import BuiltKernel, Operand
+from ...kernels.template.contract import BuiltKernel, Operand
 from ...runtime.executor import CompiledModel
 from ...runtime.plan import ALIGNMENT, Buffer, Copy, Kernel, Launch, Plan, Port, Region, Role, Space, Step, TensorType
 from ...runtime.program_file import Program

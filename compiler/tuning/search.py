@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ...kernels.configuration import TEMPLATE, Choice
+from ...kernels.groups.configuration import TEMPLATE, Choice
 
 MARGIN = 0.03  # of the time, by which a configuration must beat the model's own choices
 _STEP = 0.01  # by which one must beat another on the way

@@ -14,20 +14,20 @@ from time import monotonic
 
 import onnx_ir as ir
 
-from ...kernels.configuration import TEMPLATE, Choice
-from ...kernels.group import Group
+from ...kernels.groups.configuration import TEMPLATE, Choice
+from ...kernels.groups.group import Group
 from ...kernels.problem import problem_of
 from ...kernels.registry import build_kernel, rival_templates
-from ...kernels.template import BuiltKernel
+from ...kernels.template.contract import BuiltKernel
 from ...runtime.errors import OptionError
 from ...runtime.target import Target
 from ..driver import lower_groups
 from ..ir.facts import infer_facts
 from ..ir.validity import check_nodes
-from ..options import Options
-from ..pass_table import PASSES, named_pipeline
 from ..pipeline import Context, Pass, parse_pipeline, run_pipeline
-from .database import Finding, Section, add_findings, read_database
+from ..pipeline.pass_table import PASSES, named_pipeline
+from ..programs.options import Options
+from ..programs.tuning_database import Finding, Section, add_findings, read_database
 from .measuring import Trial
 from .search import OutOfTimeError, Search
 from .worker import Worker

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from ...runtime.machine import Machine
+from ...runtime.hardware.machine import Machine
 from .convolution import Convolution
 
 _SPLIT_ELEMENTS = 4.0  # of one term that a core makes in a cycle when it packs an operand

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
-from ...runtime.machine import LINE_BYTES, Machine
+from ...runtime.hardware.machine import LINE_BYTES, Machine
 from .memory import copy_cycles
 from .register_tile import MAX_ROWS, Step, grid_cycles
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf, log2, prod, sqrt
 
-from ...runtime.machine import Machine
-from ..group import Group, Op
+from ...runtime.hardware.machine import Machine
+from ..groups.group import Group, Op
 from .operations import operations_of
 
 _UNHIDDEN = 0.2  # of the smaller of arithmetic and bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from math import ceil
 
-from ...runtime.machine import Machine
+from ...runtime.hardware.machine import Machine
 from .estimate import Estimate
 from .register_tile import MAX_ROWS, Step, grid_cycles, ranked_tiles
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product as nest
 from math import ceil
 
-from ...runtime.machine import LINE_BYTES, Machine
+from ...runtime.hardware.machine import LINE_BYTES, Machine
 
 MAX_ROWS = 14  # of a tile: more scalars of A than that leave no registers for two vectors of B
 _STORE_CYCLES = 3.0  # of a vector of sums: to a buffer in L1, from there through the epilogue

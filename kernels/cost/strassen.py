@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from ...runtime.machine import Machine
+from ...runtime.hardware.machine import Machine
 from .estimate import Estimate
 from .product import product_cycles, product_estimate, product_tile
 

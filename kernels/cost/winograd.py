@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from ...runtime.machine import Machine
+from ...runtime.hardware.machine import Machine
 from ...runtime.precision import TOLERANCES
 from .convolution import Convolution
 from .product import product_cycles, product_tile

@@ -15,7 +15,7 @@ import prefuse
 import pytest
 import torch
 from onnx import parser
-from prefuse.compiler.specialize import SpecializedModel
+from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.runtime.errors import CompileError, InputError, InvalidModelError, OptionError
 from prefuse.runtime.executor import CompiledModel
 from torch import nn
@@ -385,7 +385,7 @@ def test_loading_names_the_package_that_is_missing(package: str) -> None:
 
 
 def test_a_bar_writes_nothing_where_nobody_sees_it() -> None:
-    code = "from prefuse.compiler.progress import ConsoleProgress as C; bar = C(); bar('one', 0.5); bar('done', 1.0)"
+    code = "from prefuse.compiler.pipeline.progress import ConsoleProgress as C; bar = C(); bar('one', 0.5); bar('done', 1.0)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (result.stdout, result.stderr) == ("", "")
 

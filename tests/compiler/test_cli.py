@@ -138,7 +138,7 @@ class Break(Pass):
 
 
 def test_bisect_names_the_pass_and_the_tensor(prefuse_cli: Terminal, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefuse.compiler.pass_table import PASSES
+    from prefuse.compiler.pipeline.pass_table import PASSES
 
     monkeypatch.setitem(PASSES, "break", f"{__name__}:Break")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[Break.__module__])
@@ -208,7 +208,7 @@ def test_doctor_says_whether_tiles_are_granted(
     prefuse_cli: Terminal, monkeypatch: pytest.MonkeyPatch, refusal: str, found: str
 ) -> None:
     monkeypatch.setattr("prefuse.compiler.cli.doctor.host_cpu_flags", lambda: host_cpu_flags() | {"amx_tile"})
-    monkeypatch.setattr("prefuse.runtime.tile_state.refusal", lambda: refusal)
+    monkeypatch.setattr("prefuse.runtime.hardware.tile_state.refusal", lambda: refusal)
     machine = prefuse_cli.json("doctor")["machine"]
     assert [one["found"] for one in machine if one["subject"] == "AMX tiles"] == [found]
 

@@ -11,9 +11,9 @@ import prefuse
 import pytest
 from prefuse.compiler.driver import compile_model, lower_groups
 from prefuse.compiler.ir.facts import infer_facts
-from prefuse.compiler.options import Options
 from prefuse.compiler.pipeline import Context
-from prefuse.passes.canonicalize import Canonicalize
+from prefuse.compiler.programs.options import Options
+from prefuse.passes.structure.canonicalize import Canonicalize
 from prefuse.runtime.errors import UnsupportedModelError
 from prefuse.runtime.precision import PRECISIONS
 from prefuse.runtime.target import Target

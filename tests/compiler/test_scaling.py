@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from prefuse.compiler import driver
-from prefuse.compiler.options import Options
+from prefuse.compiler.programs.options import Options
 from prefuse.runtime.plan import Plan
 from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from prefuse.compiler.specialize import SpecializedModel
+from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Copy, Launch, Plan, Role
-from prefuse.runtime.procedure import HostStep, ProgramStep
-from prefuse.runtime.staged import StagedProgram
-from prefuse.runtime.staged_model import StagedModel
+from prefuse.runtime.staged.procedure import HostStep, ProgramStep
+from prefuse.runtime.staged.staged import StagedProgram
+from prefuse.runtime.staged.staged_model import StagedModel
 
 Means = Literal["compiled", "folded", "host"]
 MEANS: tuple[Means, ...] = ("compiled", "folded", "host")

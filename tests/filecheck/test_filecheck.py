@@ -25,12 +25,12 @@ from filecheck.finput import FInput
 from filecheck.matcher import Matcher
 from filecheck.options import Options
 from filecheck.parser import Parser
+from prefuse.compiler.debugging.oracle import Arrays, Engine, random_inputs, relative_error, run_model
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.printer import print_model
 from prefuse.compiler.ir.verifier import verify_model
-from prefuse.compiler.oracle import Arrays, Engine, random_inputs, relative_error, run_model
-from prefuse.compiler.pass_table import PASSES
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
+from prefuse.compiler.pipeline.pass_table import PASSES
 from prefuse.runtime.target import Target
 
 FOLDER = Path(__file__).parent

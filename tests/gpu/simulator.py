@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory, mkdtemp
 import numpy as np
 import pytest
 from prefuse.compiler.lowering.gpu.device_module import cuda_source, function_symbol
-from prefuse.kernels.gpu.grids import DeviceFunction
-from prefuse.kernels.template import BuiltKernel
-from prefuse.runtime.cuda_driver import CudaDriver
+from prefuse.kernels.codegen.grids import DeviceFunction
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.hardware.cuda_driver import CudaDriver
 from prefuse.runtime.target import Target
 
 from ..kernels.harness import POISON, Case, build, operands_of
@@ -107,7 +107,7 @@ def simulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaDriver
         return simulated_cubin(compile_simulation(kernels, folder))
 
     monkeypatch.setattr("prefuse.compiler.lowering.program.build_device_code", build_device_code)
-    monkeypatch.setattr("prefuse.runtime.cuda_driver._driver", lambda: driver)
+    monkeypatch.setattr("prefuse.runtime.hardware.cuda_driver._driver", lambda: driver)
     return driver
 
 

@@ -13,7 +13,7 @@ from prefuse.compiler.lowering.gpu import cuda_compiler, rocm_compiler
 from prefuse.compiler.lowering.gpu.cuda_compiler import compile_cuda, find_nvcc, find_nvrtc
 from prefuse.compiler.lowering.gpu.device_module import cuda_source, wavefront_threads
 from prefuse.compiler.lowering.gpu.rocm_compiler import compile_rocm, find_lld
-from prefuse.kernels.gpu.grids import BLOCK_THREADS, DeviceFunction
+from prefuse.kernels.codegen.grids import BLOCK_THREADS, DeviceFunction
 from prefuse.runtime.device_binary import architecture_of, check_binary
 from prefuse.runtime.errors import CompileError, OptionError, ProgramFileError
 from prefuse.runtime.target import Target

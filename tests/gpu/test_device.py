@@ -17,9 +17,9 @@ import pytest
 import torch
 from onnx import TensorProto, parser
 from prefuse.runtime.cuda_device import CudaDevice
-from prefuse.runtime.cuda_driver import CudaDriver, DriverError
 from prefuse.runtime.errors import ArenaMemoryError, DeviceError, InputError, OptionError, ProgramFileError
 from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.hardware.cuda_driver import CudaDriver, DriverError
 from prefuse.runtime.plan import Copy
 from prefuse.runtime.program_file import read_program
 from prefuse.runtime.target import Target
@@ -160,7 +160,7 @@ def test_without_a_driver(tmp_path: Path, simulated_gpu: CudaDriver, monkeypatch
     def absent() -> CudaDriver:
         raise DriverError("this machine has no NVIDIA driver")
 
-    monkeypatch.setattr("prefuse.runtime.cuda_driver._driver", absent)
+    monkeypatch.setattr("prefuse.runtime.hardware.cuda_driver._driver", absent)
     path = tmp_path / "net.prefuse"
     compiled().save(path)
     net = prefuse.load(path)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prefuse.kernels.builder import Buffer
-from prefuse.kernels.gpu.builder import GpuBuilder
-from prefuse.kernels.gpu.grids import BLOCK_THREADS, GridLaunch, UncutError
+from prefuse.kernels.codegen.builder import Buffer
+from prefuse.kernels.codegen.gpu_builder import GpuBuilder
+from prefuse.kernels.codegen.grids import BLOCK_THREADS, GridLaunch, UncutError
 from prefuse.runtime.plan import Grid, Kernel, Launch
 from prefuse.runtime.plan_checker import check_plan
 from prefuse.runtime.plan_text import parse_plan, print_plan

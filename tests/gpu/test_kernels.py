@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefuse.kernels.gpu import tile_product
+from prefuse.kernels.microkernels import gpu_block_tile
 
 from ..kernels.harness import Case, followed, operator
 from .simulator import check
@@ -115,10 +115,10 @@ def test_kernels(cases: object, tmp_path: Path) -> None:
     check(cases(), tmp_path)
 
 
-@pytest.mark.parametrize("tile", tile_product._TILES, ids=str)
-def test_every_tile_of_products(tile: tile_product.BlockTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tile", gpu_block_tile._TILES, ids=str)
+def test_every_tile_of_products(tile: gpu_block_tile.BlockTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Edges in all three dimensions, transposed operands, more than one tile in each direction."""
-    monkeypatch.setattr(tile_product, "_TILES", (tile,))
+    monkeypatch.setattr(gpu_block_tile, "_TILES", (tile,))
     shape = (tile.rows + 7, 37), (37, tile.columns + 5)
     loose: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4, "template": "gpu_matmul"}
     plain = operator("MatMul", normal(*shape[0]), normal(*shape[1]), **loose)
@@ -147,7 +147,7 @@ def test_a_block_for_every_multiprocessor() -> None:
         return None
 
     def rows(m: int, n: int, batch: int = 1) -> int:
-        product = tile_product.BlockProduct(batch, m, n, 64, "float32", nothing, nothing, nothing, True, False)
-        return tile_product.choose_tile(product).rows
+        product = gpu_block_tile.BlockProduct(batch, m, n, 64, "float32", nothing, nothing, nothing, True, False)
+        return gpu_block_tile.choose_tile(product).rows
 
     assert (rows(4096, 4096), rows(128, 768), rows(1, 4096), rows(32, 32, batch=500)) == (64, 16, 16, 32)

@@ -19,11 +19,11 @@ import tvm
 import tvm_ffi
 from onnx.reference import ReferenceEvaluator
 from prefuse.compiler.lowering.native import compile_module, link_library
-from prefuse.kernels.group import Group, Op
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel, Planner, Refusal
-from prefuse.runtime import tile_state
+from prefuse.kernels.template.contract import BuiltKernel, Planner, Refusal
 from prefuse.runtime.cpu_device import configure_pool
+from prefuse.runtime.hardware import tile_state
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import BFLOAT16_EMULATED, Target
 from tvm import tirx
@@ -184,7 +184,7 @@ def run(cases: Sequence[Case], target: Target) -> None:
     threads, with pages that nobody may touch right before its buffers; on threads, with such pages right behind them; its tasks
     one by one, none of which sees what another writes, nor writes where another does; its tasks in reverse.
     """
-    with mock.patch("prefuse.kernels.builder.PARALLEL_MIN_WORK", 0):
+    with mock.patch("prefuse.kernels.codegen.builder.PARALLEL_MIN_WORK", 0):
         kernels = [build(case, target) for case in cases]
     library, detector = _load(kernels, target)
     configure_pool(target.threads)

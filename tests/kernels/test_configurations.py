@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prefuse.kernels.configuration import TEMPLATE
+from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.problem import problem_of
 from prefuse.kernels.registry import build_kernel, rival_templates
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.target import Target
 
 from .attention.attention_cases import attend

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from prefuse.kernels.builder import Buffer, Expr, KernelBuilder
-from prefuse.kernels.template import BuiltKernel, Operand
+from prefuse.kernels.codegen.builder import Buffer, Expr, KernelBuilder
+from prefuse.kernels.template.contract import BuiltKernel, Operand
 from prefuse.runtime.target import Target
 
 from . import harness

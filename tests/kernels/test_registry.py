@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from prefuse.compiler.ir.kinds import KIND_OF_OPERATOR, Kind
-from prefuse.kernels.group import Group, Op
-from prefuse.kernels.pointwise import POINTWISE
+from prefuse.kernels.expressions.pointwise import POINTWISE
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.registry import TEMPLATES, build_kernel
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 

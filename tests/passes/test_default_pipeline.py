@@ -11,14 +11,14 @@ import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplementedByRuntime
+from prefuse.compiler.debugging.oracle import Arrays, random_inputs, relative_error, run_model
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.functions import inline_all
 from prefuse.compiler.ir.printer import print_model
-from prefuse.compiler.oracle import Arrays, random_inputs, relative_error, run_model
-from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES, without_fusion
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
+from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE, PASSES, without_fusion
 from prefuse.examples.models import MODELS
-from prefuse.passes.rows.columns import is_by_column
+from prefuse.passes.fusion.fuse_rows.columns import is_by_column
 from prefuse.runtime.target import Target
 from prefuse.tests.models.exports import Exports
 from prefuse.tests.models.network_strategies import networks

@@ -8,14 +8,14 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
+from prefuse.compiler.debugging.oracle import random_inputs, run_model
 from prefuse.compiler.ir.constants import constant_array
-from prefuse.compiler.ir.determinism import is_deterministic
 from prefuse.compiler.ir.facts import SOURCE_KEY
 from prefuse.compiler.ir.functions import inline_all, is_fused
 from prefuse.compiler.ir.printer import print_model
-from prefuse.compiler.oracle import random_inputs, run_model
-from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
+from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE, PASSES
+from prefuse.passes.structure.determinism import is_deterministic
 from prefuse.runtime.target import Target
 from prefuse.tests.models.strategies import onnx_models
 from prefuse.tests.models.text import read

@@ -10,10 +10,10 @@ import onnx_ir as ir
 import pytest
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.printer import print_model
-from prefuse.compiler.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.compiler.pipeline import Context, Pass, parse_pipeline, run_pipeline
-from prefuse.passes.assign_formats import AssignFormats
-from prefuse.passes.place_casts import PlaceCasts
+from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE, PASSES
+from prefuse.passes.precision.assign_formats import AssignFormats
+from prefuse.passes.precision.place_casts import PlaceCasts
 from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 

@@ -11,7 +11,7 @@ import prefuse
 import pytest
 import torch
 from prefuse.compiler.cli import main
-from prefuse.compiler.oracle import run_model
+from prefuse.compiler.debugging.oracle import run_model
 from prefuse.runtime.executor import CompiledModel, load
 from prefuse.runtime.plan import Extent
 from prefuse.tests.models.text import compiled

@@ -14,14 +14,14 @@ import prefuse
 import pytest
 import torch
 from prefuse.compiler.api import compile_model, drive
-from prefuse.compiler.builder import Progress
-from prefuse.compiler.options import Options
-from prefuse.compiler.oracle import relative_error, run_model
-from prefuse.compiler.specialize import SpecializedModel
+from prefuse.compiler.debugging.oracle import relative_error, run_model
+from prefuse.compiler.programs.builder import Progress
+from prefuse.compiler.programs.options import Options
+from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.examples.models import MODELS
 from prefuse.runtime.executor import CompiledModel, Context
 from prefuse.runtime.plan_checker import check_plan
-from prefuse.runtime.staged_model import StagedModel
+from prefuse.runtime.staged.staged_model import StagedModel
 from prefuse.runtime.target import Target
 
 _TOLERANCE = 1e-5  # relative, of the 2-norm

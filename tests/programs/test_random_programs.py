@@ -19,7 +19,7 @@ import onnx_ir as ir
 import prefuse
 from hypothesis import HealthCheck, given, reject, seed, settings
 from hypothesis import strategies as st
-from prefuse.compiler.oracle import random_inputs, relative_error, run_model
+from prefuse.compiler.debugging.oracle import random_inputs, relative_error, run_model
 from prefuse.runtime import native
 from prefuse.runtime.executor import CompiledModel, arena_bytes
 from prefuse.runtime.plan_checker import check_plan
@@ -65,7 +65,7 @@ def dealt_to_threads(detectors: list[RaceDetector]) -> Iterator[None]:
             detectors.append(RaceDetector(path))
 
     with (
-        mock.patch("prefuse.kernels.builder.PARALLEL_MIN_WORK", 0),
+        mock.patch("prefuse.kernels.codegen.builder.PARALLEL_MIN_WORK", 0),
         mock.patch("prefuse.compiler.lowering.short_programs._WORTH_WAKING", 0),
         mock.patch.object(native, "Library", Library),
     ):

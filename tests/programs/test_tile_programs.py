@@ -22,7 +22,7 @@ def pretended_amx(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> cty
     """The emulator, on a machine that says it has AMX and permits it."""
     flags = host_cpu_flags() | set(AMX.missing_features())
     monkeypatch.setattr("prefuse.runtime.target.host_cpu_flags", lambda: flags)
-    monkeypatch.setattr("prefuse.runtime.tile_state.refusal", lambda: "")
+    monkeypatch.setattr("prefuse.runtime.hardware.tile_state.refusal", lambda: "")
     return emulator
 
 

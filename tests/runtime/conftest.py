@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prefuse.runtime.executor import CompiledModel, load
-from prefuse.runtime.staged_model import StagedModel
-from prefuse.tests.runtime.staged_models import NESTED, compiled_stages
+from prefuse.runtime.staged.staged_model import StagedModel
+from prefuse.tests.runtime.staged.staged_models import NESTED, compiled_stages
 from prefuse.tests.runtime.tiny_program import ELEMENTS, build_library, write_tiny
 
 

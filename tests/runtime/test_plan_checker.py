@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from prefuse.compiler.pipeline import Context
-from prefuse.passes.plan_memory import PlanMemory
+from prefuse.passes.plan.plan_memory import PlanMemory
 from prefuse.runtime.plan import (
     ALIGNMENT,
     Buffer,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prefuse.compiler.pipeline import Context
-from prefuse.passes.plan_memory import PlanMemory
+from prefuse.passes.plan.plan_memory import PlanMemory
 from prefuse.runtime.errors import ProgramFileError
 from prefuse.runtime.plan import Buffer, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
 from prefuse.runtime.plan_text import parse_plan, print_plan

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import prefuse
 import pytest
-from prefuse.compiler.specialize import SpecializedModel
+from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.runtime.errors import OptionError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Copy, Kernel, Launch, Plan, Region

@@ -182,12 +182,12 @@ def test_another_cpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_permission_for_tiles(tmp_path: Path, tiny_library: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = frozenset(Target("cpu", "amx").missing_features()) | host_cpu_flags()
     monkeypatch.setattr("prefuse.runtime.target.host_cpu_flags", lambda: flags)
-    monkeypatch.setattr("prefuse.runtime.tile_state.refusal", lambda: "arch_prctl: Operation not permitted")
+    monkeypatch.setattr("prefuse.runtime.hardware.tile_state.refusal", lambda: "arch_prctl: Operation not permitted")
     path = write_tiny(tmp_path / "tiles.prefuse", tiny_library, tiny_plan("cpu:amx,threads=2"))
     with pytest.raises(DeviceError, match=r'amx.*AMX tiles \(arch_prctl: Operation not permitted\).*target="cpu:avx512"'):
         load(path)
     assert Target.parse("cpu").level == "avx512bf16"
-    monkeypatch.setattr("prefuse.runtime.tile_state.refusal", lambda: "")
+    monkeypatch.setattr("prefuse.runtime.hardware.tile_state.refusal", lambda: "")
     assert Target.parse("cpu").level == "amx"
     load(path)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ....kernels.gpu.grids import DeviceFunction
-from ....kernels.template import BuiltKernel
+from ....kernels.codegen.grids import DeviceFunction
+from ....kernels.template.contract import BuiltKernel
 from ....runtime.plan import Grid
 from ....runtime.target import Target
 from .cuda_compiler import compile_cuda

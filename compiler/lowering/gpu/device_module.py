@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx
 from tvm.ir import CallingConv
 
-from ....kernels.gpu.grids import BLOCK_THREADS, DeviceFunction
+from ....kernels.codegen.grids import BLOCK_THREADS, DeviceFunction
 from ....runtime.target import Target
 
 _SHARED_BYTES = {"cuda": 48 * 1024, "rocm": 64 * 1024}  # of one block, without asking for more

@@ -19,7 +19,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from ....kernels.gpu.grids import DeviceFunction
+from ....kernels.codegen.grids import DeviceFunction
 from ....runtime.errors import CompileError
 from ....runtime.target import Target
 from ....runtime.temporary_folder import temporary_folder, write_temporary

@@ -8,7 +8,7 @@ import prefuse
 import pytest
 from prefuse.compiler.debugging.comparison import match_steps, profile_in_turns
 from prefuse.compiler.lowering.roofline import measure_limits
-from prefuse.compiler.pass_table import DEFAULT_PIPELINE, named_pipeline, without_fusion
+from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE, named_pipeline, without_fusion
 from prefuse.runtime.errors import OptionError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Kernel, Launch, Plan, Region

@@ -10,9 +10,9 @@ import pytest
 from onnx import external_data_helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 from onnxruntime import InferenceSession
+from prefuse.compiler.debugging.oracle import run_model
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.frontend.onnx_import import EXTERNAL_FILES
-from prefuse.compiler.oracle import run_model
 from prefuse.runtime.errors import CompileError, InvalidModelError, OptionError, UnsupportedModelError
 
 TEXT = """<ir_version: 8, opset_import: ["": %d]> main (float[N,4] x) => (float[N,4] y) <float[4] w = {1,2,3,4}> {

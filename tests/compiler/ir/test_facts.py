@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.shape_inference import infer_node_outputs
+from prefuse.compiler.debugging.oracle import random_inputs, run_model
 from prefuse.compiler.ir import facts
 from prefuse.compiler.ir.constants import add_constant, constant_array, scalar_constant
 from prefuse.compiler.ir.facts import data_type, dtype_name, has_static_type, infer_facts, infer_node, source_of, tensor_type
 from prefuse.compiler.ir.printer import print_type
 from prefuse.compiler.ir.verifier import verify_model
-from prefuse.compiler.oracle import random_inputs, run_model
 from prefuse.runtime.errors import InvalidModelError
 from prefuse.tests.models.random_models import random_models
 from prefuse.tests.scaling import assert_scales

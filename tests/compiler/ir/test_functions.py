@@ -4,12 +4,12 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prefuse.compiler.debugging.oracle import random_inputs, relative_error, run_model
 from prefuse.compiler.ir.facts import infer_facts, infer_node, source_of, tensor_type
 from prefuse.compiler.ir.functions import body_of, fuse_into_function, fused_names, inline_all, inline_function, is_fused
 from prefuse.compiler.ir.printer import print_model
 from prefuse.compiler.ir.rewriter import replace_node
 from prefuse.compiler.ir.verifier import verify_model
-from prefuse.compiler.oracle import random_inputs, relative_error, run_model
 from prefuse.runtime.errors import InvalidModelError
 from prefuse.tests.models.random_models import random_models
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 import pytest
+from prefuse.compiler.debugging.oracle import random_inputs, relative_error, run_model
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.functions import fuse_into_function, inline_function
 from prefuse.compiler.ir.opset_raise import NEWEST, OLDEST, SUPERSETS, raise_obstacle, raise_opset
-from prefuse.compiler.oracle import random_inputs, relative_error, run_model
 
 
 def versions(name: str) -> list[onnx.defs.OpSchema]:

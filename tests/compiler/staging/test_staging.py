@@ -14,11 +14,11 @@ import pytest
 import torch
 from prefuse.compiler.staging.host_operators import host_function
 from prefuse.runtime.errors import InputError, OptionError
-from prefuse.runtime.host_operators import HostOperator
 from prefuse.runtime.plan import TensorType
-from prefuse.runtime.procedure import HostStep, Procedure, ScanStep
-from prefuse.runtime.staged_model import StagedModel
-from prefuse.tests.runtime.staged_models import floats
+from prefuse.runtime.staged.host_operators import HostOperator
+from prefuse.runtime.staged.procedure import HostStep, Procedure, ScanStep
+from prefuse.runtime.staged.staged_model import StagedModel
+from prefuse.tests.runtime.staged.staged_models import floats
 
 Run = Callable[..., Any]
 _HEADER = '<ir_version: 10, opset_import: ["": 21]>\n'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prefuse.compiler.tuning.search import MARGIN, OutOfTimeError, Search, text_of
-from prefuse.kernels.configuration import Choice
+from prefuse.kernels.groups.configuration import Choice
 
 OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "wide": {"tile": ("6x4", "14x2", "8x3"), "order": ("m n", "n m")},

@@ -16,9 +16,9 @@ import pytest
 import torch
 from onnx import numpy_helper, parser
 from prefuse.compiler.cli import main
-from prefuse.compiler.options import Options, parse_options
+from prefuse.compiler.programs.options import Options, parse_options
+from prefuse.compiler.programs.tuning_database import Finding, Section, add_findings, read_database
 from prefuse.compiler.tuning import tuner
-from prefuse.compiler.tuning.database import Finding, Section, add_findings, read_database
 from prefuse.compiler.tuning.measuring import Trial, measure
 from prefuse.compiler.tuning.tuner import problems_of, tune_model
 from prefuse.compiler.tuning.worker import Times, Worker, measure_apart

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from prefuse.kernels.cpu import attention
-from prefuse.kernels.cpu.attention_elements import Elements
-from prefuse.kernels.cpu.attention_form import Attention, attention_of
-from prefuse.kernels.cpu.common import new_builder
-from prefuse.kernels.cpu.panel_product import tiles_options
-from prefuse.kernels.group import Group, Op
-from prefuse.kernels.template import BuiltKernel, Refusal
-from prefuse.runtime.machine import Machine, gpu_thread, row
+from prefuse.kernels.attention import attention
+from prefuse.kernels.attention.operands import Elements
+from prefuse.kernels.attention.pattern import Attention, attention_of
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.microkernels.packed_gemm import tiles_options
+from prefuse.kernels.template.contract import BuiltKernel, Refusal
+from prefuse.kernels.template.kernel import new_builder
+from prefuse.runtime.hardware.machine import Machine, gpu_thread, row
 from prefuse.runtime.target import Target
 
 from ..harness import LEVELS, Case, check, emitted, run, target_of

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prefuse.kernels.cpu import attention
-from prefuse.kernels.cpu.attention_form import Attention, attention_of
-from prefuse.kernels.cpu.attention_mask import may_hide_keys
+from prefuse.kernels.attention import attention
+from prefuse.kernels.attention.mask import may_hide_keys
+from prefuse.kernels.attention.pattern import Attention, attention_of
 
 from ..harness import LEVELS, Case, check, run, target_of
 from .attention_cases import Step, Tape, attend, chosen, guarded, guarded_by, masked

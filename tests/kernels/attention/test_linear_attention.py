@@ -7,9 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from prefuse.kernels.cpu import linear_attention
-from prefuse.kernels.group import Group, Op
-from prefuse.kernels.template import Refusal
+from prefuse.kernels.attention import linear_attention
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.template.contract import Refusal
 
 from ..harness import LEVELS, Case, check, run, target_of, type_of
 

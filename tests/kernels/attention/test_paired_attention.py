@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prefuse.kernels.cpu import attention
-from prefuse.kernels.cpu.attention_form import attention_of
-from prefuse.kernels.cpu.common import new_builder
+from prefuse.kernels.attention import attention
+from prefuse.kernels.attention.pattern import attention_of
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel, Refusal
+from prefuse.kernels.template.contract import BuiltKernel, Refusal
+from prefuse.kernels.template.kernel import new_builder
 from prefuse.runtime.precision import Precision
 from tvm import tirx
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from prefuse.kernels.attention import attention
 from prefuse.kernels.cost import amx as tile_costs
-from prefuse.kernels.cpu import attention
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED, Target
 

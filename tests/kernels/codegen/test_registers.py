@@ -12,7 +12,7 @@ from onnx import parser
 from prefuse.compiler.lowering import program
 from prefuse.compiler.lowering.native import compile_module
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.target import Target
 from tvm.ir import GlobalVar
 

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from prefuse.kernels.group import Group, Op
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.precision import Precision
 from torch.nn import functional
 

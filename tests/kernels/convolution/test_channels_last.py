@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefuse.kernels.cpu.channels_last import channels_last_form
+from prefuse.kernels.convolution.channels_last_form import channels_last_form
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import Refusal
+from prefuse.kernels.template.contract import Refusal
 
 from ..harness import LEVELS, Case, check, run, target_of, type_of
 from .channels_last_cases import convolution, joined, of_several_results, pooling, transposed

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from prefuse.kernels.cpu.convolution import plan
-from prefuse.kernels.group import Group, Op
-from prefuse.kernels.template import BuiltKernel, Refusal
+from prefuse.kernels.convolution.convolution import plan
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.template.contract import BuiltKernel, Refusal
 from torch.nn import functional
 
 from ..harness import LEVELS, Case, check, emitted, followed, target_of, type_of

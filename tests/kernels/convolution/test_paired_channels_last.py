@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prefuse.kernels.cpu import convolution_channels_last
-from prefuse.kernels.group import Group
+from prefuse.kernels.convolution import convolution_channels_last
+from prefuse.kernels.groups.group import Group
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template.contract import BuiltKernel
 
 from .. import harness
 from ..harness import LEVELS, Case, check, run, target_of

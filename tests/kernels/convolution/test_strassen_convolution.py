@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import prefuse
 import pytest
-from prefuse.compiler.oracle import relative_error
+from prefuse.compiler.debugging.oracle import relative_error
 from prefuse.kernels.cost.strassen import STRASSEN_LEVELS
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template.contract import BuiltKernel
 
 from ..harness import LEVELS, Case, check, run, target_of
 from .channels_last_cases import convolution, joined

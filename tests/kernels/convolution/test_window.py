@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from prefuse.kernels.cpu.window import Window, share_of_padding
+from prefuse.kernels.convolution.window import Window, share_of_padding
 
 
 @given(st.tuples(*(st.integers(1, 9) for _ in range(4))), st.tuples(st.integers(0, 9), st.integers(0, 9)), st.integers(1, 5))

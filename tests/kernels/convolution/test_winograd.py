@@ -11,15 +11,15 @@ import onnx
 import prefuse
 import pytest
 import torch
-from prefuse.compiler.oracle import relative_error
+from prefuse.compiler.debugging.oracle import relative_error
+from prefuse.kernels.convolution import winograd_channels_last
+from prefuse.kernels.convolution.winograd_transforms import PackScales, PackWinograd, winograd
 from prefuse.kernels.cost.convolution import Convolution, channels_last_cycles
 from prefuse.kernels.cost.winograd import WINOGRAD_HALF_OUTPUTS, tiles_along, winograd_choice
-from prefuse.kernels.cpu import winograd_channels_last
-from prefuse.kernels.cpu.winograd import PackScales, PackWinograd, winograd
-from prefuse.kernels.group import Op
+from prefuse.kernels.groups.group import Op
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
-from prefuse.runtime.machine import row
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.hardware.machine import row
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.precision import TOLERANCES
 from torch.nn import functional

@@ -13,8 +13,8 @@ from prefuse.kernels.cost.product import product_estimate
 from prefuse.kernels.cost.register_tile import ranked_tiles
 from prefuse.kernels.cost.strassen import strassen_drawback
 from prefuse.kernels.registry import build_kernel, candidates
-from prefuse.kernels.template import BuiltKernel
-from prefuse.runtime.machine import Machine, names, row
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.hardware.machine import Machine, names, row
 from prefuse.runtime.target import Target
 
 from ..convolution.channels_last_cases import convolution

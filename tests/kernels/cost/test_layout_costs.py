@@ -18,7 +18,7 @@ from prefuse.kernels.cost.convolution import (
     spread_pitch,
 )
 from prefuse.kernels.cost.winograd import winograd_choices
-from prefuse.runtime.machine import Machine, row
+from prefuse.runtime.hardware.machine import Machine, row
 
 ZEN5 = row("zen5", 16)  # that what stands here was measured on
 

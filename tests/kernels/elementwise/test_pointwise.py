@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
-from prefuse.kernels.group import Group, Op
-from prefuse.kernels.pointwise import POINTWISE
+from prefuse.kernels.expressions.pointwise import POINTWISE
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.plan import TensorType
 
 from ..harness import LEVELS, Case, check, operator, target_of, type_of

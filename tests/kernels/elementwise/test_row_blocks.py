@@ -8,10 +8,10 @@ from math import gcd, inf, prod
 import ml_dtypes
 import numpy as np
 import pytest
-from prefuse.kernels.cpu import row_blocks
-from prefuse.kernels.cpu.elementwise import merge_dimensions
-from prefuse.kernels.cpu.row_blocks import RowBlocks, Steps, choose_blocks
-from prefuse.kernels.group import Group, Op
+from prefuse.kernels.elementwise import row_blocks
+from prefuse.kernels.elementwise.elementwise import merge_dimensions
+from prefuse.kernels.elementwise.row_blocks import RowBlocks, Steps, choose_blocks
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.plan import TensorType
 
 from ..harness import LEVELS, OPSET, Case, check, run, target_of, type_of

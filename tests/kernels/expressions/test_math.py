@@ -1,4 +1,4 @@
-"""Every function of kernels/math.py, power.py and trigonometry.py against float64, over all of float32: errors in ulp."""
+"""Every function of kernels/expressions (math, power, trigonometry) against float64, over all of float32: errors in ulp."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from prefuse.kernels.group import Group, Op
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.precision import PRECISIONS, Precision
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefuse.kernels.cpu import convolution_channels_last
-from prefuse.kernels.group import Op
+from prefuse.kernels.convolution import convolution_channels_last
+from prefuse.kernels.groups.group import Op
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel, Refusal
+from prefuse.kernels.template.contract import BuiltKernel, Refusal
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 

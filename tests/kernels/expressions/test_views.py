@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from prefuse.kernels.builder import row_major
-from prefuse.kernels.group import Group, Op
-from prefuse.kernels.values import anchors_of, surroundings
-from prefuse.kernels.views import reshape_index, view_of
+from prefuse.kernels.codegen.builder import row_major
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.template.values import anchors_of, surroundings
+from prefuse.kernels.template.views import reshape_index, view_of
 from tvm import tirx
 
 from ..harness import Case, operator

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tvm
 from prefuse.compiler.lowering.native import compile_module, link_library
-from prefuse.kernels.group import Group, Op
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 

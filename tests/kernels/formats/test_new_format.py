@@ -9,7 +9,7 @@ import pytest
 from prefuse.kernels.formats import format as formats
 from prefuse.kernels.formats import multiply_add
 from prefuse.kernels.formats.format import Format, Storage
-from prefuse.kernels.group import Group, Op
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.target import Target
 from tvm import tirx
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from prefuse.compiler.oracle import relative_error
+from prefuse.compiler.debugging.oracle import relative_error
 from torch.nn import functional
 
 from ..convolution.channels_last_cases import convolution

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from prefuse.kernels.cost.register_tile import last_rows, share_sets
-from prefuse.kernels.cpu import matmul
-from prefuse.kernels.cpu.tile_product import choose_tile
-from prefuse.kernels.group import Group, Op
-from prefuse.kernels.template import BuiltKernel
-from prefuse.runtime.machine import row
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.linalg import matmul
+from prefuse.kernels.microkernels.register_tile import choose_tile
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.hardware.machine import row
 
 from ..harness import LEVELS, Case, check, emitted, followed, target_of, type_of
 

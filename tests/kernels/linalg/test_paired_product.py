@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from prefuse.kernels.formats.bfloat16 import multiplies_words
-from prefuse.kernels.group import Group, Op
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefuse.kernels.cpu.product_rows import plan
-from prefuse.kernels.group import Group, Op
-from prefuse.kernels.template import Refusal
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.linalg.product_rows import plan
+from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 

@@ -8,15 +8,15 @@ import numpy as np
 import onnx
 import prefuse
 import pytest
-from prefuse.compiler.oracle import relative_error
+from prefuse.compiler.debugging.oracle import relative_error
 from prefuse.kernels.cost.product import product_estimate
 from prefuse.kernels.cost.strassen import STRASSEN_LEVELS, strassen_choices, strassen_drawback
-from prefuse.kernels.cpu import strassen_product
-from prefuse.kernels.cpu.bilinear import Bilinear, PackBilinear, nest, strassen
-from prefuse.kernels.group import Group, Op
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.linalg import strassen_product
+from prefuse.kernels.linalg.strassen_tables import Bilinear, PackBilinear, nest, strassen
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
-from prefuse.runtime.machine import row
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.hardware.machine import row
 from prefuse.runtime.plan import TensorType
 
 from ..harness import LEVELS, Case, check, run, target_of, type_of

@@ -8,7 +8,7 @@ from itertools import product as nest
 import numpy as np
 import pytest
 import torch
-from prefuse.kernels.group import Group, Op
+from prefuse.kernels.groups.group import Group, Op
 from torch.nn import functional
 
 from ..convolution.channels_last_cases import BFLOAT16, channels_last, padded, pooling

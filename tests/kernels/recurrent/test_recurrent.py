@@ -11,9 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from prefuse.kernels.cpu import recurrent
-from prefuse.kernels.group import Group, Op
-from prefuse.kernels.template import Refusal
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.recurrent import recurrent
+from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.precision import Precision
 
 from ..harness import LEVELS, Case, check, run, target_of, type_of

@@ -12,9 +12,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from prefuse.kernels.cpu import recurrent_stages
+from prefuse.kernels.recurrent import stages
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template.contract import BuiltKernel
 
 from ..harness import check, run, target_of
 from .test_recurrent import GATES, case, of_runtime, of_torch, operands, runtime, without
@@ -119,7 +119,7 @@ def test_errors_of_gates(activation: str, exact: Callable[[np.ndarray], np.ndarr
 
 
 def test_input_that_is_asked_for_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent_stages, "_L2_BYTES", 0)
+    monkeypatch.setattr(stages, "_L2_BYTES", 0)
     rough: dict[str, Any] = {**NARROW, "tolerance": ROUNDED, "direction": "bidirectional"}
     cases = [of_runtime("GRU", operands("GRU", 6, 9, 5, 19, 2), **rough), of_torch("GRU", 3, 5, 7, 37, "reverse")]
     for made in cases:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from prefuse.kernels.cost.amx import tile_step_cycles, vector_step_cycles
-from prefuse.kernels.cpu import recurrent_projection, recurrent_stages, recurrent_tiles
+from prefuse.kernels.recurrent import products_amx, projection, stages
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel
+from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED
 
@@ -25,7 +25,7 @@ UNITS: dict[Precision, float] = {"float32": 2e-6, "float32-fast": 2e-5, "bfloat1
 @pytest.fixture(autouse=True)
 def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products, too, for which vectors are faster."""
-    for module in (recurrent_projection, recurrent_stages):
+    for module in (projection, stages):
         monkeypatch.setattr(module, "pays", lambda rows, columns, depth, terms, machine: terms > 0)
 
 
@@ -116,7 +116,7 @@ def test_a_batch_of_one_is_left_to_vectors() -> None:
 
 def test_steps_without_inputs_are_left_to_vectors() -> None:
     """Their weights have no panels."""
-    assert not recurrent_tiles.pays(12, 64, 0, 3, AMX.machine)
+    assert not products_amx.pays(12, 64, 0, 3, AMX.machine)
 
 
 def test_weights_that_change_and_other_types_are_left_to_vectors() -> None:

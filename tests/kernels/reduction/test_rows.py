@@ -9,11 +9,11 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (names bfloat16 to NumPy)
 import numpy as np
 import pytest
-from prefuse.kernels.cpu import row_form
-from prefuse.kernels.cpu.rows import build
-from prefuse.kernels.group import Group, Op
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.reduction import row_schedule
+from prefuse.kernels.reduction.rows import build
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template import BuiltKernel, Refusal
+from prefuse.kernels.template.contract import BuiltKernel, Refusal
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
@@ -254,8 +254,8 @@ def test_what_later_loops_read_again_is_kept_or_computed_again() -> None:
     """exp(x - max) is kept; x - mean, one operation on an operand, is not; the sum is read from the output that it is."""
 
     def kept(made: Case) -> list[str]:
-        form = row_form.row_form(made.group)
-        assert isinstance(form, row_form.RowForm)
+        form = row_schedule.row_form(made.group)
+        assert isinstance(form, row_schedule.RowForm)
         return [form.group.producers[name].op_type for name in form.scratch]
 
     assert kept(residual_norm(4, 100, outputs="s y")) == []
@@ -268,8 +268,8 @@ def test_normalizations_of_one_value_share_their_statistics() -> None:
     """The parallel blocks of Falcon and GPT-NeoX."""
     norm = "LayerNormalization"
     made = case([(norm, "x w", "y"), (norm, "x v", "z")], {"x": normal(5, 33), "w": normal(33), "v": normal(33)}, "y z")
-    form = row_form.row_form(made.group)
-    assert isinstance(form, row_form.RowForm)
+    form = row_schedule.row_form(made.group)
+    assert isinstance(form, row_schedule.RowForm)
     assert len(form.folds) == 2
     assert form.loops == 3
     check([made], target_of("avx2"))

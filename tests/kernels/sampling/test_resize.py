@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prefuse.kernels.group import Group, Op
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.resampling import Resampling
+from prefuse.kernels.sampling.resampling import Resampling
 
 from ..harness import LEVELS, OPSET, Case, check, followed, operator, run, target_of, type_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import prefuse
 import pytest
-from prefuse.compiler.oracle import relative_error
-from prefuse.compiler.specialize import SpecializedModel
+from prefuse.compiler.debugging.oracle import relative_error
+from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Launch
 from prefuse.tests.passes.classic.case import Case

@@ -1,0 +1,191 @@
+"""What can be specialised: a PyTorch module, and a graph with symbolic dimensions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from ...runtime.errors import InputError
+from ...runtime.interchange import as_array, misplaced, number_array
+from ...runtime.signature import in_order
+from ..frontend.pytree import LEAF, Structure, Tensor, flatten, from_json, is_tensor, to_json
+from .builder import Builder, BuildStages
+from .digest import model_digest
+from .module_fingerprint import module_fingerprint
+from .specialize import Call, Specialization, TensorKey
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    import torch
+
+_OTHER: TensorKey = ((), "")  # the key of an input that is no tensor of numbers
+
+
+class ModuleSource:
+    """An `nn.Module`: exported for the structure and the types of its inputs, and for the values of those that are no tensors."""
+
+    def __init__(self, module: torch.nn.Module, builder: Builder, build: BuildStages) -> None:
+        self._module = module
+        self._builder = builder
+        self._build = build
+        self._parameters = inspect.signature(module.forward)
+
+    def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
+        try:
+            bound = self._parameters.bind(*inputs, **named)
+        except TypeError as error:
+            raise InputError("inputs", str(error), f"forward takes {self._parameters}") from None
+        structure, tensors = flatten((bound.args, bound.kwargs))
+        return Call(structure, tuple(map(_tensor_key, tensors)), tensors)
+
+    def compile(self, call: Call) -> Specialization:
+        with self._builder.reporting():
+            return self._compile(call)
+
+    def _compile(self, call: Call) -> Specialization:
+        key = self._key(call)
+        noted = self._recall(key)
+        if noted is None:
+            model, result = self._export(call)
+            content = self._content_key(model)
+        else:
+            model, (content, result) = None, noted
+        program = self._build(self._builder, content, lambda: self._export(call)[0] if model is None else model)
+        if noted is None:
+            self._remember(key, content, result)
+        return Specialization(program, result)
+
+    def _example(self, tensor: Tensor) -> torch.Tensor:
+        return _example(tensor, on_gpu=self._builder.options.target.kind == "cuda")
+
+    def _export(self, call: Call) -> tuple[ir.Model, Structure]:
+        from ..frontend.importer import prepare_graph
+        from ..frontend.torch_export import export_module
+
+        self._builder.report("export", 0.0)
+        model, result = export_module(self._module, call.structure, [self._example(tensor) for tensor in call.tensors])
+        return prepare_graph(model, self._builder.name), result
+
+    def _key(self, call: Call) -> str | None:
+        """What decides the exported graph, without exporting; None if it cannot be known, or nothing is kept."""
+        if self._builder.cache is None:
+            return None
+        fingerprint = module_fingerprint(self._module)
+        return None if fingerprint is None else self._builder.key("module", fingerprint, repr(call.signature))
+
+    def _content_key(self, model: ir.Model) -> str:
+        return "" if self._builder.cache is None else self._builder.key("graph", model_digest(model))
+
+    def _recall(self, key: str | None) -> tuple[str, Structure] | None:
+        """The program's key and the structure of the result, from an earlier process."""
+        cache = self._builder.cache
+        note = None if cache is None or key is None else cache.note(key)
+        if note is None:
+            return None
+        try:
+            return str(note["program"]), from_json(note["result"])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def _remember(self, key: str | None, content: str, result: Structure) -> None:
+        """Note what the module becomes, where another process could use it."""
+        if self._builder.cache is not None and key is not None:
+            with suppress(TypeError):  # a result class that cannot be found by its name
+                self._builder.cache.write_note(key, {"program": content, "result": to_json(result)})
+
+
+class GraphSource:
+    """A graph with symbolic dimensions: compiled for the shapes of its inputs, and for the values of those that decide shapes.
+
+    Inputs that are no tensors of numbers (sequences, optionals, strings) stay as they are: no program depends on them.
+    """
+
+    def __init__(self, model: ir.Model, builder: Builder, build: BuildStages) -> None:
+        from ..frontend.dimensions import dimension_bindings, is_number_tensor
+        from ..frontend.shaping import shaping_inputs
+        from ..ir.facts import dtype_name
+
+        self._model = model
+        self._shaping = frozenset(shaping_inputs(model))
+        self._builder = builder
+        self._build = build
+        self._check = dimension_bindings
+        self._names = tuple(str(value.name) for value in model.graph.inputs)
+        # Element types by the name of the input, "" where only a call knows it.
+        self._dtypes = {
+            str(value.name): "" if value.dtype is None else dtype_name(value.dtype)
+            for value in model.graph.inputs
+            if is_number_tensor(value)
+        }
+        self._digest = "" if builder.cache is None else model_digest(model)
+
+    def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
+        given = dict(zip(self._names, in_order(self._names, inputs, named), strict=True))
+        given = {name: self._checked(name, value) if name in self._dtypes else value for name, value in given.items()}
+        keys = tuple(_tensor_key(cast("Tensor", value)) if name in self._dtypes else _OTHER for name, value in given.items())
+        self._check(self._model, self._shapes(keys))
+        kept = [cast("Tensor", value) for name, value in given.items() if name not in self._shaping]
+        known = [as_array(value, f"input {name!r}").tobytes() for name, value in given.items() if name in self._shaping]
+        return Call(LEAF, keys, kept, tuple(known))
+
+    def compile(self, call: Call) -> Specialization:
+        shapes = self._shapes(call.types)
+        key = self._builder.key("graph", self._digest, repr(call.types), repr(call.values))
+        with self._builder.reporting():
+            return Specialization(self._build(self._builder, key, lambda: self._bound(shapes, call)))
+
+    def _checked(self, name: str, value: object) -> Tensor:
+        expected = self._dtypes[name]
+        if isinstance(value, (int, float)) and expected and not isinstance(value, np.generic):
+            return number_array(value, expected, f"input {name!r}")
+        if not is_tensor(value):
+            raise InputError(f"input {name}", f"{type(value).__name__} given", "give a NumPy array or a torch tensor")
+        found = _tensor_key(value)[1]
+        if expected and found != expected:
+            raise InputError(f"input {name}", f"{found} given, the model takes {expected}", f"convert it to {expected}")
+        return value
+
+    def _bound(self, shapes: Mapping[str, tuple[int, ...]], call: Call) -> ir.Model:
+        """The graph for inputs of these shapes, and of these contents where they decide shapes."""
+        from ..frontend.dimensions import bind_dimensions, bind_dtypes
+        from ..frontend.shaping import bind_values
+
+        dtypes = {name: dtype for name, (_, dtype) in zip(self._names, call.types, strict=True) if name in self._dtypes}
+        known = [name for name in self._names if name in self._shaping]
+        values = {
+            name: np.frombuffer(content, np.dtype(dtypes[name])).reshape(shapes[name])
+            for name, content in zip(known, call.values, strict=True)
+        }
+        free = {name: shape for name, shape in shapes.items() if name not in values}
+        return bind_dimensions(bind_values(bind_dtypes(self._model, dtypes), values), free)
+
+    def _shapes(self, keys: Sequence[TensorKey]) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, (shape, _) in zip(self._names, keys, strict=True) if name in self._dtypes}
+
+
+def _example(value: Tensor, *, on_gpu: bool) -> torch.Tensor:
+    """A torch tensor of this type on the CPU, to export with; the elements do not matter. `on_gpu`: the program will run there.
+
+    Raises:
+        InputError: a compiled program could not take the tensor.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if on_gpu and value.is_cuda:  # the module is exported where its weights are
+            return torch.empty(value.shape, dtype=value.dtype)
+        if not value.is_cpu or value.layout is not torch.strided:
+            raise misplaced(value, "input")
+        return value.detach()
+    dtype = getattr(torch, str(value.dtype), None)
+    if dtype is None:
+        raise InputError("input", f"torch has no {value.dtype}", "give an array of a type that the module takes")
+    return torch.zeros(value.shape, dtype=dtype)
+
+
+def _tensor_key(tensor: Tensor) -> TensorKey:
+    return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")

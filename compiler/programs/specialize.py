@@ -1,0 +1,266 @@
+"""Models that are compiled once per input signature: PyTorch modules, and graphs with symbolic dimensions."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+from ...runtime.errors import OptionError
+from ...runtime.executor import CompiledModel, Context
+from ...runtime.plan import Plan, Port
+from ...runtime.profile import Profile
+from ...runtime.sharing import Shared
+from ...runtime.staged.staged import StagedPort
+from ...runtime.staged.staged_model import StagedModel
+from ..frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflattener
+
+_CAPACITY = 16  # specialisations kept in memory
+
+
+TensorKey = tuple[tuple[int, ...], str]  # shape and element type
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The inputs of one call: their structure, their types, and the tensors themselves in the order of the program's inputs.
+
+    `values` are the bytes of the inputs that the program is made for, which it does not take.
+    """
+
+    structure: Structure
+    types: tuple[TensorKey, ...]
+    tensors: Sequence[Tensor]
+    values: tuple[bytes, ...] = ()
+
+    @property
+    def signature(self) -> Hashable:
+        """What a specialisation depends on."""
+        return self.structure, self.types, self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Specialization:
+    """A program for one signature, and the structure of its result; None: one array, or a tuple of them."""
+
+    model: CompiledModel | StagedModel
+    structure: Structure | None = None
+    _build: Callable[[Sequence[object]], object] | None = field(init=False, compare=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.structure is not None and self.structure is not LEAF:
+            object.__setattr__(self, "_build", unflattener(self.structure))
+
+    def run(self, callee: Callable[..., object], tensors: Sequence[object]) -> object:
+        """Call the model or a context of it, and give the result its structure."""
+        result = callee(*tensors)
+        if self._build is None:
+            return result
+        row = result if isinstance(result, tuple) else (result,)
+        return self._build(row if tensors else [_to_torch(array) for array in row])
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A specialisation, or the wait for it, and the number of the call that used it last."""
+
+    future: Future[Specialization]
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shortcut:
+    """What calls with tensors alone, of certain types, come to: an entry, and the program's inputs by their place in the call."""
+
+    entry: _Entry
+    found: Specialization
+    order: tuple[int, ...]
+
+
+class Source(Protocol):
+    """What specialisations are made from."""
+
+    def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
+        """Sort and check the inputs of a call. Raises InputError."""
+
+    def compile(self, call: Call) -> Specialization:
+        """Make the program for the signature of a call. Raises CompileError."""
+
+
+class SpecializedModel(Shared):
+    """A model with one program per input signature, each compiled when it is first needed; calls as `CompiledModel` does.
+
+    Threads may call it at the same time; one of them compiles what all of them wait for. The specialisations used last are
+    kept in memory, the others in the cache on disk.
+    """
+
+    def __init__(self, source: Source, capacity: int = _CAPACITY) -> None:
+        self._source = source
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._calls = count()
+        self._entries: dict[Hashable, _Entry] = {}  # by the signature of a call
+        self._shortcuts: dict[Hashable, _Shortcut] = {}  # by what a call shows without being bound to parameters
+
+    def __call__(self, *inputs: object, **named: object) -> object:
+        """Run the model, compiled for these inputs.
+
+        Raises:
+            InputError: the inputs are not those of the model.
+            CompileError: it cannot be compiled for them.
+            ArenaMemoryError: there is no memory for the activations.
+        """
+        found, tensors = self._find(inputs, named)
+        return found.run(found.model, tensors)
+
+    def specialize(self, *inputs: object, **named: object) -> CompiledModel | StagedModel:
+        """The program for inputs like these, as a model of its own: it takes and returns their tensors in a row."""
+        return self._find(inputs, named)[0].model
+
+    def profile(self, *inputs: object, runs: int = 20, **named: object) -> Profile:
+        """The times of each step in `runs` calls with these inputs. Raises as `CompiledModel.profile`, and CompileError."""
+        found, tensors = self._find(inputs, named)
+        return found.model.profile(*tensors, runs=runs)
+
+    def context(self) -> SpecializedContext:
+        """A caller of its own, with arenas that no other call uses."""
+        return SpecializedContext(self)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the only specialisation."""
+        return self._only("plan").plan
+
+    @property
+    def inputs(self) -> tuple[Port, ...] | tuple[StagedPort, ...]:
+        """Names and types of the inputs of the only specialisation."""
+        return self._only("inputs").inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...] | tuple[StagedPort, ...]:
+        """Names and types of the outputs of the only specialisation."""
+        return self._only("outputs").outputs
+
+    def report(self) -> str:
+        """The report of every specialisation in memory, the one used last at the end."""
+        return "\n\n".join(one.model.report() for one in self._ready()) or "not compiled yet: it is at its first call"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the only specialisation to a `.prefuse` file. What is loaded from it takes and returns tensors in a row.
+
+        Raises:
+            OptionError: there is none yet, or more than one, or it is in stages that no file can hold.
+            ProgramFileError: the file cannot be written.
+        """
+        self._only("save").save(path)
+
+    def _find(self, inputs: tuple[object, ...], named: dict[str, object]) -> tuple[Specialization, Sequence[object]]:
+        """The specialisation for a call, and the tensors to call it with."""
+        values = (*inputs, *named.values()) if named else inputs
+        key = _key(values, named)
+        known = None if key is None else self._shortcuts.get(key)
+        if known is not None:
+            known.entry.used = next(self._calls)
+            return known.found, values if not named else [values[place] for place in known.order]
+        call = self._source.bind(inputs, named)
+        entry = self._entry(call)
+        found = entry.future.result()
+        order = None if key is None or call.values else _places(call.tensors, values, len(inputs))
+        if order is not None:
+            with self._lock:
+                if self._entries.get(call.signature) is entry:  # else it has been forgotten meanwhile
+                    self._shortcuts[key] = _Shortcut(entry, found, order)
+        return found, call.tensors
+
+    def _entry(self, call: Call) -> _Entry:
+        """The entry for a call, compiled here if it is new; its future is to be waited for where another thread compiles it."""
+        with self._lock:
+            entry = self._entries.get(call.signature)
+            is_mine = entry is None
+            if entry is None:
+                entry = self._entries[call.signature] = _Entry(Future(), 0)
+            entry.used = next(self._calls)
+        if is_mine:
+            self._compile(call, entry.future)
+        return entry
+
+    def _compile(self, call: Call, future: Future[Specialization]) -> None:
+        """Settle the future of a signature; one that failed is forgotten, so that the next call tries again."""
+        try:
+            future.set_result(self._source.compile(call))
+        except BaseException as error:  # Ctrl-C too: the threads that wait must not wait for ever
+            with self._lock:
+                self._entries.pop(call.signature, None)
+            future.set_exception(error)
+            return
+        with self._lock:
+            while len(self._entries) > self._capacity:
+                gone = self._entries.pop(min(self._entries, key=lambda signature: self._entries[signature].used))
+                self._shortcuts = {key: known for key, known in self._shortcuts.items() if known.entry is not gone}
+
+    @property
+    def programs(self) -> tuple[CompiledModel | StagedModel, ...]:
+        """Every specialisation in memory, the one used last at the end."""
+        return tuple(one.model for one in self._ready())
+
+    def _ready(self) -> list[Specialization]:
+        with self._lock:
+            futures = [entry.future for entry in sorted(self._entries.values(), key=lambda entry: entry.used)]
+        return [future.result() for future in futures if future.done() and future.exception() is None]
+
+    def _only(self, what: str) -> CompiledModel | StagedModel:
+        ready = self._ready()
+        if len(ready) != 1:
+            state = f"has {len(ready)} specialisations" if ready else "is not compiled yet"
+            raise OptionError(what, f"the model {state}", f"choose one by its inputs: net.specialize(...).{what}")
+        return ready[0].model
+
+
+class SpecializedContext:
+    """One caller of a specialised model, with an arena for each specialisation. Not to be called from two threads at once."""
+
+    def __init__(self, model: SpecializedModel) -> None:
+        self._model = model
+        self._contexts: dict[CompiledModel | StagedModel, Context | StagedModel] = {}
+
+    def __call__(self, *inputs: object, **named: object) -> object:
+        """Run the model, as `SpecializedModel` does."""
+        found, tensors = self._model._find(inputs, named)
+        context = self._contexts.get(found.model)
+        if context is None:
+            context = self._contexts[found.model] = found.model.context()
+        return found.run(context, tensors)
+
+
+def _key(values: Sequence[object], named: Mapping[str, object]) -> Hashable:
+    """What is seen of a call with tensors alone: their types, and the names of those given by name; None for other calls."""
+    types: list[object] = []
+    for value in values:
+        if not is_tensor(value):
+            return None
+        types.append(value.shape)
+        types.append(value.dtype)
+    return (tuple(types), tuple(named)) if types else None
+
+
+def _places(tensors: Sequence[object], values: Sequence[object], positional: int) -> tuple[int, ...] | None:
+    """Where each tensor stands among the values of a call, of which the first ones were not named.
+
+    None where the call does not tell: one of them was made from a value, or one is given twice and by name.
+    """
+    places = {id(value): place for place, value in enumerate(values)}
+    if len(places) < len(values) == positional and all(a is b for a, b in zip(tensors, values, strict=False)):
+        return tuple(range(len(values)))
+    found = [places.get(id(tensor), -1) for tensor in tensors]
+    return tuple(found) if sorted(found) == list(range(len(values))) else None
+
+
+def _to_torch(value: object) -> object:
+    """A result as a module gives it. A call without tensors gets NumPy arrays from the program, which cannot know better."""
+    torch = sys.modules["torch"]
+    return torch.from_numpy(value)

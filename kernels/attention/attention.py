@@ -1,0 +1,400 @@
+"""Attention by blocks of queries: scores, their softmax and its product with the values, while the block's scores are in cache.
+
+The matrix of all scores never exists. Queries, keys and values are read through the views and pointwise operators before them,
+and the result is stored at the place to which those after it take it, so that splitting and merging heads copies nothing. Keys
+and values of a head are laid out in panels, as the tile product loads them, in scratch of the thread that computes the head. Each
+row of the result is divided by the sum of its exponentials at the end, unless something is computed from the probabilities.
+
+Where a head's keys and values are more than the cache holds, they are taken in blocks, each by all queries, whose results so far
+are scaled down when a greater score comes (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Expr, Index, KernelBuilder, share
+from ..cost.amx import tile_product_cycles, vector_product_cycles
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.operations import operations_of
+from ..cost.product import attention_cycles
+from ..formats.format import Format, Storage, format_for, plain
+from ..groups.group import Group
+from ..microkernels.amx_packing import LINES, TERM_ELEMENTS
+from ..microkernels.amx_unit import DEPTH, TileUnit, tile_unit
+from ..microkernels.gemv import FewRows
+from ..microkernels.packed_gemm import WHOLE, Bounds, Element, Lines, Panels, Scratch, store_line, tiles_options
+from ..microkernels.packed_gemm_amx import TiledPanels, TileScratch, panel_words
+from ..microkernels.register_tile import Tile
+from ..template.contract import BuiltKernel, Candidate, Refusal
+from ..template.kernel import finish, machine_of, new_builder, pointwise_cost
+from ..template.loops import bound_unravel
+from .mask import may_hide_keys, sees_first_key, visible_keys
+from .online_softmax import Rows, finish_rows, odd_lines, round_rows, running_softmax, softmax, start_rows, weigh_rows
+from .operands import Elements
+from .pattern import Attention, attention_of
+from .scratch import Head, Keys, Places, QueryBlock
+
+ANCHORS = frozenset(["MatMul", "Softmax"])
+_BLOCK_ROWS = 48  # queries of a block, about
+_MASKED_ROWS = 24  # where some see fewer keys than others
+_CACHE_BYTES = 560 * 1024  # what keys, values and scores that are used together may take of the second-level cache
+_TILED_ROWS = 64  # of a block on the tile unit
+_RUNNING_ROWS = 1024  # queries whose results one thread keeps while it goes through blocks of keys
+_FEW_QUERIES = 8  # for which nothing is laid out in panels
+_FEW_OF_PAIRS = 4  # the same where panels would be of pairs of bfloat16
+_FEW_ROWS = 8  # of heads that read the same keys, at once
+_LINE_BYTES = 64
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes two products with a softmax between them, and what is pointwise or a view around and between."""
+    form = attention_of(group)
+    if isinstance(form, Refusal):
+        return form
+    if target.is_gpu:
+        return Refusal("is for CPUs")
+    return Candidate(_estimate(form, target), lambda: _Kernel(form, new_builder(target, group.configuration), target).build())
+
+
+def _estimate(form: Attention, target: Target) -> Estimate:
+    """Of both products and of what is computed from scores between them."""
+    heads, size = prod(form.batch), (form.queries, form.keys, form.depth, form.width)
+    scores = heads * form.queries * form.keys
+    among = [op for op in form.group.ops if form.group.types[op.outputs[0]].elements == scores and op is not form.scores]
+    operations = float(sum(operations_of(op.op_type) for op in among))
+    cycles = attention_cycles(heads, size, machine_of(target, form.dtype), scores_operations=operations)
+    return with_bytes(Estimate(cycles, 2 * scores * (form.depth + form.width)), form.group)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    form: Attention
+    builder: KernelBuilder
+    target: Target
+
+    @cached_property
+    def elements(self) -> Elements:
+        return Elements(self.form, self.builder)
+
+    @cached_property
+    def key_block(self) -> int:
+        """Keys in panels at once: all, or equal runs of whole vectors."""
+        form, lanes = self.form, self.builder.lanes(self.form.dtype)
+        number_bytes = np.dtype(form.dtype).itemsize
+        line_bytes = (form.depth + form.width + _BLOCK_ROWS) * number_bytes
+        if self.has_words:  # keys and values are of half the size, and exponentials lie beside the scores
+            line_bytes = (form.depth + form.width) * number_bytes // 2 + _BLOCK_ROWS * (number_bytes + number_bytes // 2)
+        most = max(_CACHE_BYTES // line_bytes, lanes)
+        if form.keys <= most or form.weighs_probabilities or self.is_few:
+            return form.keys
+        return ceil(form.keys / ceil(form.keys / most) / lanes) * lanes
+
+    @property
+    def is_few(self) -> bool:
+        """Whether keys and values are read where they lie, as so few queries do not pay for panels."""
+        most = _FEW_OF_PAIRS if self._words is not None else _FEW_QUERIES
+        return self.form.queries <= most and not self.elements.is_transposed(self.form.product)
+
+    @cached_property
+    def shared(self) -> int:
+        """Neighbouring heads whose few queries are rows of one product, as they read the same keys and values."""
+        return self.elements.shared_heads(_FEW_ROWS // self.form.queries) if self.is_few else 1
+
+    @property
+    def terms(self) -> tuple[int, int]:
+        """bfloat16 terms on the tile unit, of scores and of results. Softmax makes relative errors of absolute ones of scores."""
+        terms = self.form.group.tolerance.terms
+        return (1 if terms == 1 else 3), terms
+
+    @cached_property
+    def unit(self) -> TileUnit | None:
+        """Of tiles, where the target has one and it makes both products faster."""
+        form, machine = self.form, self.target.machine
+        if not self.target.has_tiles or form.dtype != "float32" or self.is_few:
+            return None
+        sizes = ((form.queries, form.keys, form.depth), (form.queries, form.width, form.keys))
+        pairs = zip(sizes, self.terms, strict=True)
+        tiles = sum(tile_product_cycles(*size, terms, machine, packs_a=True, packs_b=True) for size, terms in pairs)
+        vectors = sum(vector_product_cycles(*size, machine, is_narrow=False) for size in sizes)
+        return tile_unit(self.builder, self.target) if tiles < vectors else None
+
+    @cached_property
+    def format(self) -> Format:
+        """Of both products: where that is of words, their operands are rounded."""
+        found = self._words if self.unit is None and not self.is_few else None
+        return found or plain(self.form.dtype)
+
+    @property
+    def has_words(self) -> bool:
+        return self.format.k_pack > 1
+
+    @cached_property
+    def _words(self) -> Format | None:
+        """The dot products of words that the operands may be rounded to."""
+        form, storage = self.form, Storage("bfloat16")
+        if not form.group.tolerance.may_round or form.dtype != "float32":
+            return None
+        return format_for(storage, storage, self.target, lambda one: form.depth % one.k_pack == 0, unit="dot")
+
+    @cached_property
+    def hides_keys(self) -> bool:
+        """Whether each block of queries looks which keys it sees."""
+        is_plain = self.unit is None and not self.is_few and not self.weighs and self.form.guard in (None, 0)
+        return is_plain and may_hide_keys(self.form)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether probabilities are computed one by one, and not their rows scaled in the end."""
+        return self.form.weighs_probabilities and self.form.guard is None
+
+    @property
+    def is_running(self) -> bool:
+        return self.key_block < self.form.keys
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, Tile]:
+        """Of the scores and of the result, equally high."""
+        form = self.form
+        sizes = ((form.depth // self.format.k_pack, self.key_block), (ceil(self.key_block / self.format.k_pack), form.width))
+        options = tiles_options(form.queries, sizes, machine_of(self.target, form.dtype), even=self.hides_keys)
+        scores, result = self.builder.choose("rows", options)
+        return scores, result
+
+    @property
+    def block_rows(self) -> int:
+        """Queries of a block: a multiple of a tile's rows, some of which may not exist."""
+        if self.unit is not None:
+            return _TILED_ROWS
+        if self.is_few:
+            return self.shared * self.form.queries
+        rows = self.tiles[0].rows
+        most = _MASKED_ROWS if self.hides_keys else _BLOCK_ROWS
+        return rows * max(min(most, self.form.queries) // rows, 1)
+
+    @property
+    def flops(self) -> int:
+        form = self.form
+        return 2 * prod(form.batch) * form.queries * form.keys * (form.depth + form.width)
+
+    def build(self) -> BuiltKernel:
+        form, builder = self.form, self.builder
+        groups = (*form.batch[:-1], form.batch[-1] // self.shared) if form.batch else ()
+        heads, blocks = prod(groups), ceil(form.queries / self.block_rows)
+        cost = pointwise_cost(form.group) + operations_of("Softmax")
+        threads = builder.threads_for(self.flops // 16 + heads * form.queries * form.keys * cost)
+        chunks = _chunks(heads, blocks, threads, ceil(form.queries / _RUNNING_ROWS) if self.is_running else 1)
+        with builder.loop(threads, "parallel", "thread") as thread:
+            scratch = self._scratch(thread, threads, ceil(blocks / chunks) * self.block_rows)
+            if self.unit is not None:
+                self.unit.configure()
+            begin, end = share(thread, threads, heads * chunks)
+            with builder.loop(end - begin, name="task") as i:
+                *batch, chunk = bound_unravel(builder, builder.bind(begin + i), (*groups, chunks))
+                if self.shared > 1:  # the first of the heads
+                    batch[-1] = builder.bind(batch[-1] * self.shared)
+                first, last = share(chunk, chunks, blocks)
+                head = Head(**vars(scratch), batch=tuple(batch))
+                if self.is_few:
+                    self._few(head)
+                else:
+                    self._rows(head, builder.bind(first), builder.bind(last - first))
+            if self.unit is not None:
+                self.unit.release()
+        return finish("attention", builder, form.group, flops=self.flops)
+
+    def _scratch(self, thread: Expr, threads: int, rows: int) -> Places:
+        """Of a thread that does so many rows in a run."""
+        form, lanes = self.form, self.builder.lanes(self.form.dtype)
+
+        def own(elements: int, dtype: str = form.dtype) -> Scratch:
+            line = _LINE_BYTES // np.dtype(dtype).itemsize
+            size = ceil(elements / line) * line
+            return Scratch(self.builder.workspace(size * threads, dtype), thread * size)
+
+        shapes = () if self.is_few else ((form.depth, self.key_block), (self.key_block, form.width))
+        queries, tiles = own(self.block_rows * form.depth // self.format.k_pack, "int32" if self.has_words else form.dtype), None
+        if self.unit is None:
+            held = "int32" if self.has_words else form.dtype
+            sizes = [
+                ceil(depth / self.format.k_pack) * ceil(columns / lanes) * lanes for depth, columns in shapes or ((0, 0), (0, 0))
+            ]
+            keys, values = (own(size, held) for size in sizes)
+        else:
+            keys, values = (own(panel_words(*shape, terms), "uint32") for shape, terms in zip(shapes, self.terms, strict=True))
+            deepest = ceil(max(form.depth, self.key_block) / DEPTH) * max(self.terms) * TERM_ELEMENTS
+            tiles = TileScratch(self.unit, own(deepest, "uint16"), own(LINES * LINES))
+        longest = odd_lines(self.key_block + 2 * lanes, form.dtype)  # of a row of scores, or more
+        pairs = odd_lines(self.key_block // 2 + lanes, "int32")  # of a row of words, or more
+        words = own(self.block_rows * pairs if self.has_words else 0, "int32")
+        scores, factors = own(self.block_rows * longest), own(self.block_rows)
+        state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
+        of_rows = words if self.has_words and not self.weighs else None
+        is_rough = form.group.tolerance.may_round and form.dtype == "float32" and not self.is_few
+        block = Rows(self.builder, form.dtype, scores, factors, of_rows, is_rough, state)
+        return Places(queries, keys, values, block, words, tiles)
+
+    def _keys(self, scratch: Places, first: Expr, count: int) -> Keys:
+        form, builder = self.form, self.builder
+        if scratch.tiles is not None:
+            panels = TiledPanels(builder, form.depth, count, self.terms[0], scratch.tiles)
+            return Keys(first, count, panels, TiledPanels(builder, count, form.width, self.terms[1], scratch.tiles))
+        key_tile, value_tile = self.tiles
+        keys = Panels(builder, form.depth, count, key_tile, self.format)
+        return Keys(first, count, keys, Panels(builder, count, form.width, value_tile, self.format))
+
+    def _rows(self, head: Head, first: Expr, blocks: Expr) -> None:
+        """All there is to do for some blocks of queries, by one thread."""
+        builder, size, (whole, rest) = self.builder, self.key_block, divmod(self.form.keys, self.key_block)
+        if self.is_running:
+            start_rows(head.rows, builder.bind(blocks * self.block_rows), self.form.width)
+        with builder.loop(whole, name="keys") as number:
+            self._attend(head, self._keys(head, builder.bind(number * size), size), first, blocks)
+        if rest:
+            self._attend(head, self._keys(head, whole * size, rest), first, blocks)
+        if self.is_running:
+            with builder.loop(blocks, name="block") as number:
+                block = self._block(first, number)
+
+                def store(row: Expr, column: Expr, value: Expr, block: QueryBlock = block) -> None:
+                    self.elements.store_result(head.batch, block.first + row, column, value)
+
+                finish_rows(head.rows, block.row, block.count, self.form.width, store)
+
+    def _few(self, head: Head) -> None:
+        """All queries, where they are few, of all heads that read the same keys and values."""
+        form, count, lanes = self.form, self.block_rows, self.builder.lanes(self.form.dtype)
+        block = QueryBlock(0, count, 0)
+        keys = self._keys(head, 0, form.keys)
+        for row in range(count):
+            self._pack_query(head, block, row)
+        scores = FewRows(self.builder, count, form.depth, form.keys, lanes)
+        multiply = scores.multiply_rows if self.elements.is_transposed(form.scores) else scores.multiply_columns
+        queries = self._queries(head)
+        multiply(queries, self._key_of(head, keys), lambda *at: self._store_score(head, keys, block, *at))
+        self._softmax(head, block, form.keys, None)
+        results = FewRows(self.builder, count, form.keys, form.width, lanes)
+        results.multiply_columns(
+            head.rows.line(form.keys),
+            self._value_of(head, keys),
+            lambda *at: self._scale_result(head, block, *at),
+        )
+
+    def _attend(self, head: Head, keys: Keys, first: Expr, blocks: Expr) -> None:
+        """Some blocks of queries, by some keys."""
+        pack = keys.keys.pack_rows if self.elements.is_transposed(self.form.scores) else keys.keys.pack_columns
+        pack(head.keys, self._key_of(head, keys))
+        keys.values.pack_columns(head.values, self._value_of(head, keys))
+        with self.builder.loop(blocks, name="block") as number:
+            block = self._block(first, number)
+            with self.builder.loop(block.count, name="row") as row:
+                self._pack_query(head, block, row)
+            if not self.hides_keys:
+                self._multiply(head, keys, block, None)
+            else:
+                end = self._visible_keys(head, keys, block)
+                with self.builder.when(end > 0):
+                    self._multiply(head, keys, block, end)
+
+    def _multiply(self, head: Head, keys: Keys, block: QueryBlock, end: Expr | None) -> None:
+        """A block of queries by keys: all, or the first of them."""
+        columns, depth = WHOLE, WHOLE
+        if end is not None:
+            used = tirx.min(tirx.floordiv(end, self.format.k_pack), ceil(keys.count / self.format.k_pack))
+            columns, depth = Bounds(columns=end), Bounds(depth=self.builder.bind(used))
+        queries = self._queries(head)
+        keys.keys.multiply(queries, head.keys, block.count, lambda *at: self._store_score(head, keys, block, *at), columns)
+        probabilities = self._softmax(head, block, keys.count, end)
+        add = self._add_result if self.is_running else self._scale_result
+        keys.values.multiply(probabilities, head.values, block.count, lambda *at: add(head, block, *at), depth)
+
+    def _visible_keys(self, head: Head, keys: Keys, block: QueryBlock) -> Expr:
+        """How many of some keys a block's queries see."""
+        builder, form, extent = self.builder, self.form, head.rows.extent(keys.count)
+
+        def score(row: Expr, key: Expr) -> Expr:
+            return self.elements.score(*self._place(head, block, row), key, tirx.const(0, form.dtype))
+
+        step = 2 * builder.lanes(form.dtype)
+        end = visible_keys(builder, score, block.count, keys.first, keys.count, step, extent)
+        sees = sees_first_key(builder, score, block.count)
+        return builder.bind(tirx.Select(sees, end, extent))
+
+    def _block(self, first: Expr, number: Expr) -> QueryBlock:
+        builder = self.builder
+        start = builder.bind((first + number) * self.block_rows)
+        count = builder.bind(tirx.min(self.form.queries - start, self.block_rows))
+        return QueryBlock(start, count, builder.bind(number * self.block_rows))
+
+    def _place(self, head: Head, block: QueryBlock, row: Expr) -> tuple[Index, Expr]:
+        """The place of a row's head among the batch dimensions, and its query."""
+        if self.shared == 1:
+            return head.batch, block.first + row
+        number = head.batch[-1] + tirx.floordiv(row, self.form.queries)
+        return (*head.batch[:-1], number), tirx.floormod(row, self.form.queries)
+
+    def _queries(self, head: Head) -> Lines:
+        """The queries of a block, as the product reads them."""
+        return Lines(head.queries.buffer, head.queries.base, self.form.depth // self.format.k_pack)
+
+    def _pack_query(self, head: Head, block: QueryBlock, row: Expr) -> None:
+        builder, form, to, lanes = self.builder, self.form, self._queries(head), self.builder.lanes(self.form.dtype)
+        base, (batch, query) = builder.bind(to.base + row * to.pitch), self._place(head, block, row)
+
+        def element(k: Expr) -> Expr:
+            return self.elements.query(batch, query, k)
+
+        if self.has_words:
+            store_line(builder, Scratch(to.buffer, base), form.depth, lanes, element)
+        else:
+            builder.vector_loop(form.depth, lanes, lambda k: builder.store(to.buffer, base + k, element(k)))
+
+    def _key_of(self, head: Head, keys: Keys) -> Element:
+        return lambda k, j: self.elements.key(head.batch, keys.first + j, k)
+
+    def _value_of(self, head: Head, keys: Keys) -> Element:
+        return lambda j, column: self.elements.value(head.batch, keys.first + j, column)
+
+    def _softmax(self, head: Head, block: QueryBlock, keys: int, end: Expr | None) -> Lines:
+        """What the values are multiplied by, as the product reads it; `end`: how many of the keys have scores."""
+        rows = head.rows
+        rows.end_rows(block.count, keys)
+        end = rows.extent(keys) if end is None else end
+        if self.is_running:
+            running_softmax(rows, block.row, block.count, keys, end)
+        else:
+            softmax(rows, block.count, keys, end, self.form.guard)
+        if not self.weighs:
+            return rows.exponential_lines(keys)
+        weigh_rows(rows, block.count, keys, lambda row, *at: self.elements.weight(*self._place(head, block, row), *at))
+        return round_rows(rows, head.words, block.count, keys) if self.has_words else rows.line(keys)
+
+    def _store_score(self, head: Head, keys: Keys, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
+        scores = head.rows.line(keys.count)
+        element = self.elements.score(*self._place(head, block, row), keys.first + column, value)
+        self.builder.store(scores.buffer, scores.base + row * scores.pitch + column, element)
+
+    def _add_result(self, head: Head, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
+        """Add to what earlier keys gave."""
+        results = head.rows.results
+        place = results.base + (block.row + row) * self.form.width + column
+        self.builder.store(results.buffer, place, results.buffer[place] * head.rows.factors[row] + value)
+
+    def _scale_result(self, head: Head, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
+        factor = 1 if self.weighs else head.rows.factors[row]
+        self.elements.store_result(*self._place(head, block, row), column, value * factor)
+
+
+def _chunks(heads: int, blocks: int, threads: int, least: int) -> int:
+    """Runs of blocks that a head is cut into, as few as deal the work to the threads within a tenth of evenly, if any does."""
+    for chunks in range(min(least, blocks), blocks + 1):
+        tasks = heads * chunks
+        if ceil(tasks / threads) * threads <= 1.1 * tasks:
+            return chunks
+    return blocks

@@ -1,0 +1,211 @@
+"""LinearAttention: one matrix of state a head, which each step decays, corrects and reads.
+
+Columns of the state never meet, so a vector of them takes all steps by itself while it lies in the first-level cache; batch,
+heads and vectors of columns are dealt to the threads. The arithmetic is that of the definition step by step, in float32.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import sqrt
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..expressions import math
+from ..groups.group import Group, Op
+from ..template.contract import BuiltKernel, Refusal
+from ..template.kernel import finish, new_builder
+
+OPERATORS = frozenset(["LinearAttention"])
+_QUERY, _KEY, _VALUE, _PAST, _DECAY, _BETA = range(6)  # inputs
+_RULES = ("linear", "gated", "delta", "gated_delta")
+_TYPE = "float32"  # of the state and of all sums
+_MAX_LOCAL_BYTES = 256 * 1024  # of a thread's stack
+_COST_OF_EXP = 12
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one LinearAttention of any update rule."""
+    (op,) = group.ops
+    rule = op.attribute("update_rule", "gated_delta")
+    if rule not in _RULES:
+        return Refusal(f"no update rule {rule!r}")
+    heads, queries = op.attribute("kv_num_heads", 0), op.attribute("q_num_heads", 0)
+    if heads < 1 or queries < 1 or queries % heads:
+        return Refusal(f"{queries} query heads for {heads} heads of state")
+    for name, position in (("gated", _DECAY), ("delta", _BETA)):
+        if name in rule and not (position < len(op.inputs) and op.inputs[position]):
+            return Refusal(f"update rule {rule!r} without its input {position}")
+    batch, steps, width = group.types[op.inputs[0]].shape
+    columns = group.types[op.inputs[2]].shape[2] // heads
+    builder = new_builder(target)
+    attention = _Attention(group, op, builder, batch, steps, heads, queries // heads, width // queries, columns)
+    if attention.local_bytes > _MAX_LOCAL_BYTES:
+        return Refusal(f"a state of {attention.rows} rows is more than a thread's stack holds")
+    return attention.build()
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """The operator on sizes that are all known. `shared` query heads read the state of one head, of `rows` x `columns`."""
+
+    group: Group
+    op: Op
+    builder: KernelBuilder
+    batch: int
+    steps: int
+    heads: int
+    shared: int
+    rows: int
+    columns: int
+
+    @property
+    def lanes(self) -> int:
+        return self.builder.lanes(_TYPE)
+
+    @property
+    def local_bytes(self) -> int:
+        """What one vector of columns keeps on the stack."""
+        return (self.rows + self.shared + 1) * self.lanes * 4
+
+    @property
+    def scale(self) -> float:
+        """What a reading of the state is multiplied by."""
+        return float(self.op.attribute("scale", 0.0)) or 1 / sqrt(max(self.rows, 1))
+
+    def has(self, position: int) -> bool:
+        """Whether an optional input is there and the update rule looks at it."""
+        rule = self.op.attribute("update_rule", "gated_delta")
+        is_used = {_PAST: True, _DECAY: "gated" in rule, _BETA: "delta" in rule}[position]
+        return is_used and position < len(self.op.inputs) and bool(self.op.inputs[position])
+
+    def operand(self, position: int) -> Buffer:
+        kind = self.group.types[self.op.inputs[position]]
+        return self.builder.parameter(self.op.inputs[position], kind.elements, kind.dtype)
+
+    def width(self, position: int) -> int:
+        """Elements of an input in one step of one batch."""
+        return self.group.types[self.op.inputs[position]].shape[-1]
+
+    def store(self, position: int, offset: Expr, value: Expr) -> None:
+        """Store an element of an output, in the output's type."""
+        name = self.op.outputs[position]
+        kind = self.group.types[name]
+        self.builder.store(self.builder.parameter(name, kind.elements, kind.dtype), offset, tirx.Cast(kind.dtype, value))
+
+    def build(self) -> BuiltKernel:
+        operations = 2 + 2 * self.has(_DECAY) + 2 * self.has(_BETA) + 2 * self.shared  # of one element of the state in one step
+        work = self.batch * self.steps * self.heads * self.rows * self.columns * operations
+        factors = self._decay_factors() if self.has(_DECAY) and self.batch * self.steps else None
+        whole, rest = divmod(self.columns, self.lanes)
+        for count, lanes, first in ((whole, self.lanes, 0), (rest, 1, whole * self.lanes)):
+            if self.batch * self.heads * count == 0:
+                continue
+            with self.builder.chunks(self.batch * self.heads * count, work) as task:
+                head = self.builder.bind(tirx.floordiv(task, count))
+                column = self.builder.bind(tirx.floormod(task, count) * lanes + first)
+                _Columns(self, factors, head, column, lanes).emit()
+        return finish("linear_attention", self.builder, self.group, flops=work)
+
+    def _decay_factors(self) -> Buffer:
+        """exp(decay), once for all columns."""
+        builder, source, kind = self.builder, self.operand(_DECAY), self.group.types[self.op.inputs[_DECAY]]
+        factors = builder.workspace(kind.elements, _TYPE)
+
+        def element(i: Expr) -> None:
+            builder.store(factors, i, math.exponential(builder.name, builder.name(tirx.Cast(_TYPE, source[i]))))
+
+        with builder.chunks(self.batch * self.steps, kind.elements * _COST_OF_EXP) as row:
+            base = builder.bind(row * kind.shape[-1])
+            builder.vector_loop(kind.shape[-1], self.lanes, lambda i: element(base + i))
+        return factors
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """All steps of `lanes` neighbouring columns of one head's state; `head` counts over the batch too."""
+
+    of: _Attention
+    factors: Buffer | None  # exp(decay)
+    head: Expr
+    column: Expr
+    lanes: int
+
+    def emit(self) -> None:
+        builder, rows = self.of.builder, self.of.rows
+        state = builder.local(max(rows, 1) * self.lanes, _TYPE, "state")
+        place = builder.bind(self.head * rows * self.of.columns + self.column)
+        with builder.loop(rows, name="row") as row, self._each_lane() as lane:
+            builder.store(state, row * self.lanes + lane, self._past(place + row * self.of.columns + lane))
+        with builder.loop(self.of.steps, name="step") as step:
+            self._step(state, builder.bind(step))
+        with builder.loop(rows, name="row") as row, self._each_lane() as lane:
+            self.of.store(1, place + row * self.of.columns + lane, state[row * self.lanes + lane])
+
+    def _step(self, state: Buffer, step: Expr) -> None:
+        """Decay the state, write what the key's value differs by from what it holds, and read it by each query."""
+        builder, of = self.of.builder, self.of
+        token = builder.bind(tirx.floordiv(self.head, of.heads) * of.steps + step)  # over batch and steps
+        kv_head = builder.bind(tirx.floormod(self.head, of.heads))
+        write = builder.local(self.lanes, _TYPE, "write")
+        with self._each_lane() as lane:
+            builder.store(write, lane, _zero())
+        if self.factors is not None or of.has(_BETA):
+            with builder.loop(of.rows, name="row") as row:
+                factor, key = self._factor(token, kv_head, row), self._load(_KEY, token, kv_head * of.rows + row)
+                with self._each_lane() as lane:
+                    kept = builder.name(state[row * self.lanes + lane] * factor)
+                    builder.store(state, row * self.lanes + lane, kept)
+                    builder.store(write, lane, write[lane] + kept * key)
+        rate = self._load(_BETA, token, kv_head if of.width(_BETA) > 1 else 0) if of.has(_BETA) else None
+        values = of.operand(_VALUE)
+        with self._each_lane() as lane:
+            value = tirx.Cast(_TYPE, values[(token * of.heads + kv_head) * of.columns + self.column + lane])
+            builder.store(write, lane, value if rate is None else rate * (value - write[lane]))
+        self._read(state, write, token, kv_head)
+
+    def _read(self, state: Buffer, write: Buffer, token: Expr, kv_head: Expr) -> None:
+        """Add key times `write` to the state, and store each query's reading of it."""
+        builder, of = self.of.builder, self.of
+        sums = builder.local(of.shared * self.lanes, _TYPE, "sums")
+        with builder.loop(of.shared, name="query") as query, self._each_lane() as lane:
+            builder.store(sums, query * self.lanes + lane, _zero())
+        with builder.loop(of.rows, name="row") as row:
+            key = self._load(_KEY, token, kv_head * of.rows + row)
+            with self._each_lane() as lane:
+                builder.store(state, row * self.lanes + lane, state[row * self.lanes + lane] + key * write[lane])
+            with builder.loop(of.shared, name="query") as query:
+                weight = self._load(_QUERY, token, (kv_head * of.shared + query) * of.rows + row)
+                with self._each_lane() as lane:
+                    held = sums[query * self.lanes + lane] + weight * state[row * self.lanes + lane]
+                    builder.store(sums, query * self.lanes + lane, held)
+        with builder.loop(of.shared, name="query") as query, self._each_lane() as lane:
+            place = ((token * of.heads + kv_head) * of.shared + query) * of.columns + self.column
+            of.store(0, place + lane, sums[query * self.lanes + lane] * tirx.const(of.scale, _TYPE))
+
+    def _past(self, offset: Expr) -> Expr:
+        """An element of the state before the first step."""
+        return tirx.Cast(_TYPE, self.of.operand(_PAST)[offset]) if self.of.has(_PAST) else _zero()
+
+    def _factor(self, token: Expr, kv_head: Expr, row: Expr) -> Expr:
+        """What decay leaves of a row of the state."""
+        if self.factors is None:
+            return tirx.const(1, _TYPE)
+        width = self.of.width(_DECAY)
+        place = kv_head if width == self.of.heads else kv_head * self.of.rows + row
+        return self.of.builder.name(self.factors[token * width + place])
+
+    def _load(self, position: int, token: Expr, place: Expr) -> Expr:
+        """An element of an input in one step, the same for all lanes."""
+        source = self.of.operand(position)
+        return self.of.builder.name(tirx.Cast(_TYPE, source[token * self.of.width(position) + place]))
+
+    def _each_lane(self) -> AbstractContextManager[Expr]:
+        return self.of.builder.loop(self.lanes, "vectorized", "lane")
+
+
+def _zero() -> Expr:
+    return tirx.const(0, _TYPE)

@@ -1,0 +1,335 @@
+"""A small writer of TIR loop nests: what a template says, statement by statement, with no schedule in between.
+
+All buffers are flat; a template computes its own offsets, so one pointer may be seen under any layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.ir import PointerType, PrimType
+
+from ...runtime.hardware.machine import Machine
+from ...runtime.plan import ALIGNMENT
+from ..cost.memory import PARALLEL_MIN_WORK
+from ..formats.bfloat16 import is_rounding, rounded
+from ..formats.minifloat import is_coded
+from ..groups.configuration import Choice, Configuration
+
+Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
+Buffer: TypeAlias = Any
+Index: TypeAlias = tuple[Expr, ...]
+T = TypeVar("T")
+
+
+class KernelBuilder:
+    """Collects the statements of one kernel: a private function of raw pointers, reads then writes then one workspace.
+
+    With `is_grid` an iteration of a parallel loop is a GPU thread of its own, so that each had better do one element.
+    """
+
+    is_grid = False
+    integer_bits = 128  # of the widest integers that the target's compiler knows
+
+    def __init__(
+        self, machine: Machine, threads: int, *, has_bfloat16: bool = False, configuration: Configuration | None = None
+    ) -> None:
+        self.machine = machine
+        self.vector_bytes = machine.vector_bytes
+        self.has_bfloat16 = has_bfloat16  # an instruction that rounds to it
+        self.threads = threads
+        self.choices: list[Choice] = []
+        self.work = 0  # scalar operations of the longest of its loops that may be parallel
+        self.tiles = ""  # what the kernel multiplies, where it does so on the tile unit, as Kernel.multiplies of a Plan says it
+        self._configuration = configuration
+        self._asked: dict[str, int] = {}  # how often a choice of a name was made
+        self.workspace_bytes = 0
+        self._blocks: list[list[Any]] = [[]]
+        self._parameters: dict[str, tuple[Any, Any]] = {}
+        self._retyped: dict[tuple[str, str], tuple[Any, Any]] = {}  # further views of parameters: pointer, buffer
+        self._workspace = _pointer("workspace", "uint8")
+        self._views: list[tuple[Any, Any, int]] = []
+        self._lane: tuple[Any, int, list[Any]] | None = None  # of the vectorised loop around: variable, lanes, its allocations
+
+    def lanes(self, dtype: str) -> int:
+        return self.vector_bytes // max(np.dtype(dtype).itemsize, 1)
+
+    def choose(self, name: str, options: Mapping[str, T]) -> T:
+        """One of the legal options, by their names: the one that the configuration names, else the first.
+
+        A kernel that decides the same several times, as for several products, has "tile", "tile 2" and so on. Where there is a
+        configuration, if only an empty one, `choices` tells what could be chosen otherwise.
+        """
+        self._asked[name] = self._asked.get(name, 0) + 1
+        name = name if self._asked[name] == 1 else f"{name} {self._asked[name]}"
+        taken = next(iter(options))
+        if self._configuration is not None:
+            wanted = self._configuration.get(name, taken)
+            taken = wanted if wanted in options else taken
+            if len(options) > 1:
+                self.choices.append(Choice(name, tuple(options), taken))
+        return options[taken]
+
+    # Parameters -------------------------------------------------------------------------------------------------------
+
+    def parameter(self, name: str, elements: int, dtype: str) -> Buffer:
+        """The flat buffer behind a pointer parameter; asked for twice, the same one.
+
+        Asked for with other elements than at first, such as words of several, it is a view of the same memory.
+        """
+        dtype = "uint8" if is_coded(dtype) else dtype
+        if name not in self._parameters:
+            pointer = _pointer(f"p{len(self._parameters)}", dtype)
+            buffer = tirx.decl_buffer((max(elements, 1),), dtype, name=f"b{len(self._parameters)}", layout=None)
+            self._parameters[name] = (pointer, buffer)
+        pointer, buffer = self._parameters[name]
+        if str(buffer.dtype) == dtype:
+            return buffer
+        if (name, dtype) not in self._retyped:
+            view = tirx.decl_buffer((max(elements, 1),), dtype, name=f"v{len(self._retyped)}", layout=None)
+            self._retyped[name, dtype] = (pointer, view)
+        return self._retyped[name, dtype][1]
+
+    def order_parameters(self, names: Sequence[str]) -> None:
+        """Settle the calling order."""
+        self._parameters = {name: self._parameters[name] for name in names}
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return tuple(self._parameters)
+
+    def workspace(self, elements: int, dtype: str) -> Buffer:
+        """Scratch bytes of the arena, private to the kernel and cache-line aligned; the planner places them."""
+        elements = max(elements, 1)
+        buffer = tirx.decl_buffer((elements,), dtype, name=f"w{len(self._views)}", layout=None)
+        self._views.append((buffer, dtype, self.workspace_bytes))
+        self.workspace_bytes += -(-elements * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
+        return buffer
+
+    # Statements -------------------------------------------------------------------------------------------------------
+
+    def emit(self, statement: Any) -> None:
+        self._blocks[-1].append(statement)
+
+    @contextmanager
+    def loop(self, extent: Expr, kind: str = "serial", name: str = "i") -> Iterator[Expr]:
+        """A loop from 0; one of extent 1 leaves no trace. Kinds: serial, unrolled, vectorized, parallel."""
+        if isinstance(extent, int) and extent == 1:
+            yield tirx.const(0, "int32")
+            return
+        variable = tirx.Var(name, "int32")
+        self._blocks.append([])
+        outer, allocations = self._lane, list[Any]()
+        if kind == "vectorized":
+            self._lane = (variable, int(extent), allocations)
+        yield variable
+        body = self._close()
+        self._lane = outer
+        for allocation in allocations:
+            self.emit(allocation)
+        self.emit(tirx.For(variable, tirx.const(0, "int32"), _int(extent), tirx.ForKind[kind.upper()], body))
+
+    @contextmanager
+    def when(self, condition: Expr) -> Iterator[None]:
+        """Statements that run only where a scalar condition holds."""
+        self._blocks.append([])
+        yield
+        self.emit(tirx.IfThenElse(condition, self._close(), None))
+
+    def threads_for(self, work: int) -> int:
+        """Threads that pay for themselves on this many scalar operations."""
+        self.work = max(self.work, work)
+        return self.threads if work >= PARALLEL_MIN_WORK else 1
+
+    @contextmanager
+    def chunks(self, extent: int, work: int) -> Iterator[Expr]:
+        """A loop over [0, extent), its iterations dealt to the threads in contiguous, nearly equal runs."""
+        threads = min(self.threads_for(work), max(extent, 1))
+        with self.loop(threads, "parallel", "thread") as thread:
+            begin, end = share(thread, threads, extent)
+            with self.loop(end - begin if threads > 1 else extent, name="chunk") as i:
+                yield self.bind(begin + i)
+
+    @contextmanager
+    def dynamic_chunks(self, extent: Expr, work: int) -> Iterator[Expr]:
+        """The same over an extent known only as an expression; `work` is that of the largest."""
+        threads = self.threads_for(work)
+        with self.loop(threads, "parallel", "thread") as thread:
+            begin, end = share(thread, threads, extent)
+            with self.loop(end - begin, name="chunk") as i:
+                yield self.bind(begin + i)
+
+    @contextmanager
+    def while_true(self, condition: Expr) -> Iterator[None]:
+        """Statements that run again and again as long as a scalar condition holds, which they change through a buffer."""
+        self._blocks.append([])
+        yield
+        self.emit(tirx.While(condition, self._close()))
+
+    def vector_loop(self, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:
+        """`body(i)` for i in [0, extent): whole vectors first, what is left one by one."""
+        whole = extent // lanes
+        if whole:
+            with self.loop(whole, name="v") as block, self.loop(lanes, "vectorized", "lane") as lane:
+                body(block * lanes + lane)
+        if extent - whole * lanes:
+            with self.loop(extent - whole * lanes, name="tail") as i:
+                body(i + whole * lanes)
+
+    def dynamic_vector_loop(self, begin: Expr, end: Expr, lanes: int, body: Callable[[Expr], None]) -> None:
+        """The same between bounds known only as expressions."""
+        if isinstance(begin, int) and isinstance(end, int):
+            self.vector_loop(end - begin, lanes, lambda i: body(begin + i))
+            return
+        count = self.bind(tirx.max(end - begin, 0))
+        whole = self.bind(tirx.floordiv(count, lanes))
+        with self.loop(whole, name="v") as block, self.loop(lanes, "vectorized", "lane") as lane:
+            body(begin + block * lanes + lane)
+        with self.loop(count - whole * lanes, name="tail") as i:
+            body(begin + whole * lanes + i)
+
+    def overlapping_vector_loop(self, begin: Expr, end: Expr, lanes: int, body: Callable[[Expr], None]) -> None:
+        """As `dynamic_vector_loop`, but what is left after whole vectors is part of a last one that overlaps the one before it.
+
+        So `body` runs more than once for some elements: nothing that it reads may lie where it writes.
+        """
+        if lanes == 1 or (isinstance(begin, int) and isinstance(end, int)):
+            self.dynamic_vector_loop(begin, end, lanes, body)
+            return
+        count = self.bind(tirx.max(end - begin, 0))
+        blocks = self.bind(tirx.Select(count >= lanes, tirx.floordiv(count + (lanes - 1), lanes), 0))
+        with self.loop(blocks, name="v") as block:
+            first = self.bind(tirx.min(begin + block * lanes, end - lanes))
+            with self.loop(lanes, "vectorized", "lane") as lane:
+                body(first + lane)
+        with self.loop(self.bind(tirx.Select(count < lanes, count, 0)), name="tail") as i:
+            body(begin + i)
+
+    def store(self, buffer: Buffer, offset: Expr, value: Expr) -> None:
+        if is_rounding(value):
+            value = rounded(value.value, self.name, has_instruction=self.has_bfloat16)
+        self.emit(tirx.BufferStore(buffer, value, [_int(offset)]))
+
+    def prefetch(self, element: Expr, *, is_near: bool = True) -> None:
+        """Ask for the cache line of an element that is read later, soon or not. Nothing happens if it lies outside of memory."""
+        # to read, keep it in all caches or in all but the first, data
+        how = (tirx.const(word, "int32") for word in (0, 3 if is_near else 2, 1))
+        self.emit(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(element), *how)))
+
+    def bind(self, value: Expr, name: str = "t") -> Expr:
+        """Name a loop bound or an offset outside of vectorised loops."""
+        if isinstance(value, int | tirx.Var | tirx.IntImm):
+            return value
+        variable = tirx.Var(name, value.ty)
+        self.emit(tirx.Bind(variable, value))
+        return variable
+
+    def name(self, value: Expr) -> Expr:
+        """Name an element's intermediate result so that it is computed once, inside a vectorised loop too.
+
+        A register-sized local array, not a TIR binding: the simplifier would inline a binding, and the code would grow
+        exponentially. LLVM turns the array into a register.
+        """
+        if isinstance(value, tirx.Var | tirx.FloatImm | tirx.IntImm):
+            return value
+        lane, lanes, allocations = self._lane or (tirx.const(0, "int32"), 1, self._blocks[-1])
+        buffer = tirx.decl_buffer((lanes,), str(value.ty), name="t", scope="local", layout=None)
+        allocations.append(tirx.AllocBuffer(buffer, {"disable_lower_builtin": tirx.const(True, "bool")}))
+        self.emit(tirx.BufferStore(buffer, value, [lane]))
+        return buffer[lane]
+
+    def masked(self, condition: Expr, element: Expr, otherwise: Expr) -> Expr:
+        """`element`, which is loaded in any case, where a condition holds.
+
+        TVM takes a branch of a Select for computed only where its condition holds, and drops from the indices of loads in it what
+        keeps them in bounds elsewhere. So what is loaded is named before.
+        """
+        return tirx.Select(condition, self.name(element), otherwise)
+
+    def local(self, elements: int, dtype: str, name: str = "acc") -> Buffer:
+        """A small array on the stack; of constant indices only, it becomes registers."""
+        buffer = tirx.decl_buffer((elements,), dtype, name=name, scope="local", layout=None)
+        self.emit(tirx.AllocBuffer(buffer, {"disable_lower_builtin": tirx.const(True, "bool")}))
+        return buffer
+
+    # The end ----------------------------------------------------------------------------------------------------------
+
+    def function(self, *, aliased: bool = False) -> Any:
+        """The finished PrimFunc. It returns int32 0, as a private function with a parallel region must.
+
+        `aliased` says that an output may take the memory of an operand, so that LLVM must not assume otherwise.
+        """
+        body: Any = tirx.SeqStmt([*self._declarations(), *self._blocks[0], tirx.Return(tirx.const(0, "int32"))])
+        for key, value in (("device_id", 0), ("device_type", 1)):  # a private function is told its device by nobody else
+            body = tirx.AttrStmt(tvm.ir.StringImm("default"), key, tirx.const(value, "int32"), body)
+        function = tirx.PrimFunc(self._pointers(), body, ret_type=PrimType("int32"))
+        return function.with_attr("tirx.noalias", not aliased).with_attr("s_tir", True)
+
+    def _pointers(self) -> list[Any]:
+        """What the function takes: the parameters in calling order, then the workspace if it has bytes."""
+        pointers = [pointer for pointer, _ in self._parameters.values()]
+        return [*pointers, self._workspace] if self.workspace_bytes else pointers
+
+    def _declarations(self) -> list[Any]:
+        """The statements that declare every buffer in memory over its pointer."""
+        head: list[Any] = [tirx.DeclBuffer(buffer, data=pointer) for pointer, buffer in self._parameters.values()]
+        for (_, dtype), (pointer, buffer) in self._retyped.items():
+            seen = _pointer("view", dtype)
+            head += [tirx.Bind(seen, tirx.reinterpret(seen.ty, pointer)), tirx.DeclBuffer(buffer, data=seen)]
+        for buffer, dtype, offset in self._views:
+            byte = tirx.decl_buffer((max(self.workspace_bytes, 1),), "uint8", name="bytes", layout=None)
+            head.append(tirx.DeclBuffer(byte, data=self._workspace))
+            pointer = _pointer("view", dtype)
+            head.append(tirx.Bind(pointer, tirx.reinterpret(pointer.ty, tirx.address_of(byte[offset]))))
+            head.append(tirx.DeclBuffer(buffer, data=pointer))
+        return head
+
+    def _close(self) -> Any:
+        body = self._blocks.pop()
+        if not body:
+            return tirx.Evaluate(tirx.const(0, "int32"))
+        return body[0] if len(body) == 1 else tirx.SeqStmt(body)
+
+
+def share(thread: Expr, threads: int, extent: int) -> tuple[Expr, Expr]:
+    """The half-open run of [0, extent) that belongs to one of `threads`."""
+    if threads == 1:
+        return 0, extent
+    return tirx.floordiv(thread * extent, threads), tirx.floordiv((thread + 1) * extent, threads)
+
+
+def row_major(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """Flat offset of an index."""
+    offset: Expr = 0
+    for i, extent in zip(index, shape, strict=True):
+        offset = offset * extent + i if extent != 1 else offset
+    return offset
+
+
+def unravel(offset: Expr, shape: Sequence[int]) -> Index:
+    """Index of a flat offset."""
+    index: list[Expr] = []
+    divide, remainder = (int.__floordiv__, int.__mod__) if isinstance(offset, int) else (tirx.floordiv, tirx.floormod)
+    for extent in reversed(shape[1:]):
+        index.append(remainder(offset, extent) if extent != 1 else 0)
+        offset = divide(offset, extent) if extent != 1 else offset
+    return (offset, *reversed(index)) if shape else ()
+
+
+def broadcast_index(index: Index, shape: tuple[int, ...], source: tuple[int, ...]) -> Index:
+    """Where an element of `shape` reads from a value of shape `source`, by NumPy's broadcasting rule."""
+    tail = index[len(index) - len(source) :]
+    return tuple(0 if extent == 1 else i for i, extent in zip(tail, source, strict=True))
+
+
+def _pointer(name: str, dtype: str) -> Any:
+    return tirx.Var(name, PointerType(PrimType(dtype)))
+
+
+def _int(value: Expr) -> Expr:
+    return tirx.const(value, "int32") if isinstance(value, int) else value

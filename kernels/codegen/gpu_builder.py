@@ -1,0 +1,77 @@
+"""The loop-nest builder for GPUs: the same words as on the CPU, whose parallel loops become grids of threads.
+
+A template written for the CPU says what may run at once (`chunks`, parallel loops) and what must follow what. Here an
+iteration of a parallel loop is a thread, vectors have one lane, and `function` cuts the whole nest into grids (grids.py). So
+every operator of the CPU has a GPU kernel from the start; those worth it get a schedule of their own in this folder, with
+blocks of threads that share memory (`blocks`, `shared`, `barrier`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tvm
+from tvm import tirx
+
+from ...runtime.hardware.machine import gpu_thread
+from .builder import Buffer, Expr, KernelBuilder
+from .grids import DeviceFunction, cut_into_grids, thread_extent
+
+_RESIDENT_THREADS = 1 << 14  # what a template for the CPU is told of threads, so that it deals out more than a GPU holds
+
+
+class GpuBuilder(KernelBuilder):
+    """Collects the statements of one group's kernel, as `KernelBuilder` does, and ends in a `DeviceFunction`."""
+
+    is_grid = True
+    integer_bits = 64
+
+    def __init__(self) -> None:
+        super().__init__(gpu_thread(), _RESIDENT_THREADS)
+
+    def lanes(self, dtype: str) -> int:
+        return 1
+
+    def threads_for(self, work: int) -> int:
+        return self.threads
+
+    @contextmanager
+    def loop(self, extent: Expr, kind: str = "serial", name: str = "i") -> Iterator[Expr]:
+        """As on the CPU; what would be vectorised there runs one by one."""
+        with super().loop(extent, "serial" if kind == "vectorized" else kind, name) as i:
+            yield i
+
+    @contextmanager
+    def chunks(self, extent: int, work: int) -> Iterator[Expr]:
+        """A thread for each of [0, extent)."""
+        with self.loop(extent, "parallel", "thread") as i:
+            yield i
+
+    @contextmanager
+    def blocks(self, count: int, threads: int) -> Iterator[tuple[Expr, Expr]]:
+        """A grid of `count` blocks of `threads` threads; yields the numbers of the block and of the thread in it."""
+        block, thread = tirx.Var("block", "int32"), tirx.Var("lane", "int32")
+        self._blocks.append([])
+        yield block, thread
+        body = thread_extent("threadIdx.x", thread, threads, self._close())
+        self.emit(thread_extent("blockIdx.x", block, count, body))
+
+    def shared(self, elements: int, dtype: str, name: str = "tile") -> Buffer:
+        """An array that the threads of a block share; undefined at first."""
+        buffer = tirx.decl_buffer((elements,), dtype, name=name, scope="shared", layout=None)
+        self.emit(tirx.AllocBuffer(buffer))
+        return buffer
+
+    def barrier(self) -> None:
+        """Hold every thread of the block until all are here and what they wrote to shared arrays is seen by all."""
+        sync = tvm.ir.Op.get("tirx.tvm_storage_sync")
+        self.emit(tirx.Evaluate(tvm.ir.Call(sync, [tvm.ir.StringImm("shared")], ret_ty=tvm.ir.PrimType("int32"))))
+
+    def function(self, *, aliased: bool = False) -> DeviceFunction:
+        """The grids of this kernel, in the order in which they run.
+
+        Raises:
+            UncutError: the nest cannot be told as grids.
+        """
+        return cut_into_grids(self._declarations(), self._blocks[0], self._pointers(), noalias=not aliased)

@@ -1,0 +1,254 @@
+"""Signals, images and volumes as convolutions on the tile unit read them: bfloat16 terms, channels last and filled up to whole
+tiles, zeros around.
+
+All have planes, rows and columns: those of a signal are one plane of rows of one column. With strides, positions that a tap of
+the window reads one after the other shall lie so: the image is cut in phases, position (z, y, x) into phase (z mod stride, y mod
+stride, x mod stride). In each of them every tap reads as a window of stride 1 does, and result (r, c) of a plane is number r *
+width + c of its positions, so that 16 neighbours are the rows of a tile. Those beyond the end of a row of the result are computed
+and not stored.
+
+Few channels would fill a small part of a tile's 32 values of k. Then those of all columns of the window lie side by side at each
+position of the result, and k runs over the window's planes and rows alone. Groups of channels are filled up each by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import TypeVar
+
+from tvm import tirx
+
+from ...runtime.plan import TensorType
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
+from ..microkernels.amx_blocks import Lines
+from ..microkernels.amx_packing import LINES
+from ..microkernels.amx_unit import DEPTH, ROWS
+from ..microkernels.bf16_split import split
+from ..microkernels.packed_gemm import Scratch
+from .channels_last_form import ChannelsLast
+from .window import Taps
+
+_BAD_STRIDE_BYTES = 2048  # between rows that fall on two sets of the first cache
+T = TypeVar("T")
+Place = tuple[int, ...]  # of planes, rows and columns
+
+
+def as_volume(numbers: Sequence[T], one: T) -> tuple[T, ...]:
+    """What is told of each dimension, for planes, rows and columns; `one` is told of dimensions that are not there."""
+    if len(numbers) == 1:
+        return one, numbers[0], one
+    return (*(one,) * (3 - len(numbers)), *numbers)
+
+
+def of_volume(place: Sequence[T], rank: int) -> tuple[T, ...]:
+    """The place in the `rank` dimensions that there are."""
+    return (place[1],) if rank == 1 else tuple(place[3 - rank :])
+
+
+@dataclass(frozen=True)
+class TiledImage:
+    """The layout of an input [image, channel, *place] for the windows that read it, and so many terms.
+
+    Elements of 16 bits: [image, phase, plane, row, column, term, group, channel], `extents` of a phase, whose positions are
+    `strides` apart in the input and begin `begins` before it. `in_place` says that the input itself lies so, and that nothing
+    lies behind it. With `joined` columns of the window the channels are those of as many neighbouring positions.
+    """
+
+    source: TensorType
+    strides: Place
+    begins: Place
+    phases: Place
+    extents: Place
+    terms: int
+    groups: int = 1
+    joined: int = 1
+    in_place: bool = False
+
+    @property
+    def inputs(self) -> Place:
+        return as_volume(self.source.shape[2:], 1)
+
+    @property
+    def line(self) -> int:
+        """Elements of one term of a line of the input, with zeros at its ends, from which joined columns are copied."""
+        return line_elements(self.source.shape[1], self.extents[2], self.strides[2], self.joined)
+
+    @property
+    def of_group(self) -> int:
+        """Channels of a group."""
+        return self.source.shape[1] // self.groups
+
+    @property
+    def group_channels(self) -> int:
+        """Of one term of a group, whole tiles."""
+        return ceil(self.of_group * self.joined / DEPTH) * DEPTH
+
+    @property
+    def channels(self) -> int:
+        """Of one term."""
+        return self.groups * self.group_channels
+
+    @property
+    def pitch(self) -> int:
+        """Elements of a position; a few more where tile rows would crowd each other out of the first cache."""
+        pitch = self.channels * self.terms
+        return pitch + DEPTH if crowds(pitch) and not self.in_place else pitch
+
+    @property
+    def phase_elements(self) -> int:
+        """The last block of positions may reach up to 31 positions beyond the last phase."""
+        return prod(self.extents) * self.pitch
+
+    @property
+    def elements(self) -> int:
+        return self.source.shape[0] * prod(self.phases) * self.phase_elements + LINES * self.pitch
+
+    def positions(self, outputs: Place) -> int:
+        """Of one plane, in which the results of one lie, with those between the rows."""
+        _, rows, columns = outputs
+        return (rows - 1) * self.extents[2] + columns
+
+    def first_of(self, block: Expr, outputs: Place) -> Expr:
+        """The first of the 32 positions of a block: the last one may overlap, where nothing lies behind the image."""
+        read = ROWS if self.has_short(outputs) else LINES
+        return tirx.min(block * LINES, self.positions(outputs) - read) if self.in_place else block * LINES
+
+    def has_short(self, outputs: Place) -> bool:
+        """Whether the last of some blocks has one tile's positions at most."""
+        return self.positions(outputs) > LINES and 0 < self.positions(outputs) % LINES <= ROWS
+
+    def lies_in_place(self, form: ChannelsLast, outputs: Sequence[Place]) -> bool:
+        """Whether the anchor's input itself lies so: bfloat16, whole tiles of channels, and nothing around it is read."""
+        name = form.anchor.inputs[0]
+        is_plain = self.source.dtype == "bfloat16" and name in form.operands and self.joined == 1
+        is_same = not any(self.begins) and prod(self.phases) == 1 and self.extents == self.inputs
+        is_whole = self.of_group % DEPTH == 0 and all(self.positions(one) >= LINES for one in outputs)
+        return is_plain and is_same and is_whole and not crowds(self.channels)
+
+    def lines(self, buffer: Buffer, place: tuple[Expr, Expr, Expr], group: Expr, taps: Sequence[Taps]) -> Lines:
+        """32 positions from (image, plane, number in it) on, for windows whose `taps` are counted from the image's beginning.
+
+        Steps are (plane of the window, row of it, column of it, 32 channels).
+        """
+        image, plane, first = place
+        position = plane * (self.extents[1] * self.extents[2]) + first
+        base = image * (prod(self.phases) * self.phase_elements) + position * self.pitch + group * self.group_channels
+
+        def at(ks: tuple[Expr, ...], term: int, half: Expr) -> Expr:
+            places = [_phase_of(one.at(k), stride) for one, k, stride in zip(taps, ks, self.strides, strict=False)]
+            phase = row_major([phase for phase, _ in places], self.phases)
+            ahead = row_major([ahead for _, ahead in places], self.extents)
+            channel = term * self.channels + ks[3] * DEPTH
+            return base + phase * self.phase_elements + (ahead + half * ROWS) * self.pitch + channel
+
+        return Lines(buffer, self.pitch, at)
+
+    # Filling ----------------------------------------------------------------------------------------------------------
+
+    def fill(self, builder: KernelBuilder, form: ChannelsLast) -> Buffer:
+        """The anchor's input, or a workspace with its terms, dealt to the threads by lines."""
+        if self.in_place:
+            return builder.parameter(form.operands[form.anchor.inputs[0]], self.source.elements, "uint16")
+        target = builder.workspace(self.elements, "uint16")
+        extents = self.source.shape[0], *self.phases, *self.extents[:2]
+        with builder.chunks(prod(extents), self.elements) as line:
+            image, *numbers = (builder.bind(part) for part in unravel(line, extents))
+            z, y = (
+                builder.bind(row * self.strides[axis] + numbers[axis] - self.begins[axis]) for axis, row in enumerate(numbers[3:])
+            )
+            inside = (tirx.And(i >= 0, i < extent) for i, extent in zip((z, y), self.inputs, strict=False))
+            exists = builder.bind(tirx.And(*inside))
+            to = Scratch(target, builder.bind(line * (self.extents[2] * self.pitch)))
+            if self.joined > 1:
+                self._fill_joined(builder, form, to, (image, z, y), exists)
+            else:
+                self._fill_line(builder, form, to, (image, z, y, numbers[2]), exists)
+        rest = self.elements - LINES * self.pitch
+        self._clear(builder, target, rest, self.elements - rest)
+        return target
+
+    def _fill_line(self, builder: KernelBuilder, form: ChannelsLast, to: Scratch, place: Index, exists: Expr) -> None:
+        """The positions of one phase in a line, those beside the input with zeros."""
+        *lead, phase = place
+        with builder.loop(self.extents[2], name="column") as column:
+            at = builder.bind(to.base + column * self.pitch)
+            x = builder.bind(column * self.strides[2] + phase - self.begins[2])
+            inside = builder.bind(tirx.And(exists, tirx.And(x >= 0, x < self.inputs[2])))
+            with builder.when(inside):
+                self._fill_position(builder, form, to.buffer, at, (*lead, x))
+            with builder.when(tirx.Not(inside)):
+                self._clear(builder, to.buffer, at, self.pitch)
+
+    def _fill_joined(self, builder: KernelBuilder, form: ChannelsLast, to: Scratch, place: Index, exists: Expr) -> None:
+        """The terms of a line with its channels last, then of each position of the result as many as its window has there."""
+        (image, *lead), channels, begin = place, self.source.shape[1], self.begins[2]
+        line = builder.local(self.terms * self.line, "uint16", "line")
+        self._clear(builder, line, 0, self.terms * self.line)
+        count = min(self.inputs[2], (self.line - DEPTH) // channels - begin)
+        with builder.when(exists), builder.loop(channels, name="channel") as channel:
+
+            def store(x: Expr) -> None:
+                for term, part in enumerate(self._parts(builder, form, (image, channel, *lead, x))):
+                    builder.store(line, (x + begin) * channels + channel + term * self.line, part)
+
+            builder.vector_loop(count, builder.lanes("float32"), store)
+        with builder.loop(self.extents[2], name="column") as column:
+            at, source = (builder.bind(column * step) for step in (self.pitch, self.strides[2] * channels))
+            for term in range(self.terms):
+                for first in range(0, self.channels, DEPTH):
+                    with builder.loop(DEPTH, "vectorized", "lane") as lane:
+                        number = line[source + (term * self.line + first) + lane]
+                        is_read = first + lane < channels * self.joined
+                        value = tirx.Select(is_read, number, tirx.const(0, "uint16"))
+                        builder.store(to.buffer, to.base + at + (term * self.channels + first) + lane, value)
+            self._clear(builder, to.buffer, to.base + at + self.terms * self.channels, self.pitch - self.terms * self.channels)
+
+    def _fill_position(self, builder: KernelBuilder, form: ChannelsLast, target: Buffer, at: Expr, place: Index) -> None:
+        """The terms of all channels of a position of the input."""
+        image, *lead = place
+        groups, count = (1, self.source.shape[1]) if self.of_group == self.group_channels else (self.groups, self.of_group)
+        with builder.loop(groups, name="group") as group:
+            begin, first = (builder.bind(group * size) for size in (self.group_channels, count))
+
+            def store(i: Expr) -> None:
+                for term, part in enumerate(self._parts(builder, form, (image, first + i, *lead))):
+                    builder.store(target, at + begin + (term * self.channels) + i, part)
+
+            builder.vector_loop(count, builder.lanes("float32"), store)
+            for term in range(self.terms):
+                rest = self.channels // groups - count
+                self._clear(builder, target, at + begin + (term * self.channels + count), rest)
+        self._clear(builder, target, at + self.terms * self.channels, self.pitch - self.terms * self.channels)
+
+    def _parts(self, builder: KernelBuilder, form: ChannelsLast, index: Index) -> list[Expr]:
+        """The terms of an element of the input, at (image, channel, plane, row, column)."""
+        image, channel, *at = index
+        place = of_volume(at, len(self.source.shape) - 2)
+        if self.source.dtype == "float32":
+            return split(builder, form.read_image(builder, (image, channel, *place)), self.terms)
+        name = form.anchor.inputs[0]
+        at_memory = (image, *place, channel) if name in form.operands else (image, channel, *place)
+        parameter = form.operands.get(name, name)
+        bits = builder.parameter(parameter, self.source.elements, "uint16")
+        return [bits[row_major(at_memory, form.outer.types[parameter].shape)]]
+
+    def _clear(self, builder: KernelBuilder, target: Buffer, begin: Expr, count: int) -> None:
+        zero = tirx.const(0, "uint16")
+        builder.vector_loop(count, builder.lanes("uint16"), lambda i: builder.store(target, begin + i, zero))
+
+
+def crowds(elements: int) -> bool:
+    """Whether rows of a tile, so many elements of 16 bits apart, fall on two sets of the first cache."""
+    return 2 * elements % _BAD_STRIDE_BYTES == 0
+
+
+def line_elements(channels: int, columns: int, stride: int, joined: int) -> int:
+    """Elements of a line of the input from which so many columns of positions are joined."""
+    return ((columns - 1) * stride + joined) * channels + DEPTH
+
+
+def _phase_of(tap: Expr, stride: int) -> tuple[Expr, Expr]:
+    """Phase of a tap, and the position in it."""
+    return (tirx.floormod(tap, stride), tirx.floordiv(tap, stride)) if stride > 1 else (0, tap)

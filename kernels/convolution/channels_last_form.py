@@ -1,0 +1,275 @@
+"""Groups whose values lie in memory channels-last: the form in which choose-layout writes them, and how templates read it.
+
+    Transpose(0,3,1,2) of an operand -> one operator and its followers, in ONNX's own order of dimensions -> Transpose(0,2,3,1)
+
+or Transpose(0,4,1,2,3) and Transpose(0,2,3,4,1) for volumes; for signals both are Transpose(0,2,1). Pointwise operators before
+a transpose are computed where the operand is read.
+
+A template sees the group without its transposes, asks for elements at ONNX's indices (image, channel, *place), and gets
+loads and stores whose neighbouring channels are neighbours in memory. A result may be some channels of a Concat with operands
+from elsewhere, of which a Slice may take a part: it is stored in its place there, and the others are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Expr, Index, KernelBuilder, row_major, unravel
+from ..cost.convolution import Convolution
+from ..cost.estimate import Estimate, with_bytes, with_followers
+from ..expressions.pointwise import POINTWISE
+from ..groups.group import Group, Op
+from ..template.contract import Refusal
+from ..template.values import GroupValues, Reader, anchors_of, pointwise_obstacle
+from ..template.views import slice_places
+from .window import Window, read_window
+
+_RANKS = (3, 4, 5)  # of signals, of images and of volumes
+_LINE_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where an output of the inner group is stored: the channels from `first` on of the parameter `parameter`."""
+
+    value: str
+    parameter: str
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is copied to the channels from `first` on of a parameter: the box of an input that `places` (start, step) tell."""
+
+    source: str
+    places: tuple[tuple[int, int], ...]
+    shape: tuple[int, ...]
+    parameter: str
+    first: int
+
+
+@dataclass(frozen=True)
+class ChannelsLast:
+    """A group of one anchor and its followers, `inner`, among transposes.
+
+    `operands` are the inputs of `inner` that lie channels-last, by the names that they have in `outer`. All outputs of `inner`
+    have the anchor's shape.
+    """
+
+    outer: Group
+    inner: Group
+    anchor: Op
+    operands: Mapping[str, str]
+    destinations: tuple[Destination, ...]
+    pieces: tuple[Piece, ...]
+
+    def readers(self, builder: KernelBuilder) -> dict[str, Reader]:
+        """How to read the operands that lie channels-last."""
+        return {name: self._reader(builder, parameter) for name, parameter in self.operands.items()}
+
+    def _reader(self, builder: KernelBuilder, parameter: str) -> Reader:
+        """A new set of values at every element: those that pointwise operators compute are named in the loop body around it."""
+        return lambda index: GroupValues(self.outer, builder).read(parameter, _turned(index))
+
+    def is_computed(self) -> bool:
+        """Whether the anchor's first operand is made by operators of the group."""
+        name = self.anchor.inputs[0]
+        return self.operands.get(name, name) in self.outer.producers
+
+    def read_image(self, builder: KernelBuilder, index: Index) -> Expr:
+        """The element of the anchor's first operand at (image, channel, *place)."""
+        return GroupValues(self.inner, builder, self.readers(builder)).read(self.anchor.inputs[0], index)
+
+    def words(self, builder: KernelBuilder, index: Index) -> Callable[[Expr], Expr]:
+        """The words (int32) of two neighbouring channels each of the anchor's first operand, of 16 bits and an even number of
+        channels, which is not computed; counted from an even channel at (image, channel, *place).
+        """
+        name = self.operands[self.anchor.inputs[0]]
+        kind = self.outer.types[name]
+        memory = builder.parameter(name, kind.elements // 2, "int32")
+        image, channel, *place = index
+        first = builder.bind(_offset((image, tirx.div(channel, 2), *place), (*kind.shape[:-1], kind.shape[-1] // 2)))
+        return lambda word: memory[first + word]
+
+    def follow(self, builder: KernelBuilder, index: Index, value: Expr) -> None:
+        """Store the results at an index of the anchor's output, whose element there is `value`; all are computed before."""
+        made = self.anchor.outputs[0]
+        if self.inner.reader_counts.get(made, 0) > 1:
+            value = builder.name(value)
+        values = GroupValues(self.inner, builder, {**self.readers(builder), made: lambda _: value})
+        elements = {output: values.read(output, index) for output in self.inner.outputs}
+        for one in self.destinations:
+            kind = self.outer.types[one.parameter]
+            image, channel, *position = index
+            place = _offset((image, channel + one.first if one.first else channel, *position), kind.shape)
+            builder.store(builder.parameter(one.parameter, kind.elements, kind.dtype), place, elements[one.value])
+
+    def far_bytes(self) -> int:
+        """Bytes of the results, and of what followers read for each of their elements."""
+        return sum(self.outer.types[name].size_bytes for name in self._followed())
+
+    def ask(self, builder: KernelBuilder, index: Index, channels: int) -> None:
+        """Ask for the cache lines that `follow` reads and writes for `channels` elements from an index on."""
+        for name in self._followed():
+            kind = self.outer.types[name]
+            memory, item_bytes = builder.parameter(name, kind.elements, kind.dtype), kind.bits // 8
+            firsts = [one.first for one in self.destinations if one.parameter == name] or [0]
+            image, channel, *position = index
+            for first in firsts:
+                place = _offset((image, channel + first, *position), kind.shape)
+                for at in range(0, channels, _LINE_BYTES // item_bytes):
+                    builder.prefetch(memory[place + at])
+
+    def _followed(self) -> tuple[str, ...]:
+        """The results, and the inputs that are read for each of their elements."""
+        shape = self.inner.types[self.anchor.outputs[0]].shape
+        read = {name for op in self.inner.ops if op is not self.anchor for name in op.inputs}
+        beside = (self.operands[name] for name in sorted(read & self.operands.keys()) if self.inner.types[name].shape == shape)
+        return (*dict.fromkeys(name for name in beside if name in self.outer.inputs), *self.outer.outputs)
+
+    def copy_pieces(self, builder: KernelBuilder) -> None:
+        """Write what comes from elsewhere into the results."""
+        for piece in self.pieces:
+            if prod(piece.shape):
+                self._copy_piece(builder, piece)
+
+    def _copy_piece(self, builder: KernelBuilder, piece: Piece) -> None:
+        *lines, width, channels = piece.shape
+        source, target = (self.outer.types[name] for name in (piece.source, piece.parameter))
+        read = builder.parameter(piece.source, source.elements, source.dtype)
+        written = builder.parameter(piece.parameter, target.elements, target.dtype)
+        first, step = piece.places[-1]
+        with builder.chunks(prod(lines), prod(piece.shape)) as line, builder.loop(width, name="column") as column:
+            at = (*(builder.bind(i) for i in unravel(line, tuple(lines))), column)
+            starts = [i * step + start for i, (start, step) in zip(at, piece.places, strict=False)]
+            origin = builder.bind(row_major((*starts, first), source.shape))
+            base = builder.bind(row_major((*at, piece.first), target.shape))
+            lanes = builder.lanes(target.dtype)
+            builder.vector_loop(channels, lanes, lambda i: builder.store(written, base + i, read[origin + i * step]))
+
+
+def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast | Refusal:
+    """The group as templates of channels-last values see it; those that call `copy_pieces` `may_join` results with others."""
+    moves = [op for op in group.ops if op.op_type == "Transpose"]
+    heads = [op for op in moves if _turns(op, _to_first) and _is_pointwise(_before(group, op.inputs))]
+    before = _before(group, [op.inputs[0] for op in heads])
+    operands = {op.outputs[0]: op.inputs[0] for op in heads}
+    results = {op.outputs[0]: op.inputs[0] for op in moves if op not in heads and _turns(op, _to_last)}
+    if not results or len(operands) + len(results) != len(moves):
+        return Refusal("its values do not lie channels-last")
+    joins = [op for op in group.ops if op.op_type == "Concat"] if may_join else []
+    parts = [part for join in joins for part in _parts(group, join, results)]
+    destinations = tuple(part for part in parts if isinstance(part, Destination))
+    destinations += tuple(Destination(made, out) for out, made in results.items() if out in group.outputs)
+    if {one.parameter for one in destinations} != set(group.outputs):
+        return Refusal("its values do not lie channels-last")
+    around = {*operands, *results, *(part.parameter for part in parts)}
+    joined = {name for join in joins if join.outputs[0] in around for name in join.inputs}
+    ops = tuple(op for op in group.ops if op not in before and op.outputs[0] not in around | joined)
+    made = {output for op in ops for output in op.outputs}
+    inside = {*made, *(name for name in group.literals if name not in group.inputs)}
+    read = [name for op in ops for name in op.inputs if name and name not in inside]
+    outputs = tuple(dict.fromkeys(one.value for one in destinations))
+    inner = replace(group, ops=ops, inputs=tuple(dict.fromkeys(read)), outputs=outputs)
+    anchors = anchors_of(inner)
+    if len(anchors) != 1:
+        return Refusal(f"has {len(anchors)} anchors")
+    (anchor,) = anchors
+    if not made.issuperset(outputs) or not {*operands, *group.inputs}.issuperset(read):
+        return Refusal("its values do not lie channels-last")
+    if any(group.types[name].shape != group.types[anchor.outputs[0]].shape for name in outputs):
+        return Refusal("a result is not of its anchor's shape")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    pieces = tuple(part for part in parts if isinstance(part, Piece))
+    return ChannelsLast(group, inner, anchor, operands, destinations, pieces)
+
+
+def extents_of(form: ChannelsLast) -> Convolution:
+    """What costs are told of the form's anchor, a convolution or a transposed one."""
+    return convolution_of(form.inner, form.anchor, read_window(form.inner, form.anchor))
+
+
+def convolution_of(group: Group, anchor: Op, window: Window) -> Convolution:
+    """What costs are told of a convolution or a transposed one."""
+    source, groups = group.types[anchor.inputs[0]], anchor.attribute("group", 1)
+    images, channels, *_ = source.shape
+    outputs = group.types[anchor.outputs[0]].shape[1] // groups
+    numbers = (images, groups, channels // groups, outputs), window.inputs, window.outputs, window.kernel, window.strides
+    has_pads, element_bytes = any(window.begins), source.size_bytes // max(source.elements, 1)
+    if anchor.op_type == "Conv":
+        return Convolution.of_dimensions(*numbers, window.dilations, has_pads=has_pads, element_bytes=element_bytes)
+    return Convolution.of_phases(*numbers, has_pads=has_pads, element_bytes=element_bytes)
+
+
+def convolution_estimate(form: ChannelsLast, cycles: float, target: Target, *, unit: str = "fma") -> Estimate:
+    """What a form takes whose anchor's products take so many cycles: with its followers, and the bytes of the whole group."""
+    one = extents_of(form)
+    operations = 2 * one.images * one.groups * one.rows * one.columns * one.outputs * one.depth * one.k_pack
+    alone = with_bytes(Estimate(cycles, operations, unit=unit), form.outer)
+    return with_followers(alone, form.inner, target.machine, form.anchor)
+
+
+def _parts(group: Group, join: Op, results: Mapping[str, str]) -> tuple[Destination | Piece, ...]:
+    """The parts of a Concat of channels that is an output of the group; none where one of them is of another form."""
+    if join.attribute("axis") != len(group.types[join.outputs[0]].shape) - 1 or join.outputs[0] not in group.outputs:
+        return ()
+    parts: list[Destination | Piece] = []
+    first = 0
+    for name in join.inputs:
+        shape, maker = group.types[name].shape, group.producers.get(name)
+        if name in results:
+            parts.append(Destination(results[name], join.outputs[0], first))
+        elif maker is None:
+            parts.append(Piece(name, ((0, 1),) * len(shape), shape, join.outputs[0], first))
+        elif maker.op_type == "Slice" and maker.inputs[0] in group.inputs and (places := slice_places(group, maker)):
+            parts.append(Piece(maker.inputs[0], tuple(places), shape, join.outputs[0], first))
+        else:
+            return ()
+        first += shape[-1]
+    return tuple(parts)
+
+
+def _before(group: Group, names: Iterable[str]) -> list[Op]:
+    """The operators that compute some values."""
+    before: list[Op] = []
+    waiting = list(names)
+    while waiting:
+        op = group.producers.get(waiting.pop())
+        if op is not None and op not in before:
+            before.append(op)
+            waiting += op.inputs
+    return before
+
+
+def _is_pointwise(ops: Iterable[Op]) -> bool:
+    return all(op.op_type in POINTWISE for op in ops)
+
+
+def _offset(index: Index, shape: tuple[int, ...]) -> Expr:
+    """Flat offset of an index (image, channel, *place) in memory of this shape (image, *place, channel)."""
+    return row_major(_turned(index), shape)
+
+
+def _turned(index: Index) -> Index:
+    """The index (image, *place, channel) of an element at (image, channel, *place)."""
+    return tuple(index[axis] for axis in _to_last(len(index)))
+
+
+def _to_first(rank: int) -> tuple[int, ...]:
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def _to_last(rank: int) -> tuple[int, ...]:
+    return (0, *range(2, rank), 1)
+
+
+def _turns(op: Op, order: Callable[[int], tuple[int, ...]]) -> bool:
+    """Whether a Transpose moves the channels of signals, images or volumes as `order` says."""
+    axes = op.attribute("perm") or ()
+    return len(axes) in _RANKS and tuple(axes) == order(len(axes))

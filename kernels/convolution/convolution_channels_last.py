@@ -1,0 +1,367 @@
+"""Conv of images and volumes whose result lies channels-last, as tile products: positions are rows, channels are columns.
+
+Scalars of the input, at the positions of a stretch of one output row, are broadcast; vectors run over output channels of the
+weights, which are packed at compile time in the order in which the tiles load them. Nothing is computed between rows, and
+neither strides nor dilations ask for a copy. Where windows overhang, they read a copy of the input with zeros around it. The
+input itself may lie channels-first: its elements are read one by one, so that the conversion costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import ceil, prod
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
+from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs, pays_to_fill_pairs
+from ..formats.bfloat16 import word_at
+from ..formats.format import BF16_DOT, Format, format_for
+from ..formats.multiply_add import factor
+from ..groups.group import Group
+from ..microkernels.packing import PackPanels, pack_in_kernel
+from ..microkernels.register_tile import Panel, Tile, split_options, sum_tile
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.kernel import finish, machine_of, new_builder
+from ..template.loops import sweep
+from ..template.values import GroupValues
+from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, extents_of
+from .depthwise_channels_last import Depthwise, is_depthwise
+from .padded_input import Image, padded_image
+from .window import Window, clipped_taps, read_window, share_of_padding
+
+_WORK_PER_OPERATION = 16
+_SHORT_DEPTH = 256
+_FAR_BYTES = 3 * 512 * 1024  # of weights that come from beyond the second cache, above which they are asked for ahead
+_LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # of a tap, and the share of taps, from which on those of padding are left out
+_ASKED_BYTES = 256 * 1024  # of weights, above which each tile asks for its part of the next panel
+_NEAR_PANEL_BYTES = 384 * 1024  # of a panel that stays in the second cache while the next one comes there
+_NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
+_FOLLOWED_BYTES = 8 * 1024 * 1024  # of results and what they are added to, above which tiles ask for their part while they sum
+_LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
+_ORDERS = {  # of the loops around a tile: what passes while something else stays near
+    "by line": ("image", "line", "group", "n", "m"),
+    "by panel": ("group", "n", "image", "line", "m"),
+    "by position": ("image", "line", "group", "m", "n"),
+}
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes one Conv of images or volumes whose result is transposed to channels-last, with its followers."""
+    form = channels_last_form(group, may_join=True)
+    if isinstance(form, Refusal):
+        return form
+    if form.anchor.op_type != "Conv":
+        return Refusal("has no convolution")
+    source = form.inner.types[form.anchor.inputs[0]]
+    number_format = convolution_format(form, target)
+    if number_format is None:
+        return Refusal(f"no convolution of {source.dtype}")
+    one, machine = extents_of(form), machine_of(target, number_format.sums)
+    if is_depthwise(form):
+        return Candidate(
+            convolution_estimate(form, channels_last_cycles(one, machine), target), lambda: _build_depthwise(form, target)
+        )
+    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
+    unit = "dot" if number_format.k_pack > 1 else "fma"
+    return Candidate(
+        convolution_estimate(form, cycles, target, unit=unit), lambda: _Convolution(form, target, number_format).build()
+    )
+
+
+def _build_depthwise(form: ChannelsLast, target: Target) -> BuiltKernel:
+    builder = new_builder(target)
+    form.copy_pieces(builder)
+    depthwise = Depthwise(form, read_window(form.inner, form.anchor), builder)
+    flops = depthwise.emit()
+    return finish("convolution_channels_last", builder, form.outer, flops=flops, packed=depthwise.packed)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Tiles of `rows` positions of a line, whose sums run over `depth`; `extents` of the loops over them; `asks`: see `_asks`."""
+
+    image: Image
+    weights: Buffer
+    tile: Tile
+    depth: tuple[int, ...]
+    rows: int
+    extents: Mapping[str, int]
+    asks: str
+
+
+class _Convolution:
+    """One kernel being built."""
+
+    def __init__(self, form: ChannelsLast, target: Target, number_format: Format) -> None:
+        self.form, self.target, self.anchor = form, target, form.anchor
+        self.window = read_window(form.inner, form.anchor)
+        self.builder = new_builder(target, form.outer.configuration)
+        self.source = form.inner.types[form.anchor.inputs[0]]
+        self.images, self.channels = self.source.shape[:2]
+        self.groups = form.anchor.attribute("group", 1)
+        self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
+        self.is_last = form.anchor.inputs[0] in form.operands
+        self.packs_taps = packs_taps(form, self.window, target)
+        self.format = BF16_DOT if self.packs_taps else number_format
+        self.accumulator = self.format.sums
+        if not self.packs_taps:  # a word of channels is one element
+            self.channels = ceil(self.channels / self.format.k_pack)
+        self.packed: dict[str, Operand] = {}
+        self.begins = self.window.begins  # of the image as it is read
+
+    def build(self) -> BuiltKernel | Refusal:
+        self.form.copy_pieces(self.builder)
+        window = self.window
+        reaches = [
+            (out - 1) * stride + (kernel - 1) * dilation + 1
+            for out, stride, kernel, dilation in zip(window.outputs, window.strides, window.kernel, window.dilations, strict=True)
+        ]
+        skipped = [axis < len(reaches) - 1 and self._skips(axis, 1) for axis in range(len(reaches))]
+        self.begins = tuple(0 if skips else begin for skips, begin in zip(skipped, window.begins, strict=True))
+        reaches = [whole if skips else reach for skips, whole, reach in zip(skipped, window.inputs, reaches, strict=True)]
+        if self.packs_taps:
+            reaches[-1] += -window.kernel[-1] % self.format.k_pack
+        k_pack = 1 if self.packs_taps else self.format.k_pack
+        image = padded_image(self.builder, self.form, self.begins, reaches, k_pack=k_pack, rounds=self.packs_taps)
+        if isinstance(image, Refusal):
+            return image
+        flops = self._product(image)
+        return finish("convolution_channels_last", self.builder, self.form.outer, flops=flops, packed=self.packed)
+
+    # The product ------------------------------------------------------------------------------------------------------
+
+    def _product(self, image: Image) -> int:
+        """Write the loops over tiles; returns the arithmetic operations of the whole."""
+        window, builder = self.window, self.builder
+        inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
+        images, lines, rows = self._positions()
+        taps = ceil(window.kernel[-1] / self.format.k_pack)
+        depth = (*window.kernel[:-1], inputs, taps) if self.packs_taps else (*window.kernel, inputs)
+        flops: int = 2 * images * lines * rows * self.out_channels * (self.source.shape[1] // self.groups) * prod(window.kernel)
+        lanes = builder.lanes(self.accumulator)
+        words = prod(depth) if self.packs_taps else inputs  # that follow each other: neighbouring windows share none
+        machine, has_words = machine_of(self.target, self.accumulator), self.format.k_pack > 1
+        pitch = (image.strides[-1] if self.is_last else words) * window.strides[-1]
+        ranked = channels_last_tiles(rows, outputs, prod(depth), words, machine, pitch=pitch, pairs=has_words)
+        tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
+        weights = self._weights(tile.columns)
+        if not flops:
+            return 0
+        panels = -(-outputs // tile.columns)
+        extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
+        order = builder.choose("order", self._orders(prod(depth), outputs))
+        product = _Product(image, weights, tile, depth, rows, extents, self._asks(order, extents, prod(depth) * tile.columns))
+        deal(
+            builder,
+            {axis: extents[axis] for axis in order},
+            flops // _WORK_PER_OPERATION,
+            lambda place: self._tile(product, place),
+        )
+        return int(flops)
+
+    def _asks(self, order: tuple[str, ...], extents: Mapping[str, int], panel: int) -> str:
+        """What tiles ask for while they read a panel of so many weights: the "next" one, what comes "soon" in it, or nothing."""
+        size_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes
+        is_line = extents["image"] * extents["line"] == 1
+        is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])  # it stays while positions pass
+        if is_by_panel and size_bytes > _ASKED_BYTES and 4 * panel <= _NEAR_PANEL_BYTES:
+            return "next"
+        return "soon" if size_bytes > _FAR_BYTES else ""
+
+    def _tile(self, product: _Product, place: dict[str, Expr]) -> None:
+        """One tile of the result."""
+        builder, window, image, tile, depth = self.builder, self.window, product.image, product.tile, product.depth
+        inputs, outputs, extents = self.channels // self.groups, self.out_channels // self.groups, product.extents
+        number, line, group = (place[axis] for axis in ("image", "line", "group"))
+        start = builder.bind(tirx.min(place["m"] * tile.rows, product.rows - tile.rows))
+        lead, step = self._lead(line), window.strides
+        leads = [begin - own for begin, own in zip(self.begins, window.begins, strict=True)]
+        origin = (i * s + lead for i, s, lead in zip((*lead, start), step, leads, strict=True))
+        corner = builder.bind(image.offset(number, group * inputs, *origin))
+        first_weight = builder.bind((group * extents["n"] + place["n"]) * (prod(depth) * tile.columns))
+        panel = Panel(product.weights, first_weight, tile.columns)
+
+        def a(row: int, ks: Index) -> Expr:
+            if self.packs_taps:
+                return self._taps(image, corner + row * step[-1], ks)
+            *downs, right = (k * d for k, d in zip(ks, window.dilations, strict=False))
+            return factor(self.format, image.element(corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)))
+
+        def b(column: Expr, ks: Index) -> Expr:
+            return factor(self.format, panel.buffer[panel.base + row_major(ks, depth) * tile.columns + column])
+
+        before, spans = self._fetch(product, panel, place), self._spans(lead, start, tile.rows)
+        first = builder.bind(place["n"] * tile.columns)
+        self._ask(tile, number, lead, start, builder.bind(group * outputs + first))
+        sums = sum_tile(builder, tile, self.format, depth, a, b, before, spans)
+        with builder.loop(tile.rows, name="row") as row:
+            index, base = self._index(number, lead, builder.bind(start + row)), builder.bind(row * tile.columns)
+            each_column(builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c]))
+
+    def _ask(self, tile: Tile, number: Expr, lead: Index, start: Expr, channel: Expr) -> None:
+        """Ask for what a tile's results are added to and where they go, which come while it is summed."""
+        if self.form.far_bytes() > _FOLLOWED_BYTES:
+            with self.builder.loop(tile.rows, name="row") as row:
+                image, *place = self._index(number, lead, self.builder.bind(start + row))
+                self.form.ask(self.builder, (image, channel, *place), min(tile.columns, self.out_channels))
+
+    def _fetch(self, product: _Product, panel: Panel, place: dict[str, Expr]) -> Callable[[Index], None] | None:
+        """What a step of a tile at `place` asks for."""
+        builder, depth, extents = self.builder, product.depth, product.extents
+        if product.asks != "next":
+            return (lambda ks: panel.fetch(builder, row_major(ks, depth))) if product.asks else None
+        part = builder.bind((place["image"] * extents["line"] + place["line"]) * extents["m"] + place["m"])
+        parts = extents["image"] * extents["line"] * extents["m"]
+        return lambda ks: panel.fetch_next(builder, row_major(ks, depth), prod(depth), part, parts)
+
+    def _skips(self, axis: int, run: int) -> bool:
+        """Whether so many taps of an axis only meet padding, of windows by runs of `run`, that it pays to leave them out."""
+        if self.packs_taps and axis == len(self.window.kernel) - 1:
+            return False
+        products = prod(self.window.kernel[axis + 1 :]) * (self.channels // self.groups)  # of one tap
+        return products >= _LEAST_PRODUCTS and share_of_padding(self.window, axis, run) >= _LEAST_PADDING
+
+    def _spans(self, lead: Index, start: Expr, run: int) -> dict[int, tuple[Expr, Expr]]:
+        """The taps [begin, end) of each axis that some window of a tile lays on the input, where others are left out."""
+        window, builder, spans = self.window, self.builder, {}
+        for axis, first in enumerate((*lead, start)):
+            length = run if axis == len(lead) else 1
+            if self._skips(axis, length):
+                stride, begin = window.strides[axis], window.begins[axis]
+                corner = builder.bind(first * stride - begin)
+                spans[axis] = clipped_taps(builder, window, axis, corner, builder.bind(corner + (length - 1) * stride))
+        return spans
+
+    def _taps(self, image: Image, corner: Expr, ks: Index) -> Expr:
+        """Two neighbouring taps of a row of a window as a word, a last one beside a zero: what lies there may be infinite."""
+        *downs, channel, number = ks
+        places = (k * dilation for k, dilation in zip(downs, self.window.dilations, strict=False))
+        word = word_at(image.buffer, corner + image.offset(0, channel, *places, 2 * number))
+        taps = self.window.kernel[-1]
+        return tirx.Select(number == taps // 2, word & tirx.const(0xFFFF, "int32"), word) if taps % 2 else word
+
+    def _orders(self, depth: int, outputs: int) -> dict[str, tuple[str, ...]]:
+        """The loops around a tile, outermost first, in all orders that may be good, the best first.
+
+        Positions stay near while all channels pass, where weights do too; short sums write whole positions one after the other.
+        """
+        weights = self.form.inner.types[self.anchor.inputs[1]].size_bytes
+        own = "by panel" if weights > _NEAR_BYTES else "by line"
+        if depth <= _SHORT_DEPTH and outputs > depth:
+            own = "by position"
+        return {name: _ORDERS[name] for name in dict.fromkeys((own, *_ORDERS))}
+
+    def _is_flat(self) -> bool:
+        """Whether each output reads the input's element of its own place."""
+        window = self.window
+        return prod(window.kernel) == prod(window.strides) == 1 and window.inputs == window.outputs
+
+    def _positions(self) -> tuple[int, int, int]:
+        """Images, lines of each and positions of a line; lines without anything between them are one, and so are images."""
+        images, lines, rows = self.images, prod(self.window.outputs[:-1]), self.window.outputs[-1]
+        if self._is_flat():
+            return (1, 1, images * lines * rows) if self.is_last else (images, 1, lines * rows)
+        return images, lines, rows
+
+    def _lead(self, line: Expr) -> Index:
+        """Where a line lies in all dimensions but the last."""
+        outer = self.window.outputs[:-1]
+        return (0,) * len(outer) if self._is_flat() else tuple(self.builder.bind(i) for i in unravel(line, outer))
+
+    def _index(self, number: Expr, lead: Index, position: Expr) -> Index:
+        """Image and place of a position of a line."""
+        if not self._is_flat():
+            return number, *lead, position
+        if self.is_last:
+            return unravel(position, (self.images, *self.window.outputs))
+        return number, *unravel(position, self.window.outputs)
+
+    def _weights(self, tile: int) -> Buffer:
+        name, window = self.anchor.inputs[1], self.window
+        kind = self.form.inner.types[name]
+        shape = (self.groups, self.out_channels // self.groups, kind.shape[1], *window.kernel)
+        places, k_pack = range(3, len(shape)), self.format.k_pack
+        order = (0, 1, *places[:-1], 2, places[-1]) if self.packs_taps else (0, 1, *places, 2)
+        pack = PackPanels(shape, order, 1, 1, tile, k_pack=k_pack, rounds=self.packs_taps)
+        if name not in self.form.inner.constants:
+            return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
+        key = f"{name}/last"
+        self.packed[key] = Operand(name, pack)
+        elements = pack.packed_type(kind).elements // k_pack
+        return self.builder.parameter(key, elements, "int32" if k_pack > 1 else kind.dtype)
+
+    def _store(self, index: Index, channel: Expr, value: Expr) -> None:
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
+        if bias:
+            value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
+        number, *place = index
+        dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
+        self.form.follow(self.builder, (number, channel, *place), tirx.Cast(dtype, value))
+
+
+def convolution_format(form: ChannelsLast, target: Target) -> Format | None:
+    """The format of the products of a form's anchor, whose words are of neighbouring channels; None where there is none.
+
+    Words are read where an image lies channels-last, by constant weights. Where the last of a Conv's channels fill no word, a
+    copy has channels of zeros more, if that pays.
+    """
+    source, weights = form.anchor.inputs[:2]
+    channels = form.inner.types[source].shape[1] // form.anchor.attribute("group", 1)
+    is_read = source in form.operands and weights in form.inner.constants and not form.is_computed()
+
+    def can_read(one: Format) -> bool:
+        return one.k_pack == 1 or (is_read and one.packs_a and (channels % one.k_pack == 0 or _fills_words(form, one, target)))
+
+    return format_for(form.inner.storage(source), form.inner.storage(weights), target, can_read)
+
+
+def _fills_words(form: ChannelsLast, one: Format, target: Target) -> bool:
+    """Whether the products of a Conv go by dot products although its channels fill no words."""
+    pays = pays_to_fill_pairs(extents_of(form), target.machine)
+    return form.anchor.op_type == "Conv" and one is BF16_DOT and target.multiplies_pairs and pays
+
+
+def packs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:
+    """Whether the products of a Conv go by pairs of neighbouring taps of a row, which it rounds to bfloat16.
+
+    So do those of float32 for which bfloat16 is exact enough, and whose odd number of channels makes no pairs.
+    """
+    source, weights, result = (form.inner.types[name] for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
+    if not form.outer.tolerance.may_round or not BF16_DOT.runs_on(target) or form.anchor.inputs[1] not in form.inner.constants:
+        return False
+    has_pairs = window.kernel[-1] > 1 and window.dilations[-1] == 1 and weights.shape[1] % 2 == 1
+    is_long = result.elements * prod(weights.shape[1:]) >= _LEAST_ROUNDED
+    return has_pairs and is_long and source.dtype == weights.dtype == "float32"
+
+
+def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Callable[[dict[str, Expr]], None]) -> None:
+    """`body` at each place of nested loops, of which the one that divides best is dealt to the threads."""
+    threads = builder.threads_for(work)
+    split = builder.choose("split", split_options(list(extents), extents, threads))
+    with ExitStack() as loops:
+        thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
+        place: dict[str, Expr] = {}
+        for axis, extent in extents.items():
+            begin, end = share(thread, threads, extent) if axis == split else (0, extent)
+            i = loops.enter_context(builder.loop(end - begin, name=axis))
+            place[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
+        body(place)
+
+
+def each_column(builder: KernelBuilder, first: Expr, outputs: int, tile: Tile, body: Callable[[Expr], None]) -> None:
+    """`body` for each column of a tile that begins with channel `first` and is one of `outputs`."""
+    rest = outputs % tile.columns
+    is_whole = first + tile.columns <= outputs
+    if not rest:
+        sweep(builder, tile.columns, tile.lanes, body)
+    elif outputs < tile.columns:
+        sweep(builder, rest, tile.lanes, body)
+    else:
+        with builder.when(is_whole):
+            sweep(builder, tile.columns, tile.lanes, body)
+        with builder.when(tirx.Not(is_whole)):
+            sweep(builder, rest, tile.lanes, body)

@@ -1,0 +1,265 @@
+"""Depthwise Conv of images that lie channels-last: vectors run over channels, a few positions of a line at a time share weights.
+
+Nothing is padded: rows of a window that are outside of the image are left out, and so are columns at the ends of a line. Where
+windows overhang, neighbours share the taps that all of them have in the image, and each adds its own.
+
+Images of bfloat16 are read as words of two channels. A shift makes float32 of the even channels and a mask of the odd ones, which
+have vectors of sums, and of weights, of their own; these are put in the order of channels when they are complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import ceil, prod
+
+from tvm import tirx
+
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
+from ..formats.bfloat16 import high, low
+from ..groups.group import Op
+from ..microkernels.packing import PackPanels, pack_in_kernel
+from ..template.contract import Operand
+from ..template.loops import accumulator_type
+from ..template.values import GroupValues, Reader
+from .channels_last_form import ChannelsLast
+from .window import Window, clipped_taps
+
+_STRIP = 8  # positions at most that share the weights they load; as many sums as keep both multiply-add units busy
+_ROW_TAPS = 8  # of a row of words at once: the weights of more do not stay in registers
+_EDGE_SUMS = 4  # vectors of channels and positions at once where a line ends, so that no sum waits for the one before
+_WORK_PER_OPERATION = 8  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
+
+
+def is_depthwise(form: ChannelsLast) -> bool:
+    """Whether each output channel is made of one input channel of its own, and the input lies channels-last."""
+    source, weights = (form.inner.types[name].shape for name in form.anchor.inputs[:2])
+    is_single = form.anchor.attribute("group", 1) == source[1] == weights[0] and weights[1] == 1
+    return is_single and form.anchor.inputs[0] in form.operands
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One line of the output: its image, its place in all dimensions but the last, and the taps [begin, end) of its windows in
+    each of these that are in the image.
+    """
+
+    image: Expr
+    place: Index
+    taps: tuple[tuple[Expr, Expr], ...]
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Taps [begin, end) along a line, and the positions of a strip that they are added for."""
+
+    positions: range
+    begin: Expr
+    end: Expr
+
+
+class Depthwise:
+    """One kernel being built."""
+
+    def __init__(self, form: ChannelsLast, window: Window, builder: KernelBuilder) -> None:
+        self.form, self.window, self.builder = form, window, builder
+        self.anchor: Op = form.anchor
+        self.images, self.channels = form.inner.types[form.anchor.inputs[0]].shape[:2]
+        self.dtype = form.inner.types[form.anchor.inputs[0]].dtype
+        self.accumulator = accumulator_type(self.dtype)
+        # Channels that are read as one word: each is its own k, so that no format's dot product takes them.
+        self.per_word = 2 if self.dtype == "bfloat16" and self.channels % 2 == 0 and not form.is_computed() else 1
+        self.packed: dict[str, Operand] = {}
+        self.load: Reader = form.readers(builder)[form.anchor.inputs[0]]
+
+    def emit(self) -> int:
+        """Write the loops; returns the arithmetic operations of the whole."""
+        builder, window = self.builder, self.window
+        *rows, columns = window.outputs
+        flops = 2 * self.images * self.channels * prod(window.outputs) * prod(window.kernel)
+        if not flops:
+            return 0
+        weights = self._weights()
+        begin, end = self._inner_columns()
+        segments = [one for one in ((0, begin, False), (end, columns, False), (begin, end, True)) if one[1] > one[0]]
+        strips = max(ceil((last - first) / _STRIP) for first, last, _ in segments)
+        lines, threads = self.images * prod(rows), builder.threads_for(flops // _WORK_PER_OPERATION)
+        parts = min(ceil(threads / lines), strips) if lines < threads else 1  # of a line, where there are few
+        with builder.chunks(lines * parts, flops // _WORK_PER_OPERATION) as chunk:
+            image, *place, part = (builder.bind(i) for i in unravel(chunk, (self.images, *rows, parts)))
+            corners = [builder.bind(row * s - b) for row, s, b in zip(place, window.strides, window.begins, strict=False)]
+            taps = tuple(clipped_taps(builder, window, axis, corner) for axis, corner in enumerate(corners))
+            line = _Line(image, tuple(place), taps)
+            for first, last, is_inner in segments:
+                strips = ceil((last - first) / _STRIP)
+                width = ceil((last - first) / strips)
+                start, stop = share(part, parts, strips)
+                with builder.loop(stop - start, name="strip") as i:
+                    column = builder.bind(tirx.min(first + (start + i) * width, last - width))
+                    self._strip(weights, line, column, width, is_inner=is_inner)
+        return flops
+
+    def _inner_columns(self) -> tuple[int, int]:
+        """The output columns whose windows overhang on neither side."""
+        window, columns = self.window, range(self.window.outputs[-1])
+        span = (window.kernel[-1] - 1) * window.dilations[-1]
+        starts = [column * window.strides[-1] - window.begins[-1] for column in columns]
+        inner = [column for column in columns if starts[column] >= 0 and starts[column] + span < window.inputs[-1]]
+        return (inner[0], inner[-1] + 1) if inner else (0, 0)
+
+    def _overhanging(self, axis: int, column: Expr, width: int) -> list[_Stretch]:
+        """The taps of neighbouring positions that overhang: those of all of them, and what each has before and after."""
+        builder, window = self.builder, self.window
+        step, before = window.strides[-1], window.begins[-1]
+        taps = [clipped_taps(builder, window, axis, builder.bind((column + i) * step - before)) for i in range(width)]
+        begin = taps[0][0]  # later positions begin and end at no later tap
+        end = builder.bind(tirx.max(begin, taps[-1][1]))
+        own = [
+            stretch
+            for i, (first, last) in enumerate(taps)
+            for stretch in (
+                _Stretch(range(i, i + 1), first, builder.bind(tirx.min(begin, last))),
+                _Stretch(range(i, i + 1), end, builder.bind(tirx.max(end, last))),
+            )
+        ]
+        return [_Stretch(range(width), begin, end), *(own if width > 1 else ())]
+
+    def _strip(self, weights: Buffer, line: _Line, column: Expr, width: int, *, is_inner: bool) -> None:
+        """`width` neighbouring positions of a line, for all channels."""
+        stretches = (
+            [_Stretch(range(width), 0, self.window.kernel[-1])] if is_inner else self._overhanging(len(line.place), column, width)
+        )
+        lanes = self.builder.lanes(self.accumulator) * self.per_word
+        vectors, done = 1 if is_inner else max(_EDGE_SUMS // width, 1), 0
+        while done < self.channels:
+            while vectors * lanes > self.channels - done:
+                vectors, lanes = (vectors // 2, lanes) if vectors > 1 else (1, lanes // 2)
+            blocks = (self.channels - done) // (vectors * lanes)
+            with self.builder.loop(blocks, name="block") as block:
+                first = self.builder.bind(done + block * (vectors * lanes))
+                self._block(weights, line, column, stretches, (width, vectors), first, lanes)
+            done += blocks * vectors * lanes
+
+    def _block(
+        self,
+        weights: Buffer,
+        line: _Line,
+        column: Expr,
+        stretches: Sequence[_Stretch],
+        extents: tuple[int, int],
+        first: Expr,
+        lanes: int,
+    ) -> None:
+        """The sums of `extents` positions of a strip and vectors of channels."""
+        builder = self.builder
+        parts = [(position, vector * lanes) for position in range(extents[0]) for vector in range(extents[1])]
+        sums = builder.local(len(parts) * lanes, self.accumulator)
+        for number in range(len(parts)):
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                builder.store(sums, number * lanes + lane, tirx.const(0, self.accumulator))
+        with ExitStack() as loops:
+            downs = [begin + loops.enter_context(builder.loop(end - begin, name="down")) for begin, end in line.taps]
+            downs = [builder.bind(down) for down in downs]
+            for stretch in stretches:
+                if self.per_word > 1 and isinstance(stretch.end, int):
+                    self._add_columns(weights, (line.image, first, *line.place, column), downs, (sums, parts), lanes)
+                    continue
+                kind = "unrolled" if isinstance(stretch.end, int) else "serial"
+                with builder.loop(stretch.end - stretch.begin, kind, "right") as j:
+                    taps = [*downs, stretch.begin + j]
+                    chosen = [(number, *part) for number, part in enumerate(parts) if part[0] in stretch.positions]
+                    self._add(weights, (line.image, first, *line.place, column), taps, (sums, chosen), lanes)
+        if self.per_word > 1:
+            sums = self._in_order(sums, len(parts), lanes)
+        for number, (position, offset) in enumerate(parts):
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                index = (line.image, first + offset + lane, *line.place, column + position)
+                self._store(index, sums[number * lanes + lane])
+
+    def _add(
+        self, weights: Buffer, place: Index, taps: Sequence[Expr], sums: tuple[Buffer, list[tuple[int, int, int]]], lanes: int
+    ) -> None:
+        """One tap's products for some of the sums, which are numbers, positions after `place` and channels after its own."""
+        builder, window, (image, first, *outputs) = self.builder, self.window, place
+        base = builder.bind(row_major(taps, window.kernel) * self.channels + first)
+        *rows, corner = self._read_place(outputs, taps)
+        for number, position, offset in sums[1]:
+            column = corner + position * window.strides[-1]
+            if self.per_word > 1:
+                self._add_words(weights, (image, first + offset, *rows, column), [(number, taps)], sums[0], lanes)
+                continue
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                x = tirx.Cast(self.accumulator, self.load((image, first + offset + lane, *rows, column)))
+                product = x * tirx.Cast(self.accumulator, weights[base + offset + lane])
+                builder.store(sums[0], number * lanes + lane, sums[0][number * lanes + lane] + product)
+
+    def _read_place(self, outputs: Sequence[Expr], taps: Sequence[Expr]) -> list[Expr]:
+        """Where in the image a tap of the window of an output lies."""
+        window = self.window
+        geometry = zip(outputs, taps, window.strides, window.begins, window.dilations, strict=True)
+        return [self.builder.bind(output * stride - begin + tap * dilation) for output, tap, stride, begin, dilation in geometry]
+
+    def _add_columns(
+        self, weights: Buffer, place: Index, downs: Sequence[Expr], sums: tuple[Buffer, list[tuple[int, int]]], lanes: int
+    ) -> None:
+        """One row of taps of windows that are whole: each column of the image is read once for all sums, if the taps are few."""
+        window, (image, first, *outputs) = self.window, place
+        *rows, corner = self._read_place(outputs, [*downs, 0])
+        width = window.kernel[-1]
+        for begin in range(0, width, _ROW_TAPS):
+            readers: dict[int, list[tuple[int, Sequence[Expr]]]] = {}
+            for number, (position, _) in enumerate(sums[1]):  # one vector of channels each
+                for tap in range(begin, min(begin + _ROW_TAPS, width)):
+                    column = position * window.strides[-1] + tap * window.dilations[-1]
+                    readers.setdefault(column, []).append((number, [*downs, tap]))
+            for column, products in sorted(readers.items()):
+                self._add_words(weights, (image, first, *rows, corner + column), products, sums[0], lanes)
+
+    def _add_words(
+        self, weights: Buffer, index: Index, products: Sequence[tuple[int, Sequence[Expr]]], sums: Buffer, lanes: int
+    ) -> None:
+        """The numbers of `lanes` channels at an index of the image, by the weights of some taps each, added to some sums each."""
+        builder, (_, channel, *_), words = self.builder, index, lanes // 2
+        image = self.form.words(builder, index)
+        for half, part in enumerate((low, high)):
+            for number, taps in products:
+                base = builder.bind(
+                    row_major((*taps, half), (*self.window.kernel, 2)) * (self.channels // 2) + tirx.div(channel, 2)
+                )
+                with builder.loop(words, "vectorized", "lane") as lane:
+                    at = number * lanes + half * words + lane
+                    builder.store(sums, at, sums[at] + part(image(lane)) * tirx.Cast(self.accumulator, weights[base + lane]))
+
+    def _in_order(self, sums: Buffer, count: int, lanes: int) -> Buffer:
+        """Sums in the order of channels, of which the even ones are before the odd ones in each of `count` runs of `lanes`."""
+        ordered, words = self.builder.local(count * lanes, self.accumulator), lanes // 2
+        for number in range(count):
+            first = number * lanes
+            if words == 1:
+                for half in range(2):
+                    self.builder.store(ordered, first + half, sums[first + half])
+                continue
+            halves = [sums[tirx.Ramp(tirx.const(first + half, "int32"), 1, words)] for half in (0, words)]
+            places = [lane // 2 + lane % 2 * words for lane in range(lanes)]
+            self.builder.store(ordered, tirx.Ramp(tirx.const(first, "int32"), 1, lanes), tirx.Shuffle(halves, places))
+        return ordered
+
+    def _store(self, index: tuple[Expr, ...], value: Expr) -> None:
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
+        if bias:
+            value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, index[1:2]))
+        dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
+        self.form.follow(self.builder, index, tirx.Cast(dtype, value))
+
+    def _weights(self) -> Buffer:
+        """The weights with their channels last, [*place, channel], for words even ones before odd ones."""
+        name, taps = self.anchor.inputs[1], prod(self.window.kernel)
+        pack, kind = PackPanels((self.channels, taps), (0, 1), 0, 1, self.channels), self.form.inner.types[name]
+        if self.per_word > 1:
+            pack = PackPanels((self.channels // 2, 2, taps), (0, 2, 1), 0, 1, self.channels // 2)
+        if name not in self.form.inner.constants:
+            return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
+        key = f"{name}/last"
+        self.packed[key] = Operand(name, pack)
+        return self.builder.parameter(key, pack.packed_type(kind).elements, kind.dtype)

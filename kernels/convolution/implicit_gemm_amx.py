@@ -1,0 +1,196 @@
+"""Products on the tile unit whose rows are positions of an image and whose columns are channels: all windows over one image.
+
+The image is copied once, as bfloat16 terms with zeros around it (tile_image.py); then every tap of a window reads its rows of
+tiles from there, and no matrix of windows exists. Weights are packed at compile time into the tiles that are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, Index, row_major, share, unravel
+from ..cost.amx import tile_convolution_cycles
+from ..cost.estimate import Estimate
+from ..microkernels.amx_blocks import BlockProduct, Lines, Next, packed_lines, tile_threads
+from ..microkernels.amx_packing import LINES, TERM_ELEMENTS, PackTiles, Panels
+from ..microkernels.amx_unit import DEPTH, ROWS, tile_unit
+from ..microkernels.packed_gemm import Scratch
+from ..template.contract import BuiltKernel, Operand
+from ..template.kernel import finish, new_builder
+from ..template.values import GroupValues
+from .amx_input import Place, TiledImage, as_volume, of_volume
+from .channels_last_form import ChannelsLast, convolution_estimate, extents_of
+from .window import Taps, Window
+
+_NEAR_BYTES = 1 << 20  # of weights that the second cache holds while all positions pass
+_WORK_PER_DOT = 16  # cycles
+
+
+def tiles_obstacle(form: ChannelsLast) -> str:
+    """Why the anchor of a form, a convolution, is not computed on tiles; empty if it may be."""
+    anchor, inner = form.anchor, form.inner
+    source, weights = (inner.types[name] for name in anchor.inputs[:2])
+    result = inner.types[anchor.outputs[0]]
+    if source.dtype != weights.dtype or source.dtype not in ("float32", "bfloat16") or result.dtype != "float32":
+        return f"no convolution of {source.dtype} and {weights.dtype} as {result.dtype} on the tile unit"
+    if len(source.shape) not in (3, 4, 5):
+        return "is not of signals, images or volumes"
+    if anchor.inputs[1] not in inner.constants:
+        return "weights that change are not packed into tiles"
+    if source.dtype == "bfloat16" and form.is_computed():
+        return "bfloat16 that the kernel computes itself is not read as bits"
+    return "" if source.elements * weights.elements * result.elements else "has nothing to multiply"
+
+
+def terms_of(form: ChannelsLast) -> int:
+    """The bfloat16 terms of which the operands of a form's anchor are sums."""
+    is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
+    return 1 if is_narrow else form.outer.tolerance.terms
+
+
+def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Estimate:
+    """Of a form's anchor on tiles, its input copied in terms unless tiles read it where it lies."""
+    cycles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=not image.in_place)
+    return convolution_estimate(form, cycles, target, unit="tile")
+
+
+def as_planes(window: Window) -> Window:
+    """The window over planes, rows and columns."""
+    ones = {name: as_volume(getattr(window, name), 1) for name in ("kernel", "strides", "dilations", "inputs", "outputs")}
+    return replace(window, begins=as_volume(window.begins, 0), **ones)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product: `taps` of planes, rows and columns, counted from the image's beginning, at `outputs` positions.
+
+    `weights` are packed with `phases` matrices for each group, one after the other. `place(phase, position)` is the place of the
+    result for a position (plane, row, column).
+    """
+
+    taps: tuple[Taps, ...]
+    outputs: Place
+    weights: Panels
+    phases: int
+    place: Callable[[Expr, Index], Index]
+
+
+class TiledWindows:
+    """One kernel being built, of the products of a convolution of any kind."""
+
+    def __init__(self, form: ChannelsLast, target: Target, image: TiledImage) -> None:
+        self.form, self.anchor, self.image, self.target = form, form.anchor, image, target
+        self.builder = new_builder(target)
+        self.unit = tile_unit(self.builder, target)
+        self.outputs = form.inner.types[form.anchor.outputs[0]].shape[1] // image.groups  # of a group
+        self.packed: dict[str, Operand] = {}
+
+    def build(self, template: str, products: Sequence[Product]) -> BuiltKernel:
+        builder, image = self.builder, self.image
+        self.form.copy_pieces(builder)
+        source = image.fill(builder, self.form)
+        weights = [self._weights(number, product) for number, product in enumerate(products)]
+        dots = sum(prod(self._extents(product).values()) * prod(self._steps(product)) * 4 for product in products)
+        threads = builder.threads_for(dots * _WORK_PER_DOT)
+        with tile_threads(builder, self.unit, threads) as (thread, sums):
+            for product, (buffer, is_far) in zip(products, weights, strict=True):
+                extents = self._extents(product)
+                axes = ("matrix", "n", "image", "plane", "m") if is_far else ("image", "plane", "m", "matrix", "n")
+                begin, end = share(thread, threads, prod(extents.values()))
+                with builder.loop(end - begin, name="block") as i:
+                    parts = unravel(builder.bind(begin + i), tuple(extents[axis] for axis in axes))
+                    at = {axis: builder.bind(part) for axis, part in zip(axes, parts, strict=True)}
+                    self._block(product, source, buffer, at, sums, asks=is_far)
+        return finish(template, builder, self.form.outer, flops=self._flops(products), packed=self.packed)
+
+    def _extents(self, product: Product) -> dict[str, int]:
+        """Of the loops around a block."""
+        return {
+            "matrix": self.image.groups * product.phases,
+            "n": ceil(self.outputs / LINES),
+            "image": self.image.source.shape[0],
+            "plane": product.outputs[0],
+            "m": ceil(self.image.positions(product.outputs) / LINES),
+        }
+
+    def _steps(self, product: Product) -> tuple[int, ...]:
+        return (*(one.count for one in product.taps), self.image.group_channels // DEPTH)
+
+    def _panel_words(self, product: Product) -> int:
+        return prod(self._steps(product)) * self.image.terms * TERM_ELEMENTS // 2
+
+    def _flops(self, products: Sequence[Product]) -> int:
+        image, flops = self.image, 0
+        for product in products:
+            columns = image.groups * product.phases * self.outputs
+            depth = prod(one.count for one in product.taps) * image.joined * image.of_group
+            flops += 2 * image.source.shape[0] * prod(product.outputs) * columns * depth
+        return flops
+
+    def _weights(self, number: int, product: Product) -> tuple[Buffer, bool]:
+        """The packed weights of a product, in words, and whether they are more than the second cache holds."""
+        name, image = self.anchor.inputs[1], self.image
+        key = f"{name}/tiles{number}"
+        pack = PackTiles(product.weights, image.terms, True, image.of_group * image.joined)
+        self.packed[key] = Operand(name, pack)
+        elements = pack.packed_type(self.form.inner.types[name]).elements
+        return self.builder.parameter(key, elements // 2, "uint32"), 2 * elements > _NEAR_BYTES
+
+    # A block ----------------------------------------------------------------------------------------------------------
+
+    def _block(
+        self, product: Product, source: Buffer, weights: Buffer, at: dict[str, Expr], sums: Scratch, *, asks: bool
+    ) -> None:
+        """A block of the result, and what follows it."""
+        builder, image, extents = self.builder, self.image, self._extents(product)
+        group, phase = (builder.bind(part) for part in unravel(at["matrix"], (image.groups, product.phases)))
+        first = builder.bind(image.first_of(at["m"], product.outputs))
+        a = image.lines(source, (at["image"], at["plane"], first), group, product.taps)
+        base = builder.bind((at["matrix"] * extents["n"] + at["n"]) * self._panel_words(product))
+        then = None
+        if asks:
+            blocks = [extents[axis] for axis in ("image", "plane", "m")]
+            number = builder.bind(row_major([at[axis] for axis in ("image", "plane", "m")], blocks))
+            then = Next(builder.bind(base + self._panel_words(product)), number, prod(blocks))
+        steps, positions = self._steps(product), image.positions(product.outputs)
+        halves = 1 if positions <= ROWS else 2, 1 if self.outputs <= ROWS else 2
+        is_short = tirx.EQ(at["m"], extents["m"] - 1) if image.has_short(product.outputs) else None
+        block = BlockProduct(builder, self.unit, steps, image.terms, halves)
+        block.multiply(a, self._panel(weights, base, steps), sums, is_short=is_short, then=then)
+        self._finish(product, at, group, phase, first, sums)
+
+    def _panel(self, weights: Buffer, base: Expr, steps: tuple[int, ...]) -> Lines:
+        """A panel of weights, its steps by as many loops."""
+        lines = packed_lines(weights, base, self.image.terms, words=True)
+        return Lines(lines.buffer, lines.stride, lambda ks, term, half: lines.at((row_major(ks, steps),), term, half))
+
+    def _finish(self, product: Product, at: dict[str, Expr], group: Expr, phase: Expr, first: Expr, sums: Scratch) -> None:
+        """Store the results of a block whose first row is position `first` of its plane."""
+        builder, width, columns = self.builder, self.image.extents[2], product.outputs[2]
+        left, top = builder.bind(at["n"] * LINES), builder.bind(at["m"] * LINES)
+        count = LINES if self.outputs % LINES == 0 else builder.bind(tirx.min(self.outputs - left, LINES))
+        skipped = builder.bind(top - first)  # rows that the block before stores
+        with builder.loop(builder.bind(tirx.min(self.image.positions(product.outputs) - top, LINES)), name="row") as row:
+            position, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
+            y, x = (builder.bind(part) for part in (tirx.floordiv(position, width), tirx.floormod(position, width)))
+            with builder.when(x < columns) if columns < width else nullcontext():
+                place = product.place(phase, of_volume((at["plane"], y, x), len(self.image.source.shape) - 2))
+                place = tuple(builder.bind(i) for i in place)
+                channel = group * self.outputs + left
+
+                def store(c: Expr) -> None:
+                    self._store((at["image"], channel + c, *place), sums[base + c])
+
+                builder.dynamic_vector_loop(0, count, builder.lanes("float32"), store)
+
+    def _store(self, index: Index, value: Expr) -> None:
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
+        if bias:
+            value = value + GroupValues(self.form.inner, self.builder).read(bias, (index[1],))
+        self.form.follow(self.builder, index, value)

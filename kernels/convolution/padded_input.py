@@ -1,0 +1,195 @@
+"""Images and volumes as channels-last convolutions read them: in either layout, with zeros around them where windows overhang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.plan import TensorType
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
+from ..cost.convolution import spread_pitch
+from ..formats.bfloat16 import rounded, word_at
+from ..template.contract import Refusal
+from ..template.loops import accumulator_type
+from .channels_last_form import ChannelsLast
+
+_BITS = "uint16"  # of numbers of bfloat16
+
+
+@dataclass(frozen=True)
+class Image:
+    """The input as the products read it. Element (image, channel, *place) is at the sum of the products with `strides`.
+
+    Place (0, ..., 0) is that which the first window begins with.
+    """
+
+    buffer: Buffer
+    strides: tuple[int, ...]
+    k_pack: int = 1  # elements of the buffer that are one of the image: a word of them
+
+    def element(self, offset: Expr) -> Expr:
+        return word_at(self.buffer, self.k_pack * offset) if self.k_pack > 1 else self.buffer[offset]
+
+    def offset(self, image: Expr, channel: Expr, *place: Expr) -> Expr:
+        return sum(i * stride for i, stride in zip((image, channel, *place), self.strides, strict=True))
+
+
+def padded_image(
+    builder: KernelBuilder,
+    form: ChannelsLast,
+    begins: Sequence[int],
+    reaches: Sequence[int],
+    *,
+    k_pack: int = 1,
+    rounds: bool = False,
+) -> Image | Refusal:
+    """The anchor's input, or where it is not whole the copy of it that begins `begins` positions of each dimension before it.
+
+    Products read positions up to `reaches`, counted from there. `k_pack` neighbouring channels are one element of it, a word;
+    those of 16 bits that fill no words are copied in any case, the last one beside a zero, on a target with AVX512_BF16. An input
+    that is computed must be copied. With `rounds` it is a copy in any case, channels-first in bfloat16.
+    """
+    name = form.anchor.inputs[0]
+    kind, parameter = form.inner.types[name], form.operands.get(name, name)
+    if kind.shape[1] % k_pack:
+        return _filled_image(builder, form, begins, reaches, k_pack)
+    if k_pack > 1:
+        kind = TensorType((kind.shape[0], kind.shape[1] // k_pack, *kind.shape[2:]), "int32")
+    extents = kind.shape[2:]
+    is_last = name in form.operands
+    if rounds:
+        staged = Image(builder.workspace(prod(kind.shape[:2]) * prod(reaches), _BITS), _strides(kind.shape[1], reaches, False))
+        _Copy(builder, form, None, staged.buffer, kind.shape, _BITS, False, begins, reaches).emit()
+        return staged
+    if not any(begins) and all(reach <= extent for reach, extent in zip(reaches, extents, strict=True)):
+        if form.is_computed():
+            return Refusal("an operand that is read in place, again for each tile of channels, is computed")
+        return Image(builder.parameter(parameter, kind.elements, kind.dtype), _strides(kind.shape[1], extents, is_last))
+    (images, channels), dtype = kind.shape[:2], accumulator_type(kind.dtype)
+    pitch = spread_pitch(channels, np.dtype(dtype).itemsize, builder.machine) if is_last else channels
+    staged = Image(builder.workspace(images * pitch * prod(reaches), dtype), _strides(pitch, reaches, is_last))
+    source = None if form.is_computed() else builder.parameter(parameter, kind.elements, kind.dtype)
+    places = _lines(kind.shape, begins, reaches) if is_last else (kind.shape, begins, reaches)
+    _Copy(builder, form, source, staged.buffer, places[0], dtype, is_last, *places[1:], zeros=pitch - channels).emit()
+    return staged
+
+
+def _filled_image(
+    builder: KernelBuilder, form: ChannelsLast, begins: Sequence[int], reaches: Sequence[int], k_pack: int
+) -> Image:
+    """A copy of images of bfloat16 that lie channels-last, of channels that fill no words: those of the last one are zeros."""
+    name = form.anchor.inputs[0]
+    kind = form.inner.types[name]
+    images, channels = kind.shape[:2]
+    pitch = spread_pitch(channels + -channels % k_pack, np.dtype(_BITS).itemsize, builder.machine)
+    buffer = builder.workspace(images * pitch * prod(reaches), _BITS)
+    source = builder.parameter(form.operands[name], kind.elements, _BITS)
+    shape, begins, extents = _lines(kind.shape, begins, reaches)
+    _Copy(builder, form, source, buffer, shape, _BITS, True, begins, extents, zeros=pitch - channels).emit()
+    return Image(buffer, _strides(pitch // k_pack, reaches, True), k_pack)
+
+
+def _lines(
+    shape: tuple[int, ...], begins: Sequence[int], reaches: Sequence[int]
+) -> tuple[tuple[int, ...], Sequence[int], Sequence[int]]:
+    """Images that lie channels-last as they are copied: positions of a signal are lines of one column, which threads share."""
+    return ((*shape, 1), (*begins, 0), (*reaches, 1)) if len(reaches) == 1 else (shape, begins, reaches)
+
+
+def _strides(channels: int, extents: Sequence[int], is_last: bool) -> tuple[int, ...]:
+    steps = [prod(extents[axis + 1 :]) for axis in range(len(extents))]  # in positions
+    if is_last:
+        return prod(extents) * channels, 1, *(step * channels for step in steps)
+    return channels * prod(extents), prod(extents), *steps
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A copy of images as elements of `dtype`, line by line, with zeros around them.
+
+    Their `shape` may have one dimension more than they, of a single place. What is not computed, has `dtype` _BITS and lies
+    channels-last is copied as it is. Where the copy lies channels-last, each place of it may have `zeros` after its channels.
+    """
+
+    builder: KernelBuilder
+    form: ChannelsLast
+    source: Buffer | None  # None: the images are computed
+    target: Buffer
+    shape: tuple[int, ...]
+    dtype: str
+    is_last: bool
+    begins: Sequence[int]
+    extents: Sequence[int]
+    zeros: int = 0
+
+    def emit(self) -> None:
+        builder, (*heights, width), (*tops, left) = self.builder, self.extents, self.begins
+        images, channels, *rows, columns = self.shape
+        unit = channels + self.zeros if self.is_last else 1  # elements of one column of a line
+        planes = images if self.is_last else images * channels
+        begin = min(left, width) * unit
+        end = max(min(left + columns, width) * unit, begin)
+        with builder.chunks(planes * prod(heights), planes * prod(self.extents) * unit) as line:
+            plane, *place = unravel(line, (planes, *heights))
+            plane, at = builder.bind(plane), tuple(builder.bind(row - top) for row, top in zip(place, tops, strict=True))
+            base = builder.bind(line * (width * unit))
+            inside = builder.bind(_all(tirx.And(row >= 0, row < extent) for row, extent in zip(at, rows, strict=True)))
+            with builder.when(inside):
+                self._fill(base, begin)
+                self._copy(builder.bind(base + begin), plane, at, begin // unit - left, (end - begin) // unit)
+                self._fill(base + end, width * unit - end)
+            with builder.when(tirx.Not(inside)):
+                self._fill(base, width * unit)
+
+    def _fill(self, base: Expr, count: int) -> None:
+        zero = tirx.const(0, self.dtype)
+        self.builder.vector_loop(count, self.builder.lanes(self.dtype), lambda i: self.builder.store(self.target, base + i, zero))
+
+    def _copy(self, base: Expr, plane: Expr, rows: Index, first: int, columns: int) -> None:
+        """Columns of a row of the input, whose plane is an image, or channels-first one channel of it."""
+        builder, lanes, (images, channels, *extents) = self.builder, self.builder.lanes(self.dtype), self.shape
+        source = self.source
+        if source is None and self.is_last:
+            with builder.loop(columns, name="column") as column:
+                place = builder.bind(base + column * (channels + self.zeros))
+                at = (*rows, first + column)[: len(self.form.inner.types[self.form.anchor.inputs[0]].shape) - 2]
+                self._each(channels, lanes, place, lambda c: self.form.read_image(builder, (plane, c, *at)))
+                self._fill(builder.bind(place + channels), self.zeros)
+        elif source is None:
+            image, channel = builder.bind(tirx.floordiv(plane, channels)), builder.bind(tirx.floormod(plane, channels))
+            self._each(columns, lanes, base, lambda i: self.form.read_image(builder, (image, channel, *rows, first + i)))
+        else:  # a row is one run of elements
+            unit = channels if self.is_last else 1
+            planes = images if self.is_last else images * channels
+            origin = builder.bind((row_major((plane, *rows), (planes, *extents[:-1])) * extents[-1] + first) * unit)
+            if self.zeros:
+                self._copy_columns(source, origin, base, columns)
+            else:
+                self._each(columns * unit, lanes, base, lambda i: source[origin + i])
+
+    def _copy_columns(self, source: Buffer, origin: Expr, base: Expr, columns: int) -> None:
+        """Columns of a row, each with its zeros."""
+        builder, channels = self.builder, self.shape[1]
+        with builder.loop(columns, name="column") as column:
+            read, written = builder.bind(origin + column * channels), builder.bind(base + column * (channels + self.zeros))
+            self._each(channels, builder.lanes(self.dtype), written, lambda c: source[read + c])
+            self._fill(builder.bind(written + channels), self.zeros)
+
+    def _each(self, count: int, lanes: int, base: Expr, element: Callable[[Expr], Expr]) -> None:
+        def convert(value: Expr) -> Expr:
+            if self.dtype == str(value.ty):
+                return value
+            if self.dtype != _BITS:
+                return tirx.Cast(self.dtype, value)
+            return tirx.reinterpret(_BITS, rounded(value, self.builder.name, has_instruction=self.builder.has_bfloat16))
+
+        self.builder.vector_loop(count, lanes, lambda i: self.builder.store(self.target, base + i, convert(element(i))))
+
+
+def _all(conditions: Iterable[Expr]) -> Expr:
+    """Whether all hold, of which there may be none."""
+    return tirx.all(tirx.const(1, "bool"), *conditions)

@@ -1,0 +1,214 @@
+"""ConvTranspose of signals, images and volumes whose result lies channels-last, as tile products over positions of its input.
+
+Output positions `u * stride + phase` of one phase are a convolution of stride 1 with some of the weights. Phases that read the
+input alike are one product with as many times the columns: a kernel of 2 by 2 with stride 2 is four 1 by 1 products of the same
+rows, and one of 2 by 2 by 2 is eight. As in `convolution_channels_last`, positions are rows, channels are columns, and where a
+phase reads beyond the input there is a copy of it with zeros around.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from tvm import tirx
+
+from ...runtime.plan import TensorType
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
+from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs
+from ..formats.format import Format
+from ..formats.multiply_add import factor
+from ..groups.group import Group
+from ..microkernels.register_tile import Tile, sum_tile
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.kernel import finish, machine_of, new_builder
+from ..template.values import GroupValues
+from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, extents_of
+from .convolution_channels_last import convolution_format, deal, each_column
+from .padded_input import Image, padded_image
+from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
+from .window import Window, read_window
+
+_WORK_PER_OPERATION = 16
+_NEAR_BYTES = 256 * 1024  # of the input that stays in the second cache while all weights pass
+_MAX_PRODUCTS = 16  # each is code of its own
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes one ConvTranspose of signals, images or volumes whose result is transposed to channels-last, with its followers."""
+    form = channels_last_form(group, may_join=True)
+    if isinstance(form, Refusal):
+        return form
+    if form.anchor.op_type != "ConvTranspose":
+        return Refusal("has no transposed convolution")
+    source = form.inner.types[form.anchor.inputs[0]]
+    number_format = convolution_format(form, target)
+    if number_format is None:
+        return Refusal(f"no convolution of {source.dtype}")
+    window = read_window(form.inner, form.anchor)
+    products = phase_products(window)
+    if len(products) > _MAX_PRODUCTS:
+        return Refusal(f"{len(products)} different phases of output positions, more than {_MAX_PRODUCTS}")
+    one, machine = extents_of(form), machine_of(target, number_format.sums)
+    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
+    estimate = convolution_estimate(form, cycles, target, unit="dot" if number_format.k_pack > 1 else "fma")
+    return Candidate(estimate, lambda: _TransposedConvolution(form, target, window, number_format).build(products))
+
+
+class _TransposedConvolution:
+    """One kernel being built."""
+
+    def __init__(self, form: ChannelsLast, target: Target, window: Window, number_format: Format) -> None:
+        self.form, self.target, self.anchor, self.window = form, target, form.anchor, window
+        self.builder = new_builder(target, form.outer.configuration)
+        self.source = form.inner.types[form.anchor.inputs[0]]
+        self.images, self.channels = self.source.shape[:2]
+        self.groups = form.anchor.attribute("group", 1)
+        self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
+        self.format, self.accumulator = number_format, number_format.sums
+        self.is_last = form.anchor.inputs[0] in form.operands
+        self.is_whole = True  # whether products read the input itself
+        self.channels //= self.format.k_pack  # a word of channels is one element
+        self.packed: dict[str, Operand] = {}
+
+    def build(self, products: list[PhaseProduct]) -> BuiltKernel | Refusal:
+        self.form.copy_pieces(self.builder)
+        flops = 0
+        if self.form.inner.types[self.anchor.outputs[0]].elements:
+            leads, reaches = reaches_of(products)
+            self.is_whole = not any(leads) and all(reach <= n for reach, n in zip(reaches, self.window.inputs, strict=True))
+            image = padded_image(self.builder, self.form, leads, reaches, k_pack=self.format.k_pack)
+            if isinstance(image, Refusal):
+                return image
+            for number, product in enumerate(products):
+                flops += self._emit(number, product, image, leads)
+        name = "transposed_convolution_channels_last"
+        return finish(name, self.builder, self.form.outer, flops=flops, packed=self.packed)
+
+    # One product ------------------------------------------------------------------------------------------------------
+
+    def _emit(self, number: int, product: PhaseProduct, image: Image, leads: list[int]) -> int:
+        """Write the loops over tiles; returns the arithmetic operations of the product."""
+        builder, taps = self.builder, product.taps
+        inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
+        depth = (*(one.count for one in taps), inputs)
+        images, lines, rows = self._positions(product)
+        lanes = builder.lanes(self.accumulator)
+        machine, pitch = machine_of(self.target, self.accumulator), image.strides[-1]
+        ranked = channels_last_tiles(rows, outputs, max(prod(depth), 1), inputs, machine, pitch=pitch)
+        tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
+        panels, phases = ceil(outputs / tile.columns), prod(product.phases)
+        weights = self._weights(number, product, tile.columns) if prod(depth) else None
+        flops: int = 2 * self.format.k_pack * images * lines * rows * phases * self.out_channels * prod(depth)
+        is_lines = lines > 1
+        blocks, size = self._blocks(*((lines, rows) if is_lines else (ceil(rows / tile.rows), tile.rows)))
+
+        def emit_tile(place: dict[str, Expr]) -> None:
+            group, phase, first = place["group"], place["phase"], builder.bind(place["n"] * tile.columns)
+            line = builder.bind(tirx.min(place["block"] * size + place["line"], lines - 1)) if is_lines else 0
+            lead = self._lead(product, line)
+            stretch = place["m"] if is_lines else place["block"] * size + place["line"]
+            start = builder.bind(tirx.min(stretch * tile.rows, rows - tile.rows))
+            origin = (u + one.begin + before for u, one, before in zip((*lead, start), taps, leads, strict=True))
+            corner = builder.bind(image.offset(place["image"], group * inputs, *origin))
+            panel = builder.bind(((group * phases + phase) * panels + place["n"]) * (prod(depth) * tile.columns))
+
+            def a(row: int, ks: Index) -> Expr:
+                *downs, right = (k * one.pitch for k, one in zip(ks, taps, strict=False))
+                return factor(self.format, image.buffer[corner + image.offset(0, ks[-1], *downs, row + right)])
+
+            def b(column: Expr, ks: Index) -> Expr:
+                assert weights is not None
+                return factor(self.format, weights[panel + row_major(ks, depth) * tile.columns + column])
+
+            sums = sum_tile(builder, tile, self.format, depth, a, b)
+            with builder.loop(tile.rows, name="row") as row:
+                index = self._index(product, place["image"], lead, builder.bind(start + row), phase)
+                base = builder.bind(row * tile.columns)
+
+                def store(c: Expr) -> None:
+                    self._store(index, group * outputs + first + c, sums[base + c])
+
+                each_column(builder, first, outputs, tile, store)
+
+        extents = {"image": images, "block": blocks, "group": self.groups, "phase": phases, "n": panels, "line": size}
+        if is_lines:
+            extents["m"] = ceil(rows / tile.rows)
+        deal(builder, extents, flops // _WORK_PER_OPERATION, emit_tile)
+        return int(flops)
+
+    def _blocks(self, units: int, rows: int) -> tuple[int, int]:
+        """How many blocks `units` of so many rows are cut into, and units of each, so that a block's rows stay near meanwhile."""
+        near = max(1, _NEAR_BYTES // max(rows * self.channels * 4, 1))
+        blocks = ceil(units / near)
+        return blocks, ceil(units / blocks)
+
+    def _is_flat(self, product: PhaseProduct) -> bool:
+        """Whether each position of the product reads the input's element of its own place, and the input is no copy."""
+        is_same = all(one.count == 1 and one.begin == 0 for one in product.taps)
+        return self.is_whole and is_same and product.positions == self.window.inputs
+
+    def _positions(self, product: PhaseProduct) -> tuple[int, int, int]:
+        """Images, lines of each and positions of a line; lines without anything between them are one, and so are images."""
+        *outer, rows = product.positions
+        lines = prod(outer)
+        if self._is_flat(product):
+            return (1, 1, self.images * lines * rows) if self.is_last else (self.images, 1, lines * rows)
+        return self.images, lines, rows
+
+    def _lead(self, product: PhaseProduct, line: Expr) -> Index:
+        """Where a line lies in all dimensions but the last."""
+        outer = product.positions[:-1]
+        return (0,) * len(outer) if self._is_flat(product) else tuple(self.builder.bind(i) for i in unravel(line, outer))
+
+    def _index(self, product: PhaseProduct, number: Expr, lead: Index, position: Expr, phase: Expr) -> Index:
+        """Image and place of the output for a position of a line."""
+        if not self._is_flat(product):
+            place: Index = (*lead, position)
+        elif self.is_last:
+            at = unravel(position, (self.images, *product.positions))
+            number, place = at[0], at[1:]
+        else:
+            place = unravel(position, product.positions)
+        parts = zip(place, self.window.strides, product.runs, unravel(phase, product.phases), strict=True)
+        return number, *(self.builder.bind(u * stride + run.first + part) for u, stride, run, part in parts)
+
+    def _store(self, index: Index, channel: Expr, value: Expr) -> None:
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
+        if bias:
+            value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
+        dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
+        self.form.follow(self.builder, (index[0], channel, *index[1:]), tirx.Cast(dtype, value))
+
+    # Weights ----------------------------------------------------------------------------------------------------------
+
+    def _weights(self, number: int, product: PhaseProduct, tile: int) -> Buffer:
+        name = self.anchor.inputs[1]
+        inputs = self.source.shape[1] // self.groups
+        shape = (self.groups, inputs, self.out_channels // self.groups, *self.window.kernel)
+        kind = self.form.inner.types[name]
+        pack = PackPhases(shape, product.phases, product.places, tile, self.format.k_pack)
+        if name not in self.form.inner.constants:
+            return self._pack_here(pack, product, self.builder.parameter(name, kind.elements, kind.dtype))
+        key = f"{name}/last{number}"
+        self.packed[key] = Operand(name, pack)
+        elements = pack.packed_type(kind).elements // self.format.k_pack
+        return self.builder.parameter(key, elements, "int32" if self.format.k_pack > 1 else kind.dtype)
+
+    def _pack_here(self, pack: PackPhases, product: PhaseProduct, source: Buffer) -> Buffer:
+        """The same layout, written by the kernel where weights are not constant."""
+        builder, packed = self.builder, pack.packed_type(TensorType((), str(source.dtype)))
+        groups, panels, depth, tile = packed.shape
+        buffer = builder.workspace(packed.elements, packed.dtype)
+        taps = product.taps
+        with builder.chunks(groups * panels, packed.elements) as chunk, builder.loop(depth, name="k") as k:
+            group, *parts, panel = unravel(chunk, (self.groups, *product.phases, panels))
+            *steps, channel = unravel(k, (*(one.count for one in taps), pack.shape[1]))
+            at = [one.first + part + i * one.step for one, part, i in zip(taps, parts, steps, strict=True)]
+            with builder.loop(tile, name="line") as line:
+                output = builder.bind(panel * tile + line)
+                place = (group, channel, tirx.min(output, pack.shape[2] - 1), *at)
+                value = source[builder.bind(row_major(place, pack.shape))]
+                filled = builder.masked(output < pack.shape[2], value, tirx.const(0, packed.dtype))
+                builder.store(buffer, (chunk * depth + k) * tile + line, filled)
+        return buffer

@@ -1,0 +1,128 @@
+"""The products that a transposed convolution is: phases of its output positions, and the weights that they use.
+
+Output positions `u * stride + phase` of one phase are a convolution of stride 1 with some of the weights. Phases that read the
+input alike are one product with as many times the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product as nest
+
+import numpy as np
+
+from ...runtime.plan import TensorType
+from ..microkernels.packing import PackPanels
+from .window import Taps, Window, transposed_taps
+
+
+@dataclass(frozen=True)
+class PhaseRun:
+    """Neighbouring phases of one dimension that read the input alike: `taps` are those of the first, and weights of the next
+    phases begin one further each. There are `positions` outputs of each phase.
+    """
+
+    first: int
+    count: int
+    taps: Taps
+    positions: int
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places in the kernel that the phases use, phase after phase."""
+        taps = self.taps
+        return tuple(taps.first + phase + i * taps.step for phase in range(self.count) for i in range(taps.count))
+
+
+def phase_runs(window: Window, axis: int) -> list[PhaseRun]:
+    """The phases of one dimension that have output positions."""
+    runs: list[PhaseRun] = []
+    for phase in range(min(window.strides[axis], window.outputs[axis])):
+        taps = transposed_taps(window, axis, phase)
+        if not taps.count:
+            taps = Taps(0, 1, 0, 0, 0)  # such positions are the bias alone
+        positions = len(range(phase, window.outputs[axis], window.strides[axis]))
+        last = runs[-1] if runs else None
+        following = last and (replace(last.taps, first=last.taps.first + last.count) if taps.count else last.taps)
+        if last and taps == following and positions == last.positions:
+            runs[-1] = replace(last, count=last.count + 1)
+        else:
+            runs.append(PhaseRun(phase, 1, taps, positions))
+    return runs
+
+
+@dataclass(frozen=True)
+class PhaseProduct:
+    """Phases that are one product: those of a run of each dimension."""
+
+    runs: tuple[PhaseRun, ...]
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        return tuple(run.count for run in self.runs)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return tuple(run.positions for run in self.runs)
+
+    @property
+    def taps(self) -> tuple[Taps, ...]:
+        return tuple(run.taps for run in self.runs)
+
+    @property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(run.places for run in self.runs)
+
+
+def phase_products(window: Window) -> list[PhaseProduct]:
+    """All products of a transposed convolution."""
+    return [PhaseProduct(runs) for runs in nest(*(phase_runs(window, axis) for axis in range(len(window.kernel))))]
+
+
+def reaches_of(products: Sequence[PhaseProduct]) -> tuple[list[int], list[int]]:
+    """For each dimension how far before the input products read, and up to where, counted from there."""
+    leads, reaches = [], []
+    for axis in range(len(products[0].runs)):
+        ends = [(one.taps[axis].reach, one.positions[axis]) for one in products if one.taps[axis].count]
+        lead = max([0, *(-first for (first, _), _ in ends)])
+        leads.append(lead)
+        reaches.append(max([1, *(lead + last + positions for (_, last), positions in ends)]))  # one, where nothing is read
+    return leads, reaches
+
+
+@dataclass(frozen=True)
+class PackPhases:
+    """The weights of one product, [groups * phases, panels, depth, tile]: the last panel filled up with zeros.
+
+    `shape` is (group, input, output, *place in the kernel); `places` are for each dimension the places in the kernel that its
+    phases use, one phase after the other, so that they divide into equal parts.
+    """
+
+    shape: tuple[int, ...]
+    phases: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+    tile: int
+    k_pack: int = 1  # neighbouring inputs in a word, as in PackPanels
+
+    @property
+    def panels(self) -> PackPanels:
+        """How the weights of all phases, once taken, are laid out."""
+        shape = list(self.shape[:3])
+        for phases, places in zip(self.phases, self.places, strict=True):
+            shape += [phases, len(places) // phases]
+        order = (0, *range(3, len(shape), 2), 2, *range(4, len(shape), 2), 1)
+        return PackPanels(tuple(shape), order, 1 + len(self.phases), 1, self.tile, k_pack=self.k_pack)
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        return self.panels.packed_type(source)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        taken = array.reshape(self.shape)
+        for axis, places in enumerate(self.places, 3):
+            taken = taken.take(places, axis)
+        return self.panels(taken)
+
+    def __str__(self) -> str:
+        words = f",k_pack={self.k_pack}" if self.k_pack > 1 else ""
+        return f"phases({self.shape},{self.phases},{self.places},{self.tile}{words})".replace(" ", "")

@@ -1,0 +1,399 @@
+"""Conv of 3x3 windows without strides, channels-last, as Winograd's products where less exactness is allowed.
+
+Blocks of tiles go through three steps: their inputs are transformed, vectors running over channels; for each point of the tile a
+product of tiles by channels with the transformed weights makes tiles by output channels; these are transformed back, which is
+where the bias and the followers come. Of images in bfloat16 that are few tiles what is transformed is rounded again, so that
+products are of pairs.
+
+Where the transformed inputs of enough tiles fit the second cache, each thread takes blocks of its own through all steps; else,
+and where those of all tiles fit it and are less than the weights, threads share a block in the third, and each takes panels of
+the weights, which come from memory and so are read once a block.
+
+A dilated convolution is one of each of its phases: the rows that are a multiple of the dilation apart, and of them such columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil, prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, share, unravel
+from ..cost.convolution import Convolution
+from ..cost.product import product_tiles
+from ..cost.winograd import PAIRED_TILES, WINOGRAD_HALF_OUTPUTS, WinogradChoice, tiles_along, winograd_choice, winograd_choices
+from ..formats.bfloat16 import rounded, word_at
+from ..formats.format import BF16_DOT, F32
+from ..formats.multiply_add import factor
+from ..groups.group import Group
+from ..microkernels.register_tile import Panel, Tile, sum_tile
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.kernel import finish, new_builder
+from ..template.values import GroupValues
+from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, extents_of
+from .window import Window, read_window
+from .winograd_transforms import HALF, NARROW, TYPE, Matrices, PackScales, PackWinograd, winograd
+
+_NEAR_BYTES = 704 * 1024  # of the second cache, for the inputs and products of a thread's block
+_FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that threads share, or for weights that stay there
+_PRODUCT_BYTES = 320 * 1024  # of the second, for the products of a panel then
+_WIDE_BYTES = 4 * 1024 * 1024  # of weights that stay float32 although the image is bfloat16: they are read fast enough
+_LEAST_TILES = 16  # of a thread's own block, below which the weights would be read too often; half where there are many blocks
+_TILES_WORTH = 1.25  # times its cycles where tiles rival it, as those are counted with the slowest loads measured
+_TYPES = ("float32", "bfloat16")  # of the operands
+_BITS = "uint16"  # of transformed inputs in pairs of bfloat16
+_LINE_BYTES = 64
+_WORK_PER_OPERATION = 16
+_Element = Callable[[int, Expr, Expr], Expr]  # of the input: row and column of a tile, channel
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes one Conv of rank 4 between transposes, with its followers, where its products are so many fewer that it pays."""
+    form = channels_last_form(group, may_join=True)
+    if isinstance(form, Refusal):
+        return form
+    choice = winograd_of(form, target)
+    if isinstance(choice, Refusal):
+        return choice
+    cycles = choice.cycles * (_TILES_WORTH if target.has_tiles else 1.0)
+    estimate = convolution_estimate(form, cycles, target, unit="dot" if choice.has_pairs else "fma")
+    return Candidate(estimate, lambda: _Kernel(form, extents_of(form), target).build())
+
+
+def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
+    """The size of the tiles that would compute the form's anchor, and what they would take; or why they may not."""
+    precision = form.outer.precision
+    if not form.outer.tolerance.winograd_outputs:
+        return Refusal(f"its errors grow with the largest element of a tile, which precision {precision} does not allow")
+    if reason := _obstacle(form, target):
+        return Refusal(reason)
+    choice = winograd_choice(extents_of(form), target.machine, precision, paired_tiles=_paired_tiles(form, target))
+    return choice or Refusal("is not of 3x3 windows without strides")
+
+
+def _paired_tiles(form: ChannelsLast, target: Target) -> int:
+    """Of how many tiles each image may be whose products are of pairs of bfloat16."""
+    return PAIRED_TILES if target.multiplies_pairs and form.outer.is_on_branch else 0
+
+
+def _obstacle(form: ChannelsLast, target: Target) -> str:
+    anchor = form.anchor
+    if anchor.op_type != "Conv":
+        return "has no convolution"
+    if target.is_gpu:
+        return "is for CPUs"
+    source, weights = (form.inner.types[name] for name in anchor.inputs[:2])
+    if not {source.dtype, weights.dtype} <= {*_TYPES}:
+        return f"no fast convolution of {source.dtype}"
+    if len(source.shape) != 4:
+        return "is not of images"
+    if anchor.inputs[0] not in form.operands:
+        return "its input lies channels-first"
+    if form.is_computed():
+        return "its input is computed, and would be so for each tile again"
+    if anchor.inputs[1] not in form.inner.constants:
+        return "its weights are not constant"
+    return "" if source.elements and weights.elements else "is empty"
+
+
+class _Kernel:
+    """One kernel being built."""
+
+    def __init__(self, form: ChannelsLast, one: Convolution, target: Target) -> None:
+        self.form, self.one, self.anchor, self.target = form, one, form.anchor, target
+        self.packed: dict[str, Operand] = {}
+        self.window: Window = read_window(form.inner, form.anchor)
+        self.builder: KernelBuilder = new_builder(target, form.outer.configuration)
+        self.lanes = target.vector_lanes
+        paired_tiles = _paired_tiles(form, target)
+        sizes = winograd_choices(one, target.machine, form.outer.precision, paired_tiles=paired_tiles)
+        choice = self.builder.choose("outputs", {str(choice): choice for choice in sizes})
+        outputs, self.format = choice.outputs, BF16_DOT if choice.has_pairs else F32
+        self.depth = one.inputs // self.format.k_pack
+        self.method = winograd(outputs)
+        self.points = self.method.extent**2
+        self.grid = (one.images, *tiles_along(one, outputs))
+        self.tiles = prod(self.grid)
+        channels, self.transformed = one.groups * one.inputs, TYPE if self.format is F32 else _BITS
+        item_bytes = np.dtype(self.transformed).itemsize
+        self.pitch = channels + (_LINE_BYTES // item_bytes if channels % 512 == 0 else 0)  # far rows would crowd each other out
+        tile = self._tile_options(self.tiles)[0]
+        self.flops = 2 * self.points * self.tiles * one.groups * one.inputs * one.outputs
+        self.threads = self.builder.threads_for(self.flops // _WORK_PER_OPERATION)
+        near = _NEAR_BYTES // (self.points * (item_bytes * self.pitch + 4 * tile.columns))
+        weights = self.points * channels * one.outputs
+        is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
+        may_halve = is_narrow and outputs <= WINOGRAD_HALF_OUTPUTS and 4 * weights > _WIDE_BYTES
+        self.dtype = NARROW if self.format is BF16_DOT else HALF if may_halve else TYPE  # of the weights in memory
+        weights *= np.dtype(self.dtype).itemsize
+        # Inputs of more tiles than the second caches hold come back from the third once a panel, weights once a block.
+        least = _LEAST_TILES if self.tiles <= 2 * self.threads * near else _LEAST_TILES // 2
+        is_near = near >= min(least, self.tiles) and weights <= _FAR_BYTES
+        # Where the inputs of all tiles stay there, threads that share them read each weight once among them.
+        are_few = self.tiles <= near and item_bytes * self.points * self.tiles * channels < weights
+        is_private = is_near and self.tiles >= self.threads and not (are_few and self.threads > 1)
+        may_be_private = near > 0 and self.tiles >= self.threads
+        blocks_of = ("thread", "all") if is_private else ("all", "thread") if may_be_private else ("all",)
+        self.is_private = self.builder.choose("blocks", {whose: whose == "thread" for whose in blocks_of})
+        far = max(_FAR_BYTES // (item_bytes * self.points * self.pitch), 1)
+        blocks = self.threads * ceil(self.tiles / (self.threads * near)) if self.is_private else ceil(self.tiles / far)
+        self.size = ceil(self.tiles / blocks)
+        self.tile = self.builder.choose("tile", {str(tile): tile for tile in self._tile_options(self.size)})
+        self.panels = ceil(one.outputs / self.tile.columns)
+
+    def _tile_options(self, rows: int) -> list[Tile]:
+        one = self.one
+        tiles = product_tiles(rows, one.outputs, self.depth, self.target.machine)
+        return [Tile(*tile, self.lanes) for tile in tiles]
+
+    def build(self) -> BuiltKernel:
+        name = self.anchor.inputs[1]
+        sizes = self.one.groups, self.method.outputs, self.tile.columns
+        self.weights = self._packed(name, "winograd", PackWinograd(*sizes, self.dtype))
+        self.scales = self._packed(name, "scales", PackScales(*sizes)) if self.dtype == HALF else None
+        if self.is_private:
+            self._emit_private()
+        else:
+            self._emit_shared()
+        self.form.copy_pieces(self.builder)
+        return finish("winograd_channels_last", self.builder, self.form.outer, flops=self.flops, packed=self.packed)
+
+    def _packed(self, name: str, form: str, pack: PackWinograd | PackScales) -> Buffer:
+        key, kind = f"{name}/{form}", pack.packed_type(self.form.inner.types[name])
+        self.packed[key] = Operand(name, pack)
+        if kind.dtype == NARROW:
+            return self.builder.parameter(key, kind.elements // 2, "int32")
+        return self.builder.parameter(key, kind.elements, kind.dtype)
+
+    # The order of the steps -------------------------------------------------------------------------------------------
+
+    def _matrices(self, rows: int, pitch: int, dtype: str, copies: int = 1) -> Matrices:
+        """Scratch for `copies` threads; that of a thread begins at its number times the size of all points' matrices."""
+        empty = Matrices(None, 0, rows, pitch, _LINE_BYTES // np.dtype(dtype).itemsize)
+        return replace(empty, buffer=self.builder.workspace(copies * empty.stride * self.points, dtype))
+
+    def _of_thread(self, matrices: Matrices, thread: Expr) -> Matrices:
+        return replace(matrices, base=self.builder.bind(thread * (matrices.stride * self.points)))
+
+    def _emit_private(self) -> None:
+        """Each thread takes blocks of tiles through all steps."""
+        builder, threads = self.builder, self.threads
+        size, blocks = self.size, ceil(self.tiles / self.size)
+        inputs = self._matrices(size, self.pitch, self.transformed, threads)
+        products = self._matrices(size, self.tile.columns, TYPE, threads)
+        with builder.loop(threads, "parallel", "thread") as thread:
+            begin, end = share(thread, threads, blocks)
+            mine, made = self._of_thread(inputs, thread), self._of_thread(products, thread)
+            with builder.loop(builder.bind(end - begin), name="block") as i:
+                first = builder.bind((begin + i) * size)
+                count = builder.bind(tirx.min(self.tiles - first, size))
+                with builder.loop(count, name="tile") as t:
+                    self._transform_input(mine, t, builder.bind(first + t))
+                with builder.loop(self.one.groups * self.panels, name="panel") as panel:
+                    self._products(mine, made, panel, 0, count)
+                    self._results(made, panel, first, count)
+
+    def _emit_shared(self) -> None:
+        """All threads transform the inputs of a block, then each takes panels of weights."""
+        builder, threads, size = self.builder, self.threads, self.size
+        near = max(_PRODUCT_BYTES // (4 * self.points * self.tile.columns), self.tile.rows)
+        pieces = ceil(size / near)
+        part = max(ceil(size / pieces), self.tile.rows)
+        inputs = self._matrices(pieces * part, self.pitch, self.transformed)
+        products = self._matrices(part, self.tile.columns, TYPE, threads)
+        panels = self.one.groups * self.panels
+        with builder.loop(ceil(self.tiles / size), name="block") as block:
+            first = builder.bind(block * size)
+            count = builder.bind(tirx.min(self.tiles - first, size))
+            with builder.dynamic_chunks(count, self.flops // _WORK_PER_OPERATION) as t:
+                self._transform_input(inputs, t, builder.bind(first + t))
+            with builder.loop(threads, "parallel", "thread") as thread:
+                begin, end = share(thread, threads, panels * pieces)
+                made = self._of_thread(products, thread)
+                with builder.loop(builder.bind(end - begin), name="piece") as i:
+                    panel, piece = (builder.bind(at) for at in unravel(builder.bind(begin + i), (panels, pieces)))
+                    start = builder.bind(piece * part)
+                    some = builder.bind(tirx.max(tirx.min(count - start, part), 0))
+                    self._products(inputs, made, panel, start, some)
+                    self._results(made, panel, builder.bind(first + start), some)
+
+    # The steps --------------------------------------------------------------------------------------------------------
+
+    def _transform_input(self, to: Matrices, row: Expr, number: Expr) -> None:
+        """Write row `row` of all matrices: the transformed input of tile `number`."""
+        builder, one, (below, beside) = self.builder, self.one, self.one.dilations
+        image, *at = (builder.bind(at) for at in unravel(number, self.grid))
+        top, left = (builder.bind(first - begin) for first, begin in zip(self._firsts(at), self.window.begins, strict=True))
+        reach = self.method.extent - 1
+        edges = (top, below, one.height), (left, beside, one.width)
+        whole = [tirx.And(at >= 0, at + reach * step < size) for at, step, size in edges]
+        is_whole = builder.bind(tirx.And(*whole))
+        read = self.form.readers(builder)[self.anchor.inputs[0]]
+
+        def load(index: Index) -> Expr:
+            return tirx.Cast(TYPE, read(index))
+
+        def inside(i: int, j: Expr, channel: Expr) -> Expr:
+            return load((image, channel, top + i * below, left + j * beside))
+
+        def ahead(i: int, j: Expr, channel: Expr) -> Expr:
+            return read((image, channel, top + i * below, left + j * beside))
+
+        def clipped(i: int, j: Expr, channel: Expr) -> Expr:
+            y, x = top + i * below, left + j * beside
+            exists = tirx.And(tirx.And(y >= 0, y < one.height), tirx.And(x >= 0, x < one.width))
+            place = [tirx.max(tirx.min(at, size - 1), 0) for at, size in ((y, one.height), (x, one.width))]
+            return builder.masked(exists, load((image, channel, *place)), tirx.const(0, TYPE))
+
+        def transform(element: _Element) -> None:
+            vector = self._transform_vector
+            _vectors(builder, one.groups * one.inputs, self.lanes, lambda c, lanes: vector(to, row, c, lanes, element, ahead))
+
+        with builder.when(is_whole):
+            transform(inside)
+        with builder.when(tirx.Not(is_whole)):
+            transform(clipped)
+
+    def _firsts(self, numbers: Sequence[Expr]) -> tuple[Expr, ...]:
+        """Row and column of the first result of a tile, whose numbers count all phases of a place before the next place."""
+        steps = zip(numbers, self.one.dilations, strict=True)
+        outputs = self.method.outputs
+        return tuple(
+            self.builder.bind(tirx.floordiv(at, step) * (outputs * step) + tirx.floormod(at, step) if step > 1 else at * outputs)
+            for at, step in steps
+        )
+
+    def _transform_vector(self, to: Matrices, row: Expr, channel: Expr, lanes: int, element: _Element, ahead: _Element) -> None:
+        """Transform one vector of channels of a tile. `ahead` gives elements as they lie, also those of the tile to its right."""
+        builder, extent = self.builder, self.method.extent
+        columns = builder.local(self.points * lanes, TYPE)
+        with builder.loop(extent, name="j") as j:
+            for i in range(extent):
+                builder.prefetch(ahead(i, j + self.method.outputs, channel))
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                made = self.method.transform_data(builder, [builder.name(element(i, j, channel + lane)) for i in range(extent)])
+                for i, value in enumerate(made):
+                    builder.store(columns, (i * extent + j) * lanes + lane, value)
+        with builder.loop(extent, name="i") as i, builder.loop(lanes, "vectorized", "lane") as lane:
+            values = [columns[(i * extent + j) * lanes + lane] for j in range(extent)]
+            for j, value in enumerate(self.method.transform_data(builder, values)):
+                builder.store(to.buffer, to.offset(i * extent + j, row, channel + lane), self._as_factor(value))
+
+    def _as_factor(self, value: Expr) -> Expr:
+        """A transformed input as it lies in its matrix."""
+        if self.format is F32:
+            return value
+        return tirx.reinterpret(_BITS, rounded(value, self.builder.name, has_instruction=True))
+
+    def _products(self, inputs: Matrices, to: Matrices, panel: Expr, start: Expr, count: Expr) -> None:
+        """The rows [start, start + count) of all matrices by one panel of weights, into the rows from 0 of others."""
+        builder, tile, depth, parts = self.builder, self.tile, self.depth, ceil(to.rows / self.tile.rows)
+        group = builder.bind(tirx.floordiv(panel, self.panels)) if self.one.groups > 1 else 0
+        with (
+            builder.loop(self.points, name="point") as point,
+            builder.loop(builder.bind(tirx.floordiv(count + tile.rows - 1, tile.rows)), name="m") as m,
+        ):
+            first = builder.bind(tirx.min(m * tile.rows, to.rows - tile.rows))
+            left = builder.bind(inputs.offset(point, start + first, group * self.one.inputs))
+            right = builder.bind((panel * self.points + point) * (depth * tile.columns))
+
+            def a(row: int, ks: Index) -> Expr:
+                line = left + row * inputs.pitch
+                k_pack = self.format.k_pack
+                return word_at(inputs.buffer, line + k_pack * ks[0]) if k_pack > 1 else inputs.buffer[line + ks[0]]
+
+            def b(column: Expr, ks: Index) -> Expr:
+                return factor(self.format, self.weights[right + ks[0] * tile.columns + column])
+
+            def before(ks: Index) -> None:
+                Panel(self.weights, right, tile.columns).fetch_next(builder, ks[0], depth, m, parts)
+
+            sums = sum_tile(builder, tile, self.format, (depth,), a, b, before)
+            place = builder.bind(to.offset(point, first, 0))
+            with (
+                builder.loop(tile.rows * tile.vectors, name="vector") as vector,
+                builder.loop(tile.lanes, "vectorized", "lane") as lane,
+            ):
+                at = vector * tile.lanes + lane
+                builder.store(to.buffer, place + at, sums[at])
+
+    def _results(self, made: Matrices, panel: Expr, first: Expr, count: Expr) -> None:
+        """Transform the rows [0, count) back and store them: tiles from number `first` on, the channels of one panel."""
+        builder, one, columns = self.builder, self.one, self.tile.columns
+        group, part = (builder.bind(at) for at in unravel(panel, (one.groups, self.panels)))
+        channel = builder.bind(group * one.outputs + part * columns)
+        rest = one.outputs % columns
+        with builder.loop(count, name="tile") as row:
+            image, *at = (builder.bind(at) for at in unravel(builder.bind(first + row), self.grid))
+            place = (image, *self._firsts(at))
+
+            def emit(extent: int) -> None:
+                _vectors(
+                    builder,
+                    extent,
+                    self.lanes,
+                    lambda at, lanes: self._transform_back(made, row, at, lanes, place, channel, panel),
+                )
+
+            if not rest:
+                emit(columns)
+            elif self.panels == 1:
+                emit(rest)
+            else:
+                with builder.when(part < self.panels - 1):
+                    emit(columns)
+                with builder.when(part == self.panels - 1):
+                    emit(rest)
+
+    def _transform_back(
+        self, made: Matrices, row: Expr, column: Expr, lanes: int, place: tuple[Expr, ...], channel: Expr, panel: Expr
+    ) -> None:
+        builder, extent, outputs = self.builder, self.method.extent, self.method.outputs
+        half = builder.local(outputs * extent * lanes, TYPE)
+        with builder.loop(extent, name="j") as j, builder.loop(lanes, "vectorized", "lane") as lane:
+            values = [builder.name(made.buffer[made.offset(i * extent + j, row, column + lane)]) for i in range(extent)]
+            for i, value in enumerate(self.method.transform_result(builder, values)):
+                builder.store(half, (i * extent + j) * lanes + lane, value)
+        (image, top, left), (below, beside) = place, self.one.dilations
+        line = builder.local(outputs * lanes, TYPE)
+        with builder.loop(self._count(self.one.rows - top, below), name="i") as i:
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                values = [builder.name(half[(i * extent + j) * lanes + lane]) for j in range(extent)]
+                for j, value in enumerate(self.method.transform_result(builder, values)):
+                    scale = self.scales[panel * self.tile.columns + column + lane] if self.scales is not None else 1.0
+                    builder.store(line, j * lanes + lane, value * scale)
+            with (
+                builder.loop(self._count(self.one.columns - left, beside), name="j") as j,
+                builder.loop(lanes, "vectorized", "lane") as lane,
+            ):
+                place = (image, channel + column + lane, top + i * below, left + j * beside)
+                self._store(place, line[j * lanes + lane])
+
+    def _count(self, rest: Expr, step: int) -> Expr:
+        """How many results a tile has along a dimension, of whose `rest` they are every `step`-th: there may be none."""
+        many = rest if step == 1 else tirx.max(tirx.floordiv(rest + step - 1, step), 0)
+        return self.builder.bind(tirx.min(many, self.method.outputs))
+
+    def _store(self, index: tuple[Expr, ...], value: Expr) -> None:
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
+        if bias:
+            value = value + tirx.Cast(TYPE, GroupValues(self.form.inner, self.builder).read(bias, index[1:2]))
+        dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
+        self.form.follow(self.builder, index, tirx.Cast(dtype, value))
+
+
+def _vectors(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr, int], None]) -> None:
+    """`body(first, lanes)` for the vectors that make up [0, extent): whole ones, then ever shorter ones."""
+    whole = extent // lanes
+    with builder.loop(whole, name="v") as block:
+        body(builder.bind(block * lanes), lanes)
+    done = whole * lanes
+    while done < extent:
+        while lanes > extent - done:
+            lanes //= 2
+        body(done, lanes)
+        done += lanes

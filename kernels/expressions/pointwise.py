@@ -1,0 +1,375 @@
+"""Scalar meaning of every pointwise operator: from the inputs' elements to the output's element.
+
+Floats narrower than float32 are computed in float32 and rounded once, at the operator's output, as ONNX specifies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from math import copysign
+
+import numpy as np
+from tvm import tirx
+
+from ..codegen.builder import Expr
+from ..formats import minifloat
+from ..formats.bfloat16 import rounded
+from ..groups.group import Op
+from . import math, trigonometry
+from .power import power
+
+Inputs = list[Expr]  # None for an absent optional input, which only Clip has
+Scalar = Callable[["Element", Inputs], Expr]
+
+_NARROW_FLOATS = ("float16", "bfloat16")
+_OF_CODES = ("Cast", "IsInf", "IsNaN")  # what may be asked of elements that lie in memory as a code
+_FLOATS = ("float32", "float64", *_NARROW_FLOATS)
+
+
+@dataclass(frozen=True)
+class Element:
+    """The operator being expressed, the type it computes in, how to name an intermediate so that it is computed once, the
+    bits of the widest integers that the target's compiler knows, whether errors far below those of bfloat16 are no matter, and
+    whether it is for a thread of a GPU."""
+
+    op: Op
+    dtype: str
+    name: math.Name
+    widest: int = 128
+    is_rough: bool = False
+    is_grid: bool = False
+
+    def const(self, value: float) -> Expr:
+        return tirx.const(value, self.dtype)
+
+
+def apply(
+    op: Op,
+    inputs: list[Expr | None],
+    input_dtypes: list[str],
+    output_dtype: str,
+    name: math.Name,
+    widest: int = 128,
+    *,
+    has_bfloat16: bool = False,
+    is_rough: bool = False,
+    is_grid: bool = False,
+) -> Expr:
+    """The element of `op` whose inputs' elements are given; None stands for an absent optional input.
+
+    `has_bfloat16`: the target has an instruction that rounds to that type. `is_rough`, `is_grid`: see Element.
+    """
+    dtype = input_dtypes[0] if op.op_type != "Where" else input_dtypes[1]
+    element = Element(op, working_type(dtype), name, widest, is_rough, is_grid)
+    operands = [None if x is None else name(widened(x, kind, name)) for x, kind in zip(inputs, input_dtypes, strict=True)]
+    return narrowed(POINTWISE[op.op_type](element, operands), output_dtype, op, name, has_bfloat16=has_bfloat16)
+
+
+def working_type(dtype: str) -> str:
+    """The type that elements are computed in."""
+    if minifloat.is_coded(dtype):
+        return minifloat.decoded_type(dtype)
+    return "float32" if dtype in _NARROW_FLOATS else dtype
+
+
+def widened(x: Expr, dtype: str, name: math.Name) -> Expr:
+    """An operand's element in the type that it is computed in."""
+    if minifloat.is_coded(dtype):
+        return minifloat.decode(x, dtype, name)
+    return _cast(x, "float32", dtype) if dtype in _NARROW_FLOATS else x
+
+
+def narrowed(result: Expr, dtype: str, op: Op, name: math.Name, *, has_bfloat16: bool = False) -> Expr:
+    """A result of `op` as an element of its output's type; the operator's attributes say how Cast rounds to some of them."""
+    if dtype == "bfloat16" and str(result.ty) in ("float32", "float64"):
+        return rounded(_cast(result, "float32", str(result.ty)), name, has_instruction=has_bfloat16)
+    if not minifloat.is_coded(dtype):
+        return _cast(result, dtype, str(result.ty))
+    number = _cast(result, minifloat.decoded_type(dtype), str(result.ty))
+    saturates = bool(op.attribute("saturate", 1))
+    if dtype == minifloat.SCALE:
+        return minifloat.encode_scale(number, name, saturate=saturates, round_mode=op.attribute("round_mode", "up"))
+    return minifloat.encode(number, dtype, name, saturate=saturates)
+
+
+def supports(op: Op, input_dtypes: list[str], output_dtype: str) -> str:
+    """Empty if `apply` can express the operator on these types, else the reason why not."""
+    if op.op_type not in POINTWISE:
+        return f"{op.op_type} has no scalar form"
+    for dtype in (*input_dtypes, output_dtype):
+        if minifloat.is_coded(dtype):
+            if op.op_type not in _OF_CODES:
+                return f"no arithmetic on {dtype}"
+        elif dtype not in _FLOATS and dtype != "bool" and np.dtype(dtype).kind not in "iu":
+            return f"no arithmetic on {dtype}"
+    return ""
+
+
+def _cast(value: Expr, dtype: str, source: str) -> Expr:
+    if source == dtype:
+        return value
+    if dtype == "bool":
+        nonzero = tirx.NE(value, tirx.const(0, source))  # false for NaN, in LLVM's ordered comparison
+        return tirx.Or(nonzero, tirx.isnan(value)) if source in _FLOATS else nonzero
+    if source in _FLOATS and dtype.startswith("uint"):  # negative floats wrap, as in C on x86 and in NumPy
+        wrapped = tirx.Cast(dtype, tirx.Cast("int64", value))
+        if dtype != "uint64":
+            return wrapped
+        return tirx.Select(value >= tirx.const(2.0**63, source), tirx.Cast(dtype, value), wrapped)
+    return tirx.Cast(dtype, value)
+
+
+def _binary(function: Callable[[Expr, Expr], Expr]) -> Scalar:
+    return lambda e, x: function(x[0], x[1])
+
+
+def _wrapping(function: Callable[..., Expr]) -> Scalar:
+    return lambda e, x: reduce(lambda a, b: math.wrapping(function, a, b, widest=e.widest), x)
+
+
+def _variadic(function: Callable[[Expr, Expr], Expr]) -> Scalar:
+    return lambda e, x: reduce(function, x)
+
+
+def _libm(name: str, *x: Expr) -> Expr:
+    """A function of the C library that TVM's LLVM generator has no name for."""
+    dtype = str(x[0].ty)
+    return tirx.call_pure_extern(dtype, name if dtype == "float64" else f"{name}f", *x)
+
+
+def _equal(e: Element, x: Inputs) -> Expr:
+    if e.dtype == "bool":  # which LLVM's types of a flag in memory and in a register would not let it compare
+        return tirx.EQ(*(tirx.Cast("int32", flag) for flag in x))
+    return tirx.EQ(*x)
+
+
+def _float(fast: Callable[[math.Name, Expr], Expr], exact: Callable[[Expr], Expr]) -> Scalar:
+    """A transcendental function: our own in float32, libm's in float64."""
+    return lambda e, x: fast(e.name, x[0]) if e.dtype == "float32" else exact(x[0])
+
+
+def _lanes(fast: Callable[[math.Name, Expr], Expr], exact: Callable[[Expr], Expr]) -> Scalar:
+    """The same on a CPU; the threads of a GPU, which are no lanes, call the functions of its library."""
+    return lambda e, x: fast(e.name, x[0]) if e.dtype == "float32" and not e.is_grid else exact(x[0])
+
+
+def _divisor(e: Element, x: Expr) -> Expr:
+    """An integer divisor that cannot trap: 1 for 0, by which a quotient is undefined, and for -1, where the least overflows."""
+    traps = tirx.EQ(x, e.const(0))
+    if not e.dtype.startswith("u"):
+        traps = tirx.Or(traps, tirx.EQ(x, e.const(-1)))
+    return tirx.Select(traps, e.const(1), x)
+
+
+def _divide(e: Element, x: Inputs) -> Expr:
+    if e.dtype not in _FLOATS:
+        quotient = _quotient(e, *x)
+        if e.dtype.startswith("u"):
+            return quotient
+        opposite = math.wrapping(lambda a: -a, x[0], widest=e.widest)
+        return tirx.Select(tirx.EQ(x[1], e.const(-1)), opposite, quotient)
+    if isinstance(x[1], tirx.FloatImm) and x[1].value == 0:  # TVM refuses to divide by it; the product is the same, NaN too
+        return x[0] * e.const(copysign(float("inf"), x[1].value))
+    return x[0] / x[1]
+
+
+def _quotient(e: Element, dividend: Expr, divisor: Expr) -> Expr:
+    """Rounded towards 0. Of 32 bits on a CPU, which has no such vector instruction, that of float64 is exact: it is at least
+    1 / divisor from the next whole number, which is 2**-32 of it, and is rounded to 2**-53."""
+    safe = _divisor(e, divisor)
+    if e.dtype != "int32" or e.is_grid or isinstance(divisor, tirx.IntImm):
+        return tirx.truncdiv(dividend, safe)
+    return tirx.Cast("int32", tirx.Cast("float64", dividend) / tirx.Cast("float64", safe))
+
+
+def _mod(e: Element, x: Inputs) -> Expr:
+    if e.op.attribute("fmod", 0):
+        return _libm("fmod", *x) if e.dtype in _FLOATS else tirx.truncmod(x[0], _divisor(e, x[1]))
+    if e.dtype not in _FLOATS:
+        return tirx.floormod(x[0], _divisor(e, x[1]))
+    rest = _libm("fmod", *x)  # has the sign of the dividend; Python's, which ONNX takes, that of the divisor
+    zero = e.const(0)
+    other_sign = tirx.Or(tirx.And(rest < zero, x[1] > zero), tirx.And(rest > zero, x[1] < zero))
+    return tirx.Select(other_sign, rest + x[1], rest)
+
+
+def _pow(e: Element, x: Inputs) -> Expr:
+    base, exponent = x
+    if isinstance(exponent, tirx.FloatImm | tirx.IntImm):  # squares and cubes are what norms and GELU are spelled with
+        value = float(exponent.value)
+        if value in (2.0, 3.0):
+            return base * base * base if value == 3.0 else base * base
+        if value == 0.5 and e.dtype in _FLOATS:
+            return tirx.sqrt(base)
+        if value == 1.0:
+            return base
+    if e.dtype in _FLOATS:
+        raised = tirx.Cast(e.dtype, exponent)
+        is_ours = e.dtype == "float32" and not e.is_grid
+        return power(e.name, base, e.name(raised)) if is_ours else tirx.pow(base, raised)
+    return tirx.Cast(e.dtype, tirx.nearbyint(tirx.pow(tirx.Cast("float64", base), tirx.Cast("float64", exponent))))
+
+
+def _clip(e: Element, x: Inputs) -> Expr:
+    low = e.op.attribute("min") if len(x) < 2 else x[1]
+    high = e.op.attribute("max") if len(x) < 3 else x[2]
+    value = x[0]
+    if low is not None:
+        value = math.maximum(value, e.const(low) if isinstance(low, float) else low)
+    if high is not None:
+        value = math.minimum(value, e.const(high) if isinstance(high, float) else high)
+    return value
+
+
+def _times_sigmoid(e: Element, x: Expr, argument: Expr) -> Expr:
+    if e.is_rough and e.dtype == "float32":
+        return x / math.rough_exp_and_one(e.name, -argument)
+    return x * _SIGMOID(e, [e.name(argument)])
+
+
+def _gelu(e: Element, x: Inputs) -> Expr:
+    v = x[0]
+    if e.op.attribute("approximate", "none") == "tanh":
+        linear, cubic = (e.const(2 * 0.7978845608028654 * factor) for factor in (1, 0.044715))
+        twice = v * (linear + cubic * e.name(v * v))
+        return _times_sigmoid(e, v, twice)  # (1 + tanh(u)) / 2 is the sigmoid of 2 u, which loses no digits below 0
+    argument = e.name(v * e.const(0.7071067811865476))
+    erf = math.rough_erf(e.name, argument) if e.is_rough and e.dtype == "float32" else _ERF(e, [argument])
+    return e.const(0.5) * v * (e.const(1) + erf)
+
+
+def _hard_sigmoid(e: Element, x: Expr, alpha: float, beta: float) -> Expr:
+    return math.maximum(e.const(0), math.minimum(e.const(1), e.const(alpha) * x + e.const(beta)))
+
+
+def _elu(e: Element, x: Expr, alpha: float) -> Expr:
+    grown = math.expm1_nonpositive(e.name, x) if e.dtype == "float32" else tirx.exp(x) - e.const(1)
+    return tirx.Select(x < e.const(0), e.const(alpha) * grown, x)
+
+
+def _celu(e: Element, x: Inputs) -> Expr:
+    alpha = e.op.attribute("alpha", 1.0)
+    return tirx.Select(x[0] < e.const(0), _elu(e, e.name(x[0] / e.const(alpha)), alpha), x[0])
+
+
+def _shrink(e: Element, x: Inputs) -> Expr:
+    """Integers are shrunk as float64 and cut to integers again."""
+    working = e.dtype if e.dtype in _FLOATS else "float64"
+    bias, bound = (tirx.const(e.op.attribute(key, default), working) for key, default in (("bias", 0.0), ("lambd", 0.5)))
+    value = e.name(_cast(x[0], working, e.dtype))
+    middle = tirx.Select(value > bound, value - bias, tirx.const(0, working))
+    return tirx.Select(value < -bound, value + bias, middle)
+
+
+def _sign(e: Element, x: Inputs) -> Expr:
+    zero = e.const(0)
+    return tirx.Select(x[0] > zero, e.const(1), tirx.Select(x[0] < zero, e.const(-1 if e.dtype[0] != "u" else 0), x[0]))
+
+
+def _is_inf(e: Element, x: Inputs) -> Expr:
+    up, down = (tirx.EQ(x[0], e.const(sign * float("inf"))) for sign in (1, -1))
+    if not e.op.attribute("detect_negative", 1):
+        return up if e.op.attribute("detect_positive", 1) else tirx.const(False, "bool")
+    return tirx.Or(up, down) if e.op.attribute("detect_positive", 1) else down
+
+
+def _bit_shift(e: Element, x: Inputs) -> Expr:
+    """Shifts by the width or more, or by less than 0, give what the sign bit fills in; C leaves them undefined."""
+    bits = np.dtype(e.dtype).itemsize * 8
+    amount = tirx.max(tirx.min(x[1], e.const(bits - 1)), e.const(0))
+    left = e.op.attribute("direction") == "LEFT"
+    shifted = x[0] << amount if left else x[0] >> amount
+    filled = e.const(0) if left or e.dtype.startswith("uint") else x[0] >> e.const(bits - 1)
+    return tirx.Select(tirx.Or(x[1] >= e.const(bits), x[1] < e.const(0)), filled, shifted)
+
+
+def _integer_safe_abs(e: Element, x: Inputs) -> Expr:
+    return x[0] if e.dtype.startswith("uint") else tirx.abs(x[0])
+
+
+_TANH = _float(math.tanh, tirx.tanh)
+_ERF = _float(math.erf, tirx.erf)
+_SIGMOID = _float(math.sigmoid, lambda x: tirx.const(1, "float64") / (tirx.const(1, "float64") + tirx.exp(-x)))
+
+
+def _softplus64(x: Expr) -> Expr:
+    return tirx.max(x, tirx.const(0, "float64")) + tirx.log1p(tirx.exp(-tirx.abs(x)))
+
+
+_SOFTPLUS = _float(math.softplus, _softplus64)
+
+POINTWISE: dict[str, Scalar] = {
+    "Abs": _integer_safe_abs,
+    "Acos": _float(trigonometry.acos, tirx.acos),
+    "Acosh": lambda e, x: tirx.acosh(x[0]),
+    "Add": _wrapping(lambda a, b: a + b),
+    "And": _binary(tirx.And),
+    "Asin": _float(trigonometry.asin, tirx.asin),
+    "Asinh": lambda e, x: tirx.asinh(x[0]),
+    "Atan": _float(trigonometry.atan, tirx.atan),
+    "Atanh": _float(math.atanh, lambda x: tirx.const(0.5, "float64") * (tirx.log1p(x) - tirx.log1p(-x))),
+    "BitShift": _bit_shift,
+    "BitwiseAnd": _binary(lambda a, b: a & b),
+    "BitwiseNot": lambda e, x: ~x[0],
+    "BitwiseOr": _binary(lambda a, b: a | b),
+    "BitwiseXor": _binary(lambda a, b: a ^ b),
+    "Cast": lambda e, x: x[0],
+    "Ceil": lambda e, x: tirx.ceil(x[0]),
+    "Celu": _celu,
+    "Clip": _clip,
+    "Cos": _lanes(trigonometry.cos, tirx.cos),
+    "Cosh": lambda e, x: _libm("cosh", x[0]),
+    "Div": _divide,
+    "Elu": lambda e, x: _elu(e, x[0], e.op.attribute("alpha", 1.0)),
+    "Equal": _equal,
+    "Erf": _ERF,
+    "Exp": _float(math.exp, tirx.exp),
+    "Floor": lambda e, x: tirx.floor(x[0]),
+    "Gelu": _gelu,
+    "Greater": _binary(lambda a, b: a > b),
+    "GreaterOrEqual": _binary(lambda a, b: a >= b),
+    "HardSigmoid": lambda e, x: _hard_sigmoid(e, x[0], e.op.attribute("alpha", 0.2), e.op.attribute("beta", 0.5)),
+    "HardSwish": lambda e, x: x[0] * _hard_sigmoid(e, x[0], 1 / 6, 0.5),
+    "Identity": lambda e, x: x[0],
+    "IsInf": _is_inf,
+    "IsNaN": lambda e, x: tirx.isnan(x[0]),
+    "LeakyRelu": lambda e, x: tirx.Select(x[0] < e.const(0), x[0] * e.const(e.op.attribute("alpha", 0.01)), x[0]),
+    "Less": _binary(lambda a, b: a < b),
+    "LessOrEqual": _binary(lambda a, b: a <= b),
+    "Log": _float(math.log, tirx.log),
+    "Max": _variadic(math.maximum),
+    "Mean": lambda e, x: reduce(lambda a, b: a + b, x) / e.const(len(x)),
+    "Min": _variadic(math.minimum),
+    "Mish": _float(math.mish, lambda x: x * tirx.tanh(_softplus64(x))),
+    "Mod": _mod,
+    "Mul": _wrapping(lambda a, b: a * b),
+    "Neg": lambda e, x: math.wrapping(lambda a: -a, x[0], widest=e.widest),
+    "Not": lambda e, x: tirx.Not(x[0]),
+    "Or": _binary(tirx.Or),
+    "PRelu": lambda e, x: tirx.Select(x[0] < e.const(0), x[0] * x[1], x[0]),
+    "Pow": _pow,
+    "Reciprocal": lambda e, x: e.const(1) / x[0],
+    "Relu": lambda e, x: math.maximum(x[0], e.const(0)),
+    "Round": lambda e, x: tirx.nearbyint(x[0]),
+    "Selu": lambda e, x: (
+        e.const(e.op.attribute("gamma", 1.0507009873554805)) * _elu(e, x[0], e.op.attribute("alpha", 1.6732632423543772))
+    ),
+    "Shrink": _shrink,
+    "Sigmoid": _SIGMOID,
+    "Sign": _sign,
+    "Sin": _lanes(trigonometry.sin, tirx.sin),
+    "Sinh": lambda e, x: _libm("sinh", x[0]),
+    "Softplus": _SOFTPLUS,
+    "Softsign": lambda e, x: x[0] / (e.const(1) + tirx.abs(x[0])),
+    "Sqrt": lambda e, x: tirx.sqrt(x[0]),
+    "Sub": _wrapping(lambda a, b: a - b),
+    "Sum": _wrapping(lambda a, b: a + b),
+    "Swish": lambda e, x: _times_sigmoid(e, x[0], e.const(e.op.attribute("alpha", 1.0)) * x[0]),
+    "Tan": _lanes(trigonometry.tan, tirx.tan),
+    "Tanh": _TANH,
+    "ThresholdedRelu": lambda e, x: tirx.Select(x[0] > e.const(e.op.attribute("alpha", 1.0)), x[0], e.const(0)),
+    "Where": lambda e, x: tirx.Select(x[0], x[1], x[2]),
+    "Xor": lambda e, x: tirx.Not(_equal(e, x)),
+}

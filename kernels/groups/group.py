@@ -1,0 +1,124 @@
+"""What a kernel template is given: one fused group, in terms that know nothing of ONNX files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...runtime.plan import TensorType
+from ...runtime.precision import TOLERANCES, Precision, Tolerance
+from ..formats.format import Storage
+from .configuration import Configuration
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator of a group. `inputs` and `outputs` are value names, "" where an optional one is absent."""
+
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    version: int = 0  # the opset that gives op_type its meaning
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return self.attributes.get(name, default)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Operators in topological order that become one kernel.
+
+    Invariant: every value has a type; `outputs` are produced inside; whatever is read and not produced is in `inputs`.
+    `constants` holds the inputs whose bytes never change; `literals` the small constants whose very value is known, and
+    which a kernel may therefore write into its code. `precision` is what its results must keep, `configuration` what its template
+    shall choose among what is legal. What `is_on_branch` is added to something, so that its errors are a part of the sum only.
+    `formats` says how operands are stored whose types alone do not say it: their scales and zero points.
+    """
+
+    ops: tuple[Op, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: Mapping[str, TensorType]
+    constants: frozenset[str] = frozenset()
+    literals: Mapping[str, np.ndarray] = field(default_factory=dict)
+    precision: Precision = "float32"
+    configuration: Configuration = field(default_factory=dict)
+    is_on_branch: bool = False
+    formats: Mapping[str, Storage] = field(default_factory=dict)
+
+    @cached_property
+    def producers(self) -> dict[str, Op]:
+        return {name: op for op in self.ops for name in op.outputs if name}
+
+    @cached_property
+    def reader_counts(self) -> dict[str, int]:
+        """How often each value is read inside the group; being an output counts as one reader."""
+        counts: dict[str, int] = {}
+        for name in [*(name for op in self.ops for name in op.inputs), *self.outputs]:
+            counts[name] = counts.get(name, 0) + 1
+        return counts
+
+    def literal(self, name: str) -> np.ndarray | None:
+        """Value of a small constant; None for an absent input or one not known while compiling."""
+        return self.literals.get(name) if name else None
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What the group's precision allows."""
+        return TOLERANCES[self.precision]
+
+    def storage(self, name: str) -> Storage:
+        """How a value is stored."""
+        kind = self.types[name]
+        return self.formats.get(name) or Storage(kind.dtype, is_packed=kind.is_packed)
+
+    def key(self) -> str:
+        """Equal for groups that one kernel can serve: in structure, types, formats, attributes, literals, precision and place."""
+        numbers: dict[str, int] = {}
+
+        def number(name: str) -> int:
+            return numbers.setdefault(name, len(numbers)) if name else -1
+
+        ops = [
+            (op.op_type, op.version, _frozen(op.attributes), [number(n) for n in op.inputs], [number(n) for n in op.outputs])
+            for op in self.ops
+        ]
+        outputs = [number(name) for name in self.outputs]
+        facts = [
+            (str(self.types[name]), self.formats.get(name), name in self.constants, _frozen(self.literals.get(name)))
+            for name in numbers
+            if name
+        ]
+        return repr((ops, outputs, facts, self.precision, self.is_on_branch))
+
+    def value_order(self) -> dict[str, int]:
+        """Names to the numbers that `key` gave them, so that a kernel built for an equal group can be bound to this one."""
+        numbers: dict[str, int] = {}
+        for op in self.ops:
+            for name in (*op.inputs, *op.outputs):
+                if name:
+                    numbers.setdefault(name, len(numbers))
+        return numbers
+
+    @property
+    def label(self) -> str:
+        return "_".join(op.op_type.lower() for op in self.ops[:6]) + (f"_and_{len(self.ops) - 6}" if len(self.ops) > 6 else "")
+
+
+def literal_ints(group: Group, name: str) -> tuple[int, ...] | None:
+    """A small constant as Python integers."""
+    value = group.literal(name)
+    return None if value is None else tuple(int(v) for v in np.ravel(value))
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.shape, value.tobytes())
+    if isinstance(value, Mapping):
+        return tuple(sorted((name, _frozen(item)) for name, item in value.items()))
+    return repr(value)

@@ -1,0 +1,58 @@
+"""Products by matrices that indices choose out of many, read where they lie: the experts of a mixture, row by row.
+
+Copying the chosen matrices first, as Gather and MatMul would one after the other, moves each of them once for every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...runtime.target import Target
+from ..codegen.builder import Expr
+from ..groups.group import Group, Op
+from ..movement.gather import index_at
+from ..template.contract import BuiltKernel, Refusal
+from .matmul import Product, Side
+
+OPERATORS = frozenset(["Gather", "MatMul"])
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes y[s] = a[s] @ w[indices[s]]: a Gather along the first axis, and the MatMul whose second operand it makes."""
+    if target.is_gpu:
+        return Refusal("is for CPUs")
+    if [op.op_type for op in group.ops] != ["Gather", "MatMul"]:
+        return Refusal("is not a product by gathered matrices")
+    gather, product = group.ops
+    ranks = [len(group.types[name].shape) for name in (*gather.inputs, product.inputs[0])]
+    if ranks != [3, 1, 3] or gather.attribute("axis", 0) not in (0, -3) or product.inputs[1] != gather.outputs[0]:
+        return Refusal("the matrices are not gathered one for each product")
+    if group.types[product.inputs[0]].dtype not in ("float32", "float64"):
+        return Refusal(f"no product of {group.types[product.inputs[0]].dtype}")
+    return _GatheredProduct(group, gather, product, target).build()
+
+
+@dataclass(frozen=True)
+class _GatheredSide(Side):
+    """The matrices that are chosen from; `choose(s)` is the number of the one for product s."""
+
+    choose: Callable[[Expr], Expr]
+
+    def matrix_of(self, batch: tuple[int, ...], position: Expr) -> Expr:
+        return self.choose(position)
+
+
+class _GatheredProduct(Product):
+    """Columns are walked by the outer loop, so that neighbouring products by one matrix find its panel in cache."""
+
+    template = "gathered_matmul"
+    shares_b = True
+
+    def __init__(self, group: Group, gather: Op, product: Op, target: Target) -> None:
+        super().__init__(group, product, target)
+        name = gather.inputs[0]
+        count, depth, columns = group.types[name].shape
+        self.b = _GatheredSide(
+            name, (count,), columns, depth, True, lambda position: index_at(group, gather, self.builder, position, count)
+        )

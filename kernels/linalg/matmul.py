@@ -1,0 +1,367 @@
+"""MatMul and Gemm, batched and broadcast, with their pointwise followers in the tile store.
+
+Where the format multiplies several neighbours along k at once, B is packed in words of them, at compile time or, where it
+changes, by the kernel. A row of A is read as words where it lies, or from a copy in which the last elements have zeros beside
+them; where its numbers are too wide for words (few float32 rows, by weights alone stored as bfloat16), each word of B gives
+several vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+from tvm import tirx
+
+from ...runtime.hardware.machine import LINE_BYTES
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, Index, broadcast_index, row_major, unravel
+from ..cost.estimate import Estimate, with_bytes, with_followers
+from ..cost.product import product_estimate
+from ..cost.register_tile import share_sets
+from ..formats.format import Format, format_for, formats_for
+from ..formats.multiply_add import factor, joined
+from ..groups.group import Group, Op
+from ..microkernels.packing import PackPanels
+from ..microkernels.register_tile import Panel, Plane, TileProduct, emit, tile_options
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.kernel import finish, machine_of, new_builder
+from ..template.loops import follow
+from ..template.values import GroupValues, pointwise_obstacle, split_anchor
+
+_SPREAD_LINES = 64  # rows and columns from which a copy of rows that crowd each other costs less than it saves
+_SPREAD_BYTES = 64 * 1024 * 1024  # of the rows, beyond which the copy would be seen in a program's memory
+Load = Callable[[Expr, Expr, Expr, Expr, Index], Any]  # of TileProduct.a and .b: batch, panel, start, line, ks
+
+
+@dataclass(frozen=True)
+class Side:
+    """One operand as matrices of `lines` (rows of A, columns of B) by `depth`. `lines_last`: lines run fastest in memory.
+
+    `batch` are its own batch dimensions, 1 where it broadcasts along the product's.
+    """
+
+    name: str
+    batch: tuple[int, ...]
+    lines: int
+    depth: int
+    lines_last: bool
+
+    def pack(self, tile: int, k_pack: int = 1) -> PackPanels:
+        """How to lay the operand out in panels, if it is constant."""
+        rank = len(self.batch)
+        shape, order = (self.lines, self.depth), (*range(rank), rank, rank + 1)
+        if self.lines_last:
+            shape, order = (self.depth, self.lines), (*range(rank), rank + 1, rank)
+        return PackPanels((*self.batch, *shape), order, rank, 1, tile, k_pack=k_pack)
+
+    def matrix_of(self, batch: tuple[int, ...], position: Expr) -> Expr:
+        """Number of the operand's matrix that belongs to a position of the product's batch."""
+        if self.batch == batch:
+            return position
+        return row_major(broadcast_index(unravel(position, batch), batch, self.batch), self.batch)
+
+    def offset(self, matrix: Expr, line: Expr, k: Expr) -> Expr:
+        """Where an element lies in the operand itself."""
+        if self.lines_last:
+            return (matrix * self.depth + k) * self.lines + line
+        return (matrix * self.lines + line) * self.depth + k
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes one MatMul or Gemm with pointwise followers of its output's shape."""
+    product = product_of(group, target)
+    return product if isinstance(product, Refusal) else Candidate(product.estimate(), product.build)
+
+
+def product_of(group: Group, target: Target) -> Product | Refusal:
+    """The group's product, to be built."""
+    anchor, _ = split_anchor(group)
+    if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
+        return Refusal("has no matrix product")
+    dtypes = [group.types[name].dtype for name in anchor.inputs[:2]]
+    a, b = map(group.storage, anchor.inputs[:2])
+    if format_for(a, b, target) is None:
+        return Refusal(f"no product of {' and '.join(dict.fromkeys(dtypes))}")
+    if anchor.inputs[0] == anchor.inputs[1] and anchor.inputs[0] in group.constants:
+        return Refusal("both operands are one constant")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    return Product(group, anchor, target)
+
+
+class Product:
+    """One kernel being built. `shares_b`: neighbouring matrices of the batch often have the same B."""
+
+    template = "matmul"
+    shares_b = False
+
+    def __init__(self, group: Group, anchor: Op, target: Target) -> None:
+        self.group, self.anchor, self.target = group, anchor, target
+        self.builder = new_builder(target, group.configuration)
+        self.batch, self.a, self.b = _normal_form(group, anchor)
+        self.dtype = group.types[anchor.outputs[0]].dtype
+        a, b = map(group.storage, anchor.inputs[:2])
+        self.formats = formats_for(a, b, target, self._reads)
+        self.format, self.accumulator = self.formats[0], self.formats[0].sums  # of several, all have the same sums
+        self.packed: dict[str, Operand] = {}
+
+    def _reads(self, one: Format) -> bool:
+        """Whether the operands lie so that neighbours along k can be read as the format has them."""
+        a, b = self.a, self.b
+        if one.k_pack == 1 or b.name in self.group.constants:
+            return one.k_pack == 1 or not a.lines_last
+        return not a.lines_last and a.depth % one.k_pack == 0 and one.packs_a and b.lines_last
+
+    @property
+    def k_steps(self) -> int:
+        """Of the loop over k: the neighbours of the last one are zeros where there are none."""
+        return ceil(self.a.depth / self.format.k_pack)
+
+    def estimate(self) -> Estimate:
+        """What the best tile takes for all matrices, and the followers in its store."""
+        machine, k_pack = machine_of(self.target, self.accumulator), self.formats[0].k_pack
+        size = self.a.lines, self.b.lines, self.a.depth
+        alone = product_estimate(*size, machine, k_pack=k_pack, batch=prod(self.batch))
+        return with_followers(with_bytes(alone, self.group), self.group, machine, self.anchor)
+
+    def build(self) -> BuiltKernel:
+        self.format = self.builder.choose("format", {one.name: one for one in self.formats})
+        a, b, k_pack, machine = self.a, self.b, self.format.k_pack, machine_of(self.target, self.accumulator)
+        packs_a, packs_b = a.name in self.group.constants and k_pack == 1, b.name in self.group.constants
+        copies_a = not packs_a and (a.depth % k_pack > 0 or self.crowds())
+        # A changing B is read where it is if its columns are contiguous and fill one vector; else it is staged.
+        stages_b = not packs_b and (not b.lines_last or b.lines < machine.lanes or k_pack > 1)
+        padded = packs_b or stages_b
+        tiles = tile_options(
+            a.lines,
+            b.lines,
+            self.k_steps,
+            machine,
+            shifted_loads=not padded and b.lines % machine.lanes != 0,
+            b_padded=padded,
+            streams_b=padded,
+            row_bytes=0 if packs_a or a.lines_last or copies_a else self.group.types[a.name].bytes_of(a.depth),
+            cuts_last=not packs_a,
+        )
+        tile = self.builder.choose("tile", tiles)
+        rows = self._panels(a, tile.rows, self._constant(a, tile.rows)) if packs_a else self._rows(copies_a)
+        panels = self._constant(b, tile.columns) if packs_b else self._staged(tile.columns) if stages_b else None
+        product = TileProduct(
+            prod(self.batch),
+            a.lines,
+            Plane(b.lines, b.lines, b.lines),
+            (self.k_steps,),
+            tile,
+            self.format,
+            rows,
+            self._in_place(b) if panels is None else self._panels(b, tile.columns, panels),
+            self.store(),
+            a_padded=packs_a,
+            b_padded=padded,
+            shares_b=self.shares_b,
+            panel=self.panel_of_b(panels, self.k_steps, tile.columns) if packs_b or k_pack > 1 else None,
+        )
+        sizes = [self.group.types[side.name].size_bytes for side in (a, b)]
+        emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
+        flops = product.flops // max(k_pack * self.k_steps, 1) * a.depth
+        return finish(self.template, self.builder, self.group, flops=flops, packed=self.packed)
+
+    def crowds(self) -> bool:
+        """Whether the rows of A, where they lie, share so few sets of the first cache that a copy of them pays."""
+        a = self.a
+        kind = self.group.types[a.name]
+        pays = min(a.lines, self.b.lines) >= _SPREAD_LINES and kind.size_bytes <= _SPREAD_BYTES and not self.builder.is_grid
+        return pays and not a.lines_last and share_sets(kind.bytes_of(a.depth), self.target.machine)
+
+    def spread_rows(self) -> Load:
+        """A copy of the rows of A in the workspace, a cache line further apart, which begins with a zero."""
+        builder, a, kind = self.builder, self.a, self.group.types[self.a.name]
+        pitch = a.depth + LINE_BYTES * 8 // kind.bits
+        source = builder.parameter(a.name, kind.elements, kind.dtype)
+        spread = builder.workspace(kind.elements // a.depth * pitch, kind.dtype)
+        with builder.chunks(kind.elements // a.depth, kind.elements) as row:
+            origin, target = builder.bind(row * a.depth), builder.bind(row * pitch)
+            builder.vector_loop(
+                a.depth, builder.lanes(kind.dtype), lambda i: builder.store(spread, target + i, source[origin + i])
+            )
+            builder.store(spread, target + a.depth, tirx.const(0, kind.dtype))
+
+        def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
+            row = a.matrix_of(self.batch, batch) * a.lines + start + line
+            return tirx.Cast(self.accumulator, spread[row * pitch + ks[0]])
+
+        return load
+
+    def _in_place(self, side: Side) -> Load:
+        kind = self.group.types[side.name]
+        buffer = self.builder.parameter(side.name, kind.elements, kind.dtype)
+
+        def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
+            return tirx.Cast(self.accumulator, buffer[side.offset(side.matrix_of(self.batch, batch), start + line, ks[0])])
+
+        return load
+
+    def _rows(self, is_copied: bool) -> Load:
+        """What multiply-adds take of the rows of A, where they lie or from a copy."""
+        if self.format.packs_a:
+            return self._words(*(self._copied_words() if is_copied else self._words_in_place()))
+        element, k_pack = self.spread_rows() if is_copied else self._in_place(self.a), self.format.k_pack
+        if k_pack == 1:
+            return element
+
+        def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> tuple[Expr, ...]:
+            return tuple(element(batch, panel, start, line, (ks[0] * k_pack + i,)) for i in range(k_pack))
+
+        return load
+
+    def _words(self, words: Buffer, pitch: int) -> Load:
+        a = self.a
+
+        def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
+            return words[(a.matrix_of(self.batch, batch) * a.lines + start + line) * pitch + ks[0]]
+
+        return load
+
+    def _words_in_place(self) -> tuple[Buffer, int]:
+        """A itself as words, and from row to row their number."""
+        elements = self.group.types[self.a.name].elements
+        return self.builder.parameter(self.a.name, elements // self.format.k_pack, "int32"), self.k_steps
+
+    def _copied_words(self) -> tuple[Buffer, int]:
+        """A copy of the rows of A as words, and from row to row their number, with which rows do not share sets of the cache."""
+        builder, a, elements, k_pack = self.builder, self.a, self.group.types[self.a.name].elements, self.format.k_pack
+        lanes, whole, rows, width = builder.lanes("int32"), a.depth // k_pack, elements // max(a.depth, 1), self.format.a.bits
+        pitch = self.k_steps + (LINE_BYTES // 4 if self.crowds() else 0)
+        bits, copy = builder.parameter(a.name, elements, f"uint{width}"), builder.workspace(rows * pitch, "int32")
+        with builder.chunks(rows, elements) as row:
+            origin, target = builder.bind(row * a.depth), builder.bind(row * pitch)
+
+            def word(first: Expr, count: int) -> Expr:
+                return joined([bits[first + i if i else first] for i in range(count)], width)
+
+            with builder.loop(whole // lanes, name="words") as i:
+                vector = bits[tirx.Ramp(origin + i * (k_pack * lanes), 1, k_pack * lanes)]
+                builder.store(copy, tirx.Ramp(target + i * lanes, 1, lanes), tirx.reinterpret(f"int32x{lanes}", vector))
+            with builder.loop(whole % lanes, name="word") as i:
+                at = builder.bind(i + whole // lanes * lanes)
+                builder.store(copy, target + at, word(origin + at * k_pack, k_pack))
+            if rest := a.depth % k_pack:
+                builder.store(copy, target + whole, word(origin + a.depth - rest, rest))
+        return copy, pitch
+
+    def _constant(self, side: Side, tile: int) -> Buffer:
+        """The panels of a constant operand, which is packed at compile time."""
+        k_pack, source = self.format.k_pack, self.group.types[side.name]
+        pack = side.pack(tile, k_pack)
+        self.packed[side.name] = Operand(side.name, pack)
+        elements = pack.packed_type(source).elements // k_pack
+        return self.builder.parameter(side.name, elements, "int32" if k_pack > 1 else source.dtype)
+
+    def _staged(self, tile: int) -> Buffer:
+        """A copy of B in panels of the workspace: of numbers filled up with zeros."""
+        builder, side = self.builder, self.b
+        if self.format.k_pack > 1:
+            return self._staged_words(tile)
+        panels, matrices = ceil(side.lines / tile), prod(side.batch)
+        size = matrices * panels * side.depth * tile
+        staged = builder.workspace(size, self.accumulator)
+        kind = self.group.types[side.name]
+        source = builder.parameter(side.name, kind.elements, kind.dtype)
+        zero = tirx.const(0, self.accumulator)
+        with builder.chunks(matrices * panels, size) as chunk:
+            matrix, panel = builder.bind(tirx.floordiv(chunk, panels)), builder.bind(tirx.floormod(chunk, panels))
+            with builder.loop(side.depth, name="k") as k, builder.loop(tile, name="line") as i:
+                line = panel * tile + i
+                value = tirx.Cast(self.accumulator, source[side.offset(matrix, tirx.min(line, side.lines - 1), k)])
+                builder.store(staged, (chunk * side.depth + k) * tile + i, builder.masked(line < side.lines, value, zero))
+        return staged
+
+    def _staged_words(self, tile: int) -> Buffer:
+        """The same in words. Columns that do not exist are left as they are."""
+        builder, b, steps, k_pack, width = self.builder, self.b, self.k_steps, self.format.k_pack, self.format.b.bits
+        matrices, panels = prod(b.batch), ceil(b.lines / tile)
+        staged = builder.workspace(matrices * panels * steps * tile, "int32")
+        bits = builder.parameter(b.name, self.group.types[b.name].elements, f"uint{width}")
+        with builder.chunks(matrices * panels, matrices * panels * b.depth * tile) as chunk:
+            matrix, panel = builder.bind(tirx.floordiv(chunk, panels)), builder.bind(tirx.floormod(chunk, panels))
+            columns = builder.bind(tirx.min(b.lines - panel * tile, tile))
+            with builder.loop(steps, name="k") as k:
+                source = builder.bind((matrix * b.depth + k * k_pack) * b.lines + panel * tile)
+                target = builder.bind((chunk * steps + k) * tile)
+
+                def word(i: Expr, source: Expr = source, target: Expr = target) -> None:
+                    neighbours = [bits[source + b.lines * number + i if number else source + i] for number in range(k_pack)]
+                    builder.store(staged, target + i, joined(neighbours, width))
+
+                builder.dynamic_vector_loop(0, columns, builder.lanes("int32"), word)
+        return staged
+
+    def _panels(self, side: Side, tile: int, buffer: Buffer) -> Load:
+        """What multiply-adds take of an operand in panels."""
+        panels = ceil(side.lines / tile)
+
+        def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
+            matrix = side.matrix_of(self.batch, batch)
+            return factor(self.format, buffer[((matrix * panels + panel) * self.k_steps + ks[0]) * tile + line])
+
+        return load
+
+    def panel_of_b(self, buffer: Buffer, depth: int, tile: int) -> Callable[[Expr, Expr], Panel]:
+        """Where the panels of B lie in a buffer, `depth` rows each."""
+        panels = ceil(self.b.lines / tile)
+
+        def panel(batch: Expr, number: Expr) -> Panel:
+            matrix = self.b.matrix_of(self.batch, batch)
+            return Panel(buffer, self.builder.bind((matrix * panels + number) * (depth * tile)), tile)
+
+        return panel
+
+    def store(self) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
+        group, builder = self.group, self.builder
+        shape = group.types[self.anchor.outputs[0]].shape
+
+        def store(batch: Expr, m: Expr, r: Expr, n: Expr, value: Expr) -> None:
+            line = batch * self.a.lines + m
+            offset = line * self.b.lines + n
+            index = (*unravel(line, shape[:-1]), n) if shape[-1:] == (self.b.lines,) else unravel(offset, shape)
+            follow(group, builder, self.anchor, index, tirx.Cast(self.dtype, self._with_bias(index, value)), offset)
+
+        return store
+
+    def _with_bias(self, index: Index, value: Expr) -> Expr:
+        """alpha * value + beta * C, for Gemm."""
+        if self.anchor.op_type != "Gemm":
+            return value
+        alpha, beta = self.anchor.attribute("alpha", 1.0), self.anchor.attribute("beta", 1.0)
+        if alpha != 1.0:
+            value = value * tirx.const(alpha, self.accumulator)
+        bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
+        if not bias or beta == 0.0:
+            return value
+        types = self.group.types
+        place = broadcast_index(index, types[self.anchor.outputs[0]].shape, types[bias].shape)
+        element = tirx.Cast(self.accumulator, GroupValues(self.group, self.builder).read(bias, place))
+        return value + (element * tirx.const(beta, self.accumulator) if beta != 1.0 else element)
+
+
+def _normal_form(group: Group, anchor: Op) -> tuple[tuple[int, ...], Side, Side]:
+    """The product's batch dimensions and its operands. A batch of rows that share one B becomes more rows."""
+    a_name, b_name = anchor.inputs[:2]
+    a, b = group.types[a_name].shape, group.types[b_name].shape
+    if anchor.op_type == "Gemm":
+        a_last, b_first = bool(anchor.attribute("transA", 0)), bool(anchor.attribute("transB", 0))
+        m, k = (a[1], a[0]) if a_last else a
+        return (), Side(a_name, (), m, k, a_last), Side(b_name, (), b[0] if b_first else b[1], k, not b_first)
+    a = (1, *a) if len(a) == 1 else a
+    b = (*b, 1) if len(b) == 1 else b
+    rank = max(len(a), len(b)) - 2
+    a_batch = (1,) * (rank - len(a) + 2) + a[:-2]
+    b_batch = (1,) * (rank - len(b) + 2) + b[:-2]
+    batch = tuple(y if x == 1 else x for x, y in zip(a_batch, b_batch, strict=True))
+    (m, k), n = a[-2:], b[-1]
+    if prod(b_batch) == 1 and a_batch == batch:
+        return (), Side(a_name, (), prod(batch) * m, k, False), Side(b_name, (), n, k, True)
+    return batch, Side(a_name, a_batch, m, k, False), Side(b_name, b_batch, n, k, True)

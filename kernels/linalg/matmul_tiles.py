@@ -1,0 +1,232 @@
+"""MatMul and Gemm on the tile unit, of bfloat16 operands or of float32 ones as sums of bfloat16 terms.
+
+Weights are packed at compile time into the tiles that are loaded. What changes is packed by the kernel: if the whole of A fits
+the second cache, once, and then every thread walks its own panels of B, so that weights come from memory once; else each thread
+packs blocks of its own rows and walks all panels with each. Rows of bfloat16 that fill whole tiles are read where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, prod
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, share, unravel
+from ..cost.amx import tile_product_cycles
+from ..cost.estimate import Estimate, with_bytes, with_followers
+from ..formats.format import BF16X1, formats_for
+from ..groups.group import Group, Op
+from ..microkernels.amx_blocks import BlockProduct, Lines, Next, packed_lines, tile_threads
+from ..microkernels.amx_packing import LINES, TERM_ELEMENTS, PackTiles, StepPacker
+from ..microkernels.amx_unit import DEPTH, ROWS, tile_unit
+from ..microkernels.packed_gemm import Scratch
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.kernel import finish
+from ..template.values import pointwise_obstacle, split_anchor
+from .matmul import Product, Side
+
+_NEAR_BYTES = 1 << 20  # of packed rows that the second cache holds beside a panel
+_WORK_PER_DOT = 16  # how many cycles a product of two tiles takes, which are 16384 multiply-adds
+_BAD_STRIDE_BYTES = 2048  # between rows that fall on two sets of the first cache
+Panels = Callable[[Expr, Expr], Lines]  # of (matrix, panel)
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes one MatMul or Gemm of float32 or bfloat16 with float32 results and pointwise followers of their shape."""
+    anchor, _ = split_anchor(group)
+    if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
+        return Refusal("has no matrix product")
+    dtypes = [group.types[name].dtype for name in (*anchor.inputs[:2], anchor.outputs[0])]
+    a, b = map(group.storage, anchor.inputs[:2])
+    if not formats_for(a, b, target, unit="tile") or dtypes[2] != "float32":
+        return Refusal(f"no product of {' and '.join(dict.fromkeys(dtypes[:2]))} as {dtypes[2]} on the tile unit")
+    if anchor.inputs[0] == anchor.inputs[1] and anchor.inputs[0] in group.constants:
+        return Refusal("both operands are one constant")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    product = TiledProduct(group, anchor, target)
+    if not product.flops:
+        return Refusal("has nothing to multiply")
+    return Candidate(product.estimate(), product.build)
+
+
+class TiledProduct(Product):
+    """One kernel being built."""
+
+    template = "matmul_tiles"
+
+    def __init__(self, group: Group, anchor: Op, target: Target) -> None:
+        super().__init__(group, anchor, target)
+        a, b = map(group.storage, anchor.inputs[:2])
+        tiles = formats_for(a, b, target, unit="tile")
+        self.format = next((one for one in tiles if one.terms >= group.tolerance.terms), tiles[-1])
+        self.terms = self.format.terms
+        self.matrices = prod(self.batch)
+        self.rows, self.columns = ceil(self.a.lines / LINES), ceil(self.b.lines / LINES)
+        self.steps = ceil(self.a.depth / DEPTH)
+        halves = 1 if self.a.lines <= ROWS else 2, 1 if self.b.lines <= ROWS else 2
+        self.unit = tile_unit(self.builder, target)
+        self.blocks = BlockProduct(self.builder, self.unit, (self.steps,), self.terms, halves)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.matrices * self.a.lines * self.b.lines * self.a.depth
+
+    def estimate(self) -> Estimate:
+        """Of all matrices, their operands packed unless they are constant or lie so that tiles can be loaded from them."""
+        machine, size = self.target.machine, (self.a.lines, self.b.lines, self.a.depth)
+        packs_a, packs_b = (side.name not in self.group.constants for side in (self.a, self.b))
+        packs_a = packs_a and not self._reads_rows()
+        cycles = self.matrices * tile_product_cycles(*size, self.terms, machine, packs_a=packs_a, packs_b=packs_b)
+        alone = with_bytes(Estimate(cycles, self.flops, unit="tile"), self.group)
+        return with_followers(alone, self.group, machine, self.anchor)
+
+    def build(self) -> BuiltKernel:
+        builder = self.builder
+        dots = self.matrices * self.rows * self.columns * self.steps * 4
+        threads = builder.threads_for(dots * _WORK_PER_DOT)
+        b = self._constant_panels(self.b, True) if self.b.name in self.group.constants else self._packed_panels(self.b, True)
+        packer = self._packer(self.a, False)
+        a_bytes = 2 * packer.panel_elements * packer.panels * prod(self.a.batch)
+        if self.a.name in self.group.constants:
+            self._walk(self._constant_panels(self.a, False), b, threads, columns_outside=True)
+        elif self._reads_rows():
+            self._walk(self._rows_in_place(), b, threads, columns_outside=a_bytes <= _NEAR_BYTES)
+        elif a_bytes <= _NEAR_BYTES or self.matrices * self.rows < 2 * threads:
+            self._walk(self._packed_panels(self.a, False), b, threads, columns_outside=True)
+        else:
+            self._pack_and_walk(packer, b, threads)
+        return finish(self.template, builder, self.group, flops=self.flops, packed=self.packed)
+
+    # Operands ---------------------------------------------------------------------------------------------------------
+
+    def _source(self, side: Side) -> Buffer:
+        """The operand itself, of bfloat16 its bits."""
+        return self.builder.parameter(
+            side.name, self.group.types[side.name].elements, "uint16" if self.format is BF16X1 else "float32"
+        )
+
+    def _reads_rows(self) -> bool:
+        """Whether tiles of A are loaded from where its rows lie."""
+        a = self.a
+        if self.format is not BF16X1 or a.lines_last or a.name in self.group.constants:
+            return False
+        return a.depth % DEPTH == 0 and a.lines >= LINES and 2 * a.depth % _BAD_STRIDE_BYTES != 0
+
+    def _first_row(self, m: Expr) -> Expr:
+        """The first of the 32 rows of A that make a panel: those of the last one may overlap, where they are read in place."""
+        top = m * LINES
+        return tirx.min(top, self.a.lines - (ROWS if self._has_short() else LINES)) if self._reads_rows() else top
+
+    def _has_short(self) -> bool:
+        """Whether the last of some panels of rows has one tile's rows at most."""
+        return self.rows > 1 and 0 < self.a.lines % LINES <= ROWS
+
+    def _rows_in_place(self) -> Panels:
+        source, depth = self._source(self.a), self.a.depth
+
+        def lines(matrix: Expr, panel: Expr) -> Lines:
+            base = self.builder.bind((matrix * self.a.lines + self._first_row(panel)) * depth)
+            return Lines(source, depth, lambda ks, _, half: base + half * (ROWS * depth) + ks[0] * DEPTH)
+
+        return lines
+
+    def _constant_panels(self, side: Side, pairs: bool) -> Panels:
+        """Packed at compile time."""
+        pack = PackTiles(side.pack(LINES), self.terms, pairs)
+        self.packed[side.name] = Operand(side.name, pack)
+        elements = pack.packed_type(self.group.types[side.name]).elements
+        buffer = self.builder.parameter(side.name, elements // 2 if pairs else elements, "uint32" if pairs else "uint16")
+        return self._lines(side, buffer, pairs)
+
+    def _packer(self, side: Side, pairs: bool) -> StepPacker:
+        def element(matrix: Expr, line: Expr, k: Expr) -> Expr:
+            return self._source(side)[side.offset(matrix, line, k)]
+
+        along_depth = not side.lines_last and self.format is not BF16X1
+        return StepPacker(self.builder, element, side.lines, side.depth, self.terms, pairs, along_depth)
+
+    def _packed_panels(self, side: Side, pairs: bool) -> Panels:
+        """Packed by the kernel, the whole of it, before the product."""
+        builder, packer = self.builder, self._packer(side, pairs)
+        per_word = 2 if pairs else 1
+        matrices, step = prod(side.batch), packer.panel_elements // packer.steps
+        buffer = builder.workspace(matrices * packer.panels * packer.panel_elements // per_word, "uint32" if pairs else "uint16")
+        extents = matrices, packer.panels, packer.steps
+        with builder.chunks(prod(extents), prod(extents) * step) as chunk:
+            matrix, panel, k = (builder.bind(i) for i in unravel(chunk, extents))
+            packer.pack(buffer, builder.bind(chunk * (step // per_word)), matrix, panel, k)
+        return self._lines(side, buffer, pairs)
+
+    def _lines(self, side: Side, buffer: Buffer, pairs: bool) -> Panels:
+        packer = self._packer(side, pairs)
+        size = packer.panel_elements // (2 if pairs else 1)
+
+        def lines(matrix: Expr, panel: Expr) -> Lines:
+            return packed_lines(buffer, self.builder.bind((matrix * packer.panels + panel) * size), self.terms, words=pairs)
+
+        return lines
+
+    # Loops ------------------------------------------------------------------------------------------------------------
+
+    def _walk(self, a: Panels, b: Panels, threads: int, *, columns_outside: bool) -> None:
+        """All rows by one panel of columns, then by the next, or the other way around: dealt to the threads in that order."""
+        builder = self.builder
+        extents = {
+            "batch": self.matrices,
+            **({"n": self.columns, "m": self.rows} if columns_outside else {"m": self.rows, "n": self.columns}),
+        }
+        with tile_threads(builder, self.unit, threads) as (thread, sums):
+            begin, end = share(thread, threads, prod(extents.values()))
+            with builder.loop(end - begin, name="block") as i:
+                parts = unravel(builder.bind(begin + i), tuple(extents.values()))
+                at = {axis: builder.bind(part) for axis, part in zip(extents, parts, strict=True)}
+                rows = a(self.a.matrix_of(self.batch, at["batch"]), at["m"])
+                self._block(rows, b, sums, at["batch"], at["m"], at["n"], asks=columns_outside)
+
+    def _pack_and_walk(self, packer: StepPacker, b: Panels, threads: int) -> None:
+        """Each thread packs some panels of its rows, as many as the second cache holds, and walks all columns with them."""
+        builder, size = self.builder, packer.panel_elements
+        panels = max(min(_NEAR_BYTES // (2 * size), ceil(self.matrices * self.rows / threads), self.rows), 1)
+        scratch = builder.workspace(threads * panels * size, "uint16")
+        extents = self.matrices, ceil(self.rows / panels)
+        with tile_threads(builder, self.unit, threads) as (thread, sums):
+            near = builder.bind(thread * (panels * size))
+            begin, end = share(thread, threads, prod(extents))
+            with builder.loop(end - begin, name="rows") as i:
+                batch, part = (builder.bind(place) for place in unravel(builder.bind(begin + i), extents))
+                first = builder.bind(part * panels)
+                count = builder.bind(tirx.min(self.rows - first, panels))
+                self._pack_panels(packer, scratch, near, self.a.matrix_of(self.batch, batch), first, count)
+                with builder.loop(self.columns, name="n") as n, builder.loop(count, name="m") as m:
+                    a = packed_lines(scratch, builder.bind(near + m * size), self.terms, words=False)
+                    self._block(a, b, sums, batch, builder.bind(first + m), n)
+
+    def _pack_panels(self, packer: StepPacker, to: Buffer, base: Expr, matrix: Expr, first: Expr, count: Expr) -> None:
+        builder, size = self.builder, packer.panel_elements // packer.steps
+        with builder.loop(count, name="panel") as panel, builder.loop(packer.steps, name="step") as step:
+            at = builder.bind(base + (panel * packer.steps + step) * size)
+            packer.pack(to, at, matrix, builder.bind(first + panel), step)
+
+    def _next(self, panel: Lines, m: Expr) -> Next | None:
+        """What is asked for while all rows meet a panel of constant weights, which are more than the second cache holds."""
+        size = self.steps * self.terms * TERM_ELEMENTS // 2
+        if self.b.name not in self.group.constants or 4 * size * self.columns < _NEAR_BYTES:
+            return None
+        return Next(self.builder.bind(panel.at((self.steps,), 0, 0)), m, self.rows)
+
+    def _block(self, a: Lines, b: Panels, sums: Scratch, batch: Expr, m: Expr, n: Expr, *, asks: bool = False) -> None:
+        """A block of the result, and what follows it."""
+        builder, store = self.builder, self.store()
+        is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
+        panel = b(self.b.matrix_of(self.batch, batch), n)
+        self.blocks.multiply(a, panel, sums, is_short=is_short, then=self._next(panel, m) if asks else None)
+        top, left, skipped = builder.bind(m * LINES), builder.bind(n * LINES), builder.bind(m * LINES - self._first_row(m))
+        whole = self.b.lines % LINES == 0
+        width = LINES if whole else builder.bind(tirx.min(self.b.lines - left, LINES))
+        with builder.loop(builder.bind(tirx.min(self.a.lines - top, LINES)), name="row") as row:
+            line, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
+            lanes = builder.lanes("float32")
+            builder.dynamic_vector_loop(0, width, lanes, lambda c: store(batch, line, 0, left + c, sums[base + c]))

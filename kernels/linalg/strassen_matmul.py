@@ -1,0 +1,34 @@
+"""MatMul and Gemm of activations by constant weights, with Strassen's fewer multiplications where less exactness is allowed."""
+
+from __future__ import annotations
+
+from ...runtime.target import Target
+from ..codegen.builder import Expr
+from ..groups.group import Group
+from ..template.contract import Candidate, Refusal
+from ..template.values import pointwise_obstacle, split_anchor
+from .matmul import Product
+from .strassen_product import StrassenProduct, strassen_obstacle
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes one MatMul or Gemm of float32 with pointwise followers, where the additions are so few that it pays."""
+    anchor, _ = split_anchor(group)
+    if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
+        return Refusal("has no matrix product")
+    if reason := strassen_obstacle(group, group, anchor, target) or pointwise_obstacle(group):
+        return Refusal(reason)
+    product = Product(group, anchor, target)
+    a, b, store = product.a, product.b, product.store()
+    if b.name not in group.constants or a.name in group.constants:
+        return Refusal("is not of activations by constant weights")
+    if product.batch or a.lines_last:
+        return Refusal("its left operand is not one matrix that lies row after row")
+
+    def put(row: Expr, column: Expr, value: Expr) -> None:
+        store(0, row, 0, column, value)
+
+    def begin(row: Expr) -> Expr:
+        return row * a.depth
+
+    return StrassenProduct("strassen_matmul", group, anchor, target, product.builder, a, b, begin=begin, store=put).plan(group)

@@ -1,0 +1,214 @@
+"""A matrix product by constant weights with Strassen's fewer multiplications, for templates that say what its rows are.
+
+Sums of blocks of A are made once, into scratch, those of the weights at compile time. Then, one panel of columns after the
+other, register tiles multiply sums of rows by sums of weights, into scratch that the second cache holds; from there the blocks
+of the result are added up, which is where the bias and the followers come. A panel comes from memory while the one before it is
+multiplied: each step of k asks for a part, and for one of the next rows of sums, which are too short to be guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Expr, Index, KernelBuilder, share, unravel
+from ..cost.estimate import with_bytes, with_followers
+from ..cost.strassen import TOO_SMALL, StrassenChoice, strassen_choices
+from ..formats.format import F32
+from ..groups.group import Group, Op
+from ..microkernels.register_tile import WORK_PER_OPERATION, Panel, sum_tile, tile_options
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.kernel import finish
+from .matmul import Side
+from .strassen_tables import PackBilinear, combine, strassen
+
+TYPE = "float32"
+_NEAR_BYTES = 384 * 1024  # of the second cache, for the products of a panel
+_LINE = 16  # elements of a cache line
+Place = Callable[[Expr], Expr]
+Store = Callable[[Expr, Expr, Expr], None]
+
+
+class StrassenProduct:
+    """One kernel being built: blocks of A have `m` rows and `k` columns, blocks of the result `n` columns.
+
+    Row r of A begins at `begin(r)` of its parameter. `store(r, c, value)` gets the element of the result in row r and column c.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        group: Group,
+        anchor: Op,
+        target: Target,
+        builder: KernelBuilder,
+        a: Side,
+        b: Side,
+        *,
+        begin: Place,
+        store: Store,
+    ) -> None:
+        self.template, self.group, self.anchor, self.target, self.builder = template, group, anchor, target, builder
+        self.a, self.b, self.begin, self.store = a, b, begin, store
+
+    def plan(self, followed: Group, prepare: Callable[[], None] = lambda: None) -> Candidate | Refusal:
+        """The candidate, whose code `prepare` begins; there is none where nothing can be cut into blocks.
+
+        `followed` is the group without what only turns the anchor's operands and results.
+        """
+        choices = strassen_choices(self.a.lines, self.b.lines, self.a.depth, self.target.machine)
+        if not choices:
+            return Refusal(TOO_SMALL)
+        streamed = with_bytes(choices[0].estimate, self.group).streamed_bytes
+        estimate = replace(choices[0].estimate, streamed_bytes=streamed)
+
+        def emit() -> BuiltKernel:
+            prepare()
+            return self._build(choices)
+
+        return Candidate(with_followers(estimate, followed, self.target.machine, self.anchor), emit)
+
+    def _build(self, choices: Sequence[StrassenChoice]) -> BuiltKernel:
+        self._choose_sizes(choices)
+        builder, one = self.builder, self.one
+        pack = PackBilinear(one, self.a.depth, self.b.lines, self.b.lines_last, (self.k, self.n), self.tile.columns)
+        kind = pack.packed_type(self.group.types[self.b.name])
+        self.weights = builder.parameter(self.b.name, kind.elements, kind.dtype)
+        flops = 2 * one.products * self.m * self.k * self.n
+        threads = builder.threads_for(flops // WORK_PER_OPERATION)
+        self.sums = builder.workspace(one.products * self.sum_stride, TYPE)
+        self.made = builder.workspace(threads * one.products * self.made_stride, TYPE)
+        self._add_blocks()
+        with builder.loop(threads, "parallel", "thread") as thread:
+            begin, end = share(thread, threads, self.panels * self.parts)
+            mine = builder.bind(thread * (one.products * self.made_stride))
+            with builder.loop(builder.bind(end - begin), name="part") as i:
+                panel, part = (builder.bind(at) for at in unravel(builder.bind(begin + i), (self.panels, self.parts)))
+                first = builder.bind(part * self.size)
+                count = builder.bind(tirx.min(self.m - first, self.size))
+                self._multiply(mine, first, count, panel)
+                with builder.loop(count, name="row") as row:
+                    self._add_products(builder.bind(mine + row * self.tile.columns), builder.bind(first + row), panel)
+        packed = {self.b.name: Operand(self.b.name, pack)}
+        return finish(self.template, builder, self.group, flops=flops, packed=packed)
+
+    def _choose_sizes(self, choices: Sequence[StrassenChoice]) -> None:
+        """The levels, the extents of blocks, the tile, and how many rows of all blocks are multiplied by a panel at once."""
+        lanes = self.builder.lanes(TYPE)
+        self.one = one = strassen(self.builder.choose("levels", {str(c.levels): c.levels for c in choices}))
+        self.m, self.k = ceil(self.a.lines / one.rows), ceil(self.a.depth / one.depth)
+        self.n = ceil(self.b.lines / (one.columns * lanes)) * lanes
+        tiles = tile_options(self.m, self.n, self.k, self.target.machine, shifted_loads=False, b_padded=True, streams_b=True)
+        self.tile = self.builder.choose("tile", tiles)
+        self.panels, rows = ceil(self.n / self.tile.columns), ceil(self.m / self.tile.rows)
+        most = max(_NEAR_BYTES // (4 * one.products * self.tile.rows * self.tile.columns), 1)
+        self.tiles = ceil(rows / ceil(rows / most))  # of rows, in a part
+        self.size = self.tiles * self.tile.rows
+        self.parts = ceil(self.m / self.size)
+        self.pitch = _odd_lines(self.k)
+        self.sum_stride = _odd_lines(self.parts * self.size * self.pitch)
+        self.made_stride = _odd_lines(self.size * self.tile.columns)
+
+    def _add_blocks(self) -> None:
+        """Fill scratch with rows of sums of blocks of A, the last of which may lack rows and columns."""
+        builder, one = self.builder, self.one
+        less_rows, less_depth = one.rows * self.m - self.a.lines, one.depth * self.k - self.a.depth
+        runs = [(0, self.m - less_rows, one.rows), (self.m - less_rows, less_rows, one.rows - 1)]
+        spans = [(0, self.k - less_depth, one.depth), (self.k - less_depth, less_depth, one.depth - 1)]
+        for begin, count, rows in runs:
+            if count:
+                with builder.chunks(count, 2 * count * self.k * one.products) as i:
+                    row = builder.bind(begin + i)
+                    for first, extent, depth in spans:
+                        self._add_rows(row, first, extent, (rows, depth))
+
+    def _add_rows(self, row: Expr, first: int, extent: int, blocks: tuple[int, int]) -> None:
+        """The elements [first, first + extent) of row `row` of all sums, of which so many blocks down and across have them."""
+        builder, one, kind = self.builder, self.one, self.group.types[self.a.name]
+        source = builder.parameter(self.a.name, kind.elements, kind.dtype)
+        begins = [builder.bind(self.begin(builder.bind(i * self.m + row))) for i in range(blocks[0])]
+
+        def vector(at: Expr) -> None:
+            k, values = first + at, {}
+            for i, begin in enumerate(begins):
+                for j in range(blocks[1]):
+                    values[i * one.depth + j] = builder.name(source[begin + (j * self.k + k)])
+            for product, factors in enumerate(one.left):
+                builder.store(self.sums, product * self.sum_stride + row * self.pitch + k, combine(factors, values))
+
+        builder.vector_loop(extent, builder.lanes(TYPE), vector)
+
+    def _multiply(self, mine: Expr, first: Expr, count: Expr, panel: Expr) -> None:
+        """All products of the rows [first, first + count) of sums with a panel, into this thread's scratch."""
+        builder, one, tile = self.builder, self.one, self.tile
+        tiles = builder.bind(tirx.floordiv(count + (tile.rows - 1), tile.rows))
+        with builder.loop(one.products, name="product") as product, builder.loop(tiles, name="m") as m:
+            left = builder.bind(product * self.sum_stride + (first + m * tile.rows) * self.pitch)
+            right = builder.bind((panel * one.products + product) * (self.k * tile.columns))
+            place = builder.bind(mine + product * self.made_stride + m * (tile.rows * tile.columns))
+            self._multiply_tile(m, left, Panel(self.weights, right, tile.columns), place)
+
+    def _multiply_tile(self, m: Expr, left: Expr, panel: Panel, place: Expr) -> None:
+        """Sums from `left` on, the `m`-th tile of rows, by a panel; its part of the next panel and rows are asked for."""
+        builder, tile = self.builder, self.tile
+        below = builder.bind(left + tile.rows * self.pitch)
+
+        def ask(ks: Index) -> None:
+            panel.fetch_next(builder, ks[0], self.k, m, self.tiles)
+            builder.prefetch(self.sums[below + ks[0] * tile.rows], is_near=False)
+
+        sum_tile(
+            builder,
+            tile,
+            F32,
+            (self.k,),
+            lambda row, ks: self.sums[left + row * self.pitch + ks[0]],
+            lambda column, ks: self.weights[panel.base + ks[0] * tile.columns + column],
+            before=ask,
+            into=(self.made, place),
+        )
+
+    def _add_products(self, base: Expr, row: Expr, panel: Expr) -> None:
+        """Add up and store row `row` of all blocks of the result, the columns of a panel."""
+        builder, one, tile = self.builder, self.one, self.tile
+        blocks, begin = one.rows * one.columns, builder.bind(panel * tile.columns)
+        lines = builder.local(blocks * tile.columns, TYPE, "lines")
+        with builder.loop(tile.vectors, name="v") as v, builder.loop(tile.lanes, "vectorized", "lane") as lane:
+            at = v * tile.lanes + lane
+            values = {p: builder.name(self.made[base + p * self.made_stride + at]) for p in range(one.products)}
+            for block in range(blocks):
+                builder.store(lines, block * tile.columns + at, combine([factors[block] for factors in one.result], values))
+        with builder.loop(blocks, name="block") as block:
+            i, j = (builder.bind(at) for at in unravel(block, (one.rows, one.columns)))
+            m, n = builder.bind(i * self.m + row), builder.bind(j * self.n + begin)
+            line = builder.bind(block * tile.columns)
+            extent = builder.bind(tirx.min(tirx.min(self.n - begin, tile.columns), self.b.lines - n))
+
+            def put(at: Expr) -> None:
+                self.store(m, n + at, lines[line + at])
+
+            with builder.when(tirx.And(m < self.a.lines, extent >= tile.columns)):
+                builder.vector_loop(tile.columns, tile.lanes, put)
+            if self.n % tile.columns or self.b.lines < one.columns * self.n:
+                with builder.when(tirx.And(m < self.a.lines, extent < tile.columns)):
+                    builder.dynamic_vector_loop(0, extent, tile.lanes, put)
+
+
+def strassen_obstacle(group: Group, seen: Group, anchor: Op, target: Target) -> str:
+    """Why Strassen's algorithm may not compute the anchor of a group, whose operands it has as `seen`; empty if it may."""
+    if not group.tolerance.allows_strassen:
+        return f"its errors grow with the largest element of a block, which precision {group.precision} does not allow"
+    if target.is_gpu:
+        return "is for CPUs"
+    dtypes = {seen.types[name].dtype for name in (*anchor.inputs[:2], anchor.outputs[0])} - {TYPE}
+    return f"no fewer multiplications of {min(dtypes)}" if dtypes else ""
+
+
+def _odd_lines(elements: int) -> int:
+    """As many elements as an odd number of cache lines holds, so that what lies so far apart shares no set."""
+    lines = ceil(elements / _LINE)
+    return _LINE * (lines + 1 - lines % 2)

@@ -1,0 +1,191 @@
+"""Blocks of 32 x 32 sums on the tile unit: two tiles of A by two of B, so that four tiles are loaded for four products.
+
+A float32 operand is several bfloat16 terms (bf16_split.py), whose products are added to the same sums. Where one of these is
+not finite, the block is computed again by float32 multiply-adds: infinity times a number is then infinity, though its terms say
+infinity times zero, and so is what overflows only in a term. A finished block lies in the first cache, for the epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import ceil, prod
+
+from tvm import tirx
+
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share
+from .amx_packing import LINES
+from .amx_unit import COLUMNS, DEPTH, ROWS, WORDS, TileUnit
+from .bf16_split import PRODUCTS, joined
+from .packed_gemm import Scratch
+
+_A, _B = (4, 5), (6, 7)  # registers of the operands; the sums are in 0 to 3
+_SUMS = ((0, 1), (2, 3))
+_SIZE, _INFINITY = 0x7FFFFFFF, 0x7F800000
+
+
+@dataclass(frozen=True)
+class Lines:
+    """32 lines of an operand. Tile `half` of a term of step `ks` begins at `at(ks, term, half)`; its rows are `stride` apart.
+
+    Elements are of 16 bits for A and words of two for B.
+    """
+
+    buffer: Buffer
+    stride: int
+    at: Callable[[Index, int, Expr], Expr]
+
+
+@dataclass(frozen=True)
+class Next:
+    """The panel of B that is read after this one, which `blocks` blocks of A meet before: asked for from memory meanwhile.
+
+    It begins at element `base` of B's buffer, and the block is number `block`.
+    """
+
+    base: Expr
+    block: Expr
+    blocks: int
+
+
+@contextmanager
+def tile_threads(builder: KernelBuilder, unit: TileUnit, count: int, blocks: int = 1) -> Iterator[tuple[Expr, Scratch]]:
+    """A parallel region whose threads use the unit; yields the number of a thread and its array for the sums of some blocks."""
+    size = blocks * LINES * LINES
+    sums = builder.workspace(count * size, "float32")  # in the arena, as the stack aligns to 16 bytes only
+    with builder.loop(count, "parallel", "thread") as thread:
+        unit.configure()
+        yield thread, Scratch(sums, builder.bind(thread * size))
+        unit.release()
+
+
+@contextmanager
+def tile_chunks(
+    builder: KernelBuilder, unit: TileUnit, extent: int, work: int, blocks: int = 1
+) -> Iterator[tuple[Expr, Scratch]]:
+    """A loop over [0, extent), dealt to threads that use the unit; `work` is that of all, in scalar operations."""
+    threads = min(builder.threads_for(work), max(extent, 1))
+    with tile_threads(builder, unit, threads, blocks) as (thread, sums):
+        begin, end = share(thread, threads, extent)
+        with builder.loop(end - begin if threads > 1 else extent, name="chunk") as i:
+            yield builder.bind(begin + i), sums
+
+
+class BlockProduct:
+    """Blocks of one thread. `halves` are the tiles of A and of B that have lines at all, `steps` the loops over k."""
+
+    def __init__(
+        self, builder: KernelBuilder, unit: TileUnit, steps: Sequence[int], terms: int, halves: tuple[int, int] = (2, 2)
+    ) -> None:
+        self.builder, self.unit, self.steps, self.terms, self.halves = builder, unit, tuple(steps), terms, halves
+        builder.tiles = f"tiles{len(PRODUCTS[terms])}"
+
+    def multiply(self, a: Lines, b: Lines, sums: Scratch, *, is_short: Expr | None = None, then: Next | None = None) -> None:
+        """Put the sums over all steps into `sums`: 32 rows of 32, or 16 of a block that is short."""
+        if is_short is None or self.halves[0] == 1:
+            self._multiply(a, b, sums, self.halves, then)
+            return
+        with self.builder.when(is_short):
+            self._multiply(a, b, sums, (1, self.halves[1]), then)
+        with self.builder.when(tirx.Not(is_short)):
+            self._multiply(a, b, sums, self.halves, then)
+
+    def _multiply(self, a: Lines, b: Lines, sums: Scratch, halves: tuple[int, int], then: Next | None) -> None:
+        cells = [(i, j) for i in range(halves[0]) for j in range(halves[1])]
+        for i, j in cells:
+            self.unit.zero(_SUMS[i][j])
+        with ExitStack() as loops:
+            ks = tuple(loops.enter_context(self.builder.loop(extent, name="step")) for extent in self.steps)
+            self._add(a, b, cells, ks)
+            if then is not None:
+                self._ask_for(b.buffer, then, ks)
+        for i, j in cells:
+            self.unit.store(_SUMS[i][j], sums.buffer, sums.base + (i * ROWS * LINES + j * COLUMNS), LINES)
+        if self.terms > 1:
+            self._mend(a, b, sums, halves)
+
+    def _add(self, a: Lines, b: Lines, cells: list[tuple[int, int]], ks: Index) -> None:
+        """The products of one step. A tile is loaded before the first of them that reads it, and those of the next step are asked
+        for between them, so that loads and products overlap."""
+        dots = [(terms, cell) for terms in PRODUCTS[self.terms] for cell in cells]
+        halves = [sorted({cell[axis] for cell in cells}) for axis in range(2)]
+        tiles = zip((a, b), halves, strict=True)
+        later = [(lines, term, half) for lines, some in tiles for half in some for term in range(self.terms)]
+        following = (*ks[:-1], ks[-1] + 1)
+        held: dict[int, int] = {}  # the term in each register
+        for number, (terms, (i, j)) in enumerate(dots):
+            for lines, register, term, half in ((a, _A[i], terms[0], i), (b, _B[j], terms[1], j)):
+                if held.get(register) != term:
+                    self.unit.load(register, lines.buffer, lines.at(ks, term, half), lines.stride)
+                    held[register] = term
+            self.unit.dot(_SUMS[i][j], _A[i], _B[j])
+            begin, end = (len(later) * (number + place) // len(dots) for place in range(2))
+            for lines, term, half in later[begin:end]:
+                self.unit.ask(lines.buffer, lines.at(following, term, half), lines.stride)
+
+    def _ask_for(self, buffer: Buffer, then: Next, ks: Index) -> None:
+        """A step's part of the next panel: the blocks of this one together ask for all of it."""
+        lines = ceil(2 * ROWS * self.terms / then.blocks)
+        number = self.builder.bind(then.block * prod(self.steps) + row_major(ks, self.steps))
+        for line in range(lines):
+            self.unit.ask_line(buffer, then.base + (number * lines + line) * WORDS)
+
+    # Sums that are not finite -----------------------------------------------------------------------------------------
+
+    def _mend(self, a: Lines, b: Lines, sums: Scratch, halves: tuple[int, int]) -> None:
+        with self.builder.when(self._largest(sums, halves) >= _INFINITY), ExitStack() as loops:
+            i, row, j = (
+                loops.enter_context(self.builder.loop(extent, name=name))
+                for extent, name in ((halves[0], "i"), (ROWS, "row"), (halves[1], "j"))
+            )
+            self._mend_row(a, b, sums, i, row, j)
+
+    def _largest(self, sums: Scratch, halves: tuple[int, int]) -> Expr:
+        """The bits of the largest size of a sum: at least those of infinity where one is not finite."""
+        builder = self.builder
+        sizes, one = builder.local(COLUMNS, "int32", "sizes"), builder.local(1, "int32", "size")
+        with builder.loop(COLUMNS, "vectorized", "lane") as lane:
+            builder.store(sizes, lane, tirx.const(0, "int32"))
+        with builder.loop(halves[0] * ROWS, name="row") as row, builder.loop(halves[1], name="j") as j:
+            at = builder.bind(row * LINES + j * COLUMNS)
+            with builder.loop(COLUMNS, "vectorized", "lane") as lane:
+                size = tirx.reinterpret("int32", sums[at + lane]) & tirx.const(_SIZE, "int32")
+                builder.store(sizes, lane, tirx.max(sizes[lane], size))
+        builder.store(one, 0, tirx.const(0, "int32"))
+        with builder.loop(COLUMNS, name="lane") as lane:
+            builder.store(one, 0, tirx.max(one[0], sizes[lane]))
+        return one[0]
+
+    def _mend_row(self, a: Lines, b: Lines, sums: Scratch, i: Expr, row: Expr, j: Expr) -> None:
+        """16 sums of a row in float32."""
+        builder = self.builder
+        at = builder.bind((i * ROWS + row) * LINES + j * COLUMNS)
+        with builder.loop(COLUMNS, "vectorized", "lane") as lane:
+            builder.store(sums.buffer, sums.base + at + lane, tirx.const(0, "float32"))
+        with ExitStack() as loops:
+            ks = tuple(loops.enter_context(builder.loop(extent, name="step")) for extent in self.steps)
+            pair = loops.enter_context(builder.loop(DEPTH // 2, name="pair"))
+            for half in range(2):
+                k = row * a.stride + pair * 2 + half
+                x = builder.bind(joined([a.buffer[a.at(ks, term, i) + k] for term in range(self.terms)]))
+                with builder.loop(COLUMNS, "vectorized", "lane") as lane:
+                    words = [b.buffer[b.at(ks, term, j) + pair * b.stride + lane] for term in range(self.terms)]
+                    y = joined([_half(word, half) for word in words])
+                    builder.store(sums.buffer, sums.base + at + lane, sums[at + lane] + x * y)
+
+
+def packed_lines(buffer: Buffer, base: Expr, terms: int, *, words: bool) -> Lines:
+    """A panel of steps that lie one after the other, as PackTiles lays them out, from element `base` of a buffer on."""
+    stride = WORDS if words else DEPTH
+
+    def at(ks: Index, term: int, half: Expr) -> Expr:
+        (step,) = ks
+        return base + ((step * terms + term) * 2 + half) * (ROWS * stride)
+
+    return Lines(buffer, stride, at)
+
+
+def _half(word: Expr, half: int) -> Expr:
+    """The bits of one of the two bfloat16 numbers of a word."""
+    return tirx.Cast("uint16", word >> tirx.const(16, "uint32") if half else word & tirx.const(0xFFFF, "uint32"))

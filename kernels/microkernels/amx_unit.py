@@ -1,0 +1,181 @@
+"""Tile registers: eight of 16 rows of 64 bytes, and the product of two of them added to a third, as AMX-BF16 has them.
+
+Operand tiles hold bfloat16: A 16 rows by 32 k, B 16 pairs of k by 16 columns, the two k of a pair side by side. So both are
+32-bit words of two neighbouring k. A tile of sums holds 16 x 16 float32. The instructions are those of Intel's manual (volume 2,
+LDTILECFG, TILELOADD, TDPBF16PS). `EmulatedTiles` computes what it says that they compute, in plain loops over local arrays, so
+that kernels can be run and tested on machines without the unit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, KernelBuilder
+
+ROWS = 16  # of a tile
+DEPTH = 32  # values of k of a product of two tiles
+COLUMNS = 16  # of a tile of sums
+WORDS = 16  # of 32 bits in a row of a tile
+TILE_ELEMENTS = ROWS * DEPTH  # bfloat16 numbers of an operand's tile, 1 KiB
+REGISTERS = 8
+
+_EXPONENT = 0x7F800000  # of a float32
+
+
+class TileUnit(Protocol):
+    """What a kernel says to the unit. Tiles are numbered from 0; one that is not loaded holds nothing."""
+
+    def configure(self) -> None:
+        """Say the shape of all tiles; first in every thread, and outside of all loops of the thread."""
+
+    def release(self) -> None:
+        """Give the tiles back; last in every thread."""
+
+    def zero(self, tile: int) -> None:
+        """Make a tile of sums zero."""
+
+    def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
+        """Load an operand's tile, the first element at `offset`, rows `stride` elements apart: of a row 32 elements of 16 bits or
+        16 words, as the source's type says."""
+
+    def ask(self, source: Buffer, offset: Expr, stride: int) -> None:
+        """Ask for an operand's tile, given as to `load`, which is loaded soon: loads wait for what is not in the first cache."""
+
+    def ask_line(self, source: Buffer, offset: Expr) -> None:
+        """Ask for a cache line that is loaded later, from memory to the second cache."""
+
+    def dot(self, sums: int, a: int, b: int) -> None:
+        """Add the product of two operand tiles to a tile of sums.
+
+        Products of even and of odd k are added up apart from each other, from zero on, and then their sum to the tile.
+        Subnormal numbers are zero, as operands and as results.
+        """
+
+    def store(self, tile: int, target: Buffer, offset: Expr, stride: int) -> None:
+        """Store a tile of sums: 16 float32 a row, the first at `offset`, rows `stride` elements apart."""
+
+
+def tile_unit(builder: KernelBuilder, target: Target) -> TileUnit:
+    """The unit of the target's machine."""
+    assert target.has_tiles, f"{target} has no tiles"
+    return AmxTiles(builder) if target.level == "amx" else EmulatedTiles(builder)
+
+
+class AmxTiles:
+    """The instructions. Tile numbers are part of them, so LLVM moves and renames nothing."""
+
+    def __init__(self, builder: KernelBuilder) -> None:
+        self._builder = builder
+
+    def configure(self) -> None:
+        form = self._builder.local(16, "uint32", "tiles")  # 64 bytes: palette, bytes of a row (16 bits a tile), rows (8 bits)
+        words = {0: 1, **dict.fromkeys(range(4, 8), 64 << 16 | 64), **dict.fromkeys((12, 13), ROWS * 0x01010101)}
+        for word in range(16):
+            self._builder.store(form, word, tirx.const(words.get(word, 0), "uint32"))
+        self._call("ldtilecfg", tirx.address_of(form[0]))
+
+    def release(self) -> None:
+        self._call("tilerelease")
+
+    def zero(self, tile: int) -> None:
+        self._call("tilezero", _number(tile))
+
+    def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
+        self._call("tileloadd64", _number(tile), tirx.address_of(source[offset]), tirx.const(_bytes(source) * stride, "int64"))
+
+    def ask(self, source: Buffer, offset: Expr, stride: int) -> None:
+        for row in range(ROWS):
+            self._builder.prefetch(source[offset + row * stride])
+
+    def ask_line(self, source: Buffer, offset: Expr) -> None:
+        self._builder.prefetch(source[offset], is_near=False)
+
+    def dot(self, sums: int, a: int, b: int) -> None:
+        self._call("tdpbf16ps", _number(sums), _number(a), _number(b))
+
+    def store(self, tile: int, target: Buffer, offset: Expr, stride: int) -> None:
+        self._call("tilestored64", _number(tile), tirx.address_of(target[offset]), tirx.const(4 * stride, "int64"))
+
+    def _call(self, instruction: str, *arguments: Any) -> None:
+        self._builder.emit(tirx.Evaluate(tirx.call_llvm_intrin("int32", f"llvm.x86.{instruction}", *arguments)))
+
+
+class EmulatedTiles:
+    """The same in loops over arrays of the thread's stack, bit for bit, but for which NaN a NaN is."""
+
+    def __init__(self, builder: KernelBuilder) -> None:
+        self._builder = builder
+        self._operands: list[Buffer] = []  # 16 x 16 words, each a pair of bfloat16 with the lower k in its low bits
+        self._sums: list[Buffer] = []
+
+    def configure(self) -> None:
+        self._operands = [self._builder.local(ROWS * WORDS, "uint32", f"operand{i}") for i in range(REGISTERS)]
+        self._sums = [self._builder.local(ROWS * COLUMNS, "float32", f"sums{i}") for i in range(REGISTERS)]
+
+    def release(self) -> None:
+        self._operands, self._sums = [], []
+
+    def zero(self, tile: int) -> None:
+        with self._builder.loop(ROWS, name="row") as row, self._builder.loop(COLUMNS, "vectorized", "lane") as lane:
+            self._builder.store(self._sums[tile], row * COLUMNS + lane, tirx.const(0, "float32"))
+
+    def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
+        with self._builder.loop(ROWS, name="row") as row, self._builder.loop(WORDS, name="word") as word:
+            if _bytes(source) == 4:
+                value = source[offset + row * stride + word]
+            else:
+                at = offset + row * stride + word * 2
+                low, high = (tirx.Cast("uint32", source[at + i]) for i in range(2))
+                value = low | (high << tirx.const(16, "uint32"))
+            self._builder.store(self._operands[tile], row * WORDS + word, value)
+
+    def ask(self, source: Buffer, offset: Expr, stride: int) -> None:
+        pass
+
+    def ask_line(self, source: Buffer, offset: Expr) -> None:
+        pass
+
+    def dot(self, sums: int, a: int, b: int) -> None:
+        builder = self._builder
+        with builder.loop(ROWS, name="row") as row:
+            parts = [builder.local(COLUMNS, "float32", "part") for _ in range(2)]
+            for part in parts:
+                with builder.loop(COLUMNS, "vectorized", "lane") as lane:
+                    builder.store(part, lane, tirx.const(0, "float32"))
+            with builder.loop(WORDS, name="pair") as pair, builder.loop(COLUMNS, "vectorized", "lane") as lane:
+                words = builder.name(self._operands[a][row * WORDS + pair]), builder.name(self._operands[b][pair * WORDS + lane])
+                for half, part in enumerate(parts):
+                    x, y = (self._half(word, half) for word in words)
+                    builder.store(part, lane, self._flushed(part[lane] + self._flushed(x * y)))
+            with builder.loop(COLUMNS, "vectorized", "lane") as lane:
+                place = row * COLUMNS + lane
+                both = self._flushed(parts[0][lane] + parts[1][lane])
+                builder.store(self._sums[sums], place, self._flushed(self._sums[sums][place] + both))
+
+    def store(self, tile: int, target: Buffer, offset: Expr, stride: int) -> None:
+        with self._builder.loop(ROWS, name="row") as row, self._builder.loop(COLUMNS, "vectorized", "lane") as lane:
+            self._builder.store(target, offset + row * stride + lane, self._sums[tile][row * COLUMNS + lane])
+
+    def _half(self, word: Expr, half: int) -> Expr:
+        """One of the two numbers of a word."""
+        bits = word & tirx.const(0xFFFF0000, "uint32") if half else word << tirx.const(16, "uint32")
+        return self._flushed(tirx.reinterpret("float32", bits))
+
+    def _flushed(self, value: Expr) -> Expr:
+        """The number, or zero for a subnormal one."""
+        value = self._builder.name(value)
+        exponent = tirx.reinterpret("uint32", value) & tirx.const(_EXPONENT, "uint32")
+        return tirx.Select(tirx.EQ(exponent, tirx.const(0, "uint32")), tirx.const(0, "float32"), value)
+
+
+def _bytes(buffer: Buffer) -> int:
+    """Of an element."""
+    return int(np.dtype(str(buffer.dtype)).itemsize)
+
+
+def _number(tile: int) -> Expr:
+    return tirx.const(tile, "uint8")

@@ -1,0 +1,111 @@
+"""Products of so few rows that the other operand is read where it lies: laying it out would cost more than the product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..formats.format import plain
+from ..movement.strided_copy import transposed
+from .packed_gemm import Element, Lines
+from .register_tile import Tile, sum_tile
+
+Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
+_VECTORS = 8  # of a row of the result, at most, that are summed up at once
+_SUMS = 4  # independent ones: an addition takes four cycles
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """`rows` rows of `depth` elements, which lie in scratch, times an operand of `columns` columns."""
+
+    builder: KernelBuilder
+    rows: int
+    depth: int
+    columns: int
+    lanes: int
+
+    def multiply_columns(self, a: Lines, element: Element, store: Store) -> None:
+        """By an operand whose `element(k, column)` lie side by side along columns: vectors of sums in registers."""
+        for begin, count, tile in self._runs():
+            with self.builder.loop(count, name="run") as run:
+                self._multiply_run(a, element, tile, self.builder.bind(begin + run * tile.columns), store)
+
+    def _runs(self) -> Iterator[tuple[int, int, Tile]]:
+        """Runs of equal tiles (first column, their number, the tile), ever narrower, that are all columns and no more."""
+        begin, vectors, lanes = 0, max(min(self.columns // self.lanes, _VECTORS // self.rows), 1), self.lanes
+        while begin < self.columns:
+            while vectors * lanes > self.columns - begin:
+                vectors, lanes = (vectors - 1, lanes) if vectors > 1 else (1, lanes // 2)
+            count = (self.columns - begin) // (vectors * lanes)
+            yield begin, count, Tile(self.rows, vectors, lanes)
+            begin += count * vectors * lanes
+
+    def _multiply_run(self, a: Lines, element: Element, tile: Tile, first: Expr, store: Store) -> None:
+        builder = self.builder
+        sums = sum_tile(
+            builder,
+            tile,
+            plain(str(a.buffer.dtype)),
+            (self.depth,),
+            lambda row, ks: a[row * a.pitch + ks[0]],
+            lambda column, ks: element(ks[0], first + column),
+        )
+        with builder.loop(self.rows, name="row") as row:
+            base = builder.bind(row * tile.columns)
+            builder.vector_loop(tile.columns, tile.lanes, lambda i: store(row, first + i, sums[base + i]))
+
+    def multiply_rows(self, a: Lines, element: Element, store: Store) -> None:
+        """By an operand whose `element(k, column)` lie side by side along k: a vector of sums for each column of a square of
+        them, which is transposed and added up."""
+        whole, rest = divmod(self.columns, self.lanes)
+        for begin, count, extent in ((0, whole, self.lanes), (whole * self.lanes, 1, rest)):
+            if count and extent:
+                with self.builder.loop(count, name="square") as square, self.builder.loop(self.rows, name="row") as row:
+                    self._multiply_square(a, element, row, self.builder.bind(begin + square * self.lanes), extent, store)
+
+    def _multiply_square(self, a: Lines, element: Element, row: Expr, first: Expr, extent: int, store: Store) -> None:
+        dots = self._dots(a, element, row, first)
+        self.builder.vector_loop(extent, self.lanes, lambda i: store(row, first + i, dots[i]))
+
+    def _dots(self, a: Lines, element: Element, row: Expr, first: Expr) -> Buffer:
+        """The products of a row with `lanes` columns from `first` on, of which those that do not exist repeat the last one."""
+        builder, side, dtype = self.builder, self.lanes, str(a.buffer.dtype)
+        sums = builder.local(side * side, dtype, "sums")
+        columns = [builder.bind(tirx.min(first + c, self.columns - 1)) for c in range(side)]
+        for c in range(side):
+            with builder.loop(side, "vectorized", "lane") as lane:
+                builder.store(sums, c * side + lane, tirx.const(0, dtype))
+
+        def add(k: Expr, lanes: int) -> None:
+            for c in range(side):
+                with builder.loop(lanes, "vectorized", "lane") as lane:
+                    place = c * side + lane
+                    builder.store(sums, place, sums[place] + a[row * a.pitch + k + lane] * element(k + lane, columns[c]))
+
+        whole, lanes = self.depth // side, side
+        with builder.loop(whole, name="k") as k:
+            add(builder.bind(k * side), side)
+        done = whole * side
+        while done < self.depth:
+            while lanes > self.depth - done:
+                lanes //= 2
+            add(tirx.const(done, "int32"), lanes)
+            done += lanes
+        return self._added_up(transposed(builder, sums, side))
+
+    def _added_up(self, rows: Buffer) -> Buffer:
+        """The sum of the rows of a square."""
+        builder, side = self.builder, self.lanes
+        total = builder.local(side, str(rows.dtype), "dots")
+        with builder.loop(side, "vectorized", "lane") as lane:
+            parts = [rows[r * side + lane] for r in range(min(_SUMS, side))]
+            for r in range(len(parts), side):
+                parts[r % len(parts)] = parts[r % len(parts)] + rows[r * side + lane]
+            while len(parts) > 1:
+                parts = [x + y for x, y in zip(parts[::2], parts[1::2], strict=True)]
+            builder.store(total, lane, parts[0])
+        return total

@@ -1,0 +1,263 @@
+"""Products in scratch of one thread: rows that lie one after the other by panels of columns, both small enough for its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+
+from tvm import tirx
+
+from ...runtime.hardware.machine import Machine
+from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
+from ..formats.bfloat16 import instruction_word, neighbour_words
+from ..formats.format import Format
+from ..movement.strided_copy import transposed
+from ..template.loops import sweep
+from .register_tile import Tile, sum_tile
+
+_L1_SHARE = 0.5  # that a panel may take beside all else
+_ROW_CYCLES = 12.0  # of beginning a row of a tile's results
+Element = Callable[[Expr, Expr], Expr]  # of (k, column)
+Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Elements that one thread writes for itself: those of `buffer` from `base`."""
+
+    buffer: Buffer
+    base: Expr
+
+    def __getitem__(self, offset: Expr) -> Expr:
+        return self.buffer[self.base + offset]
+
+
+@dataclass(frozen=True)
+class Lines(Scratch):
+    """Rows of them, `pitch` elements apart."""
+
+    pitch: int
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is made of a product: panels with columns before `columns`, of the first `depth` iterations over k; None: all."""
+
+    columns: Expr | None = None
+    depth: Expr | None = None
+
+
+WHOLE = Bounds()
+
+
+@dataclass(frozen=True)
+class Part:
+    """`count` panels with `columns` columns each, the first from column `begin` on; a panel is as wide as the tile."""
+
+    begin: int
+    count: int
+    columns: int
+    tile: Tile
+
+
+@dataclass(frozen=True)
+class Panels:
+    """The second operand of products, `depth` by `columns`: whole panels of a tile's columns, then one of what is left.
+
+    Panels lie one after the other, row k of each after row k - 1; the last one is filled up to whole vectors. Where the format
+    multiplies words, elements are float32 numbers that are rounded, to two bfloat16 a word: rows of A have words of neighbours,
+    and so have columns of panels; what is beyond the depth is zero.
+    """
+
+    builder: KernelBuilder
+    depth: int
+    columns: int
+    tile: Tile
+    format: Format
+
+    @property
+    def rows(self) -> int:
+        """Of a panel."""
+        return ceil(self.depth / self.format.k_pack)
+
+    @property
+    def elements(self) -> int:
+        return self.rows * ceil(self.columns / self.tile.lanes) * self.tile.lanes
+
+    def parts(self) -> Iterator[Part]:
+        whole, rest = divmod(self.columns, self.tile.columns)
+        if whole:
+            yield Part(0, whole, self.tile.columns, self.tile)
+        if rest:
+            lanes = self.tile.lanes
+            yield Part(whole * self.tile.columns, 1, rest, Tile(self.tile.rows, ceil(rest / lanes), lanes))
+
+    def pack_columns(self, to: Scratch, element: Element) -> None:
+        """Fill the panels with elements that lie side by side along columns. Columns that do not exist are zero."""
+        for part in self.parts():
+            with self.builder.loop(part.count, name="panel") as panel, self.builder.loop(self.rows, name="k") as k:
+                self._pack_line(to, element, part, k, self.builder.bind(part.begin + panel * part.tile.columns))
+
+    def _pack_line(self, to: Scratch, element: Element, part: Part, k: Expr, first: Expr) -> None:
+        """Row k of the panel whose first column is `first`."""
+        builder, width, zero = self.builder, part.tile.columns, tirx.const(0, str(to.buffer.dtype))
+        base = builder.bind(to.base + first * self.rows + k * width)
+        value = self._line(element, k)
+        builder.vector_loop(part.columns, part.tile.lanes, lambda i: builder.store(to.buffer, base + i, value(first + i)))
+        with builder.loop(width - part.columns, name="i") as i:
+            builder.store(to.buffer, base + part.columns + i, zero)
+
+    def _line(self, element: Element, k: Expr) -> Callable[[Expr], Expr]:
+        """Row k of the panels, by column."""
+        if self.format.k_pack == 1:
+            return lambda column: element(k, column)
+        first = self.builder.bind(k * 2)
+        second = self.builder.bind(tirx.min(first + 1, self.depth - 1))
+
+        def word(column: Expr) -> Expr:
+            high = element(second, column)
+            if self.depth % 2:
+                high = self.builder.masked(second > first, high, tirx.const(0, "float32"))
+            return instruction_word(element(first, column), high)
+
+        return word
+
+    def pack_rows(self, to: Scratch, element: Element) -> None:
+        """Fill the panels with elements that lie side by side along k: squares of them are transposed in registers.
+
+        Columns that do not exist repeat the last one. Words are of whole neighbours.
+        """
+        builder, lanes = self.builder, self.tile.lanes
+        side = min(lanes, 1 << self.rows.bit_length() - 1)
+        for part in self.parts():
+            width = part.tile.columns
+            with builder.loop(part.count, name="panel") as panel, builder.loop(width // side, name="square") as square:
+                first, column = builder.bind(part.begin + panel * width), builder.bind(square * side)
+                with builder.loop(ceil(self.rows / side), name="k") as block:
+                    k = builder.bind(tirx.min(block * side, self.rows - side))
+                    self._pack_square(to, element, side, k, first, column, width)
+
+    def _pack_square(self, to: Scratch, element: Element, side: int, k: Expr, first: Expr, column: Expr, width: int) -> None:
+        """Rows [k, k + side) of as many columns, from `column` on of the panel whose first one is `first`."""
+        builder = self.builder
+        rows = builder.local(side * side, str(to.buffer.dtype), "square")
+        for r in range(side):
+            source = builder.bind(tirx.min(first + column + r, self.columns - 1))
+            if self.format.k_pack > 1:
+                store_words(builder, Scratch(rows, 0), r * side, side, partial(_neighbour, element, k, source))
+                continue
+            with builder.loop(side, "vectorized", "lane") as lane:
+                builder.store(rows, r * side + lane, element(k + lane, source))
+        start = builder.bind(to.base + first * self.rows + column)
+        self._store_square(to, transposed(builder, rows, side), side, k, start, width)
+
+    def _store_square(self, to: Scratch, square: Buffer, side: int, k: Expr, start: Expr, width: int) -> None:
+        """Rows [k, k + side) of the panel that begins at `start`, the first of which is that of the square."""
+        builder = self.builder
+        for row in range(side):
+            base = builder.bind(start + (k + row) * width)
+            with builder.loop(side, "vectorized", "lane") as lane:
+                builder.store(to.buffer, base + lane, square[row * side + lane])
+
+    def multiply(self, a: Lines, b: Scratch, rows: Expr, store: Store, bounds: Bounds = WHOLE) -> None:
+        """`store(row, column, value)` for each element of the product of `rows` rows of A with panels, within bounds.
+
+        Rows that complete the last tile are read, too.
+        """
+        builder = self.builder
+        for part in self.parts():
+            tiles = builder.bind(tirx.floordiv(rows + (part.tile.rows - 1), part.tile.rows))
+            count: Expr = part.count
+            if bounds.columns is not None:
+                ahead = tirx.floordiv(bounds.columns - part.begin + (part.tile.columns - 1), part.tile.columns)
+                count = builder.bind(tirx.max(tirx.min(count, ahead), 0))
+            with builder.loop(count, name="panel") as panel, builder.loop(tiles, name="tile") as tile:
+                first, start = builder.bind(part.begin + panel * part.tile.columns), builder.bind(tile * part.tile.rows)
+                self._multiply_tile(a, b, part, (first, start, rows), store, bounds.depth)
+
+    def _multiply_tile(
+        self, a: Lines, b: Scratch, part: Part, place: tuple[Expr, Expr, Expr], store: Store, end: Expr | None
+    ) -> None:
+        """Of all `rows` those from `start` on, by the panel whose first column is `first`."""
+        first, start, rows = place
+        builder, depth, width = self.builder, self.rows, part.tile.columns
+        above, left = builder.bind(a.base + start * a.pitch), builder.bind(b.base + first * depth)
+        sums = sum_tile(
+            builder,
+            part.tile,
+            self.format,
+            (depth,) if end is None else (1, depth),
+            lambda row, ks: a.buffer[above + row * a.pitch + ks[-1]],
+            lambda column, ks: b.buffer[left + ks[-1] * width + column],
+            spans=None if end is None else {1: (0, end)},
+        )
+        with builder.loop(builder.bind(tirx.min(rows - start, part.tile.rows)), name="row") as row:
+            base = builder.bind(row * width)
+            sweep(builder, part.columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
+
+
+def _neighbour(element: Element, k: Expr, column: Expr, i: Expr) -> Expr:
+    """The element `i` of those that word `k` of a column begins with."""
+    return element(k * 2 + i, column)
+
+
+def store_words(builder: KernelBuilder, to: Scratch, first: Expr, lanes: int, element: Callable[[Expr], Expr]) -> None:
+    """`lanes` words, from the one with the number `first` on, of so many pairs of neighbours, whose elements are given."""
+    at = to.base + first
+    if lanes == 1:
+        builder.store(to.buffer, at, instruction_word(element(0), element(1)))
+        return
+    numbers = builder.local(2 * lanes, "float32", "numbers")
+    for half in (0, lanes):
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            builder.store(numbers, half + lane, element(half + lane))
+    halves = (numbers[tirx.Ramp(half, 1, lanes)] for half in (0, lanes))
+    builder.store(to.buffer, tirx.Ramp(at, 1, lanes), neighbour_words(*halves))
+
+
+def store_line(builder: KernelBuilder, to: Scratch, count: int, lanes: int, element: Callable[[Expr], Expr]) -> None:
+    """The words of a row of `count` elements, the last of which is beside a zero if their number is odd.
+
+    The last vector of words may overlap the one before.
+    """
+    words = count // 2
+    lanes = min(lanes, 1 << max(words, 1).bit_length() - 1)
+    if words:
+        with builder.loop(ceil(words / lanes), name="words") as number:
+            first = builder.bind(tirx.min(number * lanes, words - lanes))
+            store_words(builder, to, first, lanes, lambda i: element(first * 2 + i))
+    if count % 2:
+        builder.store(to.buffer, to.base + words, instruction_word(element(2 * words), tirx.const(0, "float32")))
+
+
+def tiles_options(m: int, sizes: Sequence[tuple[int, int]], machine: Machine, *, even: bool = False) -> dict[str, list[Tile]]:
+    """Tiles of equally many rows for products of `m` rows with panels of these sizes (depth, columns), by those rows.
+
+    For each number of rows those with the fewest cycles, and the number with the fewest of all first. With `even` the first
+    product's tiles have two vectors, if registers allow it.
+    """
+    registers = machine.registers
+
+    def best(number: int, rows: int, depth: int, columns: int) -> tuple[float, int]:
+        widths = (2,) if even and number == 0 else range(1, 9)
+        tiles = (Tile(rows, vectors, machine.lanes) for vectors in widths if rows * vectors + vectors + 1 <= registers)
+        return min((_cycles(tile, depth, columns, machine) * ceil(m / rows), tile.vectors) for tile in tiles)
+
+    highest = min(m, MAX_ROWS, (registers - 3) // 2 if even else MAX_ROWS)
+    choices = [(rows, [best(number, rows, *size) for number, size in enumerate(sizes)]) for rows in range(1, highest + 1)]
+    choices.sort(key=lambda choice: sum(cycles for cycles, _ in choice[1]))
+    return {str(rows): [Tile(rows, vectors, machine.lanes) for _, vectors in found] for rows, found in choices}
+
+
+def _cycles(tile: Tile, depth: int, columns: int, machine: Machine) -> float:
+    """Estimated, for a tile's rows by all panels, each row of whose sums begins with an address of its own."""
+
+    def panel(vectors: int) -> float:
+        step = Step(depth * vectors * machine.vector_bytes / _L1_SHARE)
+        return tile_cycles(machine, tile.rows, vectors, depth, step) + _ROW_CYCLES * tile.rows
+
+    whole, rest = divmod(ceil(columns / tile.lanes), tile.vectors)
+    return whole * panel(tile.vectors) + (panel(rest) if rest else 0.0)

@@ -1,0 +1,98 @@
+"""Packing an operand of a product: at compile time, or by the kernel itself where the operand is not constant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.plan import TensorType
+from ..codegen.builder import Buffer, Expr, KernelBuilder, row_major, unravel
+
+
+@dataclass(frozen=True)
+class PackPanels:
+    """Lay a constant operand out as the tiles load it: [groups, panels, depth, tile], the last panel filled up with zeros.
+
+    The constant is reshaped to `shape`, cut by `steps` (start, step of each dimension; the whole where empty), and transposed
+    by `order`, whose first `group_axes` dimensions are groups, the next `line_axes` the rows of A or columns of B, the rest k.
+    `k_pack` neighbours of the last of these lie side by side, [groups, panels, depth / k_pack, tile, k_pack], the last ones
+    beside zeros: words as dot products load them. `rounds` makes bfloat16 of float32.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    group_axes: int
+    line_axes: int
+    tile: int
+    steps: tuple[tuple[int, int], ...] = ()
+    k_pack: int = 1
+    rounds: bool = False
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        groups, panels, depth, tile = self._dimensions()
+        shape = (groups, panels, depth // self.k_pack, tile, *((self.k_pack,) if self.k_pack > 1 else ()))
+        return TensorType(shape, "bfloat16" if self.rounds else source.dtype)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        groups, panels, depth, tile = self._dimensions()
+        cut = array.reshape(self.shape)[tuple(slice(start, None, step) for start, step in self.steps)].transpose(self.order)
+        if cut.shape[-1] % self.k_pack:
+            cut = np.pad(cut, (*((0, 0),) * (cut.ndim - 1), (0, -cut.shape[-1] % self.k_pack)))
+        lines = cut.reshape(groups, prod(cut.shape) // max(groups * depth, 1), depth)
+        packed = np.zeros((groups, panels, depth, tile), np.dtype("bfloat16") if self.rounds else array.dtype)
+        for panel in range(panels):
+            part = lines[:, panel * tile : (panel + 1) * tile]
+            packed[:, panel, :, : part.shape[1]] = part.transpose(0, 2, 1)
+        if self.k_pack == 1:
+            return packed
+        return np.ascontiguousarray(packed.reshape(groups, panels, -1, self.k_pack, tile).swapaxes(3, 4))
+
+    def _dimensions(self) -> tuple[int, int, int, int]:
+        steps = self.steps or ((0, 1),) * len(self.shape)
+        cut = [len(range(start, extent, step)) for extent, (start, step) in zip(self.shape, steps, strict=True)]
+        extents = [cut[axis] for axis in self.order]
+        extents[-1] += -extents[-1] % self.k_pack
+        lines = self.group_axes + self.line_axes
+        groups, count = prod(extents[: self.group_axes]), prod(extents[self.group_axes : lines])
+        return groups, ceil(count / self.tile), prod(extents[lines:]), self.tile
+
+    def __str__(self) -> str:
+        extra = f",{self.steps}" * bool(self.steps) + f",k_pack={self.k_pack}" * (self.k_pack > 1) + ",rounded" * self.rounds
+        return f"panels({self.shape},{self.order},{self.tile}{extra})".replace(" ", "")
+
+
+def pack_in_kernel(builder: KernelBuilder, source: Buffer, pack: PackPanels) -> Buffer:
+    """A workspace with the panels that `pack` makes at compile time, of numbers one by one.
+
+    The statements that fill it are emitted here, before those that read it.
+    """
+    packed = pack.packed_type(TensorType(pack.shape, str(source.dtype)))
+    groups, panels, depth, tile = packed.shape
+    buffer = builder.workspace(packed.elements, packed.dtype)
+    steps = pack.steps or ((0, 1),) * len(pack.shape)
+    counts = [len(range(start, extent, step)) for extent, (start, step) in zip(pack.shape, steps, strict=True)]
+    head = pack.group_axes + pack.line_axes
+    group_axes, line_axes, depth_axes = pack.order[: pack.group_axes], pack.order[pack.group_axes : head], pack.order[head:]
+    lines = prod(counts[axis] for axis in line_axes)
+    if not packed.elements:
+        return buffer
+
+    def offset(group: Expr, line: Expr, k: Expr) -> Expr:
+        place: list[Expr] = [0] * len(counts)
+        for axes, at in ((group_axes, group), (line_axes, line), (depth_axes, k)):
+            for axis, i in zip(axes, unravel(at, [counts[axis] for axis in axes]), strict=True):
+                start, step = steps[axis]
+                place[axis] = i * step + start
+        return row_major(place, pack.shape)
+
+    with builder.chunks(groups * panels, packed.elements) as chunk, builder.loop(depth, name="k") as k:
+        group, panel = tirx.floordiv(chunk, panels), tirx.floormod(chunk, panels)
+        with builder.loop(tile, name="line") as i:
+            line = builder.bind(panel * tile + i)
+            value = source[builder.bind(offset(group, tirx.min(line, lines - 1), k))]
+            filled = builder.masked(line < lines, value, tirx.const(0, packed.dtype))
+            builder.store(buffer, (chunk * depth + k) * tile + i, filled)
+    return buffer

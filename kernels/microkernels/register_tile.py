@@ -1,0 +1,333 @@
+"""The heart of matrix products and convolutions: C[m, n] = sum over k of A[m, k] B[k, n], tile by tile in registers.
+
+A tile is `rows` x `vectors` registers of C. For each k it broadcasts `rows` elements of A and loads `vectors` registers of B, so
+that the multiply-adds, two a cycle, and not the loads decide its speed. When the sum is done the tile goes through a small
+array in L1 to the epilogue, whose loop is therefore the same for whole and for ragged tiles.
+
+Columns are positions of a flattened plane: row r of the result occupies [r * pitch, r * pitch + width). A matrix is one row. A
+convolution over a padded input has pitch > width: the few positions between are computed and not stored, and in exchange every
+element of B[k, n], n running, is contiguous in the padded input and needs no packing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import permutations
+from itertools import product as nest
+from math import ceil, prod
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.hardware.machine import LINE_BYTES, Machine
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, share, unravel
+from ..cost.register_tile import last_rows, ranked_tiles
+from ..formats.format import Format
+from ..formats.multiply_add import multiply_add_of
+
+_UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
+_LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cost more than 1%
+_LONGEST_BLOCK = 1024  # operations of one sum
+_AHEAD_BYTES = 16 * 1024  # of a panel, from what is read to what is asked for: hardware prefetches no further than its page
+_FETCHING_ROWS = 3  # of a tile, from which on that is worth it: with fewer, memory is busy anyway
+WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Registers of C: `rows` of `vectors` vectors of `lanes` elements."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.vectors}"
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Where the result's rows lie among the columns. `is_row(r)` tells rows from padding; None: all are rows."""
+
+    columns: int
+    pitch: int
+    width: int
+    is_row: Callable[[Expr], Expr] | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows of `columns` elements one after the other, from `base` of a buffer on."""
+
+    buffer: Buffer
+    base: Expr
+    columns: int
+
+    def fetch(self, builder: KernelBuilder, row: Expr) -> None:
+        """Ask for what is read some rows after `row`. Beyond the end nothing is asked for that could not be."""
+        item_bytes = np.dtype(str(self.buffer.dtype)).itemsize
+        ahead = max(_AHEAD_BYTES // (self.columns * item_bytes), 1)
+        for column in range(0, self.columns, LINE_BYTES // item_bytes):
+            builder.prefetch(self.buffer[self.base + (row + ahead) * self.columns + column])
+
+    def fetch_next(self, builder: KernelBuilder, row: Expr, rows: int, part: Expr, parts: int) -> None:
+        """Ask for the next panel, of as many `rows`: of `parts` tiles that read each row of this one, a `part` for its share."""
+        step = -(-self.columns // parts)
+        at = self.base + rows * self.columns + (part * rows + row) * step
+        for column in range(0, step, LINE_BYTES // np.dtype(str(self.buffer.dtype)).itemsize):
+            builder.prefetch(self.buffer[at + column], is_near=False)
+
+
+@dataclass(frozen=True)
+class TileProduct:
+    """One batch of products and what to do with them.
+
+    `depth` are the extents of the loops over k, outermost first. `a(batch, panel, start, row, ks)` is the element of A in row
+    `start + row`, where `panel` is the number of the tile; `b(batch, panel, start, column, ks)` likewise, contiguous in
+    `column`. With `a_padded` (`b_padded`) rows (columns) beyond the end may be read: panels are filled up with zeros.
+    `store(batch, m, r, c, value)` gets each result at column c of row r. `shares_b`: neighbouring batches often have the same B.
+    `panel(batch, number)`, where given, is the place of a tile's panel of B, whose rows lie one after the other.
+    A and B give what a multiply-add of the `format` takes: where this is several neighbours along k, the innermost loop over k
+    has as many fewer iterations. With `overlaps`, `store` may be called more than once for an element.
+    """
+
+    batch: int
+    m: int
+    plane: Plane
+    depth: tuple[int, ...]
+    tile: Tile
+    format: Format
+    a: Callable[[Expr, Expr, Expr, int, Index], Expr]
+    b: Callable[[Expr, Expr, Expr, Expr, Index], Expr]
+    store: Callable[[Expr, Expr, Expr, Expr, Expr], None]
+    a_padded: bool
+    b_padded: bool
+    shares_b: bool = False
+    panel: Callable[[Expr, Expr], Panel] | None = None
+    overlaps: bool = False
+
+    @property
+    def flops(self) -> int:
+        rows = self.plane.columns // max(self.plane.pitch, 1) + 1  # the last has no padding behind it
+        wanted = self.plane.columns if self.plane.pitch == self.plane.width else rows * self.plane.width
+        return 2 * self.batch * self.m * min(self.plane.columns, wanted) * prod(self.depth) * self.format.k_pack
+
+
+def tile_options(m: int, columns: int, depth: int, machine: Machine, **how: Any) -> dict[str, Tile]:
+    """All tiles, by their names, those with the fewest estimated cycles first; `how` as `ranked_tiles` has it."""
+    ranked = ranked_tiles(m, columns, depth, machine, **how)
+    return {str(tile): tile for tile in (Tile(one.rows, one.vectors, machine.lanes) for one in ranked)}
+
+
+def choose_tile(m: int, columns: int, depth: int, machine: Machine, **how: Any) -> Tile:
+    """The tile with the fewest estimated cycles; `how` as `tile_options` has it."""
+    return next(iter(tile_options(m, columns, depth, machine, **how).values()))
+
+
+def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes: int) -> None:
+    """Write the loops over batches and tiles, dealt to the threads.
+
+    The larger operand is walked by the outer loop, so that it is read once and the other stays in cache.
+    """
+    tile, plane = product.tile, product.plane
+    if product.batch * product.m * plane.columns == 0:
+        return
+    extents = {"batch": product.batch, "m": ceil(product.m / tile.rows), "n": ceil(plane.columns / tile.columns)}
+    if builder.is_grid:
+        with builder.chunks(prod(extents.values()), product.flops) as chunk:
+            batch, m_tile, n_tile = (builder.bind(part) for part in unravel(chunk, tuple(extents.values())))
+            emit_tile(builder, product, batch, m_tile, n_tile)
+        return
+    order = ["n", "batch", "m"] if product.shares_b else ["batch", "m", "n"] if a_bytes > b_bytes else ["batch", "n", "m"]
+    order = builder.choose("order", loop_orders(order, extents))
+    threads = builder.threads_for(product.flops // WORK_PER_OPERATION)
+    split = builder.choose("split", split_options(order, extents, threads))
+    with ExitStack() as loops:
+        thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
+        at: dict[str, Expr] = {}
+        for axis in order:
+            begin, end = share(thread, threads, extents[axis]) if axis == split else (0, extents[axis])
+            i = loops.enter_context(builder.loop(end - begin, name=axis))
+            at[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
+        emit_tile(builder, product, at["batch"], at["m"], at["n"])
+
+
+def loop_orders(order: Sequence[str], extents: Mapping[str, int]) -> dict[str, list[str]]:
+    """All orders of loops of these extents, by their names, `order` first; those of one iteration stay outside."""
+    once, often = [axis for axis in order if extents[axis] == 1], [axis for axis in order if extents[axis] > 1]
+    return {" ".join(some): [*once, *some] for some in permutations(often)}
+
+
+def split_options(order: Sequence[str], extents: Mapping[str, int], threads: int) -> dict[str, str]:
+    """The loops that may be dealt to threads, the one whose shares are most equal first, and of those the outermost."""
+    often = [axis for axis in order if extents[axis] > 1] if threads > 1 else []
+    ranked = sorted(often, key=lambda axis: (ceil(extents[axis] / threads) * threads / extents[axis], order.index(axis)))
+    return {axis: axis for axis in ranked or order[:1]}
+
+
+def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
+    """One tile of the result: its sums, handed to the epilogue."""
+    tile, plane = product.tile, product.plane
+    m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
+    rest = tile.rows if product.a_padded or builder.is_grid else last_rows(product.m, tile.rows)
+    # A tile that would read beyond the end is moved back; what it computes twice it stores once. But for sums of fewer rows,
+    # where these have code of their own: the epilogue they share, or LLVM would keep its constants in registers meanwhile.
+    is_whole = product.a_padded or rest < tile.rows
+    m_start = m_begin if is_whole else builder.bind(tirx.min(m_begin, product.m - tile.rows))
+    n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
+    fetches = tile.rows >= _FETCHING_ROWS and not builder.is_grid
+    panel = product.panel(batch, n_tile) if product.panel is not None and fetches else None
+    finished = builder.local(tile.rows * tile.columns, product.format.sums, "tile")
+
+    def add_up(tile: Tile) -> None:
+        sum_tile(
+            builder,
+            tile,
+            product.format,
+            product.depth,
+            lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
+            lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
+            None if panel is None else lambda ks: panel.fetch(builder, ks[0]),
+            into=(finished, 0),
+        )
+
+    if rest < tile.rows:
+        with builder.when(m_begin + tile.rows <= product.m):
+            add_up(tile)
+        with builder.when(m_begin + tile.rows > product.m):
+            add_up(replace(tile, rows=rest))
+    else:
+        add_up(tile)
+    m_end = tirx.min(m_begin + tile.rows, product.m)
+    with builder.loop(builder.bind(m_end - m_begin), name="row") as row:
+        m = builder.bind(m_begin + row)
+        line = builder.bind((m - m_start) * tile.columns)
+        for begin, end, r in _segments(builder, plane, n_begin, tile.columns):
+            _emit_segment(builder, product, (batch, m, r), begin, end, finished, builder.bind(line - n_start))
+
+
+def sum_tile(
+    builder: KernelBuilder,
+    tile: Tile,
+    number_format: Format,
+    depth: tuple[int, ...],
+    a: Callable[[int, Index], Expr],
+    b: Callable[[Expr, Index], Expr],
+    before: Callable[[Index], None] | None = None,
+    spans: Mapping[int, tuple[Expr, Expr]] | None = None,
+    into: tuple[Buffer, Expr] | None = None,
+) -> Buffer:
+    """The sums over k of a(row, ks) * b(column, ks), made in registers: a small array, row after row, for the epilogue.
+
+    It is the elements of `into`, a buffer and where they begin, where that is given.
+
+    `before` writes what is done before the products of a k, such as asking for what later ones read. Of the loops over k in
+    `spans` only the iterations [begin, end) are made, where there are several loops.
+    """
+    spans, dtype, longest = spans or {}, number_format.sums, number_format.longest_chain
+    multiply_add = multiply_add_of(number_format)
+    depth, joined = _in_blocks(depth, longest, spans)
+    sums = builder.local(tile.rows * tile.columns, dtype, "acc")
+    finished, base = into or (builder.local(tile.rows * tile.columns, dtype, "tile"), 0)
+    cells = [(row, row * tile.columns + v * tile.lanes, v * tile.lanes) for row, v in nest(range(tile.rows), range(tile.vectors))]
+    kinds, outer = _loop_kinds(depth, len(cells), spans), _outer_loops(depth, longest)
+
+    def fill(to: Buffer, begin: Expr, element: Callable[[Expr], Expr]) -> None:
+        for _, at, _ in cells:
+            with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+                builder.store(to, begin + at + lane, element(at + lane))
+
+    def loop(stack: ExitStack, axes: range) -> Index:
+        ks = []
+        for axis in axes:
+            begin, end = spans.get(axis, (0, depth[axis]))
+            k = stack.enter_context(builder.loop(end - begin, kinds[axis], "k"))
+            ks.append(builder.bind(begin + k) if axis in spans else k)
+        return tuple(ks)
+
+    if outer:
+        fill(finished, base, lambda at: tirx.const(0, dtype))
+    with ExitStack() as blocks:
+        first = loop(blocks, range(outer))
+        fill(sums, 0, lambda at: tirx.const(0, dtype))
+        if prod(depth):
+            with ExitStack() as loops:
+                ks = joined((*first, *loop(loops, range(outer, len(depth)))))
+                if before is not None:
+                    before(ks)
+                for row, at, column in cells:
+                    with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+                        builder.store(sums, at + lane, multiply_add(sums[at + lane], a(row, ks), b(column + lane, ks)))
+        fill(finished, base, lambda at: finished[base + at] + sums[at] if outer else sums[at])
+    return finished
+
+
+def _in_blocks(
+    depth: tuple[int, ...], longest: int | None, spans: Collection[int]
+) -> tuple[tuple[int, ...], Callable[[Index], Index]]:
+    """The loops over k, the outermost one of a chain that is too long as two over equal blocks, and the k of theirs."""
+    axis = _outer_loops(depth, longest)
+    step = prod(depth[axis + 1 :])
+    is_long = longest is not None and prod(depth[axis:]) > longest and all(spanned < axis for spanned in spans)
+    lengths = range(_LONGEST_BLOCK // step, (_LEAST_BLOCK - 1) // step, -1) if is_long else ()
+    block = next((length for length in lengths if depth[axis] % length == 0), 0)
+    if not block:
+        return depth, lambda ks: ks
+    in_blocks = (*depth[:axis], depth[axis] // block, block, *depth[axis + 1 :])
+    return in_blocks, lambda ks: (*ks[:axis], ks[axis] * block + ks[axis + 1], *ks[axis + 2 :])
+
+
+def _outer_loops(depth: tuple[int, ...], longest: int | None) -> int:
+    """How many of the outermost loops over k add up sums of their own, so that errors grow with the length of none of them.
+
+    A sum of n products in one chain has an error in proportion to n; one of blocks, to the longer of block and number of blocks.
+    Exact sums, of which no chain is too long, have no blocks.
+    """
+    if longest is None:
+        return 0
+    return max((outer for outer in range(len(depth)) if prod(depth[outer:]) >= _LEAST_BLOCK), default=0)
+
+
+def _emit_segment(
+    builder: KernelBuilder, product: TileProduct, row: tuple[Expr, Expr, Expr], begin: Expr, end: Expr, tile: Buffer, offset: Expr
+) -> None:
+    """Hand the columns [begin, end) of one result row to the epilogue; column c is element `offset + c` of the tile."""
+    first = builder.bind(row[2] * product.plane.pitch)
+    loop = builder.overlapping_vector_loop if product.overlaps else builder.dynamic_vector_loop
+    loop(begin, end, product.tile.lanes, lambda c: product.store(*row, c - first, tile[offset + c]))
+
+
+def _segments(builder: KernelBuilder, plane: Plane, n_begin: Expr, columns: int) -> Iterator[tuple[Expr, Expr, Expr]]:
+    """The stretches of result rows within one tile's columns: begin and end column, and the row. The caller emits in between."""
+    n_end = builder.bind(tirx.min(n_begin + columns, plane.columns))
+    if plane.pitch >= plane.columns:
+        yield n_begin, n_end, 0
+        return
+    first = builder.bind(tirx.floordiv(n_begin, plane.pitch))
+    last = tirx.floordiv(n_end - 1, plane.pitch)
+    with builder.loop(builder.bind(last - first + 1), name="r") as i:
+        r = builder.bind(first + i)
+        begin = builder.bind(tirx.max(n_begin, r * plane.pitch))
+        end = builder.bind(tirx.min(n_end, r * plane.pitch + plane.width))
+        with ExitStack() as guard:
+            if plane.is_row is not None:
+                guard.enter_context(builder.when(plane.is_row(r)))
+            yield begin, end, r
+
+
+def _loop_kinds(depth: tuple[int, ...], cells: int, spans: Collection[int]) -> list[str]:
+    """Unroll the innermost loops over k while the body stays small; a long one is left to LLVM, as are those in `spans`."""
+    kinds, operations = [], cells
+    for position, extent in enumerate(reversed(depth)):
+        operations *= extent
+        is_whole = len(depth) - 1 - position not in spans
+        unroll = is_whole and position < len(depth) - 1 and operations <= _UNROLLED_OPERATIONS and "serial" not in kinds
+        kinds.append("unrolled" if unroll else "serial")
+    return kinds[::-1]

@@ -1,0 +1,167 @@
+"""Gather, GatherElements and GatherND: elements at places that only a run knows.
+
+An index counts from the end where it is negative, and is held within its dimension: a wrong index reads a wrong element, never
+memory that is not the tensor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Expr, Index, KernelBuilder, row_major
+from ..groups.group import Group, Op
+from ..template.contract import BuiltKernel, Refusal
+from ..template.kernel import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost
+from ..template.loops import bound_unravel, follow, merge_sections, nest
+from ..template.prologue import flat_obstacle, source_of
+from ..template.values import pointwise_obstacle, split_anchor
+from .injective import as_bits
+
+OPERATORS = frozenset(["Gather", "GatherElements", "GatherND"])
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one gathering operator with its followers."""
+    anchor, followers = split_anchor(group)
+    if anchor is None or anchor.op_type not in OPERATORS:
+        return Refusal("gathers nothing")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    if reason := flat_obstacle(group, anchor.inputs[0]):
+        return Refusal(reason)
+    if not followers:
+        group = as_bits(group, (anchor.inputs[0], anchor.outputs[0]))
+    builder = new_builder(target)
+    elements = group.types[anchor.outputs[0]].elements
+    if elements and group.types[anchor.inputs[0]].elements:
+        {"Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd}[anchor.op_type](group, anchor, builder)
+    elif elements:
+        _fill(group, anchor, builder)
+    return finish("gather", builder, group, flops=elements * pointwise_cost(group))
+
+
+def _fill(group: Group, anchor: Op, builder: KernelBuilder) -> None:
+    """Zeros: an operand without elements has none to give, whatever the indices say."""
+    kind = group.types[anchor.outputs[0]]
+    zero = tirx.const(0, kind.dtype)
+    lanes = narrowest_lanes(builder, group)
+    map_elements(builder, kind.shape, lanes, kind.elements, lambda index: follow(group, builder, anchor, index, zero))
+
+
+def _gather(group: Group, anchor: Op, builder: KernelBuilder) -> None:
+    data, indices = (group.types[name].shape for name in anchor.inputs)
+    axis = anchor.attribute("axis", 0) % len(data)
+    rank, last = len(data) + len(indices) - 1, axis + len(indices)
+    inner = prod(data[axis + 1 :])
+
+    def origin(outer: Expr, position: Expr) -> Expr:
+        return (outer * data[axis] + index_at(group, anchor, builder, position, data[axis])) * inner
+
+    sections = (range(axis), range(axis, last), range(last, rank))
+    _copy_rows(group, anchor, builder, sections, origin)
+
+
+def _gather_nd(group: Group, anchor: Op, builder: KernelBuilder) -> None:
+    data, indices = (group.types[name].shape for name in anchor.inputs)
+    batches, depth = anchor.attribute("batch_dims", 0), indices[-1]
+    rows = prod(indices[batches:-1])
+    inner = prod(data[batches + depth :])
+    out_rank = len(group.types[anchor.outputs[0]].shape)
+
+    def origin(outer: Expr, _: Expr) -> Expr:
+        place = tirx.floordiv(outer, rows) if rows != 1 else outer
+        for part, extent in enumerate(data[batches : batches + depth]):
+            place = place * extent + index_at(group, anchor, builder, outer * depth + part, extent)
+        return place * inner
+
+    lead = len(indices) - 1
+    _copy_rows(group, anchor, builder, (range(lead), range(0), range(lead, out_rank)), origin)
+
+
+def _gather_elements(group: Group, anchor: Op, builder: KernelBuilder) -> None:
+    data = group.types[anchor.inputs[0]]
+    shape = group.types[anchor.outputs[0]].shape
+    axis = anchor.attribute("axis", 0) % len(data.shape)
+    source = source_of(group, builder, anchor.inputs[0])
+
+    def element(index: Index) -> None:
+        place = index_at(group, anchor, builder, row_major(index, shape), data.shape[axis])
+        value = source[row_major((*index[:axis], place, *index[axis + 1 :]), data.shape)]
+        follow(group, builder, anchor, index, value)
+
+    map_elements(builder, shape, narrowest_lanes(builder, group), 4 * prod(shape), element)
+
+
+def _copy_rows(
+    group: Group,
+    anchor: Op,
+    builder: KernelBuilder,
+    sections: tuple[range, range, range],
+    origin: Callable[[Expr, Expr], Expr],
+) -> None:
+    """For each position of the first two sections of the output's dimensions, copy the third from `origin` of the operand."""
+    shape = group.types[anchor.outputs[0]].shape
+    merged, runs = merge_sections(group, shape, sections)
+    extents = [[prod(shape[axis] for axis in run) for run in section] for section in runs]
+    source = source_of(group, builder, anchor.inputs[0])
+    first, lead = len(extents[0]), extents[0] + extents[1]
+    if builder.is_grid:
+        with builder.chunks(prod(shape), 4 * prod(shape)) as i:
+            at = bound_unravel(builder, i, [*lead, *extents[2]])
+            inner = row_major(at[len(lead) :], extents[2])
+            begin = origin(row_major(at[:first], lead[:first]), row_major(at[first : len(lead)], lead[first:]))
+            follow(merged, builder, anchor, at, source[builder.bind(begin + inner)])
+        return
+    *middle, last = extents[2]
+    if prod(extents[2]) == 1:
+        _copy_elements(merged, anchor, builder, [*lead, *extents[2]], first, origin)
+        return
+    with builder.chunks(prod(lead), 4 * prod(shape)) as chunk:
+        at = bound_unravel(builder, chunk, lead)
+        begin = builder.bind(origin(row_major(at[:first], lead[:first]), row_major(at[first:], lead[first:])))
+
+        def rows(index: Index) -> None:
+            place = builder.bind(begin + row_major(index, middle) * last)
+            builder.vector_loop(
+                last,
+                narrowest_lanes(builder, group),
+                lambda j: follow(merged, builder, anchor, (*at, *index, j), source[place + j]),
+            )
+
+        nest(builder, middle, rows)
+
+
+def _copy_elements(
+    group: Group, anchor: Op, builder: KernelBuilder, extents: list[int], first: int, origin: Callable[[Expr, Expr], Expr]
+) -> None:
+    """As `_copy_rows`, of rows of one element: vectors run along the second section, or the `first` dimensions if it is short."""
+    source = source_of(group, builder, anchor.inputs[0])
+    lanes = narrowest_lanes(builder, group)
+    lead = extents[: len(extents) - 1]
+    inner = len(lead) - 1 if lead[-1] >= lanes or first == 0 else max(range(first), key=lambda d: (lead[d] >= lanes, d))
+    order = [*(d for d in range(len(extents)) if d != inner), inner]
+
+    def element(permuted: Index) -> None:
+        index = tuple(permuted[order.index(d)] for d in range(len(extents)))
+        outer, position = row_major(index[:first], lead[:first]), row_major(index[first:-1], lead[first:])
+        follow(group, builder, anchor, index, source[origin(outer, position)])
+
+    map_elements(builder, tuple(extents[d] for d in order), lanes, 4 * prod(extents), element)
+
+
+def index_at(group: Group, anchor: Op, builder: KernelBuilder, offset: Expr, extent: int) -> Expr:
+    """The index at a flat offset of the operand of indices, within its dimension."""
+    name = anchor.inputs[1]
+    literal = group.literal(name)
+    if literal is not None and literal.size == 1:
+        place = int(literal.item())
+        return min(max(place + extent if place < 0 else place, 0), extent - 1)
+    kind = group.types[name]
+    value = builder.parameter(name, kind.elements, kind.dtype)[offset]
+    value = tirx.Cast("int64", value)
+    wrapped = tirx.Select(value < 0, value + extent, value)
+    return tirx.Cast("int32", tirx.max(tirx.min(wrapped, extent - 1), tirx.const(0, "int64")))

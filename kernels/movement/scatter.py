@@ -1,0 +1,202 @@
+"""ScatterElements and ScatterND: a copy of the data with updates written, or combined, at places that only a run knows.
+
+An index counts from the end where it is negative. An update whose index is out of range is dropped, so that nothing is ever
+written outside of the tensor. Updates of one place take effect in row-major order of the updates, whatever the threads do: a
+place belongs to one thread. Where nobody else reads the data, the output takes its memory and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share
+from ..expressions import math
+from ..groups.group import Group, Op
+from ..template.contract import BuiltKernel, Refusal
+from ..template.kernel import finish, map_elements, new_builder
+from ..template.loops import accumulator_type, bound_unravel, nest
+from .injective import as_bits
+
+OPERATORS = frozenset(["ScatterElements", "ScatterND"])
+_LONG_SLICE = 1024  # elements of a slice that are worth dealing to threads
+_SHORT_SLICE = 16  # elements below which looking up whose a slice is costs more than writing it
+_COLUMNS = 64  # that a thread updates together
+Combine = Callable[[Expr, Expr], Expr]
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one scattering operator alone, with any reduction."""
+    (op,) = group.ops
+    reduction = op.attribute("reduction", "none")
+    data, _, updates = op.inputs
+    dtype = group.types[data].dtype
+    if dtype == "complex128" or (reduction != "none" and np.dtype(dtype).kind == "c"):
+        return Refusal(f"no {reduction} of {dtype}")
+    if reduction == "none" or dtype == "bool":
+        group = as_bits(group, (data, updates, op.outputs[0]))
+    builder = new_builder(target)
+    scatter = _Scatter(builder, group, op, _combination(reduction, dtype, builder))
+    if group.types[data].elements:
+        scatter.copy_data()
+        if group.types[updates].elements:
+            {"ScatterElements": scatter.elements, "ScatterND": scatter.slices}[op.op_type]()
+    inplace = () if builder.is_grid or data in group.constants else (data,)
+    return finish("scatter", builder, group, flops=group.types[updates].elements, inplace=inplace)
+
+
+def _combination(reduction: str, dtype: str, builder: KernelBuilder) -> Combine:
+    """The element that is stored where one lies and an update comes. Narrow floats are combined in float32, flags as bits."""
+    if reduction == "none":
+        return lambda old, new: new
+    if dtype == "bool":
+        return (lambda old, new: old | new) if reduction in ("add", "max") else (lambda old, new: old & new)
+    functions: dict[str, Combine] = {
+        "add": partial(math.wrapping, lambda a, b: a + b, widest=builder.integer_bits),
+        "mul": partial(math.wrapping, lambda a, b: a * b, widest=builder.integer_bits),
+        "max": math.maximum,
+        "min": math.minimum,
+    }
+    working = accumulator_type(dtype)
+
+    def combined(old: Expr, new: Expr) -> Expr:
+        a, b = (builder.name(x if dtype == working else tirx.Cast(working, x)) for x in (old, new))
+        result = functions[reduction](a, b)
+        return result if dtype == working else tirx.Cast(dtype, result)
+
+    return combined
+
+
+class _Scatter:
+    """The statements of one scattering operator."""
+
+    def __init__(self, builder: KernelBuilder, group: Group, op: Op, combine: Combine) -> None:
+        self.builder = builder
+        self.op = op
+        self.combine = combine
+        self.data, self.indices, self.updates = (group.types[name] for name in op.inputs)
+        self.source, self.places, self.values = (self._buffer(name, group) for name in op.inputs)
+        self.out = self._buffer(op.outputs[0], group)
+
+    def _buffer(self, name: str, group: Group) -> Buffer:
+        kind = group.types[name]
+        return self.builder.parameter(name, kind.elements, kind.dtype)
+
+    def copy_data(self) -> None:
+        """The data to the output, unless they are one memory."""
+        builder, kind = self.builder, self.data
+
+        def element(index: Index) -> None:
+            builder.store(self.out, index[0], self.source[index[0]])
+
+        def copy() -> None:
+            map_elements(builder, (kind.elements,), builder.lanes(kind.dtype), kind.elements, element)
+
+        if builder.is_grid:
+            copy()
+            return
+        # TIR cannot compare pointers: what is stored through one is seen through the other only if they are equal.
+        first = builder.name(self.source[0])
+        one, zero = (tirx.const(value, str(first.ty)) for value in (1, 0))
+        other = builder.name(tirx.Select(tirx.EQ(first, one), zero, one))
+        builder.store(self.out, 0, other)
+        is_shared = builder.name(tirx.EQ(self.source[0], other))
+        builder.store(self.out, 0, first)
+        with builder.when(tirx.Not(is_shared)):
+            copy()
+
+    def elements(self) -> None:
+        """ScatterElements: the update at an index goes to that index with its part along the axis replaced."""
+        builder, axis = self.builder, self.op.attribute("axis", 0) % len(self.data.shape)
+        outer, inner = (_merged(self.indices.shape, self.data.shape, part) for part in (slice(axis), slice(axis + 1, None)))
+        length, extent = self.indices.shape[axis], self.data.shape[axis]
+        rows, columns = ([n for n, _ in part] for part in (outer, inner))
+        shape = (*rows, length, *columns)
+        strides = [*(m for _, m in outer), extent, *(m for _, m in inner)]
+
+        def update(before: Index, i: Expr, after: Index) -> None:
+            number = builder.bind(row_major((*before, i, *after), shape))
+            place, is_inside = self._place(number, extent)
+            with builder.when(is_inside):
+                self._update(row_major((*before, place, *after), strides), number)
+
+        work = 8 * prod(shape)
+        if not builder.is_grid and prod(rows) >= builder.threads_for(work):
+            with builder.chunks(prod(rows), work) as row, builder.loop(length, name="i") as i:
+                before = bound_unravel(builder, row, rows)
+                nest(builder, columns, lambda after: update(before, i, after))
+            return
+        # Each place belongs to one column; neighbouring ones go together, as they share cache lines.
+        width = 1 if builder.is_grid else min(_COLUMNS, prod(columns))
+        blocks = -(-prod(columns) // width)
+        with builder.chunks(prod(rows) * blocks, work) as chunk:
+            before = bound_unravel(builder, tirx.floordiv(chunk, blocks), rows)
+            first = builder.bind(tirx.floormod(chunk, blocks) * width)
+            count = builder.bind(tirx.min(prod(columns) - first, width))
+            with builder.loop(length, name="i") as i, builder.loop(count, name="j") as j:
+                update(before, i, bound_unravel(builder, builder.bind(first + j), columns))
+
+    def slices(self) -> None:
+        """ScatterND: whole slices of the data, each of them at a tuple of indices."""
+        builder, depth = self.builder, self.indices.shape[-1]
+        leading, slice_size = self.data.shape[:depth], prod(self.data.shape[depth:])
+        count = prod(self.indices.shape[:-1])
+        work = count * (4 * depth + slice_size)
+        threads = builder.threads_for(work) if slice_size >= _SHORT_SLICE else 1
+        if builder.is_grid:
+            with builder.chunks(slice_size, work) as j, builder.loop(count, name="n") as n:
+                self._slice(n, leading, 0, prod(leading), lambda place: self._update(place * slice_size + j, n * slice_size + j))
+            return
+        is_long = slice_size >= _LONG_SLICE * threads
+        with builder.loop(threads, "parallel", "thread") as thread:
+            begin, end = (builder.bind(bound) for bound in share(thread, threads, slice_size if is_long else prod(leading)))
+            first, last = (begin, end) if is_long else (0, slice_size)
+            low, high = (0, prod(leading)) if is_long else (begin, end)
+            with builder.loop(count, name="n") as n:
+
+                def run(place: Expr, n: Expr = n) -> None:
+                    place, number = builder.bind(place * slice_size), builder.bind(n * slice_size)
+                    builder.dynamic_vector_loop(
+                        first, last, builder.lanes(self.data.dtype), lambda j: self._update(place + j, number + j)
+                    )
+
+                self._slice(n, leading, low, high, run)
+
+    def _slice(self, n: Expr, leading: Sequence[int], low: Expr, high: Expr, body: Callable[[Expr], None]) -> None:
+        """`body(number of the slice)` for tuple n, if it is one of [low, high)."""
+        builder, depth = self.builder, len(leading)
+        number: Expr = tirx.const(0, "int32")
+        is_inside: Expr = tirx.const(True, "bool")
+        for part, extent in enumerate(leading):
+            place, is_valid = self._place(n * depth + part, extent)
+            number, is_inside = number * extent + place, tirx.And(is_inside, is_valid)
+        number = builder.bind(number)
+        with builder.when(tirx.And(is_inside, tirx.And(number >= low, number < high))):
+            body(number)
+
+    def _place(self, number: Expr, extent: int) -> tuple[Expr, Expr]:
+        """The index at a flat offset of the indices, and whether it is inside of its dimension."""
+        builder = self.builder
+        value = builder.bind(tirx.Cast("int64", self.places[number]))
+        place = builder.bind(tirx.Select(value < 0, value + extent, value))
+        return tirx.Cast("int32", place), tirx.And(place >= 0, place < extent)
+
+    def _update(self, place: Expr, number: Expr) -> None:
+        self.builder.store(self.out, place, self.combine(self.out[place], self.values[number]))
+
+
+def _merged(shape: Sequence[int], data: Sequence[int], part: slice) -> list[tuple[int, int]]:
+    """Dimensions (extent of the indices, extent of the data) of a part, those that lie whole in one another made one."""
+    pairs: list[tuple[int, int]] = []
+    for n, m in zip(shape[part], data[part], strict=True):
+        if pairs and n == m:
+            rows, extent = pairs.pop()
+            pairs.append((rows * n, extent * m))
+        else:
+            pairs.append((n, m))
+    return pairs

@@ -1,0 +1,116 @@
+"""ReverseSequence and TensorScatter: slices along a dimension whose place depends on a number of each batch."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Expr, Index, KernelBuilder, row_major
+from ..groups.group import Group, Op
+from ..template.contract import BuiltKernel, Refusal
+from ..template.kernel import finish, narrowest_lanes, new_builder, pointwise_cost
+from ..template.loops import follow, merge_sections, nest, parallel_nest, sweep
+from ..template.values import pointwise_obstacle, split_anchor
+from .injective import as_bits
+
+OPERATORS = frozenset(["ReverseSequence", "TensorScatter"])
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one of the operators, with its followers."""
+    anchor, followers = split_anchor(group)
+    if anchor is None or anchor.op_type not in OPERATORS:
+        return Refusal("moves no slices")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    is_scatter = anchor.op_type == "TensorScatter"
+    if not followers:
+        group = as_bits(group, (*anchor.inputs[: 2 if is_scatter else 1], anchor.outputs[0]))
+    builder = new_builder(target)
+    kind = group.types[anchor.outputs[0]]
+    if kind.elements:
+        (_scatter if is_scatter else _reverse)(group, builder, anchor)
+    work = kind.elements * (1 + pointwise_cost(group))
+    inplace = (anchor.inputs[0],) if is_scatter and not followers and anchor.inputs[0] not in group.constants else ()
+    return finish("sequence", builder, group, flops=work, inplace=inplace)
+
+
+def _reverse(group: Group, builder: KernelBuilder, anchor: Op) -> None:
+    """The first `sequence_lens[batch]` slices along the time axis in reverse order, the others as they are."""
+    shape, rows = group.types[anchor.outputs[0]].shape, _Rows(group, builder, anchor, 2)
+    batch, time = anchor.attribute("batch_axis", 1), anchor.attribute("time_axis", 0)
+
+    def row(place: Index) -> None:
+        length = tirx.max(tirx.min(_number(group, builder, anchor.inputs[1], place[batch]), shape[time]), 0)
+        at = place[time]
+        turned = builder.bind(tirx.Select(at < length, tirx.Cast("int32", length) - 1 - at, at))
+        rows.copy(place, anchor.inputs[0], (*place[:time], turned, *place[time + 1 :]))
+
+    parallel_nest(builder, shape[:2], prod(shape), row)
+
+
+def _scatter(group: Group, builder: KernelBuilder, anchor: Op) -> None:
+    """The cache with the update written over it from `write_indices[batch]` on, around its end if it is circular.
+
+    What would lie before the cache or behind it is not written.
+    """
+    shape, update = (group.types[name].shape for name in (anchor.outputs[0], anchor.inputs[1]))
+    axis = anchor.attribute("axis", -2) % len(shape)
+    rows = _Rows(group, builder, anchor, axis + 1)
+    indices = anchor.inputs[2] if len(anchor.inputs) > 2 else ""
+    extent, length = shape[axis], update[axis]
+
+    def row(place: Index) -> None:
+        number = place[axis]
+        if indices:
+            first = _number(group, builder, indices, place[0])
+            if anchor.attribute("mode", "linear") == "circular":
+                number = builder.bind(tirx.floormod(number - tirx.Cast("int32", tirx.floormod(first, extent)), extent))
+            else:  # a first place out of range leaves nothing to write, or its end alone
+                number = builder.bind(number - tirx.Cast("int32", tirx.max(tirx.min(first, extent), -length)))
+        is_new = tirx.And(number >= 0, number < length)
+        with builder.when(is_new):
+            rows.copy(place, anchor.inputs[1], (*place[:axis], number))
+        with builder.when(tirx.Not(is_new)):
+            rows.copy(place, anchor.inputs[0], place)
+
+    parallel_nest(builder, shape[: axis + 1], prod(shape), row)
+
+
+class _Rows:
+    """The dimensions of the output after the first `leading`, which are copied whole."""
+
+    def __init__(self, group: Group, builder: KernelBuilder, anchor: Op, leading: int) -> None:
+        shape = group.types[anchor.outputs[0]].shape
+        sections = [*((axis,) for axis in range(leading)), range(leading, len(shape))]
+        self.group, runs = merge_sections(group, shape, sections)
+        self.builder, self.anchor = builder, anchor
+        self.types = group.types
+        self.extents = [prod(shape[axis] for axis in run) for run in runs[-1]]
+
+    def copy(self, place: Index, name: str, source: Index) -> None:
+        """Copy the row of an operand at `source` to the output's at `place`."""
+        builder, kind = self.builder, self.types[name]
+        buffer = builder.parameter(name, kind.elements, kind.dtype)
+        *middle, columns = self.extents
+        origin = builder.bind(row_major(source, kind.shape[: len(source)]) * prod(self.extents))
+        lanes = min(narrowest_lanes(builder, self.group), builder.lanes(kind.dtype))
+
+        def line(index: Index) -> None:
+            begin = builder.bind(origin + row_major(index, middle) * columns)
+            sweep(
+                builder,
+                columns,
+                lanes,
+                lambda j: follow(self.group, builder, self.anchor, (*place, *index, j), buffer[begin + j]),
+            )
+
+        nest(builder, middle, line)
+
+
+def _number(group: Group, builder: KernelBuilder, name: str, batch: Expr) -> Expr:
+    """The int64 number of a batch."""
+    kind = group.types[name]
+    return builder.bind(tirx.Cast("int64", builder.parameter(name, kind.elements, kind.dtype)[batch]))

@@ -1,0 +1,261 @@
+"""Regions of an output that are strided views of an operand: how they merge into few long loops, and those loops.
+
+Concat, Split, Slice, Transpose, Expand, Tile, Pad, DepthToSpace and SpaceToDepth are all lists of such regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+
+from tvm import tirx
+
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
+from ..groups.group import Group, Op
+from ..template.loops import bound_unravel, cover, follow, merge_sections, parallel_nest
+from ..template.prologue import is_computed, source_of
+from ..template.values import GroupValues
+
+_TILE = 16  # largest side of a tile that is transposed in registers
+_MOST_REPEATED = 8  # times that elements are repeated in registers
+_PIECE = 4096  # elements of a contiguous run that is worth a thread of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop of a region: `extent` iterations, each `stride` elements further in the source."""
+
+    extent: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The box of an output that begins at `starts`; dimension d is the product of the loops `axes[d]`, outermost first.
+
+    Its elements are source[base + sum(i * stride)]. A source of None means zeros.
+    """
+
+    source: str | None
+    starts: tuple[int, ...]
+    axes: tuple[tuple[Axis, ...], ...]
+    base: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(prod(axis.extent for axis in axes) for axes in self.axes)
+
+
+def copy_regions(group: Group, builder: KernelBuilder, anchor: Op, output: str, regions: Sequence[Region]) -> None:
+    """Write `output`, which is the anchor's own or that of its followers, region by region."""
+    shape = group.types[output].shape
+    sections: list[list[int]] = []
+    for axis, extent in enumerate(shape):
+        joins = bool(sections) and (
+            all(region.starts[axis] == 0 and region.shape[axis] == extent for region in regions)
+            or prod(shape[a] for a in sections[-1]) == 1
+        )
+        sections = [*sections[:-1], [*sections[-1], axis]] if joins else [*sections, [axis]]
+    merged, sections_runs = merge_sections(group, shape, sections)
+    runs = [run for section in sections_runs for run in section]
+    for region in regions:
+        if prod(region.shape):
+            _Copy(merged, builder, anchor, output, _merged(region, shape, runs)).emit()
+
+
+def _merged(region: Region, shape: tuple[int, ...], runs: Sequence[Sequence[int]]) -> Region:
+    """The region over merged dimensions, with loops joined where the source is contiguous across them."""
+    starts, axes = [], []
+    for run in runs:
+        starts.append(int(row_major([region.starts[a] for a in run], [shape[a] for a in run])))
+        loops: list[Axis] = []
+        for axis in (axis for a in run for axis in region.axes[a] if axis.extent != 1):
+            if loops and loops[-1].stride == axis.stride * axis.extent:
+                loops[-1] = Axis(loops[-1].extent * axis.extent, axis.stride)
+            else:
+                loops.append(axis)
+        axes.append(tuple(loops))
+    return replace(region, starts=tuple(starts), axes=tuple(axes))
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """The loops of one merged region."""
+
+    group: Group
+    builder: KernelBuilder
+    anchor: Op
+    output: str
+    region: Region
+
+    def emit(self) -> None:
+        loops = [axis for axes in self.region.axes for axis in axes]
+        work = prod(axis.extent for axis in loops)
+        lanes = self._lanes()
+        if not loops:
+            self._store((), self._load(()))
+        elif self.builder.is_grid:
+            with self.builder.chunks(work, work) as i:
+                self._move(bound_unravel(self.builder, i, [axis.extent for axis in loops]))
+        elif (across := self._transposed_loop(loops)) is not None:
+            self._transpose(loops, across, work)
+        elif self._repeats(loops):
+            self._repeat(loops, lanes, work)
+        elif prod(axis.extent for axis in loops[:-1]) < 8 * self.builder.threads and loops[-1].extent >= 2 * _PIECE:
+            self._copy_pieces(loops, lanes, work)
+        else:
+            extents = [axis.extent for axis in loops]
+            parallel_nest(
+                self.builder,
+                extents[:-1],
+                work,
+                lambda outer: cover(self.builder, extents[-1], lanes, lambda i: self._move((*outer, i))),
+            )
+
+    def _lanes(self) -> int:
+        types = self.group.types
+        return min(self.builder.lanes(types[name].dtype) for name in (self.output, self.anchor.outputs[0]))
+
+    def _copy_pieces(self, loops: Sequence[Axis], lanes: int, work: int) -> None:
+        """Few long rows: each is cut into pieces for the threads."""
+        extent = loops[-1].extent
+        rows = prod(axis.extent for axis in loops[:-1])
+        pieces = min(extent // _PIECE, 4 * self.builder.threads)
+        with self.builder.chunks(rows * pieces, work) as chunk:
+            *outer, piece = bound_unravel(self.builder, chunk, [*(axis.extent for axis in loops[:-1]), pieces])
+            step = -(-extent // pieces)
+            begin = self.builder.bind(piece * step)
+            end = self.builder.bind(tirx.min(begin + step, extent))
+            self.builder.dynamic_vector_loop(begin, end, lanes, lambda i: self._move((*outer, i)))
+
+    def _transposed_loop(self, loops: Sequence[Axis]) -> int | None:
+        """The loop along which the source is contiguous, if that is not the last one and a tile of both fits."""
+        last = len(loops) - 1
+        source = self.region.source
+        if source is None or is_computed(self.group, source) or loops[last].stride in (0, 1) or loops[last].extent < 4:
+            return None
+        return next((i for i, axis in enumerate(loops[:last]) if axis.stride == 1 and axis.extent >= 4), None)
+
+    def _transpose(self, loops: Sequence[Axis], across: int, work: int) -> None:
+        """Square tiles over the loop that runs along the source and the last one, which runs along the output."""
+        builder = self.builder
+        down, along = loops[across], loops[-1]
+        side = min(_TILE, self._lanes())
+        while side > min(down.extent, along.extent):
+            side //= 2
+        outer = [axis.extent for i, axis in enumerate(loops[:-1]) if i != across]
+        blocks = (-(-down.extent // side), -(-along.extent // side))
+
+        def tile(index: Index) -> None:
+            *others, i, j = index
+            top = builder.bind(tirx.min(i * side, down.extent - side))
+            left = builder.bind(tirx.min(j * side, along.extent - side))
+            others.insert(across, top)
+            origin = builder.bind(self._source_offset((*others, left)))
+            elements = transposed_tile(builder, self._source(), origin, along.stride, side)
+            for c in range(side):
+                row = (*others[:across], top + c, *others[across + 1 :])
+                with builder.loop(side, "vectorized", "lane") as lane:
+                    self._store((*row, left + lane), elements[c * side + lane])
+
+        parallel_nest(builder, [*outer, *blocks], work, tile)
+
+    def _repeats(self, loops: Sequence[Axis]) -> bool:
+        """Whether each element of a contiguous run stands a few times next to itself."""
+        if len(self.region.axes[-1]) < 2:
+            return False
+        along, times = loops[-2:]
+        return along.stride == 1 and times.stride == 0 and times.extent <= _MOST_REPEATED
+
+    def _repeat(self, loops: Sequence[Axis], lanes: int, work: int) -> None:
+        """Vectors of the source, their elements repeated in registers. The last vector overlaps the one before it."""
+        builder = self.builder
+        *outer, along, times = loops
+        while lanes > along.extent:
+            lanes //= 2
+
+        def block(index: Index) -> None:
+            *others, number = index
+            first = builder.bind(tirx.min(number * lanes, along.extent - lanes))
+            elements = builder.local(lanes, str(self._source().dtype), "run")
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                builder.store(elements, lane, self._load((*others, first + lane, 0)))
+            repeated = builder.local(lanes * times.extent, str(self._source().dtype), "repeated")
+            for start in range(0, lanes * times.extent, lanes):
+                places = [(start + place) // times.extent for place in range(lanes)]
+                run = elements[tirx.Ramp(_const(0), 1, lanes)]
+                builder.store(repeated, tirx.Ramp(_const(start), 1, lanes), tirx.Shuffle([run], places))
+                with builder.loop(lanes, "vectorized", "lane") as lane:
+                    self._store((*others, 0, first * times.extent + start + lane), repeated[start + lane])
+
+        parallel_nest(builder, [*(axis.extent for axis in outer), -(-along.extent // lanes)], work, block)
+
+    def _move(self, index: Index) -> None:
+        self._store(index, self._load(index))
+
+    def _load(self, index: Index) -> Expr:
+        source = self.region.source
+        if source is None:
+            return tirx.const(0, self.group.types[self.anchor.outputs[0]].dtype)
+        literal = self.group.literal(source)
+        if literal is not None and literal.size == 1:
+            return GroupValues(self.group, self.builder).read(source, ())
+        return self._source()[_const(self._source_offset(index))]
+
+    def _source(self) -> Buffer:
+        assert self.region.source is not None
+        return source_of(self.group, self.builder, self.region.source)
+
+    def _source_offset(self, index: Index) -> Expr:
+        strides = [axis.stride for axes in self.region.axes for axis in axes]
+        return sum((i * stride for i, stride in zip(index, strides, strict=True) if stride), start=self.region.base)
+
+    def _store(self, index: Index, value: Expr) -> None:
+        """Store at the place of the output that belongs to a loop index."""
+        counts = [len(axes) for axes in self.region.axes]
+        ends = list(accumulate(counts))
+        place = tuple(
+            row_major(index[end - count : end], [axis.extent for axis in axes]) + start
+            for end, count, axes, start in zip(ends, counts, self.region.axes, self.region.starts, strict=True)
+        )
+        kind = self.group.types[self.output]
+        if self.output in self.anchor.outputs:
+            self.builder.store(
+                self.builder.parameter(self.output, kind.elements, kind.dtype), row_major(place, kind.shape), value
+            )
+        else:
+            follow(self.group, self.builder, self.anchor, place, value)
+
+
+def transposed_tile(builder: KernelBuilder, source: Buffer, origin: Expr, stride: int, side: int) -> Buffer:
+    """A square tile whose rows lie `stride` apart, transposed in registers: element [c * side + r] is source[r * stride + c]."""
+    rows = builder.local(side * side, str(source.dtype), "tile")
+    for r in range(side):
+        builder.store(rows, tirx.Ramp(_const(r * side), 1, side), source[tirx.Ramp(origin + r * stride, 1, side)])
+    return transposed(builder, rows, side)
+
+
+def transposed(builder: KernelBuilder, rows: Buffer, side: int) -> Buffer:
+    """A square array transposed in registers.
+
+    Butterflies: stage s exchanges, between rows r and r + s, the elements whose column has bit s set.
+    """
+    dtype, step = str(rows.dtype), 1
+    while step < side:
+        following = builder.local(side * side, dtype, "tile")
+        for r in range(side):
+            if not r & step:
+                pair = [rows[tirx.Ramp(_const(row * side), 1, side)] for row in (r, r | step)]
+                low = [c if not c & step else side + (c ^ step) for c in range(side)]
+                high = [side + c if c & step else c ^ step for c in range(side)]
+                builder.store(following, tirx.Ramp(_const(r * side), 1, side), tirx.Shuffle(pair, low))
+                builder.store(following, tirx.Ramp(_const((r | step) * side), 1, side), tirx.Shuffle(pair, high))
+        rows = following
+        step *= 2
+    return rows
+
+
+def _const(value: Expr) -> Expr:
+    return tirx.const(value, "int32") if isinstance(value, int) else value

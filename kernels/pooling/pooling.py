@@ -1,0 +1,236 @@
+"""MaxPool, AveragePool and LpPool over any number of spatial dimensions, in two steps of full vectors.
+
+For a run of outputs along the last dimension, the rows of the window are first combined into one row of scratch, with what lies
+in the padding already in place; then each output combines its columns of that row. No step has a border case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import product
+from operator import add
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
+from ..convolution.window import Window, read_window
+from ..expressions import math
+from ..groups.group import Group, Op
+from ..template.contract import BuiltKernel, Refusal
+from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.loops import accumulator_type, cover, follow, parallel_nest
+from ..template.prologue import flat_obstacle, source_of
+from ..template.values import pointwise_obstacle, split_anchor
+
+OPERATORS = frozenset(["AveragePool", "LpPool", "MaxPool"])
+_RUN = 1024  # outputs of one run: its scratch row stays in the first cache
+_MAX_PHASES = 4  # strides whose every n-th element is picked with shuffles
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one pooling without indices, with its followers."""
+    anchor, _ = split_anchor(group)
+    if anchor is None or anchor.op_type not in OPERATORS:
+        return Refusal("has no pooling")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    if reason := flat_obstacle(group, anchor.inputs[0]):
+        return Refusal(reason)
+    if len(anchor.outputs) > 1 and anchor.outputs[1]:
+        return Refusal("indices of the greatest elements are asked for")
+    builder = new_builder(target)
+    dtype = accumulator_type(group.types[anchor.inputs[0]].dtype)
+    window = read_window(group, anchor)
+    work = group.types[group.outputs[0]].elements * (sum(window.kernel) + pointwise_cost(group))
+    if work:
+        Pooling(group, builder, anchor, window, dtype).emit(work)
+    return finish("pooling", builder, group, flops=work)
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """The loops of one pooling; `dtype` is what it computes in."""
+
+    group: Group
+    builder: KernelBuilder
+    anchor: Op
+    window: Window
+    dtype: str
+
+    @property
+    def lanes(self) -> int:
+        return self.builder.lanes(self.dtype)
+
+    @property
+    def initial(self) -> Expr:
+        if self.anchor.op_type != "MaxPool":
+            return tirx.const(0, self.dtype)
+        return tirx.const(-np.inf if "float" in self.dtype else int(np.iinfo(self.dtype).min), self.dtype)
+
+    def emit(self, work: int) -> None:
+        batch, channels = self.group.types[self.anchor.inputs[0]].shape[:2]
+        *outer, columns = self.window.outputs
+        run = 1 if self.builder.is_grid else min(columns, _RUN)
+        step = self.window.strides[-1]
+        width = (run - 1) * step + (self.window.kernel[-1] - 1) * self.window.dilations[-1] + 1
+
+        def row(index: Index) -> None:
+            *place, piece = index
+            first = self.builder.bind(tirx.min(piece * run, columns - run))
+            left = self.builder.bind(first * step - self.window.begins[-1])
+            scratch = self.builder.local(width + step * self.lanes, self.dtype, "row")
+            self._combine_rows(scratch, width, place, left)
+            column = self._columns(scratch, width)
+            rows = self.counted(range(len(outer)), place[2:])
+            cover(self.builder, run, self.lanes, lambda i: self._store((*place, first + i), i, column, rows))
+
+        parallel_nest(self.builder, [batch, channels, *outer, -(-columns // run)], work, row)
+
+    def _combine_rows(self, scratch: Buffer, width: int, place: list[Expr], left: Expr) -> None:
+        """scratch[j] = the window's elements of column left + j, combined; the initial value outside of the operand."""
+        builder, window = self.builder, self.window
+        columns = window.inputs[-1]
+        rank = len(window.inputs) - 1
+        begin = builder.bind(tirx.max(0 - left, 0)) if self.overhangs(rank) else 0
+        end = builder.bind(tirx.max(tirx.min(columns - left, width), begin)) if self.overhangs(rank) else width
+        if self.overhangs(rank):
+            for low, high in ((0, begin), (end, width)):
+                with builder.loop(high - low) as j:
+                    builder.store(scratch, low + j, self.initial)
+        taps = list(product(*(range(k) for k in window.kernel[:-1])))
+        corners = [builder.bind(o * s - b) for o, s, b in zip(place[2:], window.strides, window.begins, strict=False)]
+        inside = [self._inside(corners, tap) for tap in (taps[0], taps[-1])]
+        everything = tirx.all(*inside[0], *inside[1]) if any(self.overhangs(d) for d in range(rank)) else None
+        if everything is None:
+            self._combine_taps(scratch, begin, end, place, corners, left, taps)
+            return
+        with builder.when(everything):
+            self._combine_taps(scratch, begin, end, place, corners, left, taps)
+        with builder.when(tirx.Not(everything)):
+            builder.dynamic_vector_loop(begin, end, self.lanes, lambda j: builder.store(scratch, j, self.initial))
+            for tap in taps:
+                with builder.when(tirx.all(*self._inside(corners, tap))):
+                    self._combine_taps(scratch, begin, end, place, corners, left, [tap], onto=True)
+
+    def _combine_taps(
+        self,
+        scratch: Buffer,
+        begin: Expr,
+        end: Expr,
+        place: list[Expr],
+        corners: list[Expr],
+        left: Expr,
+        taps: list[tuple[int, ...]],
+        onto: bool = False,
+    ) -> None:
+        """Combine rows of the operand that all exist: into the scratch row, or `onto` what it holds."""
+        builder, window = self.builder, self.window
+        kind = self.group.types[self.anchor.inputs[0]]
+        source = source_of(self.group, builder, self.anchor.inputs[0])
+        bases = []
+        for tap in taps:
+            at = [c + t * d for c, t, d in zip(corners, tap, window.dilations, strict=False)]
+            row = row_major((*place[:2], *at), kind.shape[:-1])
+            bases.append(builder.bind(row * window.inputs[-1] + left))
+
+        def element(j: Expr) -> None:
+            total = scratch[j] if onto else None
+            for base in bases:
+                x = self.mapped(source[base + j])
+                total = x if total is None else builder.name(self.merge(total, x))
+            builder.store(scratch, j, total)
+
+        if isinstance(end, int):
+            (builder.vector_loop if onto else partial(cover, builder))(end, self.lanes, element)
+        else:
+            builder.dynamic_vector_loop(begin, end, self.lanes, element)
+
+    def _columns(self, scratch: Buffer, width: int) -> Callable[[Expr, int], Expr]:
+        """How to read scratch[i * stride + offset] for neighbouring i: from one row for each phase of the stride."""
+        builder, step = self.builder, self.window.strides[-1]
+        if step == 1 or step > _MAX_PHASES or self.builder.is_grid:
+            return lambda i, offset: scratch[i * step + offset]
+        vectors = -(-width // (step * self.lanes))
+        length = vectors * self.lanes
+        phases = builder.local(step * length, self.dtype, "phases")
+        with builder.loop(vectors, name="v") as v:
+            loaded = [scratch[tirx.Ramp((v * step + part) * self.lanes, 1, self.lanes)] for part in range(step)]
+            for phase in range(step):
+                picked = tirx.Shuffle(loaded, [lane * step + phase for lane in range(self.lanes)])
+                builder.store(phases, tirx.Ramp(v * self.lanes + phase * length, 1, self.lanes), picked)
+        return lambda i, offset: phases[i + (offset % step) * length + offset // step]
+
+    def _store(self, index: Index, i: Expr, column: Callable[[Expr, int], Expr], rows: Expr) -> None:
+        """Combine the columns of output i of the run and store it."""
+        offsets = [k * self.window.dilations[-1] for k in range(self.window.kernel[-1])]
+        total = column(i, offsets[0])
+        for offset in offsets[1:]:
+            total = self.builder.name(self.merge(total, column(i, offset)))
+        count = rows * self.counted([len(self.window.inputs) - 1], index[-1:]) if self.anchor.op_type == "AveragePool" else 1
+        follow(self.group, self.builder, self.anchor, index, self.finished(total, count))
+
+    def finished(self, total: Expr, count: Expr) -> Expr:
+        """The result of a window whose elements have been combined; an average divides by `count`."""
+        if self.anchor.op_type == "AveragePool":
+            total = total / (tirx.Cast(self.dtype, count) if not isinstance(count, int) else tirx.const(count, self.dtype))
+        elif self.anchor.op_type == "LpPool" and (power := self.anchor.attribute("p", 2)) != 1:
+            total = tirx.sqrt(total) if power == 2 else tirx.pow(total, tirx.const(1 / power, self.dtype))
+        dtype = self.group.types[self.anchor.outputs[0]].dtype
+        return total if dtype == self.dtype else tirx.Cast(dtype, total)
+
+    def counted(self, dimensions: Sequence[int], place: Sequence[Expr]) -> Expr:
+        """How many of the window's elements along some dimensions an average divides by, at an output place."""
+        window = self.window
+        count: Expr = 1
+        for d, o in zip(dimensions, place, strict=True):
+            low, high = 0, window.inputs[d]
+            if self.anchor.attribute("count_include_pad", 0):
+                low, high = -window.begins[d], window.inputs[d] + self._end_padding(d)
+            starts = [n * window.strides[d] - window.begins[d] for n in range(window.outputs[d])]
+            taps = [t * window.dilations[d] for t in range(window.kernel[d])]
+            counts = {sum(low <= start + tap < high for tap in taps) for start in starts}
+            if len(counts) == 1:
+                count = count * counts.pop()
+                continue
+            start = o * window.strides[d] - window.begins[d]
+            one, zero = tirx.const(1, "int32"), tirx.const(0, "int32")
+            inside = [tirx.Select(tirx.And(start + tap >= low, start + tap < high), one, zero) for tap in taps]
+            count = count * tirx.max(reduce(add, inside), 1)
+        return count
+
+    def _end_padding(self, d: int) -> int:
+        window = self.window
+        if self.anchor.attribute("auto_pad", "NOTSET") in ("NOTSET", ""):
+            pads = self.anchor.attribute("pads")
+            return int(pads[len(window.inputs) + d]) if pads else 0
+        return max(self._last(d) - window.inputs[d], 0)
+
+    def _last(self, d: int) -> int:
+        """One past the last input position that a window reaches along a dimension."""
+        window = self.window
+        return (window.outputs[d] - 1) * window.strides[d] - window.begins[d] + (window.kernel[d] - 1) * window.dilations[d] + 1
+
+    def overhangs(self, d: int) -> bool:
+        """Whether some window reaches out of the operand along a dimension."""
+        return self.window.begins[d] > 0 or self._last(d) > self.window.inputs[d]
+
+    def _inside(self, corners: list[Expr], tap: tuple[int, ...]) -> list[Expr]:
+        """Conditions under which a row of the window is one of the operand."""
+        at = [c + t * d for c, t, d in zip(corners, tap, self.window.dilations, strict=False)]
+        return [tirx.And(a >= 0, a < extent) for a, extent in zip(at, self.window.inputs, strict=False)]
+
+    def merge(self, a: Expr, b: Expr) -> Expr:
+        return math.maximum(a, b) if self.anchor.op_type == "MaxPool" else a + b
+
+    def mapped(self, x: Expr) -> Expr:
+        value = x if str(x.ty) == self.dtype else self.builder.name(tirx.Cast(self.dtype, x))
+        if self.anchor.op_type != "LpPool":
+            return value
+        power = self.anchor.attribute("p", 2)
+        if power == 1:
+            return tirx.abs(value)
+        return reduce(lambda a, b: self.builder.name(a * b), [tirx.abs(value) if power % 2 else value] * power)

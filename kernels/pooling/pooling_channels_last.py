@@ -1,0 +1,164 @@
+"""MaxPool and AveragePool of images that lie channels-last: vectors run over channels, windows over whole rows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Expr, Index, KernelBuilder
+from ..convolution.channels_last_form import ChannelsLast, channels_last_form
+from ..convolution.window import clipped_taps, read_window
+from ..formats.bfloat16 import decoded, ordered_code
+from ..groups.group import Group
+from ..template.contract import BuiltKernel, Refusal
+from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.loops import accumulator_type, parallel_nest
+from ..template.values import Reader
+from .pooling import OPERATORS, Pooling
+
+_MAX_UNROLLED = 64  # elements of a window whose combination is one expression
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes one pooling of images or volumes without indices, transposed from and to channels-last, with its followers."""
+    form = channels_last_form(group, may_join=True)
+    if isinstance(form, Refusal):
+        return form
+    anchor = form.anchor
+    if anchor.op_type not in OPERATORS or anchor.inputs[0] not in form.operands:
+        return Refusal("has no pooling of an image that lies channels-last")
+    if len(anchor.outputs) > 1 and anchor.outputs[1]:
+        return Refusal("indices of the greatest elements are asked for")
+    builder, window = new_builder(target), read_window(form.inner, anchor)
+    dtype = form.inner.types[anchor.inputs[0]].dtype
+    if anchor.op_type == "MaxPool" and dtype == "bfloat16" and not target.is_gpu:
+        pooling: Pooling = _MaxOfCodes(form.inner, builder, anchor, window, "uint16")
+    else:
+        pooling = Pooling(form.inner, builder, anchor, window, accumulator_type(dtype))
+    form.copy_pieces(builder)
+    work = form.inner.types[anchor.outputs[0]].elements * (prod(window.kernel) + pointwise_cost(form.inner))
+    if work:
+        _Emission(form, builder, pooling, form.readers(builder)[anchor.inputs[0]]).emit(work)
+    return finish("pooling_channels_last", builder, group, flops=work)
+
+
+@dataclass(frozen=True)
+class _MaxOfCodes(Pooling):
+    """MaxPool of bfloat16 by integers in the same order: vectors of twice as many, and no care for NaN, the greatest of all."""
+
+    @property
+    def initial(self) -> Expr:
+        return tirx.const(0, self.dtype)
+
+    def mapped(self, x: Expr) -> Expr:
+        return ordered_code(x, self.builder.name)
+
+    def merge(self, a: Expr, b: Expr) -> Expr:
+        return tirx.max(a, b)
+
+    def finished(self, total: Expr, count: Expr) -> Expr:
+        return decoded(total, self.builder.name)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One output position of an image: where its window begins in the input, and what an average divides by."""
+
+    image: Expr
+    place: Index
+    corner: Index
+    count: Expr
+
+
+@dataclass(frozen=True)
+class _Emission:
+    """The loops of one kernel. `load` reads the image at (image, channel, *place)."""
+
+    form: ChannelsLast
+    builder: KernelBuilder
+    pooling: Pooling
+    load: Reader
+
+    def emit(self, work: int) -> None:
+        images, channels = self.form.inner.types[self.form.anchor.inputs[0]].shape[:2]
+        window = self.pooling.window
+
+        def position(index: Index) -> None:
+            image, *place = index
+            corner = tuple(self.builder.bind(o * s - b) for o, s, b in zip(place, window.strides, window.begins, strict=True))
+            count = self.pooling.counted(range(len(place)), place) if self.form.anchor.op_type == "AveragePool" else 1
+            self._emit_position(_Place(image, tuple(place), corner, self.builder.bind(count)), channels)
+
+        parallel_nest(self.builder, [images, *window.outputs], work, position)
+
+    def _emit_position(self, at: _Place, channels: int) -> None:
+        rank = len(at.place)
+        window = self.pooling.window
+        overhanging = [d for d in range(rank) if self.pooling.overhangs(d)]
+        if prod(window.kernel) > _MAX_UNROLLED:
+            ranges = [
+                clipped_taps(self.builder, window, d, at.corner[d]) if d in overhanging else (0, window.kernel[d])
+                for d in range(rank)
+            ]
+            self._each_block(channels, lambda first, lanes: self._clipped_window(at, ranges, first, lanes))
+            return
+        if not overhanging:
+            self._each_block(channels, lambda first, lanes: self._whole_window(at, first, lanes))
+            return
+        last = [(k - 1) * d for k, d in zip(window.kernel, window.dilations, strict=True)]
+        conditions = [tirx.And(at.corner[d] >= 0, at.corner[d] + last[d] < window.inputs[d]) for d in overhanging]
+        inside = self.builder.bind(tirx.all(*conditions))
+        with self.builder.when(inside):
+            self._each_block(channels, lambda first, lanes: self._whole_window(at, first, lanes))
+        with self.builder.when(tirx.Not(inside)):
+            ranges = [clipped_taps(self.builder, window, d, at.corner[d]) for d in range(rank)]
+            self._each_block(channels, lambda first, lanes: self._clipped_window(at, ranges, first, lanes))
+
+    def _each_block(self, channels: int, body: Callable[[Expr, int], None]) -> None:
+        """`body(first, lanes)` for blocks of channels: whole vectors, then ever shorter ones."""
+        lanes = self.builder.lanes(self.pooling.dtype)
+        whole = channels // lanes
+        if whole:
+            with self.builder.loop(whole, name="block") as block:
+                body(self.builder.bind(block * lanes), lanes)
+        done = whole * lanes
+        while done < channels:
+            while lanes > channels - done:
+                lanes //= 2
+            body(done, lanes)
+            done += lanes
+
+    def _whole_window(self, at: _Place, first: Expr, lanes: int) -> None:
+        builder, pooling = self.builder, self.pooling
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            total = None
+            for taps in product(*(range(k) for k in pooling.window.kernel)):
+                x = pooling.mapped(self._element(at, first + lane, taps))
+                total = x if total is None else builder.name(pooling.merge(total, x))
+            self._store(at, first + lane, total)
+
+    def _clipped_window(self, at: _Place, ranges: list[tuple[Expr, Expr]], first: Expr, lanes: int) -> None:
+        builder, pooling = self.builder, self.pooling
+        total = builder.local(lanes, pooling.dtype)
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            builder.store(total, lane, pooling.initial)
+        with ExitStack() as loops:
+            taps = [begin + loops.enter_context(builder.loop(end - begin, name="tap")) for begin, end in ranges]
+            lane = loops.enter_context(builder.loop(lanes, "vectorized", "lane"))
+            x = pooling.mapped(self._element(at, first + lane, taps))
+            builder.store(total, lane, pooling.merge(total[lane], x))
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            self._store(at, first + lane, total[lane])
+
+    def _element(self, at: _Place, channel: Expr, taps: Sequence[Expr]) -> Expr:
+        place = [c + t * d for c, t, d in zip(at.corner, taps, self.pooling.window.dilations, strict=True)]
+        return self.load((at.image, channel, *place))
+
+    def _store(self, at: _Place, channel: Expr, total: Expr) -> None:
+        self.form.follow(self.builder, (at.image, channel, *at.place), self.pooling.finished(total, at.count))

@@ -1,0 +1,144 @@
+"""A recurrent operator's shapes and operands: where elements lie under either layout, and weights in panels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.plan import TensorType
+from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..groups.group import Group, Op
+from ..template.contract import Operand
+from ..template.loops import accumulator_type
+
+
+@dataclass(frozen=True)
+class PackGates:
+    """Weights [directions, of * lines, depth] as [directions, panels, parts, depth (k), gates / parts, columns], the rest zeros.
+
+    `gates` are those of the `of` gates that are taken; a panel holds the same `columns` lines of each of them, in `parts` equal
+    parts. `k_pack` numbers lie side by side as a word, k and k + ceil(depth / k_pack) and so on: they are a last dimension.
+    """
+
+    of: int
+    gates: tuple[int, ...]
+    columns: int
+    k_pack: int = 1
+    parts: int = 1
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        directions, lines, depth = source.shape
+        panels, gates = ceil(lines // self.of / self.columns), len(self.gates) // self.parts
+        steps, word = ceil(depth / self.k_pack), (self.k_pack,) if self.k_pack > 1 else ()
+        return TensorType((directions, panels, self.parts, steps, gates, self.columns, *word), source.dtype)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        directions, lines, depth = array.shape[0], array.shape[1] // self.of, array.shape[2]
+        panels, parts, gates = ceil(lines / self.columns), self.parts, len(self.gates) // self.parts
+        padded = np.zeros((directions, parts * gates, panels * self.columns, depth + -depth % self.k_pack), array.dtype)
+        padded[:, :, :lines, :depth] = array.reshape(directions, self.of, lines, depth)[:, list(self.gates)]
+        packed = padded.reshape(directions, parts, gates, panels, self.columns, -1).transpose(0, 3, 1, 5, 2, 4)
+        return np.stack(np.split(packed, self.k_pack, 3), -1) if self.k_pack > 1 else np.ascontiguousarray(packed)
+
+
+class RecurrentOperands:
+    """Inputs and outputs of a GRU, LSTM or RNN. Names are "" where they are absent; `outputs` are Y, Y_h, Y_c.
+
+    `dtype` is the type of the arithmetic; what is stored in a narrower one is widened when it is read. With `batch_first`
+    (layout 1) the batch is the first dimension of X, Y and the states, else steps and directions come before it.
+    """
+
+    def __init__(self, group: Group, op: Op, builder: KernelBuilder) -> None:
+        self.group, self.op, self.builder = group, op, builder
+        names = (*op.inputs, *[""] * 8)
+        self.x, self.w, self.r, self.bias = names[:4]
+        self.lengths, self.initial, self.peepholes = names[4], names[5:7], names[7]
+        self.outputs = (*op.outputs, "", "", "")[:3]
+        self.batch_first = bool(op.attribute("layout", 0))
+        first, second, self.inputs = group.types[self.x].shape
+        self.steps, self.batch = (second, first) if self.batch_first else (first, second)
+        self.directions, lines, self.hidden = group.types[self.r].shape
+        self.gates = lines // max(self.hidden, 1)
+        self.reverse = op.attribute("direction", "forward") == "reverse"
+        self.dtype = accumulator_type(group.types[self.x].dtype)
+        known = group.literal(self.lengths)
+        if known is not None and (known == self.steps).all():
+            self.lengths = ""
+        self.packed: dict[str, Operand] = {}
+
+    def zero(self) -> Expr:
+        return tirx.const(0, self.dtype)
+
+    def load(self, name: str, offset: Expr) -> Expr:
+        """An element of an operand that is read where it is, in the type of the arithmetic."""
+        return tirx.Cast(self.dtype, self._buffer(name)[offset])
+
+    def store(self, name: str, offset: Expr, value: Expr) -> None:
+        """Write an element of an output; nothing if that is absent."""
+        if name:
+            self.builder.store(self._buffer(name), offset, tirx.Cast(self.group.types[name].dtype, value))
+
+    def bias_of(self, direction: Expr, part: int, column: Expr) -> Expr:
+        """Element of B [directions, 2 (input, recurrent), gates * hidden]."""
+        return self.load(self.bias, (direction * 2 + part) * self.gates * self.hidden + column)
+
+    def length_of(self, b: Expr) -> Expr:
+        """How many steps a row of the batch takes. Lengths out of range are brought into it, so that no access is."""
+        if not self.lengths:
+            return self.steps
+        return tirx.Cast("int32", tirx.max(tirx.min(self._buffer(self.lengths)[b], self.steps), 0))
+
+    def time_of(self, direction: Expr, step: Expr, length: Expr) -> Expr:
+        """Which element of the sequence a step computes; beyond its end, which element of Y it fills with zeros."""
+        if self.directions == 1 and not self.reverse:
+            return step
+        backwards = length - 1 - step
+        if self.lengths:
+            backwards = tirx.Select(step < length, backwards, step)
+        return backwards if self.directions == 1 else tirx.Select(tirx.EQ(direction, 1), backwards, step)
+
+    def x_line(self, time: Expr, b: Expr) -> Expr:
+        """Number of a row of X, whose hidden units are projected."""
+        return b * self.steps + time if self.batch_first else time * self.batch + b
+
+    def y_offset(self, direction: Expr, time: Expr, b: Expr) -> Expr:
+        if self.batch_first:
+            return ((b * self.steps + time) * self.directions + direction) * self.hidden
+        return ((time * self.directions + direction) * self.batch + b) * self.hidden
+
+    def state_offset(self, direction: Expr, b: Expr) -> Expr:
+        """In the initial and last states that are operands."""
+        return (b * self.directions + direction if self.batch_first else direction * self.batch + b) * self.hidden
+
+    def weights(self, name: str, pack: PackGates) -> Buffer:
+        """Weights in panels: packed at compile time if they are constant, else by the kernel. Several neighbours are a word."""
+        kind = pack.packed_type(self.group.types[name])
+        if name not in self.group.constants:
+            return self._stage(name, pack, kind)
+        key = f"{name}:{pack}"
+        self.packed[key] = Operand(name, pack)
+        return self.builder.parameter(key, kind.elements // pack.k_pack, "int32" if pack.k_pack > 1 else kind.dtype)
+
+    def _stage(self, name: str, pack: PackGates, kind: TensorType) -> Buffer:
+        """The same layout, written to the workspace."""
+        builder, (directions, panels, parts, depth, gates, columns) = self.builder, kind.shape
+        lines = self.group.types[name].shape[1] // pack.of
+        staged = builder.workspace(kind.elements, self.dtype)
+        with builder.chunks(directions * panels, kind.elements) as chunk:
+            direction, panel = builder.bind(tirx.floordiv(chunk, panels)), builder.bind(tirx.floormod(chunk, panels))
+            with builder.loop(depth, name="k") as k, builder.loop(columns, name="column") as column:
+                line = panel * columns + column
+                for number, gate in enumerate(pack.gates):
+                    part, position = divmod(number, gates)
+                    source = (direction * pack.of + gate) * lines + tirx.min(line, lines - 1)
+                    value = builder.masked(line < lines, self.load(name, source * depth + k), self.zero())
+                    place = (((chunk * parts + part) * depth + k) * gates + position) * columns + column
+                    builder.store(staged, place, value)
+        return staged
+
+    def _buffer(self, name: str) -> Buffer:
+        kind = self.group.types[name]
+        return self.builder.parameter(name, kind.elements, kind.dtype)

@@ -1,0 +1,143 @@
+"""How rows of numbers meet the weights of a recurrence: number by number, or by words of neighbours as the format has them.
+
+A pair is elements k and k + ceil(depth / 2) of a row, so that whole vectors of a row make its words.
+Weights are packed in the same pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product as nest
+from math import ceil
+
+from tvm import tirx
+
+from ...runtime.hardware.machine import Machine
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
+from ..formats.bfloat16 import word
+from ..formats.format import Format, Storage, format_for
+from ..formats.multiply_add import factor
+from ..groups.group import Group
+from ..microkernels.register_tile import Tile
+from ..template.loops import accumulator_type
+
+_FEW_ROWS = 2  # whose products take as long as weights take to arrive, so that nothing is gained by rounding the rows
+_LINE_ELEMENTS = 16  # float32 numbers or words of a cache line
+Element = Callable[[Expr], Expr]  # of k
+
+
+def row_format(group: Group, x: str, weights: str, rows: int, target: Target) -> Format:
+    """How `rows` rows are multiplied, in a recurrence over `x`: numbers of the type of its arithmetic, which are rounded to
+    bfloat16 where the format says so.
+    """
+    may_round = group.tolerance.may_round or group.types[x].dtype == "bfloat16"
+    rounds = may_round and rows > _FEW_ROWS and target.multiplies_pairs  # CPUs with tiles multiply pairs slowly
+
+    def can_read(one: Format) -> bool:
+        return one.k_pack == 1 or (weights in group.constants and one.packs_a == rounds)
+
+    number, packed = Storage(accumulator_type(group.types[x].dtype)), Storage("bfloat16")
+    storage = group.storage(weights)
+    found = format_for(packed, storage, target, lambda one: one.k_pack > 1 and can_read(one)) if rounds else None
+    found = found or format_for(number, storage, target, can_read) or format_for(number, number, target)
+    assert found is not None, "the template has looked at the types"
+    return found
+
+
+def pitch_of(elements: int) -> int:
+    """Elements from row to row in the workspace: an odd number of cache lines, so that rows lie in all sets of a cache."""
+    lines = ceil(elements / _LINE_ELEMENTS)
+    return (lines + 1 - lines % 2) * _LINE_ELEMENTS
+
+
+@dataclass(frozen=True)
+class GateTile:
+    """The products of one panel are `parts` tiles, one after the other, each with as many of the gates.
+
+    So a tile may have more rows than the registers allow for all gates at once, and reads the weights less often.
+    """
+
+    tile: Tile
+    parts: int
+    units: int  # hidden units of a panel, whole vectors
+    cycles: float  # estimated, of a panel
+
+
+def choose_gate_tile(rows: int, gates: int, units: int, steps: int, machine: Machine) -> GateTile:
+    """The tiles with the fewest estimated cycles for products of `rows` rows with the weights of `units` hidden units.
+
+    Every tile of rows reads the whole panel again, from beyond L1 if that does not hold it. A single row reads each panel once,
+    in order.
+    """
+
+    def cycles(height: int, parts: int, wide: int) -> float:  # of a panel
+        vectors = gates // parts * wide
+        step = Step(min(steps * vectors * parts * machine.vector_bytes, machine.l2.size_bytes))
+        return ceil(rows / height) * parts * tile_cycles(machine, height, vectors, steps, step)
+
+    def all_cycles(height: int, parts: int, wide: int) -> float:
+        return ceil(units / (wide * machine.lanes)) * cycles(height, parts, wide)
+
+    choices = [
+        (height, parts, wide)
+        for height, parts, wide in nest(range(1, max(min(rows, MAX_ROWS), 1) + 1), range(1, gates + 1), range(1, 9))
+        if gates % parts == 0
+        and (vectors := gates // parts * wide) <= 8
+        and height * vectors + vectors + 1 <= machine.registers
+        and (wide == 1 or (wide - 1) * machine.lanes < units)
+        and (parts == 1 or height > 1)
+    ]
+    height, parts, wide = min(choices, key=lambda choice: (all_cycles(*choice), choice))
+    tile = Tile(height, gates // parts * wide, machine.lanes)
+    return GateTile(tile, parts, wide * machine.lanes, cycles(height, parts, wide))
+
+
+class RowProduct:
+    """Products of `rows` rows of `depth` float32 numbers, `element(k)` of each given where it is needed.
+
+    Rows of a format that reads them as words must have been rounded (`round_row`), which they are in the workspace.
+    """
+
+    def __init__(self, builder: KernelBuilder, number_format: Format, rows: int, depth: int) -> None:
+        self.builder, self.format, self.depth = builder, number_format, depth
+        self.steps = ceil(depth / number_format.k_pack)
+        self._pitch = pitch_of(self.steps)
+        self._words: Buffer = builder.workspace(rows * self._pitch, "int32") if self.rounds else None
+
+    @property
+    def rounds(self) -> bool:
+        """Whether rows are rounded before they are multiplied."""
+        return self.format.packs_a
+
+    def round_row(self, row: Expr, element: Element) -> None:
+        """Write the words of a row; nothing if the format has none."""
+        if not self.rounds:
+            return
+        builder, begin = self.builder, self.builder.bind(row * self._pitch)
+        whole = self.depth // 2
+        builder.vector_loop(
+            whole,
+            builder.lanes("int32"),
+            lambda k: builder.store(self._words, begin + k, word(element(k), element(k + self.steps), builder.name)),
+        )
+        if self.steps > whole:
+            zero = tirx.const(0, "float32")
+            builder.store(self._words, begin + whole, word(element(whole), zero, builder.name))
+
+    def factor(self, row: Expr, k: Expr, element: Element) -> Expr | tuple[Expr, Expr]:
+        """What a multiply-add takes of a row for iteration k of `steps`."""
+        if self.rounds:
+            return self._words[row * self._pitch + k]
+        if self.format.k_pack == 1:
+            return element(k)
+        second = element(tirx.min(k + self.steps, self.depth - 1) if self.depth % 2 else k + self.steps)
+        if self.depth % 2:
+            second = self.builder.masked(k + self.steps < self.depth, second, tirx.const(0, "float32"))
+        return element(k), second
+
+    def weight(self, packed: Expr) -> Expr:
+        """What it takes of packed weights."""
+        return factor(self.format, packed)

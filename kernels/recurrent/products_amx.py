@@ -1,0 +1,164 @@
+"""Products of a recurrence on the tile unit: rows of the input and of the states as bfloat16 terms, weights in tiles.
+
+The input's share is one product of all steps. A step multiplies the rows of the state, 32 at a time, by panels of 32 hidden units
+of each gate, so that a panel's units are finished from sums in the first cache, as they are on vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.hardware.machine import Machine
+from ...runtime.plan import TensorType
+from ...runtime.target import Target
+from ..codegen.builder import Expr, KernelBuilder, unravel
+from ..cost.amx import tile_step_cycles, vector_step_cycles
+from ..groups.group import Group
+from ..microkernels.amx_blocks import BlockProduct, Lines, packed_lines, tile_chunks
+from ..microkernels.amx_packing import LINES, TERM_ELEMENTS, PackTiles, Panels
+from ..microkernels.amx_unit import DEPTH, ROWS, TileUnit, tile_unit
+from ..microkernels.bf16_split import split
+from ..microkernels.packed_gemm import Scratch
+from ..microkernels.packing import PackPanels
+from ..template.contract import Operand
+from .operands import PackGates, RecurrentOperands
+from .products import Element, pitch_of
+
+_WORK_PER_DOT = 16  # cycles
+Store = Callable[[Expr, Expr, Expr, Expr], None]  # of (direction, row, column, value)
+
+
+def terms_of(group: Group, x: str, weights: str, target: Target) -> int:
+    """bfloat16 terms of the operands of a recurrence over `x` on the tile unit; 0 where it cannot compute its products."""
+    kinds = group.types[x].dtype, group.types[weights].dtype
+    if not target.has_tiles or weights not in group.constants or not set(kinds) <= {"float32", "bfloat16"}:
+        return 0
+    if kinds[1] == "float32":
+        return max(group.tolerance.terms, 2)
+    return 1 if group.tolerance.may_round or kinds[0] == "bfloat16" else 0
+
+
+def pays(rows: int, columns: int, depth: int, terms: int, machine: Machine) -> bool:
+    """Whether tiles are the faster way to multiply so many rows by weights that are read again at each step."""
+    size = rows, columns, depth
+    return terms > 0 and depth > 0 and tile_step_cycles(*size, terms, machine) < vector_step_cycles(*size, machine)
+
+
+@dataclass(frozen=True)
+class GatePanels:
+    """The panels of PackGates with a part for each gate, as panels of tiles: [directions, panels * gates, depth, columns]."""
+
+    gates: PackGates
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        directions, panels, parts, depth, _, columns = self.gates.packed_type(source).shape
+        return TensorType((directions, panels * parts, depth, columns), source.dtype)
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        return self.gates(array).reshape(self.packed_type(TensorType(array.shape, "")).shape)
+
+
+class TiledRows:
+    """Rows of `depth` float32 numbers, the same number in each of some groups, as bfloat16 terms [group, row, term, k].
+
+    Rows are filled up to blocks of 32 and k to whole tiles, with zeros. A row takes an odd number of cache lines, so that those
+    of a tile do not crowd each other out of the first cache.
+    """
+
+    rounds = True  # before they are multiplied
+
+    def __init__(self, builder: KernelBuilder, groups: int, rows: int, depth: int, terms: int) -> None:
+        self.builder, self.groups, self.rows, self.depth, self.terms = builder, groups, rows, depth, terms
+        self.filled, self.blocks = ceil(depth / DEPTH) * DEPTH, ceil(rows / LINES)
+        self._pitch = 2 * pitch_of(terms * self.filled // 2)
+        self._group = self.blocks * LINES * self._pitch
+        self._buffer = builder.workspace(groups * self._group, "uint16")
+
+    def clear_rest(self) -> None:
+        """Make zeros of the rows that no number is written to."""
+        if rest := self.blocks * LINES - self.rows:
+            with self.builder.loop(self.groups, name="group") as group:
+                self._clear(self.builder.bind(group * self._group + self.rows * self._pitch), rest * self._pitch)
+
+    def round_row(self, row: Expr, element: Element) -> None:
+        """Write the terms of a row, which are counted over all groups."""
+        builder = self.builder
+        group, line = (row, 0) if self.rows == 1 else (tirx.floordiv(row, self.rows), tirx.floormod(row, self.rows))
+        begin = builder.bind(group * self._group + line * self._pitch)
+
+        def store(k: Expr) -> None:
+            for term, part in enumerate(split(builder, element(k), self.terms)):
+                builder.store(self._buffer, begin + (term * self.filled) + k, part)
+
+        builder.vector_loop(self.depth, builder.lanes("float32"), store)
+        for term in range(self.terms):
+            self._clear(builder.bind(begin + (term * self.filled + self.depth)), self.filled - self.depth)
+
+    def lines(self, group: Expr, block: Expr) -> Lines:
+        """32 rows of a group, or of the only one there is."""
+        base = self.builder.bind((group if self.groups > 1 else 0) * self._group + block * (LINES * self._pitch))
+
+        def at(ks: tuple[Expr, ...], term: int, half: Expr) -> Expr:
+            return base + half * (ROWS * self._pitch) + term * self.filled + ks[0] * DEPTH
+
+        return Lines(self._buffer, self._pitch, at)
+
+    def _clear(self, begin: Expr, count: int) -> None:
+        zero = tirx.const(0, "uint16")
+        self.builder.vector_loop(count, self.builder.lanes("uint16"), lambda i: self.builder.store(self._buffer, begin + i, zero))
+
+
+class TiledWeights:
+    """Constant weights in panels of 32 lines, and the product of a block of rows with one of them."""
+
+    def __init__(self, operands: RecurrentOperands, name: str, panels: Panels, rows: TiledRows, unit: TileUnit) -> None:
+        self.builder, self.rows, self.unit = operands.builder, rows, unit
+        pack = PackTiles(panels, rows.terms, True)
+        key, kind = f"{name}:{pack}", pack.packed_type(operands.group.types[name])
+        operands.packed[key] = Operand(name, pack)
+        self._buffer = operands.builder.parameter(key, kind.elements // 2, "uint32")
+        self.panels, self._steps = kind.shape[1], rows.filled // DEPTH
+        self._blocks = BlockProduct(self.builder, unit, (self._steps,), rows.terms, (1 if rows.rows <= ROWS else 2, 2))
+
+    def multiply(self, group: Expr, block: Expr, panel: Expr, sums: Scratch) -> None:
+        """Put the product of a group's block with its panel into `sums`, 32 rows of 32."""
+        size = self._steps * self.rows.terms * TERM_ELEMENTS // 2
+        base = self.builder.bind((group * self.panels + panel) * size)
+        b = packed_lines(self._buffer, base, self.rows.terms, words=True)
+        has_short = self.rows.blocks > 1 and 0 < self.rows.rows % LINES <= ROWS
+        is_short = tirx.EQ(block, self.rows.blocks - 1) if has_short else None
+        self._blocks.multiply(self.rows.lines(group, block), b, sums, is_short=is_short)
+
+
+def project_on_tiles(operands: RecurrentOperands, terms: int, target: Target, store: Store) -> None:
+    """x W^T of all steps and directions: every thread takes panels of weights, and walks all rows with each."""
+    builder, (depth, directions) = operands.builder, (operands.inputs, operands.directions)
+    rows = TiledRows(builder, 1, operands.steps * operands.batch, depth, terms)
+    with builder.chunks(rows.rows, rows.rows * depth) as row:
+        rows.round_row(row, lambda k: operands.load(operands.x, row * depth + k))
+    rows.clear_rest()
+    columns, unit = operands.gates * operands.hidden, tile_unit(builder, target)
+    weights = TiledWeights(operands, operands.w, PackPanels((directions, columns, depth), (0, 1, 2), 1, 1, LINES), rows, unit)
+    extents = directions, weights.panels, rows.blocks
+    dots = prod(extents) * ceil(depth / DEPTH) * 4
+    with tile_chunks(builder, unit, prod(extents), dots * _WORK_PER_DOT) as (chunk, sums):
+        direction, panel, block = (builder.bind(part) for part in unravel(chunk, extents))
+        weights.multiply(direction, block, panel, sums)
+        _store_block(builder, (direction, panel, block), (rows.rows, columns), sums, store)
+
+
+def _store_block(
+    builder: KernelBuilder, place: tuple[Expr, Expr, Expr], size: tuple[int, int], sums: Scratch, store: Store
+) -> None:
+    """Hand on the sums of a block that exist."""
+    (direction, panel, block), (rows, columns), lanes = place, size, builder.lanes("float32")
+    top, left = builder.bind(block * LINES), builder.bind(panel * LINES)
+    width = LINES if columns % LINES == 0 else builder.bind(tirx.min(columns - left, LINES))
+    with builder.loop(builder.bind(tirx.min(rows - top, LINES)), name="row") as row:
+        line, base = builder.bind(top + row), builder.bind(row * LINES)
+        builder.dynamic_vector_loop(0, width, lanes, lambda c: store(direction, line, left + c, sums[base + c]))

@@ -1,0 +1,389 @@
+"""GRU, LSTM and RNN: the input's share of all steps in one product, then the steps, their arithmetic in the tile store.
+
+What differs between the three is data (recurrent_cells.py). The recurrent weights are packed so that one panel holds the columns
+of all gates of the same hidden units: a tile finishes those units' new state by itself. Directions run on threads of their own;
+where there are more threads than directions, each step deals its panels to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import product as nest
+from math import ceil, prod
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.product import recurrence_cycles
+from ..expressions import pointwise
+from ..groups.group import Group, Op
+from ..microkernels.amx_blocks import tile_chunks
+from ..microkernels.amx_packing import LINES
+from ..microkernels.amx_unit import tile_unit
+from ..microkernels.packed_gemm import Scratch
+from ..microkernels.register_tile import sum_tile
+from ..template.contract import BuiltKernel, Candidate, Refusal
+from ..template.kernel import finish, machine_of, new_builder
+from ..template.loops import bound_unravel, sweep
+from .cells import HIDDEN, Activation, Cell, activations_of, cell_of
+from .operands import RecurrentOperands
+from .products import Element, RowProduct, pitch_of
+from .projection import project
+from .stages import StagePlan, plan_stage
+
+OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
+_TYPES = ("float32", "float64", "float16", "bfloat16")
+_WORK_PER_CYCLE = 0.25  # a step of less than 9 us is not dealt to threads, each of which would wait for the others' states
+_ASKED_BYTES = 16 << 10  # how far ahead weights beyond the second-level cache are asked for
+_MAX_ELEMENTS = 2**31 - 1
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes one GRU, LSTM or RNN of any attributes."""
+    if len(group.ops) != 1 or group.ops[0].op_type not in OPERATORS:
+        return Refusal("is no GRU, LSTM or RNN")
+    op = group.ops[0]
+    if (dtype := group.types[op.inputs[0]].dtype) not in _TYPES:
+        return Refusal(f"no recurrence of {dtype}")
+    cell = cell_of(op)
+    directions, expected = group.types[op.inputs[1]].shape[0], 2 if op.attribute("direction") == "bidirectional" else 1
+    if directions != expected:
+        return Refusal(f"weights of {directions} directions for {expected}")
+    activations = activations_of(op, cell, directions)
+    if isinstance(activations, str):
+        return Refusal(activations)
+    recurrence = _Recurrence(group, op, cell, activations, target)
+    if recurrence.projected_elements > _MAX_ELEMENTS:
+        return Refusal("the input's share has more elements than 32-bit indices can reach")
+    return Candidate(_estimate(group, op, cell, directions, target), recurrence.build)
+
+
+def _estimate(group: Group, op: Op, cell: Cell, directions: int, target: Target) -> Estimate:
+    """Of the products of inputs and states with their weights, and of the gates."""
+    first, second, inputs = group.types[op.inputs[0]].shape
+    steps, rows = (second, first) if op.attribute("layout", 0) else (first, second)
+    lines, hidden = group.types[op.inputs[2]].shape[1:]
+    sizes = inputs, hidden, lines // max(hidden, 1)
+    machine = machine_of(target, group.types[op.inputs[0]].dtype)
+    operations = 12.0 * len(cell.activations) + 4.0 * sizes[2]
+    cycles = recurrence_cycles(directions, steps, rows, sizes, machine, unit_operations=operations)
+    flops = 2 * directions * steps * rows * lines * (inputs + hidden)
+    return with_bytes(Estimate(cycles, flops), group)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A panel in one step of one direction. `old` and `new` are the offsets of the states read and written, of row 0."""
+
+    direction: Expr
+    step: Expr
+    panel: Expr
+    old: dict[str, Expr]
+    new: dict[str, Expr]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Hidden unit `j` of one row of the batch: the `Unit` that a cell's arithmetic sees. Offsets are those of hidden unit 0.
+
+    `sums` is where the row lies in each of the finished tiles, `share` in the projected input, `line` in the states.
+    """
+
+    recurrence: _Recurrence
+    plan: StagePlan
+    place: _Place
+    activations: tuple[Activation, ...]
+    finished: tuple[Buffer | Scratch, ...]
+    sums: Expr
+    share: Expr
+    line: Expr
+    j: Expr = 0
+
+    def projected(self, number: int) -> Expr:
+        return self.recurrence.projected[self.share + number * self.recurrence.operands.hidden + self.j]
+
+    def product(self, number: int) -> Expr:
+        operands = self.recurrence.operands
+        part, column = self.plan.place_of(number)
+        value = self.finished[part][self.sums + column + self.j]
+        if operands.bias and number in self.recurrence.cell.separate:
+            value = value + operands.bias_of(self.place.direction, 1, number * operands.hidden + self.j)
+        return value
+
+    def gate(self, number: int) -> Expr:
+        return self.projected(number) + self.product(number)
+
+    def peephole(self, number: int) -> Expr:
+        operands = self.recurrence.operands
+        return operands.load(operands.peepholes, (self.place.direction * 3 + number) * operands.hidden + self.j)
+
+    def state(self, name: str) -> Expr:
+        return self.recurrence.states[name][self.place.old[name] + self.line + self.j]
+
+    def activate(self, number: int, value: Expr, *, clipped: bool = True) -> Expr:
+        operands = self.recurrence.operands
+        if clipped and (bound := operands.op.attribute("clip")) is not None:
+            clip = Op("Clip", ("x",), ("y",), {"min": -bound, "max": bound})
+            value = pointwise.apply(clip, [self.name(value)], [operands.dtype], operands.dtype, self.name)
+        return self.activations[number](self.name, operands.dtype, value, is_rough=self.plan.is_rough)
+
+    def name(self, value: Expr) -> Expr:
+        return self.recurrence.builder.name(value)
+
+    def one(self) -> Expr:
+        return tirx.const(1, self.recurrence.operands.dtype)
+
+
+class _Recurrence:
+    """One kernel being built.
+
+    Its states are [directions, batch, hidden], rows `pitch` elements apart; the hidden one twice, read and written in turns.
+    """
+
+    def __init__(self, group: Group, op: Op, cell: Cell, activations: tuple[tuple[Activation, ...], ...], target: Target) -> None:
+        self.group, self.cell, self.activations = group, cell, activations
+        self.target = target
+        self.builder = new_builder(target)
+        self.operands = RecurrentOperands(group, op, self.builder)
+        self.lanes = self.builder.lanes(self.operands.dtype)
+        self.rows = self.operands.directions * self.operands.batch
+        self.pitch = pitch_of(self.operands.hidden)
+        self.size = self.rows * self.pitch
+        self.projected_elements = self.operands.steps * self.rows * self.operands.hidden * cell.gates
+        self.states: dict[str, Buffer] = {}
+        self.projected: Buffer = None
+
+    def build(self) -> BuiltKernel:
+        operands, dtype = self.operands, self.operands.dtype
+        if self.rows * operands.hidden:
+            self.projected = project(self.builder, operands, self.cell, self.target)
+            for name in dict.fromkeys(name for stage in self.cell.stages for name in stage.writes):
+                self.states[name] = self.builder.workspace(self.size * (2 if name == HIDDEN else 1), dtype)
+            unit = tile_unit(self.builder, self.target) if self.target.has_tiles else None
+            plans = [plan_stage(operands, self.cell, stage, unit, self.target) for stage in self.cell.stages]
+            self._set_initial_states()
+            self._emit_steps(plans)
+            self._store_last_states()
+        flops = 2 * self.projected_elements * (operands.inputs + operands.hidden)
+        return finish("recurrent", self.builder, self.group, flops=flops, packed=operands.packed)
+
+    def _set_initial_states(self) -> None:
+        for name, source in zip(self.cell.states, self.operands.initial, strict=False):
+            self._copy_state(self.states[name], source)
+
+    def _copy_state(self, state: Buffer, source: str) -> None:
+        """An initial state, zero where the operator has none."""
+        builder, operands = self.builder, self.operands
+
+        def element(ours: Expr, theirs: Expr) -> None:
+            builder.store(state, ours, operands.load(source, theirs) if source else operands.zero())
+
+        self._for_each_element(element)
+
+    def _store_last_states(self) -> None:
+        """Y_h and Y_c."""
+        for name, out in zip(self.cell.states, self.operands.outputs[1:], strict=False):
+            if out:
+                self._store_state(self.states[name], (self.operands.steps % 2) * self.size if name == HIDDEN else 0, out)
+
+    def _store_state(self, state: Buffer, begin: int, out: str) -> None:
+        self._for_each_element(lambda ours, theirs: self.operands.store(out, theirs, state[begin + ours]))
+
+    def _for_each_element(self, body: Callable[[Expr, Expr], None]) -> None:
+        """`body` with the offset of every hidden unit in our states and in the operands that are states."""
+        builder, operands = self.builder, self.operands
+        with builder.loop(operands.directions, name="d") as d, builder.loop(operands.batch, name="b") as b:
+            ours = builder.bind((d * operands.batch + b) * self.pitch)
+            theirs = builder.bind(operands.state_offset(d, b))
+            builder.vector_loop(operands.hidden, self.lanes, lambda j: body(ours + j, theirs + j))
+
+    def _emit_steps(self, plans: list[StagePlan]) -> None:
+        """All steps: a direction a thread, or where threads would be left over, each stage's panels dealt to all of them."""
+        builder, operands = self.builder, self.operands
+        work = [int(plan.cycles * _WORK_PER_CYCLE) for plan in plans]
+        if builder.threads_for(sum(work) * operands.directions) <= operands.directions:
+            with (
+                self._chunks(plans, operands.directions, sum(work) * operands.steps) as (d, sums),
+                builder.loop(operands.steps, name="step") as step,
+            ):
+                for plan in plans:
+                    if plan.rows.rounds:
+                        with builder.loop(operands.batch, name="b") as b:
+                            self._round_state(plan, d, step, b)
+                    with builder.loop(plan.panels, name="panel") as number:
+                        # Forth and back: of weights that are more than the cache holds, those read last are still there.
+                        back = tirx.Select(tirx.floormod(step, 2) > 0, plan.panels - 1 - number, number)
+                        panel = builder.bind(back) if plan.tiled else number
+                        self._emit_panel(plan, d, step, panel, sums)
+            return
+        with builder.loop(operands.steps, name="step") as step:
+            for plan, share in zip(plans, work, strict=True):
+                if plan.rows.rounds:
+                    with builder.chunks(self.rows, self.rows * operands.hidden // 2) as row:
+                        d, b = bound_unravel(builder, row, (operands.directions, operands.batch))
+                        self._round_state(plan, d, step, b)
+                blocks = ceil(operands.batch / plan.tiles.tile.rows) if builder.is_grid else 1
+                extents = operands.directions, plan.panels, blocks
+                with self._chunks([plan], prod(extents), share * operands.directions) as (chunk, sums):
+                    d, panel, rows = bound_unravel(builder, chunk, extents)
+                    self._emit_panel(plan, d, step, panel, sums, rows if builder.is_grid else None)
+
+    @contextmanager
+    def _chunks(self, plans: list[StagePlan], extent: int, work: int) -> Iterator[tuple[Expr, Scratch | None]]:
+        """A loop that is dealt to the threads, and where a thread's sums lie if a stage is computed on tiles."""
+        units = [plan.tiled.unit for plan in plans if plan.tiled is not None]
+        if not units:
+            with self.builder.chunks(extent, work) as chunk:
+                yield chunk, None
+            return
+        parts = max(plan.tiles.parts for plan in plans)
+        with tile_chunks(self.builder, units[0], extent, work, parts) as (chunk, sums):
+            yield chunk, sums
+
+    def _round_state(self, plan: StagePlan, direction: Expr, step: Expr, b: Expr) -> None:
+        """What the stage's product reads of one row, in the form that it reads."""
+        place = self._place(direction, step, 0)
+        plan.rows.round_row(direction * self.operands.batch + b, self._row_of(plan, place)(b))
+
+    def _row_of(self, plan: StagePlan, place: _Place) -> Callable[[Expr], Element]:
+        """The elements of a row of the state that the stage reads."""
+        source, origin = self.states[plan.stage.reads], place.old[plan.stage.reads]
+
+        def row(b: Expr) -> Element:
+            return lambda k: source[origin + b * self.pitch + k]
+
+        return row
+
+    def _emit_panel(
+        self, plan: StagePlan, direction: Expr, step: Expr, panel: Expr, sums: Scratch | None, only: Expr | None = None
+    ) -> None:
+        """New states of the hidden units of one panel, for all rows of the batch or for one block of them."""
+        builder, operands, tile = self.builder, self.operands, plan.tiles.tile
+        place = self._place(direction, step, panel)
+        with builder.loop(ceil(operands.batch / tile.rows) if only is None else 1, name="rows") as block:
+            begin = builder.bind((block if only is None else only) * tile.rows)
+            start = begin if plan.tiled else builder.bind(tirx.min(begin, operands.batch - tile.rows))
+            if plan.asks_for_input(self.projected_elements * (builder.vector_bytes // self.lanes)) and not builder.is_grid:
+                self._ask_for_input(plan, place, start)
+            finished = tuple(self._sum_part(plan, place, start, part, sums) for part in range(plan.tiles.parts))
+            with builder.loop(builder.bind(tirx.min(tile.rows, operands.batch - begin)), name="row") as row:
+                b = builder.bind(begin + row)
+                at = builder.bind((b - start) * tile.columns - panel * plan.tiles.units)
+                self._emit_row(plan, place, b, finished, at)
+
+    def _ask_for_input(self, plan: StagePlan, place: _Place, start: Expr) -> None:
+        """Ask for the input's share of a tile, which lies in as many pages as it has rows."""
+        builder = self.builder
+        with builder.loop(plan.tiles.tile.rows, name="row") as row:
+            share = builder.bind(self._share_of(place, self._time_of(place, start + row)[1], start + row))
+            for gate, vector in nest(plan.stage.gates, range(0, plan.tiles.units, self.lanes)):
+                column = gate * self.operands.hidden + place.panel * plan.tiles.units + vector
+                builder.prefetch(self.projected[share + column])
+
+    def _time_of(self, place: _Place, b: Expr) -> tuple[Expr, Expr]:
+        """The length of a row's sequence, and where in it the step is."""
+        length = self.builder.bind(self.operands.length_of(b))
+        return length, self.builder.bind(self.operands.time_of(place.direction, place.step, length))
+
+    def _share_of(self, place: _Place, time: Expr, b: Expr) -> Expr:
+        """Where the input's share of a row begins."""
+        operands = self.operands
+        line = place.direction * (operands.steps * operands.batch) + operands.x_line(time, b)
+        return line * self.cell.gates * operands.hidden
+
+    def _sum_part(self, plan: StagePlan, place: _Place, start: Expr, part: int, sums: Scratch | None) -> Buffer | Scratch:
+        """The products of the rows from `start` on with one part of a panel."""
+        builder, operands, tile, rows = self.builder, self.operands, plan.tiles.tile, plan.rows
+        if plan.tiled is not None and sums is not None:
+            block = Scratch(sums.buffer, sums.base + part * (LINES * LINES))
+            number = builder.bind(place.panel * plan.tiles.parts + part)
+            plan.tiled.multiply(place.direction, tirx.floordiv(start, LINES), number, block)
+            return block
+        assert isinstance(rows, RowProduct), "a stage on tiles has no place for its sums"
+        home, state = builder.bind(place.direction * operands.batch), self._row_of(plan, place)
+        panel = (place.direction * plan.panels + place.panel) * plan.tiles.parts + part
+        first = builder.bind(panel * rows.steps * tile.columns)
+        return sum_tile(
+            builder,
+            tile,
+            rows.format,
+            (rows.steps,),
+            lambda row, ks: rows.factor(home + (start + row), ks[0], state(start + row)),
+            lambda column, ks: rows.weight(plan.weights[first + ks[0] * tile.columns + column]),
+            (lambda ks: self._ask_ahead(plan, first, ks[0])) if plan.asks_ahead and not builder.is_grid else None,
+        )
+
+    def _ask_ahead(self, plan: StagePlan, first: Expr, k: Expr) -> None:
+        """Ask for weights of later k: hardware asks for those of the next page only once it is read."""
+        tile = plan.tiles.tile
+        ahead = k + max(_ASKED_BYTES // (tile.columns * 4), 1)
+        for vector in range(tile.vectors):
+            self.builder.prefetch(plan.weights[first + ahead * tile.columns + vector * tile.lanes])
+
+    def _place(self, direction: Expr, step: Expr, panel: Expr) -> _Place:
+        builder, operands = self.builder, self.operands
+        home = builder.bind(direction * (operands.batch * self.pitch))
+        turn = builder.bind(tirx.floormod(step, 2) * self.size)
+        old, new = dict.fromkeys(self.states, home), dict.fromkeys(self.states, home)
+        old[HIDDEN], new[HIDDEN] = builder.bind(home + turn), builder.bind(home + self.size - turn)
+        return _Place(direction, step, panel, old, new)
+
+    def _emit_row(self, plan: StagePlan, place: _Place, b: Expr, finished: tuple[Buffer | Scratch, ...], sums: Expr) -> None:
+        """New states of one row's units; beyond the end of its sequence they stay, and Y is zero."""
+        builder, operands = self.builder, self.operands
+        length, time = self._time_of(place, b)
+        share = builder.bind(self._share_of(place, time, b))
+        y = builder.bind(operands.y_offset(place.direction, time, b))
+        row = _Unit(self, plan, place, self.activations[0], finished, sums, share, builder.bind(b * self.pitch))
+        running = [place.step < length] if operands.lengths else []
+        variants = tuple(dict.fromkeys(self.activations))  # of the directions, in order, if they differ
+        for number, activations in enumerate(variants):
+            chosen = [tirx.EQ(place.direction, number)] if len(variants) > 1 else []
+            with self._where(*running, *chosen):
+                self._emit_units(replace(row, activations=activations), y)
+        if running and HIDDEN in plan.stage.writes:
+            with self._where(place.step >= length):
+                self._emit_idle(row, y)
+
+    @contextmanager
+    def _where(self, *conditions: Expr) -> Iterator[None]:
+        with ExitStack() as guards:
+            for condition in conditions:
+                guards.enter_context(self.builder.when(condition))
+            yield
+
+    def _emit_units(self, row: _Unit, y: Expr) -> None:
+        """The new states of a row's units in one panel, and their part of Y."""
+
+        def unit(j: Expr) -> None:
+            values = {name: self.builder.name(value) for name, value in row.plan.stage.unit(replace(row, j=j)).items()}
+            for name, value in values.items():
+                self.builder.store(self.states[name], row.place.new[name] + row.line + j, value)
+            if HIDDEN in values:
+                self.operands.store(self.operands.outputs[0], y + j, values[HIDDEN])
+
+        self._for_each_unit(row, unit)
+
+    def _emit_idle(self, row: _Unit, y: Expr) -> None:
+        """The hidden state handed on. (A state that is written in place stays by itself.)"""
+
+        def unit(j: Expr) -> None:
+            self.builder.store(self.states[HIDDEN], row.place.new[HIDDEN] + row.line + j, replace(row, j=j).state(HIDDEN))
+            self.operands.store(self.operands.outputs[0], y + j, self.operands.zero())
+
+        self._for_each_unit(row, unit)
+
+    def _for_each_unit(self, row: _Unit, body: Callable[[Expr], None]) -> None:
+        """`body` with the units of the row's panel; the last panel may have fewer, which get ever shorter vectors."""
+        builder, columns, hidden = self.builder, row.plan.tiles.units, self.operands.hidden
+        first = builder.bind(row.place.panel * columns)
+        if hidden >= columns:
+            with builder.when(first + columns <= hidden):
+                sweep(builder, columns, self.lanes, lambda j: body(first + j))
+        if rest := hidden % columns:
+            with builder.when(first + columns > hidden):
+                sweep(builder, rest, self.lanes, lambda j: body(first + j))

@@ -1,0 +1,92 @@
+"""The stages of a recurrence's step: how each multiplies the state that it reads, on vectors or on the tile unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer
+from ..cost.amx import tile_step_cycles
+from ..microkernels.amx_packing import LINES
+from ..microkernels.amx_unit import TileUnit
+from ..microkernels.register_tile import Tile
+from ..template.kernel import machine_of
+from .cells import Cell, Stage
+from .operands import PackGates, RecurrentOperands
+from .products import GateTile, RowProduct, choose_gate_tile, row_format
+from .products_amx import GatePanels, TiledRows, TiledWeights, pays, terms_of
+
+_L2_BYTES = 1 << 20  # the second-level cache
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A stage, how rows of the state that it reads are multiplied, its tiles, and its weights in `panels` panels:
+    of vectors in `weights`, or `tiled`."""
+
+    stage: Stage
+    rows: RowProduct | TiledRows
+    tiles: GateTile
+    panels: int
+    weights: Buffer = None
+    tiled: TiledWeights | None = None
+
+    @property
+    def cycles(self) -> float:
+        """Of one direction's step on one core."""
+        return self.panels * self.tiles.cycles
+
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether weights are asked for: those of a direction do not fit the second-level cache, and a tile's rows leave time."""
+        if isinstance(self.rows, TiledRows):
+            return False
+        tile = self.tiles.tile
+        return tile.rows > 1 and self.panels * self.tiles.parts * self.rows.steps * tile.columns * 4 > _L2_BYTES
+
+    def asks_for_input(self, share_bytes: int) -> bool:
+        """Whether a tile's share of the input is asked for, which is more in all than the second-level cache holds."""
+        return self.tiled is None and self.tiles.tile.rows > 1 and share_bytes > _L2_BYTES
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether rows are rounded to bfloat16, so that gates need no smaller error than that."""
+        return self.rows.terms == 1 if isinstance(self.rows, TiledRows) else self.rows.rounds
+
+    def place_of(self, gate: int) -> tuple[int, int]:
+        """Which part of a panel has a gate's sums, and the column there of its first unit."""
+        part, position = divmod(self.stage.gates.index(gate), len(self.stage.gates) // self.tiles.parts)
+        return part, position * self.tiles.units
+
+
+def plan_stage(operands: RecurrentOperands, cell: Cell, stage: Stage, unit: TileUnit | None, target: Target) -> StagePlan:
+    """The stage's tile has as many columns of each gate. Each tile of rows reads the whole panel again."""
+    gates, builder = stage.gates, operands.builder
+    terms = terms_of(operands.group, operands.x, operands.r, target)
+    if unit is not None and pays(operands.batch, len(gates) * operands.hidden, operands.hidden, terms, target.machine):
+        return _plan_on_tiles(operands, cell, stage, terms, unit)
+    number_format = row_format(operands.group, operands.x, operands.r, operands.batch, target)
+    rows = RowProduct(builder, number_format, operands.directions * operands.batch, operands.hidden)
+    tiles = choose_gate_tile(
+        operands.batch,
+        len(gates),
+        operands.hidden,
+        rows.steps,
+        machine_of(target, operands.dtype),
+    )
+    weights = operands.weights(operands.r, PackGates(cell.gates, gates, tiles.units, number_format.k_pack, tiles.parts))
+    return StagePlan(stage, rows, tiles, ceil(operands.hidden / tiles.units), weights)
+
+
+def _plan_on_tiles(operands: RecurrentOperands, cell: Cell, stage: Stage, terms: int, unit: TileUnit) -> StagePlan:
+    """Each gate is a part of a panel, of two tiles."""
+    gates, builder = stage.gates, operands.builder
+    rows = TiledRows(builder, operands.directions, operands.batch, operands.hidden, terms)
+    rows.clear_rest()
+    lanes = builder.lanes(operands.dtype)
+    panels = GatePanels(PackGates(cell.gates, gates, LINES, parts=len(gates)))
+    cycles = tile_step_cycles(operands.batch, len(gates) * LINES, operands.hidden, terms, builder.machine)
+    tiles = GateTile(Tile(LINES, LINES // lanes, lanes), len(gates), LINES, cycles)
+    weights = TiledWeights(operands, operands.r, panels, rows, unit)
+    return StagePlan(stage, rows, tiles, ceil(operands.hidden / LINES), tiled=weights)

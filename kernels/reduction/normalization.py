@@ -1,0 +1,272 @@
+"""Softmax, LogSoftmax and the normalizations by mean and variance: rows that are read several times while they are in cache.
+
+Statistics are of float32 (float64 for float64 operands), the variance in two passes, as the naive formula cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.plan import TensorType
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major
+from ..cost.operations import operations_of
+from ..expressions import math
+from ..groups.group import Group, Op
+from ..template.contract import BuiltKernel, Refusal
+from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.loops import accumulator_type, follow, merge_sections, nest, parallel_nest
+from ..template.prologue import flat_obstacle, source_of
+from ..template.values import pointwise_obstacle, split_anchor
+from .reduction import Fold, add, fold_block
+from .reduction_loops import Block, Loop, block_slots
+
+_SOFTMAX = ("LogSoftmax", "Softmax")
+OPERATORS = frozenset([*_SOFTMAX, "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"])
+
+
+def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKernel | Refusal:
+    """Takes one normalization, with its followers; `emit` writes the loops over the rows, `Rows.emit` if it is left out."""
+    anchor, _ = split_anchor(group)
+    if anchor is None or anchor.op_type not in OPERATORS:
+        return Refusal("has no normalization")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    if reason := flat_obstacle(group, anchor.inputs[0]):
+        return Refusal(reason)
+    operand = group.types[anchor.inputs[0]]
+    if "float" not in operand.dtype:
+        return Refusal(f"no statistics of {operand.dtype}")
+    builder = new_builder(target)
+    work = operand.elements * (operations_of(anchor.op_type) + pointwise_cost(group))
+    if operand.elements:
+        rows = _rows(group, builder, anchor)
+        (emit or Rows.emit)(rows, work, rows.softmax if anchor.op_type in _SOFTMAX else rows.normalize)
+    return finish("normalization", builder, group, flops=work)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The dimensions of the operand, merged: those before a row, those of the row, those after it.
+
+    If there are none after it, vectors run along the row; otherwise along the last dimension.
+    """
+
+    group: Group
+    builder: KernelBuilder
+    anchor: Op
+    shape: tuple[int, ...]
+    row: range  # dimensions
+
+    @property
+    def rowwise(self) -> bool:
+        return self.row.stop == len(self.shape)
+
+    @property
+    def length(self) -> int:
+        """Elements of a row."""
+        return prod(self.shape[d] for d in self.row)
+
+    @property
+    def dtype(self) -> str:
+        """What statistics are computed in."""
+        return accumulator_type(self.group.types[self.anchor.inputs[0]].dtype)
+
+    def emit(self, work: int, compute: Callable[[Block], None]) -> None:
+        """Run `compute(block)` for every row, or for every vector of neighbouring rows."""
+        builder, shape = self.builder, self.shape
+        side = self.length if self.rowwise else shape[-1]
+        lanes, slots = block_slots(builder.lanes(self.dtype), side)
+        kept = [d for d in range(len(shape)) if d not in self.row]
+        reduced = (Loop(self.length, prod(shape[self.row.stop :])),)
+        extents = [shape[d] for d in kept]
+        overlaps = not self.rowwise and side > slots and side % slots != 0
+        if not self.rowwise:
+            extents[-1] = -(-side // slots) - overlaps
+
+        def block(index: Index) -> None:
+            """The last two vectors of rows overlap, whose exponentials wait in the output: one thread takes both."""
+            if overlaps:
+                is_last = index[-1] == extents[-1] - 1
+                with builder.loop(builder.bind(tirx.Cast("int32", is_last) + 1), name="vector") as i:
+                    vector((*index[:-1], builder.bind(index[-1] + i)))
+            else:
+                vector(index)
+
+        def vector(index: Index) -> None:
+            if not self.rowwise:
+                index = (*index[:-1], builder.bind(tirx.min(index[-1] * slots, side - slots)))
+            place: list[Expr] = [0] * len(shape)
+            for d, i in zip(kept, index, strict=True):
+                place[d] = i
+            base = builder.bind(row_major(place, shape))
+            compute(Block(builder, slots, lanes, self.rowwise, base, reduced, tuple(place)))
+
+        parallel_nest(builder, extents, work, block)
+
+    def softmax(self, block: Block) -> None:
+        """exp(x - max) / sum, or its logarithm; the exponentials wait in the output, or in scratch if it is narrower."""
+        builder, dtype = self.builder, self.dtype
+        source = source_of(self.group, self.builder, self.anchor.inputs[0])
+        where: Callable[[Expr], Expr] = (lambda slot: tirx.const(0, "int32")) if self.rowwise else (lambda slot: slot)
+        top = fold_block(block, source, dtype, Fold(-np.inf, math.maximum))
+        logarithmic = self.anchor.op_type == "LogSoftmax"
+        out = self.group.types[self.group.outputs[0]]
+        waiting = None
+        if not logarithmic:
+            waiting = self._operand(self.group.outputs[0]) if out.dtype == dtype else self._scratch(out.elements)
+
+        def exponential(x: Expr, slot: Expr, offset: Expr) -> Expr:
+            shifted = x - top[where(slot)]
+            value = builder.name(math.exp_nonpositive(builder.name, shifted) if dtype == "float32" else tirx.exp(shifted))
+            if waiting is not None:
+                builder.store(waiting, offset, value)
+            return value
+
+        total = fold_block(block, source, dtype, Fold(0, add, exponential))
+        factor = builder.local(block.slots, dtype, "factor")  # or, of the logarithm, what is subtracted
+
+        def settle(slot: Expr, _: Index) -> None:
+            value = math.logarithm(builder.name, total[slot]) if logarithmic else tirx.const(1, dtype) / total[slot]
+            builder.store(factor, slot, value)
+
+        block.each_result(settle)
+
+        def element(slot: Expr, index: Index, offset: Expr) -> None:
+            if waiting is not None:
+                self._store(index, waiting[offset] * factor[where(slot)])
+            else:
+                self._store(index, self._cast(source[offset]) - top[where(slot)] - factor[where(slot)])
+
+        self._each_element(block, element)
+
+    def normalize(self, block: Block) -> None:
+        """(x - mean) / sqrt(variance + epsilon) * scale + bias; without the mean for RMSNormalization."""
+        builder, dtype, anchor = self.builder, self.dtype, self.anchor
+        source = source_of(self.group, builder, anchor.inputs[0])
+        count = tirx.const(1 / self.length, dtype)
+        zero = tirx.const(0, "int32")
+        mean: Expr | None = None
+        if anchor.op_type != "RMSNormalization":
+            mean = builder.name(fold_block(block, source, dtype, Fold(0, add))[zero] * count)
+
+        def deviation(x: Expr) -> Expr:
+            return x if mean is None else x - mean
+
+        def square(x: Expr, slot: Expr, offset: Expr) -> Expr:
+            centred = builder.name(deviation(x))
+            return centred * centred
+
+        variance = fold_block(block, source, dtype, Fold(0, add, square))[zero] * count
+        epsilon = tirx.const(anchor.attribute("epsilon", 1e-5), dtype)
+        inverse = builder.name(tirx.const(1, dtype) / tirx.sqrt(variance + epsilon))
+        self._store_statistics(block, mean, inverse)
+        scale, bias = (*anchor.inputs[1:3], "", "")[:2]
+
+        def element(slot: Expr, index: Index, offset: Expr) -> None:
+            value = deviation(self._cast(source[offset])) * inverse
+            if scale:
+                value = value * self._parameter(scale, index)
+            if bias:
+                value = value + self._parameter(bias, index)
+            self._store(index, value)
+
+        self._each_element(block, element)
+
+    def _store_statistics(self, block: Block, mean: Expr | None, inverse: Expr) -> None:
+        """The optional outputs of LayerNormalization, one element a row."""
+        outer = self.row.start
+        number = row_major(block.index[:outer], self.shape[:outer])
+        with block.once():
+            for name, value in zip(self.anchor.outputs[1:], (mean, inverse), strict=False):
+                if name:
+                    self.builder.store(self._operand(name), number, tirx.Cast(self.group.types[name].dtype, value))
+
+    def _each_element(self, block: Block, body: Callable[[Expr, Index, Expr], None]) -> None:
+        """`body(slot, index, offset)` for every element of the block's rows; slots of row-wise blocks mean nothing."""
+        first, stop = self.row.start, self.row.stop
+        extents = [self.shape[d] for d in self.row]
+
+        def across(inner: Index) -> None:
+            place = (*block.index[:first], *inner, *block.index[stop:])
+            base = self.builder.bind(row_major(place, self.shape))
+            block.each_slot(lambda slot: body(slot, (*place[:-1], place[-1] + slot), base + slot))
+
+        if self.rowwise:
+            zero = tirx.const(0, "int32")
+            block.each_of_row(extents, lambda inner, offset: body(zero, (*block.index[:first], *inner), offset))
+        else:
+            nest(self.builder, extents, across)
+
+    def _operand(self, name: str) -> Buffer:
+        kind = self.group.types[name]
+        return self.builder.parameter(name, kind.elements, kind.dtype)
+
+    def _scratch(self, elements: int) -> Buffer:
+        return self.builder.workspace(elements, self.dtype)
+
+    def _parameter(self, name: str, index: Index) -> Expr:
+        """An element of scale or bias, broadcast."""
+        kind = self.group.types[name]
+        return self._cast(self._operand(name)[row_major(broadcast_index(index, self.shape, kind.shape), kind.shape)])
+
+    def _cast(self, x: Expr) -> Expr:
+        return x if str(x.ty) == self.dtype else tirx.Cast(self.dtype, x)
+
+    def _store(self, index: Index, value: Expr) -> None:
+        dtype = self.group.types[self.anchor.outputs[0]].dtype
+        value = self.builder.name(value)
+        follow(self.group, self.builder, self.anchor, index, value if dtype == self.dtype else tirx.Cast(dtype, value))
+
+
+EmitRows = Callable[[Rows, int, Callable[[Block], None]], None]
+
+
+def _rows(group: Group, builder: KernelBuilder, anchor: Op) -> Rows:
+    shape = group.types[anchor.inputs[0]].shape or (1,)
+    parameters: tuple[str, ...] = ()
+    if anchor.op_type in _SOFTMAX:
+        coerced = anchor.version < 13
+        axis = anchor.attribute("axis", 1 if coerced else -1) % len(shape)
+        begin, end = axis, len(shape) if coerced else axis + 1
+    elif anchor.op_type in ("LayerNormalization", "RMSNormalization"):
+        begin, end = anchor.attribute("axis", -1) % len(shape), len(shape)
+        parameters = tuple(name for name in anchor.inputs[1:3] if name)
+    else:
+        parameters = anchor.inputs[1:3]
+        group, shape = _grouped(group, anchor)
+        begin, end = 2, len(shape)
+    sections = [list(range(begin)), list(range(begin, end))] + ([list(range(end, len(shape)))] if end < len(shape) else [])
+    merged, runs = merge_sections(group, shape, sections, parameters)
+    extents = tuple(prod(shape[axis] for axis in run) for section in runs for run in section)
+    first = len(runs[0])
+    return Rows(merged, builder, anchor, extents, range(first, first + len(runs[1])))
+
+
+def _grouped(group: Group, anchor: Op) -> tuple[Group, tuple[int, ...]]:
+    """The group with every value's channels split into (groups, channels of a group), and the operand's shape."""
+    shape = group.types[anchor.inputs[0]].shape
+    rank, channels = len(shape), shape[1]
+    groups = anchor.attribute("num_groups", channels)
+    types = dict(group.types)
+    for name in anchor.inputs[1:3]:  # of each channel, or in opset 18 of each group
+        types[name] = TensorType((types[name].elements, *(1,) * (rank - 2)), types[name].dtype)
+    split = {
+        name: TensorType(_split_channels(kind.shape, rank, groups), kind.dtype)
+        for name, kind in types.items()
+        if len(kind.shape) <= rank
+    }
+    return replace(group, types=types | split), (shape[0], groups, channels // groups, *shape[2:])
+
+
+def _split_channels(shape: tuple[int, ...], rank: int, groups: int) -> tuple[int, ...]:
+    position = 1 - (rank - len(shape))  # of the channels
+    if position < 0:
+        return shape
+    pair = (1, 1) if shape[position] == 1 else (groups, shape[position] // groups)
+    return (*shape[:position], *pair, *shape[position + 1 :])

@@ -1,0 +1,185 @@
+"""The Reduce operators, and global pooling, which reduces over all spatial dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..cost.operations import operations_of
+from ..expressions import math
+from ..groups.group import Group, Op, literal_ints
+from ..template.contract import BuiltKernel, Refusal
+from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.loops import accumulator_type, follow
+from ..template.prologue import flat_obstacle, source_of
+from ..template.values import pointwise_obstacle, split_anchor
+from .reduction_loops import Block, Combine, EmitResults, reduce_blocks
+
+
+@dataclass(frozen=True)
+class Fold:
+    """acc = combine(acc, map(x, slot, offset)) over the reduced elements, from `initial`.
+
+    `slot` is the accumulator's place in its block, `offset` the element's in the operand.
+    """
+
+    initial: float
+    combine: Combine
+    map: Callable[[Expr, Expr, Expr], Expr] = lambda x, slot, offset: x
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    return a + b
+
+
+def _abs(x: Expr, slot: Expr, offset: Expr) -> Expr:
+    return x if str(x.ty).startswith("uint") else tirx.abs(x)
+
+
+_SUM, _SQUARES = Fold(0, add), Fold(0, add, lambda x, slot, offset: x * x)
+_MAX, _MIN = Fold(-np.inf, math.maximum), Fold(np.inf, math.minimum)
+_FOLDS = {
+    "GlobalAveragePool": _SUM,
+    "GlobalMaxPool": _MAX,
+    "ReduceL1": Fold(0, add, _abs),
+    "ReduceL2": _SQUARES,
+    "ReduceLogSum": _SUM,
+    "ReduceLogSumExp": _MAX,
+    "ReduceMax": _MAX,
+    "ReduceMean": _SUM,
+    "ReduceMin": _MIN,
+    "ReduceProd": Fold(1, lambda a, b: a * b),
+    "ReduceSum": _SUM,
+    "ReduceSumSquare": _SQUARES,
+}
+OPERATORS = frozenset(_FOLDS)
+
+
+def build(group: Group, target: Target, emit: EmitResults | None = None) -> BuiltKernel | Refusal:
+    """Takes one reduction over known dimensions, with its followers; `emit` as of `reduce_blocks`."""
+    anchor, _ = split_anchor(group)
+    if anchor is None or anchor.op_type not in OPERATORS:
+        return Refusal("has no reduction")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    if reason := flat_obstacle(group, anchor.inputs[0]):
+        return Refusal(reason)
+    axes = reduced_axes(group, anchor)
+    if axes is None:
+        return Refusal("only a run knows which dimensions are reduced")
+    operand = group.types[anchor.inputs[0]]
+    builder = new_builder(target)
+    dtype = "uint8" if operand.dtype == "bool" else accumulator_type(operand.dtype)
+    if anchor.op_type == "ReduceLogSumExp" and "float" not in dtype:
+        dtype = "float64"
+    count = prod(operand.shape[axis] for axis in axes)
+    work = operand.elements * operations_of(anchor.op_type) + group.types[group.outputs[0]].elements * pointwise_cost(group)
+
+    def compute(merged: Group, block: Block) -> None:
+        value = _accumulate(merged, anchor, block, dtype)
+        with block.once():
+            block.each_result(
+                lambda slot, index: follow(
+                    merged, builder, anchor, index, _result(anchor, builder, value(slot), count, operand.dtype)
+                )
+            )
+
+    reduce_blocks(group, builder, operand.shape, axes, anchor.outputs[0], builder.lanes(dtype), work, compute, emit)
+    return finish("reduction", builder, group, flops=work)
+
+
+def reduced_axes(group: Group, op: Op) -> tuple[int, ...] | None:
+    """The dimensions that are reduced, counted from 0; None if they are no constants."""
+    rank = len(group.types[op.inputs[0]].shape)
+    if op.op_type.startswith("Global"):
+        return tuple(range(2, rank))
+    axes = op.attribute("axes")
+    if len(op.inputs) > 1 and op.inputs[1]:
+        axes = literal_ints(group, op.inputs[1]) if group.types[op.inputs[1]].elements else ()
+        if axes is None:
+            return None
+    if not axes:
+        return () if op.attribute("noop_with_empty_axes", 0) else tuple(range(rank))
+    return tuple(sorted({axis % rank for axis in axes}))
+
+
+def _accumulate(group: Group, anchor: Op, block: Block, dtype: str) -> Callable[[Expr], Expr]:
+    """How to read the accumulated value in a slot; row-wise in slot 0."""
+    builder = block.builder
+    source = source_of(group, builder, anchor.inputs[0])
+    first = fold_block(block, source, dtype, _FOLDS[anchor.op_type])
+    if anchor.op_type != "ReduceLogSumExp":
+        return lambda slot: first[slot]
+    # log(sum(exp(x))) = m + log(sum(exp(x - m))); an infinite m would make NaN of inf - inf
+    shift = builder.local(block.slots, dtype, "shift")
+    zero, infinity = tirx.const(0, dtype), tirx.const(float("inf"), dtype)
+    block.each_result(
+        lambda slot, _: builder.store(shift, slot, tirx.Select(tirx.EQ(tirx.abs(first[slot]), infinity), zero, first[slot]))
+    )
+    where: Callable[[Expr], Expr] = (lambda slot: tirx.const(0, "int32")) if block.rowwise else (lambda slot: slot)
+    exp = Fold(0, add, lambda x, slot, offset: math.exponential(builder.name, x - shift[where(slot)]))
+    total = fold_block(block, source, dtype, exp)
+    return lambda slot: math.logarithm(builder.name, total[slot]) + shift[slot]
+
+
+def fold_block(block: Block, source: Buffer, dtype: str, fold: Fold) -> Buffer:
+    """The accumulators of a block, as a local array; row-wise ones are brought together in slot 0."""
+    builder = block.builder
+    total = builder.local(block.slots, dtype)
+    initial = tirx.const(_bounded(fold.initial, dtype), dtype)
+    block.each_slot(lambda slot: builder.store(total, slot, initial))
+
+    def update(slot: Expr, offset: Expr, number: Expr) -> None:
+        x = source[offset]
+        element = builder.name(fold.map(x if str(source.dtype) == dtype else builder.name(tirx.Cast(dtype, x)), slot, offset))
+        builder.store(total, slot, fold.combine(total[slot], element))
+
+    block.walk(update)
+    block.bring_together(total, fold.combine)
+    return total
+
+
+def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: int, dtype: str) -> Expr:
+    """The operator's output element, of the operand's type."""
+    value = total
+    match anchor.op_type:
+        case "ReduceMean" | "GlobalAveragePool":
+            if "float" in str(total.ty):
+                value = total / (tirx.const(count, str(total.ty)) if count else total)  # 0 / 0 is the mean of nothing
+            else:
+                value = tirx.truncdiv(total, tirx.const(max(count, 1), str(total.ty)))
+        case "ReduceL2":
+            value = tirx.sqrt(_real(total))
+        case "ReduceLogSum":
+            value = math.logarithm(builder.name, _real(total))
+    if dtype == "bool":
+        return tirx.NE(value, tirx.const(0, "uint8"))
+    return value if str(value.ty) == dtype else tirx.Cast(dtype, _held(value, dtype))
+
+
+def _held(value: Expr, dtype: str) -> Expr:
+    """A logarithm within an integer type that is to hold it: the one of nothing is minus infinity, whose cast is no number."""
+    if "int" not in dtype or "float" not in str(value.ty):
+        return value
+    info = np.iinfo(dtype)
+    most = np.nextafter(np.float64(info.max), 0) if info.bits == 64 else np.float64(info.max)
+    least, most = (tirx.const(float(bound), str(value.ty)) for bound in (info.min, most))
+    return tirx.max(tirx.min(value, most), least)
+
+
+def _bounded(value: float, dtype: str) -> float | int:
+    """The value, or the integer type's nearest to an infinity."""
+    if "float" in dtype:
+        return value
+    info = np.iinfo(dtype)
+    return int(min(max(value, info.min), info.max))
+
+
+def _real(value: Expr) -> Expr:
+    return value if "float" in str(value.ty) else tirx.Cast("float64", value)

@@ -1,0 +1,216 @@
+"""The loops of a reduction, whatever is accumulated in them.
+
+Dimensions merge into as few loops as possible. If the elements of a result lie side by side, vectors run along them, in several
+independent accumulators (row-wise); otherwise they run along the last kept dimension, a block of results at once (column-wise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import prod
+
+from tvm import tirx
+
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
+from ..groups.group import Group
+from ..template.loops import merge_sections, nest, parallel_nest, sweep
+
+_ACCUMULATORS = 4  # independent vectors: an addition takes four cycles
+Update = Callable[[Expr, Expr, Expr], None]  # (accumulator slot, offset of the element, its number along the innermost loop)
+Combine = Callable[[Expr, Expr], Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """`extent` iterations, `stride` elements apart."""
+
+    extent: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Results that are accumulated together: one of `slots` partial accumulators (row-wise) or `slots` of their own.
+
+    On a GPU a row-wise one may be the work of a block of threads, each with one accumulator (gpu/thread_block.py).
+    """
+
+    builder: KernelBuilder
+    slots: int
+    lanes: int
+    rowwise: bool
+    base: Expr
+    reduced: tuple[Loop, ...]
+    index: Index  # of the first result
+
+    def each_slot(self, body: Callable[[Expr], None]) -> None:
+        for vector in range(self.slots // self.lanes):
+            with self.builder.loop(self.lanes, "vectorized", "lane") as lane:
+                body(vector * self.lanes + lane)
+
+    def each_result(self, body: Callable[[Expr, Index], None]) -> None:
+        """`body(slot, index)` where the results are, once row-wise accumulators are brought together in slot 0."""
+        if self.rowwise:
+            body(tirx.const(0, "int32"), self.index)
+        else:
+            self.each_slot(lambda slot: body(slot, (*self.index[:-1], self.index[-1] + slot)))
+
+    def once(self) -> AbstractContextManager[None]:
+        """Where results are stored: by one of those who have them."""
+        return nullcontext()
+
+    def bring_together(self, total: Buffer, combine: Combine) -> None:
+        """Combine row-wise accumulators in slot 0."""
+        width = self.slots if self.rowwise else 1
+        while width > 1:
+            width = 1 << (width - 1).bit_length() - 1
+            rest = (self.slots if width * 2 > self.slots else width * 2) - width
+            with self.builder.loop(rest, "vectorized", "lane") as lane:
+                self.builder.store(total, lane, combine(total[lane], total[width + lane]))
+
+    def each_of_row(self, extents: Sequence[int], body: Callable[[Index, Expr], None]) -> None:
+        """`body(index, offset)` for each element of a row of these extents, which lies at `base` without gaps."""
+        builder, last = self.builder, extents[-1]
+
+        def along(outer: Index) -> None:
+            base = builder.bind(self.base + row_major(outer, extents[:-1]) * last)
+            sweep(builder, last, self.lanes, lambda i: body((*outer, i), base + i))
+
+        nest(builder, extents[:-1], along)
+
+    def walk(self, update: Update) -> None:
+        """Call `update` for every element, inside of vectorised loops."""
+        if not self.rowwise:
+            nest(self.builder, [loop.extent for loop in self.reduced], lambda index: self._columns(index, update))
+            return
+        *outer, inner = self.reduced
+
+        def row(index: Index) -> None:
+            base = self.builder.bind(self.base + offset_of(index, outer))
+            self._row(base, inner.extent, update)
+
+        nest(self.builder, [loop.extent for loop in outer], row)
+
+    def _columns(self, index: Index, update: Update) -> None:
+        base = self.builder.bind(self.base + offset_of(index, self.reduced))
+        self.each_slot(lambda slot: update(slot, base + slot, index[-1] if index else tirx.const(0, "int32")))
+
+    def _row(self, base: Expr, extent: int, update: Update) -> None:
+        """Whole blocks, then whole vectors, then ever shorter ones."""
+        builder = self.builder
+        done = extent // self.slots * self.slots
+        with builder.loop(extent // self.slots, name="block") as block:
+            self.each_slot(lambda slot: update(slot, base + block * self.slots + slot, block * self.slots + slot))
+        lanes, slot = self.lanes, 0
+        while done < extent:
+            while lanes > extent - done:
+                lanes //= 2
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                update(slot + lane, base + done + lane, done + lane)
+            done, slot = done + lanes, (slot + lanes) % self.slots if lanes == self.lanes else 0
+
+
+def reduce_blocks(
+    group: Group,
+    builder: KernelBuilder,
+    shape: tuple[int, ...],
+    axes: Sequence[int],
+    result: str,
+    lanes: int,
+    work: int,
+    compute: Callable[[Group, Block], None],
+    emit: EmitResults | None = None,
+) -> None:
+    """Run `compute(merged group, block)` over all results of reducing an operand of this shape over `axes`.
+
+    `result` names the anchor's output, with or without the reduced dimensions. `emit` writes the loops over the results,
+    `Results.emit` if it is left out.
+    """
+    out = group.types[result].shape
+    if prod(out) == 0:
+        return
+    keeps = len(out) == len(shape)
+    strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    sections: list[list[int]] = [[]]
+    input_axis: dict[int, int] = {}
+    reduced: list[Loop] = []
+    open_run = False  # whether the last axis that is longer than 1 was reduced
+    for axis, extent in enumerate(shape):
+        if axis in axes and extent != 1:
+            merged = reduced.pop().extent if open_run else 1
+            reduced.append(Loop(merged * extent, strides[axis]))
+            open_run = True
+        elif extent != 1:
+            if open_run and sections[-1]:
+                sections.append([])
+            open_run = False
+        if keeps or axis not in axes:
+            position = len(input_axis)
+            input_axis[position] = axis
+            sections[-1].append(position)
+    merged_group, runs = merge_sections(group, out, sections)
+    kept = []
+    for run in (run for section in runs for run in section):
+        long = [input_axis[axis] for axis in run if out[axis] != 1]
+        kept.append(Loop(prod(out[axis] for axis in run), strides[long[-1]] if long else 0))
+    results = Results(builder, tuple(kept), tuple(reduced), lanes)
+    (emit or Results.emit)(results, work, lambda block: compute(merged_group, block))
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a reduction: `kept` are the loops over them, `reduced` those over the elements of each."""
+
+    builder: KernelBuilder
+    kept: tuple[Loop, ...]
+    reduced: tuple[Loop, ...]
+    lanes: int  # of a vector, at most
+
+    @property
+    def extents(self) -> list[int]:
+        return [loop.extent for loop in self.kept]
+
+    @property
+    def rowwise(self) -> bool:
+        """Whether the elements of a result lie side by side."""
+        return bool(self.reduced) and self.reduced[-1].stride == 1
+
+    def emit(self, work: int, compute: Callable[[Block], None]) -> None:
+        """Run `compute(block)` for every result that vectors run along, or for every block of neighbouring ones."""
+        builder, kept, reduced = self.builder, self.kept, self.reduced
+        side = reduced[-1].extent if self.rowwise else kept[-1].extent
+        lanes, slots = block_slots(self.lanes, side)
+        if self.rowwise:
+            parallel_nest(
+                builder,
+                self.extents,
+                work,
+                lambda index: compute(Block(builder, slots, lanes, True, offset_of(index, kept), reduced, index)),
+            )
+            return
+
+        def columns(index: Index) -> None:
+            start = builder.bind(tirx.min(index[-1] * slots, side - slots))
+            place = (*index[:-1], start)
+            compute(Block(builder, slots, lanes, False, offset_of(place, kept), reduced, place))
+
+        parallel_nest(builder, [*self.extents[:-1], -(-side // slots)], work, columns)
+
+
+EmitResults = Callable[[Results, int, Callable[[Block], None]], None]
+
+
+def block_slots(lanes: int, side: int) -> tuple[int, int]:
+    """Lanes, and slots of a block, for rows or runs of `side` elements."""
+    while lanes > max(side, 1):
+        lanes //= 2
+    return lanes, lanes * max(min(_ACCUMULATORS, side // lanes), 1)
+
+
+def offset_of(index: Sequence[Expr], loops: Sequence[Loop]) -> Expr:
+    offset: Expr = 0
+    for i, loop in zip(index, loops, strict=True):
+        offset = offset + i * loop.stride
+    return offset

@@ -1,0 +1,215 @@
+"""Groups of reductions over the same rows, and pointwise operators before, between and after them: one trip over memory.
+
+A row is computed from beginning to end by one thread, in as many loops as there are reductions that wait for each other. What a
+later loop reads again waits in the output, if it is one, else in scratch of the thread, which stays in the first-level caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major, share
+from ..expressions import math
+from ..groups.group import Group, Op
+from ..template.contract import BuiltKernel, Refusal
+from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.loops import bound_unravel, nest
+from ..template.values import GroupValues, Reader, pointwise_obstacle
+from .reduction_loops import Block, Loop, block_slots
+from .row_lowering import COMPOSITES, EXP, FOLDS
+from .row_schedule import RowForm, row_form
+
+SCRATCH_BYTES = 128 * 1024  # of a thread: half of a small second-level cache
+_LINE_BYTES = 64
+OPERATORS = frozenset(COMPOSITES)
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes reductions over the same trailing dimensions, with pointwise operators around them, of floats."""
+    if target.is_gpu:
+        return Refusal("a row would be the work of one thread")
+    if reason := pointwise_obstacle(group):
+        return Refusal(reason)
+    form = row_form(group)
+    if isinstance(form, Refusal):
+        return form
+    if form.scratch_bytes > SCRATCH_BYTES:
+        needs = f"{form.length} elements need {form.scratch_bytes // 1024} KiB of scratch"
+        return Refusal(f"rows of {needs}, more than the {SCRATCH_BYTES // 1024} KiB that a thread keeps in cache")
+    builder = new_builder(target)
+    operators = pointwise_cost(form.group) + 2 * len(form.folds)
+    work = prod(form.outer) * form.length * operators
+    if prod(form.outer):
+        _emit(form, builder, work)
+    return finish("rows", builder, group, flops=work)
+
+
+def _emit(form: RowForm, builder: KernelBuilder, work: int) -> None:
+    """The rows, dealt to the threads in fixed shares."""
+    rows = prod(form.outer)
+    threads = min(builder.threads_for(work), rows)
+    scratch = row_scratch(form, builder, threads)
+    with builder.loop(threads, "parallel", "thread") as thread:
+        begin, end = share(thread, threads, rows)
+        with builder.loop(end - begin, name="row") as i:
+            emit_row(form, builder, builder.bind(begin + i), thread, scratch)
+
+
+def row_scratch(form: RowForm, builder: KernelBuilder, threads: int) -> dict[str, Buffer]:
+    """Room for one row of each value that is kept and no output, for each thread."""
+    return {name: builder.workspace(threads * _padded(form, name), form.group.types[name].dtype) for name in form.scratch}
+
+
+def emit_row(
+    form: RowForm,
+    builder: KernelBuilder,
+    row: Expr,
+    thread: Expr,
+    scratch: dict[str, Buffer],
+    given: dict[str, Reader] | None = None,
+) -> None:
+    """The loops over the row of this number; `given` says how operands that are no parameters are read."""
+    index = bound_unravel(builder, row, form.outer)
+    places = {name: (buffer, thread * _padded(form, name)) for name, buffer in scratch.items()}
+    for name in form.group.outputs:
+        if name in form.elements:
+            places[name] = _buffer(form, builder, name), row * form.length
+    _Row(form, builder, index, places, given or {}).emit()
+
+
+def _padded(form: RowForm, name: str) -> int:
+    """Elements of a row in scratch, whole cache lines."""
+    line = _LINE_BYTES // np.dtype(form.group.types[name].dtype).itemsize
+    return -(-form.length // line) * line
+
+
+def _buffer(form: RowForm, builder: KernelBuilder, name: str) -> Buffer:
+    kind = form.group.types[name]
+    return builder.parameter(name, kind.elements, kind.dtype)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The loops over one row. `given` says how values that are already known are read."""
+
+    form: RowForm
+    builder: KernelBuilder
+    index: Index  # of the row
+    places: dict[str, tuple[Buffer, Expr]]  # element values that are stored: where, and the row's offset there
+    given: dict[str, Reader] = field(default_factory=dict)
+
+    def emit(self) -> None:
+        self._row_values(0)
+        for loop in range(self.form.loops):
+            self._loop(loop)
+            self._row_values(loop + 1)
+
+    def _loop(self, loop: int) -> None:
+        """One trip over the row: stores what is returned or kept, and folds."""
+        form, builder = self.form, self.builder
+        folds = [op for op in form.folds if form.levels[op.inputs[0]] == loop]
+        *outer, last = form.row
+        lanes, slots = block_slots(min(builder.lanes(form.group.types[name].dtype) for name in self._typed(folds, loop)), last)
+        totals = [builder.local(slots, form.group.types[op.outputs[0]].dtype) for op in folds]
+
+        def block(inner: Index) -> Block:
+            base = builder.bind(row_major(inner, outer) * last) if outer else tirx.const(0, "int32")
+            return Block(builder, slots, lanes, True, base, (Loop(last, 1),), self.index)
+
+        whole = block((0,) * len(outer)) if not outer else None
+        across = Block(builder, slots, lanes, True, tirx.const(0, "int32"), (), self.index)
+        for op, total in zip(folds, totals, strict=True):
+            initial = tirx.const(FOLDS[op.op_type].initial, str(total.dtype))
+            across.each_slot(partial(builder.store, total, value=initial))
+        targets = form.targets(loop)
+
+        def along(inner: Index) -> None:
+            (whole or block(inner)).walk(
+                lambda slot, offset, number: self._element(targets, folds, totals, slot, offset, (*inner, number))
+            )
+
+        nest(builder, outer, along)
+        for op, total in zip(folds, totals, strict=True):
+            across.bring_together(total, FOLDS[op.op_type].combine)
+            self.given[op.outputs[0]] = _element_of(total)
+        self.given.update({name: self._reader(name) for name in targets if name in self.places})
+
+    def _typed(self, folds: list[Op], loop: int) -> list[str]:
+        """The values whose types bound the lanes of a loop."""
+        return [*self.form.targets(loop), *(op.inputs[0] for op in folds), *(op.outputs[0] for op in folds)]
+
+    def _element(self, targets: list[str], folds: list[Op], totals: list[Buffer], slot: Expr, offset: Expr, inner: Index) -> None:
+        """What a loop does at one place of the row."""
+        values = _Values(self.form.group, self.builder, dict(self.given))
+        shape = (*self.form.outer, *self.form.row)
+        place = (*self.index, *inner)
+
+        def read(name: str) -> Expr:
+            return values.read(name, broadcast_index(place, shape, self.form.group.types[name].shape))
+
+        for name in targets:
+            value = self.builder.name(read(name))
+            if name in self.places:
+                buffer, base = self.places[name]
+                self.builder.store(buffer, base + offset, value)
+            values.given[name] = _known(value)
+        for op, total in zip(folds, totals, strict=True):
+            x = self.builder.name(read(op.inputs[0]))
+            self.builder.store(total, slot, FOLDS[op.op_type].combine(total[slot], x))
+
+    def _reader(self, name: str) -> Reader:
+        """Reads a stored element value in a later loop."""
+        buffer, base = self.places[name]
+        count = len(self.form.outer)
+        return lambda index: buffer[base + row_major(index[count:], self.form.row)]
+
+    def _row_values(self, level: int) -> None:
+        """Compute the row values of a level, each once, and store those that are returned."""
+        form, builder, group = self.form, self.builder, self.form.group
+        for op in group.ops:
+            (name,) = op.outputs
+            if name in form.elements or form.levels[name] != level:
+                continue
+            index = self._row_index(name)
+            if op.op_type not in FOLDS:
+                local = builder.local(1, group.types[name].dtype, "row")
+                builder.store(local, 0, _Values(group, builder, self.given).read(name, index))
+                self.given[name] = _element_of(local)
+            if name in group.outputs:
+                builder.store(_buffer(form, builder, name), row_major(index, group.types[name].shape), self.given[name](index))
+
+    def _row_index(self, name: str) -> Index:
+        form = self.form
+        whole = self.index if name in form.flat else (*self.index, *(0,) * len(form.row))
+        shape = form.outer if name in form.flat else (*form.outer, *form.row)
+        return broadcast_index(whole, shape, form.group.types[name].shape)
+
+
+def _known(value: Expr) -> Reader:
+    """Reads a value that has one element wherever it is asked for."""
+    return lambda _: value
+
+
+def _element_of(buffer: Buffer) -> Reader:
+    """Reads the first element of a local array."""
+    return _known(buffer[tirx.const(0, "int32")])
+
+
+class _Values(GroupValues):
+    """Values of a group that has exponentials of what is not positive, which take fewer steps in float32."""
+
+    def read(self, name: str, index: Index) -> Expr:
+        op = self.group.producers.get(name)
+        if op is None or op.op_type != EXP or name in self.given:
+            return super().read(name, index)
+        x = super().read(op.inputs[0], index)
+        value = math.exp_nonpositive(self.builder.name, x) if str(x.ty) == "float32" else tirx.exp(x)
+        named = self.builder.name(value)
+        self.given[name] = _known(named)
+        return named

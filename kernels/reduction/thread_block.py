@@ -1,0 +1,83 @@
+"""Rows that a block of threads works on together: each has one accumulator, brought together through shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import prod
+
+from tvm import tirx
+
+from ..codegen.builder import Buffer, Expr, Index
+from ..codegen.gpu_builder import GpuBuilder
+from ..codegen.grids import BLOCK_THREADS
+from ..template.loops import bound_unravel
+from .reduction_loops import Block, Combine, Loop, Update, offset_of
+
+SHORT_ROW = 64  # elements below which a thread of its own for each row does better
+
+
+@dataclass(frozen=True)
+class ThreadBlock(Block):
+    """A row whose element number i belongs to thread i % `threads`, a power of two, of the block."""
+
+    thread: Expr
+    threads: int
+
+    def once(self) -> AbstractContextManager[None]:
+        return self.builder.when(tirx.EQ(self.thread, 0))
+
+    def bring_together(self, total: Buffer, combine: Combine) -> None:
+        """Leave in every thread's slot 0 what all have accumulated: a tree, whose order does not depend on the run."""
+        builder, width, zero = self._builder, self.threads, tirx.const(0, "int32")
+        shared = builder.shared(width, str(total.dtype), "partial")
+        builder.store(shared, self.thread, total[zero])
+        builder.barrier()
+        while width > 1:
+            width //= 2
+            with builder.when(self.thread < width):
+                builder.store(shared, self.thread, combine(shared[self.thread], shared[self.thread + width]))
+            builder.barrier()
+        builder.store(total, zero, shared[zero])
+
+    def each_of_row(self, extents: Sequence[int], body: Callable[[Index, Expr], None]) -> None:
+        self._each(extents, lambda index, number: body(index, self.base + number))
+
+    def walk(self, update: Update) -> None:
+        def element(index: Index, number: Expr) -> None:
+            offset = self.builder.bind(self.base + offset_of(index, self.reduced))
+            update(tirx.const(0, "int32"), offset, index[-1] if index else number)
+
+        self._each([loop.extent for loop in self.reduced], element)
+
+    @property
+    def _builder(self) -> GpuBuilder:
+        assert isinstance(self.builder, GpuBuilder)
+        return self.builder
+
+    def _each(self, extents: Sequence[int], body: Callable[[Index, Expr], None]) -> None:
+        """`body(index, number)` for those of the row's elements that are this thread's."""
+        builder, count = self.builder, prod(extents)
+        with builder.loop(-(-count // self.threads), name="turn") as turn:
+            number = builder.bind(turn * self.threads + self.thread)
+            if count % self.threads == 0:
+                body(bound_unravel(builder, number, extents), number)
+                return
+            with builder.when(number < count):
+                body(bound_unravel(builder, number, extents), number)
+
+
+def emit_rows(
+    builder: GpuBuilder,
+    extents: Sequence[int],
+    base: Callable[[Index], Expr],
+    reduced: tuple[Loop, ...],
+    compute: Callable[[Block], None],
+) -> None:
+    """A block of threads for each index of `extents`; its row begins at `base(index)` and is told by `reduced`."""
+    length = prod(loop.extent for loop in reduced)
+    threads = min(BLOCK_THREADS, 1 << max(length - 1, 31).bit_length())
+    with builder.blocks(prod(extents), threads) as (block, thread):
+        index = bound_unravel(builder, block, extents)
+        compute(ThreadBlock(builder, 1, 1, True, builder.bind(base(index)), reduced, index, thread, threads))

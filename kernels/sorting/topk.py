@@ -1,0 +1,231 @@
+"""TopK: the greatest or least elements of each row along one dimension, in order, with the places where they stood.
+
+Of equal elements the one with the lower index comes first; the zeros are equal; NaN counts as greater than all numbers, as
+it does for NumPy and torch. What is better than the worst of the best so far is put behind them, and whenever there is no more
+room, they are sorted and the best stay: O(n log k) at worst. Of a contiguous row whole vectors are compared. Where few of many
+are wanted, the row is read once before for a threshold that little more than k elements pass. Results are in order also where
+`sorted` is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, KernelBuilder, share
+from ..codegen.lane_masks import first_lane, lanes_not_above
+from ..groups.group import Group, Op
+from ..template.contract import BuiltKernel, Refusal
+from ..template.kernel import finish, new_builder
+from .sorting import Entries, Sorter, key_type, order_key
+
+OPERATORS = frozenset(["TopK"])
+_LEAST_ROOM = 32  # entries; sorting fewer at a time costs more than it saves
+_MOST_GROUPS = 2048
+_MOST_RANKED = 128  # comparing all with all
+_LEAST_OF_GROUP = 3  # elements; of smaller groups the threshold says too little
+_UNROLLED = 16  # vectors
+
+
+def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+    """Takes TopK alone. K is what the shape of the results says."""
+    (op,) = group.ops
+    kind = group.types[op.inputs[0]]
+    found = group.types[group.outputs[0]].shape
+    axis = op.attribute("axis", -1) % len(kind.shape)
+    length, inner, kept = kind.shape[axis], prod(kind.shape[axis + 1 :]), found[axis]
+    rows = prod(kind.shape[:axis]) * inner
+    builder = new_builder(target)
+    work = 6 * kind.elements
+    if kept > length:
+        return Refusal(f"{kept} elements are asked for, a row has {length}")
+    if rows and kept:
+        threads = min(builder.threads_for(work), rows)
+        room = length if length <= max(2 * kept, _LEAST_ROOM) else max(2 * kept, _LEAST_ROOM)
+        selection = _Selection(
+            builder,
+            Sorter(builder, room, key_type(kind.dtype), threads),
+            builder.parameter(op.inputs[0], kind.elements, kind.dtype),
+            kind.dtype,
+            length,
+            inner,
+            kept,
+            bool(op.attribute("largest", 1)),
+        )
+        with builder.loop(threads, "parallel", "thread") as thread:
+            begin, end = share(thread, threads, rows)
+            with builder.loop(end - begin, name="row") as i:
+                row = builder.bind(begin + i)
+                outer, column = builder.bind(tirx.floordiv(row, inner)), builder.bind(tirx.floormod(row, inner))
+                start = builder.bind(outer * (length * inner) + column)
+                selection.select(thread, start)
+                _store(group, op, selection, thread, builder.bind(outer * (kept * inner) + column), start)
+    return finish("topk", builder, group, flops=work)
+
+
+def _store(group: Group, op: Op, selection: _Selection, thread: Expr, begin: Expr, start: Expr) -> None:
+    """Write what was selected of the row that starts at `start` to the outputs, from `begin` on."""
+    builder, inner = selection.builder, selection.inner
+    entries = selection.sorter.entries(thread)
+    with builder.loop(selection.kept, name="rank") as rank:
+        place = builder.bind(entries.place(rank))
+        for name, value in zip(op.outputs, (selection.source[start + place * inner], tirx.Cast("int64", place)), strict=False):
+            if name:
+                out = group.types[name]
+                builder.store(builder.parameter(name, out.elements, out.dtype), begin + rank * inner, value)
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """How the best `kept` of `length` elements, `inner` apart, are found: the first entries of the sorter, in order."""
+
+    builder: KernelBuilder
+    sorter: Sorter
+    source: Buffer
+    dtype: str
+    length: int
+    inner: int
+    kept: int
+    largest: bool
+
+    def select(self, thread: Expr, start: Expr) -> None:
+        builder, sorter, room = self.builder, self.sorter, min(self.sorter.capacity, self.length)
+        entries = sorter.entries(thread)
+        groups = self._groups()
+        if not groups:
+            with builder.loop(room, name="first") as i:
+                entries.put(i, self._key(start, i), i)
+            sorter.sort(thread, room)
+            if room == self.length:
+                return
+        count, worst = builder.local(1, "int32", "count"), builder.local(1, key_type(self.dtype), "worst")
+        if groups:
+            builder.store(count, 0, tirx.const(0, "int32"))
+            builder.store(worst, 0, self._threshold(start, groups))
+        else:
+            self._restart(entries, count, worst)
+        first = 0 if groups else room
+        lanes = builder.lanes(key_type(self.dtype))
+        vectors = (self.length - first) // lanes if self.inner == 1 and not builder.is_grid else 0
+        if vectors:
+            with builder.loop(vectors, name="v") as v:
+                self._scan(thread, start, builder.bind(first + v * lanes), count, worst)
+        with builder.loop(self.length - first - vectors * lanes, name="i") as i:
+            place = builder.bind(first + vectors * lanes + i)
+            with builder.when(builder.name(self._key(start, place)) <= worst[0]):
+                self._take(thread, start, place, count, worst)
+        sorter.sort(thread, builder.bind(count[0]))
+
+    def _groups(self) -> int:
+        """Into how many groups a row is divided to find a threshold; 0 where that does not pay."""
+        if self.inner != 1:
+            return 0
+        groups = self.builder.lanes(key_type(self.dtype))
+        while groups < 2 * self.kept:
+            groups *= 2
+        return groups if groups <= _MOST_GROUPS and self.length >= _LEAST_OF_GROUP * groups else 0
+
+    def _key(self, start: Expr, i: Expr) -> Expr:
+        x = self.source[start + i * self.inner]
+        return order_key(x, self.dtype, self.builder.name, descending=self.largest)
+
+    def _threshold(self, start: Expr, groups: int) -> Expr:
+        """A key that at least `kept` elements of a row do not exceed, and few others.
+
+        Each lane of `groups` has the least of every so many elements; the threshold is the `kept`-th of them.
+        """
+        builder, kind = self.builder, key_type(self.dtype)
+        least = builder.local(groups, kind, "least")
+        with self._lanes(groups) as lane:
+            builder.store(least, lane, self._key(start, lane))
+        with builder.loop(self.length // groups - 1, name="row") as row:
+            begin = builder.bind((row + 1) * groups)
+            with self._lanes(groups) as lane:
+                builder.store(least, lane, tirx.min(least[lane], self._key(start, begin + lane)))
+        return self._bisected(least, groups) if groups > _MOST_RANKED else self._ranked(least, groups)
+
+    def _ranked(self, least: Buffer, groups: int) -> Expr:
+        """The greatest number of which fewer than `kept` are less, found by comparing all with all."""
+        builder, kind = self.builder, key_type(self.dtype)
+        ranks = builder.local(groups, kind, "ranks")
+        with self._lanes(groups) as lane:
+            builder.store(ranks, lane, tirx.const(0, kind))
+        with builder.loop(groups, name="other") as other:
+            key = builder.bind(least[other])
+            with self._lanes(groups) as lane:
+                builder.store(ranks, lane, ranks[lane] + tirx.Cast(kind, key < least[lane]))
+        with self._lanes(groups) as lane:
+            is_best = ranks[lane] < tirx.const(self.kept, kind)
+            builder.store(least, lane, tirx.Select(is_best, least[lane], tirx.const(np.iinfo(kind).min, kind)))
+        return self._folded(least, groups, tirx.max)
+
+    def _bisected(self, least: Buffer, groups: int) -> Expr:
+        """The same, bit by bit from the highest: each number that is tried is compared with all."""
+        builder, kind = self.builder, key_type(self.dtype)
+        lanes = builder.lanes(kind)
+        found, less = builder.local(1, kind, "found"), builder.local(lanes, kind, "less")
+        builder.store(found, 0, tirx.const(np.iinfo(kind).min, kind))
+        with builder.loop(np.iinfo(kind).bits, name="bit") as bit:
+            shift = tirx.Cast(kind, np.iinfo(kind).bits - 1 - bit)
+            tried = builder.bind(found[0] ^ (tirx.const(1, kind) << shift))
+            with self._lanes(lanes) as lane:
+                builder.store(less, lane, tirx.const(0, kind))
+            with builder.loop(groups // lanes, name="v") as v, self._lanes(lanes) as lane:
+                builder.store(less, lane, less[lane] + tirx.Cast(kind, least[v * lanes + lane] < tried))
+            few = builder.name(self._folded(less, lanes, lambda a, b: a + b) < tirx.const(self.kept, kind))
+            builder.store(found, 0, tirx.Select(few, tried, found[0]))
+        return found[0]
+
+    def _folded(self, numbers: Buffer, extent: int, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+        """All numbers, a power of two of them, combined to one, which spoils them."""
+        while extent > 1:
+            extent //= 2
+            with self._lanes(extent) as lane:
+                self.builder.store(numbers, lane, combine(numbers[lane], numbers[extent + lane]))
+        return numbers[0]
+
+    @contextmanager
+    def _lanes(self, extent: int) -> Iterator[Expr]:
+        """Loops over the elements of whole vectors, or of a part of one; few are unrolled, so that they stay in registers."""
+        builder = self.builder
+        lanes = min(builder.lanes(key_type(self.dtype)), extent)
+        vectors = extent // lanes
+        with builder.loop(vectors, "unrolled" if vectors <= _UNROLLED else "serial", "v") as v:
+            first = builder.bind(v * lanes)
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                yield first + lane
+
+    def _restart(self, entries: Entries, count: Buffer, worst: Buffer) -> None:
+        """The entries are in order: keep the best, and take only what is better, as of equal ones the earlier is."""
+        least = tirx.const(np.iinfo(key_type(self.dtype)).min + 1, key_type(self.dtype))
+        self.builder.store(count, 0, tirx.const(self.kept, "int32"))
+        self.builder.store(worst, 0, tirx.max(entries.key(self.kept - 1), least) - 1)
+
+    def _scan(self, thread: Expr, start: Expr, first: Expr, count: Buffer, worst: Buffer) -> None:
+        """Take what is good enough of the elements of one vector."""
+        builder, kind = self.builder, key_type(self.dtype)
+        lanes = builder.lanes(kind)
+        keys, mask = builder.local(lanes, kind, "keys"), builder.local(1, "int32", "mask")
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            builder.store(keys, lane, self._key(start, first + lane))
+        builder.store(mask, 0, lanes_not_above(builder, keys, worst[0]))
+        with builder.while_true(tirx.NE(mask[0], tirx.const(0, "int32"))):
+            place = builder.bind(first + first_lane(mask[0]))
+            builder.store(mask, 0, mask[0] & (mask[0] - 1))
+            self._take(thread, start, place, count, worst)
+
+    def _take(self, thread: Expr, start: Expr, place: Expr, count: Buffer, worst: Buffer) -> None:
+        """Put an element behind the entries; where there is no more room, only the best stay."""
+        builder, sorter = self.builder, self.sorter
+        entries = sorter.entries(thread)
+        entries.put(builder.bind(count[0]), builder.name(self._key(start, place)), place)
+        builder.store(count, 0, count[0] + 1)
+        with builder.when(count[0] >= sorter.capacity):
+            sorter.sort(thread, sorter.capacity)
+            self._restart(entries, count, worst)

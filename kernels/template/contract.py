@@ -1,0 +1,112 @@
+"""The contract between a kernel template and those who choose and call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...runtime.plan import TensorType
+from ...runtime.target import Target
+from ..cost.estimate import Estimate, floors
+from ..groups.configuration import Choice
+from ..groups.group import Group
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a template does not take a group."""
+
+    reason: str
+
+
+class Pack(Protocol):
+    """Rearranges a constant operand, at compile time, into the layout that a kernel loads.
+
+    A frozen dataclass, so that equal packs of one constant are stored once.
+    """
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        """The packed copy, C-contiguous."""
+        ...
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        """Type of the result, known without the data."""
+        ...
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input of the group that the kernel reads, packed first if `pack` is given."""
+
+    name: str
+    pack: Pack | None = None
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A kernel and how to call it: pointers of `operands`, then of the group's outputs, then the workspace if it has bytes.
+
+    `inplace` pairs (output index, operand index) may share one address. `refused` says why other templates were passed over,
+    `choices` what was decided beside, and `ignored` what the group's configuration asked for in vain. `multiplies` is that of the
+    Plan's Kernel, `work` an estimate of the scalar operations of its longest loop that may be parallel, 0 where none may, and
+    `estimate` what its template expected.
+    """
+
+    template: str
+    function: Any  # tirx.PrimFunc
+    operands: tuple[Operand, ...]
+    workspace_bytes: int = 0
+    inplace: tuple[tuple[int, int], ...] = ()
+    flops: int = 0
+    multiplies: str = "float32"
+    work: int = 0
+    refused: tuple[tuple[str, str], ...] = ()
+    choices: tuple[Choice, ...] = ()
+    ignored: tuple[str, ...] = ()
+    estimate: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a template would do for a group: what that would take, and how to write it.
+
+    Of several candidates the cheapest is written. What no other template competes with may refuse as late as `emit`.
+    """
+
+    estimate: Estimate
+    emit: Callable[[], BuiltKernel | Refusal]
+
+
+Planner = Callable[[Group, Target], "Candidate | Refusal"]
+
+
+def at_floors(build: Callable[[Group, Target], BuiltKernel | Refusal]) -> Planner:
+    """The plan of a template that has no model of its own: the floors of the group's operators."""
+
+    def plan(group: Group, target: Target) -> Candidate:
+        return Candidate(floors(group, target.machine), partial(build, group, target))
+
+    return plan
+
+
+@dataclass(frozen=True)
+class Template:
+    """One way to compute a kind of group. `plan` returns a Refusal where the group does not fit.
+
+    Only groups whose operators that are neither pointwise nor views are among `anchors` are shown to it; groups without one if
+    that is empty. `has_surroundings` says that it reads its operands through views and pointwise operators and stores its result
+    through views; else groups of its anchors with such operators are not for it. `has_prologue` says that it computes its first
+    operand by pointwise operators where it reads it. `reads_narrow` says that its anchors take operands of narrow types for those
+    that Casts make float32 of: it is shown groups without those Casts.
+    """
+
+    name: str
+    plan: Planner
+    anchors: frozenset[str] = frozenset()
+    has_surroundings: bool = False
+    reads_narrow: bool = False
+    has_prologue: bool = False

@@ -1,0 +1,135 @@
+"""What the CPU templates share: the vector width, the loop over a tensor's elements, and the finished kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+from tvm import tirx
+
+from ...runtime.hardware.machine import Machine
+from ...runtime.target import Target
+from ..codegen.builder import Expr, Index, KernelBuilder, row_major, unravel
+from ..codegen.gpu_builder import GpuBuilder
+from ..cost.operations import operations_of
+from ..expressions.pointwise import POINTWISE
+from ..formats.bfloat16 import multiplies_words
+from ..groups.configuration import Configuration
+from ..groups.group import Group
+from .contract import BuiltKernel, Operand
+from .values import GroupValues
+
+_BLOCK_VECTORS = 64  # vectors of one block of a flat loop: large enough to hide the loop, small enough to deal out evenly
+
+
+def new_builder(target: Target, configuration: Configuration | None = None) -> KernelBuilder:
+    """The builder of the target's kernels: these templates serve GPUs too, where an iteration of a parallel loop is a thread.
+
+    With a configuration, if only an empty one, the kernel says what could be chosen otherwise.
+    """
+    if target.is_gpu:
+        return GpuBuilder()
+    has_bfloat16 = target.has("avx512_bf16")
+    return KernelBuilder(target.machine, target.threads, has_bfloat16=has_bfloat16, configuration=configuration)
+
+
+def machine_of(target: Target, dtype: str) -> Machine:
+    """The target's machine as it computes numbers of a type."""
+    return target.machine.of_items(np.dtype(dtype).itemsize)
+
+
+def pointwise_cost(group: Group) -> int:
+    """Scalar operations per element of the group's pointwise operators, a transcendental one counting for twelve."""
+    return sum(operations_of(op.op_type) for op in group.ops if op.op_type in POINTWISE)
+
+
+def map_elements(builder: KernelBuilder, shape: tuple[int, ...], lanes: int, work: int, element: Callable[[Index], None]) -> None:
+    """Call `element` once for each index of `shape`, vectorised along the last dimension and dealt to the threads.
+
+    `work` is the estimated number of scalar operations of the whole.
+    """
+    if prod(shape) == 0:
+        return
+    if builder.is_grid:
+        with builder.chunks(prod(shape), work) as i:
+            element(unravel(i, shape))
+        return
+    *outer, inner = shape or (1,)
+    rows = prod(outer)
+    if rows > 1:
+        with builder.chunks(rows, work) as row:
+            index = unravel(row, outer)
+            builder.vector_loop(inner, lanes, lambda i: element((*index, i)))
+        return
+    leading = (0,) * len(outer)
+    block = lanes * _BLOCK_VECTORS
+    whole = inner // block
+    if whole:
+        with builder.chunks(whole, work) as b:
+            builder.vector_loop(block, lanes, lambda i: element((*leading, b * block + i)))
+    if inner - whole * block:
+        builder.vector_loop(inner - whole * block, lanes, lambda i: element((*leading, whole * block + i)))
+
+
+def store_outputs(values: GroupValues, index: Index) -> None:
+    """Store the element at `index` of all outputs of a group, which have one shape."""
+    group, builder = values.group, values.builder
+    results = [values.read(name, index) for name in group.outputs]
+    for name, result in zip(group.outputs, results, strict=True):
+        kind = group.types[name]
+        builder.store(builder.parameter(name, kind.elements, kind.dtype), row_major(index, kind.shape), result)
+
+
+def narrowest_lanes(builder: KernelBuilder, group: Group) -> int:
+    """Lanes of a loop that stores all outputs of the group: as the widest of them allows."""
+    return min(builder.lanes(group.types[name].dtype) for name in group.outputs)
+
+
+def finish(
+    template: str,
+    builder: KernelBuilder,
+    group: Group,
+    *,
+    flops: int,
+    packed: dict[str, Operand] | None = None,
+    inplace: tuple[str, ...] = (),
+) -> BuiltKernel:
+    """The kernel with its parameters in calling order: operands in order of first use, then the group's outputs.
+
+    `packed` gives, for parameters that are not simply inputs of the group, the packed constants that they are.
+    `inplace` names operands whose memory the first output may take: the kernel reads each element before it writes it.
+    """
+    for name in group.outputs:  # an output that is never stored (it has no elements) is still a parameter
+        if name not in builder.parameter_names:
+            builder.parameter(name, group.types[name].elements, group.types[name].dtype)
+    operands = [name for name in builder.parameter_names if name not in group.outputs]
+    builder.order_parameters((*operands, *group.outputs))
+    function = builder.function(aliased=bool(inplace))
+    return BuiltKernel(
+        template,
+        function,
+        tuple((packed or {}).get(name, Operand(name)) for name in operands),
+        builder.workspace_bytes,
+        tuple((0, operands.index(name)) for name in inplace if name in operands),
+        flops,
+        builder.tiles or ("bfloat16" if not builder.is_grid and multiplies_words(function) else "float32"),
+        builder.work,
+        choices=tuple(builder.choices),
+    )
+
+
+def same_place_operands(group: Group) -> tuple[str, ...]:
+    """Inputs that a pointwise group reads only at the very element it writes, so that the output may take their memory."""
+    if len(group.outputs) != 1:
+        return ()
+    out = group.types[group.outputs[0]]
+    return tuple(
+        name
+        for name in group.inputs
+        if name not in group.constants and group.types[name].shape == out.shape and group.types[name].bits == out.bits
+    )
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else tirx.min(a, b)

@@ -1,0 +1,148 @@
+"""What templates with an anchor share: its output's dimensions merged as its followers allow, and the followers in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+
+from tvm import tirx
+
+from ...runtime.plan import TensorType
+from ..codegen.builder import Expr, Index, KernelBuilder, row_major
+from ..groups.group import Group, Op
+from .values import GroupValues, split_anchor
+
+_ACCUMULATORS = {"float16": "float32", "bfloat16": "float32"}
+
+
+def accumulator_type(dtype: str) -> str:
+    """The type in which elements of `dtype` are added up."""
+    return _ACCUMULATORS.get(dtype, dtype)
+
+
+def merge_sections(
+    group: Group, shape: Sequence[int], sections: Sequence[Sequence[int]], operands: Sequence[str] = ()
+) -> tuple[Group, list[list[tuple[int, ...]]]]:
+    """The group over fewer, longer dimensions, where only dimensions of one section merge, as the followers' operands allow,
+    and those named in `operands`.
+
+    `shape` is that of the anchor's output; `sections` are its dimensions, cut in order. Returns the group with every value that
+    broadcasts to the merged shape retyped, and for each section the runs of dimensions that became one (at least one run, so
+    that an index has a part for each section).
+    """
+    padded = {
+        name: (1,) * (len(shape) - len(kind.shape)) + kind.shape
+        for name, kind in group.types.items()
+        if _broadcasts(kind.shape, shape)
+    }
+    _, followers = split_anchor(group)
+    followed = {name for op in followers for name in (*op.inputs, *op.outputs) if name in padded} | set(operands)
+    merged: list[list[tuple[int, ...]]] = []
+    for section in sections:
+        runs: list[tuple[int, ...]] = []
+        for axis in section:
+            candidate = (*runs[-1], axis) if runs else (axis,)
+            if runs and all(_spans_all_or_none(padded[name], candidate, shape) for name in followed):
+                runs[-1] = candidate
+            else:
+                runs.append((axis,))
+        merged.append(runs or [()])
+    types = dict(group.types) | {
+        name: TensorType(tuple(prod(dims[axis] for axis in run) for runs in merged for run in runs), group.types[name].dtype)
+        for name, dims in padded.items()
+    }
+    return replace(group, types=types), merged
+
+
+def follow(group: Group, builder: KernelBuilder, anchor: Op, index: Index, value: Expr, offset: Expr | None = None) -> None:
+    """Store the group's outputs at an index of the anchor's output, whose element there is `value`.
+
+    All of them have the anchor's shape, and all are computed before one is stored; further results of the anchor itself, such as
+    a normalization's statistics, are not looked at. `offset` is that of the index, where it is known in simpler terms.
+    """
+    result, *others = anchor.outputs
+    outputs = [out for out in group.outputs if out not in others]
+    if group.reader_counts.get(result, 0) > 1:
+        value = builder.name(value)
+    values = GroupValues(group, builder, {result: lambda _: value})
+    elements = [values.read(out, index) for out in outputs]
+    for out, element in zip(outputs, elements, strict=True):
+        kind = group.types[out]
+        place = row_major(index, kind.shape) if offset is None else offset
+        builder.store(builder.parameter(out, kind.elements, kind.dtype), place, element)
+
+
+def cover(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:
+    """`body(i)` for i in [0, extent), in vectors only: the last one overlaps the one before it where the extent is odd.
+
+    So `body` must give the same result when done twice.
+    """
+    while lanes > extent > 0:
+        lanes //= 2
+    whole = extent // lanes
+    if whole:
+        with builder.loop(whole, name="v") as block, builder.loop(lanes, "vectorized", "lane") as lane:
+            body(block * lanes + lane)
+    if extent - whole * lanes:
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            body(extent - lanes + lane)
+
+
+def sweep(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:
+    """`body(i)` once for each i in [0, extent): whole vectors, then ever shorter ones."""
+    whole = extent // lanes
+    with builder.loop(whole, name="v") as block, builder.loop(lanes, "vectorized", "lane") as lane:
+        body(block * lanes + lane)
+    done = whole * lanes
+    while done < extent:
+        while lanes > extent - done:
+            lanes //= 2
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            body(done + lane)
+        done += lanes
+
+
+def nest(builder: KernelBuilder, extents: Sequence[int], body: Callable[[Index], None]) -> None:
+    """`body(index)` in nested serial loops."""
+    if not extents:
+        body(())
+        return
+    with builder.loop(extents[0]) as i:
+        nest(builder, extents[1:], lambda index: body((i, *index)))
+
+
+def parallel_nest(builder: KernelBuilder, extents: Sequence[int], work: int, body: Callable[[Index], None]) -> None:
+    """The same, the outermost iterations dealt to the threads: as many loops of them as give each thread enough."""
+    outer = 0
+    while outer < len(extents) and prod(extents[:outer]) < 8 * builder.threads:
+        outer += 1
+    if builder.threads_for(work) == 1:
+        nest(builder, extents, body)
+        return
+    with builder.chunks(prod(extents[:outer]), work) as chunk:
+        index = bound_unravel(builder, chunk, extents[:outer])
+        nest(builder, extents[outer:], lambda inner: body((*index, *inner)))
+
+
+def bound_unravel(builder: KernelBuilder, offset: Expr, extents: Sequence[int]) -> Index:
+    """Index of a flat offset, each part named."""
+    index: list[Expr] = []
+    for position, extent in reversed(list(enumerate(extents))):
+        if extent == 1:
+            index.append(tirx.const(0, "int32"))
+        elif position == 0 or prod(extents[:position]) == 1:
+            index.append(offset)
+        else:
+            index.append(builder.bind(tirx.floormod(offset, extent)))
+            offset = builder.bind(tirx.floordiv(offset, extent))
+    return tuple(reversed(index))
+
+
+def _broadcasts(source: tuple[int, ...], shape: Sequence[int]) -> bool:
+    tail = shape[len(shape) - len(source) :] if source else ()
+    return len(source) <= len(shape) and all(a in (1, b) for a, b in zip(source, tail, strict=True))
+
+
+def _spans_all_or_none(dims: tuple[int, ...], run: Sequence[int], shape: Sequence[int]) -> bool:
+    return len({dims[axis] != 1 for axis in run if shape[axis] != 1}) <= 1

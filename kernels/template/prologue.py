@@ -1,0 +1,83 @@
+"""Operands that are computed where a template reads them: what pointwise operators before the anchor make of the group's inputs.
+
+A template that reads an operand by flat offsets reads it through `source_of`; one that has indices reads it through GroupValues.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..expressions import pointwise
+from ..groups.group import Group
+from .values import GroupValues
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The elements of an operand by their flat offset, as a buffer has them.
+
+    Every value that it is made of has as many elements as the operand, or one.
+    """
+
+    group: Group
+    builder: KernelBuilder
+    name: str
+
+    @property
+    def dtype(self) -> str:
+        return self.group.types[self.name].dtype
+
+    def __getitem__(self, offset: Expr) -> Expr:
+        return self._read(self.name, offset, {})
+
+    def _read(self, name: str, offset: Expr, known: dict[str, Expr]) -> Expr:
+        """The element of a value; `known` are those that have been named at this offset."""
+        if name in known:
+            return known[name]
+        op, kind = self.group.producers.get(name), self.group.types[name]
+        if op is None:
+            values = GroupValues(self.group, self.builder)
+            if (literal := self.group.literal(name)) is not None and literal.size == 1:
+                return values.read(name, ())
+            return values.load(name, offset if kind.elements != 1 else 0)
+        types = self.group.types
+        operands = [self._read(one, offset, known) if one else None for one in op.inputs]
+        dtypes = [types[one].dtype if one else "" for one in op.inputs]
+        builder = self.builder
+        flags = {"has_bfloat16": builder.has_bfloat16, "is_grid": builder.is_grid}
+        made = pointwise.apply(op, operands, dtypes, kind.dtype, builder.name, builder.integer_bits, **flags)
+        known[name] = builder.name(made)
+        return known[name]
+
+
+def source_of(group: Group, builder: KernelBuilder, name: str) -> Buffer:
+    """The elements of an anchor's operand: of memory where it is an input of the group."""
+    if name in group.producers:
+        return Computed(group, builder, name)
+    kind = group.types[name]
+    return builder.parameter(name, kind.elements, kind.dtype)
+
+
+def is_computed(group: Group, name: str) -> bool:
+    """Whether an operand is made by operators of the group."""
+    return name in group.producers
+
+
+def flat_obstacle(group: Group, name: str) -> str:
+    """Why an operand cannot be computed from flat offsets alone; empty if it can, and where it is an input."""
+    elements = group.types[name].elements
+    waiting, seen = [name], set[str]()
+    while waiting:
+        value = waiting.pop()
+        if value in seen or not value:
+            continue
+        seen.add(value)
+        op = group.producers.get(value)
+        if group.types[value].elements not in (1, elements):
+            return f"{value}, which an operand is computed from, spans only some of its dimensions"
+        if op is not None:
+            if op.op_type not in pointwise.POINTWISE:
+                return f"{op.op_type} before the anchor is not pointwise"
+            waiting += op.inputs
+    return ""

@@ -1,0 +1,199 @@
+"""Elements of a group's values as expressions: how a template reads its operands and runs the pointwise chain around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from tvm import tirx
+
+from ..codegen.builder import Expr, Index, KernelBuilder, broadcast_index, row_major
+from ..expressions import pointwise
+from ..formats.minifloat import is_coded
+from ..groups.group import Group, Op
+from . import views
+
+Reader = Callable[[Index], Expr]
+
+NARROW_FLOATS = ("bfloat16", "float16")
+# By floating point type, the integer of its width whose sign bit alone is -0.0.
+_SIGN_BIT = {
+    "float64": ("int64", -(2**63)),
+    "float32": ("int32", -(2**31)),
+    "float16": ("int16", -(2**15)),
+    "bfloat16": ("int16", -(2**15)),
+}
+
+
+class GroupValues:
+    """Reads elements of a group's values at one place of the loop nest.
+
+    `given` says how to read the values that the template computes itself: its anchor's output. What else is asked for is an
+    input, a literal, the pointwise operator that produces it, evaluated at the (broadcast) index, or a view, read where the
+    element lies in its operand. Values with several readers are bound to a name, once per `GroupValues`, so make a new one in
+    each loop body.
+    """
+
+    def __init__(self, group: Group, builder: KernelBuilder, given: dict[str, Reader] | None = None) -> None:
+        self.group = group
+        self.builder = builder
+        self.given = given or {}
+        self._bound: dict[tuple[str, str], Expr] = {}
+
+    def read(self, name: str, index: Index) -> Expr:
+        """The element of `name` at `index`, which has the rank of the value."""
+        if name in self.given:
+            return self.given[name](index)
+        if (literal := self.group.literal(name)) is not None and literal.size == 1:
+            return _constant(literal, self.group.types[name].dtype)
+        producer = self.group.producers.get(name)
+        if producer is None:
+            return self.load(name, row_major(index, self.group.types[name].shape))
+        if producer.op_type not in pointwise.POINTWISE:
+            view = views.view_of(self.group, producer)
+            assert view is not None, f"{producer.op_type} is no view"
+            return self.read(producer.inputs[0], view.source(self.group, producer, name, index))
+        if self.group.reader_counts[name] == 1:
+            return self._apply(producer, index)
+        key = (name, str(index))
+        if key not in self._bound:
+            self._bound[key] = self.builder.name(self._apply(producer, index))
+        return self._bound[key]
+
+    def load(self, name: str, offset: Expr) -> Expr:
+        """The element of an input at a flat offset."""
+        kind = self.group.types[name]
+        buffer = self.builder.parameter(name, kind.elements, kind.dtype)
+        return buffer[tirx.const(offset, "int32") if isinstance(offset, int) else offset]
+
+    def _apply(self, op: Op, index: Index) -> Expr:
+        types = self.group.types
+        names = op.inputs
+        dtypes = [types[name].dtype if name else "" for name in names]
+        shape = types[op.outputs[0]].shape
+        inputs = [self.read(name, broadcast_index(index, shape, types[name].shape)) if name else None for name in names]
+        dtype, builder = types[op.outputs[0]].dtype, self.builder
+        return pointwise.apply(
+            op,
+            inputs,
+            dtypes,
+            dtype,
+            builder.name,
+            builder.integer_bits,
+            has_bfloat16=builder.has_bfloat16,
+            is_rough=self.group.tolerance.may_round,
+            is_grid=builder.is_grid,
+        )
+
+
+def source_offset(group: Group, name: str, index: tuple[int, ...]) -> int:
+    """Where an element lies in the input that it is read from: the largest one, of what several are computed from."""
+    while (op := group.producers.get(name)) is not None:
+        if op.op_type in pointwise.POINTWISE:
+            source = max((value for value in op.inputs if value), key=lambda value: group.types[value].elements)
+            index = broadcast_index(index, group.types[name].shape, group.types[source].shape)
+        else:
+            view = views.view_of(group, op)
+            assert view is not None, f"{op.op_type} is no view"
+            source, index = op.inputs[0], view.source(group, op, name, index)
+        name = source
+    return int(row_major(index, group.types[name].shape))
+
+
+def anchors_of(group: Group) -> tuple[Op, ...]:
+    """The operators that decide which template takes a group: all that are neither pointwise nor views, or a view alone."""
+    others = tuple(op for op in group.ops if op.op_type not in pointwise.POINTWISE)
+    return others if len(others) == 1 else tuple(op for op in others if views.view_of(group, op) is None)
+
+
+def _constant(literal: np.ndarray, dtype: str) -> Expr:
+    """A number as an expression.
+
+    A zero is written by way of the bits of -0.0: TVM folds 0.0 * x and 0.0 / x to 0, also where x is not finite.
+    """
+    if is_coded(dtype):
+        return tirx.const(literal.view("uint8").item(), "uint8")
+    value = literal.item()
+    if dtype not in _SIGN_BIT or value != 0:
+        return tirx.const(value, dtype)
+    integer, bit = _SIGN_BIT[dtype]
+    negative = tirx.reinterpret(dtype, tirx.const(bit, integer))
+    return negative if np.signbit(literal).item() else tirx.const(0.0, dtype) - negative
+
+
+def split_anchor(group: Group) -> tuple[Op | None, tuple[Op, ...]]:
+    """The one anchor of a group, if there is one, and the pointwise operators."""
+    anchors = anchors_of(group)
+    followers = tuple(op for op in group.ops if op.op_type in pointwise.POINTWISE)
+    assert len(anchors) <= 1, f"a group has one anchor, this has {[op.op_type for op in anchors]}"
+    return (anchors[0] if anchors else None), followers
+
+
+def read_narrow(group: Group) -> Group:
+    """The group with anchors that read values of narrow types themselves, in the place of Casts to float32 for them alone."""
+    anchors = anchors_of(group)
+    read_by_anchors = [name for op in anchors for name in op.inputs]
+    casts = {
+        op.outputs[0]: op.inputs[0]
+        for op in group.ops
+        if op.op_type == "Cast"
+        and group.types[op.inputs[0]].dtype in NARROW_FLOATS
+        and group.types[op.outputs[0]].dtype == "float32"
+        and group.reader_counts.get(op.outputs[0]) == read_by_anchors.count(op.outputs[0])
+    }
+    if not casts:
+        return group
+    ops = tuple(
+        replace(op, inputs=tuple(casts.get(name, name) for name in op.inputs)) if any(op is one for one in anchors) else op
+        for op in group.ops
+        if not casts.keys() & set(op.outputs)
+    )
+    return replace(group, ops=ops)
+
+
+def surroundings(group: Group) -> tuple[Op, ...]:
+    """What only templates that read and store through other operators can have in a group: views beside its anchors, and
+    pointwise operators before one."""
+    anchors = anchors_of(group)
+    before, waiting = set[str](), [name for op in anchors for name in op.inputs if name in group.producers]
+    while waiting:
+        name = waiting.pop()
+        if name not in before:
+            before.add(name)
+            waiting += [other for other in group.producers[name].inputs if other in group.producers]
+    beside = [op for op in group.ops if all(op is not anchor for anchor in anchors)]
+    return tuple(op for op in beside if op.op_type not in pointwise.POINTWISE or not before.isdisjoint(op.outputs))
+
+
+def is_followed_anchor(group: Group) -> bool:
+    """Whether a group is one anchor alone, or one and pointwise operators on its elements that give the group's outputs."""
+    if len(group.ops) == 1:
+        return True
+    anchors = anchors_of(group)
+    if len(anchors) != 1 or surroundings(group):
+        return False
+    elements = group.types[anchors[0].outputs[0]].elements
+    return all(group.types[name].elements == elements for name in group.outputs)
+
+
+def is_prologued_anchor(group: Group) -> bool:
+    """Whether a group is one anchor with followers, and pointwise operators that compute its first operand, of a Concat any."""
+    anchors = anchors_of(group)
+    if len(anchors) != 1 or any(op.op_type not in pointwise.POINTWISE for op in surroundings(group)):
+        return False
+    (anchor,) = anchors
+    if anchor.op_type != "Concat" and any(name in group.producers for name in anchor.inputs[1:]):
+        return False
+    elements = group.types[anchors[0].outputs[0]].elements
+    return all(group.types[name].elements == elements for name in group.outputs)
+
+
+def pointwise_obstacle(group: Group) -> str:
+    """Why some pointwise operator of the group cannot be expressed; empty if all can."""
+    for op in group.ops:
+        if op.op_type in pointwise.POINTWISE:
+            dtypes = [group.types[name].dtype for name in op.inputs if name]
+            if reason := pointwise.supports(op, dtypes, group.types[op.outputs[0]].dtype):
+                return reason
+    return ""

@@ -1,1 +1,0 @@
-"""The local rewrites of `canonicalize`, by what they do."""

@@ -1,0 +1,141 @@
+"""fuse-rows: reductions over the same rows, and pointwise nodes before, between and after them, become one group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from ....compiler.ir.functions import fuse_into_function
+from ....compiler.ir.kinds import is_pointwise
+from ....compiler.ir.rewriter import Rejection
+from ....compiler.ir.rows import Rows, claimed_nodes, rows_of
+from ....compiler.pipeline import Context, Pass
+from ....runtime.target import Target
+from .columns import column_fault, is_by_column, spell_as_sum, summed_rows
+from .growth import Growth, neighbours
+from .product import product_before, product_fault
+
+_NAMED_OPS = 6  # a function of more nodes is named by its first ones and their number
+_MIN_LENGTH = 8  # elements of a row; shorter ones fill no vector
+_SOFTMAX_OPSET = 13  # from which on Softmax is over one dimension
+_SERIAL_ELEMENTS = 1 << 14  # that one thread may compute alone
+
+
+@dataclass(frozen=True)
+class FuseRows(Pass):
+    """Move what is computed row by row into one function.
+
+    Before:  s = Add(x, r);  n = RMSNormalization(s, w);  m = Mul(n, v);  t = ReduceSum(m, -1)
+    After:   s, t = prefuse.add_rmsnormalization_mul_reducesum(x, r, w, v)
+
+    A reduction, normalization or softmax over the last dimensions takes pointwise nodes and others over the same rows, so that
+    a row is read and written once. Legal when every value has an element, or one number, for each place or row, and no path
+    leaves the group and returns. Worth it when more than one reduction is in it, or what the epilogue of one cannot hold: nodes
+    before it, or larger than its result. What an epilogue of a matrix product takes stays there, as that costs the same bytes,
+    unless the product itself is computed with the rows of its result: one by constant float32 weights, which each thread reads
+    for its share of the rows, where that is large enough, and no precision allows Strassen's products of all rows.
+
+    A product by one column is a sum over rows, too, which is first spelled as one: of a vector of columns, which a product's tile
+    has, all but one would be computed for nothing. Legal for floats of 32 bits or more, where the left operand has all dimensions
+    of the batch. Sums are rounded in another order.
+    """
+
+    name: ClassVar[str] = "fuse-rows"
+    max_ops: int = 32  # largest group, in nodes
+
+    def run(self, model: ir.Model, context: Context) -> bool:
+        if model.graph.opset_imports.get("", 1) < _SOFTMAX_OPSET:
+            return False
+        spelled = _spell_columns(model, context)
+        order = {node: index for index, node in enumerate(model.graph)}
+        claimed = claimed_nodes(model.graph)
+        taken: set[ir.Node] = set()
+        groups = []
+        for seed in order:
+            rows = rows_of(seed)
+            if rows is None or seed in taken:
+                continue
+            product = product_before(seed, claimed)
+            if product is None and not _has_neighbours(seed):
+                continue
+            if (rejection := _obstacle(seed, rows, context.target)) is not None:
+                context.reject(self.name, rejection)
+                continue
+            if product is not None and (rejection := product_fault(product, seed, rows, context)) is not None:
+                context.reject(self.name, rejection)
+                product = None
+            growth = Growth(seed, rows, order, taken, claimed, self.max_ops, product)
+            group, rejections = growth.grow()
+            if product is not None and not growth.holds_head():
+                for one in rejections:
+                    context.reject(self.name, one)
+                growth = Growth(seed, rows, order, taken, claimed, self.max_ops)
+                group, rejections = growth.grow()
+            for one in rejections:
+                context.reject(self.name, one)
+            if _is_worth(group, growth):
+                taken.update(group)
+                groups.append((group, _is_adjacent(group, order)))
+        for group, adjacent in groups:
+            fuse_into_function(model, group, _group_name(group), adjacent=adjacent)
+        return spelled or bool(groups)
+
+
+def _spell_columns(model: ir.Model, context: Context) -> bool:
+    """Spell those products by one column as sums over rows whose rows can be computed together; return whether there are any."""
+    changed = False
+    for node in [node for node in model.graph if is_by_column(node)]:
+        fault = column_fault(node) or _obstacle(node, summed_rows(node), context.target)
+        if fault is not None:
+            context.reject(FuseRows.name, fault)
+        else:
+            spell_as_sum(model, node)
+            changed = True
+    return changed
+
+
+def _obstacle(seed: ir.Node, rows: Rows, target: Target) -> Rejection | None:
+    """Why rows are not computed together at all."""
+
+    def no(reason: str) -> Rejection:
+        return Rejection(f"nothing computed in the rows of {seed.op_type}: {reason}", (seed,))
+
+    if not target.fuses_rows:
+        return no("on a GPU a row would be the work of one thread")
+    if not rows.number or rows.length < _MIN_LENGTH:
+        return no(f"{rows.length} elements are too few")
+    if rows.number < target.threads and rows.number * rows.length > _SERIAL_ELEMENTS:
+        return no(f"{rows.number} rows leave threads without work, which pointwise nodes alone would share")
+    return None
+
+
+def _has_neighbours(seed: ir.Node) -> bool:
+    """Whether a pointwise node or another reduction is next to it."""
+    return any(is_pointwise(node) or rows_of(node) is not None for node in neighbours(seed))
+
+
+def _is_worth(group: list[ir.Node], growth: Growth) -> bool:
+    """Whether a group is more than one reduction and what its own epilogue holds."""
+    if growth.head is not None:
+        return True
+    places = growth.members
+    reductions = [node for node in group if rows_of(node) is not None]
+    if len(reductions) > 1:
+        return True
+    (reduction,) = reductions
+    first, place = group.index(reduction), places[reduction]
+    return first > 0 or any(places[node] is not place for node in group)
+
+
+def _is_adjacent(group: list[ir.Node], order: dict[ir.Node, int]) -> bool:
+    """Whether everybody else who reads a group stands after its last node."""
+    members, last = set(group), order[group[-1]]
+    readers = (reader for node in group for value in node.outputs for reader in value.consumers() if reader not in members)
+    return all(order.get(reader, -1) > last for reader in readers)
+
+
+def _group_name(group: list[ir.Node]) -> str:
+    names = [node.op_type.lower() for node in group]
+    return "_".join(names) if len(names) <= _NAMED_OPS else f"{'_'.join(names[:2])}_and_{len(names) - 2}_of_rows"

@@ -1,1 +1,0 @@
-"""What merge-parallel-matmul asks before it merges."""

@@ -1,0 +1,185 @@
+"""plan-memory: give every buffer of a Plan its place."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ....compiler.pipeline import Context, PlanPass
+from ....runtime.errors import CompileError
+from ....runtime.plan import ALIGNMENT, Buffer, Launch, Plan, Record, Region, Role, Space, Step, Wait, step_reads, step_writes
+from .best_fit import Block, Packing, lower_bound, pack
+
+_ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
+
+
+@dataclass(frozen=True)
+class PlanMemory(PlanPass):
+    """Place constants one after the other, and the buffers of a context where they share bytes only when they cannot meet.
+
+    Before:  buffer h activation size 4096 in arena
+    After:   buffer h activation size 4096 in arena at 0, and the size of each space known
+
+    A buffer lives from its first use to the last step that may run beside its last use; on one stream that is the last use. A
+    buffer written in place of one that dies at that step shares its address. Arena buffers that no step uses are dropped.
+
+    Raises:
+        CompileError: a space needs more bytes than its capacity.
+    """
+
+    name: ClassVar[str] = "plan-memory"
+    inplace: bool = True
+
+    def run(self, plan: Plan, context: Context) -> Plan:
+        lifetimes = _lifetimes(plan.steps)
+        offsets: dict[str, int] = {}
+        spaces = []
+        for space in plan.spaces:
+            constants = [buffer for buffer in plan.buffers if buffer.space == space.name and buffer.role is Role.CONSTANT]
+            size_bytes = _place_constants(constants, lifetimes, offsets)
+            arena = [b for b in plan.buffers if b.space == space.name and b.role in _ARENA_ROLES and b.name in lifetimes]
+            assert not (constants and arena), f"space {space.name} holds constants and buffers of one context"
+            if arena:
+                groups = _groups(plan.steps, arena, lifetimes) if self.inplace else [[buffer] for buffer in arena]
+                blocks = [_block(group, lifetimes) for group in groups]
+                packing = pack(blocks, ALIGNMENT)
+                _require_capacity(space, blocks, packing)
+                size_bytes = packing.total_bytes
+                for group, offset in zip(groups, packing.offsets, strict=True):
+                    offsets.update((buffer.name, offset) for buffer in group)
+                self._report(space, arena, blocks, packing, context)
+            spaces.append(replace(space, size_bytes=size_bytes))
+        kept = (buffer for buffer in plan.buffers if buffer.role not in _ARENA_ROLES or buffer.name in lifetimes)
+        buffers = tuple(replace(buffer, offset=offsets.get(buffer.name)) for buffer in kept)
+        return replace(plan, spaces=tuple(spaces), buffers=buffers)
+
+    def _report(self, space: Space, arena: Sequence[Buffer], blocks: Sequence[Block], packing: Packing, context: Context) -> None:
+        alone = sum(buffer.size_bytes for buffer in arena)
+        bound = lower_bound(blocks, ALIGNMENT)
+        text = f"{space.name}: {packing.total_bytes} bytes for {len(arena)} buffers of {alone} bytes; the lower bound is {bound}"
+        context.remark(self.name, text)
+
+
+def _place_constants(constants: Sequence[Buffer], lifetimes: Mapping[str, range], offsets: dict[str, int]) -> int:
+    """Put constants one after the other in the order of their first use, as they are read; return the bytes they take."""
+    end = 0
+    for buffer in sorted(
+        constants, key=lambda buffer: lifetimes[buffer.name].start if buffer.name in lifetimes else len(lifetimes)
+    ):
+        offsets[buffer.name] = end
+        end += -(-buffer.size_bytes // ALIGNMENT) * ALIGNMENT
+    return end
+
+
+def _require_capacity(space: Space, blocks: Sequence[Block], packing: Packing) -> None:
+    if space.capacity_bytes is not None and packing.total_bytes > space.capacity_bytes:
+        bound = lower_bound(blocks, ALIGNMENT)
+        fix = "no order of steps given here fits" if bound > space.capacity_bytes else "a tighter packing may exist"
+        what = f"needs {packing.total_bytes} bytes, at least {bound}; its limit is {space.capacity_bytes}"
+        raise CompileError(f"memory {space.name}", what, f"{fix}: raise the limit or use a smaller batch")
+
+
+def _block(group: Sequence[Buffer], lifetimes: Mapping[str, range]) -> Block:
+    """One block for buffers that share an address one after the other."""
+    spans = [lifetimes[buffer.name] for buffer in group]
+    return Block(min(s.start for s in spans), max(s.stop for s in spans), max(buffer.size_bytes for buffer in group))
+
+
+# Lifetimes
+
+
+def _lifetimes(steps: Sequence[Step]) -> dict[str, range]:
+    """For each buffer the half-open range of step indices in which its bytes are its own.
+
+    From `stop` on, every step runs after all uses of the buffer, whatever its stream.
+    """
+    last_uses: dict[str, dict[int, int]] = defaultdict(dict)  # buffer -> stream -> its last step there
+    starts: dict[str, int] = {}
+    for index, step in enumerate(steps):
+        for region in step_reads(step) + step_writes(step):
+            starts.setdefault(region.buffer, index)
+            last_uses[region.buffer][step.stream] = index
+    followers = _followers(steps)
+    return {name: range(start, max(followers[step] for step in last_uses[name].values())) for name, start in starts.items()}
+
+
+def _followers(steps: Sequence[Step]) -> list[int]:
+    """For each step, the first index from which on every step runs after it."""
+    streams = {stream: number for number, stream in enumerate(dict.fromkeys(step.stream for step in steps))}
+    if len(streams) == 1:
+        return list(range(1, len(steps) + 1))
+    before = list(_completed(steps, streams))
+    for clock, later in zip(before[-2::-1], before[:0:-1], strict=True):  # from the end: what all steps from here on run after
+        clock[:] = map(min, clock, later)
+    by_stream = [[clock[number] for clock in before] for number in range(len(streams))]
+    seen = [0] * len(streams)
+    followers = []
+    for step in steps:
+        number = streams[step.stream]
+        followers.append(bisect_right(by_stream[number], seen[number]))
+        seen[number] += 1
+    return followers
+
+
+def _completed(steps: Sequence[Step], streams: Mapping[int, int]) -> Iterator[list[int]]:
+    """For each step, how many steps of each stream are complete when it starts."""
+    clocks = [[0] * len(streams) for _ in streams]
+    events: dict[int, list[int]] = {}
+    for step in steps:
+        number = streams[step.stream]
+        yield list(clocks[number])
+        clocks[number][number] += 1
+        if isinstance(step, Record):
+            events[step.event] = list(clocks[number])
+        elif isinstance(step, Wait):
+            clocks[number] = list(map(max, clocks[number], events[step.event]))
+
+
+# In-place
+
+
+def _groups(steps: Sequence[Step], arena: Sequence[Buffer], lifetimes: Mapping[str, range]) -> list[list[Buffer]]:
+    """Arena buffers, those together that take over each other's address in place, in the order of first use."""
+    buffers = {buffer.name: buffer for buffer in arena}
+    successor: dict[str, str] = {}
+    taken: set[str] = set()
+    uses = _use_counts(steps)
+    for index, step in enumerate(steps):
+        if not isinstance(step, Launch):
+            continue
+        for write, read in step.inplace:
+            old, new = step.reads[read], step.writes[write]
+            if old.buffer in successor or new.buffer in taken or not _covers(old, buffers) or not _covers(new, buffers):
+                continue
+            is_last = lifetimes[old.buffer].stop == index + 1 and uses[index, old.buffer] == 1
+            is_first = lifetimes[new.buffer].start == index and uses[index, new.buffer] == 1
+            if is_last and is_first and old.size_bytes == new.size_bytes:
+                successor[old.buffer] = new.buffer
+                taken.add(new.buffer)
+    heads = sorted((buffer for buffer in arena if buffer.name not in taken), key=lambda buffer: lifetimes[buffer.name].start)
+    return [[buffers[name] for name in _chain(head.name, successor)] for head in heads]
+
+
+def _use_counts(steps: Sequence[Step]) -> dict[tuple[int, str], int]:
+    """How often a step uses a buffer."""
+    counts: dict[tuple[int, str], int] = defaultdict(int)
+    for index, step in enumerate(steps):
+        for region in step_reads(step) + step_writes(step):
+            counts[index, region.buffer] += 1
+    return counts
+
+
+def _covers(region: Region, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a region is a whole activation of this arena."""
+    buffer = buffers.get(region.buffer)
+    return buffer is not None and buffer.role is Role.ACTIVATION and region == Region(buffer.name, 0, buffer.size_bytes)
+
+
+def _chain(name: str, successor: Mapping[str, str]) -> Iterator[str]:
+    yield name
+    while name in successor:
+        name = successor[name]
+        yield name

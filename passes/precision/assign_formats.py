@@ -1,0 +1,199 @@
+"""assign-formats: which operands of products are to lie in memory as bfloat16 or float16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from ...compiler.ir.constants import constant_tensor
+from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
+from ...compiler.ir.matching import static_shape
+from ...compiler.ir.operand_formats import Format, Formats, assign_operand_formats
+from ...compiler.ir.opset_raise import OLDEST
+from ...compiler.ir.rewriter import Rejection
+from ...compiler.pipeline import Context, Pass
+from ..fusion.fuse_rows.columns import column_fault, is_by_column
+from .predictions import Predictions
+from .products import CONVOLUTIONS, RECURRENT, depth_of, is_constant, is_depthwise, is_narrow, multiply_adds, result_rows
+
+_LARGEST_FLOAT16 = 65504.0
+_MOST_DIMENSIONS = 3  # spatial ones, of kernels that read narrow operands
+_WIDEST_DEPTHWISE = 15  # columns of a window whose image is read narrow: what overhangs is widened for each tap
+
+
+@dataclass(frozen=True)
+class AssignFormats(Pass):
+    """Decide which operands products read in a narrow type: half the bytes, and twice the operations where the CPU has them.
+
+    Before:  y = MatMul(h, w)
+    After:   y = MatMul(h as bfloat16, w as bfloat16)
+
+    The assignment is metadata of the nodes (`compiler/ir/operand_formats.py`); place-casts acts on it, and no number changes
+    before. An assignment that was there is replaced.
+
+    Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
+    all products where the target multiplies the type no faster than float32. Recurrent operators get narrow weights: their kernel
+    rounds what it multiplies by them where that is faster. Weights that Winograd's convolution transforms stay as they are, and
+    so do those of depthwise convolutions, whose time is that of their images.
+    """
+
+    name: ClassVar[str] = "assign-formats"
+    precision: Format | None = None  # None: what the user asked for, if that is one of the two
+    min_operations: int = 1 << 17  # multiply-adds of a product that is worth rounding for
+    few_rows: int = 8
+    weights_only: bool | None = None  # None: where the target multiplies the type no faster than float32
+
+    def run(self, model: ir.Model, context: Context) -> bool:
+        assignment = self._assignment(model, context)
+        changed = [assign_operand_formats(node, assignment.get(node, {})) for node in model.graph]
+        return any(changed)
+
+    def _assignment(self, model: ir.Model, context: Context) -> dict[ir.Node, Formats]:
+        precision = self.precision or (context.precision if context.precision in ("bfloat16", "float16") else None)
+        if precision is None:
+            return {}
+        if not context.target.reads_narrow:
+            context.reject(self.name, Rejection(f"no kernel for {context.target} reads narrow operands"))
+            return {}
+        policy = _Policy(model, context, self, precision, Predictions(model, context))
+        assignment: dict[ir.Node, Formats] = {}
+        for node in model.graph:
+            formats = policy.formats_of(node)
+            if isinstance(formats, Rejection):
+                context.reject(self.name, formats)
+            else:
+                assignment[node] = formats
+        return assignment
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """Which operands of which nodes are worth rounding, and why others are not."""
+
+    model: ir.Model
+    context: Context
+    limits: AssignFormats
+    precision: Format
+    predictions: Predictions
+
+    def formats_of(self, node: ir.Node) -> Formats | Rejection:
+        """The formats of a node's operands; or why a product has none."""
+        if kind_of(node) is Kind.OUTPUT_FUSABLE:
+            positions = [position for position in (0, 1) if not is_narrow(node.inputs[position])]
+            fault = self._fault(node) if positions else ""
+            wanted = self._worth_rounding(node) if positions and not fault else (0, 1)
+        elif node.op_type in RECURRENT and not node.domain:
+            positions, fault, wanted = [1, 2], self._recurrent_fault(node), (1, 2)
+        else:
+            return {}
+        if fault:
+            return Rejection(f"{node.op_type} stays float32: {fault}", (node,))
+        return {position: self.precision for position in positions if position in wanted}
+
+    def _worth_rounding(self, node: ir.Node) -> tuple[int, ...]:
+        """Those operands of a product that are worth rounding."""
+        if self._reads_rows_wide(node):
+            return (1,)
+        return (0,) if is_depthwise(node) or self.predictions.transforms_weights(node) else (0, 1)
+
+    def _is_weights_only(self) -> bool:
+        chosen = self.limits.weights_only
+        return not self.predictions.multiplies_faster(self.precision) if chosen is None else chosen
+
+    def _reads_rows_wide(self, node: ir.Node) -> bool:
+        if node.op_type in CONVOLUTIONS or not is_constant(node.inputs[1]):
+            return False
+        return self._is_weights_only() or result_rows(node) <= self.limits.few_rows
+
+    def _opset_fault(self) -> str:
+        opset = self.model.opset_imports.get("", 1)
+        return f"opset {opset} is older than {OLDEST}" if opset < OLDEST else ""
+
+    def _size_fault(self, operations: int) -> str:
+        return f"{operations} multiply-adds are too few to round for" if operations < self.limits.min_operations else ""
+
+    def _recurrent_fault(self, node: ir.Node) -> str:
+        """Why a recurrent operator stays as it is; empty if it need not."""
+        values = [value for value in node.inputs[:3] if value is not None]
+        if fault := self._opset_fault():
+            return fault
+        if other := next((value for value in values if value.dtype != ir.DataType.FLOAT), None):
+            return f"%{other.name} is of type {other.dtype}"
+        if not all(is_constant(value) for value in values[1:]):
+            return "its weights are not constant"
+        shape = static_shape(values[0])
+        if shape is None:
+            return "its shapes are not static"
+        operations = prod(shape[:2]) * sum(prod(static_shape(value) or ()) for value in values[1:])
+        return self._size_fault(operations) or self._weight_fault(values[1:])
+
+    def _fault(self, node: ir.Node) -> str:
+        """Why a product's operands stay as they are; empty if they need not."""
+        if fault := self._opset_fault():
+            return fault
+        operands = [value for value in node.inputs[:2] if value is not None]
+        if other := next((value for value in operands if value.dtype != ir.DataType.FLOAT and not is_narrow(value)), None):
+            return f"%{other.name} is of type {other.dtype}"
+        if depth_of(node) is None:
+            return "its shapes are not static"
+        if fault := self._size_fault(multiply_adds(node)):
+            return fault
+        if node.op_type in CONVOLUTIONS:
+            return self._image_fault(node)
+        return self._matrix_fault(node) or self._weight_fault(operands) or _column_fault(node)
+
+    def _matrix_fault(self, node: ir.Node) -> str:
+        """Why a matrix product stays as it is, for what its operands are like; empty if it need not."""
+        depth, has_constant = depth_of(node) or 0, is_constant(node.inputs[1])
+        if self._is_weights_only() and not has_constant:
+            return f"{self.context.target} multiplies {self.precision} no faster"
+        if self.precision == "bfloat16" and node.attributes.get_int("transA", False):
+            return "elements of a row are not neighbours"
+        if self.precision == "bfloat16" and depth % 2 and self.predictions.needs_even_rows(has_constant):
+            return f"rows of {depth} elements are no pairs"
+        return ""
+
+    def _image_fault(self, node: ir.Node) -> str:
+        """Why a convolution stays as it is; empty if it need not."""
+        if self._is_weights_only():
+            return f"{self.context.target} multiplies {self.precision} no faster"
+        if node.inputs[1] is None or not is_constant(node.inputs[1]):
+            return "its weights are not constant"
+        weights = static_shape(node.inputs[1]) or ()
+        if (dimensions := len(weights) - 2) not in range(1, _MOST_DIMENSIONS + 1):
+            return f"it has {dimensions} spatial dimensions, and the kernel {_MOST_DIMENSIONS}"
+        if is_depthwise(node):
+            return _depthwise_fault(node)
+        channels = weights[1] if node.op_type == "Conv" else weights[0] // node.attributes.get_int("group", 1)
+        return self.predictions.odd_channels_fault(node, channels) if channels % 2 else self.predictions.tile_unit_fault(node)
+
+    def _weight_fault(self, operands: Sequence[ir.Value]) -> str:
+        for value in operands:
+            tensor = constant_tensor(value)
+            if self.precision == "float16" and tensor is not None and abs(tensor.numpy()).max(initial=0) > _LARGEST_FLOAT16:
+                return f"%{value.name} has numbers beyond float16"
+        return ""
+
+
+def _column_fault(node: ir.Node) -> str:
+    """Why a product that fuse-rows computes with what makes its rows stays as it is: nothing of it lies in memory."""
+    return "by one column, it is a sum over rows" if is_by_column(node) and column_fault(node) is None else ""
+
+
+def _depthwise_fault(node: ir.Node) -> str:
+    """Why a depthwise convolution reads its image as it is. Narrow, it takes half the bytes to write and to read."""
+    image = node.inputs[0]
+    producer = None if image is None else image.producer()
+    if image is None or producer is None:
+        return "it reads an input of the model"
+    if kind_of(producer) is not Kind.OUTPUT_FUSABLE and not is_pointwise(producer):
+        return f"{producer.op_type} would be rounded by a kernel of its own"
+    if image.is_graph_output() or image.consumers() != (node,):
+        return f"others read %{image.name}, too"
+    if (width := (static_shape(node.inputs[1]) or (1,))[-1]) > _WIDEST_DEPTHWISE:
+        return f"windows of {width} columns are read faster as they are"
+    return ""

@@ -1,1 +1,0 @@
-"""How groups read their operands, for fuse-prologue."""

@@ -1,0 +1,160 @@
+"""Folding: nodes whose inputs are all constant become constants, computed by `onnx.reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from ....compiler.ir.constants import constant_array, constant_tensor
+from ....compiler.ir.facts import has_static_type
+from ....compiler.ir.kinds import Kind, kind_of
+from ....compiler.ir.matching import is_constant, is_read, static_shape
+from ....compiler.ir.rewriter import Rejection
+from ....compiler.ir.scopes import subgraphs_of
+from ..determinism import is_deterministic
+from .scope import Replacement, Rule, Scope
+
+# Operators whose result is bounded by their inputs although its shape depends on their values.
+_BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
+# Operators that NumPy computes at about the speed of memory, so that weights of any size may go through them: weights that torch
+# normalizes or divides by their spectral norm, scales, quantization by hand.
+_NORMS = frozenset({"ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"})
+_ARITHMETIC = frozenset({"Abs", "Add", "Cast", "Clip", "Div", "Exp", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Round"})
+_FAST = _NORMS | _ARITHMETIC | {"MatMul", "Sign", "Sqrt", "Sub", "Where"}
+# Operators that `onnx.reference` gets wrong below an opset: softmax by its newest meaning, batch normalisation as in training.
+_MISREAD_BELOW = {"BatchNormalization": 14, "Hardmax": 13, "LogSoftmax": 13, "Softmax": 13}
+# At any opset: pools with unequal padding, recurrent operators with lengths, LRN of more channels than images.
+_MISREAD = frozenset({"AveragePool", "GRU", "LRN", "LSTM", "LpPool", "MaxPool", "RNN", "SequenceInsert"})
+# With these attributes (name, default, value that is misread): distinct values in order of appearance, norms of signed numbers.
+_MISREAD_WITH = {"LpNormalization": ("p", 2, 1), "Unique": ("sorted", 1, 0)}
+
+
+def lift_constant(node: ir.Node, scope: Scope) -> Replacement | None:
+    """Constant nodes become initializers, what is computed lazily too. Strings and sparse tensors stay as they are."""
+    tensor = constant_tensor(node.outputs[0])
+    contents = tensor if isinstance(tensor, ir.LazyTensor) else constant_array(node.outputs[0])
+    return None if contents is None else _as_constant(node, [contents], scope)
+
+
+def fold_shape(node: ir.Node, scope: Scope) -> Replacement | None:
+    """Shape and Size of a value whose dimensions are known numbers."""
+    value = node.inputs[0]
+    if value is None or value.shape is None:
+        return None
+    if node.op_type == "Size":
+        dims = static_shape(value)
+        return None if dims is None else _as_constant(node, [np.array(int(np.prod(dims, dtype=np.int64)), np.int64)], scope)
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(value.shape))
+    chosen = value.shape.dims[slice(start, end)]
+    return _as_constant(node, [np.array(chosen, np.int64)], scope) if all(isinstance(dim, int) for dim in chosen) else None
+
+
+def fold_gathered_dimension(node: ir.Node, scope: Scope) -> Replacement | None:
+    """Gather of known dimensions out of a Shape whose other dimensions may be symbolic."""
+    shape = node.inputs[0].producer() if node.inputs[0] is not None else None
+    indices = constant_array(node.inputs[1])
+    if shape is None or shape.op_type != "Shape" or indices is None or "start" in shape.attributes or "end" in shape.attributes:
+        return None
+    value = shape.inputs[0]
+    if value is None or value.shape is None or not all(-len(value.shape) <= index < len(value.shape) for index in indices.flat):
+        return None
+    dims = [value.shape.dims[index] for index in indices.flat]
+    if not all(isinstance(dim, int) for dim in dims):
+        return None
+    return _as_constant(node, [np.array(dims, np.int64).reshape(indices.shape)], scope)
+
+
+def fold(node: ir.Node, scope: Scope) -> Replacement | Rejection | None:
+    """Compute a deterministic node of constant inputs, unless the result would bloat the model."""
+    if not _is_computable(node, scope):
+        return None
+    arrays = [(value, constant_array(value)) for value in node.inputs]
+    inputs = {str(value.name): array for value, array in arrays if value is not None and array is not None}
+    input_bytes = sum(array.nbytes for array in inputs.values())
+    output_bytes = sum(_size_bytes(output) for output in node.outputs)
+    if not _is_worthwhile(node, input_bytes, output_bytes, scope):
+        return Rejection(f"{node.op_type} not folded: {output_bytes} bytes from {input_bytes}", (node,))
+    results = _evaluate(node, inputs, scope)
+    if isinstance(results, Rejection):
+        return results
+    scope.budget_bytes -= max(0, output_bytes - input_bytes)
+    scope.folded.append(node.op_type)
+    return _as_constant(node, results, scope)
+
+
+def _is_computable(node: ir.Node, scope: Scope) -> bool:
+    """Whether all that a node computes is known before it runs. Identity is no computation: it names an output of the graph."""
+    inputs = [value for value in node.inputs if value is not None]
+    if node.domain != "" or node.op_type == "Identity" or not inputs or not all(is_constant(value) for value in inputs):
+        return False
+    if any(True for _ in subgraphs_of(node)) or not is_deterministic(node, scope.model):
+        return False
+    return all(output.name == "" or _is_bounded(node, output) for output in node.outputs)
+
+
+def _is_worthwhile(node: ir.Node, input_bytes: int, output_bytes: int, scope: Scope) -> bool:
+    """Whether the result is no larger than the inputs or small, and comes fast: on large ones only what is fast."""
+    if output_bytes > input_bytes and output_bytes > min(scope.fold_limit_bytes, scope.budget_bytes):
+        return False
+    is_fast = kind_of(node) in (Kind.INJECTIVE, Kind.VIEW) or node.op_type in _FAST
+    return is_fast or input_bytes + output_bytes <= scope.fold_limit_bytes
+
+
+def _is_bounded(node: ir.Node, output: ir.Value) -> bool:
+    return has_static_type(output) or node.op_type in _BOUNDED
+
+
+def _size_bytes(output: ir.Value) -> int:
+    dims = static_shape(output)
+    if output.name == "" or dims is None or output.dtype is None or output.dtype == ir.DataType.STRING:
+        return 0
+    return int(np.prod(dims, dtype=np.int64)) * int(np.ceil(output.dtype.itemsize))
+
+
+def is_misread(node: ir.Node, opset: int) -> bool:
+    """Whether `onnx.reference` computes another function for this operator than ONNX defines."""
+    if node.op_type == "ConvTranspose":  # uses one group's weights for all
+        return node.attributes.get_int("group", 1) > 1
+    attribute, default, misread = _MISREAD_WITH.get(node.op_type, ("", 0, 1))
+    misread_here = node.attributes.get_int(attribute, default) == misread
+    return misread_here or opset < _MISREAD_BELOW.get(node.op_type, 0) or node.op_type in _MISREAD
+
+
+def _evaluate(node: ir.Node, inputs: dict[str, np.ndarray], scope: Scope) -> list[np.ndarray] | Rejection:
+    """Run one node; a Rejection where the reference cannot, or contradicts what inference says of the result."""
+    if is_misread(node, scope.opset):
+        return Rejection(f"{node.op_type} not folded: onnx.reference computes another function", (node,))
+    names = [str(output.name) for output in node.outputs if output.name != ""]
+    imports = [onnx.helper.make_opsetid("", scope.opset)]
+    function = onnx.helper.make_function("prefuse", "folded", list(inputs), names, [ir.serde.serialize_node(node)], imports)
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(function).run(None, inputs, attributes={})
+    except Exception as error:  # the reference raises whatever NumPy does where it lacks a type or an index is out of range
+        return Rejection(f"{node.op_type} not folded: {type(error).__name__}: {error}", (node,))
+    arrays = [np.asarray(result) for result in results]
+    for array, output in zip(arrays, (output for output in node.outputs if output.name != ""), strict=True):
+        expected = static_shape(output)
+        if output.dtype is None or array.dtype != output.dtype.numpy() or (expected is not None and array.shape != expected):
+            return Rejection(f"{node.op_type} not folded: the reference made {array.dtype.name}{list(array.shape)}", (node,))
+    return arrays
+
+
+def _as_constant(node: ir.Node, arrays: Sequence[np.ndarray | ir.LazyTensor], scope: Scope) -> Replacement:
+    """The node's outputs as initializers."""
+    found = iter(arrays)
+    pairs = [(output, None if output.name == "" else next(found)) for output in node.outputs]
+    values = [scope.constant(array, output.name) if array is not None and is_read(output) else None for output, array in pairs]
+    return Replacement((), tuple(values), are_constants=True)
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "Constant": (lift_constant,),
+    "Gather": (fold_gathered_dimension,),
+    "Shape": (fold_shape,),
+    "Size": (fold_shape,),
+}

@@ -1,0 +1,191 @@
+"""The `.prefuse` file of a model in stages: one zip whose members are stored uncompressed.
+
+    stages.json            the model's inputs and outputs and its Procedure (procedure_data), and where its constants lie
+    constants.safetensors  what the host reads of the model's constants, as in the file of one program
+    stage-N.prefuse        a program, as a file of its own would hold it; its weights are mapped from here
+    manifest.json          versions and hashes
+
+A weight that two stages read is in both of their programs. Everything that is data is checked before use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from ..archive import (
+    MANIFEST,
+    NOT_OURS,
+    RECOMPILE,
+    Section,
+    archive_member,
+    check_hash,
+    check_members,
+    manifest_text,
+    member_section,
+    new_archive,
+    parse_manifest,
+    reading,
+    version,
+    write_member,
+)
+from ..errors import OptionError, ProgramFileError
+from ..executor import CompiledModel
+from ..plan import ALIGNMENT, TensorType
+from ..program_file import (
+    CONSTANTS,
+    ConstantSource,
+    Program,
+    constants_data,
+    constants_header,
+    map_constants,
+    read_section,
+    write_constants,
+    write_program_members,
+)
+from .procedure import HostStep, Procedure, ProgramStep
+from .procedure_checker import check_staged
+from .procedure_data import DEEPEST, DataError, ProcedureReader, ProcedureWriter, tensor_type
+from .staged import StagedProgram
+
+FORMAT = 2
+STAGES = "stages.json"
+
+
+def save_staged(path: str | os.PathLike[str], program: StagedProgram) -> None:
+    """Write a program in stages to a file, or leave whatever was at `path` untouched.
+
+    Raises:
+        OptionError: a stage or a step is nothing that a file could hold.
+        ProgramFileError: the file cannot be written.
+    """
+    if obstacles := list(_obstacles(program.procedure, 1)):
+        fix = "keep the ONNX file, whose compiled stages are in the cache, or make the shapes of its inputs static"
+        raise OptionError("save", "; ".join(obstacles[:3]), fix)
+    writer = ProcedureWriter()
+    data = writer.model(program)
+    entries, sources, size_bytes = _placed(writer.constants)
+    text = json.dumps({"model": data, "constants": entries}, separators=(",", ":")).encode()
+    with new_archive(Path(path)) as archive:
+        hashes = {STAGES: write_member(archive, STAGES, text)}
+        hashes.update(write_constants(archive, constants_header(sources, size_bytes), constants_data(sources, size_bytes)))
+        for number, stage in enumerate(writer.programs, 1):
+            with archive_member(archive, _stage(number)) as inner:
+                hashes[_stage(number)] = write_program_members(inner, stage.program)
+        manifest = {"format": FORMAT, "name": program.name, "prefuse": version("prefuse"), "sha256": hashes}
+        write_member(archive, MANIFEST, manifest_text(manifest))
+
+
+def read_any(path: str | os.PathLike[str]) -> Program | StagedProgram:
+    """Read and check a `.prefuse` file of one program or of several, and map its weights. The native code of stages is loaded.
+
+    Raises:
+        ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
+    """
+    with reading(path), open(path, "rb") as file:
+        section = Section.whole(file)
+        with zipfile.ZipFile(section) as archive:
+            if STAGES in archive.namelist():
+                return _read(section, archive)
+        return read_section(section)
+
+
+def _obstacles(procedure: Procedure, depth: int) -> Iterator[str]:
+    """Why no file could hold a procedure that is inside `depth` - 1 others."""
+    if depth > DEEPEST:
+        yield f"more than {DEEPEST} branches and loops are in one another"
+        return
+    for step in procedure.steps:
+        for body in step.bodies:
+            yield from _obstacles(body, depth + 1)
+        if isinstance(step, HostStep) and step.is_reference:
+            yield f"{step.source} is computed by onnx.reference, which needs onnx and the node"
+        elif isinstance(step, ProgramStep) and isinstance(step.program, StagedProgram):
+            yield from _obstacles(step.program.procedure, depth + 1)
+        elif isinstance(step, ProgramStep) and not isinstance(step.program, CompiledModel):
+            yield f"{step.name} is compiled for the shapes of each run, which needs the compiler"
+
+
+# ------------------------------------------------------------------------------------------------ constants of the host
+
+
+def _placed(constants: Sequence[np.ndarray]) -> tuple[list[dict[str, object]], list[ConstantSource], int]:
+    """What stages.json says of each constant, those that the member of the constants holds, and its size in bytes."""
+    entries: list[dict[str, object]] = []
+    sources: list[ConstantSource] = []
+    end = 0
+    for number, array in enumerate(constants):
+        if array.dtype == object:
+            entries.append({"shape": array.shape, "strings": [str(item) for item in array.flat]})
+            continue
+        offset = end + -end % ALIGNMENT
+        kind = TensorType(array.shape, array.dtype.name)
+        entries.append({"type": [kind.shape, kind.dtype], "offset": offset})
+        sources.append(ConstantSource(str(number), kind, offset, partial(np.asarray, array)))
+        end = offset + kind.size_bytes
+    return entries, sources, end
+
+
+def _constant(data: object, mapped: np.ndarray) -> np.ndarray:
+    """The constant that an entry describes. Raises DataError."""
+    if isinstance(data, dict) and data.keys() == {"shape", "strings"}:
+        (shape, _), strings = tensor_type([data["shape"], "object"], "object"), data["strings"]
+        if not isinstance(strings, list) or len(strings) != prod(shape) or not all(isinstance(item, str) for item in strings):
+            raise DataError("strings that do not fill their shape")
+        return np.array(strings, object).reshape(shape)
+    if not isinstance(data, dict) or data.keys() != {"type", "offset"}:
+        raise DataError("a constant without type and offset")
+    kind, offset = TensorType(*tensor_type(data["type"])), data["offset"]
+    if type(offset) is not int or offset < 0 or offset % ALIGNMENT or offset + kind.size_bytes > mapped.size:
+        raise DataError(f"a constant {kind} that is not in {mapped.size} bytes")
+    return mapped[offset : offset + kind.size_bytes].view(kind.dtype).reshape(kind.shape)
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def _read(section: Section, archive: zipfile.ZipFile) -> StagedProgram:
+    members = {info.filename: info for info in archive.infolist()}
+    count = len(archive.infolist()) - 3
+    stages = [_stage(number) for number in range(1, count + 1)]
+    if members.keys() != {STAGES, CONSTANTS, MANIFEST, *stages} or len(members) != count + 3:
+        raise ProgramFileError("archive", "it does not hold the members of a model in stages", NOT_OURS)
+    check_members(archive, (STAGES, MANIFEST))
+    _, hashes = parse_manifest(archive.read(members[MANIFEST]), "a model in stages", FORMAT)
+    text = archive.read(members[STAGES])
+    check_hash(STAGES, hashlib.sha256(text).hexdigest(), hashes)
+    _, mapped = map_constants(section, members[CONSTANTS], hashes)
+    programs = [_program(name, member_section(section, members[name]), hashes) for name in stages]
+    return _model(json.loads(text), programs, mapped)
+
+
+def _program(name: str, section: Section, hashes: Mapping[str, object]) -> CompiledModel:
+    with reading(name):
+        program = read_section(section)
+        check_hash(MANIFEST, hashlib.sha256(manifest_text(program.manifest)).hexdigest(), {MANIFEST: hashes.get(name)})
+        return CompiledModel(program)
+
+
+def _model(data: object, programs: Sequence[CompiledModel], mapped: np.ndarray) -> StagedProgram:
+    try:
+        if not isinstance(data, dict) or data.keys() != {"model", "constants"} or not isinstance(data["constants"], list):
+            raise DataError("it holds no model")
+        constants = [_constant(entry, mapped) for entry in data["constants"]]
+        model = ProcedureReader(programs, constants).model(data["model"])
+    except DataError as error:
+        raise ProgramFileError(STAGES, str(error), RECOMPILE) from error
+    if fault := next(check_staged(model), None):
+        raise ProgramFileError(STAGES, fault, RECOMPILE)
+    return model
+
+
+def _stage(number: int) -> str:
+    return f"stage-{number}.prefuse"

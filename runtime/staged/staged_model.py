@@ -1,0 +1,135 @@
+"""Models that run in stages, as the user calls them, and the files of models of either kind."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import numpy as np
+
+from ..archive import reading
+from ..errors import OptionError
+from ..executor import CompiledModel
+from ..interchange import all_as_tensors, as_array, is_torch, number_array
+from ..plan import Plan
+from ..sharing import Shared
+from ..signature import in_order
+from .host_operators import Value
+from .procedure import ProgramStep
+from .staged import StagedPort, StagedProgram
+from .staged_file import read_any, save_staged
+
+
+class StagedModel(Shared):
+    """A model that runs in stages; calls as `CompiledModel` does. Threads may call it at the same time.
+
+    Sequences are lists of arrays, optionals arrays or None, strings arrays of `str` objects.
+    """
+
+    def __init__(self, program: StagedProgram) -> None:
+        self._program = program
+
+    def __call__(self, *inputs: object, **named: object) -> object:
+        """Run the model.
+
+        Raises:
+            InputError: the inputs are not those of the model, or break an operator's rules.
+            CompileError: a stage cannot be compiled for the shapes of this run.
+        """
+        names = self.input_names
+        given = in_order(names, inputs, named)
+        arrays = tuple(_value(value, port) for value, port in zip(given, self._program.inputs, strict=True))
+        results: list[object] = list(self._program.procedure.run(arrays, {}))
+        if is_torch(given):
+            results = all_as_tensors(results)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def context(self) -> StagedModel:
+        """A caller of its own: the stages keep an arena for each call that runs at the same time."""
+        return self
+
+    @property
+    def name(self) -> str:
+        """What reports call the model."""
+        return self._program.name
+
+    @property
+    def program(self) -> StagedProgram:
+        """The steps, in order, between the inputs and outputs."""
+        return self._program
+
+    @property
+    def plan(self) -> Plan:
+        """No single plan describes the model: raises OptionError."""
+        why = "the model runs in stages, whose shapes or number depend on the data of the run"
+        raise OptionError("plan", why, "see report(): it lists the stages")
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the passes said while compiling the stages, each line once."""
+        programs = (step.program for step in self._program.procedure.walk() if isinstance(step, ProgramStep))
+        compiled = (program for program in programs if isinstance(program, CompiledModel))
+        return tuple(dict.fromkeys(remark for program in compiled for remark in program.remarks))
+
+    def profile(self, *inputs: object, runs: int = 20, **named: object) -> NoReturn:
+        """No single program has the counters: raises OptionError."""
+        raise OptionError("profile", "the model runs in stages, in several programs", "profile a model of static shapes")
+
+    @property
+    def inputs(self) -> tuple[StagedPort, ...]:
+        """Names and types of the inputs, in order."""
+        return self._program.inputs
+
+    @property
+    def outputs(self) -> tuple[StagedPort, ...]:
+        """Names and types of the outputs, in order."""
+        return self._program.outputs
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs, in order."""
+        return tuple(port.name for port in self.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        return tuple(port.name for port in self.outputs)
+
+    def report(self) -> str:
+        """Inputs and outputs, and the steps in order: what is compiled, and what the host does between the programs."""
+        return self._program.report()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a `.prefuse` file, whole or not at all.
+
+        Raises:
+            OptionError: a stage is compiled at run time, or a step needs onnx: no file could hold it.
+            ProgramFileError: the file cannot be written.
+        """
+        save_staged(path, self._program)
+
+
+def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
+    """Load a `.prefuse` file of one program or of several. They hold native code that runs with your rights.
+
+    Raises:
+        ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
+    """
+    with reading(path):
+        program = read_any(path)
+        return StagedModel(program) if isinstance(program, StagedProgram) else CompiledModel(program)
+
+
+def _value(value: object, port: StagedPort) -> Value:
+    where = f"input {port.name!r}"
+    if isinstance(value, (int, float)) and not isinstance(value, np.generic) and port.type is not None and not port.type.shape:
+        return number_array(value, port.type.dtype, where)
+    return _array_or_list(value, where)
+
+
+def _array_or_list(value: object, where: str) -> Value:
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)):
+        return [_array_or_list(item, where) for item in value]
+    return as_array(value, where)

@@ -1,0 +1,312 @@
+"""Products on the tile unit: the same kernels with tiles in loops, with the instructions in software, and on AMX itself."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from prefuse.compiler.lowering.native import compile_module
+from prefuse.kernels.cost import amx as tile_costs
+from prefuse.kernels.linalg import matmul_tiles
+from prefuse.kernels.microkernels.bf16_split import PRODUCTS, split_array
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template.contract import BuiltKernel, Refusal
+from prefuse.runtime.precision import Precision
+from prefuse.runtime.target import AMX_EMULATED, Target
+from tvm.ir import GlobalVar
+
+from ..harness import Case, check, run, target_of
+from ..microkernels.amx_emulator import AMX, emulated_amx, emulator
+from .test_matmul import gemm, product
+from .test_paired_product import product as narrow_product
+
+__all__ = ["emulator"]
+LOST_TERM = 2.0**-102  # below it a number has no third term
+
+rng = np.random.default_rng(5)
+
+
+@pytest.fixture(autouse=True)
+def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products, too, for which vectors are faster."""
+    monkeypatch.setattr(matmul_tiles, "tile_product_cycles", lambda *sizes, packs_a, packs_b: 0.0)
+
+
+def tiled(case: Case, precision: Precision = "float32") -> Case:
+    """The case, which must be computed on tiles."""
+    unit = 1e-5 if precision == "float32-fast" else 1e-6
+    atol = unit * max(float(np.abs(case.expected[0]).max(initial=0)), 1.0)
+    group = replace(case.group, precision=precision)
+    return replace(case, group=group, template="matmul_tiles", rtol=0.0, atol=atol, got=[])
+
+
+def products() -> list[Case]:
+    """Ragged and whole edges, both loop orders, batches, operands constant and not, few lines."""
+    return [
+        product((40, 70), (70, 50)),
+        product((40, 70), (70, 50), ""),
+        product((64, 96), (96, 64)),
+        product((33, 64), (64, 32), "a"),
+        product((1, 5), (5, 1)),
+        product((16, 33), (33, 16), ""),
+        product((17, 31), (31, 15)),
+        product((4, 3, 37), (37, 70)),
+        product((2, 3, 19, 40), (3, 40, 35), ""),
+        product((3, 40), (2, 40, 33), "b"),
+        product((70,), (70, 40)),
+        product((2, 33, 5), (5,), ""),
+        gemm(35, 33, 70, "b", (33,), transB=1, alpha=0.5, beta=2.0),
+        gemm(35, 40, 70, "", (35, 1), transA=1, transB=1),
+        gemm(35, 40, 70, "a", None, transA=1),
+    ]
+
+
+def many_rows() -> list[Case]:
+    """Rows for several threads, in one matrix and in several."""
+    return [product((300, 40), (40, 33)), product((2, 150, 40), (2, 40, 70), "")]
+
+
+def test_products() -> None:
+    check([tiled(case, "float32-fast") for case in products()], target_of(AMX_EMULATED))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float32-fast"])
+def test_rows_outside(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_tiles, "_NEAR_BYTES", 0)
+    check([tiled(case, precision) for case in many_rows()], target_of(AMX_EMULATED))
+
+
+def narrow_products() -> list[Case]:
+    """Of bfloat16: rows read where they lie (whole tiles of k, a last block that overlaps), and packed ones."""
+    cases = [
+        narrow_product((40, 64), (64, 50)),
+        narrow_product((2, 33, 96), (96, 40)),
+        narrow_product((3, 35, 32), (3, 32, 33), ""),
+        narrow_product((64, 1024), (1024, 32)),
+        narrow_product((31, 64), (64, 40)),
+        narrow_product((40, 70), (70, 50), stored="bfloat16"),
+        narrow_product((40, 64), (64, 40), "a"),
+        narrow_product((40, 70), (50, 70), "", transB=1),
+        narrow_product((70, 40), (70, 50), transA=1),
+    ]
+    return [replace(case, template="matmul_tiles") for case in cases]
+
+
+def test_products_of_bfloat16() -> None:
+    check(narrow_products(), target_of(AMX_EMULATED))
+
+
+def test_large_matrices_are_walked_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_tiles, "_NEAR_BYTES", 0)
+    check(narrow_products()[:3], target_of(AMX_EMULATED))
+
+
+def test_threads_do_not_change_the_result() -> None:
+    one, two, three = (tiled(case) for case in [product((300, 200), (200, 170))] * 3)
+    for case, threads in ((one, 1), (two, 2), (three, 5)):
+        check([case], target_of(AMX_EMULATED, threads))
+    np.testing.assert_array_equal(one.got[0], two.got[0])
+    np.testing.assert_array_equal(one.got[0], three.got[0])
+
+
+def test_what_is_packed_at_compile_time_and_in_the_kernel_is_the_same() -> None:
+    a, b = (hard_numbers((40, 70)), hard_numbers((70, 40)).T.copy().reshape(70, 40))
+    cases = [operands(a, b, constants) for constants in ("", "a", "b")]
+    run(cases, target_of(AMX_EMULATED))
+    for case in cases[1:]:
+        np.testing.assert_array_equal(case.got[0], cases[0].got[0])
+
+
+def operands(a: np.ndarray, b: np.ndarray, constants: str = "b", precision: Precision = "float32") -> Case:
+    """The product of given matrices alone, to be computed on tiles; what is expected is not looked at."""
+    case = product(a.shape, b.shape, constants, followers=False)
+    return replace(tiled(case, precision), arrays={"a": a, "b": b})
+
+
+# Terms ----------------------------------------------------------------------------------------------------------------
+
+
+def hard_numbers(shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers of every size, among them those next to the largest, subnormal ones, zeros, infinities and NaN."""
+    bits = rng.integers(0, 2**32, shape, np.uint32)
+    array = bits.view(np.float32).copy()
+    special = np.array(
+        [0x7F7FFFFF, 0xFF7F8000, 0x7F7F7FFF, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFFFFFFF, 1, 0x80000000, 0], np.uint32
+    )
+    array.reshape(-1)[: special.size] = special.view(np.float32)
+    return array
+
+
+def test_three_terms_are_the_number_and_two_are_near() -> None:
+    x = hard_numbers((100_000,))
+    is_finite = np.isfinite(x)
+    terms = split_array(x, 3).view(ml_dtypes.bfloat16).astype(np.float64)
+    assert np.isfinite(terms[:, is_finite]).all()
+    large = is_finite & (np.abs(x) >= LOST_TERM)
+    np.testing.assert_array_equal(terms.sum(0)[large], x[large].astype(np.float64))
+    two = split_array(x, 2).view(ml_dtypes.bfloat16).astype(np.float64).sum(0)[large]
+    ordinary = np.abs(x[large]) < 3e38  # the first term of larger ones is cut off
+    assert (np.abs(two - x[large]) <= np.where(ordinary, 2.0**-17, 2.0**-16) * np.abs(x[large])).all()
+
+
+def test_only_the_first_term_is_not_finite() -> None:
+    x = np.array([np.inf, -np.inf, np.nan, np.uint32(0x7F800001).view(np.float32)], np.float32)
+    terms = split_array(x, 3).view(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(terms[0], x)
+    assert not terms[1:].any()
+
+
+def test_products_of_terms_share_one_with_their_neighbours() -> None:
+    for terms, order in PRODUCTS.items():
+        assert len(set(order)) == len(order) == terms * (terms + 1) // 2
+        assert all(i + j < terms for i, j in order)
+        loads = [1 + sum(one[side] != other[side] for one, other in pairwise(order)) for side in range(2)]
+        assert tile_costs._TERM_PRODUCTS[terms] == (len(order), *loads)
+    assert set(PRODUCTS) == set(tile_costs._TERM_PRODUCTS)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**90, 2.0**-60])
+@pytest.mark.parametrize("is_positive", [False, True])
+def test_errors_of_long_sums(scale: float, is_positive: bool) -> None:
+    """Three terms are no worse than float32 itself, two within 1e-5 of the sizes that are added up."""
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((32, 1000), (1000, 64)))
+    if is_positive:
+        a, b = np.abs(a), np.abs(b)
+    a, b = a * np.float32(scale), b / np.float32(scale)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    sizes = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
+    exactly, fast = operands(a, b), operands(a, b, precision="float32-fast")
+    run([exactly, fast], target_of(AMX_EMULATED))
+    one_by_one = np.zeros_like(exact, np.float32)
+    for k in range(1000):
+        one_by_one += a[:, k, None] * b[k]
+    own = np.abs(one_by_one - exact).max()
+    assert np.abs(exactly.got[0] - exact).max() <= own
+    assert (np.abs(fast.got[0] - exact) <= 1e-5 * sizes).all()
+    assert np.sqrt(np.square(fast.got[0] - exact).mean() / np.square(exact).mean()) <= 1e-5
+
+
+@pytest.mark.parametrize("precision", ["float32", "float32-fast"])
+def test_infinities_nan_and_overflow_are_those_of_float32(precision: Precision) -> None:
+    """Their terms alone would give NaN: infinity times the zero that is the second term of 1."""
+    a, b = (rng.integers(1, 5, shape).astype(np.float32) for shape in ((70, 40), (40, 50)))
+    a[3, 5], a[4, 6], a[5, 0] = np.inf, -np.inf, np.nan
+    a[40], b[0, :7] = 0.0, -1.0
+    a[40, 0], a[41, 1], a[69, 39] = np.float32(3.4e38), np.float32(3.4e38), np.inf
+    b[0, 45], b[1, 44], b[1, 3], b[2, 0] = 1.0, 1.0, np.inf, np.float32(-3.39e38)
+    case, bare = operands(a, b, precision=precision), operands(a, b, "", precision)
+    run([case, bare], target_of(AMX_EMULATED))
+    with np.errstate(all="ignore"):
+        expected = np.zeros((70, 50), np.float32)
+        for k in range(40):
+            expected = (a[:, k, None].astype(np.float64) * b[k] + expected).astype(np.float32)
+    assert 0 < np.isnan(expected).sum() < np.isinf(expected).sum()
+    for got in (case.got[0], bare.got[0]):
+        np.testing.assert_allclose(got, expected, 2e-5, 1e-5)
+
+
+# The instructions -----------------------------------------------------------------------------------------------------
+
+
+def assembly(case: Case) -> list[str]:
+    kernel = build_kernel(case.group, AMX)
+    assert isinstance(kernel, BuiltKernel)
+    assert kernel.template == "matmul_tiles"
+    module = tvm.IRModule({GlobalVar("kernel"): kernel.function.with_attr("global_symbol", "kernel")})
+    return str(compile_module(module, AMX).inspect_source("asm")).splitlines()
+
+
+@pytest.mark.parametrize(("precision", "products", "loads"), [("float32-fast", 12, 8), ("float32", 24, 14)])
+def test_the_inner_loop_is_tile_instructions_alone(precision: Precision, products: int, loads: int) -> None:
+    """A step of 32 k of a block: its loads and products, nothing that moves tiles to memory and back."""
+    text = assembly(tiled(product((64, 32 * 7), (32 * 7, 64)), precision))
+    operations = [line.split()[0] for line in text if re.match(r"\s+(tile|tdp|ldtile)", line)]
+    counts = {name: operations.count(name) for name in set(operations)}
+    steps = counts["tdpbf16ps"] // products  # LLVM may unroll
+    expected = {"ldtilecfg": 1, "tilezero": 4, "tilestored": 4, "tilerelease": 1}
+    assert counts == expected | {"tileloadd": loads * steps, "tdpbf16ps": products * steps}
+    first = next(i for i, line in enumerate(text) if "tileloadd" in line)
+    last = max(i for i, line in enumerate(text) if "tdpbf16ps" in line)
+    assert not [line for line in text[first:last] if re.search(r"\bv|call|tilestored", line)], "something between the products"
+
+
+def test_a_kernel_says_how_many_products_of_tiles_make_one() -> None:
+    kernels = [
+        build_kernel(tiled(product((64, 64), (64, 64)), precision).group, AMX) for precision in ("float32", "float32-fast")
+    ]
+    kernels.append(build_kernel(narrow_product((40, 64), (64, 50)).group, AMX))
+    assert [kernel.multiplies for kernel in kernels if isinstance(kernel, BuiltKernel)] == ["tiles6", "tiles3", "tiles1"]
+
+
+def test_few_lines_take_half_a_block() -> None:
+    text = "\n".join(assembly(tiled(product((16, 32), (32, 16)))))
+    assert [text.count(name) for name in ("tilezero", "tdpbf16ps", "tilestored")] == [1, 6, 1]
+
+
+@pytest.mark.parametrize("precision", ["float32", "float32-fast"])
+def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctypes.CDLL, precision: Precision) -> None:
+    """The machine code for AMX with nothing of ours in what computes the tiles: addresses, shapes and configuration included."""
+    cases = [*(tiled(case, precision) for case in [*products()[::4], *many_rows()]), *narrow_products()[::2]]
+    cases.append(operands(hard_numbers((40, 70)), hard_numbers((70, 40)), precision=precision))
+    run(cases, target_of(AMX_EMULATED))
+    loops = [case.got[0] for case in cases]
+    with emulated_amx(emulator) as counts:
+        check(cases[:-1], AMX)
+        run(cases[-1:], AMX)
+    assert counts["tdpbf16ps"] > counts["tileloadd"] > counts["tilezero"] == counts["tilestored"] > 0
+    assert 0 < counts["tilerelease"] <= counts["ldtilecfg"]
+    for case, expected in zip(cases, loops, strict=True):
+        np.testing.assert_array_equal(case.got[0], expected, case.label)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float32-fast"])
+def test_products_on_this_machine(precision: Precision) -> None:
+    cases = [*(tiled(case, precision) for case in [*products(), *many_rows()]), *narrow_products()]
+    check(cases, target_of("amx"))
+    run(loops := [replace(case, got=[]) for case in cases], target_of(AMX_EMULATED))
+    for case, expected in zip(cases, loops, strict=True):
+        np.testing.assert_array_equal(case.got[0], expected.got[0], case.label)
+
+
+# Choice ---------------------------------------------------------------------------------------------------------------
+
+
+def test_small_products_are_left_to_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_tiles, "tile_product_cycles", tile_costs.tile_product_cycles)
+
+    def template(case: Case, precision: Precision = "float32", target: Target = AMX) -> str:
+        built = build_kernel(replace(case.group, precision=precision), target)
+        assert isinstance(built, BuiltKernel)
+        return built.template
+
+    large, one_row = product((128, 768), (768, 768)), product((1, 768), (768, 768))
+    assert template(large) == template(large, "float32-fast") == "matmul_tiles"
+    assert template(one_row) == template(one_row, "float32-fast") == "matmul"
+    assert template(large, target=Target("cpu", "avx512", 2)) == "matmul"
+    assert template(narrow_product((128, 768), (768, 768)), "bfloat16") == "matmul_tiles"
+    assert template(narrow_product((1, 768), (768, 768)), "bfloat16") == "matmul"
+
+
+def test_refusals() -> None:
+    for case, reason in (
+        (product((40, 40), (40, 40), dtype="float64"), "no product of float64"),
+        (product((40, 0), (0, 40)), "nothing to multiply"),
+    ):
+        refusal = matmul_tiles.plan(case.group, AMX)
+        assert isinstance(refusal, Refusal)
+        assert reason in refusal.reason
+
+
+def test_the_split_in_a_kernel_is_that_of_the_constants() -> None:
+    """A row of A times the unit matrix gives back the sum of its terms."""
+    a = hard_numbers((64, 64))
+    a = np.where(np.isfinite(a) & (np.abs(a) > LOST_TERM), a, np.float32(1))
+    case = operands(a, np.eye(64, dtype=np.float32))
+    run([case], target_of(AMX_EMULATED))
+    np.testing.assert_array_equal(case.got[0], a)

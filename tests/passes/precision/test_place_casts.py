@@ -1,0 +1,75 @@
+"""Formats of operands as data: they are kept with a model, and differ from node to node."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+import pytest
+from prefuse.compiler.debugging.oracle import random_inputs, relative_error, run_model
+from prefuse.compiler.ir.facts import infer_facts
+from prefuse.compiler.ir.operand_formats import FORMATS_KEY, Formats, assign_operand_formats, operand_formats
+from prefuse.compiler.ir.printer import print_model
+from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
+from prefuse.compiler.pipeline.pass_table import PASSES
+from prefuse.runtime.target import Target
+
+TEXT = """<ir_version: 10, opset_import: ["": 21]>
+main (float[9,4] x, float[4,6] v, float[4,6] w) => (float[9,6] y, float[9,6] z, float[9,4] u) {
+    r = Relu(x) y = MatMul(r, v) z = MatMul(r, w) u = Neg(r) }"""
+CONTEXT = Context(Target.parse("cpu:avx512bf16,threads=1"))
+
+
+def assigned(**formats: Formats) -> ir.Model:
+    """The model with formats of the operands of the nodes that make these values."""
+    model = ir.from_onnx_text(TEXT)
+    infer_facts(model)
+    for node in model.graph:
+        assign_operand_formats(node, formats.get(str(node.outputs[0].name), {}))
+    return model
+
+
+def test_formats_differ_from_node_to_node() -> None:
+    model = assigned(y={0: "bfloat16", 1: "bfloat16"}, z={0: "float16"})
+    original = model.clone()
+    run_pipeline(model, parse_pipeline("place-casts", PASSES), CONTEXT)
+    text = print_model(model)
+    assert "%r_bfloat16 = Cast{to=16}(%r)" in text
+    assert "%r_float16 = Cast{to=10}(%r)" in text
+    assert "%y = MatMul(%r_bfloat16_wide, %v_bfloat16_wide)" in text
+    assert "%z = MatMul(%r_float16_wide, %w)" in text
+    assert "%u = Neg(%r)" in text
+    inputs = random_inputs(original)
+    found, exact = run_model(model, inputs), run_model(original, inputs)
+    errors = {name: relative_error(found[name], exact[name]) for name in exact}
+    assert 1e-3 < errors["y"] < 2e-2
+    assert 1e-5 < errors["z"] < 2e-3
+    assert errors["u"] == 0
+
+
+def test_formats_are_kept_with_the_model() -> None:
+    model = assigned(y={1: "float16", 0: "bfloat16"})
+    assert "%y = MatMul(%r as bfloat16, %v as float16) : float[9,6]" in print_model(model)
+    again = ir.from_proto(onnx.ModelProto.FromString(ir.to_proto(model).SerializeToString()))
+    assert print_model(again) == print_model(model)
+    assert [operand_formats(node) for node in again.graph] == [{}, {0: "bfloat16", 1: "float16"}, {}, {}]
+
+
+def test_an_assignment_is_used_up() -> None:
+    model = assigned(y={0: "bfloat16"})
+    (first, second) = run_pipeline(model, parse_pipeline("place-casts,place-casts", PASSES), CONTEXT)
+    assert (first.changed, second.changed) == (True, False)
+    assert not any(operand_formats(node) for node in model.graph)
+
+
+def test_the_policy_replaces_what_was_assigned() -> None:
+    model = assigned(u={0: "float16"})
+    run_pipeline(model, parse_pipeline("assign-formats{precision=bfloat16,min-operations=0}", PASSES), CONTEXT)
+    assert [operand_formats(node) for node in model.graph] == [{}, *[{0: "bfloat16", 1: "bfloat16"}] * 2, {}]
+
+
+@pytest.mark.parametrize("text", ["", "bfloat16", "7=bfloat16", "0=int4", "{}"])
+def test_other_metadata_is_no_assignment(text: str) -> None:
+    model = assigned()
+    node = list(model.graph)[1]
+    node.metadata_props[FORMATS_KEY] = text
+    assert operand_formats(node) == {}

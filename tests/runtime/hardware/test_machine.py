@@ -1,0 +1,98 @@
+"""Processors as data: rows, what the system tells of caches, what a fit replaces, and how targets name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prefuse.runtime.errors import OptionError
+from prefuse.runtime.hardware import machine as machines
+from prefuse.runtime.hardware.machine import Machine, core_of, host_machine, row, system_caches
+from prefuse.runtime.target import Target
+
+
+@pytest.mark.parametrize("name", machines.names())
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_rows_are_plausible(name: str, lanes: int) -> None:
+    """Caches grow and slow down from level to level; memory is slower than any of them."""
+    one = row(name, lanes)
+    assert one.lanes == lanes
+    levels = (one.l1, one.l2, one.l3)
+    assert sorted(levels, key=lambda level: level.size_bytes) == list(levels)
+    rates = [level.bytes_per_cycle for level in levels] + [one.memory_bytes]
+    assert sorted(rates, reverse=True) == rates
+    assert one.shared_memory_bytes >= one.memory_bytes
+    assert one.registers == (32 if lanes == 16 else 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "core"),
+    [
+        ("AuthenticAMD family 25 model 1", "zen3"),
+        ("AuthenticAMD family 25 model 17", "zen4"),
+        ("AuthenticAMD family 26 model 2", "zen5"),
+        ("GenuineIntel family 6 model 143", "sapphire-rapids"),
+        ("GenuineIntel family 6 model 9999", "generic"),
+        ("unknown", "generic"),
+    ],
+)
+def test_processors_are_known_by_family_and_model(text: str, core: str) -> None:
+    assert core_of(text) == core
+
+
+def test_the_system_tells_sizes_of_caches(tmp_path: Path) -> None:
+    for number, (kind, level, size, ways) in enumerate(
+        [
+            ("Data", "1", "48K", "12"),
+            ("Instruction", "1", "32K", "8"),
+            ("Unified", "2", "2048K", "16"),
+            ("Unified", "3", "x", "16"),
+        ]
+    ):
+        folder = tmp_path / f"index{number}"
+        folder.mkdir()
+        for name, text in (("type", kind), ("level", level), ("size", size), ("ways_of_associativity", ways)):
+            (folder / name).write_text(text + "\n")
+    (tmp_path / "index9").mkdir()  # one that says nothing
+    assert system_caches(tmp_path) == {"l1": (48 << 10, 12), "l2": (2048 << 10, 16)}
+
+
+def test_the_host_has_the_caches_of_its_system() -> None:
+    one, known = host_machine("AuthenticAMD family 25 model 1", 8), system_caches()
+    assert one.name == "zen3"
+    assert {name: (getattr(one, name).size_bytes, getattr(one, name).ways) for name in known} == dict(known)
+
+
+def test_bytes_come_from_the_level_that_holds_them() -> None:
+    one = row("zen3", 8)
+    assert one.read_cycles(1 << 14) == (1 << 14) / one.l1.bytes_per_cycle
+    assert one.read_cycles(1 << 14, 1 << 20) == (1 << 14) / one.l3.bytes_per_cycle
+    assert one.read_cycles(1 << 30, threads=2) == (1 << 30) / min(2 * one.memory_bytes, one.shared_memory_bytes)
+
+
+def test_a_fit_replaces_numbers_and_nothing_else() -> None:
+    one = row("zen3", 8)
+    assert one.fitted(one.as_fit()) == one
+    changed = one.fitted(
+        {"memory_bytes": 7, "l2_bytes_per_cycle": 30.5, "name": "x", "loads": "2", "stores": -1, "l9": 3, "dots": True}
+    )
+    assert (changed.memory_bytes, changed.l2.bytes_per_cycle) == (7.0, 30.5)
+    assert changed.fitted(one.as_fit()) == one
+
+
+def test_targets_name_machines() -> None:
+    assert Target.parse("cpu:avx512,machine=zen4,threads=3").machine == row("zen4", 16)
+    assert str(Target.parse("cpu:avx512,machine=zen4,threads=3")) == "cpu:avx512,threads=3"  # what runs it
+    assert Target.parse("cpu:avx2").machine == Target("cpu", "avx2").machine == row("generic", 8)
+    assert Target("cpu", "amx").machine == row("sapphire-rapids", 16)
+    assert Target("cuda", "sm_90").machine.lanes == 1
+    assert Target.parse("cpu").is_host
+    with pytest.raises(OptionError, match="no processor 'zen9' is known"):
+        Target.parse("cpu:avx2,machine=zen9")
+    with pytest.raises(OptionError, match="unknown target"):
+        Target.parse("cpu:avx2,machine=zen3,cores=2")
+
+
+def test_numbers_of_eight_bytes_halve_the_lanes() -> None:
+    one: Machine = row("zen5", 16)
+    assert (one.of_items(8).lanes, one.of_items(2).lanes, one.of_items(8).vector_bytes) == (8, 16, 64)
