@@ -1,4 +1,4 @@
-"""What a group is to those who remember good configurations."""
+"""The key of a group in the database of tuned configurations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .template.values import read_narrow
 
 
 def problem_of(group: Group) -> str:
-    """What decides which configuration is fastest: operators, attributes, types, formats and constants.
+    """A text of what decides which configuration is fastest: operators, attributes, types, formats and constants.
 
     Equal for groups that differ in names, pointwise operators and floating point attributes only. The text is stable from run
     to run.

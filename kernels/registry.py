@@ -37,7 +37,7 @@ from .template.contract import BuiltKernel, Candidate, Planner, Refusal, Templat
 from .template.values import anchors_of, is_followed_anchor, is_prologued_anchor, read_narrow
 
 _MAX_ELEMENTS = 2**31 - 1
-# Which ask the table of formats how their operands are stored; all others read what types alone say.
+# Templates that take operands of any storage in the table of formats; all others take those that their types alone describe.
 _READ_FORMATS = frozenset(
     ["matmul", "matmul_tiles", "convolution", "convolution_channels_last", "transposed_convolution_channels_last"]
 )
@@ -89,7 +89,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template("unique", at_floors(unique.build), unique.OPERATORS),
 )
 
-# On CPUs whose tile unit multiplies bfloat16 numbers.
+# On CPUs with AMX-BF16.
 TILE_TEMPLATES: tuple[Template, ...] = (
     Template("matmul_tiles", matmul_tiles.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
     _channels_last("convolution_tiles", convolution_tiles.plan, {"Conv"}),
@@ -176,7 +176,7 @@ def _templates_for(group: Group, target: Target) -> list[Template]:
 
 
 def _is_prologued(group: Group) -> bool:
-    """Whether pointwise operators come before an anchor that no reading of narrow operands makes bare."""
+    """Whether a group has a prologue beyond Casts of bfloat16 and float16 operands to float32."""
     is_bare = not anchors_of(group) or is_followed_anchor(group) or is_followed_anchor(read_narrow(group))
     return not is_bare and is_prologued_anchor(group)
 

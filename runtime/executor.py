@@ -221,8 +221,8 @@ def device_for(plan: Plan) -> Device:
 def is_quick(plan: Plan) -> bool:
     """Whether a call is so short that one more is made when a program is loaded.
 
-    It finds out what the processor has not seen yet, Python's code and ours, weights and the pages of all three, which takes a
-    first call of a small program longer than its work.
+    That warm-up call brings code, weights and their pages into caches and page tables, which takes longer than a small program's
+    own work.
     """
     kernels = {kernel.symbol: kernel.flops + kernel.bytes_moved for kernel in plan.kernels}
     work = 0

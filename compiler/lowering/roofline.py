@@ -21,9 +21,9 @@ from ...runtime.target import Target
 from .planning import ARENA, CALLER, CONSTANTS
 from .program import build_library
 
-_SUMS = 12  # vectors of sums a thread: more than the latency of a multiply-add times the units that do them
+_SUMS = 12  # accumulators a thread: more than the latency of an FMA times the number of FMA units
 _ROUNDS = 200_000  # multiply-adds on each of them: about a millisecond
-_TILES = 6  # tiles of sums; two more are multiplied
+_TILES = 6  # accumulator tiles; the other two tile registers are multiplied
 _TILE_ROUNDS = 10_000  # products added to each of them: about a third of a millisecond
 _RESULTS = ROWS * COLUMNS  # floats that a thread stores, at most
 _ELEMENTS = 1 << 25  # float32 copied: 128 MiB, more than caches hold
@@ -114,7 +114,7 @@ def _copy(target: Target) -> Any:
 
 
 def _multiply_add(target: Target, dtype: str, combine: MultiplyAdd) -> Any:
-    """Sums of products of `dtype`; a word of two numbers is an int32."""
+    """Sums of products of `dtype`; a pair of bfloat16 numbers is an int32."""
     lanes = target.vector_lanes
     builder = KernelBuilder(target.machine, target.threads)
     source = builder.parameter("x", _ELEMENTS, dtype)

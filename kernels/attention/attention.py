@@ -1,12 +1,12 @@
-"""Attention by blocks of queries: scores, their softmax and its product with the values, while the block's scores are in cache.
+"""Fused attention, softmax(Q K) V by blocks of queries: a block's scores stay in L2, the matrix of all scores never exists.
 
-The matrix of all scores never exists. Queries, keys and values are read through the views and pointwise operators before them,
-and the result is stored at the place to which those after it take it, so that splitting and merging heads copies nothing. Keys
-and values of a head are laid out in panels, as the tile product loads them, in scratch of the thread that computes the head. Each
-row of the result is divided by the sum of its exponentials at the end, unless something is computed from the probabilities.
+Q, K and V are read through the views and the pointwise prologue before them, and the result is stored through the views after it,
+so that splitting and merging heads copies nothing. Each thread packs K and V of its head into panels in scratch. Rows of the
+result are divided by the sum of their exponentials at the end, unless something is computed from the probabilities.
 
-Where a head's keys and values are more than the cache holds, they are taken in blocks, each by all queries, whose results so far
-are scaled down when a greater score comes (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135).
+Where K and V of a head exceed L2, blocks of keys meet all queries in turn, and results so far are rescaled when a row's maximum
+grows: online softmax (Milakov, Gimelshein: Online normalizer calculation for softmax, arXiv 1805.02867, 2018), as in
+FlashAttention (Dao et al., arXiv 2205.14135, 2022).
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from .scratch import Head, Keys, Places, QueryBlock
 
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
-_MASKED_ROWS = 24  # where some see fewer keys than others
-_CACHE_BYTES = 560 * 1024  # what keys, values and scores that are used together may take of the second-level cache
-_TILED_ROWS = 64  # of a block on the tile unit
-_RUNNING_ROWS = 1024  # queries whose results one thread keeps while it goes through blocks of keys
-_FEW_QUERIES = 8  # for which nothing is laid out in panels
-_FEW_OF_PAIRS = 4  # the same where panels would be of pairs of bfloat16
-_FEW_ROWS = 8  # of heads that read the same keys, at once
+_MASKED_ROWS = 24  # queries of a block where a mask hides keys from some
+_CACHE_BYTES = 560 * 1024  # of L2 for the keys, values and scores that are used together
+_TILED_ROWS = 64  # queries of a block by AMX
+_RUNNING_ROWS = 1024  # queries whose unfinished results a thread keeps from one block of keys to the next
+_FEW_QUERIES = 8  # up to which K and V are not packed (GEMV)
+_FEW_OF_PAIRS = 4  # the same where panels would be of bfloat16 pairs
+_FEW_ROWS = 8  # rows of a product of heads that share K and V, at most
 _LINE_BYTES = 64
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes two products with a softmax between them, and what is pointwise or a view around and between."""
+    """Takes two products with a softmax between them, and pointwise operators and views around and between."""
     form = attention_of(group)
     if isinstance(form, Refusal):
         return form
@@ -64,7 +64,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 
 def _estimate(form: Attention, target: Target) -> Estimate:
-    """Of both products and of what is computed from scores between them."""
+    """The estimate of both products and of the pointwise operators on scores between them."""
     heads, size = prod(form.batch), (form.queries, form.keys, form.depth, form.width)
     scores = heads * form.queries * form.keys
     among = [op for op in form.group.ops if form.group.types[op.outputs[0]].elements == scores and op is not form.scores]
@@ -85,11 +85,11 @@ class _Kernel:
 
     @cached_property
     def key_block(self) -> int:
-        """Keys in panels at once: all, or equal runs of whole vectors."""
+        """Keys of a block: all, or equal runs of whole vectors."""
         form, lanes = self.form, self.builder.lanes(self.form.dtype)
         number_bytes = np.dtype(form.dtype).itemsize
         line_bytes = (form.depth + form.width + _BLOCK_ROWS) * number_bytes
-        if self.has_words:  # keys and values are of half the size, and exponentials lie beside the scores
+        if self.has_words:  # bfloat16 pairs: K and V take half the bytes, exponentials have memory of their own
             line_bytes = (form.depth + form.width) * number_bytes // 2 + _BLOCK_ROWS * (number_bytes + number_bytes // 2)
         most = max(_CACHE_BYTES // line_bytes, lanes)
         if form.keys <= most or form.weighs_probabilities or self.is_few:
@@ -98,24 +98,24 @@ class _Kernel:
 
     @property
     def is_few(self) -> bool:
-        """Whether keys and values are read where they lie, as so few queries do not pay for panels."""
+        """Whether K and V are read in place (GEMV), as so few queries do not pay for packing."""
         most = _FEW_OF_PAIRS if self._words is not None else _FEW_QUERIES
         return self.form.queries <= most and not self.elements.is_transposed(self.form.product)
 
     @cached_property
     def shared(self) -> int:
-        """Neighbouring heads whose few queries are rows of one product, as they read the same keys and values."""
+        """Neighbouring heads with the same K and V (grouped-query attention) whose few queries become rows of one product."""
         return self.elements.shared_heads(_FEW_ROWS // self.form.queries) if self.is_few else 1
 
     @property
     def terms(self) -> tuple[int, int]:
-        """bfloat16 terms on the tile unit, of scores and of results. Softmax makes relative errors of absolute ones of scores."""
+        """bfloat16 terms by AMX, of scores and of results. Absolute errors of scores become relative ones of probabilities."""
         terms = self.form.group.tolerance.terms
         return (1 if terms == 1 else 3), terms
 
     @cached_property
     def unit(self) -> TileUnit | None:
-        """Of tiles, where the target has one and it makes both products faster."""
+        """AMX, where the target has it and both products are faster by it."""
         form, machine = self.form, self.target.machine
         if not self.target.has_tiles or form.dtype != "float32" or self.is_few:
             return None
@@ -127,7 +127,7 @@ class _Kernel:
 
     @cached_property
     def format(self) -> Format:
-        """Of both products: where that is of words, their operands are rounded."""
+        """The format of both products; for one of bfloat16 pairs the operands are rounded."""
         found = self._words if self.unit is None and not self.is_few else None
         return found or plain(self.form.dtype)
 
@@ -137,7 +137,7 @@ class _Kernel:
 
     @cached_property
     def _words(self) -> Format | None:
-        """The dot products of words that the operands may be rounded to."""
+        """The format of dot products of bfloat16 pairs, where the operands may be rounded to it."""
         form, storage = self.form, Storage("bfloat16")
         if not form.group.tolerance.may_round or form.dtype != "float32":
             return None
@@ -145,13 +145,13 @@ class _Kernel:
 
     @cached_property
     def hides_keys(self) -> bool:
-        """Whether each block of queries looks which keys it sees."""
+        """Whether each block of queries finds at run time how many keys its mask leaves."""
         is_plain = self.unit is None and not self.is_few and not self.weighs and self.form.guard in (None, 0)
         return is_plain and may_hide_keys(self.form)
 
     @property
     def weighs(self) -> bool:
-        """Whether probabilities are computed one by one, and not their rows scaled in the end."""
+        """Whether each probability is computed, in place of scaling the rows of the result in the end."""
         return self.form.weighs_probabilities and self.form.guard is None
 
     @property
@@ -160,7 +160,7 @@ class _Kernel:
 
     @cached_property
     def tiles(self) -> tuple[Tile, Tile]:
-        """Of the scores and of the result, equally high."""
+        """Register tiles of the scores and of the result, with equally many rows."""
         form = self.form
         sizes = ((form.depth // self.format.k_pack, self.key_block), (ceil(self.key_block / self.format.k_pack), form.width))
         options = tiles_options(form.queries, sizes, machine_of(self.target, form.dtype), even=self.hides_keys)
@@ -169,7 +169,7 @@ class _Kernel:
 
     @property
     def block_rows(self) -> int:
-        """Queries of a block: a multiple of a tile's rows, some of which may not exist."""
+        """Queries of a block: a multiple of a register tile's rows, the last of which may be beyond the edge."""
         if self.unit is not None:
             return _TILED_ROWS
         if self.is_few:
@@ -197,7 +197,7 @@ class _Kernel:
             begin, end = share(thread, threads, heads * chunks)
             with builder.loop(end - begin, name="task") as i:
                 *batch, chunk = bound_unravel(builder, builder.bind(begin + i), (*groups, chunks))
-                if self.shared > 1:  # the first of the heads
+                if self.shared > 1:  # the first of the heads that share K and V
                     batch[-1] = builder.bind(batch[-1] * self.shared)
                 first, last = share(chunk, chunks, blocks)
                 head = Head(**vars(scratch), batch=tuple(batch))
@@ -210,7 +210,7 @@ class _Kernel:
         return finish("attention", builder, form.group, flops=self.flops)
 
     def _scratch(self, thread: Expr, threads: int, rows: int) -> Places:
-        """Of a thread that does so many rows in a run."""
+        """The scratch of a thread that computes up to `rows` rows in a run."""
         form, lanes = self.form, self.builder.lanes(self.form.dtype)
 
         def own(elements: int, dtype: str = form.dtype) -> Scratch:
@@ -230,8 +230,8 @@ class _Kernel:
             keys, values = (own(panel_words(*shape, terms), "uint32") for shape, terms in zip(shapes, self.terms, strict=True))
             deepest = ceil(max(form.depth, self.key_block) / DEPTH) * max(self.terms) * TERM_ELEMENTS
             tiles = TileScratch(self.unit, own(deepest, "uint16"), own(LINES * LINES))
-        longest = odd_lines(self.key_block + 2 * lanes, form.dtype)  # of a row of scores, or more
-        pairs = odd_lines(self.key_block // 2 + lanes, "int32")  # of a row of words, or more
+        longest = odd_lines(self.key_block + 2 * lanes, form.dtype)  # pitch of rows of scores, at most
+        pairs = odd_lines(self.key_block // 2 + lanes, "int32")  # pitch of rows of bfloat16 pairs, at most
         words = own(self.block_rows * pairs if self.has_words else 0, "int32")
         scores, factors = own(self.block_rows * longest), own(self.block_rows)
         state = (own(rows), own(rows), own(rows * form.width)) if self.is_running else None
@@ -250,7 +250,7 @@ class _Kernel:
         return Keys(first, count, keys, Panels(builder, count, form.width, value_tile, self.format))
 
     def _rows(self, head: Head, first: Expr, blocks: Expr) -> None:
-        """All there is to do for some blocks of queries, by one thread."""
+        """Attention of `blocks` blocks of queries from `first` on, by one thread."""
         builder, size, (whole, rest) = self.builder, self.key_block, divmod(self.form.keys, self.key_block)
         if self.is_running:
             start_rows(head.rows, builder.bind(blocks * self.block_rows), self.form.width)
@@ -268,7 +268,7 @@ class _Kernel:
                 finish_rows(head.rows, block.row, block.count, self.form.width, store)
 
     def _few(self, head: Head) -> None:
-        """All queries, where they are few, of all heads that read the same keys and values."""
+        """Attention of all queries, where they are few, of all heads that share K and V."""
         form, count, lanes = self.form, self.block_rows, self.builder.lanes(self.form.dtype)
         block = QueryBlock(0, count, 0)
         keys = self._keys(head, 0, form.keys)
@@ -287,7 +287,7 @@ class _Kernel:
         )
 
     def _attend(self, head: Head, keys: Keys, first: Expr, blocks: Expr) -> None:
-        """Some blocks of queries, by some keys."""
+        """Scores, softmax and results of `blocks` blocks of queries by one block of keys."""
         pack = keys.keys.pack_rows if self.elements.is_transposed(self.form.scores) else keys.keys.pack_columns
         pack(head.keys, self._key_of(head, keys))
         keys.values.pack_columns(head.values, self._value_of(head, keys))
@@ -303,7 +303,7 @@ class _Kernel:
                     self._multiply(head, keys, block, end)
 
     def _multiply(self, head: Head, keys: Keys, block: QueryBlock, end: Expr | None) -> None:
-        """A block of queries by keys: all, or the first of them."""
+        """Scores, softmax and results of a block of queries by the first `end` of a block of keys; None: all of them."""
         columns, depth = WHOLE, WHOLE
         if end is not None:
             used = tirx.min(tirx.floordiv(end, self.format.k_pack), ceil(keys.count / self.format.k_pack))
@@ -315,7 +315,7 @@ class _Kernel:
         keys.values.multiply(probabilities, head.values, block.count, lambda *at: add(head, block, *at), depth)
 
     def _visible_keys(self, head: Head, keys: Keys, block: QueryBlock) -> Expr:
-        """How many of some keys a block's queries see."""
+        """How many of a block's keys, from the first on, its queries see."""
         builder, form, extent = self.builder, self.form, head.rows.extent(keys.count)
 
         def score(row: Expr, key: Expr) -> Expr:
@@ -333,14 +333,14 @@ class _Kernel:
         return QueryBlock(start, count, builder.bind(number * self.block_rows))
 
     def _place(self, head: Head, block: QueryBlock, row: Expr) -> tuple[Index, Expr]:
-        """The place of a row's head among the batch dimensions, and its query."""
+        """A row's index in the batch dimensions, and its query."""
         if self.shared == 1:
             return head.batch, block.first + row
         number = head.batch[-1] + tirx.floordiv(row, self.form.queries)
         return (*head.batch[:-1], number), tirx.floormod(row, self.form.queries)
 
     def _queries(self, head: Head) -> Lines:
-        """The queries of a block, as the product reads them."""
+        """The queries of a block, as the product reads its A."""
         return Lines(head.queries.buffer, head.queries.base, self.form.depth // self.format.k_pack)
 
     def _pack_query(self, head: Head, block: QueryBlock, row: Expr) -> None:
@@ -362,7 +362,7 @@ class _Kernel:
         return lambda j, column: self.elements.value(head.batch, keys.first + j, column)
 
     def _softmax(self, head: Head, block: QueryBlock, keys: int, end: Expr | None) -> Lines:
-        """What the values are multiplied by, as the product reads it; `end`: how many of the keys have scores."""
+        """Softmax of a block's scores; returns A of the product with V. `end`: how many keys have scores; None: all."""
         rows = head.rows
         rows.end_rows(block.count, keys)
         end = rows.extent(keys) if end is None else end
@@ -381,7 +381,7 @@ class _Kernel:
         self.builder.store(scores.buffer, scores.base + row * scores.pitch + column, element)
 
     def _add_result(self, head: Head, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
-        """Add to what earlier keys gave."""
+        """Add to the results of earlier blocks of keys."""
         results = head.rows.results
         place = results.base + (block.row + row) * self.form.width + column
         self.builder.store(results.buffer, place, results.buffer[place] * head.rows.factors[row] + value)
@@ -392,7 +392,7 @@ class _Kernel:
 
 
 def _chunks(heads: int, blocks: int, threads: int, least: int) -> int:
-    """Runs of blocks that a head is cut into, as few as deal the work to the threads within a tenth of evenly, if any does."""
+    """Runs into which a head's blocks are cut: the fewest that balance the threads within a tenth, if any do."""
     for chunks in range(min(least, blocks), blocks + 1):
         tasks = heads * chunks
         if ceil(tasks / threads) * threads <= 1.1 * tasks:

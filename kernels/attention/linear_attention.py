@@ -1,7 +1,7 @@
-"""LinearAttention: one matrix of state a head, which each step decays, corrects and reads.
+"""LinearAttention: a recurrence over one state matrix a head, which each step decays, updates and reads.
 
-Columns of the state never meet, so a vector of them takes all steps by itself while it lies in the first-level cache; batch,
-heads and vectors of columns are dealt to the threads. The arithmetic is that of the definition step by step, in float32.
+Columns of the state are independent, so a vector of them takes all steps while it stays in L1; batch, heads and vectors of
+columns are dealt to the threads. The arithmetic is that of the operator's definition step by step, in float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..template.kernel import finish, new_builder
 OPERATORS = frozenset(["LinearAttention"])
 _QUERY, _KEY, _VALUE, _PAST, _DECAY, _BETA = range(6)  # inputs
 _RULES = ("linear", "gated", "delta", "gated_delta")
-_TYPE = "float32"  # of the state and of all sums
+_TYPE = "float32"  # of the state and of all accumulators
 _MAX_LOCAL_BYTES = 256 * 1024  # of a thread's stack
 _COST_OF_EXP = 12
 
@@ -50,7 +50,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 @dataclass(frozen=True)
 class _Attention:
-    """The operator on sizes that are all known. `shared` query heads read the state of one head, of `rows` x `columns`."""
+    """The operator with static shapes. `shared` query heads read the state of one head, a `rows` x `columns` matrix."""
 
     group: Group
     op: Op
@@ -68,16 +68,16 @@ class _Attention:
 
     @property
     def local_bytes(self) -> int:
-        """What one vector of columns keeps on the stack."""
+        """Bytes on the stack for one vector of columns."""
         return (self.rows + self.shared + 1) * self.lanes * 4
 
     @property
     def scale(self) -> float:
-        """What a reading of the state is multiplied by."""
+        """The factor of each query's result."""
         return float(self.op.attribute("scale", 0.0)) or 1 / sqrt(max(self.rows, 1))
 
     def has(self, position: int) -> bool:
-        """Whether an optional input is there and the update rule looks at it."""
+        """Whether an optional input is present and used by the update rule."""
         rule = self.op.attribute("update_rule", "gated_delta")
         is_used = {_PAST: True, _DECAY: "gated" in rule, _BETA: "delta" in rule}[position]
         return is_used and position < len(self.op.inputs) and bool(self.op.inputs[position])
@@ -87,7 +87,7 @@ class _Attention:
         return self.builder.parameter(self.op.inputs[position], kind.elements, kind.dtype)
 
     def width(self, position: int) -> int:
-        """Elements of an input in one step of one batch."""
+        """Elements of an input for one token."""
         return self.group.types[self.op.inputs[position]].shape[-1]
 
     def store(self, position: int, offset: Expr, value: Expr) -> None:
@@ -97,7 +97,7 @@ class _Attention:
         self.builder.store(self.builder.parameter(name, kind.elements, kind.dtype), offset, tirx.Cast(kind.dtype, value))
 
     def build(self) -> BuiltKernel:
-        operations = 2 + 2 * self.has(_DECAY) + 2 * self.has(_BETA) + 2 * self.shared  # of one element of the state in one step
+        operations = 2 + 2 * self.has(_DECAY) + 2 * self.has(_BETA) + 2 * self.shared  # of a state element in a step
         work = self.batch * self.steps * self.heads * self.rows * self.columns * operations
         factors = self._decay_factors() if self.has(_DECAY) and self.batch * self.steps else None
         whole, rest = divmod(self.columns, self.lanes)
@@ -146,9 +146,10 @@ class _Columns:
             self.of.store(1, place + row * self.of.columns + lane, state[row * self.lanes + lane])
 
     def _step(self, state: Buffer, step: Expr) -> None:
-        """Decay the state, write what the key's value differs by from what it holds, and read it by each query."""
+        """One token: decay the state, compute the update (of the delta rule: value less what the state has for the key), add and
+        read it."""
         builder, of = self.of.builder, self.of
-        token = builder.bind(tirx.floordiv(self.head, of.heads) * of.steps + step)  # over batch and steps
+        token = builder.bind(tirx.floordiv(self.head, of.heads) * of.steps + step)  # its number over batch and steps
         kv_head = builder.bind(tirx.floormod(self.head, of.heads))
         write = builder.local(self.lanes, _TYPE, "write")
         with self._each_lane() as lane:
@@ -168,7 +169,7 @@ class _Columns:
         self._read(state, write, token, kv_head)
 
     def _read(self, state: Buffer, write: Buffer, token: Expr, kv_head: Expr) -> None:
-        """Add key times `write` to the state, and store each query's reading of it."""
+        """Add the outer product of key and `write` to the state, and store its product with each query."""
         builder, of = self.of.builder, self.of
         sums = builder.local(of.shared * self.lanes, _TYPE, "sums")
         with builder.loop(of.shared, name="query") as query, self._each_lane() as lane:
@@ -187,11 +188,11 @@ class _Columns:
             of.store(0, place + lane, sums[query * self.lanes + lane] * tirx.const(of.scale, _TYPE))
 
     def _past(self, offset: Expr) -> Expr:
-        """An element of the state before the first step."""
+        """An element of the initial state."""
         return tirx.Cast(_TYPE, self.of.operand(_PAST)[offset]) if self.of.has(_PAST) else _zero()
 
     def _factor(self, token: Expr, kv_head: Expr, row: Expr) -> Expr:
-        """What decay leaves of a row of the state."""
+        """The decay factor of a row of the state."""
         if self.factors is None:
             return tirx.const(1, _TYPE)
         width = self.of.width(_DECAY)
@@ -199,7 +200,7 @@ class _Columns:
         return self.of.builder.name(self.factors[token * width + place])
 
     def _load(self, position: int, token: Expr, place: Expr) -> Expr:
-        """An element of an input in one step, the same for all lanes."""
+        """An element of an input for a token, the same for all lanes."""
         source = self.of.operand(position)
         return self.of.builder.name(tirx.Cast(_TYPE, source[token * self.of.width(position) + place]))
 

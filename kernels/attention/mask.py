@@ -1,7 +1,7 @@
-"""Keys that no query of a block sees: where a mask makes minus infinity of their scores, nothing need be computed from them.
+"""Masked keys that no query of a block sees (their scores are -inf) are skipped.
 
-What a block leaves out is found at each run, in the mask's own numbers, from the last key on: half of all scores in causal
-attention, and what fills up the shorter sequences of a batch.
+Each block finds at run time, from the mask's own numbers, after which key the rest is masked: half of all scores in causal
+attention, and the padding of shorter sequences of a batch.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..groups.group import Op
 from .pattern import Attention, values_after
 
-_HIDDEN = -1e38  # a score of less, such as the least float32, has no weight beside one that any model computes
-_NONE = tirx.const(0, "float32")  # of keys that are seen
-_STEPS = frozenset(["Add", "Cast", "Div", "Mul", "Sub", "Tanh", "Where"])  # what is -inf of a score of 0 is it of each finite one
+_HIDDEN = -1e38  # below it a score, such as the least float32, has probability 0 among scores that models compute
+_NONE = tirx.const(0, "float32")  # no key is seen
+_STEPS = frozenset(["Add", "Cast", "Div", "Mul", "Sub", "Tanh", "Where"])  # if they make -inf of 0, then of every finite score
 Score = Callable[[Expr, Expr], Expr]  # of (row, key), of a product that is 0
 
 
 def may_hide_keys(form: Attention) -> bool:
-    """Whether a mask that heads share may hide keys: something is added to the scores, or chosen in their place."""
+    """Whether a mask that heads share may hide keys: an operand is added to the scores, or chosen in their place."""
     group, score = form.group, form.scores.outputs[0]
     reached = values_after(group, score)
     steps = [op for op in group.ops if op is not form.scores and not reached.isdisjoint(op.outputs)]
@@ -30,7 +30,7 @@ def may_hide_keys(form: Attention) -> bool:
         return False
     if any(op.op_type == "Div" and op.inputs[1] in reached for op in steps):
         return False
-    if any("float" not in group.types[op.outputs[0]].dtype for op in steps):  # whether a score is 0 may decide on others
+    if any("float" not in group.types[op.outputs[0]].dtype for op in steps):  # a comparison with the score itself may decide
         return False
     shape = group.types[score].shape
     shared = [op for op in steps if op.op_type in ("Add", "Where") and _is_shared(form, op, reached, shape)]
@@ -38,7 +38,7 @@ def may_hide_keys(form: Attention) -> bool:
 
 
 def _is_shared(form: Attention, op: Op, reached: set[str], shape: tuple[int, ...]) -> bool:
-    """Whether an operand beside the scores has a number for each key, and fewer than there are scores."""
+    """Whether another operand of a step has a number for each key, and fewer elements than there are scores."""
     heads = max(shape[-3:-2], default=1)
     beside = (form.group.types[name] for name in op.inputs if name not in reached)
     return any(kind.shape[-1:] == shape[-1:] and kind.elements * heads <= form.score_count for kind in beside)
@@ -47,7 +47,7 @@ def _is_shared(form: Attention, op: Op, reached: set[str], shape: tuple[int, ...
 def visible_keys(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, keys: int, step: int, extent: int) -> Expr:
     """How many of `keys` keys from `first` on may be seen by `rows` queries: a multiple of `step`, or `extent` for all.
 
-    All, where a query does not even see the very first key: it may see none, and then its probabilities are equal.
+    All, if a query does not see the very first key: it may see none, and then its probabilities are equal.
     """
     seen, end = builder.local(1, "float32", "seen"), builder.local(1, "int32", "end")
     whole, rest = divmod(keys, step)
@@ -71,7 +71,7 @@ def visible_keys(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, 
 
 
 def sees_first_key(builder: KernelBuilder, score: Score, rows: Expr) -> Expr:
-    """Whether each of `rows` queries sees the very first key, for sure: not where its score is NaN."""
+    """Whether each of `rows` queries sees the very first key; not where its score is NaN."""
     seen, zero = builder.local(1, "float32", "seen"), tirx.const(0, "int32")
     builder.store(seen, zero, tirx.const(1, "float32"))
     with builder.loop(rows, name="row") as row:
@@ -81,9 +81,9 @@ def sees_first_key(builder: KernelBuilder, score: Score, rows: Expr) -> Expr:
 
 
 def _any_seen(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, columns: int) -> Expr:
-    """1 where some of these rows may see one of these columns, else 0.
+    """1 where one of `rows` queries may see one of `columns` keys from `first` on, else 0.
 
-    A NaN is seen: a comparison with it is false, while the greatest of it and another number may be either.
+    A NaN counts as seen: scores are compared one by one, since a maximum may lose a NaN.
     """
     lanes = builder.lanes("float32")
     seen = builder.local(lanes, "float32", "seen")
@@ -100,7 +100,7 @@ def _any_seen(builder: KernelBuilder, score: Score, rows: Expr, first: Expr, col
 
 
 def _vectors(columns: int, lanes: int) -> Iterator[tuple[int, int, int]]:
-    """Whole vectors, then ever shorter ones: first column, number, width."""
+    """Whole vectors, then ever shorter ones: (first column, number of vectors, width)."""
     done = 0
     while done < columns:
         while lanes > columns - done:

@@ -1,4 +1,7 @@
-"""Softmax of rows of scores in scratch: of whole rows, or of parts of rows that come one after the other."""
+"""Softmax of rows of scores in scratch: of whole rows, or online, of rows that come block by block.
+
+Online: Milakov, Gimelshein: Online normalizer calculation for softmax, arXiv 1805.02867, 2018.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,11 @@ _Update = Callable[[Expr, Expr], None]  # of (slot, value)
 
 @dataclass(frozen=True)
 class Rows:
-    """Scratch of a thread: the scores of a block of rows, and a factor for each row of it.
+    """Scratch of a thread: the scores of a block of rows, and a factor for each row.
 
-    A row is followed by minus infinities up to whole vectors. `words`, where given, is for its exponentials as words of two
-    bfloat16 numbers, which else take the places of the scores; `is_rough`: they need no better error than these have.
-    `state`, of rows whose keys come in parts, is kept for all rows of the thread: the greatest score so far, the sum of the
-    exponentials of the differences to it, and the results so far, which are not yet divided by that sum.
+    Rows are padded with -inf to whole vectors. Exponentials overwrite the scores, unless `words` is given: then they are stored
+    there as bfloat16 pairs. `is_rough`: exponentials need no smaller error than bfloat16's. `state`, of online softmax, is kept
+    for all rows of the thread: a row's maximum m so far, the sum of exp(x - m), and the results not yet divided by that sum.
     """
 
     builder: KernelBuilder
@@ -50,21 +52,21 @@ class Rows:
         return self.builder.lanes(self.dtype)
 
     def extent(self, keys: int) -> int:
-        """Scores of a row and what follows them: whole pairs of vectors, each of which makes one of words."""
+        """Elements of a padded row: whole pairs of vectors, each of which makes one vector of bfloat16 pairs."""
         return ceil(keys / (2 * self.lanes)) * 2 * self.lanes
 
     def line(self, keys: int) -> Lines:
-        """Rows of scores, an odd number of cache lines apart, so that they lie in all sets of a cache."""
+        """The rows of scores, an odd number of cache lines apart to avoid set conflicts."""
         return Lines(self.scores.buffer, self.scores.base, odd_lines(self.extent(keys), self.dtype))
 
     def exponential_lines(self, keys: int) -> Lines:
-        """Rows of exponentials, as products read them."""
+        """The rows of exponentials, as products read their A."""
         if self.words is None:
             return self.line(keys)
         return Lines(self.words.buffer, self.words.base, odd_lines(self.extent(keys) // 2, "int32"))
 
     def end_rows(self, count: Expr, keys: int) -> None:
-        """Put minus infinities behind the scores of `count` rows."""
+        """Pad the scores of `count` rows with -inf."""
         builder, line, rest = self.builder, self.line(keys), self.extent(keys) - keys
         if rest:
             with builder.loop(count, name="row") as row:
@@ -72,7 +74,7 @@ class Rows:
                 sweep(builder, rest, self.lanes, lambda i: builder.store(line.buffer, base + i, tirx.const(-np.inf, self.dtype)))
 
     def maximum(self, row: Expr, keys: int, end: Expr) -> Expr:
-        """The greatest of the scores [0, end) of a row; of one with a NaN any, as its exponentials will not lose that."""
+        """The maximum of scores [0, end) of a row; any number if one is NaN, which the exponentials keep."""
 
         def emit(first: Expr, update: _Update) -> None:
             for slot in range(0, self._step(end), self.lanes):
@@ -82,7 +84,7 @@ class Rows:
         return self.builder.name(self._fold(row, keys, end, -np.inf, tirx.max, emit))
 
     def exponentials(self, row: Expr, keys: int, end: Expr, shift: Expr) -> Expr:
-        """Put exp(x - shift) in the place of the scores x in [0, end) of a row, or its words into theirs; returns their sum."""
+        """Store exp(x - shift) for scores x in [0, end) of a row, over them or as pairs to `words`; returns their sum."""
         builder, scores, lanes = self.builder, self.line(keys), self.lanes
         lines = self.exponential_lines(keys)
         base, target = (builder.bind(some.base + row * some.pitch) for some in (scores, lines))
@@ -106,13 +108,16 @@ class Rows:
         return self._fold(row, keys, end, 0, add, emit)
 
     def _step(self, end: Expr) -> int:
-        """Scores at once, of `end`: independent vectors, as an addition takes four cycles."""
+        """Scores of an iteration: several accumulators, as additions have a latency of four cycles."""
         return self.lanes * (4 if isinstance(end, int) and end % (4 * self.lanes) == 0 else 2)
 
     def _fold(
         self, row: Expr, keys: int, end: Expr, initial: float, combine: Combine, emit: Callable[[Expr, _Update], None]
     ) -> Expr:
-        """What `emit(offset, update)` gives `update(slot, value)` of some scores at once, from an offset on, brought together."""
+        """A reduction over scores [0, end) of a row by `combine`, with `_step` accumulators that are combined in the end.
+
+        `emit(offset, update)` writes the code for the scores from an offset on and calls `update(accumulator, value)`.
+        """
         builder, line, slots, lanes = self.builder, self.line(keys), self._step(end), self.lanes
         total = builder.local(slots, self.dtype)
         for slot in range(0, slots, lanes):
@@ -141,9 +146,9 @@ class Rows:
 
 
 def softmax(rows: Rows, count: Expr, keys: int, end: Expr, guard: float | None) -> None:
-    """Exponentials in place of the scores [0, end) of `count` rows, and the factors that make probabilities of them.
+    """Replace scores [0, end) of `count` rows by exponentials, and store each row's factor: 1 / sum of them.
 
-    Those of a row of minus infinity are NaN, as its probabilities are; or all are `guard`, if that is given.
+    In a row of -inf alone all are NaN, as in ONNX; or all probabilities are `guard`, if given.
     """
     builder = rows.builder
     with builder.loop(count, name="row") as row:
@@ -155,7 +160,7 @@ def softmax(rows: Rows, count: Expr, keys: int, end: Expr, guard: float | None) 
 
 
 def _fill_row(rows: Rows, row: Expr, keys: int, value: float) -> None:
-    """All probabilities of a row are one value."""
+    """Make all probabilities of a row one value."""
     builder, element, lines = rows.builder, tirx.const(value, rows.dtype), rows.exponential_lines(keys)
     rows.put(rows.factors, row, tirx.const(1, rows.dtype))
     base = builder.bind(lines.base + row * lines.pitch)
@@ -166,7 +171,7 @@ def _fill_row(rows: Rows, row: Expr, keys: int, value: float) -> None:
 
 
 def weigh_rows(rows: Rows, count: Expr, keys: int, weigh: Weigh) -> None:
-    """What `weigh` makes of the probabilities, in place of the exponentials of `count` rows, which have no words."""
+    """Replace the exponentials of `count` rows by `weigh` of the probabilities; for rows without `words`."""
     builder, line = rows.builder, rows.line(keys)
     with builder.loop(count, name="row") as row:
         base = builder.bind(line.base + row * line.pitch)
@@ -179,7 +184,7 @@ def weigh_rows(rows: Rows, count: Expr, keys: int, weigh: Weigh) -> None:
 
 
 def round_rows(rows: Rows, to: Scratch, count: Expr, keys: int) -> Lines:
-    """The words of what is in the places of the scores of `count` rows."""
+    """Round what is in the places of the scores of `count` rows to bfloat16 pairs in `to`, as the product reads its A."""
     builder, line = rows.builder, rows.line(keys)
     words = Lines(to.buffer, to.base, odd_lines(ceil(keys / 2), "int32"))
     with builder.loop(count, name="row") as row:
@@ -189,13 +194,13 @@ def round_rows(rows: Rows, to: Scratch, count: Expr, keys: int) -> Lines:
 
 
 def odd_lines(elements: int, dtype: str) -> int:
-    """So many elements or a few more, an odd number of cache lines."""
+    """The least pitch of at least `elements` that is an odd number of cache lines."""
     line = _LINE_BYTES // np.dtype(dtype).itemsize
     return (ceil(elements / line) | 1) * line
 
 
 def start_rows(rows: Rows, count: Expr, width: int) -> None:
-    """The state of rows that have seen no key."""
+    """Initialise the state of `count` rows: maximum -inf, sum and results 0."""
     assert rows.state is not None
     builder, (tops, sums, results) = rows.builder, rows.state
     with builder.loop(count, name="row") as row:
@@ -206,10 +211,10 @@ def start_rows(rows: Rows, count: Expr, width: int) -> None:
 
 
 def running_softmax(rows: Rows, first: Expr, count: Expr, keys: int, end: Expr) -> None:
-    """Exponentials in place of the scores [0, end) of `count` rows, of which the first is `first` of the state, by more keys.
+    """Online softmax: replace scores [0, end) of `count` rows by exponentials, and update the state of rows from `first`.
 
-    The factors are what results so far must be multiplied by. While a row has seen nothing but minus infinity, its exponentials
-    are 0, and so is their sum, by which it is divided in the end: NaN, as of the whole row.
+    The factors are those by which results so far must be rescaled. While a row has met only -inf, its exponentials and their sum
+    are 0; the division in the end then gives NaN, as softmax of such a row does.
     """
     assert rows.state is not None
     builder, (tops, sums, _) = rows.builder, rows.state
@@ -226,7 +231,7 @@ def running_softmax(rows: Rows, first: Expr, count: Expr, keys: int, end: Expr) 
 
 
 def finish_rows(rows: Rows, first: Expr, count: Expr, width: int, store: Store) -> None:
-    """`store(row, column, value)` for the results of `count` rows, of which the first is `first` of the state."""
+    """`store(row, column, value)` for the results of `count` rows, from row `first` of the state on, divided by their sums."""
     assert rows.state is not None
     builder, (_, sums, results) = rows.builder, rows.state
     with builder.loop(count, name="row") as row:

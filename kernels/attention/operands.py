@@ -14,12 +14,12 @@ from ..template.values import GroupValues, source_offset
 from ..template.views import view_of
 from .pattern import Attention
 
-_COMPARED_HEADS = 1024  # whose places are looked at while compiling
+_COMPARED_HEADS = 1024  # heads, at most, whose offsets are compared at compile time
 
 
 @dataclass(frozen=True)
 class Elements:
-    """`batch` is a place among the batch dimensions of the scores, `query` and `key` count among all of them."""
+    """Elements by `batch`, an index in the batch dimensions of the scores, and by numbers of `query` and `key` in that matrix."""
 
     form: Attention
     builder: KernelBuilder
@@ -34,19 +34,19 @@ class Elements:
         return self._operand(self.form.product, 1, self._weight_batch(batch), (key, column))
 
     def score(self, batch: Index, query: Expr, key: Expr, product: Expr) -> Expr:
-        """What becomes of the product of a query and a key before the softmax."""
+        """The softmax's operand (scale, mask) for the product of a query and a key."""
         form = self.form
         place = form.softmax_place((*batch, query, key))
         return self._followed(form.scores.outputs[0], product, form.softmax.inputs[0], place, form.dtype)
 
     def weight(self, batch: Index, query: Expr, key: Expr, probability: Expr) -> Expr:
-        """What becomes of the probability of a query and a key before the product."""
+        """The operand of the product with V for the probability of a query and a key."""
         form = self.form
         place = form.weight_place(form.softmax_place((*batch, query, key)))
         return self._followed(form.softmax.outputs[0], probability, form.product.inputs[0], place, form.dtype)
 
     def store_result(self, batch: Index, query: Expr, column: Expr, product: Expr) -> None:
-        """Store an element of the product, and what is computed from it, where it comes to lie."""
+        """The epilogue of an element of the product with V, stored through the views after it."""
         form, out = self.form, self.form.group.outputs[0]
         kind = form.group.types[out]
         place = form.result_place((*self._weight_batch(batch), query, column))
@@ -54,7 +54,7 @@ class Elements:
         self.builder.store(self.builder.parameter(out, kind.elements, kind.dtype), row_major(place, kind.shape), element)
 
     def is_transposed(self, product: Op) -> bool:
-        """Whether a product's second operand lies column by column in memory, as keys do before the usual transpose."""
+        """Whether a product's second operand is column-major in memory, as K is before the usual transpose."""
         group, name = self.form.group, product.inputs[1]
         shape = group.types[name].shape
         if 1 in shape[-2:]:
@@ -64,7 +64,7 @@ class Elements:
         return abs(down - origin) < abs(along - origin)
 
     def shared_heads(self, most: int) -> int:
-        """How many neighbouring heads, at most, read the same keys and values, as they lie or cast."""
+        """How many neighbouring heads, up to `most`, read the same K and V in memory, through views and casts."""
         form, batch = self.form, self.form.batch
         types, operands = form.group.types, ((form.scores, 1), (form.product, 1))
         if not batch or prod(batch) > _COMPARED_HEADS or types[form.product.outputs[0]].shape[:-2] != batch:
@@ -73,7 +73,7 @@ class Elements:
             return 1
 
         def offsets(place: tuple[int, ...]) -> list[int]:
-            """Of the first and the last element of both operands."""
+            """Offsets of the first and the last element of both operands."""
             found = []
             for product, position in operands:
                 shape = types[product.inputs[position]].shape
@@ -90,7 +90,7 @@ class Elements:
         return next((count for count in range(min(most, batch[-1]), 1, -1) if batch[-1] % count == 0 and is_shared(count)), 1)
 
     def _lies_somewhere(self, name: str) -> bool:
-        """Whether a value is an input of the group, or views and casts of one."""
+        """Whether a value is an input of the group, or made of one by views and casts."""
         while (op := self.form.group.producers.get(name)) is not None:
             if op.op_type != "Cast" and view_of(self.form.group, op) is None:
                 return False
@@ -98,18 +98,18 @@ class Elements:
         return True
 
     def _weight_batch(self, batch: Index) -> Index:
-        """The place of a head among the batch dimensions of the product with the values."""
+        """The index in the batch dimensions of the product with V for one in those of the scores."""
         zero = tirx.const(0, "int32")
         return self.form.weight_place(self.form.softmax_place((*batch, zero, zero)))[:-2]
 
     def _followed(self, given: str, value: Expr, result: str, place: Index, dtype: str) -> Expr:
-        """The element of `result` at a place, where that of `given` which it is made of is `value`."""
+        """The element of `result` at a place, computed from an element of `given` that is `value`."""
         element = self.builder.name(tirx.Cast(self.form.group.types[given].dtype, value))
         values = GroupValues(self.form.group, self.builder, {given: lambda _: element})
         return tirx.Cast(dtype, values.read(result, place))
 
     def _operand(self, product: Op, position: int, batch: Index, place: tuple[Expr, Expr]) -> Expr:
-        """An element of an operand of a product at a place of its matrix, for a place among the product's batch dimensions."""
+        """An element of a product's operand, at `place` of the matrix that belongs to index `batch` of the product."""
         types, name = self.form.group.types, product.inputs[position]
         index = (*broadcast_index(batch, types[product.outputs[0]].shape[:-2], types[name].shape[:-2]), *place)
         return tirx.Cast(self.form.dtype, GroupValues(self.form.group, self.builder).read(name, index))

@@ -1,4 +1,4 @@
-"""What makes a group an attention: which of its operators are the two products and the softmax, and where elements go between."""
+"""Matching attention in a group: the two products, the softmax, and how indices map through the operators between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES = ("float32", "float64", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(f(Q K)) V: `scores` is the product Q K, `product` that with V. f and all that surrounds is pointwise, or views."""
+    """softmax(f(Q K)) V: `scores` is the product Q K, `product` that with V. All others are pointwise operators or views."""
 
     group: Group
     scores: Op
@@ -30,7 +30,7 @@ class Attention:
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """Dimensions of the scores before queries and keys."""
+        """Batch dimensions of the scores: all but queries and keys."""
         return self.group.types[self.scores.outputs[0]].shape[:-2]
 
     @property
@@ -53,7 +53,7 @@ class Attention:
 
     @property
     def dtype(self) -> str:
-        """What everything is computed in."""
+        """The type of all arithmetic."""
         return accumulator_type(self.group.types[self.softmax.inputs[0]].dtype)
 
     @property
@@ -62,14 +62,14 @@ class Attention:
 
     @property
     def weighs_probabilities(self) -> bool:
-        """Whether something is computed from each probability before the product."""
+        """Whether operators compute something from each probability before the product with V."""
         return bool(self._weighing)
 
     @property
     def guard(self) -> float | None:
-        """What stands for every probability of a row that has none, if they are computed by Where(IsNaN(p), that, p).
+        """The value v of Where(IsNaN(p), v, p) for probabilities p of fully masked rows; None where there is no such operator.
 
-        A row's exponentials are at most 1 and their sum at least that, so that either all of its probabilities are NaN or none.
+        A row's exponentials are at most 1 and their sum at least 1, so either all of its probabilities are NaN or none.
         """
         if [op.op_type for op in self._weighing] != ["IsNaN", "Where"]:
             return None
@@ -81,7 +81,7 @@ class Attention:
 
     @cached_property
     def _weighing(self) -> tuple[Op, ...]:
-        """The operators between the softmax and the product that change a number, by more than its rounding."""
+        """The operators between the softmax and the product with V that do more than round."""
         reached, types = values_after(self.group, self.softmax.outputs[0]), self.group.types
 
         def is_rounding(op: Op) -> bool:
@@ -91,15 +91,15 @@ class Attention:
         return tuple(op for op in between if not is_rounding(op) and view_of(self.group, op) is None)
 
     def softmax_place(self, index: Index) -> Index:
-        """Where in the softmax's operand the score of this index comes to lie."""
+        """The index in the softmax's operand of the score at an index."""
         return self._place(self.scores.outputs[0], index, self.softmax.inputs[0])
 
     def weight_place(self, index: Index) -> Index:
-        """Where in the product's operand the softmax's result of this index comes to lie."""
+        """The index in the second product's operand of the softmax's result at an index."""
         return self._place(self.softmax.outputs[0], index, self.product.inputs[0])
 
     def result_place(self, index: Index) -> Index:
-        """Where in the group's output the product of this index comes to lie."""
+        """The index in the group's output of the second product's element at an index."""
         return self._place(self.product.outputs[0], index, self.group.outputs[0])
 
     def _place(self, name: str, index: Index, result: str) -> Index:
@@ -109,7 +109,7 @@ class Attention:
 
 
 def attention_of(group: Group) -> Attention | Refusal:
-    """The attention that a group is."""
+    """The attention in a group; a Refusal where it has another form."""
     anchors = anchors_of(group)
     products = [op for op in anchors if op.op_type == "MatMul"]
     softmaxes = [op for op in anchors if op.op_type == "Softmax"]
@@ -126,7 +126,7 @@ def attention_of(group: Group) -> Attention | Refusal:
 
 
 def carry_index(group: Group, name: str, index: Index) -> dict[str, Index] | Refusal:
-    """For every value that views and pointwise operators make of `name`: where its element of this index comes to lie."""
+    """For each value made of `name` by views and pointwise operators: the index of the element made of that at `index`."""
     places = {name: index}
     for op in group.ops:
         reached = [i for i, value in enumerate(op.inputs) if value in places]
@@ -147,7 +147,7 @@ def carry_index(group: Group, name: str, index: Index) -> dict[str, Index] | Ref
 
 
 def values_after(group: Group, name: str) -> set[str]:
-    """What views and pointwise operators make of a value, and itself."""
+    """A value and all that views and pointwise operators make of it."""
     reached, anchors = {name}, anchors_of(group)
     for op in group.ops:
         if not reached.isdisjoint(op.inputs) and all(op is not anchor for anchor in anchors):
@@ -156,7 +156,7 @@ def values_after(group: Group, name: str) -> set[str]:
 
 
 def _values_before(group: Group, names: tuple[str, ...]) -> set[str]:
-    """What these values are computed from inside the group, and themselves."""
+    """These values and all inside the group that they are computed from."""
     found, waiting = set[str](), list(names)
     while waiting:
         name = waiting.pop()
@@ -182,7 +182,7 @@ def _shape_obstacle(form: Attention) -> str:
 
 
 def _path_obstacle(form: Attention) -> str:
-    """Why the three steps do not follow each other element by element."""
+    """Why the two products and the softmax are not connected element by element; empty if they are."""
     group, score, probability = form.group, form.scores.outputs[0], form.softmax.outputs[0]
     if form.product.inputs[0] not in values_after(group, probability):
         return "no product has the probabilities as its first operand"
@@ -207,7 +207,7 @@ def _path_obstacle(form: Attention) -> str:
 
 
 def _independence_obstacle(form: Attention) -> str:
-    """Why something that the group reads beside the scores is made of them."""
+    """Why another operand (Q, K, V, a mask) depends on the scores; empty if none does."""
     group, made = form.group, {op.outputs[0] for op in (form.scores, form.softmax, form.product)}
     if _values_before(group, (*form.scores.inputs, form.product.inputs[1])) & made:
         return "an operand is made of the scores"

@@ -1,4 +1,4 @@
-"""Where a thread works that computes attention: its scratch, its head, its block of queries and its run of keys."""
+"""The scratch, head, block of queries and block of keys of a thread that computes attention."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from .online_softmax import Rows
 
 @dataclass(frozen=True)
 class Places:
-    """Of one thread: for operands, the state of rows, and what products on the tile unit need."""
+    """Scratch of one thread: packed operands, rows of scores, and what AMX products need."""
 
     queries: Scratch
     keys: Scratch
     values: Scratch
     rows: Rows
-    words: Scratch  # of the first operand of a product in pairs
+    words: Scratch  # for A of a product as bfloat16 pairs
     tiles: TileScratch | None
 
 
 @dataclass(frozen=True)
 class Head(Places):
-    """Where one thread works: the place among the batch dimensions, and its scratch."""
+    """A head: its index in the batch dimensions, and the scratch of the thread that computes it."""
 
     batch: Index
 
 
 @dataclass(frozen=True)
 class Keys:
-    """`count` keys and their values from `first` on, which are in panels at once."""
+    """A block of `count` keys and their values from `first` on, packed into panels."""
 
     first: Expr
     count: int
@@ -41,7 +41,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """A block of queries: `count` of them from `first` on, the first of which is row `row` of the thread's."""
+    """A block of `count` queries from `first` on, rows from `row` on of the thread's state."""
 
     first: Expr
     count: Expr

@@ -1,6 +1,6 @@
-"""A small writer of TIR loop nests: what a template says, statement by statement, with no schedule in between.
+"""A builder of TIR loop nests: templates write them statement by statement, with no schedule in between.
 
-All buffers are flat; a template computes its own offsets, so one pointer may be seen under any layout.
+All buffers are flat; a template computes its own offsets, so one pointer may have any layout.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ T = TypeVar("T")
 
 
 class KernelBuilder:
-    """Collects the statements of one kernel: a private function of raw pointers, reads then writes then one workspace.
+    """Collects the statements of one kernel: a private function of raw pointers (operands, outputs, one workspace).
 
-    With `is_grid` an iteration of a parallel loop is a GPU thread of its own, so that each had better do one element.
+    With `is_grid` an iteration of a parallel loop is a GPU thread, so that each should compute one element.
     """
 
     is_grid = False
-    integer_bits = 128  # of the widest integers that the target's compiler knows
+    integer_bits = 128  # of the widest integers that the target's compiler supports
 
     def __init__(
         self, machine: Machine, threads: int, *, has_bfloat16: bool = False, configuration: Configuration | None = None
     ) -> None:
         self.machine = machine
         self.vector_bytes = machine.vector_bytes
-        self.has_bfloat16 = has_bfloat16  # an instruction that rounds to it
+        self.has_bfloat16 = has_bfloat16  # whether the CPU has instructions that round to bfloat16
         self.threads = threads
         self.choices: list[Choice] = []
-        self.work = 0  # scalar operations of the longest of its loops that may be parallel
-        self.tiles = ""  # what the kernel multiplies, where it does so on the tile unit, as Kernel.multiplies of a Plan says it
+        self.work = 0  # scalar operations of the longest loop that may be parallel
+        self.tiles = ""  # Kernel.multiplies of the Plan, for kernels that use AMX
         self._configuration = configuration
-        self._asked: dict[str, int] = {}  # how often a choice of a name was made
+        self._asked: dict[str, int] = {}  # how often a choice of each name was made
         self.workspace_bytes = 0
         self._blocks: list[list[Any]] = [[]]
         self._parameters: dict[str, tuple[Any, Any]] = {}
-        self._retyped: dict[tuple[str, str], tuple[Any, Any]] = {}  # further views of parameters: pointer, buffer
+        self._retyped: dict[tuple[str, str], tuple[Any, Any]] = {}  # parameters as other types: pointer, buffer
         self._workspace = _pointer("workspace", "uint8")
         self._views: list[tuple[Any, Any, int]] = []
         self._lane: tuple[Any, int, list[Any]] | None = None  # of the vectorised loop around: variable, lanes, its allocations
@@ -78,9 +78,9 @@ class KernelBuilder:
     # Parameters -------------------------------------------------------------------------------------------------------
 
     def parameter(self, name: str, elements: int, dtype: str) -> Buffer:
-        """The flat buffer behind a pointer parameter; asked for twice, the same one.
+        """The flat buffer of a pointer parameter; the same one for each call with the same name.
 
-        Asked for with other elements than at first, such as words of several, it is a view of the same memory.
+        With another type than at first (such as 32-bit pairs of bfloat16) it is a view of the same memory.
         """
         dtype = "uint8" if is_coded(dtype) else dtype
         if name not in self._parameters:
@@ -142,7 +142,7 @@ class KernelBuilder:
         self.emit(tirx.IfThenElse(condition, self._close(), None))
 
     def threads_for(self, work: int) -> int:
-        """Threads that pay for themselves on this many scalar operations."""
+        """The number of threads that pay on this many scalar operations."""
         self.work = max(self.work, work)
         return self.threads if work >= PARALLEL_MIN_WORK else 1
 
@@ -194,9 +194,9 @@ class KernelBuilder:
             body(begin + whole * lanes + i)
 
     def overlapping_vector_loop(self, begin: Expr, end: Expr, lanes: int, body: Callable[[Expr], None]) -> None:
-        """As `dynamic_vector_loop`, but what is left after whole vectors is part of a last one that overlaps the one before it.
+        """As `dynamic_vector_loop`, but the remainder is part of a last whole vector that overlaps the one before it.
 
-        So `body` runs more than once for some elements: nothing that it reads may lie where it writes.
+        So `body` runs more than once for some elements: it must not read what it writes.
         """
         if lanes == 1 or (isinstance(begin, int) and isinstance(end, int)):
             self.dynamic_vector_loop(begin, end, lanes, body)
@@ -216,8 +216,8 @@ class KernelBuilder:
         self.emit(tirx.BufferStore(buffer, value, [_int(offset)]))
 
     def prefetch(self, element: Expr, *, is_near: bool = True) -> None:
-        """Ask for the cache line of an element that is read later, soon or not. Nothing happens if it lies outside of memory."""
-        # to read, keep it in all caches or in all but the first, data
+        """Prefetch the cache line of an element into L1, or only into L2 unless `is_near`. Never faults, wherever the line is."""
+        # llvm.prefetch: read; locality 3 (L1) or 2 (L2); data
         how = (tirx.const(word, "int32") for word in (0, 3 if is_near else 2, 1))
         self.emit(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(element), *how)))
 
@@ -244,15 +244,15 @@ class KernelBuilder:
         return buffer[lane]
 
     def masked(self, condition: Expr, element: Expr, otherwise: Expr) -> Expr:
-        """`element`, which is loaded in any case, where a condition holds.
+        """`element` where a condition holds, else `otherwise`; `element` is loaded in any case.
 
-        TVM takes a branch of a Select for computed only where its condition holds, and drops from the indices of loads in it what
-        keeps them in bounds elsewhere. So what is loaded is named before.
+        TVM assumes that a branch of a Select is computed only where its condition holds, and simplifies away what keeps indices
+        of loads in it in bounds elsewhere. So the loaded value is named before.
         """
         return tirx.Select(condition, self.name(element), otherwise)
 
     def local(self, elements: int, dtype: str, name: str = "acc") -> Buffer:
-        """A small array on the stack; of constant indices only, it becomes registers."""
+        """A small array on the stack; with constant indices only, LLVM keeps it in registers."""
         buffer = tirx.decl_buffer((elements,), dtype, name=name, scope="local", layout=None)
         self.emit(tirx.AllocBuffer(buffer, {"disable_lower_builtin": tirx.const(True, "bool")}))
         return buffer
@@ -265,13 +265,13 @@ class KernelBuilder:
         `aliased` says that an output may take the memory of an operand, so that LLVM must not assume otherwise.
         """
         body: Any = tirx.SeqStmt([*self._declarations(), *self._blocks[0], tirx.Return(tirx.const(0, "int32"))])
-        for key, value in (("device_id", 0), ("device_type", 1)):  # a private function is told its device by nobody else
+        for key, value in (("device_id", 0), ("device_type", 1)):  # nothing else tells a private function its device
             body = tirx.AttrStmt(tvm.ir.StringImm("default"), key, tirx.const(value, "int32"), body)
         function = tirx.PrimFunc(self._pointers(), body, ret_type=PrimType("int32"))
         return function.with_attr("tirx.noalias", not aliased).with_attr("s_tir", True)
 
     def _pointers(self) -> list[Any]:
-        """What the function takes: the parameters in calling order, then the workspace if it has bytes."""
+        """The function's parameters: pointers in calling order, then the workspace if it has bytes."""
         pointers = [pointer for pointer, _ in self._parameters.values()]
         return [*pointers, self._workspace] if self.workspace_bytes else pointers
 
@@ -297,7 +297,7 @@ class KernelBuilder:
 
 
 def share(thread: Expr, threads: int, extent: int) -> tuple[Expr, Expr]:
-    """The half-open run of [0, extent) that belongs to one of `threads`."""
+    """[begin, end) of the share of [0, extent) that belongs to one of `threads`."""
     if threads == 1:
         return 0, extent
     return tirx.floordiv(thread * extent, threads), tirx.floordiv((thread + 1) * extent, threads)
@@ -322,7 +322,7 @@ def unravel(offset: Expr, shape: Sequence[int]) -> Index:
 
 
 def broadcast_index(index: Index, shape: tuple[int, ...], source: tuple[int, ...]) -> Index:
-    """Where an element of `shape` reads from a value of shape `source`, by NumPy's broadcasting rule."""
+    """The index in a value of shape `source` for an index in `shape`, by NumPy's broadcasting rule."""
     tail = index[len(index) - len(source) :]
     return tuple(0 if extent == 1 else i for i, extent in zip(tail, source, strict=True))
 

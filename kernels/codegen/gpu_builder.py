@@ -1,9 +1,8 @@
-"""The loop-nest builder for GPUs: the same words as on the CPU, whose parallel loops become grids of threads.
+"""The loop-nest builder for GPUs: the interface of the CPU's, whose parallel loops become grids of threads.
 
-A template written for the CPU says what may run at once (`chunks`, parallel loops) and what must follow what. Here an
-iteration of a parallel loop is a thread, vectors have one lane, and `function` cuts the whole nest into grids (grids.py). So
-every operator of the CPU has a GPU kernel from the start; those worth it get a schedule of their own in this folder, with
-blocks of threads that share memory (`blocks`, `shared`, `barrier`).
+A template written for the CPU says what may run in parallel (`chunks`, parallel loops) and what in order. Here an iteration of a
+parallel loop is a thread, vectors have one lane, and `function` cuts the loop nest into grids (grids.py). So each operator of the
+CPU has a GPU kernel; templates for GPUs (`*_gpu.py`) use thread blocks with shared memory (`blocks`, `shared`, `barrier`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ...runtime.hardware.machine import gpu_thread
 from .builder import Buffer, Expr, KernelBuilder
 from .grids import DeviceFunction, cut_into_grids, thread_extent
 
-_RESIDENT_THREADS = 1 << 14  # what a template for the CPU is told of threads, so that it deals out more than a GPU holds
+_RESIDENT_THREADS = 1 << 14  # threads that a template for the CPU deals to: more than a GPU runs at once
 
 
 class GpuBuilder(KernelBuilder):
@@ -64,7 +63,7 @@ class GpuBuilder(KernelBuilder):
         return buffer
 
     def barrier(self) -> None:
-        """Hold every thread of the block until all are here and what they wrote to shared arrays is seen by all."""
+        """Synchronise the threads of the block (__syncthreads): what they wrote to shared arrays is visible to all."""
         sync = tvm.ir.Op.get("tirx.tvm_storage_sync")
         self.emit(tirx.Evaluate(tvm.ir.Call(sync, [tvm.ir.StringImm("shared")], ret_ty=tvm.ir.PrimType("int32"))))
 
@@ -72,6 +71,6 @@ class GpuBuilder(KernelBuilder):
         """The grids of this kernel, in the order in which they run.
 
         Raises:
-            UncutError: the nest cannot be told as grids.
+            UncutError: the loop nest cannot be cut into grids.
         """
         return cut_into_grids(self._declarations(), self._blocks[0], self._pointers(), noalias=not aliased)

@@ -23,7 +23,7 @@ _MAX_LAUNCHES = 4096  # of one kernel: a longer loop is not for the host
 
 
 class UncutError(Exception):
-    """Why a loop nest cannot be told as grids."""
+    """Why a loop nest cannot be cut into grids."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ _Item: TypeAlias = GridLaunch | _Repeat
 
 @dataclass(frozen=True)
 class _Around:
-    """What encloses a statement: the host's loop variables, conditions, and what to repeat for the sake of its registers."""
+    """What encloses a statement: the host's loop variables, conditions, and the statements that compute its registers."""
 
     variables: tuple[Any, ...] = ()
     conditions: tuple[Any, ...] = ()
@@ -74,8 +74,8 @@ def cut_into_grids(head: Sequence[Any], body: Sequence[Any], pointers: Sequence[
     """The grids of the statements `body`, whose buffers the statements `head` declare over `pointers`.
 
     Raises:
-        UncutError: a grid lies in a loop whose length only a run knows, registers hold what cannot be computed again, or the
-            host would launch more than 4096 grids.
+        UncutError: a grid is in a loop whose extent is known at run time only, registers hold what cannot be computed again, or
+            the host would launch more than 4096 grids.
     """
     cutter = _Cutter(list(head), list(pointers), noalias, _written([*body], of_registers=False))
     launches = tuple(_unrolled(cutter.cut(body, _Around()), ()))

@@ -1,6 +1,6 @@
-"""Which lanes of a vector of keys are wanted, as the bits of a number: where few are, only those are looked at.
+"""Comparison masks of vectors as integers (movmskps), to visit only the lanes that are set.
 
-TVM has no vectors of truth values that become a number, so functions of LLVM IR make them; they are inlined.
+TVM cannot turn a vector of booleans into an integer, so functions of LLVM IR do; they are inlined.
 """
 
 from __future__ import annotations

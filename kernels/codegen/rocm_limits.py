@@ -1,7 +1,7 @@
-"""What TVM's generator for AMD GPUs has no code for: found by compiling every pointwise operator in every type.
+"""Functions that TVM's code generator for AMD GPUs lacks, found by compiling every pointwise operator in every type.
 
-The LLVM of the wheel has no device library of AMD's to call. Some functions end in an undefined symbol, those of float64 in the
-end of the process, so that kernels which need them are refused before they are compiled.
+The LLVM of the wheel comes without AMD's device library. Some functions end in an undefined symbol, those of float64 abort the
+process, so kernels that need them are refused before they are compiled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EXTERNAL = ("call_extern", "call_pure_extern")
 
 
 def rocm_obstacle(device: DeviceFunction) -> str:
-    """The functions that the kernel calls and an AMD GPU has not; empty if there are none."""
+    """The functions that the kernel calls and AMD GPUs lack, as text; empty if there are none."""
     missing: dict[str, None] = {}
 
     def visit(call: Any) -> None:

@@ -1,14 +1,13 @@
-"""Signals, images and volumes as convolutions on the tile unit read them: bfloat16 terms, channels last and filled up to whole
-tiles, zeros around.
+"""Inputs of AMX convolutions: a copy in bfloat16 terms, NHWC, zero-padded around the image and to whole tiles of channels.
 
-All have planes, rows and columns: those of a signal are one plane of rows of one column. With strides, positions that a tap of
-the window reads one after the other shall lie so: the image is cut in phases, position (z, y, x) into phase (z mod stride, y mod
-stride, x mod stride). In each of them every tap reads as a window of stride 1 does, and result (r, c) of a plane is number r *
-width + c of its positions, so that 16 neighbours are the rows of a tile. Those beyond the end of a row of the result are computed
-and not stored.
+Signals and images are volumes (planes, rows, columns) with one plane, or one column. With strides the image is split into phases,
+position (z, y, x) into phase (z mod stride, y mod stride, x mod stride): in a phase every tap reads contiguous positions, as with
+stride 1. Result (r, c) of a plane is position r * width + c, so that 16 neighbours are the rows of a tile; positions beyond the
+end of a row of the result are computed and not stored.
 
-Few channels would fill a small part of a tile's 32 values of k. Then those of all columns of the window lie side by side at each
-position of the result, and k runs over the window's planes and rows alone. Groups of channels are filled up each by itself.
+Few channels would fill a small part of a tile's 32 values of k. Then the channels of all columns of the window are copied side by
+side for each position of the result (a partial im2col), and k runs over the window's planes and rows alone. Each group of
+channels is padded by itself.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ from ..microkernels.packed_gemm import Scratch
 from .channels_last_form import ChannelsLast
 from .window import Taps
 
-_BAD_STRIDE_BYTES = 2048  # between rows that fall on two sets of the first cache
+_BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
 T = TypeVar("T")
 Place = tuple[int, ...]  # of planes, rows and columns
 
 
 def as_volume(numbers: Sequence[T], one: T) -> tuple[T, ...]:
-    """What is told of each dimension, for planes, rows and columns; `one` is told of dimensions that are not there."""
+    """Numbers of each spatial dimension as (planes, rows, columns), with `one` for missing dimensions."""
     if len(numbers) == 1:
         return one, numbers[0], one
     return (*(one,) * (3 - len(numbers)), *numbers)
 
 
 def of_volume(place: Sequence[T], rank: int) -> tuple[T, ...]:
-    """The place in the `rank` dimensions that there are."""
+    """The inverse of `as_volume`: the index in the `rank` dimensions of the tensor."""
     return (place[1],) if rank == 1 else tuple(place[3 - rank :])
 
 
 @dataclass(frozen=True)
 class TiledImage:
-    """The layout of an input [image, channel, *place] for the windows that read it, and so many terms.
+    """The layout of the copy of an input [image, channel, *spatial].
 
-    Elements of 16 bits: [image, phase, plane, row, column, term, group, channel], `extents` of a phase, whose positions are
-    `strides` apart in the input and begin `begins` before it. `in_place` says that the input itself lies so, and that nothing
-    lies behind it. With `joined` columns of the window the channels are those of as many neighbouring positions.
+    16-bit elements [image, phase, plane, row, column, term, group, channel]: a phase has `extents`, its positions are `strides`
+    apart in the input and begin `begins` before it. `in_place`: the input itself has this layout, and no position beyond its end
+    may be read. With `joined` > 1 a position has the channels of so many neighbouring columns.
     """
 
     source: TensorType
@@ -72,7 +71,7 @@ class TiledImage:
 
     @property
     def line(self) -> int:
-        """Elements of one term of a line of the input, with zeros at its ends, from which joined columns are copied."""
+        """Elements of one term of a zero-padded row of the input, from which joined columns are copied."""
         return line_elements(self.source.shape[1], self.extents[2], self.strides[2], self.joined)
 
     @property
@@ -82,17 +81,17 @@ class TiledImage:
 
     @property
     def group_channels(self) -> int:
-        """Of one term of a group, whole tiles."""
+        """Channels of a group, padded to whole tiles."""
         return ceil(self.of_group * self.joined / DEPTH) * DEPTH
 
     @property
     def channels(self) -> int:
-        """Of one term."""
+        """Channels of all groups, each padded."""
         return self.groups * self.group_channels
 
     @property
     def pitch(self) -> int:
-        """Elements of a position; a few more where tile rows would crowd each other out of the first cache."""
+        """Elements from position to position; a cache line more where a tile's rows would conflict in L1."""
         pitch = self.channels * self.terms
         return pitch + DEPTH if crowds(pitch) and not self.in_place else pitch
 
@@ -106,21 +105,21 @@ class TiledImage:
         return self.source.shape[0] * prod(self.phases) * self.phase_elements + LINES * self.pitch
 
     def positions(self, outputs: Place) -> int:
-        """Of one plane, in which the results of one lie, with those between the rows."""
+        """Positions of a plane that are computed for a plane of results, those between rows included."""
         _, rows, columns = outputs
         return (rows - 1) * self.extents[2] + columns
 
     def first_of(self, block: Expr, outputs: Place) -> Expr:
-        """The first of the 32 positions of a block: the last one may overlap, where nothing lies behind the image."""
+        """The first of a block's 32 positions; in place the last block is moved back to end with the image, and overlaps."""
         read = ROWS if self.has_short(outputs) else LINES
         return tirx.min(block * LINES, self.positions(outputs) - read) if self.in_place else block * LINES
 
     def has_short(self, outputs: Place) -> bool:
-        """Whether the last of some blocks has one tile's positions at most."""
+        """Whether the last of several blocks has at most the 16 positions of one tile."""
         return self.positions(outputs) > LINES and 0 < self.positions(outputs) % LINES <= ROWS
 
     def lies_in_place(self, form: ChannelsLast, outputs: Sequence[Place]) -> bool:
-        """Whether the anchor's input itself lies so: bfloat16, whole tiles of channels, and nothing around it is read."""
+        """Whether the anchor's input itself has this layout: bfloat16, NHWC, whole tiles of channels, no padding is read."""
         name = form.anchor.inputs[0]
         is_plain = self.source.dtype == "bfloat16" and name in form.operands and self.joined == 1
         is_same = not any(self.begins) and prod(self.phases) == 1 and self.extents == self.inputs
@@ -128,9 +127,9 @@ class TiledImage:
         return is_plain and is_same and is_whole and not crowds(self.channels)
 
     def lines(self, buffer: Buffer, place: tuple[Expr, Expr, Expr], group: Expr, taps: Sequence[Taps]) -> Lines:
-        """32 positions from (image, plane, number in it) on, for windows whose `taps` are counted from the image's beginning.
+        """Tiles of 32 positions from `place` (image, plane, position in it) on, for windows with `taps` from the copy's origin.
 
-        Steps are (plane of the window, row of it, column of it, 32 channels).
+        Steps are (plane, row, column of the window, 32 channels).
         """
         image, plane, first = place
         position = plane * (self.extents[1] * self.extents[2]) + first
@@ -148,7 +147,7 @@ class TiledImage:
     # Filling ----------------------------------------------------------------------------------------------------------
 
     def fill(self, builder: KernelBuilder, form: ChannelsLast) -> Buffer:
-        """The anchor's input, or a workspace with its terms, dealt to the threads by lines."""
+        """The anchor's input in place, or the copy in the workspace, whose rows are dealt to the threads."""
         if self.in_place:
             return builder.parameter(form.operands[form.anchor.inputs[0]], self.source.elements, "uint16")
         target = builder.workspace(self.elements, "uint16")
@@ -170,7 +169,7 @@ class TiledImage:
         return target
 
     def _fill_line(self, builder: KernelBuilder, form: ChannelsLast, to: Scratch, place: Index, exists: Expr) -> None:
-        """The positions of one phase in a line, those beside the input with zeros."""
+        """Copy the positions of one phase in a row; those in the padding are zeros."""
         *lead, phase = place
         with builder.loop(self.extents[2], name="column") as column:
             at = builder.bind(to.base + column * self.pitch)
@@ -182,7 +181,7 @@ class TiledImage:
                 self._clear(builder, to.buffer, at, self.pitch)
 
     def _fill_joined(self, builder: KernelBuilder, form: ChannelsLast, to: Scratch, place: Index, exists: Expr) -> None:
-        """The terms of a line with its channels last, then of each position of the result as many as its window has there."""
+        """Copy a row's terms with channels last, then for each position of the result those of the window's columns."""
         (image, *lead), channels, begin = place, self.source.shape[1], self.begins[2]
         line = builder.local(self.terms * self.line, "uint16", "line")
         self._clear(builder, line, 0, self.terms * self.line)
@@ -206,7 +205,7 @@ class TiledImage:
             self._clear(builder, to.buffer, to.base + at + self.terms * self.channels, self.pitch - self.terms * self.channels)
 
     def _fill_position(self, builder: KernelBuilder, form: ChannelsLast, target: Buffer, at: Expr, place: Index) -> None:
-        """The terms of all channels of a position of the input."""
+        """Copy the terms of all channels of a position."""
         image, *lead = place
         groups, count = (1, self.source.shape[1]) if self.of_group == self.group_channels else (self.groups, self.of_group)
         with builder.loop(groups, name="group") as group:
@@ -223,7 +222,7 @@ class TiledImage:
         self._clear(builder, target, at + self.terms * self.channels, self.pitch - self.terms * self.channels)
 
     def _parts(self, builder: KernelBuilder, form: ChannelsLast, index: Index) -> list[Expr]:
-        """The terms of an element of the input, at (image, channel, plane, row, column)."""
+        """The bfloat16 terms of the input's element at (image, channel, plane, row, column), as bits."""
         image, channel, *at = index
         place = of_volume(at, len(self.source.shape) - 2)
         if self.source.dtype == "float32":
@@ -240,15 +239,15 @@ class TiledImage:
 
 
 def crowds(elements: int) -> bool:
-    """Whether rows of a tile, so many elements of 16 bits apart, fall on two sets of the first cache."""
+    """Whether rows of a tile, so many 16-bit elements apart, conflict in two sets of L1."""
     return 2 * elements % _BAD_STRIDE_BYTES == 0
 
 
 def line_elements(channels: int, columns: int, stride: int, joined: int) -> int:
-    """Elements of a line of the input from which so many columns of positions are joined."""
+    """Elements of a row of the input from which `joined` columns of the window are copied for `columns` positions."""
     return ((columns - 1) * stride + joined) * channels + DEPTH
 
 
 def _phase_of(tap: Expr, stride: int) -> tuple[Expr, Expr]:
-    """Phase of a tap, and the position in it."""
+    """A tap's phase, and its position in that phase."""
     return (tirx.floormod(tap, stride), tirx.floordiv(tap, stride)) if stride > 1 else (0, tap)

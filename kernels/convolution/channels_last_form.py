@@ -1,13 +1,13 @@
-"""Groups whose values lie in memory channels-last: the form in which choose-layout writes them, and how templates read it.
+"""NHWC (channels-last) groups: the form in which choose-layout writes them, and how templates read it.
 
-    Transpose(0,3,1,2) of an operand -> one operator and its followers, in ONNX's own order of dimensions -> Transpose(0,2,3,1)
+    Transpose(0,3,1,2) of an operand -> one anchor with its epilogue, in ONNX's own order of dimensions -> Transpose(0,2,3,1)
 
 or Transpose(0,4,1,2,3) and Transpose(0,2,3,4,1) for volumes; for signals both are Transpose(0,2,1). Pointwise operators before
-a transpose are computed where the operand is read.
+a transpose are the prologue, computed where the operand is read.
 
-A template sees the group without its transposes, asks for elements at ONNX's indices (image, channel, *place), and gets
-loads and stores whose neighbouring channels are neighbours in memory. A result may be some channels of a Concat with operands
-from elsewhere, of which a Slice may take a part: it is stored in its place there, and the others are copied.
+A template sees the group without its transposes and reads elements at ONNX's indices (image, channel, *spatial); loads and
+stores are contiguous along channels. A result may be some channels of a Concat with other tensors, or with slices of them: it is
+stored in its place there, and the other pieces are copied.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LINE_BYTES = 64
 
 @dataclass(frozen=True)
 class Destination:
-    """Where an output of the inner group is stored: the channels from `first` on of the parameter `parameter`."""
+    """Where an output of the inner group is stored: to the channels of `parameter` from `first` on."""
 
     value: str
     parameter: str
@@ -44,7 +44,10 @@ class Destination:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is copied to the channels from `first` on of a parameter: the box of an input that `places` (start, step) tell."""
+    """An input, or a slice of it, that is copied to the channels of `parameter` from `first` on.
+
+    `places`: (start, step) of the slice in each dimension; `shape`: its extents.
+    """
 
     source: str
     places: tuple[tuple[int, int], ...]
@@ -55,10 +58,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class ChannelsLast:
-    """A group of one anchor and its followers, `inner`, among transposes.
+    """A group `outer` of transposes around `inner`: one anchor with its epilogue.
 
-    `operands` are the inputs of `inner` that lie channels-last, by the names that they have in `outer`. All outputs of `inner`
-    have the anchor's shape.
+    `operands` maps the inputs of `inner` that are channels-last in memory to their names in `outer`. All outputs of `inner` have
+    the anchor's shape.
     """
 
     outer: Group
@@ -69,25 +72,26 @@ class ChannelsLast:
     pieces: tuple[Piece, ...]
 
     def readers(self, builder: KernelBuilder) -> dict[str, Reader]:
-        """How to read the operands that lie channels-last."""
+        """How to read the operands that are channels-last in memory."""
         return {name: self._reader(builder, parameter) for name, parameter in self.operands.items()}
 
     def _reader(self, builder: KernelBuilder, parameter: str) -> Reader:
-        """A new set of values at every element: those that pointwise operators compute are named in the loop body around it."""
+        """A reader with new GroupValues at every element, as those of a prologue are bound in the loop body around it."""
         return lambda index: GroupValues(self.outer, builder).read(parameter, _turned(index))
 
     def is_computed(self) -> bool:
-        """Whether the anchor's first operand is made by operators of the group."""
+        """Whether the anchor's first operand has a prologue."""
         name = self.anchor.inputs[0]
         return self.operands.get(name, name) in self.outer.producers
 
     def read_image(self, builder: KernelBuilder, index: Index) -> Expr:
-        """The element of the anchor's first operand at (image, channel, *place)."""
+        """The element of the anchor's first operand at (image, channel, *spatial)."""
         return GroupValues(self.inner, builder, self.readers(builder)).read(self.anchor.inputs[0], index)
 
     def words(self, builder: KernelBuilder, index: Index) -> Callable[[Expr], Expr]:
-        """The words (int32) of two neighbouring channels each of the anchor's first operand, of 16 bits and an even number of
-        channels, which is not computed; counted from an even channel at (image, channel, *place).
+        """The anchor's first operand as int32 pairs of neighbouring channels, counted from (image, channel, *spatial) on.
+
+        It has 16-bit elements, an even number of channels and no prologue; the channel at `index` is even.
         """
         name = self.operands[self.anchor.inputs[0]]
         kind = self.outer.types[name]
@@ -97,7 +101,7 @@ class ChannelsLast:
         return lambda word: memory[first + word]
 
     def follow(self, builder: KernelBuilder, index: Index, value: Expr) -> None:
-        """Store the results at an index of the anchor's output, whose element there is `value`; all are computed before."""
+        """The epilogue at an index of the anchor's output, whose element is `value`: compute all results, then store them."""
         made = self.anchor.outputs[0]
         if self.inner.reader_counts.get(made, 0) > 1:
             value = builder.name(value)
@@ -110,11 +114,11 @@ class ChannelsLast:
             builder.store(builder.parameter(one.parameter, kind.elements, kind.dtype), place, elements[one.value])
 
     def far_bytes(self) -> int:
-        """Bytes of the results, and of what followers read for each of their elements."""
+        """Bytes of the results, and of the epilogue's operands of their shape."""
         return sum(self.outer.types[name].size_bytes for name in self._followed())
 
     def ask(self, builder: KernelBuilder, index: Index, channels: int) -> None:
-        """Ask for the cache lines that `follow` reads and writes for `channels` elements from an index on."""
+        """Prefetch the cache lines that the epilogue reads and writes for `channels` elements from an index on."""
         for name in self._followed():
             kind = self.outer.types[name]
             memory, item_bytes = builder.parameter(name, kind.elements, kind.dtype), kind.bits // 8
@@ -126,14 +130,14 @@ class ChannelsLast:
                     builder.prefetch(memory[place + at])
 
     def _followed(self) -> tuple[str, ...]:
-        """The results, and the inputs that are read for each of their elements."""
+        """The results, and the epilogue's operands of their shape."""
         shape = self.inner.types[self.anchor.outputs[0]].shape
         read = {name for op in self.inner.ops if op is not self.anchor for name in op.inputs}
         beside = (self.operands[name] for name in sorted(read & self.operands.keys()) if self.inner.types[name].shape == shape)
         return (*dict.fromkeys(name for name in beside if name in self.outer.inputs), *self.outer.outputs)
 
     def copy_pieces(self, builder: KernelBuilder) -> None:
-        """Write what comes from elsewhere into the results."""
+        """Copy the other pieces of a Concat to the results."""
         for piece in self.pieces:
             if prod(piece.shape):
                 self._copy_piece(builder, piece)
@@ -154,7 +158,10 @@ class ChannelsLast:
 
 
 def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast | Refusal:
-    """The group as templates of channels-last values see it; those that call `copy_pieces` `may_join` results with others."""
+    """The group as NHWC templates see it; a Refusal where it has another form.
+
+    With `may_join` a result may be a part of a Concat: the template calls `copy_pieces`.
+    """
     moves = [op for op in group.ops if op.op_type == "Transpose"]
     heads = [op for op in moves if _turns(op, _to_first) and _is_pointwise(_before(group, op.inputs))]
     before = _before(group, [op.inputs[0] for op in heads])
@@ -191,12 +198,12 @@ def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast 
 
 
 def extents_of(form: ChannelsLast) -> Convolution:
-    """What costs are told of the form's anchor, a convolution or a transposed one."""
+    """The extents of the form's anchor, a Conv or ConvTranspose, for the cost model."""
     return convolution_of(form.inner, form.anchor, read_window(form.inner, form.anchor))
 
 
 def convolution_of(group: Group, anchor: Op, window: Window) -> Convolution:
-    """What costs are told of a convolution or a transposed one."""
+    """The extents of a Conv or ConvTranspose, for the cost model."""
     source, groups = group.types[anchor.inputs[0]], anchor.attribute("group", 1)
     images, channels, *_ = source.shape
     outputs = group.types[anchor.outputs[0]].shape[1] // groups
@@ -208,7 +215,7 @@ def convolution_of(group: Group, anchor: Op, window: Window) -> Convolution:
 
 
 def convolution_estimate(form: ChannelsLast, cycles: float, target: Target, *, unit: str = "fma") -> Estimate:
-    """What a form takes whose anchor's products take so many cycles: with its followers, and the bytes of the whole group."""
+    """The estimate of a form whose anchor takes so many cycles, with its epilogue and the bytes of the whole group."""
     one = extents_of(form)
     operations = 2 * one.images * one.groups * one.rows * one.columns * one.outputs * one.depth * one.k_pack
     alone = with_bytes(Estimate(cycles, operations, unit=unit), form.outer)
@@ -216,7 +223,7 @@ def convolution_estimate(form: ChannelsLast, cycles: float, target: Target, *, u
 
 
 def _parts(group: Group, join: Op, results: Mapping[str, str]) -> tuple[Destination | Piece, ...]:
-    """The parts of a Concat of channels that is an output of the group; none where one of them is of another form."""
+    """The parts of a Concat of channels that is an output of the group; empty where one of them has another form."""
     if join.attribute("axis") != len(group.types[join.outputs[0]].shape) - 1 or join.outputs[0] not in group.outputs:
         return ()
     parts: list[Destination | Piece] = []
@@ -252,12 +259,12 @@ def _is_pointwise(ops: Iterable[Op]) -> bool:
 
 
 def _offset(index: Index, shape: tuple[int, ...]) -> Expr:
-    """Flat offset of an index (image, channel, *place) in memory of this shape (image, *place, channel)."""
+    """Flat offset of an index (image, channel, *spatial) in memory of this shape (image, *spatial, channel)."""
     return row_major(_turned(index), shape)
 
 
 def _turned(index: Index) -> Index:
-    """The index (image, *place, channel) of an element at (image, channel, *place)."""
+    """The index (image, *spatial, channel) of the element at (image, channel, *spatial)."""
     return tuple(index[axis] for axis in _to_last(len(index)))
 
 
@@ -270,6 +277,6 @@ def _to_last(rank: int) -> tuple[int, ...]:
 
 
 def _turns(op: Op, order: Callable[[int], tuple[int, ...]]) -> bool:
-    """Whether a Transpose moves the channels of signals, images or volumes as `order` says."""
+    """Whether a Transpose of a signal, image or volume has the permutation `order(rank)`."""
     axes = op.attribute("perm") or ()
     return len(axes) in _RANKS and tuple(axes) == order(len(axes))

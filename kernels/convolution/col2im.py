@@ -1,6 +1,6 @@
-"""Col2Im: the blocks of an image added up where they overlap.
+"""Col2Im: blocks added up to an image where they overlap.
 
-Each element of the image gathers what the blocks have for it, in the order of the taps, so that results do not depend on threads.
+Each element of the image gathers its summands from the blocks, in the order of the taps, so results do not depend on threads.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..template.loops import accumulator_type, follow, nest, parallel_nest, swee
 from ..template.values import pointwise_obstacle, split_anchor
 
 OPERATORS = frozenset(["Col2Im"])
-_RUN = 1024  # elements of a row of the image whose sums are kept on the stack
+_RUN = 1024  # elements of an image row whose sums are on the stack at once
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one Col2Im whose image and block shapes are constant, with its followers."""
+    """Takes one Col2Im whose image and block shapes are constant, with an epilogue."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("joins no blocks")
@@ -95,7 +95,7 @@ class _Joining:
         parallel_nest(self.builder, [batch, channels, *outer, -(-columns // length)], work, row)
 
     def _add(self, sums: Buffer, place: Index, first: Expr, length: int, tap: Index) -> None:
-        """Add what the blocks have for a row at one of their places."""
+        """Add the blocks' elements at one tap to a row of the image."""
         builder, counts = self.builder, self.counts
         kind = self.group.types[self.anchor.inputs[0]]
         source = builder.parameter(self.anchor.inputs[0], kind.elements, kind.dtype)

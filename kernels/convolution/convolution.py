@@ -1,10 +1,9 @@
-"""Conv and ConvTranspose of any rank as tile products over a padded copy of the input, with followers in the tile store.
+"""Conv and ConvTranspose of any rank, NCHW, by implicit GEMM over a padded copy of the input, with a pointwise epilogue.
 
-Weights are the rows of A, packed at compile time if they are constant; output positions are the columns of B. The input is
-copied once into planes with its padding around it and, for a stride s, split into the s phases of its positions. Then for each
-weight tap the positions that one output row reads are contiguous, and no im2col matrix is ever built. Where padding and stride
-ask for nothing, the input itself is the plane. A transposed convolution is one such product for each phase of its output
-positions.
+A is the weights (a row an output channel), packed at compile time if they are constant; columns of B are output positions. The
+input is copied once into zero-padded planes and, for a stride s, split into the s phases of its positions. Then the positions
+that an output row reads are contiguous for each tap, and no im2col matrix exists. Without padding and stride the input itself is
+read. A transposed convolution is one such product for each phase of its output positions (position mod stride).
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from ..template.values import GroupValues, pointwise_obstacle, split_anchor
 from .channels_last_form import convolution_of
 from .window import Taps, Window, read_window, transposed_taps
 
-_MAX_PHASES = 16  # of a transposed convolution's output: each is code of its own
+_MAX_PHASES = 16  # of a transposed convolution's output: each has code of its own
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one Conv or ConvTranspose, with pointwise followers of its output's shape."""
+    """Takes one Conv or ConvTranspose with an epilogue of pointwise operators of its output's shape."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("Conv", "ConvTranspose"):
         return Refusal("has no convolution")
@@ -62,10 +61,10 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 @dataclass(frozen=True)
 class _Planes:
-    """The copy of one channel that products read: for each phase (input position mod stride) a plane of `extents`.
+    """The padded copy of a channel: for each phase (input position mod stride) a plane of `extents`.
 
     Element u of phase f in a dimension is input position (u - lead) * stride + f, zero outside of the input. In a dimension
-    where all taps read one phase, `only` names it, and the others are not copied.
+    where all taps read one phase, `only` is that phase, and the others are not copied.
     """
 
     strides: tuple[int, ...]
@@ -75,7 +74,7 @@ class _Planes:
 
     @property
     def phases(self) -> tuple[int, ...]:
-        """Phases that are copied, of each dimension."""
+        """Number of phases copied in each dimension."""
         return tuple(stride if only is None else 1 for stride, only in zip(self.strides, self.only, strict=True))
 
     @property
@@ -84,7 +83,7 @@ class _Planes:
         return prod(self.phases) * prod(self.extents)
 
     def phase(self, number: Expr) -> Index:
-        """The phase of each dimension, of the plane with this number."""
+        """The phase in each dimension of the plane with this number."""
         parts = unravel(number, self.phases)
         return tuple(part if only is None else only for part, only in zip(parts, self.only, strict=True))
 
@@ -97,7 +96,7 @@ class _Planes:
 
 
 class _Convolution:
-    """One kernel being built."""
+    """The kernel being built."""
 
     def __init__(self, group: Group, anchor: Op, window: Window, target: Target, number_format: Format) -> None:
         self.anchor, self.window, self.target = anchor, window, target
@@ -164,7 +163,7 @@ class _Convolution:
         return _Planes(strides, tuple(only), tuple(leads), tuple(extents))
 
     def _is_input(self, planes: _Planes) -> bool:
-        """Whether the input as it lies serves as the planes."""
+        """Whether the input can be read in place."""
         fits = all(extent <= whole for extent, whole in zip(planes.extents, self.window.inputs, strict=True))
         return prod(planes.strides) == 1 and not any(planes.leads) and fits
 
@@ -186,7 +185,7 @@ class _Convolution:
         return buffer
 
     def _stage_line(self, buffer: Buffer, planes: _Planes, phase: Index, row: Expr, line: Expr, base: Expr) -> None:
-        """Copy the positions of one phase along the last dimension, with zeros on both sides."""
+        """Copy the positions of one phase in a row of the input, zero-padded on both sides."""
         builder, inputs, stride, extent = self.builder, self.window.inputs, planes.strides[-1], planes.extents[-1]
         outer = zip(unravel(line, planes.extents[:-1]), planes.leads, planes.strides, phase, strict=False)
         at = [builder.bind((u - lead) * s + f) for u, lead, s, f in outer]
@@ -277,9 +276,8 @@ class _Convolution:
         return Plane(columns, planes.extents[-1], outputs[-1], is_row if self.rank > 2 else None)
 
     def _weights(self, number: int, taps: tuple[Taps, ...], tile: int) -> Buffer:
-        """The packed weights of one product: a parameter of their own, since each phase packs other taps; scratch that the
-        kernel fills where they are not constant.
-        """
+        """The packed weights of one product, a parameter of their own, since each phase has other taps; weights that are not
+        constant are packed by the kernel into the workspace."""
         name, kernel = self.anchor.inputs[1], self.window.kernel
         steps = tuple((dimension.first, dimension.step) for dimension in taps)
         spatial = tuple(range(3, 3 + self.rank))
@@ -325,7 +323,7 @@ def _columns(outputs: tuple[int, ...], extents: tuple[int, ...]) -> int:
 
 
 def _spatially_uniform(group: Group, rank: int) -> bool:
-    """Whether each value around the convolution spans all spatial dimensions or none, so that they can be seen as one."""
+    """Whether each operand of the epilogue spans all spatial dimensions or none, so that these can be merged into one."""
     anchor, followers = split_anchor(group)
     assert anchor is not None
     whole = group.types[anchor.outputs[0]].shape[2:]

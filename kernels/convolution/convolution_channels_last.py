@@ -1,9 +1,10 @@
-"""Conv of images and volumes whose result lies channels-last, as tile products: positions are rows, channels are columns.
+"""Direct convolution, NHWC: a register tile is some positions of an output row by some output channels.
 
-Scalars of the input, at the positions of a stretch of one output row, are broadcast; vectors run over output channels of the
-weights, which are packed at compile time in the order in which the tiles load them. Nothing is computed between rows, and
-neither strides nor dilations ask for a copy. Where windows overhang, they read a copy of the input with zeros around it. The
-input itself may lie channels-first: its elements are read one by one, so that the conversion costs nothing.
+Input scalars are broadcast; vectors run over output channels of the weights, which are packed into panels at compile time.
+Nothing is computed between rows, and neither strides nor dilations need a copy. With padding a zero-padded copy of the input is
+read. The input itself may be NCHW: its elements are read as scalars anyway, so the layout conversion costs nothing.
+
+A "line" is a row of the output: all positions that differ in the last dimension only.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from .window import Window, clipped_taps, read_window, share_of_padding
 
 _WORK_PER_OPERATION = 16
 _SHORT_DEPTH = 256
-_FAR_BYTES = 3 * 512 * 1024  # of weights that come from beyond the second cache, above which they are asked for ahead
-_LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # of a tap, and the share of taps, from which on those of padding are left out
-_ASKED_BYTES = 256 * 1024  # of weights, above which each tile asks for its part of the next panel
-_NEAR_PANEL_BYTES = 384 * 1024  # of a panel that stays in the second cache while the next one comes there
-_NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
-_FOLLOWED_BYTES = 8 * 1024 * 1024  # of results and what they are added to, above which tiles ask for their part while they sum
+_FAR_BYTES = 3 * 512 * 1024  # of weights beyond which they exceed L2 and are prefetched within a panel
+_LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # multiply-adds of a tap, and share of padding taps, from which these are skipped
+_ASKED_BYTES = 256 * 1024  # of weights above which each tile prefetches its share of the next panel
+_NEAR_PANEL_BYTES = 384 * 1024  # of a panel that stays in L2 while the next one is prefetched there
+_NEAR_BYTES = 512 * 1024  # of weights that stay in L2 from one output row to the next
+_FOLLOWED_BYTES = 8 * 1024 * 1024  # of results and epilogue operands above which tiles prefetch theirs during the sum
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
-_ORDERS = {  # of the loops around a tile: what passes while something else stays near
+_ORDERS = {  # of the loops around a register tile, outermost first
     "by line": ("image", "line", "group", "n", "m"),
     "by panel": ("group", "n", "image", "line", "m"),
     "by position": ("image", "line", "group", "m", "n"),
@@ -50,7 +51,7 @@ _ORDERS = {  # of the loops around a tile: what passes while something else stay
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one Conv of images or volumes whose result is transposed to channels-last, with its followers."""
+    """Takes one Conv with an epilogue whose result is transposed to NHWC (NDHWC for volumes, NWC for signals)."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -82,7 +83,8 @@ def _build_depthwise(form: ChannelsLast, target: Target) -> BuiltKernel:
 
 @dataclass(frozen=True)
 class _Product:
-    """Tiles of `rows` positions of a line, whose sums run over `depth`; `extents` of the loops over them; `asks`: see `_asks`."""
+    """The product of register tiles over lines of `rows` positions; `depth`: extents of the loops over k; `extents`: of the loops
+    around a tile; `asks`: what is prefetched, as of `_asks`."""
 
     image: Image
     weights: Buffer
@@ -94,7 +96,7 @@ class _Product:
 
 
 class _Convolution:
-    """One kernel being built."""
+    """The kernel being built."""
 
     def __init__(self, form: ChannelsLast, target: Target, number_format: Format) -> None:
         self.form, self.target, self.anchor = form, target, form.anchor
@@ -108,7 +110,7 @@ class _Convolution:
         self.packs_taps = packs_taps(form, self.window, target)
         self.format = BF16_DOT if self.packs_taps else number_format
         self.accumulator = self.format.sums
-        if not self.packs_taps:  # a word of channels is one element
+        if not self.packs_taps:  # a pair of channels is one element
             self.channels = ceil(self.channels / self.format.k_pack)
         self.packed: dict[str, Operand] = {}
         self.begins = self.window.begins  # of the image as it is read
@@ -135,7 +137,7 @@ class _Convolution:
     # The product ------------------------------------------------------------------------------------------------------
 
     def _product(self, image: Image) -> int:
-        """Write the loops over tiles; returns the arithmetic operations of the whole."""
+        """Write the loops over register tiles; returns the convolution's floating-point operations."""
         window, builder = self.window, self.builder
         inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
         images, lines, rows = self._positions()
@@ -143,7 +145,7 @@ class _Convolution:
         depth = (*window.kernel[:-1], inputs, taps) if self.packs_taps else (*window.kernel, inputs)
         flops: int = 2 * images * lines * rows * self.out_channels * (self.source.shape[1] // self.groups) * prod(window.kernel)
         lanes = builder.lanes(self.accumulator)
-        words = prod(depth) if self.packs_taps else inputs  # that follow each other: neighbouring windows share none
+        words = prod(depth) if self.packs_taps else inputs  # pairs of taps: neighbouring windows share none
         machine, has_words = machine_of(self.target, self.accumulator), self.format.k_pack > 1
         pitch = (image.strides[-1] if self.is_last else words) * window.strides[-1]
         ranked = channels_last_tiles(rows, outputs, prod(depth), words, machine, pitch=pitch, pairs=has_words)
@@ -164,16 +166,17 @@ class _Convolution:
         return int(flops)
 
     def _asks(self, order: tuple[str, ...], extents: Mapping[str, int], panel: int) -> str:
-        """What tiles ask for while they read a panel of so many weights: the "next" one, what comes "soon" in it, or nothing."""
+        """What tiles prefetch while they read a panel of `panel` weights: "next" (their share of the next panel into L2), "soon"
+        (rows further on in this panel), or "" (nothing)."""
         size_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes
         is_line = extents["image"] * extents["line"] == 1
-        is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])  # it stays while positions pass
+        is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])  # all positions by one panel
         if is_by_panel and size_bytes > _ASKED_BYTES and 4 * panel <= _NEAR_PANEL_BYTES:
             return "next"
         return "soon" if size_bytes > _FAR_BYTES else ""
 
     def _tile(self, product: _Product, place: dict[str, Expr]) -> None:
-        """One tile of the result."""
+        """One register tile: the sums, and their epilogue."""
         builder, window, image, tile, depth = self.builder, self.window, product.image, product.tile, product.depth
         inputs, outputs, extents = self.channels // self.groups, self.out_channels // self.groups, product.extents
         number, line, group = (place[axis] for axis in ("image", "line", "group"))
@@ -203,14 +206,14 @@ class _Convolution:
             each_column(builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c]))
 
     def _ask(self, tile: Tile, number: Expr, lead: Index, start: Expr, channel: Expr) -> None:
-        """Ask for what a tile's results are added to and where they go, which come while it is summed."""
+        """Prefetch what a tile's epilogue reads and writes, so that it arrives during the sum."""
         if self.form.far_bytes() > _FOLLOWED_BYTES:
             with self.builder.loop(tile.rows, name="row") as row:
                 image, *place = self._index(number, lead, self.builder.bind(start + row))
                 self.form.ask(self.builder, (image, channel, *place), min(tile.columns, self.out_channels))
 
     def _fetch(self, product: _Product, panel: Panel, place: dict[str, Expr]) -> Callable[[Index], None] | None:
-        """What a step of a tile at `place` asks for."""
+        """The prefetches of each step over k of the tile at `place`, if any."""
         builder, depth, extents = self.builder, product.depth, product.extents
         if product.asks != "next":
             return (lambda ks: panel.fetch(builder, row_major(ks, depth))) if product.asks else None
@@ -219,14 +222,14 @@ class _Convolution:
         return lambda ks: panel.fetch_next(builder, row_major(ks, depth), prod(depth), part, parts)
 
     def _skips(self, axis: int, run: int) -> bool:
-        """Whether so many taps of an axis only meet padding, of windows by runs of `run`, that it pays to leave them out."""
+        """Whether skipping the taps of an axis that read only padding pays, for tiles of `run` positions along it."""
         if self.packs_taps and axis == len(self.window.kernel) - 1:
             return False
         products = prod(self.window.kernel[axis + 1 :]) * (self.channels // self.groups)  # of one tap
         return products >= _LEAST_PRODUCTS and share_of_padding(self.window, axis, run) >= _LEAST_PADDING
 
     def _spans(self, lead: Index, start: Expr, run: int) -> dict[int, tuple[Expr, Expr]]:
-        """The taps [begin, end) of each axis that some window of a tile lays on the input, where others are left out."""
+        """For each axis where taps are skipped, the taps [begin, end) with which some window of a tile reads the input."""
         window, builder, spans = self.window, self.builder, {}
         for axis, first in enumerate((*lead, start)):
             length = run if axis == len(lead) else 1
@@ -237,7 +240,8 @@ class _Convolution:
         return spans
 
     def _taps(self, image: Image, corner: Expr, ks: Index) -> Expr:
-        """Two neighbouring taps of a row of a window as a word, a last one beside a zero: what lies there may be infinite."""
+        """A 32-bit pair of neighbouring taps of a window's row; the last of an odd number is paired with zero, since what follows
+        it in memory may be infinite."""
         *downs, channel, number = ks
         places = (k * dilation for k, dilation in zip(downs, self.window.dilations, strict=False))
         word = word_at(image.buffer, corner + image.offset(0, channel, *places, 2 * number))
@@ -245,9 +249,10 @@ class _Convolution:
         return tirx.Select(number == taps // 2, word & tirx.const(0xFFFF, "int32"), word) if taps % 2 else word
 
     def _orders(self, depth: int, outputs: int) -> dict[str, tuple[str, ...]]:
-        """The loops around a tile, outermost first, in all orders that may be good, the best first.
+        """The orders of the loops around a tile by name, the best first.
 
-        Positions stay near while all channels pass, where weights do too; short sums write whole positions one after the other.
+        "by panel": weights exceed L2, so all positions are multiplied by one panel before the next. "by line": weights stay in
+        L2, and a line's input near for all panels. "by position": short sums with many outputs, so that stores are contiguous.
         """
         weights = self.form.inner.types[self.anchor.inputs[1]].size_bytes
         own = "by panel" if weights > _NEAR_BYTES else "by line"
@@ -256,24 +261,24 @@ class _Convolution:
         return {name: _ORDERS[name] for name in dict.fromkeys((own, *_ORDERS))}
 
     def _is_flat(self) -> bool:
-        """Whether each output reads the input's element of its own place."""
+        """Whether this is a 1x1 convolution of stride 1 without padding."""
         window = self.window
         return prod(window.kernel) == prod(window.strides) == 1 and window.inputs == window.outputs
 
     def _positions(self) -> tuple[int, int, int]:
-        """Images, lines of each and positions of a line; lines without anything between them are one, and so are images."""
+        """Images, lines of each and positions of a line; contiguous lines, and contiguous images, are merged into one."""
         images, lines, rows = self.images, prod(self.window.outputs[:-1]), self.window.outputs[-1]
         if self._is_flat():
             return (1, 1, images * lines * rows) if self.is_last else (images, 1, lines * rows)
         return images, lines, rows
 
     def _lead(self, line: Expr) -> Index:
-        """Where a line lies in all dimensions but the last."""
+        """A line's index in all spatial dimensions but the last."""
         outer = self.window.outputs[:-1]
         return (0,) * len(outer) if self._is_flat() else tuple(self.builder.bind(i) for i in unravel(line, outer))
 
     def _index(self, number: Expr, lead: Index, position: Expr) -> Index:
-        """Image and place of a position of a line."""
+        """Image and spatial index of a position of a line."""
         if not self._is_flat():
             return number, *lead, position
         if self.is_last:
@@ -304,10 +309,10 @@ class _Convolution:
 
 
 def convolution_format(form: ChannelsLast, target: Target) -> Format | None:
-    """The format of the products of a form's anchor, whose words are of neighbouring channels; None where there is none.
+    """The format of the products of a form's anchor; None where there is none.
 
-    Words are read where an image lies channels-last, by constant weights. Where the last of a Conv's channels fill no word, a
-    copy has channels of zeros more, if that pays.
+    Dot products of pairs of neighbouring channels need an NHWC image and constant weights. An odd number of channels is padded
+    with a zero channel in a copy, if that pays.
     """
     source, weights = form.anchor.inputs[:2]
     channels = form.inner.types[source].shape[1] // form.anchor.attribute("group", 1)
@@ -320,15 +325,15 @@ def convolution_format(form: ChannelsLast, target: Target) -> Format | None:
 
 
 def _fills_words(form: ChannelsLast, one: Format, target: Target) -> bool:
-    """Whether the products of a Conv go by dot products although its channels fill no words."""
+    """Whether a Conv with an odd number of channels goes by dot products of pairs, its channels padded."""
     pays = pays_to_fill_pairs(extents_of(form), target.machine)
     return form.anchor.op_type == "Conv" and one is BF16_DOT and target.multiplies_pairs and pays
 
 
 def packs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:
-    """Whether the products of a Conv go by pairs of neighbouring taps of a row, which it rounds to bfloat16.
+    """Whether a Conv goes by dot products of pairs of neighbouring taps in a row, of an NCHW copy rounded to bfloat16.
 
-    So do those of float32 for which bfloat16 is exact enough, and whose odd number of channels makes no pairs.
+    This is for an odd number of channels, of bfloat16 or, where the precision allows rounding, float32.
     """
     source, weights, result = (form.inner.types[name] for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
     if not form.outer.tolerance.may_round or not BF16_DOT.runs_on(target) or form.anchor.inputs[1] not in form.inner.constants:
@@ -339,7 +344,10 @@ def packs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:
 
 
 def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Callable[[dict[str, Expr]], None]) -> None:
-    """`body` at each place of nested loops, of which the one that divides best is dealt to the threads."""
+    """`body` at each place of nested loops over `extents`, outermost first; the best balanced one is dealt to the threads.
+
+    `work`: scalar operations of the whole.
+    """
     threads = builder.threads_for(work)
     split = builder.choose("split", split_options(list(extents), extents, threads))
     with ExitStack() as loops:
@@ -353,7 +361,7 @@ def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Calla
 
 
 def each_column(builder: KernelBuilder, first: Expr, outputs: int, tile: Tile, body: Callable[[Expr], None]) -> None:
-    """`body` for each column of a tile that begins with channel `first` and is one of `outputs`."""
+    """`body(column)` for each column of the register tile from channel `first` on that is one of `outputs` channels."""
     rest = outputs % tile.columns
     is_whole = first + tile.columns <= outputs
     if not rest:

@@ -1,7 +1,7 @@
-"""Conv and ConvTranspose of any rank on a GPU, as products whose second operand is read from the input where it lies.
+"""Conv and ConvTranspose of any rank on a GPU, by implicit GEMM: B is read from the input in place.
 
 Row m of a product is an output channel of one group, column n an output position of one image, k an input channel and a tap of
-the window. Where a group has only a few output channels, as in a depthwise convolution, a tile would be empty: there each thread
+the kernel. Where a group has few output channels, as in depthwise convolutions, tiles would be mostly empty: there each thread
 computes one output.
 """
 
@@ -29,7 +29,7 @@ _TYPES = ("float32", "float64", "float16", "bfloat16")
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one Conv or ConvTranspose, with pointwise followers of its output's shape."""
+    """Takes one Conv or ConvTranspose with an epilogue of pointwise operators of its output's shape."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no convolution")
@@ -85,7 +85,7 @@ class _Convolution:
         )
 
     def emit_outputs(self, product: BlockProduct) -> None:
-        """A thread for each output, which adds up its products one after the other."""
+        """A thread for each output element."""
         builder, extents = self.builder, (product.batch, product.m, product.n)
         if prod(extents) == 0:
             return
@@ -107,7 +107,7 @@ class _Convolution:
         return self._load(self.anchor.inputs[1], ((batch * incoming + channel) * outgoing + m) * taps + tap)
 
     def element(self, batch: Expr, k: Expr, n: Expr) -> Expr:
-        """The input's element that tap and channel `k` of output position `n` reads; zero in the padding."""
+        """B[k, n]: the input element that channel and tap `k` of output position `n` read; zero in the padding."""
         window, (incoming, _) = self.window, self.channels
         image, *outputs = unravel(n, (0, *window.outputs))
         channel, *taps = unravel(k, (incoming, *window.kernel))
@@ -119,7 +119,7 @@ class _Convolution:
         return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(0, self.dtype)) if conditions else value
 
     def _position(self, d: int, output: Expr, tap: Expr) -> tuple[Expr, list[Expr]]:
-        """The input position of an output's tap in one dimension, and what must hold for it to exist."""
+        """The input position of an output's tap in one dimension, and the conditions under which it is in the input."""
         window = self.window
         stride, dilation, begin, extent = (v[d] for v in (window.strides, window.dilations, window.begins, window.inputs))
         if self.anchor.op_type == "Conv":

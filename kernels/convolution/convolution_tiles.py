@@ -1,4 +1,4 @@
-"""Conv of signals, images and volumes whose result lies channels-last, on the tile unit: positions are rows, channels columns."""
+"""Conv of signals, images and volumes by AMX, NHWC: positions are rows of tiles, channels are columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEMPLATE = "convolution_tiles"
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one Conv of float32 or bfloat16 with constant weights whose result, of float32, is transposed to channels-last."""
+    """Takes one Conv of float32 or bfloat16 with constant weights whose result, float32, is transposed to NHWC."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -37,7 +37,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 
 def image_of(form: ChannelsLast, window: Window) -> TiledImage:
-    """The layout of the input."""
+    """The layout of the input that the kernel reads."""
     source, groups, terms = form.inner.types[form.anchor.inputs[0]], form.anchor.attribute("group", 1), terms_of(form)
     joined = joined_columns(extents_of(form))
     last = [(taps - 1) * dilation for taps, dilation in zip(window.kernel, window.dilations, strict=True)]

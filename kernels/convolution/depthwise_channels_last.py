@@ -1,10 +1,10 @@
-"""Depthwise Conv of images that lie channels-last: vectors run over channels, a few positions of a line at a time share weights.
+"""Depthwise Conv, NHWC: vectors run over channels; a strip of neighbouring positions of an output row shares loads of weights.
 
-Nothing is padded: rows of a window that are outside of the image are left out, and so are columns at the ends of a line. Where
-windows overhang, neighbours share the taps that all of them have in the image, and each adds its own.
+There is no padded copy: taps in the padding are skipped. At the ends of a row the positions of a strip share the taps that lie in
+the image for all of them, and each adds its own others.
 
-Images of bfloat16 are read as words of two channels. A shift makes float32 of the even channels and a mask of the odd ones, which
-have vectors of sums, and of weights, of their own; these are put in the order of channels when they are complete.
+bfloat16 images are read as 32-bit pairs of channels. A shift makes float32 of the even channels and a mask of the odd ones; both
+have accumulators and weights of their own, and are interleaved when the sums are complete.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ..template.values import GroupValues, Reader
 from .channels_last_form import ChannelsLast
 from .window import Window, clipped_taps
 
-_STRIP = 8  # positions at most that share the weights they load; as many sums as keep both multiply-add units busy
-_ROW_TAPS = 8  # of a row of words at once: the weights of more do not stay in registers
-_EDGE_SUMS = 4  # vectors of channels and positions at once where a line ends, so that no sum waits for the one before
-_WORK_PER_OPERATION = 8  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
+_STRIP = 8  # positions of a strip: 8 accumulators hide the latency of both FMA units
+_ROW_TAPS = 8  # taps of a row of bfloat16 pairs at once: the weights of more do not stay in registers
+_EDGE_SUMS = 4  # accumulators at the ends of a row: positions times vectors of channels, to hide their latency
+_WORK_PER_OPERATION = 8  # floating-point operations that count as one scalar operation of the work dealt to threads
 
 
 def is_depthwise(form: ChannelsLast) -> bool:
-    """Whether each output channel is made of one input channel of its own, and the input lies channels-last."""
+    """Whether each output channel has one input channel of its own, and the input is NHWC."""
     source, weights = (form.inner.types[name].shape for name in form.anchor.inputs[:2])
     is_single = form.anchor.attribute("group", 1) == source[1] == weights[0] and weights[1] == 1
     return is_single and form.anchor.inputs[0] in form.operands
@@ -41,8 +41,8 @@ def is_depthwise(form: ChannelsLast) -> bool:
 
 @dataclass(frozen=True)
 class _Line:
-    """One line of the output: its image, its place in all dimensions but the last, and the taps [begin, end) of its windows in
-    each of these that are in the image.
+    """A row of the output: its image, its index in all spatial dimensions but the last, and the taps [begin, end) in the image
+    along each of these.
     """
 
     image: Expr
@@ -52,7 +52,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Taps [begin, end) along a line, and the positions of a strip that they are added for."""
+    """Taps [begin, end) along the last dimension, and the positions of a strip that have them."""
 
     positions: range
     begin: Expr
@@ -60,7 +60,7 @@ class _Stretch:
 
 
 class Depthwise:
-    """One kernel being built."""
+    """The kernel being built."""
 
     def __init__(self, form: ChannelsLast, window: Window, builder: KernelBuilder) -> None:
         self.form, self.window, self.builder = form, window, builder
@@ -68,13 +68,13 @@ class Depthwise:
         self.images, self.channels = form.inner.types[form.anchor.inputs[0]].shape[:2]
         self.dtype = form.inner.types[form.anchor.inputs[0]].dtype
         self.accumulator = accumulator_type(self.dtype)
-        # Channels that are read as one word: each is its own k, so that no format's dot product takes them.
+        # Channels that are loaded as one 32-bit pair. No dot product applies: channels are not summed over.
         self.per_word = 2 if self.dtype == "bfloat16" and self.channels % 2 == 0 and not form.is_computed() else 1
         self.packed: dict[str, Operand] = {}
         self.load: Reader = form.readers(builder)[form.anchor.inputs[0]]
 
     def emit(self) -> int:
-        """Write the loops; returns the arithmetic operations of the whole."""
+        """Write the loops; returns the convolution's floating-point operations."""
         builder, window = self.builder, self.window
         *rows, columns = window.outputs
         flops = 2 * self.images * self.channels * prod(window.outputs) * prod(window.kernel)
@@ -85,7 +85,7 @@ class Depthwise:
         segments = [one for one in ((0, begin, False), (end, columns, False), (begin, end, True)) if one[1] > one[0]]
         strips = max(ceil((last - first) / _STRIP) for first, last, _ in segments)
         lines, threads = self.images * prod(rows), builder.threads_for(flops // _WORK_PER_OPERATION)
-        parts = min(ceil(threads / lines), strips) if lines < threads else 1  # of a line, where there are few
+        parts = min(ceil(threads / lines), strips) if lines < threads else 1  # of a row, where there are few rows
         with builder.chunks(lines * parts, flops // _WORK_PER_OPERATION) as chunk:
             image, *place, part = (builder.bind(i) for i in unravel(chunk, (self.images, *rows, parts)))
             corners = [builder.bind(row * s - b) for row, s, b in zip(place, window.strides, window.begins, strict=False)]
@@ -101,7 +101,7 @@ class Depthwise:
         return flops
 
     def _inner_columns(self) -> tuple[int, int]:
-        """The output columns whose windows overhang on neither side."""
+        """The output columns [begin, end) whose windows lie in the image along the last dimension."""
         window, columns = self.window, range(self.window.outputs[-1])
         span = (window.kernel[-1] - 1) * window.dilations[-1]
         starts = [column * window.strides[-1] - window.begins[-1] for column in columns]
@@ -109,7 +109,7 @@ class Depthwise:
         return (inner[0], inner[-1] + 1) if inner else (0, 0)
 
     def _overhanging(self, axis: int, column: Expr, width: int) -> list[_Stretch]:
-        """The taps of neighbouring positions that overhang: those of all of them, and what each has before and after."""
+        """The taps of a strip at the end of a row: those that all its positions have, and what each has before and after."""
         builder, window = self.builder, self.window
         step, before = window.strides[-1], window.begins[-1]
         taps = [clipped_taps(builder, window, axis, builder.bind((column + i) * step - before)) for i in range(width)]
@@ -126,7 +126,7 @@ class Depthwise:
         return [_Stretch(range(width), begin, end), *(own if width > 1 else ())]
 
     def _strip(self, weights: Buffer, line: _Line, column: Expr, width: int, *, is_inner: bool) -> None:
-        """`width` neighbouring positions of a line, for all channels."""
+        """`width` neighbouring positions of a row, for all channels."""
         stretches = (
             [_Stretch(range(width), 0, self.window.kernel[-1])] if is_inner else self._overhanging(len(line.place), column, width)
         )
@@ -151,7 +151,7 @@ class Depthwise:
         first: Expr,
         lanes: int,
     ) -> None:
-        """The sums of `extents` positions of a strip and vectors of channels."""
+        """The sums of `extents` (positions, vectors of channels) of a strip, from channel `first` on, and their epilogue."""
         builder = self.builder
         parts = [(position, vector * lanes) for position in range(extents[0]) for vector in range(extents[1])]
         sums = builder.local(len(parts) * lanes, self.accumulator)
@@ -180,7 +180,7 @@ class Depthwise:
     def _add(
         self, weights: Buffer, place: Index, taps: Sequence[Expr], sums: tuple[Buffer, list[tuple[int, int, int]]], lanes: int
     ) -> None:
-        """One tap's products for some of the sums, which are numbers, positions after `place` and channels after its own."""
+        """Add one tap's products to `sums`: (number of the accumulator, position after `place`, channel after its own)."""
         builder, window, (image, first, *outputs) = self.builder, self.window, place
         base = builder.bind(row_major(taps, window.kernel) * self.channels + first)
         *rows, corner = self._read_place(outputs, taps)
@@ -195,7 +195,7 @@ class Depthwise:
                 builder.store(sums[0], number * lanes + lane, sums[0][number * lanes + lane] + product)
 
     def _read_place(self, outputs: Sequence[Expr], taps: Sequence[Expr]) -> list[Expr]:
-        """Where in the image a tap of the window of an output lies."""
+        """The image position that a tap of an output position's window reads."""
         window = self.window
         geometry = zip(outputs, taps, window.strides, window.begins, window.dilations, strict=True)
         return [self.builder.bind(output * stride - begin + tap * dilation) for output, tap, stride, begin, dilation in geometry]
@@ -203,7 +203,7 @@ class Depthwise:
     def _add_columns(
         self, weights: Buffer, place: Index, downs: Sequence[Expr], sums: tuple[Buffer, list[tuple[int, int]]], lanes: int
     ) -> None:
-        """One row of taps of windows that are whole: each column of the image is read once for all sums, if the taps are few."""
+        """Add one row of taps of whole windows: each column of the image is loaded once for all accumulators, if taps are few."""
         window, (image, first, *outputs) = self.window, place
         *rows, corner = self._read_place(outputs, [*downs, 0])
         width = window.kernel[-1]
@@ -219,7 +219,10 @@ class Depthwise:
     def _add_words(
         self, weights: Buffer, index: Index, products: Sequence[tuple[int, Sequence[Expr]]], sums: Buffer, lanes: int
     ) -> None:
-        """The numbers of `lanes` channels at an index of the image, by the weights of some taps each, added to some sums each."""
+        """Load `lanes` channels at an index of the image as pairs, and add their products by the weights of some taps.
+
+        `products`: (number of the accumulator, index of the tap).
+        """
         builder, (_, channel, *_), words = self.builder, index, lanes // 2
         image = self.form.words(builder, index)
         for half, part in enumerate((low, high)):
@@ -232,7 +235,7 @@ class Depthwise:
                     builder.store(sums, at, sums[at] + part(image(lane)) * tirx.Cast(self.accumulator, weights[base + lane]))
 
     def _in_order(self, sums: Buffer, count: int, lanes: int) -> Buffer:
-        """Sums in the order of channels, of which the even ones are before the odd ones in each of `count` runs of `lanes`."""
+        """The sums interleaved to the order of channels, where each of `count` runs of `lanes` has its even channels first."""
         ordered, words = self.builder.local(count * lanes, self.accumulator), lanes // 2
         for number in range(count):
             first = number * lanes
@@ -253,7 +256,7 @@ class Depthwise:
         self.form.follow(self.builder, index, tirx.Cast(dtype, value))
 
     def _weights(self) -> Buffer:
-        """The weights with their channels last, [*place, channel], for words even ones before odd ones."""
+        """The weights as [*tap, channel], packed at compile time if constant; for pairs even channels before odd ones."""
         name, taps = self.anchor.inputs[1], prod(self.window.kernel)
         pack, kind = PackPanels((self.channels, taps), (0, 1), 0, 1, self.channels), self.form.inner.types[name]
         if self.per_word > 1:

@@ -1,7 +1,7 @@
-"""Products on the tile unit whose rows are positions of an image and whose columns are channels: all windows over one image.
+"""Implicit GEMM by AMX: rows of tiles are positions of an image, columns are output channels.
 
-The image is copied once, as bfloat16 terms with zeros around it (tile_image.py); then every tap of a window reads its rows of
-tiles from there, and no matrix of windows exists. Weights are packed at compile time into the tiles that are loaded.
+The image is copied once, as zero-padded bfloat16 terms (amx_input.py); every tap loads its tiles from there, and no im2col matrix
+exists. Weights are packed into AMX tiles at compile time.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .amx_input import Place, TiledImage, as_volume, of_volume
 from .channels_last_form import ChannelsLast, convolution_estimate, extents_of
 from .window import Taps, Window
 
-_NEAR_BYTES = 1 << 20  # of weights that the second cache holds while all positions pass
-_WORK_PER_DOT = 16  # cycles
+_NEAR_BYTES = 1 << 20  # of weights that stay in L2 from one block of positions to the next
+_WORK_PER_DOT = 16  # cycles of a product of two tiles
 
 
 def tiles_obstacle(form: ChannelsLast) -> str:
-    """Why the anchor of a form, a convolution, is not computed on tiles; empty if it may be."""
+    """Why a form's anchor, a convolution, cannot be computed by AMX; empty if it can."""
     anchor, inner = form.anchor, form.inner
     source, weights = (inner.types[name] for name in anchor.inputs[:2])
     result = inner.types[anchor.outputs[0]]
@@ -49,29 +49,29 @@ def tiles_obstacle(form: ChannelsLast) -> str:
 
 
 def terms_of(form: ChannelsLast) -> int:
-    """The bfloat16 terms of which the operands of a form's anchor are sums."""
+    """The number of bfloat16 terms of which the operands of a form's anchor are sums: 1 for bfloat16 ones."""
     is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
     return 1 if is_narrow else form.outer.tolerance.terms
 
 
 def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Estimate:
-    """Of a form's anchor on tiles, its input copied in terms unless tiles read it where it lies."""
+    """The estimate of a form's anchor by AMX, with the copy of its input unless tiles are loaded in place."""
     cycles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=not image.in_place)
     return convolution_estimate(form, cycles, target, unit="tile")
 
 
 def as_planes(window: Window) -> Window:
-    """The window over planes, rows and columns."""
+    """The window with three spatial dimensions: planes, rows and columns."""
     ones = {name: as_volume(getattr(window, name), 1) for name in ("kernel", "strides", "dilations", "inputs", "outputs")}
     return replace(window, begins=as_volume(window.begins, 0), **ones)
 
 
 @dataclass(frozen=True)
 class Product:
-    """One product: `taps` of planes, rows and columns, counted from the image's beginning, at `outputs` positions.
+    """One product: the `taps` of planes, rows and columns, from the copy's origin, at `outputs` positions.
 
-    `weights` are packed with `phases` matrices for each group, one after the other. `place(phase, position)` is the place of the
-    result for a position (plane, row, column).
+    `weights` are packed as `phases` matrices a group. `place(phase, position)` is the spatial index in the result for a position
+    (plane, row, column).
     """
 
     taps: tuple[Taps, ...]
@@ -82,13 +82,13 @@ class Product:
 
 
 class TiledWindows:
-    """One kernel being built, of the products of a convolution of any kind."""
+    """The kernel being built, of the products of a Conv or ConvTranspose over one image."""
 
     def __init__(self, form: ChannelsLast, target: Target, image: TiledImage) -> None:
         self.form, self.anchor, self.image, self.target = form, form.anchor, image, target
         self.builder = new_builder(target)
         self.unit = tile_unit(self.builder, target)
-        self.outputs = form.inner.types[form.anchor.outputs[0]].shape[1] // image.groups  # of a group
+        self.outputs = form.inner.types[form.anchor.outputs[0]].shape[1] // image.groups  # channels of a group
         self.packed: dict[str, Operand] = {}
 
     def build(self, template: str, products: Sequence[Product]) -> BuiltKernel:
@@ -110,7 +110,7 @@ class TiledWindows:
         return finish(template, builder, self.form.outer, flops=self._flops(products), packed=self.packed)
 
     def _extents(self, product: Product) -> dict[str, int]:
-        """Of the loops around a block."""
+        """Extents of the loops around a block, outermost first."""
         return {
             "matrix": self.image.groups * product.phases,
             "n": ceil(self.outputs / LINES),
@@ -134,7 +134,7 @@ class TiledWindows:
         return flops
 
     def _weights(self, number: int, product: Product) -> tuple[Buffer, bool]:
-        """The packed weights of a product, in words, and whether they are more than the second cache holds."""
+        """The packed weights of a product, as 32-bit pairs, and whether they exceed L2."""
         name, image = self.anchor.inputs[1], self.image
         key = f"{name}/tiles{number}"
         pack = PackTiles(product.weights, image.terms, True, image.of_group * image.joined)
@@ -147,7 +147,7 @@ class TiledWindows:
     def _block(
         self, product: Product, source: Buffer, weights: Buffer, at: dict[str, Expr], sums: Scratch, *, asks: bool
     ) -> None:
-        """A block of the result, and what follows it."""
+        """A 32 x 32 block of the result, and its epilogue; with `asks` it prefetches its share of the next panel."""
         builder, image, extents = self.builder, self.image, self._extents(product)
         group, phase = (builder.bind(part) for part in unravel(at["matrix"], (image.groups, product.phases)))
         first = builder.bind(image.first_of(at["m"], product.outputs))
@@ -166,16 +166,16 @@ class TiledWindows:
         self._finish(product, at, group, phase, first, sums)
 
     def _panel(self, weights: Buffer, base: Expr, steps: tuple[int, ...]) -> Lines:
-        """A panel of weights, its steps by as many loops."""
+        """A panel of weights, whose steps are numbered by loops of these extents."""
         lines = packed_lines(weights, base, self.image.terms, words=True)
         return Lines(lines.buffer, lines.stride, lambda ks, term, half: lines.at((row_major(ks, steps),), term, half))
 
     def _finish(self, product: Product, at: dict[str, Expr], group: Expr, phase: Expr, first: Expr, sums: Scratch) -> None:
-        """Store the results of a block whose first row is position `first` of its plane."""
+        """The epilogue of a block whose first row is position `first` of its plane."""
         builder, width, columns = self.builder, self.image.extents[2], product.outputs[2]
         left, top = builder.bind(at["n"] * LINES), builder.bind(at["m"] * LINES)
         count = LINES if self.outputs % LINES == 0 else builder.bind(tirx.min(self.outputs - left, LINES))
-        skipped = builder.bind(top - first)  # rows that the block before stores
+        skipped = builder.bind(top - first)  # rows that the previous block stores
         with builder.loop(builder.bind(tirx.min(self.image.positions(product.outputs) - top, LINES)), name="row") as row:
             position, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
             y, x = (builder.bind(part) for part in (tirx.floordiv(position, width), tirx.floormod(position, width)))

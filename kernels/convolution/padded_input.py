@@ -1,4 +1,4 @@
-"""Images and volumes as channels-last convolutions read them: in either layout, with zeros around them where windows overhang."""
+"""The input of NHWC convolutions: in place, in either layout, or a zero-padded copy."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..template.contract import Refusal
 from ..template.loops import accumulator_type
 from .channels_last_form import ChannelsLast
 
-_BITS = "uint16"  # of numbers of bfloat16
+_BITS = "uint16"  # type of bfloat16 numbers as bits
 
 
 @dataclass(frozen=True)
 class Image:
-    """The input as the products read it. Element (image, channel, *place) is at the sum of the products with `strides`.
+    """The input as register tiles read it: element (image, channel, *spatial) is at the dot product of that index and `strides`.
 
-    Place (0, ..., 0) is that which the first window begins with.
+    Spatial index (0, ..., 0) is where the first window begins.
     """
 
     buffer: Buffer
     strides: tuple[int, ...]
-    k_pack: int = 1  # elements of the buffer that are one of the image: a word of them
+    k_pack: int = 1  # channels in an element: 2 for 32-bit pairs
 
     def element(self, offset: Expr) -> Expr:
         return word_at(self.buffer, self.k_pack * offset) if self.k_pack > 1 else self.buffer[offset]
@@ -47,11 +47,11 @@ def padded_image(
     k_pack: int = 1,
     rounds: bool = False,
 ) -> Image | Refusal:
-    """The anchor's input, or where it is not whole the copy of it that begins `begins` positions of each dimension before it.
+    """The anchor's input in place, or a zero-padded copy that begins `begins` positions before it in each dimension.
 
-    Products read positions up to `reaches`, counted from there. `k_pack` neighbouring channels are one element of it, a word;
-    those of 16 bits that fill no words are copied in any case, the last one beside a zero, on a target with AVX512_BF16. An input
-    that is computed must be copied. With `rounds` it is a copy in any case, channels-first in bfloat16.
+    Positions in [0, `reaches`) are read, counted from there. An element has `k_pack` neighbouring channels, as a 32-bit pair; an
+    odd number of channels is always copied, padded with a zero (targets with AVX512_BF16 only). An input with a prologue must be
+    copied. With `rounds` the input is always copied, NCHW in bfloat16.
     """
     name = form.anchor.inputs[0]
     kind, parameter = form.inner.types[name], form.operands.get(name, name)
@@ -81,7 +81,7 @@ def padded_image(
 def _filled_image(
     builder: KernelBuilder, form: ChannelsLast, begins: Sequence[int], reaches: Sequence[int], k_pack: int
 ) -> Image:
-    """A copy of images of bfloat16 that lie channels-last, of channels that fill no words: those of the last one are zeros."""
+    """A copy of bfloat16 NHWC images with an odd number of channels, padded with a zero channel."""
     name = form.anchor.inputs[0]
     kind = form.inner.types[name]
     images, channels = kind.shape[:2]
@@ -96,7 +96,7 @@ def _filled_image(
 def _lines(
     shape: tuple[int, ...], begins: Sequence[int], reaches: Sequence[int]
 ) -> tuple[tuple[int, ...], Sequence[int], Sequence[int]]:
-    """Images that lie channels-last as they are copied: positions of a signal are lines of one column, which threads share."""
+    """Shape, begins and reaches of an NHWC copy: a signal becomes an image of one column, so that threads share its rows."""
     return ((*shape, 1), (*begins, 0), (*reaches, 1)) if len(reaches) == 1 else (shape, begins, reaches)
 
 
@@ -109,10 +109,10 @@ def _strides(channels: int, extents: Sequence[int], is_last: bool) -> tuple[int,
 
 @dataclass(frozen=True)
 class _Copy:
-    """A copy of images as elements of `dtype`, line by line, with zeros around them.
+    """A zero-padded copy of images as elements of `dtype`, row by row.
 
-    Their `shape` may have one dimension more than they, of a single place. What is not computed, has `dtype` _BITS and lies
-    channels-last is copied as it is. Where the copy lies channels-last, each place of it may have `zeros` after its channels.
+    `shape` may have one dimension of extent 1 more than the input. An NHWC input of `dtype` _BITS without prologue is copied bit
+    by bit. In an NHWC copy (`is_last`) each position may have `zeros` more elements after its channels.
     """
 
     builder: KernelBuilder
@@ -129,7 +129,7 @@ class _Copy:
     def emit(self) -> None:
         builder, (*heights, width), (*tops, left) = self.builder, self.extents, self.begins
         images, channels, *rows, columns = self.shape
-        unit = channels + self.zeros if self.is_last else 1  # elements of one column of a line
+        unit = channels + self.zeros if self.is_last else 1  # elements of one column of a row
         planes = images if self.is_last else images * channels
         begin = min(left, width) * unit
         end = max(min(left + columns, width) * unit, begin)
@@ -150,7 +150,7 @@ class _Copy:
         self.builder.vector_loop(count, self.builder.lanes(self.dtype), lambda i: self.builder.store(self.target, base + i, zero))
 
     def _copy(self, base: Expr, plane: Expr, rows: Index, first: int, columns: int) -> None:
-        """Columns of a row of the input, whose plane is an image, or channels-first one channel of it."""
+        """Copy columns of a row of the input; `plane` is an image (NHWC) or a channel of one (NCHW)."""
         builder, lanes, (images, channels, *extents) = self.builder, self.builder.lanes(self.dtype), self.shape
         source = self.source
         if source is None and self.is_last:
@@ -162,7 +162,7 @@ class _Copy:
         elif source is None:
             image, channel = builder.bind(tirx.floordiv(plane, channels)), builder.bind(tirx.floormod(plane, channels))
             self._each(columns, lanes, base, lambda i: self.form.read_image(builder, (image, channel, *rows, first + i)))
-        else:  # a row is one run of elements
+        else:  # a row is contiguous
             unit = channels if self.is_last else 1
             planes = images if self.is_last else images * channels
             origin = builder.bind((row_major((plane, *rows), (planes, *extents[:-1])) * extents[-1] + first) * unit)
@@ -172,7 +172,7 @@ class _Copy:
                 self._each(columns * unit, lanes, base, lambda i: source[origin + i])
 
     def _copy_columns(self, source: Buffer, origin: Expr, base: Expr, columns: int) -> None:
-        """Columns of a row, each with its zeros."""
+        """Copy columns of a row, each followed by its zeros."""
         builder, channels = self.builder, self.shape[1]
         with builder.loop(columns, name="column") as column:
             read, written = builder.bind(origin + column * channels), builder.bind(base + column * (channels + self.zeros))

@@ -1,6 +1,6 @@
-"""Conv of windows of one position, channels-last, as Strassen's products where less exactness is allowed.
+"""1x1 convolutions, NHWC, by Strassen's algorithm, where the precision allows its larger errors.
 
-Positions are rows and channels are columns. A stride leaves out rows, which are read where they lie.
+Rows of A are positions, columns of B output channels. Strides skip rows of A, which is read in place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TEMPLATE = "strassen_convolution"
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one Conv of float32 between transposes, with its followers, where the additions are so few that it pays."""
+    """Takes one float32 1x1 Conv in NHWC form, with its epilogue, large enough to be cut into blocks."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form

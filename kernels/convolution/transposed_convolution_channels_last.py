@@ -1,9 +1,9 @@
-"""ConvTranspose of signals, images and volumes whose result lies channels-last, as tile products over positions of its input.
+"""ConvTranspose of signals, images and volumes, NHWC, by a register-tiled product for each phase of output positions.
 
-Output positions `u * stride + phase` of one phase are a convolution of stride 1 with some of the weights. Phases that read the
-input alike are one product with as many times the columns: a kernel of 2 by 2 with stride 2 is four 1 by 1 products of the same
-rows, and one of 2 by 2 by 2 is eight. As in `convolution_channels_last`, positions are rows, channels are columns, and where a
-phase reads beyond the input there is a copy of it with zeros around.
+Output positions `u * stride + phase` are a convolution of stride 1 with some of the taps (transposed_phases.py). Phases that read
+the same input are one product with as many times the columns: a 2x2 kernel with stride 2 is four 1x1 products of the same rows.
+As in `convolution_channels_last`, positions are rows and channels columns, and with padding a zero-padded copy of the input is
+read. A "line" is a row of positions: all that differ in the last dimension only.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches
 from .window import Window, read_window
 
 _WORK_PER_OPERATION = 16
-_NEAR_BYTES = 256 * 1024  # of the input that stays in the second cache while all weights pass
-_MAX_PRODUCTS = 16  # each is code of its own
+_NEAR_BYTES = 256 * 1024  # of a block of the input that stays in L2 for all panels of weights
+_MAX_PRODUCTS = 16  # each has code of its own
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one ConvTranspose of signals, images or volumes whose result is transposed to channels-last, with its followers."""
+    """Takes one ConvTranspose with an epilogue whose result is transposed to NHWC (NDHWC for volumes, NWC for signals)."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -56,7 +56,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 
 class _TransposedConvolution:
-    """One kernel being built."""
+    """The kernel being built."""
 
     def __init__(self, form: ChannelsLast, target: Target, window: Window, number_format: Format) -> None:
         self.form, self.target, self.anchor, self.window = form, target, form.anchor, window
@@ -67,8 +67,8 @@ class _TransposedConvolution:
         self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
         self.format, self.accumulator = number_format, number_format.sums
         self.is_last = form.anchor.inputs[0] in form.operands
-        self.is_whole = True  # whether products read the input itself
-        self.channels //= self.format.k_pack  # a word of channels is one element
+        self.is_whole = True  # whether products read the input in place
+        self.channels //= self.format.k_pack  # a pair of channels is one element
         self.packed: dict[str, Operand] = {}
 
     def build(self, products: list[PhaseProduct]) -> BuiltKernel | Refusal:
@@ -88,7 +88,7 @@ class _TransposedConvolution:
     # One product ------------------------------------------------------------------------------------------------------
 
     def _emit(self, number: int, product: PhaseProduct, image: Image, leads: list[int]) -> int:
-        """Write the loops over tiles; returns the arithmetic operations of the product."""
+        """Write the loops over register tiles; returns the product's floating-point operations."""
         builder, taps = self.builder, product.taps
         inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
         depth = (*(one.count for one in taps), inputs)
@@ -138,18 +138,18 @@ class _TransposedConvolution:
         return int(flops)
 
     def _blocks(self, units: int, rows: int) -> tuple[int, int]:
-        """How many blocks `units` of so many rows are cut into, and units of each, so that a block's rows stay near meanwhile."""
+        """Number of blocks, and units of each, into which `units` of `rows` rows are cut so that a block's input stays in L2."""
         near = max(1, _NEAR_BYTES // max(rows * self.channels * 4, 1))
         blocks = ceil(units / near)
         return blocks, ceil(units / blocks)
 
     def _is_flat(self, product: PhaseProduct) -> bool:
-        """Whether each position of the product reads the input's element of its own place, and the input is no copy."""
+        """Whether the product is a 1x1 convolution of the input in place."""
         is_same = all(one.count == 1 and one.begin == 0 for one in product.taps)
         return self.is_whole and is_same and product.positions == self.window.inputs
 
     def _positions(self, product: PhaseProduct) -> tuple[int, int, int]:
-        """Images, lines of each and positions of a line; lines without anything between them are one, and so are images."""
+        """Images, lines of each and positions of a line; contiguous lines, and contiguous images, are merged into one."""
         *outer, rows = product.positions
         lines = prod(outer)
         if self._is_flat(product):
@@ -157,12 +157,12 @@ class _TransposedConvolution:
         return self.images, lines, rows
 
     def _lead(self, product: PhaseProduct, line: Expr) -> Index:
-        """Where a line lies in all dimensions but the last."""
+        """A line's index in all spatial dimensions but the last."""
         outer = product.positions[:-1]
         return (0,) * len(outer) if self._is_flat(product) else tuple(self.builder.bind(i) for i in unravel(line, outer))
 
     def _index(self, product: PhaseProduct, number: Expr, lead: Index, position: Expr, phase: Expr) -> Index:
-        """Image and place of the output for a position of a line."""
+        """Image and spatial index in the output for a position of a line."""
         if not self._is_flat(product):
             place: Index = (*lead, position)
         elif self.is_last:
@@ -196,7 +196,7 @@ class _TransposedConvolution:
         return self.builder.parameter(key, elements, "int32" if self.format.k_pack > 1 else kind.dtype)
 
     def _pack_here(self, pack: PackPhases, product: PhaseProduct, source: Buffer) -> Buffer:
-        """The same layout, written by the kernel where weights are not constant."""
+        """The layout of `pack`, written by the kernel to the workspace, as the weights are not constant."""
         builder, packed = self.builder, pack.packed_type(TensorType((), str(source.dtype)))
         groups, panels, depth, tile = packed.shape
         buffer = builder.workspace(packed.elements, packed.dtype)

@@ -1,7 +1,7 @@
-"""ConvTranspose of signals, images and volumes whose result lies channels-last, on the tile unit.
+"""ConvTranspose of signals, images and volumes by AMX, NHWC.
 
-Its phases are convolutions of stride 1 (transposed_phases.py): a kernel of 2 by 2 with stride 2 is four products of the same rows
-of tiles with weights of their own, whose results interleave.
+Its phases are convolutions of stride 1 (transposed_phases.py): a 2x2 kernel with stride 2 is four products of the same rows with
+weights of their own, whose results interleave.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches
 from .window import Taps, Window, read_window
 
 _TEMPLATE = "transposed_convolution_tiles"
-_MAX_PRODUCTS = 16  # each is code of its own
-_NOTHING = Taps(0, 1, 1, 0, 0)  # along a dimension that is not there
+_MAX_PRODUCTS = 16  # each has code of its own
+_NOTHING = Taps(0, 1, 1, 0, 0)  # the taps of a missing dimension
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one ConvTranspose of float32 or bfloat16 with constant weights whose result, of float32, is transposed to last."""
+    """Takes one ConvTranspose of float32 or bfloat16 with constant weights whose result, float32, is transposed to NHWC."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -47,7 +47,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 
 def _image(form: ChannelsLast, phases: list[PhaseProduct], leads: list[int], reaches: list[int]) -> TiledImage:
-    """The layout of the input."""
+    """The layout of the input that the kernel reads."""
     source, groups = form.inner.types[form.anchor.inputs[0]], form.anchor.attribute("group", 1)
     ones = (1, 1, 1)
     image = TiledImage(source, ones, as_volume(leads, 0), ones, as_volume(reaches, 1), terms_of(form), groups)

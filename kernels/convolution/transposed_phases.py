@@ -1,7 +1,7 @@
-"""The products that a transposed convolution is: phases of its output positions, and the weights that they use.
+"""A transposed convolution as products: the phases of its output positions, and the taps that each uses.
 
-Output positions `u * stride + phase` of one phase are a convolution of stride 1 with some of the weights. Phases that read the
-input alike are one product with as many times the columns.
+Output positions `u * stride + phase` of one phase are a convolution of stride 1 with some of the taps. Phases that read the same
+input are one product with as many times the columns.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from .window import Taps, Window, transposed_taps
 
 @dataclass(frozen=True)
 class PhaseRun:
-    """Neighbouring phases of one dimension that read the input alike: `taps` are those of the first, and weights of the next
-    phases begin one further each. There are `positions` outputs of each phase.
+    """`count` neighbouring phases of one dimension, from `first` on, that read the same input positions.
+
+    `taps` are those of the first; those of each next phase begin one tap further. Each phase has `positions` outputs.
     """
 
     first: int
@@ -30,7 +31,7 @@ class PhaseRun:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The places in the kernel that the phases use, phase after phase."""
+        """Indices in the kernel of the taps that the phases use, phase after phase."""
         taps = self.taps
         return tuple(taps.first + phase + i * taps.step for phase in range(self.count) for i in range(taps.count))
 
@@ -41,7 +42,7 @@ def phase_runs(window: Window, axis: int) -> list[PhaseRun]:
     for phase in range(min(window.strides[axis], window.outputs[axis])):
         taps = transposed_taps(window, axis, phase)
         if not taps.count:
-            taps = Taps(0, 1, 0, 0, 0)  # such positions are the bias alone
+            taps = Taps(0, 1, 0, 0, 0)  # outputs without taps are the bias alone
         positions = len(range(phase, window.outputs[axis], window.strides[axis]))
         last = runs[-1] if runs else None
         following = last and (replace(last.taps, first=last.taps.first + last.count) if taps.count else last.taps)
@@ -54,7 +55,7 @@ def phase_runs(window: Window, axis: int) -> list[PhaseRun]:
 
 @dataclass(frozen=True)
 class PhaseProduct:
-    """Phases that are one product: those of a run of each dimension."""
+    """Phases that are one product: a run of phases in each dimension."""
 
     runs: tuple[PhaseRun, ...]
 
@@ -81,33 +82,33 @@ def phase_products(window: Window) -> list[PhaseProduct]:
 
 
 def reaches_of(products: Sequence[PhaseProduct]) -> tuple[list[int], list[int]]:
-    """For each dimension how far before the input products read, and up to where, counted from there."""
+    """For each dimension how many positions before the input products begin to read, and how many they read from there on."""
     leads, reaches = [], []
     for axis in range(len(products[0].runs)):
         ends = [(one.taps[axis].reach, one.positions[axis]) for one in products if one.taps[axis].count]
         lead = max([0, *(-first for (first, _), _ in ends)])
         leads.append(lead)
-        reaches.append(max([1, *(lead + last + positions for (_, last), positions in ends)]))  # one, where nothing is read
+        reaches.append(max([1, *(lead + last + positions for (_, last), positions in ends)]))  # one where nothing is read
     return leads, reaches
 
 
 @dataclass(frozen=True)
 class PackPhases:
-    """The weights of one product, [groups * phases, panels, depth, tile]: the last panel filled up with zeros.
+    """Pack the weights of one product into panels, [groups * phases, panels, depth, tile], padded with zeros.
 
-    `shape` is (group, input, output, *place in the kernel); `places` are for each dimension the places in the kernel that its
-    phases use, one phase after the other, so that they divide into equal parts.
+    `shape` is (groups, inputs, outputs, *kernel); `places` are for each dimension the indices of the taps that its phases use,
+    phase after phase, equally many a phase.
     """
 
     shape: tuple[int, ...]
     phases: tuple[int, ...]
     places: tuple[tuple[int, ...], ...]
     tile: int
-    k_pack: int = 1  # neighbouring inputs in a word, as in PackPanels
+    k_pack: int = 1  # neighbouring input channels side by side, as in PackPanels
 
     @property
     def panels(self) -> PackPanels:
-        """How the weights of all phases, once taken, are laid out."""
+        """The packing of the weights of all phases, once their taps are gathered."""
         shape = list(self.shape[:3])
         for phases, places in zip(self.phases, self.places, strict=True):
             shape += [phases, len(places) // phases]

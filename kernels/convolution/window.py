@@ -1,4 +1,4 @@
-"""Sliding windows of convolutions and poolings: kernel, strides, dilations and padding, whatever way a model spells them."""
+"""Sliding windows of convolutions and poolings: kernel, strides, dilations and padding, normalized from ONNX's attributes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..groups.group import Group, Op
 
 @dataclass(frozen=True)
 class Window:
-    """Static parameters over the spatial dimensions; `begins` is the padding before the first element of each."""
+    """Parameters of each spatial dimension; `begins` is the padding before the first element, `inputs`, `outputs` the extents."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -26,7 +26,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Taps:
-    """The weights that one product uses in one dimension: `first`, `first + step`, ..., `count` of them.
+    """The taps that one product uses in one dimension: `count` of them, `first`, `first + step`, ...
 
     Tap i, for output position o, reads input position o * stride + at(i), where at(i) = `begin + i * pitch`.
     """
@@ -48,7 +48,7 @@ class Taps:
 
 
 def read_window(group: Group, op: Op) -> Window:
-    """The window of a Conv, ConvTranspose or pooling operator. Output extents are those of its inferred type."""
+    """The window of a Conv, ConvTranspose or pooling operator; output extents are those of its inferred type."""
     inputs = group.types[op.inputs[0]].shape[2:]
     outputs = group.types[op.outputs[0]].shape[2:]
     rank = len(inputs)
@@ -84,7 +84,7 @@ def _transposed_begins(
 
 
 def share_of_padding(window: Window, dimension: int, run: int) -> float:
-    """Which part of the taps along a dimension are none of `clipped_taps`, for output positions taken by runs of `run`."""
+    """The part of the taps along a dimension that read only padding, for tiles of `run` output positions."""
     return 1 - share_met(
         window.inputs[dimension],
         window.outputs[dimension],
@@ -97,9 +97,9 @@ def share_of_padding(window: Window, dimension: int, run: int) -> float:
 
 
 def transposed_taps(window: Window, axis: int, phase: int) -> Taps:
-    """The weights that a transposed convolution uses for its output positions `u * stride + phase`, with u for o.
+    """The taps that a transposed convolution uses for its output positions `u * stride + phase`; `Taps.at` then takes u for o.
 
-    Output o takes weight w where o + pad - w * dilation is a multiple of the stride.
+    Output o uses tap w where o + pad - w * dilation is a multiple of the stride.
     """
     kernel, stride, dilation, pad = (v[axis] for v in (window.kernel, window.strides, window.dilations, window.begins))
     step = stride // gcd(stride, dilation)
@@ -111,8 +111,8 @@ def transposed_taps(window: Window, axis: int, phase: int) -> Taps:
 def clipped_taps(
     builder: KernelBuilder, window: Window, dimension: int, corner: Expr, last: Expr | None = None
 ) -> tuple[Expr, Expr]:
-    """The taps [begin, end) that lie in the input, of a window whose first one is at `corner` of a dimension; or of any of those
-    between it and the one at `last`.
+    """The taps [begin, end) that lie in the input, of a window whose first tap is at `corner` of a dimension; with `last`, those
+    that do for any window from `corner` to `last`.
     """
     dilation, kernel = window.dilations[dimension], window.kernel[dimension]
     begin = tirx.floordiv(dilation - 1 - (corner if last is None else last), dilation)

@@ -1,15 +1,14 @@
-"""Conv of 3x3 windows without strides, channels-last, as Winograd's products where less exactness is allowed.
+"""3x3 convolutions of stride 1, NHWC, by Winograd's F(m x m, 3x3), where the precision allows its errors.
 
-Blocks of tiles go through three steps: their inputs are transformed, vectors running over channels; for each point of the tile a
-product of tiles by channels with the transformed weights makes tiles by output channels; these are transformed back, which is
-where the bias and the followers come. Of images in bfloat16 that are few tiles what is transformed is rounded again, so that
-products are of pairs.
+A block of tiles goes through three steps: the input transform, vectorised over channels; for each of the (m + 2)^2 points a
+product of tiles x input channels by the transformed weights; the output transform, with bias and epilogue. bfloat16 images of few
+tiles have their transformed input rounded again, for dot products of pairs.
 
-Where the transformed inputs of enough tiles fit the second cache, each thread takes blocks of its own through all steps; else,
-and where those of all tiles fit it and are less than the weights, threads share a block in the third, and each takes panels of
-the weights, which come from memory and so are read once a block.
+If the transformed inputs of enough tiles fit L2, each thread takes blocks of its own through all steps. Otherwise, or if those of
+all tiles fit L2 and are smaller than the weights, threads share one block in L3 and split the weight panels, so that weights
+stream from memory once a block.
 
-A dilated convolution is one of each of its phases: the rows that are a multiple of the dilation apart, and of them such columns.
+A dilated convolution is one convolution for each of its phases: the rows, and columns, that are a multiple of the dilation apart.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ from .channels_last_form import ChannelsLast, channels_last_form, convolution_es
 from .window import Window, read_window
 from .winograd_transforms import HALF, NARROW, TYPE, Matrices, PackScales, PackWinograd, winograd
 
-_NEAR_BYTES = 704 * 1024  # of the second cache, for the inputs and products of a thread's block
-_FAR_BYTES = 12 * 1024 * 1024  # of the third, for the inputs of a block that threads share, or for weights that stay there
-_PRODUCT_BYTES = 320 * 1024  # of the second, for the products of a panel then
-_WIDE_BYTES = 4 * 1024 * 1024  # of weights that stay float32 although the image is bfloat16: they are read fast enough
-_LEAST_TILES = 16  # of a thread's own block, below which the weights would be read too often; half where there are many blocks
-_TILES_WORTH = 1.25  # times its cycles where tiles rival it, as those are counted with the slowest loads measured
+_NEAR_BYTES = 704 * 1024  # of L2 for the transformed inputs and products of a thread's own block
+_FAR_BYTES = 12 * 1024 * 1024  # of L3 for the transformed inputs of a shared block, or for weights that stay there
+_PRODUCT_BYTES = 320 * 1024  # of L2 for the products of a panel, where a block is shared
+_WIDE_BYTES = 4 * 1024 * 1024  # of transformed weights up to which they stay float32 for bfloat16 images
+_LEAST_TILES = 16  # of a thread's own block, below which weights would be read too often; half where there are many blocks
+_TILES_WORTH = 1.25  # factor on Winograd's cycles against AMX's, which are counted with the slowest loads measured
 _TYPES = ("float32", "bfloat16")  # of the operands
-_BITS = "uint16"  # of transformed inputs in pairs of bfloat16
+_BITS = "uint16"  # type of transformed inputs that are rounded to bfloat16, as bits
 _LINE_BYTES = 64
 _WORK_PER_OPERATION = 16
-_Element = Callable[[int, Expr, Expr], Expr]  # of the input: row and column of a tile, channel
+_Element = Callable[[int, Expr, Expr], Expr]  # of the input: (row of a tile, column of a tile, channel)
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one Conv of rank 4 between transposes, with its followers, where its products are so many fewer that it pays."""
+    """Takes one 3x3 Conv of stride 1 of images in NHWC form, with its epilogue, where the precision allows Winograd."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -65,7 +64,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 
 def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
-    """The size of the tiles that would compute the form's anchor, and what they would take; or why they may not."""
+    """The F(m x m, 3x3) that would compute the form's anchor, with its cycles; a Refusal where none may."""
     precision = form.outer.precision
     if not form.outer.tolerance.winograd_outputs:
         return Refusal(f"its errors grow with the largest element of a tile, which precision {precision} does not allow")
@@ -76,7 +75,7 @@ def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
 
 
 def _paired_tiles(form: ChannelsLast, target: Target) -> int:
-    """Of how many tiles each image may be whose products are of pairs of bfloat16."""
+    """Tiles of an image up to which products may be dot products of bfloat16 pairs; 0 where they may not."""
     return PAIRED_TILES if target.multiplies_pairs and form.outer.is_on_branch else 0
 
 
@@ -101,7 +100,7 @@ def _obstacle(form: ChannelsLast, target: Target) -> str:
 
 
 class _Kernel:
-    """One kernel being built."""
+    """The kernel being built."""
 
     def __init__(self, form: ChannelsLast, one: Convolution, target: Target) -> None:
         self.form, self.one, self.anchor, self.target = form, one, form.anchor, target
@@ -120,7 +119,7 @@ class _Kernel:
         self.tiles = prod(self.grid)
         channels, self.transformed = one.groups * one.inputs, TYPE if self.format is F32 else _BITS
         item_bytes = np.dtype(self.transformed).itemsize
-        self.pitch = channels + (_LINE_BYTES // item_bytes if channels % 512 == 0 else 0)  # far rows would crowd each other out
+        self.pitch = channels + (_LINE_BYTES // item_bytes if channels % 512 == 0 else 0)  # avoids set conflicts of rows
         tile = self._tile_options(self.tiles)[0]
         self.flops = 2 * self.points * self.tiles * one.groups * one.inputs * one.outputs
         self.threads = self.builder.threads_for(self.flops // _WORK_PER_OPERATION)
@@ -130,10 +129,10 @@ class _Kernel:
         may_halve = is_narrow and outputs <= WINOGRAD_HALF_OUTPUTS and 4 * weights > _WIDE_BYTES
         self.dtype = NARROW if self.format is BF16_DOT else HALF if may_halve else TYPE  # of the weights in memory
         weights *= np.dtype(self.dtype).itemsize
-        # Inputs of more tiles than the second caches hold come back from the third once a panel, weights once a block.
+        # A shared block's inputs beyond all L2s are read from L3 once a panel of weights; own blocks read weights once a block.
         least = _LEAST_TILES if self.tiles <= 2 * self.threads * near else _LEAST_TILES // 2
         is_near = near >= min(least, self.tiles) and weights <= _FAR_BYTES
-        # Where the inputs of all tiles stay there, threads that share them read each weight once among them.
+        # Where all transformed inputs fit L2, threads that share a block read each weight once among them.
         are_few = self.tiles <= near and item_bytes * self.points * self.tiles * channels < weights
         is_private = is_near and self.tiles >= self.threads and not (are_few and self.threads > 1)
         may_be_private = near > 0 and self.tiles >= self.threads
@@ -172,7 +171,7 @@ class _Kernel:
     # The order of the steps -------------------------------------------------------------------------------------------
 
     def _matrices(self, rows: int, pitch: int, dtype: str, copies: int = 1) -> Matrices:
-        """Scratch for `copies` threads; that of a thread begins at its number times the size of all points' matrices."""
+        """Workspace for the matrices of all points, `copies` times: a thread's begin at its number times their size."""
         empty = Matrices(None, 0, rows, pitch, _LINE_BYTES // np.dtype(dtype).itemsize)
         return replace(empty, buffer=self.builder.workspace(copies * empty.stride * self.points, dtype))
 
@@ -180,7 +179,7 @@ class _Kernel:
         return replace(matrices, base=self.builder.bind(thread * (matrices.stride * self.points)))
 
     def _emit_private(self) -> None:
-        """Each thread takes blocks of tiles through all steps."""
+        """Each thread takes blocks of its own through all steps, in L2."""
         builder, threads = self.builder, self.threads
         size, blocks = self.size, ceil(self.tiles / self.size)
         inputs = self._matrices(size, self.pitch, self.transformed, threads)
@@ -198,7 +197,7 @@ class _Kernel:
                     self._results(made, panel, first, count)
 
     def _emit_shared(self) -> None:
-        """All threads transform the inputs of a block, then each takes panels of weights."""
+        """All threads transform the inputs of one block into L3; then each multiplies them by its share of the weight panels."""
         builder, threads, size = self.builder, self.threads, self.size
         near = max(_PRODUCT_BYTES // (4 * self.points * self.tile.columns), self.tile.rows)
         pieces = ceil(size / near)
@@ -224,7 +223,7 @@ class _Kernel:
     # The steps --------------------------------------------------------------------------------------------------------
 
     def _transform_input(self, to: Matrices, row: Expr, number: Expr) -> None:
-        """Write row `row` of all matrices: the transformed input of tile `number`."""
+        """The input transform of tile `number`: row `row` of each point's matrix."""
         builder, one, (below, beside) = self.builder, self.one, self.one.dilations
         image, *at = (builder.bind(at) for at in unravel(number, self.grid))
         top, left = (builder.bind(first - begin) for first, begin in zip(self._firsts(at), self.window.begins, strict=True))
@@ -259,7 +258,7 @@ class _Kernel:
             transform(clipped)
 
     def _firsts(self, numbers: Sequence[Expr]) -> tuple[Expr, ...]:
-        """Row and column of the first result of a tile, whose numbers count all phases of a place before the next place."""
+        """Row and column of the first result of a tile; consecutive numbers are the phases of one place (dilation)."""
         steps = zip(numbers, self.one.dilations, strict=True)
         outputs = self.method.outputs
         return tuple(
@@ -268,7 +267,7 @@ class _Kernel:
         )
 
     def _transform_vector(self, to: Matrices, row: Expr, channel: Expr, lanes: int, element: _Element, ahead: _Element) -> None:
-        """Transform one vector of channels of a tile. `ahead` gives elements as they lie, also those of the tile to its right."""
+        """Transform one vector of channels of a tile. `ahead` reads the input unclipped, to prefetch the tile to the right."""
         builder, extent = self.builder, self.method.extent
         columns = builder.local(self.points * lanes, TYPE)
         with builder.loop(extent, name="j") as j:
@@ -284,13 +283,13 @@ class _Kernel:
                 builder.store(to.buffer, to.offset(i * extent + j, row, channel + lane), self._as_factor(value))
 
     def _as_factor(self, value: Expr) -> Expr:
-        """A transformed input as it lies in its matrix."""
+        """A transformed input as it is stored in its matrix: rounded to bfloat16 bits where products are of pairs."""
         if self.format is F32:
             return value
         return tirx.reinterpret(_BITS, rounded(value, self.builder.name, has_instruction=True))
 
     def _products(self, inputs: Matrices, to: Matrices, panel: Expr, start: Expr, count: Expr) -> None:
-        """The rows [start, start + count) of all matrices by one panel of weights, into the rows from 0 of others."""
+        """For each point, rows [start, start + count) of `inputs` by one panel of weights, to rows [0, count) of `to`."""
         builder, tile, depth, parts = self.builder, self.tile, self.depth, ceil(to.rows / self.tile.rows)
         group = builder.bind(tirx.floordiv(panel, self.panels)) if self.one.groups > 1 else 0
         with (
@@ -322,7 +321,7 @@ class _Kernel:
                 builder.store(to.buffer, place + at, sums[at])
 
     def _results(self, made: Matrices, panel: Expr, first: Expr, count: Expr) -> None:
-        """Transform the rows [0, count) back and store them: tiles from number `first` on, the channels of one panel."""
+        """The output transform and epilogue of rows [0, count): tiles from `first` on, the channels of one panel."""
         builder, one, columns = self.builder, self.one, self.tile.columns
         group, part = (builder.bind(at) for at in unravel(panel, (one.groups, self.panels)))
         channel = builder.bind(group * one.outputs + part * columns)
@@ -374,7 +373,7 @@ class _Kernel:
                 self._store(place, line[j * lanes + lane])
 
     def _count(self, rest: Expr, step: int) -> Expr:
-        """How many results a tile has along a dimension, of whose `rest` they are every `step`-th: there may be none."""
+        """Results of a tile along a dimension of which `rest` positions are left, `step` apart; 0 beyond the edge."""
         many = rest if step == 1 else tirx.max(tirx.floordiv(rest + step - 1, step), 0)
         return self.builder.bind(tirx.min(many, self.method.outputs))
 
@@ -387,7 +386,7 @@ class _Kernel:
 
 
 def _vectors(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr, int], None]) -> None:
-    """`body(first, lanes)` for the vectors that make up [0, extent): whole ones, then ever shorter ones."""
+    """`body(first, lanes)` for vectors that cover [0, extent) once: whole ones, then ever shorter ones."""
     whole = extent // lanes
     with builder.loop(whole, name="v") as block:
         body(builder.bind(block * lanes), lanes)

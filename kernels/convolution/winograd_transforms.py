@@ -1,10 +1,10 @@
-"""Winograd's convolution: F(m x m, 3x3) makes m*m sums of nine products with (m+2)*(m+2) multiplications.
+"""Winograd's convolution: F(m x m, 3x3) makes m*m outputs of nine taps with (m+2)*(m+2) multiplications.
 
     Y = A^T [ (G w G^T) * (B^T d B) ] A     d: a tile of m+2 by m+2 inputs, w: 3 by 3 weights, Y: m by m outputs, *: by element
 
-The matrices are those of Toom and Cook's polynomial product over m+1 points and infinity (Lavin and Gray, "Fast Algorithms for
-Convolutional Neural Networks", CVPR 2016). Points come in pairs a, -a, whose rows share their even and their odd half, and are
-sums of a few powers of two, so that the matrices of the data are exact in float32.
+The matrices are those of the Toom-Cook algorithm with m+1 points and infinity (Lavin and Gray, "Fast Algorithms for Convolutional
+Neural Networks", CVPR 2016). Points come in pairs a, -a, whose rows share their even and their odd part, and are sums of a few
+powers of two, so that B^T and A^T are exact in float32.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ...runtime.plan import TensorType
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 
 TAPS = 3
-TYPE, HALF, NARROW = "float32", "float16", "bfloat16"  # that transformed elements, and weights in memory, have
-_HALF_EXPONENT, _MOST_EXPONENT = 15, 120  # of the greatest weight in float16, and of a scale
-# The points of each m, with the smallest errors of those tried: for 4 the usual ones, 1 and 2, have a half more. With infinity
-# they are m + 2, so that an odd m has pairs alone.
+TYPE, HALF, NARROW = "float32", "float16", "bfloat16"  # of transformed inputs and products; of weights in memory
+_HALF_EXPONENT, _MOST_EXPONENT = 15, 120  # binary exponents: of the greatest weight in float16, and of a scale at most
+# The points of each m with the smallest errors of those tried: for m = 4 the usual 1 and 2 have errors half as large again. With
+# infinity they are m + 2 points, so an odd m has no point 0.
 _POINTS: dict[int, tuple[Fraction, ...]] = {
     2: (Fraction(1),),
     4: (Fraction(3, 4), Fraction(3, 2)),
@@ -37,10 +37,10 @@ Row = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Winograd:
-    """F(m x m, 3x3). `data` is B^T and `result` A^T over the halves of pairs; `weights` is G.
+    """F(m x m, 3x3) as matrices: `weights` is G; `data` is B^T and `result` A^T after a butterfly on each pair of points.
 
-    Row 0 belongs to the point 0, which tiles of odd m have not, the next ones by twos to pairs, the last one to infinity. In
-    `data` the rows of a pair are their half sum and their half difference, in `result` its columns, so that a pair costs one
+    Row 0 belongs to the point 0 (even m only), the next rows by twos to pairs a, -a, the last to infinity. In `data` the two rows
+    of a pair are replaced by half their sum and half their difference, in `result` the two columns, so that a pair costs one
     addition and one subtraction.
     """
 
@@ -51,20 +51,20 @@ class Winograd:
 
     @property
     def extent(self) -> int:
-        """Rows, and columns, of a tile of the input, and of its products."""
+        """Rows (and columns) of an input tile: m + 2."""
         return self.outputs + TAPS - 1
 
     def transform_data(self, builder: KernelBuilder, values: Sequence[Expr]) -> list[Expr]:
-        """B^T times a column."""
+        """B^T times a column of an input tile."""
         return self._split_pairs(builder, [_combine(builder, row, values) for row in self.data])
 
     def transform_result(self, builder: KernelBuilder, values: Sequence[Expr]) -> list[Expr]:
-        """A^T times a column."""
+        """A^T times a column of products."""
         halves = self._split_pairs(builder, values)
         return [_combine(builder, row, halves) for row in self.result]
 
     def _split_pairs(self, builder: KernelBuilder, values: Sequence[Expr]) -> list[Expr]:
-        """Sum and difference of the two values of each pair, in their places."""
+        """The butterfly: sum and difference of the two values of each pair, in their places."""
         made = list(values)
         for i in _pairs(self.extent):
             made[i], made[i + 1] = builder.name(values[i] + values[i + 1]), builder.name(values[i] - values[i + 1])
@@ -73,7 +73,7 @@ class Winograd:
 
 @cache
 def winograd(outputs: int) -> Winograd:
-    """The matrices of F(outputs x outputs, 3x3), computed exactly before they are rounded."""
+    """The matrices of F(outputs x outputs, 3x3), computed in fractions and rounded once."""
     points = [*[Fraction(0)] * (outputs % 2 == 0), *(sign * point for point in _POINTS[outputs] for sign in (1, -1))]
     taps, powers = range(TAPS), range(outputs)
     scales = [_product_at(point, [other for other in points if other != point]) for point in points]
@@ -88,11 +88,11 @@ def winograd(outputs: int) -> Winograd:
 
 @dataclass(frozen=True)
 class PackWinograd:
-    """Weights [groups * outputs, inputs, 3, 3] as products read them: [groups, panels, points, inputs, columns].
+    """Transform and pack weights [groups * outputs, inputs, 3, 3] into panels: [groups, panels, points, inputs, columns].
 
-    They are transformed in float64 and rounded once, to float32, or to float16 times the power of two of their output channel by
-    which these fill that type's range, or to bfloat16, where two neighbouring inputs lie side by side: [groups, panels, points,
-    inputs / 2, columns, 2]. The last panel of a group is filled up with zeros.
+    They are transformed in float64 and rounded once: to float32; to float16, scaled by a power of two for each output channel
+    (`PackScales`); or to bfloat16 in VNNI layout, [groups, panels, points, inputs / 2, columns, 2]. The last panel of a group is
+    padded with zeros.
     """
 
     groups: int
@@ -106,7 +106,7 @@ class PackWinograd:
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         matrix = np.array(winograd(self.outputs).weights)
-        both = np.kron(matrix, matrix)  # [points, taps]: rows and columns at once
+        both = np.kron(matrix, matrix)  # [points, taps]: G w G^T as one matrix
         packed = np.zeros(self._dimensions(array.shape), np.dtype(self.dtype))
         scales = 1.0 / _inverse_scales(array, self.outputs) if self.dtype == HALF else np.ones(len(array))
         grouped, scales = array.reshape(self.groups, -1, *array.shape[1:]), scales.reshape(self.groups, -1)
@@ -131,7 +131,7 @@ class PackWinograd:
 
 @dataclass(frozen=True)
 class PackScales:
-    """By what sums of products of weights packed as float16 are multiplied: [groups, panels, columns], 1 beside the last ones."""
+    """Pack the factors that undo the scales of float16 weights: float32[groups, panels, columns], 1 in the padding."""
 
     groups: int
     outputs: int
@@ -153,7 +153,7 @@ class PackScales:
 
 @dataclass(frozen=True)
 class Matrices:
-    """One matrix of `rows` by `pitch` for each point of a tile, from element `base` of a scratch buffer on."""
+    """A matrix of `rows` x `pitch` for each point of a tile, from element `base` of a scratch buffer on."""
 
     buffer: Buffer
     base: Expr
@@ -163,7 +163,7 @@ class Matrices:
 
     @property
     def stride(self) -> int:
-        """Elements from one matrix to the next: an odd number of cache lines, so that those of one place share no set."""
+        """Elements from one matrix to the next: an odd number of cache lines, so that points do not conflict in sets."""
         lines = ceil(self.rows * self.pitch / self.line)
         return self.line * (lines + 1 - lines % 2)
 
@@ -172,7 +172,7 @@ class Matrices:
 
 
 def _inverse_scales(array: np.ndarray, outputs: int) -> np.ndarray:
-    """For each output channel a power of two, of which the greatest transformed weight is at most 2^15 times; finite ones."""
+    """For each output channel a finite power of two, at least 2^-15 times its greatest transformed weight."""
     gain = np.abs(np.array(winograd(outputs).weights)).sum(axis=1).max() ** 2
     greatest = gain * np.abs(array.astype(np.float64)).max(axis=(1, 2, 3), initial=0.0)
     is_usual = np.isfinite(greatest) & (greatest > 0)
@@ -181,7 +181,7 @@ def _inverse_scales(array: np.ndarray, outputs: int) -> np.ndarray:
 
 
 def _combine(builder: KernelBuilder, row: Row, values: Sequence[Expr]) -> Expr:
-    """The sum of values times their factors, of which many are 0 or 1."""
+    """The dot product of a row and values, without code for factors 0 and 1."""
     total: Expr | None = None
     for factor, value in sorted(zip(row, values, strict=True), key=lambda term: abs(term[0]) != 1):
         if factor:
@@ -192,7 +192,7 @@ def _combine(builder: KernelBuilder, row: Row, values: Sequence[Expr]) -> Expr:
 
 
 def _pairs(extent: int) -> range:
-    """The first rows of pairs: only an even number of rows has one of the point 0."""
+    """The first row of each pair: they begin after the row of point 0, which only an even number of rows has."""
     return range(1 - extent % 2, extent - 1, 2)
 
 

@@ -1,6 +1,6 @@
-"""Estimated cycles of products and convolutions on the tile unit of a core, and of the same products on vectors.
+"""Estimated cycles of products and convolutions by AMX, and of the same products on vectors (AVX-512).
 
-Products and what comes from memory hide each other; packing and finishing come on top.
+Products and tile loads of weights from memory overlap; packing and the epilogue come on top.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from math import ceil, prod
 from ...runtime.hardware.machine import Machine
 from .convolution import Convolution
 
-_SPLIT_ELEMENTS = 4.0  # of one term that a core makes in a cycle when it packs an operand
-_BLOCK_LINES = 32  # rows, columns and values of k of a block of four tiles
-_MOST_LINE = 8192  # elements of a line on the stack
+_SPLIT_ELEMENTS = 4.0  # bfloat16 terms that a core packs in a cycle
+_BLOCK_LINES = 32  # rows of A, columns of B and values of k of a step of the micro-kernel (2x2 tiles)
+_MOST_LINE = 8192  # elements of an image row on the stack
 _TILE_LINES = 16
 _TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their products, loads of a term of A and of B for them
 
 
 def tile_product_cycles(m: int, n: int, k: int, terms: int, machine: Machine, *, packs_a: bool, packs_b: bool) -> float:
-    """Of a product on the tile unit, whose operands are so many bfloat16 terms; those that are not constant are packed first."""
+    """Cycles of m x k by k x n by AMX, of operands as sums of `terms` bfloat16 terms; with `packs_a` (`packs_b`) the kernel packs
+    A (B)."""
     rows, columns, steps = (ceil(extent / _BLOCK_LINES) * _BLOCK_LINES for extent in (m, n, k))
     blocks = _blocks_cycles(m, n, k, terms, machine)
     packed = (rows * packs_a + columns * packs_b) * steps * terms / _SPLIT_ELEMENTS
@@ -27,31 +28,31 @@ def tile_product_cycles(m: int, n: int, k: int, terms: int, machine: Machine, *,
 
 
 def tile_step_cycles(rows: int, columns: int, depth: int, terms: int, machine: Machine) -> float:
-    """Of a product on the tile unit with weights from caches, as the steps of a recurrence make it; rows are split first."""
+    """Cycles of a recurrence's product of one step by AMX: weights come from L2 or L3, and A is packed at each step."""
     return _blocks_cycles(rows, columns, depth, terms, machine) + rows * depth * terms / _SPLIT_ELEMENTS + rows * columns / 4
 
 
 def vector_step_cycles(rows: int, columns: int, depth: int, machine: Machine) -> float:
-    """Of the same by vector multiply-adds in float32, also where weights are bfloat16."""
+    """Cycles of the same by float32 FMAs, also where weights are bfloat16."""
     return rows * ceil(columns / machine.lanes) * max(depth / machine.multiply_adds, machine.sum_latency) + rows * columns / 4
 
 
 def _blocks_cycles(rows: int, columns: int, depth: int, terms: int, machine: Machine) -> float:
-    """Of all blocks of 32 rows, the last of which may be half a one, by 32 columns, or 16 where there are no more."""
+    """Cycles of all blocks of 32 rows (the last may be of 16) by 32 columns, or 16 where there are no more."""
     tiles, b_tiles = ceil(rows / _TILE_LINES), 1 if columns <= _TILE_LINES else 2
     step = tiles // 2 * _block_cycles(terms, 2, b_tiles, machine) + tiles % 2 * _block_cycles(terms, 1, b_tiles, machine)
     return ceil(columns / _BLOCK_LINES) * ceil(depth / _BLOCK_LINES) * step
 
 
 def _block_cycles(terms: int, a_tiles: int, b_tiles: int, machine: Machine) -> float:
-    """Of a step of 32 values of k."""
+    """Cycles of a step of 32 values of k."""
     products, a_loads, b_loads = _TERM_PRODUCTS[terms]
     dots, loads = a_tiles * b_tiles * products, a_tiles * a_loads + b_tiles * b_loads
     return max(dots * machine.tile_dot_cycles, loads * machine.tile_load_cycles)
 
 
 def joined_columns(one: Convolution) -> int:
-    """Columns of a window whose channels lie side by side for the tile unit, as those of one fill few of its 32 values of k."""
+    """Kernel columns whose channels are packed side by side along k, where those of one column fill few of a tile's 32 values."""
     columns, inputs = one.kernel[1], one.inputs
     is_plain = one.groups == one.dilations[1] == one.phases == 1 and one.height > 1
     are_few = inputs < _BLOCK_LINES and ceil(columns * inputs / _BLOCK_LINES) < columns
@@ -60,7 +61,7 @@ def joined_columns(one: Convolution) -> int:
 
 
 def tile_convolution_cycles(one: Convolution, terms: int, machine: Machine, *, copies: bool = True) -> float:
-    """Of a convolution on the tile unit, its result channels-last; it first copies its input in terms or not."""
+    """Cycles of an NHWC convolution by AMX; with `copies` the kernel packs its input, in bfloat16 terms, first."""
     joined = joined_columns(one)
     pitch = one.columns if joined > 1 else one.columns + (one.kernel[1] - 1) * one.dilations[1] // one.strides[1]
     channels = ceil(one.inputs * joined / _BLOCK_LINES) * _BLOCK_LINES
@@ -75,8 +76,8 @@ def tile_convolution_cycles(one: Convolution, terms: int, machine: Machine, *, c
 
 
 def vector_product_cycles(m: int, n: int, k: int, machine: Machine, *, is_narrow: bool) -> float:
-    """Of the same by vector multiply-adds, or by dot products of pairs of bfloat16 numbers, which CPUs with a tile unit make at
-    half the rate of multiply-adds (LLVM's model of Sapphire Rapids)."""
+    """Cycles of m x k by k x n by float32 FMAs or, if `is_narrow` (bfloat16 operands), by dot products of bfloat16 pairs, which
+    CPUs with AMX issue at half the rate of FMAs (LLVM's model of Sapphire Rapids)."""
     step, weight_bytes = (k / 2 / (machine.dots or machine.multiply_adds), 2) if is_narrow else (k / machine.multiply_adds, 4)
     computed = m * ceil(n / machine.lanes) * max(step, machine.sum_latency)
     return max(computed, n * k * weight_bytes / machine.memory_bytes) + m * n / 4

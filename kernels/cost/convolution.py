@@ -1,6 +1,6 @@
-"""Estimated cycles of convolutions on one core, as numbers alone: what choose-layout weighs, and how a template chooses its tile.
+"""Estimated cycles of convolutions on one core, from extents alone: for choose-layout and for a template's register tile.
 
-Products are counted by their register tiles (`register_tile.py`), what is copied or converted by its bytes.
+Multiply-adds are counted by register tiles (`register_tile.py`), copies and layout conversions by their bytes.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from ...runtime.hardware.machine import LINE_BYTES, Machine
 from .memory import copy_cycles
 from .register_tile import MAX_ROWS, Step, grid_cycles
 
-_L2_SHARE = 0.625  # of L2 that a panel may take beside what it meets
-_DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: for each tap, and at its end
-_SHORT_DEPTH = 512  # of a sum, below which rows that are stored far apart crowd each other out of the first cache
+_L2_SHARE = 0.625  # of L2 that a panel of weights may take
+_DEPTHWISE_STEP, _DEPTHWISE_START = 0.8, 4.0  # cycles of a vector of channels: a tap, and a position's overhead
+_SHORT_DEPTH = 512  # multiply-adds of a sum below which set conflicts of the stored rows outweigh what tall tiles save
 _ENOUGH_WAYS = (
-    12  # of L1, from which on rows that share a set only crowd each other where panels come from near: Zen 3's 8 make 0.25
+    12  # of L1, from which on set conflicts of a tile's rows matter only where panels stay in L2: with Zen 3's 8, 0.25 the speed
 )
-_SHORT_ROWS, _SHORT_PAIR_ROWS = 7, 8  # the latter for several taps of pairs
-_WORD_BYTES = 4  # of an input channel in float32, or two in bfloat16
-_MANY_PLANES, _APART = 128, 1.1  # input channels whose planes, each on pages of its own, slow every step of NCHW by so much
+_SHORT_ROWS, _SHORT_PAIR_ROWS = 7, 8  # tile rows where L1 sets conflict or sums are short; for several taps of bfloat16 pairs
+_WORD_BYTES = 4  # of a float32 channel, or of a pair of bfloat16 ones
+_MANY_PLANES, _APART = 128, 1.1  # NCHW with so many input channels: each is on a page of its own, TLB misses slow each step
 _PLANE_STEP = 1.15  # by which steps of NCHW are slower than counted: 0.76 to 0.88 of the time of large planes, on Zen 3
-_NEAR_PLANE_BYTES, _FAR_PLANES = 8192, 0.1  # planes beyond which reading scalars from many of them slows a sum by so much
-_SEGMENT_CYCLES = 20.0  # of handing one row of an image in a tile to the epilogue, where there is something between rows
-_FAR_VOLUMES = 0.25  # the same where each tap of a plane reads lines of another one: 198 GFLOP/s, and 250 from channels-last
-_FAR_IMAGE_BYTES = 6 * 1024 * 1024  # of an image beyond which it is as slow: each panel of weights reads it from L3 again
-_FEW_CHANNELS = 8  # of the input, below which neighbouring windows share scalars, which LLVM keeps in registers,
-_FEW_ROWS = 5  # so that a tile has no more rows, and sums in half of the registers
+_NEAR_PLANE_BYTES, _FAR_PLANES = 8192, 0.1  # NCHW inputs of larger planes: scalars loaded from many pages slow a sum by so much
+_SEGMENT_CYCLES = 20.0  # overhead of the epilogue for each row of an image in a tile, where tiles span several rows
+_FAR_VOLUMES = 0.25  # as _FAR_PLANES, where a kernel spans planes of a volume: 198 GFLOP/s NCHW, 250 NHWC
+_FAR_IMAGE_BYTES = 6 * 1024 * 1024  # images beyond which NCHW is as slow: each panel of weights reads the image from L3 again
+_FEW_CHANNELS = 8  # input channels below which LLVM keeps the scalars that neighbouring windows share in registers,
+_FEW_ROWS = 5  # so that a tile has no more rows, and accumulators in half of the registers
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
     """The extents of one convolution; `inputs` and `outputs` are channels of one group.
 
-    Rows are the lines of a whole volume, where there are more dimensions than two. A transposed convolution is told as what it is
-    about: a convolution of stride 1 with as many times the outputs as it has phases.
+    `height` x `width` is the input, `rows` x `columns` the output; in a volume, rows are those of all planes. A transposed
+    convolution is described as one of stride 1 with as many times the output channels as it has phases.
     """
 
     images: int
@@ -53,13 +53,13 @@ class Convolution:
     is_padded: bool
     element_bytes: int = 4
     dilations: tuple[int, int] = (1, 1)
-    depths: int = 1  # taps of a volume's planes, each of which reads another one
-    gaps: int = 0  # lines between the planes of a volume, which are computed where they lie channels-first
+    depths: int = 1  # taps along a volume's planes
+    gaps: int = 0  # rows between the planes of a padded NCHW volume, which are computed and not stored
     planes: int = 1  # of the result
-    phases: int = 1  # that share the outputs
-    is_copied: bool = False  # though it may not be padded
-    met: float = 1.0  # the part of the taps that meets more than padding, told of dilated ones
-    k_pack: int = 1  # neighbouring channels of a group that one instruction multiplies: an element is a word of them
+    phases: int = 1  # of a transposed convolution, in `outputs`
+    is_copied: bool = False  # the input is copied even without padding
+    met: float = 1.0  # the part of the taps that reads more than padding; below 1 only for dilated kernels
+    k_pack: int = 1  # neighbouring channels that one dot product multiplies: an element is a 32-bit pair if 2
 
     @classmethod
     def of_dimensions(
@@ -74,7 +74,8 @@ class Convolution:
         has_pads: bool,
         element_bytes: int,
     ) -> Convolution:
-        """Of signals, images or volumes: `channels` are images, groups, and inputs and outputs of a group."""
+        """Of signals, images or volumes. `channels`: images, groups, inputs and outputs of a group; `sizes` and `results`: the
+        spatial dimensions of input and output."""
         many = [*zip(sizes, results, kernel, strides, dilations, strict=True)]
         pads = [(out - 1) * stride + (taps - 1) * dilation + 1 - size for size, out, taps, stride, dilation in many]
         return cls(
@@ -109,7 +110,7 @@ class Convolution:
         has_pads: bool,
         element_bytes: int,
     ) -> Convolution:
-        """Of a transposed one, in the same way."""
+        """Of a transposed convolution; arguments as of `of_dimensions`."""
         extents, taps = ([ceil(n / s) for n, s in zip(numbers, strides, strict=True)] for numbers in (results, kernel))
         images, groups, inputs, outputs = channels
         return cls(
@@ -138,7 +139,7 @@ class Convolution:
 
     @property
     def depth(self) -> int:
-        """Products of one sum."""
+        """Multiply-adds of one output element."""
         return self.inputs * prod(self.kernel)
 
     @property
@@ -147,7 +148,7 @@ class Convolution:
 
 
 def share_met(inputs: int, outputs: int, taps: int, stride: int, dilation: int, *, begin: int, run: int) -> float:
-    """Which part of the taps along a dimension meets the input at some of the `run` output positions that are taken at once.
+    """The part of the taps along a dimension that reads the input, not only padding, averaged over tiles of `run` positions.
 
     The first window begins `begin` positions before the input. 1 where there are no outputs.
     """
@@ -162,65 +163,65 @@ def share_met(inputs: int, outputs: int, taps: int, stride: int, dilation: int, 
 
 
 def _even_run(positions: int) -> int:
-    """The positions of a tile, where those of a line are parted as evenly as they can be."""
+    """Positions of a tile, where a row's positions are divided among tiles as evenly as possible."""
     return ceil(positions / max(ceil(positions / MAX_ROWS), 1)) or 1
 
 
 def _as_plane(extents: Sequence[int]) -> tuple[int, int]:
-    """Extents of all dimensions but the last as one: lines of a volume cost what those of an image do."""
+    """(rows, columns): all dimensions but the last as one, as a row of a volume costs what a row of an image does."""
     return prod(extents[:-1]), extents[-1]
 
 
 def in_pairs(one: Convolution) -> Convolution:
-    """The convolution whose elements are words: two neighbouring input channels of bfloat16, which one instruction multiplies.
+    """The convolution by dot products: its elements are 32-bit pairs of neighbouring bfloat16 input channels.
 
-    The last of an odd number stands beside a zero, in a copy of the image.
+    An odd number of channels is padded with a zero, in a copy of the image.
     """
     is_copied = one.is_copied or one.inputs % 2 == 1
     return replace(one, inputs=ceil(one.inputs / 2), element_bytes=2 * one.element_bytes, is_copied=is_copied, k_pack=2)
 
 
 def pays_to_fill_pairs(one: Convolution, machine: Machine) -> bool:
-    """Whether an odd number of channels of bfloat16 is multiplied faster by pairs, though the image is copied for them."""
+    """Whether an odd number of bfloat16 channels is faster by dot products of pairs, for which the image is copied and padded."""
     if one.groups > 1 or one.inputs % 2 == 0:
         return False
     return channels_last_cycles(in_pairs(one), machine) < channels_last_cycles(one, machine)
 
 
 def has_fewer_pairs_of_taps(one: Convolution) -> bool:
-    """Whether pairs of neighbouring taps of a row are no more than pairs of channels, of which there is an odd number."""
+    """Whether an odd number of channels has no more pairs of taps that are neighbours in a row than pairs of channels."""
     width = one.kernel[1]
     return width > 1 and one.dilations[1] == 1 and ceil(width / 2) * one.inputs <= width * ceil(one.inputs / 2)
 
 
 def spread_pitch(elements: int, item_bytes: int, machine: Machine) -> int:
-    """How far apart positions of so many elements lie in a copy: a line more where they would share sets of the first cache."""
+    """Elements from position to position in a padded copy: a cache line more than `elements` where L1 sets would conflict."""
     return elements + LINE_BYTES // item_bytes if elements * item_bytes % machine.l1.set_stride_bytes == 0 else elements
 
 
 def channels_last_tile(
     positions: int, channels: int, depth: int, inputs: int, machine: Machine, *, pitch: int = 0, pairs: bool = False
 ) -> tuple[int, int]:
-    """Rows (positions) and vectors (of output channels) of the tile with the fewest cycles for a stretch of positions."""
+    """Rows (positions) and vectors (of output channels) of the NHWC register tile with the fewest cycles."""
     return channels_last_tiles(positions, channels, depth, inputs, machine, pitch=pitch, pairs=pairs)[0]
 
 
 def channels_last_tiles(
     positions: int, channels: int, depth: int, inputs: int, machine: Machine, *, pitch: int = 0, pairs: bool = False
 ) -> list[tuple[int, int]]:
-    """All tiles for a stretch of positions: those that cycles are counted for, the fewest first, then those thought worse.
+    """All NHWC register tiles for so many contiguous positions: those that the model covers, fewest cycles first, then others.
 
-    Short sums of `pairs` of bfloat16 are faster in wide tiles of few rows, and in tiles of many sums: each waits longer.
-    The positions that a tile reads are `pitch` words apart, or as many as there are inputs.
+    Short sums of bfloat16 `pairs` are faster in wide tiles of few rows, and with many accumulators, as a dot product has a longer
+    latency. The positions that a tile reads are `pitch` float32 (or pairs) apart, `inputs` if that is 0.
     """
     lanes, registers = machine.lanes, machine.registers
-    are_few, is_near = inputs < _FEW_CHANNELS, depth * 2 * lanes * _WORD_BYTES <= _L2_SHARE * machine.l2.size_bytes  # a panel
+    are_few, is_near = inputs < _FEW_CHANNELS, depth * 2 * lanes * _WORD_BYTES <= _L2_SHARE * machine.l2.size_bytes  # panel in L2
     share_sets = (pitch or inputs) * _WORD_BYTES % machine.l1.set_stride_bytes == 0
     are_crowded = depth < _SHORT_DEPTH or (share_sets and (is_near or machine.l1.ways < _ENOUGH_WAYS))
     short = _SHORT_PAIR_ROWS if pairs and depth > inputs else _SHORT_ROWS
     rows = min(positions, _FEW_ROWS if are_few else short if are_crowded else MAX_ROWS)
     vectors = 4 if are_few or (pairs and depth * 4 * lanes * _WORD_BYTES <= machine.l1.size_bytes) else 2
-    every = product(range(1, max(min(positions, MAX_ROWS), 1) + 1), (1, 2, 3, 4))  # a row even where there is none
+    every = product(range(1, max(min(positions, MAX_ROWS), 1) + 1), (1, 2, 3, 4))  # one row even without positions
     fitting = [(r, v) for r, v in every if r * v + v + 1 <= registers and (v == 1 or (v - 1) * lanes < channels)]
 
     def rank(tile: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:
@@ -239,7 +240,7 @@ def _stretch_cycles(
 
 
 def channels_last_cycles(one: Convolution, machine: Machine) -> float:
-    """Of a convolution whose result lies channels-last."""
+    """Cycles of a convolution whose result is NHWC."""
     if one.is_depthwise:
         vectors = one.images * one.rows * one.columns * ceil(one.groups / machine.lanes)
         return vectors * (_DEPTHWISE_STEP * one.depth + _DEPTHWISE_START)
@@ -247,7 +248,7 @@ def channels_last_cycles(one: Convolution, machine: Machine) -> float:
     copied = copy_cycles(one.input_bytes) if is_copied else 0.0
     positions = one.rows * one.columns * one.images if one.is_pointwise else one.columns
     stretches = 1 if one.is_pointwise else one.rows * one.images
-    outputs = one.outputs // one.phases  # whose lanes no other phase shares
+    outputs = one.outputs // one.phases  # of a phase: phases share no vectors
     pitch = spread_pitch(one.inputs * one.groups, _WORD_BYTES, machine) if is_copied else one.inputs * one.groups
     pitch *= 1 if one.is_pointwise else one.strides[1]
     pairs = one.k_pack > 1
@@ -257,23 +258,23 @@ def channels_last_cycles(one: Convolution, machine: Machine) -> float:
 
 
 def direct_cycles(one: Convolution, machine: Machine) -> float:
-    """What it costs more when such a convolution reads an input that lies channels-first."""
+    """Additional cycles when an NHWC convolution reads an NCHW input in place."""
     is_large = one.inputs * one.depths >= _MANY_PLANES and one.height * one.width * one.element_bytes > _NEAR_PLANE_BYTES
     far = _FAR_PLANES if one.depths == 1 and one.input_bytes <= _FAR_IMAGE_BYTES * one.images else _FAR_VOLUMES
     return far * channels_last_cycles(one, machine) if is_large else 0.0
 
 
 def channels_first_cycles(one: Convolution, machine: Machine) -> float:
-    """Of a convolution whose values lie channels-first: positions of a whole padded plane are the columns of its tiles."""
+    """Cycles of an NCHW convolution: output channels are the rows of register tiles, positions of a padded plane the columns."""
     pitch = one.columns + (one.kernel[1] - 1) // one.strides[1]
     positions = one.rows * one.columns if one.is_pointwise else (one.rows + one.gaps - 1) * pitch + one.columns
     is_copied = one.is_padded or prod(one.strides) > 1 or positions < machine.lanes
     copied = copy_cycles(one.input_bytes) if is_copied else 0.0
-    most = max(min(one.outputs, MAX_ROWS), 1)  # a row even where there is none
+    most = max(min(one.outputs, MAX_ROWS), 1)  # one row even without outputs
     choices = [(r, v) for r, v in product(range(1, most + 1), range(1, 9)) if r * v + v < machine.registers]
     apart = _PLANE_STEP * (_APART if one.inputs >= _MANY_PLANES else 1.0)
     segments = one.outputs * one.rows if pitch > one.columns and one.rows > 1 else 0
     size = one.outputs, positions, one.depth * apart
-    lines = one.inputs * one.kernel[0] * machine.vector_bytes  # of the image, that a vector of columns meets again and again
+    lines = one.inputs * one.kernel[0] * machine.vector_bytes  # of the image, which every tile of output channels reads again
     products = min(grid_cycles(machine, *tile, size, Step(lines * tile[1], shifted=True)) for tile in choices)
     return copied + one.images * one.groups * (products + segments * _SEGMENT_CYCLES)

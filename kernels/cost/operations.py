@@ -1,10 +1,10 @@
-"""Scalar operations of operators for each element: one count for kernels, the Plan and reports."""
+"""Scalar operations an element of each operator: one count for kernels, the Plan and reports."""
 
 from __future__ import annotations
 
 _COSTLY = """
     Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Exp Gelu Log Mish Pow Selu Sigmoid Sin Sinh Softplus Swish Tan Tanh"""
-COSTLY = frozenset(_COSTLY.split())  # operators of many steps
+COSTLY = frozenset(_COSTLY.split())  # transcendental functions and the like
 _NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
 _REDUCTIONS = ("L1", "L2", "LogSum", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 _OPERATIONS = {
@@ -18,5 +18,5 @@ _OPERATIONS = {
 
 
 def operations_of(op_type: str) -> int:
-    """Scalar operations of an operator for each element of its largest operand, where it is pointwise or folds rows."""
+    """Scalar operations of a pointwise operator or reduction for each element of its largest operand."""
     return _OPERATIONS.get(op_type, 1)

@@ -1,9 +1,10 @@
-"""Cycles of a register tile: the one formula behind every product that a core's vectors make.
+"""Cycles of a register tile: the one formula behind every product on vectors.
 
-A tile keeps `rows` x `vectors` sums in registers. A step of its loop over k broadcasts `rows` scalars of A, loads `vectors`
-vectors of B, and makes rows * vectors multiply-adds (the micro-kernel of Goto, van de Geijn: Anatomy of High-Performance Matrix
-Multiplication, TOMS 34/3, 2008). It can take no less than any of its parts: the multiply-adds, the loads, the vectors of B from
-the cache in which their panel lies, and the latency of a sum.
+A tile keeps `rows` x `vectors` accumulators in registers. A step of its loop over k broadcasts `rows` scalars of A, loads
+`vectors` vectors of B, and makes rows * vectors multiply-adds (the micro-kernel of Goto, van de Geijn: Anatomy of
+High-Performance Matrix Multiplication, TOMS 34/3, 2008; Low et al. choose tiles by such a model, too: Analytical Modeling Is
+Enough for High-Performance BLIS, TOMS 43/2, 2016). A step takes the longest of: the multiply-adds, the loads, the vectors of B
+from the cache that holds their panel, and the loop-carried latency of an accumulator.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from math import ceil
 
 from ...runtime.hardware.machine import LINE_BYTES, Machine
 
-MAX_ROWS = 14  # of a tile: more scalars of A than that leave no registers for two vectors of B
+MAX_ROWS = 14  # of a tile: with two vectors of B, 14 x 2 accumulators fill 32 registers
 _STORE_CYCLES = 3.0  # of a vector of sums: to a buffer in L1, from there through the epilogue
-_START_CYCLES = 20.0  # of a tile: addresses, the loop's beginning and its end
-_UNHIDDEN = 0.15  # of the time in which a panel comes from L2, what multiply-adds do not hide
-_SET_ROWS = 13  # of a tile that share a set of L1, which has 8 to 12 ways, at most
-_LEAST_SAVED = 100  # one part in so many of a product pays for a shorter last tile
-_L1_SHARE = 1.0  # of L1 that a panel may take: what is read once beside it goes through
+_START_CYCLES = 20.0  # overhead of a tile: addresses, entering and leaving the loop over k
+_UNHIDDEN = 0.15  # the part of the time of loading a panel from L2 that multiply-adds do not hide
+_SET_ROWS = 13  # rows of a tile, at most, whose elements share a set of L1, which has 8 to 12 ways
+_LEAST_SAVED = 100  # a shorter last tile must save one part in so many of the product, as it is more code
+_L1_SHARE = 1.0  # of L1 that a panel may take: rows of A are read once and do not displace it
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one iteration over k of a tile needs beside multiply-adds.
+    """What the cycles of one iteration over k of a tile depend on, but for the tile.
 
-    `panel_bytes` is what B's panel takes while a tile reads it, so that it comes from the cache that holds it. A `shifted` load
-    of B crosses cache lines and counts twice. `is_dot`: multiply-adds are dot products of neighbours along k.
+    `panel_bytes`: size of the panel of B, which is loaded from the cache that holds it. A `shifted` load of B crosses cache lines
+    and counts twice. `is_dot`: multiply-adds are dot products of neighbours along k.
     """
 
     panel_bytes: float = 0.0
@@ -36,7 +37,7 @@ class Step:
     is_dot: bool = False
 
     def cycles(self, machine: Machine, rows: int, vectors: int) -> float:
-        """Of one iteration over k."""
+        """Cycles of one iteration over k."""
         rate = (machine.dots if self.is_dot else 0.0) or machine.multiply_adds
         latency = machine.dot_latency if self.is_dot else machine.sum_latency
         loads = (rows + vectors * (2 if self.shifted else 1)) / machine.loads
@@ -46,7 +47,7 @@ class Step:
 
 
 def stream_cycles(machine: Machine, panel_bytes: float) -> float:
-    """Cycles in which a vector of a panel of so many bytes arrives from the cache beyond L1 that holds it; 0 for one in L1."""
+    """Cycles of loading a vector of a panel of so many bytes from L2, L3 or memory, whichever holds it; 0 if L1 does."""
     if panel_bytes <= _L1_SHARE * machine.l1.size_bytes:
         return 0.0
     level = machine.level_of(panel_bytes)
@@ -54,19 +55,19 @@ def stream_cycles(machine: Machine, panel_bytes: float) -> float:
 
 
 def tile_cycles(machine: Machine, rows: int, vectors: int, depth: float, step: Step) -> float:
-    """Of one tile: `depth` iterations over k, then its sums through the epilogue."""
+    """Cycles of one tile: `depth` iterations over k, then the epilogue."""
     return step.cycles(machine, rows, vectors) * depth + _STORE_CYCLES * rows * vectors + _START_CYCLES
 
 
 def grid_cycles(machine: Machine, rows: int, vectors: int, size: tuple[int, int, float], step: Step, lanes: int = 0) -> float:
-    """Of all tiles of a product of `size` (m, n, k), edges filled up to whole tiles."""
+    """Cycles of all tiles of a product of `size` (m, n, k), edges padded to whole tiles."""
     m, n, k = size
     return ceil(m / rows) * ceil(n / (vectors * (lanes or machine.lanes))) * tile_cycles(machine, rows, vectors, k, step)
 
 
 @dataclass(frozen=True, slots=True)
 class RankedTile:
-    """A register tile for a product, and the cycles that all of its tiles take."""
+    """A register tile, and the cycles that the whole product takes by it."""
 
     rows: int
     vectors: int
@@ -86,16 +87,18 @@ def ranked_tiles(
     row_bytes: int = 0,
     cuts_last: bool = False,
 ) -> list[RankedTile]:
-    """All tiles for a product, those with the fewest estimated cycles first; wasted edges count.
+    """All legal register tiles for a product of m x depth by depth x columns, those with the fewest estimated cycles first.
+
+    Wasted work at the edges counts.
 
     Args:
-        machine: counts numbers of the accumulators' size.
-        shifted_loads: loads of B that cross cache lines, and so count twice.
+        machine: with lanes of the accumulators' type.
+        shifted_loads: loads of B cross cache lines, and so count twice.
         b_padded: columns beyond the end may be read; else the tile has no more columns than there are.
         vector_step: the tile has a multiple of so many vectors.
         streams_b: panels of B that L1 does not hold come from L2.
-        row_bytes: from row to row of A, where it is read in place; 0 where nothing is known of it.
-        cuts_last: the last tile of rows has `last_rows`.
+        row_bytes: from row to row of A, where it is read in place; 0 if unknown.
+        cuts_last: the last tile of rows has `last_rows` rows.
     """
     most_rows = _SET_ROWS if row_bytes and share_sets(row_bytes, machine) else MAX_ROWS
     step = Step(panel_bytes(depth, machine) if streams_b else 0.0, shifted=shifted_loads)
@@ -114,18 +117,18 @@ def ranked_tiles(
 
 
 def panel_bytes(depth: int, machine: Machine) -> float:
-    """What a panel of B of four vectors takes, or L2 if that is less: more come from there too, asked for ahead."""
+    """Bytes of a panel of B of four vectors, at most L2's size: larger panels, prefetched, count as coming from L2, too."""
     return min(4.0 * depth * machine.vector_bytes, machine.l2.size_bytes)
 
 
 def last_rows(m: int, rows: int) -> int:
-    """Rows of the last of the tiles of `m` rows: what is left, if that saves more than code of its own is worth."""
+    """Rows of the last tile of `m` rows: the remainder, if a loop of its own for it saves enough; else `rows`."""
     rest = m % rows
     return rest if rest and (rows - rest) * _LEAST_SAVED >= m else rows
 
 
 def share_sets(row_bytes: int, machine: Machine) -> bool:
-    """Whether neighbouring elements of the rows of a tile, so far apart, fall into one set of L1, or two."""
+    """Whether rows so far apart conflict in L1: an element of each falls into the same set, or one of two neighbouring sets."""
     stride = machine.l1.set_stride_bytes
     apart = min(row_bytes % stride, -row_bytes % stride)
     return row_bytes >= stride - apart and apart * MAX_ROWS < LINE_BYTES

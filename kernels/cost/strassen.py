@@ -11,29 +11,28 @@ from .product import product_cycles, product_estimate, product_tile
 
 STRASSEN_LEVELS = (1, 2)
 TOO_SMALL = "is too small to be cut into blocks, or so large that their sums would take too much memory"
-_GAIN = 0.98  # by which its arithmetic must be less than that of plain products
-_ADDED_CYCLES = 3.5  # of a vector of a sum of blocks that is multiplied, or of such a product that is added up,
-_NEAR_ROWS, _FAR_ADDED_CYCLES = 512, 6.0  # and where rows are more than these, so that sums leave the second cache
+_GAIN = 0.98  # Strassen's cycles must be fewer than this part of the plain product's
+_ADDED_CYCLES = 3.5  # of a vector of a sum of blocks, before or after the products,
+_NEAR_ROWS, _FAR_ADDED_CYCLES = 512, 6.0  # and with more rows than these, whose sums exceed L2
 _WEIGHT_BYTES = 4
-_MOST_SUMS = 64 << 20  # elements of sums of rows, in scratch: 256 MiB beside the activations
-_MOST_WEIGHTS = 1 << 30  # elements of sums of weights, and with them what 32-bit indices reach
-_MOST_ROWS = 52  # of a block of two levels, whose products with a panel the second cache still holds
+_MOST_SUMS = 64 << 20  # elements of sums of blocks of A, in scratch: 256 MiB besides the activations
+_MOST_WEIGHTS = 1 << 30  # elements of sums of blocks of B: offsets are 32-bit integers
+_MOST_ROWS = 52  # of a block at two levels, whose products with a panel fit L2
 
 
 @dataclass(frozen=True, slots=True)
 class StrassenChoice:
-    """Strassen's algorithm, so often within itself, and what it would take."""
+    """Strassen's algorithm applied recursively `levels` times, and its estimate."""
 
     levels: int
     estimate: Estimate
 
 
 def strassen_choices(m: int, n: int, k: int, machine: Machine) -> list[StrassenChoice]:
-    """All levels that cut such a product into blocks, each with an element, those with the fewest cycles first.
+    """All legal levels of Strassen's algorithm for m x k by k x n, those with the fewest cycles first.
 
-    None whose sums of rows or of weights would be too many.
-
-    Two, which multiply rows that are many part by part and so read a panel again for each, are thought worse there.
+    Legal: no block lies wholly beyond the edges, and the sums of blocks of A and of B are not too large. Two levels of blocks of
+    more than `_MOST_ROWS` rows come last: their rows are multiplied in parts, each of which reads all panels again.
     """
     found = []
     for levels in STRASSEN_LEVELS:
@@ -54,7 +53,7 @@ def strassen_choices(m: int, n: int, k: int, machine: Machine) -> list[StrassenC
 
 
 def strassen_drawback(m: int, n: int, k: int, machine: Machine) -> str:
-    """Why the plain product by constant float32 weights is to be preferred; empty if Strassen's is."""
+    """Why the plain product m x k by constant float32 k x n is preferred to Strassen's; empty if it is not."""
     choices = strassen_choices(m, n, k, machine)
     if not choices:
         return TOO_SMALL

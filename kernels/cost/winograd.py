@@ -10,19 +10,19 @@ from ...runtime.precision import TOLERANCES
 from .convolution import Convolution
 from .product import product_cycles, product_tile
 
-_PLAIN_OUTPUTS = 4  # of tiles for images of any size
-WINOGRAD_HALF_OUTPUTS = 5  # up to which transformed weights may be float16: beyond, their rounding would be seen in bfloat16
-PAIRED_OUTPUTS = 2  # of tiles whose products may be of pairs of bfloat16: rounding what is transformed makes 1.8 times the error
-PAIRED_TILES = 64  # of one image, up to which that is done, on branches that are added to what was there before
-_LARGE_TILE_BYTES = 8 * 1024 * 1024  # of transformed weights of those larger tiles: programs would be many times their size
-_SMALL_IMAGE_BYTES = 2 * 1024 * 1024  # of an image in float32, up to which tiles of more than 4 outputs pay on several threads
-_TRANSFORM_CYCLES = 6.0  # of a vector of channels at one point of one of Winograd's tiles
+_PLAIN_OUTPUTS = 4  # m of F(m x m, 3x3) up to which images may be of any size
+WINOGRAD_HALF_OUTPUTS = 5  # m up to which transformed weights may be float16: beyond, their rounding exceeds that of bfloat16
+PAIRED_OUTPUTS = 2  # m whose products may be of bfloat16 pairs: rounding the transformed input makes 1.8 times the error
+PAIRED_TILES = 64  # of one image, up to which that is done, on residual branches
+_LARGE_TILE_BYTES = 8 * 1024 * 1024  # of transformed weights where m is larger: programs would be many times their size
+_SMALL_IMAGE_BYTES = 2 * 1024 * 1024  # of an image in float32, up to which an m above 4 pays on several threads
+_TRANSFORM_CYCLES = 6.0  # of a vector of channels at one point of a tile, both transforms
 _WORD_BYTES = 4  # of a channel in float32
 
 
 @dataclass(frozen=True, slots=True)
 class WinogradChoice:
-    """F(outputs x outputs, 3x3), and its cycles. With `has_pairs` its products are of pairs of bfloat16."""
+    """F(outputs x outputs, 3x3), and its estimated cycles. With `has_pairs` its products are dot products of bfloat16 pairs."""
 
     outputs: int
     cycles: float
@@ -33,15 +33,14 @@ class WinogradChoice:
 
 
 def winograd_choice(one: Convolution, machine: Machine, precision: str, *, paired_tiles: int = 0) -> WinogradChoice | None:
-    """The size of Winograd's tiles that takes the fewest cycles; None for windows and precisions that have none."""
+    """The F(m x m, 3x3) with the fewest cycles; None where `winograd_choices` has none."""
     return next(iter(winograd_choices(one, machine, precision, paired_tiles=paired_tiles)), None)
 
 
 def winograd_choices(one: Convolution, machine: Machine, precision: str, *, paired_tiles: int = 0) -> list[WinogradChoice]:
-    """All sizes of Winograd's tiles that a precision allows, those with the fewest cycles first; none for other windows, and
-    where there are no outputs.
+    """All F(m x m, 3x3) that a precision allows, those with the fewest cycles first; none for kernels other than 3x3 of stride 1.
 
-    Those of bfloat16 images of up to `paired_tiles` tiles each have products of pairs, too.
+    bfloat16 images of up to `paired_tiles` tiles may also have F(2x2, 3x3) by dot products of pairs.
     """
     is_empty = not one.images * one.rows * one.columns
     if is_empty or one.kernel != (3, 3) or one.strides != (1, 1):
@@ -63,7 +62,7 @@ def winograd_choices(one: Convolution, machine: Machine, precision: str, *, pair
 
 
 def tiles_along(one: Convolution, outputs: int) -> tuple[int, ...]:
-    """Of how many of Winograd's tiles the columns and the rows of a result are: those of all phases of a dilated convolution."""
+    """Tiles of outputs x outputs along rows and columns of a result, summed over the phases of a dilated convolution."""
     sizes = zip((one.rows, one.columns), one.dilations, strict=True)
     return tuple(phases * ceil(ceil(extent / phases) / outputs) for extent, phases in sizes)
 
@@ -77,4 +76,4 @@ def _winograd_cycles(one: Convolution, outputs: int, machine: Machine, *, has_pa
     weight_bytes = one.element_bytes if outputs <= WINOGRAD_HALF_OUTPUTS else max(one.element_bytes, _WORD_BYTES)
     more_bytes = (points * weight_bytes - prod(one.kernel) * one.element_bytes) * one.groups * one.inputs * one.outputs
     fetched, transformed = more_bytes / machine.memory_bytes, tiles * points * vectors * _TRANSFORM_CYCLES
-    return max(products, fetched) + min(products, fetched) / 4 + transformed  # weights are asked for before they are read
+    return max(products, fetched) + min(products, fetched) / 4 + transformed  # weights are prefetched

@@ -17,7 +17,7 @@ OPERATORS = frozenset(["OneHot"])
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one OneHot with its followers. An index counts from the end where it is negative; out of range it names no place."""
+    """Takes one OneHot with an epilogue. Negative indices count from the end; one that is out of range gives `off` everywhere."""
     anchor, followers = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no OneHot")

@@ -31,7 +31,7 @@ _COST = 40  # scalar operations of one element
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one operator whose elements are random numbers, or are chosen by some, with its followers."""
+    """Takes one operator whose elements are random numbers or chosen by them, with an epilogue."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("draws no random numbers")

@@ -1,7 +1,7 @@
-"""Pointwise groups whose rows are short or ragged: blocks of many rows, each computed as one flat run of whole vectors.
+"""Pointwise groups with broadcasts whose rows are short or no multiple of a vector: blocks of many rows as flat runs of vectors.
 
-What the operators at full size read of smaller values is first spread to full size, block by block, into small buffers on the
-stack: an element over a part of a row, or a row over many.
+Broadcast operands are first expanded ("spread") to full size, block by block, into small buffers on the stack: an element over a
+part of a row, or a row over many.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..groups.group import Group, Op
 from ..template.kernel import minimum, store_outputs
 from ..template.values import GroupValues, Reader
 
-_BLOCK_ELEMENTS = 1024  # hide the loops around a block, and leave its buffers in the first cache
-_BUFFER_BYTES = 16 * 1024  # of the first cache that they may take
+_BLOCK_ELEMENTS = 1024  # amortise the loops around a block, while its buffers stay in L1
+_BUFFER_BYTES = 16 * 1024  # of L1 for a block's buffers
 # Estimates, measured on kernels of one to four operators.
 _MEMORY_CYCLES = 0.2  # of an element, for what is read and written in any case
-_SPREAD_CYCLES = 1.25  # of spreading an element over a few others or copying a short row, beside the stores
-_STORED_BYTES = 32  # in a cycle
-_BLOCK_CYCLES = 50.0  # of starting a block
-_LIGHT_REST = 8  # elements that LLVM computes together without a loop, if that is simple
-_GAIN = 1.12  # that is worth a longer kernel
-_LATENCY = 6  # of an operator on one element for a whole row, which waits for it, in its usual cycles
+_SPREAD_CYCLES = 1.25  # of broadcasting an element over a few others or copying a short row, without the stores
+_STORED_BYTES = 32  # a cycle
+_BLOCK_CYCLES = 50.0  # overhead of a block
+_LIGHT_REST = 8  # remaining elements up to which LLVM vectorises simple operators by itself
+_GAIN = 1.12  # speed-up that is worth a longer kernel
+_LATENCY = 6  # of an operator on one element of a row, for which the row waits: times its throughput in cycles
 _DIVISIONS, _DIVISION_CYCLES = ("Div", "Mod", "Reciprocal", "Sqrt"), 5
 
 
@@ -168,7 +168,7 @@ def _power_of_two(extent: int) -> int:
 
 
 def choose_blocks(group: Group, steps: Steps) -> RowBlocks | None:
-    """The cut that promises most; None where none saves much over going from row to row."""
+    """The cut with the fewest estimated cycles; None where none saves much over a loop over rows."""
     *outer, inner = group.types[group.outputs[0]].shape
     if inner % steps.lanes == 0 or prod(outer) * inner < 2 * steps.lanes:
         return None
@@ -313,7 +313,7 @@ class _Block:
 
 
 def _reader(value: Expr) -> Reader:
-    """Of a value whose element does not depend on the index that it is asked for."""
+    """A reader of a value of one element."""
     return lambda _: value
 
 

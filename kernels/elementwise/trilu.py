@@ -19,7 +19,7 @@ OPERATORS = frozenset(["Trilu"])
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one Trilu, with its followers; the number of the diagonal may be known to a run only."""
+    """Takes one Trilu, with an epilogue; the number of the diagonal may be known at run time only."""
     anchor, followers = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no triangle")

@@ -1,6 +1,6 @@
-"""Numbers times powers of two: one instruction of AVX-512 (VSCALEFPS), which rounds once where results are denormal.
+"""ldexp: numbers times powers of two. One instruction of AVX-512 (VSCALEFPS), which rounds once where results are denormal.
 
-TVM has no such operator, so that it is one of ours until loops are vectors (`LLVM_FUNCTIONS`).
+TVM has no such operator: it is one of ours, lowered once loops are vectors (`LLVM_FUNCTIONS`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Expr: TypeAlias = Any  # as in builder
 
 _SCALE, _SCALE_NORMAL = "tirx.prefuse_scale", "tirx.prefuse_scale_normal"
 _FUNCTION, _LANES_OF_FUNCTIONS = "prefuse_scale", (8, 16, 32)
-_PURE = 1  # TVM's CallEffectKind of an operator that only its operands decide
+_PURE = 1  # TVM's CallEffectKind of an operator without side effects
 
 
 def scaled(number: Expr, exponent: Expr) -> Expr:
@@ -31,7 +31,7 @@ def scaled_normal(number: Expr, exponent: Expr) -> Expr:
 def _vector_function(bits: int) -> str:
     lanes = bits // 32
     vector, mask = f"<{lanes} x float>", f"i{lanes}"
-    rounding = ", i32 4" if bits == 512 else ""  # as the thread rounds
+    rounding = ", i32 4" if bits == 512 else ""  # the rounding mode of MXCSR
     return f"""
 define linkonce_odr {vector} @{_FUNCTION}_{lanes}({vector} %x, {vector} %n) alwaysinline {{
   %r = call {vector} @llvm.x86.avx512.mask.scalef.ps.{bits}({vector} %x, {vector} %n, {vector} poison, {mask} -1{rounding})
@@ -81,7 +81,7 @@ def _lower(call: Any) -> Expr:
 
 
 def _lower_for_cuda(call: Any) -> Expr:
-    """By CUDA's library: the integers above would be casts of what has no address, which TVM's C code takes."""
+    """By CUDA's ldexpf: TVM's C code reinterprets integers by their address, which the expressions above do not have."""
     x, exponent = call.args
     return tirx.call_pure_extern("float32", "ldexpf", x, tirx.Cast("int32", exponent))
 

@@ -1,6 +1,6 @@
-"""Transcendental functions of float32 as plain arithmetic, so that a vectorised loop stays vectorised.
+"""Transcendental functions of float32 as plain arithmetic, so that vectorised loops stay vectorised.
 
-LLVM would otherwise call libm once a lane. Sources: Cephes (S. Moshier) for exp, log and tanh; N. Juffa's minimax fit for erf.
+LLVM would otherwise call libm for each lane. Sources: Cephes (S. Moshier) for exp, log and tanh; N. Juffa's minimax fit for erf.
 Greatest errors against float64 in ulp, measured by tests/kernels/expressions over all of float32: log 0.8, exp and erf 1.0,
 expm1 1.2, tanh 2.6, sigmoid 2.3, softplus 3.0, mish 3.7, rough_erf 6. Denormal results are right but for sigmoid's, which are 0.
 """
@@ -18,18 +18,18 @@ from .ldexp import scaled, scaled_normal
 INF = float("inf")
 _LEAST = -87.3365447  # logarithm of the least normal number
 LOG2_E = 1.44269504088896341
-ROUNDING = 12582912.0  # 1.5 * 2**23: the sum of it and what is below 2**22 has no digits after the point
-# e**r for |r| <= ln2 / 2, a fit of our own with a relative error of 2e-9.
+ROUNDING = 12582912.0  # 1.5 * 2**23: adding it to x, |x| < 2**22, rounds x to an integer
+# e**r for |r| <= ln2 / 2, a minimax fit of our own with a relative error of 2e-9.
 OF_EXP = (1.384364441037178e-3, 8.374163880944252e-3, 4.166800156235695e-2, 1.6666431725025177e-1, 4.999999403953552e-1, 1.0, 1.0)
 Name = Callable[[Expr], Expr]  # names an intermediate, so that it is computed once
 Steps = Generator[Expr, Expr, Expr]
 
 
 def stepwise(function: Callable[[Expr], Steps]) -> Callable[[Name, Expr], Expr]:
-    """Turn a generator into a function of `name` and x: what it yields is named and sent back.
+    """Turn a generator into a function of `name` and x: each expression that it yields is named (computed once) and sent back.
 
-    Without names an argument used six times is six copies of its whole tree, and nesting makes that exponential. (TIR's own
-    Let does not help: TVM's simplifier inlines it.)
+    Without names an argument used six times is six copies of its tree, exponentially many when nested. (TIR's Let does not help:
+    TVM's simplifier inlines it.)
     """
 
     @wraps(function)
@@ -59,12 +59,12 @@ def polynomial(x: Expr, *coefficients: float) -> Expr:
 
 
 def maximum(a: Expr, b: Expr) -> Expr:
-    """The greater one; NaN if either is, unlike the machine's instruction."""
+    """The greater number; NaN if either is, unlike VMAXPS."""
     return _ordered(a, b, tirx.max, lambda x, y: x > y)
 
 
 def minimum(a: Expr, b: Expr) -> Expr:
-    """The lesser one; NaN if either is."""
+    """The lesser number; NaN if either is, unlike VMINPS."""
     return _ordered(a, b, tirx.min, lambda x, y: x < y)
 
 
@@ -78,10 +78,10 @@ def _ordered(a: Expr, b: Expr, of_integers: Callable[[Expr, Expr], Expr], wins: 
 
 
 def wrapping(function: Callable[..., Expr], *operands: Expr, widest: int = 128) -> Expr:
-    """A sum, difference or product that wraps around, of integers of up to half of `widest` bits; of others it is what it is.
+    """A sum, difference or product of integers of up to `widest` / 2 bits that wraps around; of other types as it is.
 
-    TVM tells LLVM that results of 32 and 64 bits never overflow, from which LLVM draws false conclusions where they do. With
-    twice the bits they do not, and LLVM finds by itself that the upper half is not needed.
+    TVM marks 32- and 64-bit arithmetic as nsw (no signed wrap), so LLVM miscompiles overflows. With twice the bits nothing
+    overflows, and LLVM finds that the upper half is dead.
     """
     dtype = str(operands[0].ty)
     bits = int(dtype.lstrip("uint")) if dtype.lstrip("u").startswith("int") else 0
@@ -94,7 +94,7 @@ def wrapping(function: Callable[..., Expr], *operands: Expr, widest: int = 128) 
 @stepwise
 def exp(x: Expr) -> Steps:
     """e**x: x = n ln2 + r with |r| <= ln2 / 2."""
-    bounded = yield maximum(minimum(x, f32(89.0)), f32(-104.0))  # whose powers are infinity and 0
+    bounded = yield maximum(minimum(x, f32(89.0)), f32(-104.0))  # e**x of these is infinity and 0
     n, r = yield from _reduced(bounded)
     p = yield polynomial(r, *OF_EXP)
     return scaled(p, n)
@@ -125,7 +125,7 @@ def exp_nonpositive(x: Expr) -> Steps:
 
 @stepwise
 def rough_exp_nonpositive(x: Expr) -> Steps:
-    """The same with an error of 8e-5, for what is rounded to bfloat16."""
+    """The same with a relative error of 8e-5, for results that are rounded to bfloat16."""
     p, n = yield from _rough_power(x)
     return tirx.Select(x < f32(_LEAST), f32(0.0), scaled_normal(p, n))
 
@@ -138,7 +138,7 @@ def rough_exp_and_one(x: Expr) -> Steps:
 
 
 def _rough_power(x: Expr) -> Generator[Expr, Expr, tuple[Expr, Expr]]:
-    """e**x = p 2**n with a whole n, p by a fit of our own of 2**r, |r| <= 1/2."""
+    """e**x = p 2**n with a whole n, p by a minimax fit of our own of 2**r, |r| <= 1/2."""
     x = yield x
     shifted = yield x * f32(LOG2_E) + f32(ROUNDING)
     n = yield shifted - f32(ROUNDING)
@@ -214,7 +214,7 @@ def sigmoid(x: Expr) -> Steps:
 
 @stepwise
 def rough_tanh(x: Expr) -> Steps:
-    """A quotient of polynomials, a fit of our own with an error of 2e-5: for what multiplies numbers rounded to bfloat16."""
+    """A rational fit of our own with an error of 2e-5, for results that multiply numbers rounded to bfloat16."""
     bounded = yield minimum(maximum(x, f32(-6.0)), f32(6.0))
     s = yield bounded * bounded
     above = yield bounded * polynomial(s, 1.5145957e-3, 0.114831276, 0.99999273)
@@ -223,7 +223,7 @@ def rough_tanh(x: Expr) -> Steps:
 
 @stepwise
 def rough_sigmoid(x: Expr) -> Steps:
-    """1 / (1 + e**-x) by the same quotient, with an error of 1e-5: as 1/2 + tanh(x / 2) / 2."""
+    """1 / (1 + e**-x) as 1/2 + rough_tanh(x / 2) / 2, with an error of 1e-5."""
     half = yield rough_tanh, x * f32(0.5)
     return half * f32(0.5) + f32(0.5)
 
@@ -247,7 +247,7 @@ def log1p(u: Expr) -> Steps:
 
 @stepwise
 def atanh(x: Expr) -> Steps:
-    """log((1 + x) / (1 - x)) / 2, whose quotient would round what is small beside 1."""
+    """log((1 + x) / (1 - x)) / 2 by log1p, as the quotient would lose the digits of a small x."""
     above = yield log1p, x
     below = yield log1p, -x
     return f32(0.5) * (above - below)
@@ -281,9 +281,9 @@ def erf(x: Expr) -> Steps:
 
 @stepwise
 def rough_erf(x: Expr) -> Steps:
-    """A quotient of polynomials in x**2, a fit of our own: half the steps of erf, an error of 3.6e-7 (6 ulp).
+    """A rational fit of our own in x**2: half the operations of erf, an error of 3.6e-7 (6 ulp).
 
-    From 4.05 on it would be more than 1, so that it is 1 there: what Gelu multiplies by very negative numbers must be 0.
+    From 4.05 on it is clamped to 1: Gelu multiplies 1 + erf by very negative numbers, so it must be exactly 0 there.
     """
     bounded = yield minimum(maximum(x, f32(-4.05)), f32(4.05))
     s = yield bounded * bounded

@@ -1,8 +1,8 @@
-"""Random numbers from counters: Philox4x32 of ten rounds, and the uniform and normal numbers made of its words.
+"""Counter-based random numbers: Philox4x32-10, and uniform and normal numbers made of its words.
 
-The generator is a function of a key (the seed) and a counter (the place of the element), so that numbers depend neither on
-threads nor on the width of vectors. Source: J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random numbers: as easy as 1, 2,
-3", SC 2011. Normal numbers are those of Box and Muller; sine and cosine are Cephes' (S. Moshier).
+The generator is a function of a key (the seed) and a counter (the element's offset), so that numbers depend neither on threads
+nor on the width of vectors. Source: Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011. Normal
+numbers are by Box-Muller; sine and cosine are Cephes' (S. Moshier).
 
 Sums are of 64 bits or cannot overflow: TVM tells LLVM that sums of uint32 never do.
 """
@@ -19,7 +19,7 @@ from . import math
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)  # what the key grows by in each round
+_WEYL = (0x9E3779B9, 0xBB67AE85)  # the key's increments in each round (a Weyl sequence)
 Words = tuple[Expr, Expr, Expr, Expr]
 
 
@@ -102,13 +102,13 @@ def _turned(radius: Expr, cosine: Expr, sine: Expr) -> list[Expr]:
 
 
 def _wide_product(word: Expr, multiplier: int, name: math.Name) -> tuple[Expr, Expr]:
-    """The high and low halves of a product of 64 bits."""
+    """The high and low 32 bits of a 64-bit product."""
     product = name(tirx.Cast("uint64", word) * tirx.const(multiplier, "uint64"))
     return name(tirx.Cast("uint32", product >> tirx.const(32, "uint64"))), name(tirx.Cast("uint32", product))
 
 
 def _wrapped_sum(word: Expr, step: int) -> Expr:
-    """The low half of a sum; a constant for one."""
+    """The low 32 bits of a sum; a constant if `word` is one."""
     if isinstance(word, tirx.IntImm):
         return _u32((int(word.value) + step) & 0xFFFFFFFF)
     return tirx.Cast("uint32", tirx.Cast("uint64", word) + tirx.const(step, "uint64"))

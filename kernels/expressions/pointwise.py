@@ -24,22 +24,20 @@ Inputs = list[Expr]  # None for an absent optional input, which only Clip has
 Scalar = Callable[["Element", Inputs], Expr]
 
 _NARROW_FLOATS = ("float16", "bfloat16")
-_OF_CODES = ("Cast", "IsInf", "IsNaN")  # what may be asked of elements that lie in memory as a code
+_OF_CODES = ("Cast", "IsInf", "IsNaN")  # operators on elements that are stored as a code (minifloats)
 _FLOATS = ("float32", "float64", *_NARROW_FLOATS)
 
 
 @dataclass(frozen=True)
 class Element:
-    """The operator being expressed, the type it computes in, how to name an intermediate so that it is computed once, the
-    bits of the widest integers that the target's compiler knows, whether errors far below those of bfloat16 are no matter, and
-    whether it is for a thread of a GPU."""
+    """An element of an operator's output being expressed, and how."""
 
     op: Op
-    dtype: str
-    name: math.Name
-    widest: int = 128
-    is_rough: bool = False
-    is_grid: bool = False
+    dtype: str  # of the arithmetic
+    name: math.Name  # names an intermediate, so that it is computed once
+    widest: int = 128  # bits of the widest integers that the target's compiler supports
+    is_rough: bool = False  # the result is rounded to bfloat16: cheaper functions with errors far below its own will do
+    is_grid: bool = False  # for a thread of a GPU, where functions of its library are called
 
     def const(self, value: float) -> Expr:
         return tirx.const(value, self.dtype)
@@ -68,21 +66,21 @@ def apply(
 
 
 def working_type(dtype: str) -> str:
-    """The type that elements are computed in."""
+    """The type in which elements of `dtype` are computed."""
     if minifloat.is_coded(dtype):
         return minifloat.decoded_type(dtype)
     return "float32" if dtype in _NARROW_FLOATS else dtype
 
 
 def widened(x: Expr, dtype: str, name: math.Name) -> Expr:
-    """An operand's element in the type that it is computed in."""
+    """An operand's element in its `working_type`."""
     if minifloat.is_coded(dtype):
         return minifloat.decode(x, dtype, name)
     return _cast(x, "float32", dtype) if dtype in _NARROW_FLOATS else x
 
 
 def narrowed(result: Expr, dtype: str, op: Op, name: math.Name, *, has_bfloat16: bool = False) -> Expr:
-    """A result of `op` as an element of its output's type; the operator's attributes say how Cast rounds to some of them."""
+    """A result of `op` rounded to its output's type; to minifloats as the attributes of Cast say."""
     if dtype == "bfloat16" and str(result.ty) in ("float32", "float64"):
         return rounded(_cast(result, "float32", str(result.ty)), name, has_instruction=has_bfloat16)
     if not minifloat.is_coded(dtype):
@@ -140,7 +138,7 @@ def _libm(name: str, *x: Expr) -> Expr:
 
 
 def _equal(e: Element, x: Inputs) -> Expr:
-    if e.dtype == "bool":  # which LLVM's types of a flag in memory and in a register would not let it compare
+    if e.dtype == "bool":  # i1 in registers, i8 in memory: LLVM refuses to compare the two
         return tirx.EQ(*(tirx.Cast("int32", flag) for flag in x))
     return tirx.EQ(*x)
 
@@ -151,12 +149,12 @@ def _float(fast: Callable[[math.Name, Expr], Expr], exact: Callable[[Expr], Expr
 
 
 def _lanes(fast: Callable[[math.Name, Expr], Expr], exact: Callable[[Expr], Expr]) -> Scalar:
-    """The same on a CPU; the threads of a GPU, which are no lanes, call the functions of its library."""
+    """The same on a CPU; on a GPU, where nothing is vectorised, the functions of its library."""
     return lambda e, x: fast(e.name, x[0]) if e.dtype == "float32" and not e.is_grid else exact(x[0])
 
 
 def _divisor(e: Element, x: Expr) -> Expr:
-    """An integer divisor that cannot trap: 1 for 0, by which a quotient is undefined, and for -1, where the least overflows."""
+    """An integer divisor that cannot trap: 1 in place of 0 (undefined), and of -1, by which the least integer overflows."""
     traps = tirx.EQ(x, e.const(0))
     if not e.dtype.startswith("u"):
         traps = tirx.Or(traps, tirx.EQ(x, e.const(-1)))
@@ -170,14 +168,14 @@ def _divide(e: Element, x: Inputs) -> Expr:
             return quotient
         opposite = math.wrapping(lambda a: -a, x[0], widest=e.widest)
         return tirx.Select(tirx.EQ(x[1], e.const(-1)), opposite, quotient)
-    if isinstance(x[1], tirx.FloatImm) and x[1].value == 0:  # TVM refuses to divide by it; the product is the same, NaN too
+    if isinstance(x[1], tirx.FloatImm) and x[1].value == 0:  # TVM refuses to divide by 0; x * infinity is the same, NaN too
         return x[0] * e.const(copysign(float("inf"), x[1].value))
     return x[0] / x[1]
 
 
 def _quotient(e: Element, dividend: Expr, divisor: Expr) -> Expr:
-    """Rounded towards 0. Of 32 bits on a CPU, which has no such vector instruction, that of float64 is exact: it is at least
-    1 / divisor from the next whole number, which is 2**-32 of it, and is rounded to 2**-53."""
+    """An integer quotient, rounded towards 0. CPUs have no vector instruction for it: for 32 bits a float64 quotient is exact, as
+    it is at least a relative 2**-32 below the next integer and rounded to 2**-53."""
     safe = _divisor(e, divisor)
     if e.dtype != "int32" or e.is_grid or isinstance(divisor, tirx.IntImm):
         return tirx.truncdiv(dividend, safe)
@@ -189,7 +187,7 @@ def _mod(e: Element, x: Inputs) -> Expr:
         return _libm("fmod", *x) if e.dtype in _FLOATS else tirx.truncmod(x[0], _divisor(e, x[1]))
     if e.dtype not in _FLOATS:
         return tirx.floormod(x[0], _divisor(e, x[1]))
-    rest = _libm("fmod", *x)  # has the sign of the dividend; Python's, which ONNX takes, that of the divisor
+    rest = _libm("fmod", *x)  # has the sign of the dividend; ONNX's Mod, as Python's, that of the divisor
     zero = e.const(0)
     other_sign = tirx.Or(tirx.And(rest < zero, x[1] > zero), tirx.And(rest > zero, x[1] < zero))
     return tirx.Select(other_sign, rest + x[1], rest)
@@ -197,7 +195,7 @@ def _mod(e: Element, x: Inputs) -> Expr:
 
 def _pow(e: Element, x: Inputs) -> Expr:
     base, exponent = x
-    if isinstance(exponent, tirx.FloatImm | tirx.IntImm):  # squares and cubes are what norms and GELU are spelled with
+    if isinstance(exponent, tirx.FloatImm | tirx.IntImm):  # exporters write norms and GELU with squares and cubes
         value = float(exponent.value)
         if value in (2.0, 3.0):
             return base * base * base if value == 3.0 else base * base
@@ -255,7 +253,7 @@ def _celu(e: Element, x: Inputs) -> Expr:
 
 
 def _shrink(e: Element, x: Inputs) -> Expr:
-    """Integers are shrunk as float64 and cut to integers again."""
+    """Shrink; integers are computed in float64 and truncated."""
     working = e.dtype if e.dtype in _FLOATS else "float64"
     bias, bound = (tirx.const(e.op.attribute(key, default), working) for key, default in (("bias", 0.0), ("lambd", 0.5)))
     value = e.name(_cast(x[0], working, e.dtype))
@@ -276,7 +274,7 @@ def _is_inf(e: Element, x: Inputs) -> Expr:
 
 
 def _bit_shift(e: Element, x: Inputs) -> Expr:
-    """Shifts by the width or more, or by less than 0, give what the sign bit fills in; C leaves them undefined."""
+    """A shift; by the width or more, or less than 0 (undefined in C), it gives 0, or the sign bit in every place."""
     bits = np.dtype(e.dtype).itemsize * 8
     amount = tirx.max(tirx.min(x[1], e.const(bits - 1)), e.const(0))
     left = e.op.attribute("direction") == "LEFT"

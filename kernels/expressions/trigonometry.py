@@ -27,7 +27,7 @@ _TWO_OVER_PI = (
 
 @stepwise
 def atan(x: Expr) -> Steps:
-    """A polynomial of t = |x| up to 1, pi / 2 less that of 1 / |x| above. Source of the polynomial: SLEEF (N. Shibata)."""
+    """arctan: a polynomial of |x| up to 1, pi / 2 less that of 1 / |x| above. Source of the polynomial: SLEEF (N. Shibata)."""
     size = yield tirx.abs(x)
     is_large = yield size > f32(1.0)
     t = yield tirx.Select(is_large, f32(1.0) / size, size)
@@ -101,9 +101,9 @@ def _sine_and_cosine(name: Name, x: Expr) -> tuple[Expr, Expr, Expr]:
 def _quarter_turns(name: Name, size: Expr) -> tuple[Expr, Expr]:
     """The nearest whole number (mod 4) of quarter turns in a finite size >= 0.5, and the rest in float32, |rest| <= pi / 4.
 
-    Payne and Hanek, "Radian reduction for trigonometric functions", SIGNUM 18, 1983: size is m 2**E for a whole m of 25 bits.
-    Of the bits of 2 / pi, those whose product with it is a multiple of 4 are left out, and of the 96 that follow is taken the
-    product with m: two bits before the point and 62 after, more than float32's worst case (2**-30 of a quarter turn) needs.
+    Payne-Hanek reduction ("Radian reduction for trigonometric functions", SIGNUM 18, 1983): size is m 2**E for a whole m of 25
+    bits. Bits of 2 / pi whose product with size is a multiple of 4 are dropped; the next 96 are multiplied by m: two bits before
+    the point and 62 after, more than float32's worst case (2**-30 of a quarter turn) needs.
     """
     bits = name(tirx.reinterpret("int32", size))
     exponent = name((bits >> _i32(23)) - _i32(127))

@@ -1,10 +1,9 @@
-"""Products of bfloat16 numbers, two at a time: a 32-bit word holds a pair, the first in its low half.
+"""Dot products of bfloat16 pairs. A "word" is a 32-bit lane with two bfloat16 numbers, the first in its low half (VNNI layout).
 
 A multiply-add of words is s + a0 * b0 + a1 * b1 in float32: one instruction where the CPU has AVX512_BF16 (VDPBF16PS, which takes
-denormal operands for zero), else shifts and two multiply-adds. Rounding has instructions there, too, of one vector or two
-(VCVTNEPS2BF16, VCVTNE2PS2BF16, which make zero of denormal numbers). LLVM's type of their operands is one that TVM cannot write,
-so that they are called through functions of LLVM IR, which are inlined (`LLVM_FUNCTIONS`). So is a load of a word that begins
-between words.
+denormal operands for zero), else shifts and two FMAs. Rounding has instructions there, too, of one vector or two (VCVTNEPS2BF16,
+VCVTNE2PS2BF16, which flush denormal numbers to zero). TVM cannot write LLVM's type of their operands, so they are called through
+functions of LLVM IR, which are inlined (`LLVM_FUNCTIONS`). So is an unaligned load of a word.
 """
 
 from __future__ import annotations
@@ -75,21 +74,21 @@ define i32 @{_LOAD_FUNCTION}(ptr %p) alwaysinline {{
 """
 _INFINITY, _QUIET_NAN, _LEAST_NORMAL = 0x7F800000, 0x7FC00000, 0x00800000  # bits of float32
 _CODE_OF_ZERO = 0x7F81  # of `ordered_code`
-_PURE = 1  # TVM's CallEffectKind of an operator that only its operands decide
+_PURE = 1  # TVM's CallEffectKind of an operator without side effects
 
 
 def dot(total: Expr, a: Expr, b: Expr) -> Expr:
-    """The sum with the products of two words added, by the instruction."""
+    """total + a0 * b0 + a1 * b1 for words (int32) a and b, by VDPBF16PS."""
     return Call(Op.get(_DOT), [total, a, b], ret_ty=PrimType("float32"))
 
 
 def multiply_add_words(total: Expr, a: Expr, b: Expr) -> Expr:
-    """The same by shifts and two multiply-adds, on any target."""
+    """The same by shifts and two FMAs, on any target."""
     return total + low(a) * low(b) + high(a) * high(b)
 
 
 def multiplies_words(function: Any) -> bool:
-    """Whether a kernel multiplies pairs by the instruction for them."""
+    """Whether a kernel has dot products of words by VDPBF16PS."""
     instruction = Op.get(_DOT)
 
     def visit(call: Any) -> Any:
@@ -99,7 +98,7 @@ def multiplies_words(function: Any) -> bool:
 
 
 def multiply_add_halves(total: Expr, a: tuple[Expr, Expr], b: Expr) -> Expr:
-    """Of two float32 numbers with a word."""
+    """total + a0 * b0 + a1 * b1 for two float32 numbers a and a word b."""
     return total + a[0] * low(b) + a[1] * high(b)
 
 
@@ -109,7 +108,7 @@ def low(word: Expr) -> Expr:
 
 
 def high(word: Expr) -> Expr:
-    """The second one."""
+    """The second number of a word (int32), as float32."""
     return tirx.reinterpret("float32", word & tirx.const(-0x10000, "int32"))
 
 
@@ -119,18 +118,18 @@ def word_at(buffer: Buffer, offset: Expr) -> Expr:
 
 
 def word(first: Expr, second: Expr, name: Callable[[Expr], Expr]) -> Expr:
-    """The word of two float32 numbers, which are rounded as by `rounded`."""
+    """The word (int32) of two float32 numbers, rounded as by `rounded`."""
     low_half, high_half = (_rounded_bits(number, name) for number in (first, second))
     return tirx.reinterpret("int32", (low_half >> _u32(16)) | (high_half & _u32(0xFFFF0000)))
 
 
 def instruction_word(first: Expr, second: Expr) -> Expr:
-    """The same of numbers or vectors of them, on a target with AVX512_BF16; denormal numbers become zero."""
+    """The same of numbers or vectors, by the instructions of AVX512_BF16; denormal numbers become zero."""
     return Call(Op.get(_PAIR), [first, second], ret_ty=PrimType(str(first.ty).replace("float32", "int32")))
 
 
 def neighbour_words(first: Expr, second: Expr) -> Expr:
-    """The words of neighbours in the numbers of two vectors, one after the other, rounded as by `instruction_word`."""
+    """The words of neighbouring numbers in the concatenation of two vectors, rounded as by `instruction_word`."""
     lanes = first.ty.dtype.lanes
     if lanes == _PAIR_LANES:
         return tirx.call_pure_extern(f"int32x{lanes}", _WORDS_FUNCTION, first, second)
@@ -231,7 +230,7 @@ def _nearest(x: Expr, lanes: int) -> Expr:
 
 
 def _integers(lanes: int) -> Callable[[int], Expr]:
-    """Makes constants of so many lanes."""
+    """A function that makes int32 constants of so many lanes."""
 
     def number(value: int) -> Expr:
         return tirx.const(value, "int32") if lanes == 1 else tirx.Broadcast(tirx.const(value, "int32"), lanes)

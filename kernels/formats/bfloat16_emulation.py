@@ -43,7 +43,7 @@ define <{lanes} x i16> @prefuse_bfloat16_round_{lanes}(<{lanes} x float> %x) alw
 
 
 def _two_vectors_function(name: str, order: tuple[int, ...]) -> str:
-    """Of two vectors that are rounded, the numbers in this order."""
+    """A function that rounds two vectors and puts the numbers in this order."""
     return f"""
 define <16 x i32> @{name}(<16 x float> %first, <16 x float> %second) alwaysinline {{
   %x = call <16 x i16> @prefuse_bfloat16_round_16(<16 x float> %first)

@@ -13,15 +13,15 @@ from typing import Literal, TypeAlias
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 
-Unit: TypeAlias = Literal["fma", "dot", "tile"]  # multiply-adds of vectors, their dot products, a unit for tiles
+Unit: TypeAlias = Literal["fma", "dot", "tile"]  # FMAs of vectors, dot products (VDPBF16PS), AMX tiles
 Granularity: TypeAlias = Literal["none", "tensor", "channel", "group"]  # what has a scale, and a zero point, of its own
 _WORD_BITS = 32
-_CHAIN = 1024  # products of one sum: more have over twice the error of ONNX Runtime's sums, which are made of blocks
+_CHAIN = 1024  # additions in a chain: more have over twice the error of ONNX Runtime's sums, which are made of blocks of k
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How one operand lies in memory: its type, and what makes real numbers of its elements, which is what its text says."""
+    """How an operand is stored: its type, and the scales and zero points that make real numbers of its elements."""
 
     dtype: str
     scales: Granularity = "none"
@@ -30,7 +30,7 @@ class Storage:
 
     @property
     def bits(self) -> int:
-        """That one element takes in memory."""
+        """Bits of an element in memory."""
         return TensorType((), self.dtype, self.is_packed).bits
 
     def __str__(self) -> str:
@@ -39,12 +39,12 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a product goes: `a` and `b` are the storage of activations and of weights, `sums` the type in which products add up.
+    """How a product is computed: `a` and `b` are the storage of activations and of weights, `sums` the type of accumulators.
 
-    One operation of `unit` takes `k_pack` neighbours along k. Those of `b`, and of `a` where they fill a word, are read as one
-    word of 32 bits, the first in the lowest bits. A sum of more than `longest_chain` operations is one of blocks; None: of any
-    length, as sums are exact. On a tile unit an operand is the sum of `terms` numbers. `feature` is the CPU's, without which the
-    format does not exist.
+    One operation of `unit` takes `k_pack` neighbours along k. Those of `b`, and of `a` where they fill 32 bits, are loaded as one
+    32-bit word, the first in the lowest bits (VNNI layout). A sum of more than `longest_chain` operations is made of partial sums
+    over blocks of k; None: never, as sums are exact. With AMX an operand is the sum of `terms` bfloat16 numbers. `feature`: what
+    the CPU must have.
     """
 
     name: str
@@ -62,29 +62,29 @@ class Format:
 
     @property
     def packs_a(self) -> bool:
-        """Whether neighbours of the first operand, too, are read as words."""
+        """Whether A, too, is read as words of neighbours along k."""
         return self.k_pack > 1 and self.a.bits * self.k_pack == _WORD_BITS
 
     def runs_on(self, target: Target) -> bool:
-        """Whether the target has what multiplies this. A GPU's threads read numbers one by one."""
+        """Whether the target has the format's instructions; GPUs have those with a k-pack of 1 only."""
         if self.unit == "tile":
             return target.has_tiles
         return not (self.feature and not target.has(self.feature)) and not (self.k_pack > 1 and target.is_gpu)
 
 
 def plain(dtype: str, b: str = "", sums: str = "") -> Format:
-    """Of numbers one by one, which are converted to the type of the sums; of one type for all where no other is given."""
+    """The format of multiply-adds (k-pack 1) of operands that are converted to the type of the sums; both default to `dtype`."""
     b, sums = b or dtype, sums or dtype
     return Format(f"{dtype}*{b}", Storage(dtype), Storage(b), sums, longest_chain=_CHAIN if "float" in sums else None)
 
 
 def is_plain(one: Format) -> bool:
-    """Whether numbers are multiplied one by one."""
+    """Whether the format multiplies numbers one by one: a k-pack of 1."""
     return one.k_pack == 1
 
 
 _BFLOAT16, _FLOAT32 = Storage("bfloat16"), Storage("float32")
-_PAIR_CHAIN = 2 * _CHAIN  # of pairs, whose rounding counts for more
+_PAIR_CHAIN = 2 * _CHAIN  # of dot products: the rounding of their operands makes the larger error
 
 F32 = plain("float32")
 BF16_DOT = Format("bf16 dot", _BFLOAT16, _BFLOAT16, "float32", "dot", 2, _PAIR_CHAIN, feature="avx512_bf16")
@@ -93,7 +93,7 @@ F32_BF16_PAIRS = Format("f32*bf16 pairs", _FLOAT32, _BFLOAT16, "float32", "fma",
 BF16X1 = Format("bf16x1", _BFLOAT16, _BFLOAT16, "float32", "tile", 2, terms=1)
 BF16X2 = Format("bf16x2", _FLOAT32, _FLOAT32, "float32", "tile", 2, terms=2)
 BF16X3 = Format("bf16x3", _FLOAT32, _FLOAT32, "float32", "tile", 2, terms=3)
-_NARROW = ("float16", "bfloat16")  # which are added up in float32
+_NARROW = ("float16", "bfloat16")  # types whose sums are float32
 _WIDE = ("float64", "int32", "int64", "uint32", "uint64")
 
 # Of several formats for the same operands, the best first.
@@ -122,7 +122,7 @@ def formats_for(
 ) -> tuple[Format, ...]:
     """The formats of the table for operands of this storage that the target multiplies and the caller can read, best first.
 
-    Tiles are for those who ask for the `unit`.
+    Formats of AMX tiles are given only for `unit="tile"`.
     """
     fitting = (one for one in FORMATS if (one.a, one.b) == (a, b) and one.runs_on(target))
     return tuple(one for one in fitting if (one.unit == unit if unit else one.unit != "tile") and can_read(one))

@@ -19,10 +19,10 @@ Name = Callable[[Expr], Expr]
 
 @dataclass(frozen=True)
 class MiniFloat:
-    """A sign bit, exponent bits, mantissa bits. `largest` is the code of the greatest finite number.
+    """A float format of a sign bit, exponent bits, mantissa bits. `largest` is the code of the greatest finite number.
 
-    `infinity` and `nan` are codes, None where the format has none. The code of a negative zero is then what NaN becomes: in a
-    format without negative zero it means NaN, in one of six or four bits nothing does, and what is too large is the greatest.
+    `infinity` and `nan` are codes, None where the format has none. Without `nan`, NaN becomes the code of negative zero, which
+    means NaN in the "fnuz" formats; formats of six or four bits have no NaN, and overflow saturates.
     """
 
     mantissa: int
@@ -48,17 +48,17 @@ INTEGERS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # bits
 
 
 def is_coded(dtype: str) -> bool:
-    """Whether elements of this type lie in memory as a code that must be translated."""
+    """Whether elements of this type are stored as a code that must be decoded."""
     return dtype in FLOATS or dtype in INTEGERS or dtype == SCALE
 
 
 def decoded_type(dtype: str) -> str:
-    """The type that elements of a coded one are computed in."""
+    """The type in which elements of a coded type are computed."""
     return "int32" if dtype in INTEGERS else "float32"
 
 
 def decode(code: Expr, dtype: str, name: Name) -> Expr:
-    """The number that a byte stands for, as float32 or int32."""
+    """The number that a byte encodes, as float32 or int32."""
     code = name(tirx.Cast("int32", code))
     if dtype in INTEGERS:
         bits = INTEGERS[dtype]
@@ -85,7 +85,7 @@ def decode(code: Expr, dtype: str, name: Name) -> Expr:
 
 
 def encode(value: Expr, dtype: str, name: Name, *, saturate: bool) -> Expr:
-    """The byte nearest to a float32, or the low bits of an int32. Without `saturate` what is too large is infinite, or NaN."""
+    """The code nearest to a float32, or the low bits of an int32. Without `saturate` overflow gives infinity, or NaN."""
     if dtype in INTEGERS:
         return tirx.Cast("uint8", value & _i32((1 << INTEGERS[dtype]) - 1))
     form = FLOATS[dtype]

@@ -1,4 +1,4 @@
-"""What multiplies and adds up in each format."""
+"""The multiply-add of each number format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .format import BF16_DOT, BF16_PAIRS, F32_BF16_PAIRS, Format
 Expr: TypeAlias = Any  # as in builder
 MultiplyAdd = Callable[[Expr, Any, Expr], Expr]  # of a sum and two factors: the new sum
 
-# By the names of formats. A factor is a word; of operands that fill none, the neighbours in a tuple.
+# By the names of formats. A factor is a word (32-bit pair); of float32 operands, a tuple of the neighbours along k.
 MULTIPLY_ADDS: dict[str, MultiplyAdd] = {
     BF16_DOT.name: bfloat16.dot,
     BF16_PAIRS.name: bfloat16.multiply_add_words,
@@ -22,7 +22,7 @@ MULTIPLY_ADDS: dict[str, MultiplyAdd] = {
 
 
 def multiply_add(total: Expr, a: Expr, b: Expr) -> Expr:
-    """Of plain numbers."""
+    """total + a * b."""
     return total + a * b
 
 
@@ -31,7 +31,7 @@ def multiply_add_of(number_format: Format) -> MultiplyAdd:
 
 
 def factor(number_format: Format, element: Expr) -> Expr:
-    """What a multiply-add takes of an element in memory: of numbers one by one, that in the type of the sums."""
+    """The factor of a multiply-add for an element in memory: a word as it is, a number converted to the type of the sums."""
     return element if number_format.k_pack > 1 else tirx.Cast(number_format.sums, element)
 
 

@@ -1,4 +1,4 @@
-"""What a template may choose when it computes a group.
+"""Tunable choices of a template: register tile, order of loops, and so on.
 
 A template asks its builder: `tile = builder.choose("tile", options)`. The options are all that is legal, by name, the one that
 its model of the machine likes best first. A configuration names some of them; what it names that is not legal is ignored.
@@ -24,7 +24,7 @@ class Choice:
 
 
 def ignored(configuration: Configuration, choices: tuple[Choice, ...]) -> tuple[str, ...]:
-    """What a configuration asks for and did not get, and why."""
+    """For each choice that a configuration names in vain: why it was ignored."""
     made = {choice.name: choice for choice in choices}
     return tuple(
         f"{name}={wanted} ignored: "

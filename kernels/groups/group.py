@@ -1,4 +1,4 @@
-"""What a kernel template is given: one fused group, in terms that know nothing of ONNX files."""
+"""The input of a kernel template: one fused group, independent of ONNX files."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Group:
     """Operators in topological order that become one kernel.
 
     Invariant: every value has a type; `outputs` are produced inside; whatever is read and not produced is in `inputs`.
-    `constants` holds the inputs whose bytes never change; `literals` the small constants whose very value is known, and
-    which a kernel may therefore write into its code. `precision` is what its results must keep, `configuration` what its template
-    shall choose among what is legal. What `is_on_branch` is added to something, so that its errors are a part of the sum only.
-    `formats` says how operands are stored whose types alone do not say it: their scales and zero points.
+    `constants` are the inputs whose bytes never change; `literals` small constants whose values are known at compile time, and
+    may be immediates in a kernel's code. `precision` bounds the errors of its results; `configuration` names tuned choices among
+    the legal ones. With `is_on_branch` the result is added to a residual stream, so that its errors are a part of the sum only.
+    `formats`: the storage of operands with scales and zero points, which their types do not tell.
     """
 
     ops: tuple[Op, ...]
@@ -69,7 +69,7 @@ class Group:
 
     @property
     def tolerance(self) -> Tolerance:
-        """What the group's precision allows."""
+        """The errors that the group's precision allows."""
         return TOLERANCES[self.precision]
 
     def storage(self, name: str) -> Storage:
@@ -78,7 +78,7 @@ class Group:
         return self.formats.get(name) or Storage(kind.dtype, is_packed=kind.is_packed)
 
     def key(self) -> str:
-        """Equal for groups that one kernel can serve: in structure, types, formats, attributes, literals, precision and place."""
+        """Equal for groups that can share one kernel: same structure, types, formats, attributes, literals, precision, branch."""
         numbers: dict[str, int] = {}
 
         def number(name: str) -> int:

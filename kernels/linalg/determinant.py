@@ -1,4 +1,4 @@
-"""Det: determinants of small matrices, by elimination with row exchanges."""
+"""Det: determinants of small matrices, by Gaussian elimination with partial pivoting."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 
 def _eliminate(builder: KernelBuilder, matrices: Buffer, product: Buffer, base: Expr, n: int, step: Expr) -> None:
-    """Bring the row with the greatest element of a column up, multiply by that, and clear the column below it."""
+    """One step: swap the row with the column's largest absolute value up, multiply `product` by the pivot, clear the column."""
     zero = tirx.const(0, "int32")
     pivot = builder.local(1, "int32", "pivot")
     builder.store(pivot, 0, step)

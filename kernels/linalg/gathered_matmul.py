@@ -1,6 +1,6 @@
-"""Products by matrices that indices choose out of many, read where they lie: the experts of a mixture, row by row.
+"""Products by matrices that a Gather chooses, read where they lie: mixtures of experts.
 
-Copying the chosen matrices first, as Gather and MatMul would one after the other, moves each of them once for every row.
+A Gather before a MatMul would copy an expert's whole matrix for each token that chooses it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 @dataclass(frozen=True)
 class _GatheredSide(Side):
-    """The matrices that are chosen from; `choose(s)` is the number of the one for product s."""
+    """B of all experts; `choose(s)` is the number of the matrix for product s."""
 
     choose: Callable[[Expr], Expr]
 
@@ -44,7 +44,7 @@ class _GatheredSide(Side):
 
 
 class _GatheredProduct(Product):
-    """Columns are walked by the outer loop, so that neighbouring products by one matrix find its panel in cache."""
+    """The loop over columns is outermost, so that neighbouring products by one matrix find its panel in cache."""
 
     template = "gathered_matmul"
     shares_b = True

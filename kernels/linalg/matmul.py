@@ -1,9 +1,8 @@
-"""MatMul and Gemm, batched and broadcast, with their pointwise followers in the tile store.
+"""MatMul and Gemm, batched and broadcast, with a pointwise epilogue.
 
-Where the format multiplies several neighbours along k at once, B is packed in words of them, at compile time or, where it
-changes, by the kernel. A row of A is read as words where it lies, or from a copy in which the last elements have zeros beside
-them; where its numbers are too wide for words (few float32 rows, by weights alone stored as bfloat16), each word of B gives
-several vectors.
+Where the format has dot products of neighbours along k, B is packed in VNNI layout (32-bit pairs of bfloat16), at compile time
+or, where it is not constant, by the kernel. A bfloat16 row of A is read as pairs in place, or from a copy that pads an odd depth
+with a zero. A float32 A (where only weights are stored as bfloat16) is multiplied by FMAs: a pair of B gives two vectors.
 """
 
 from __future__ import annotations
@@ -31,16 +30,17 @@ from ..template.kernel import finish, machine_of, new_builder
 from ..template.loops import follow
 from ..template.values import GroupValues, pointwise_obstacle, split_anchor
 
-_SPREAD_LINES = 64  # rows and columns from which a copy of rows that crowd each other costs less than it saves
-_SPREAD_BYTES = 64 * 1024 * 1024  # of the rows, beyond which the copy would be seen in a program's memory
+_SPREAD_LINES = 64  # rows and columns from which copying A costs less than the set conflicts of its rows
+_SPREAD_BYTES = 64 * 1024 * 1024  # of A, beyond which the copy would be too large a part of a program's memory
 Load = Callable[[Expr, Expr, Expr, Expr, Index], Any]  # of TileProduct.a and .b: batch, panel, start, line, ks
 
 
 @dataclass(frozen=True)
 class Side:
-    """One operand as matrices of `lines` (rows of A, columns of B) by `depth`. `lines_last`: lines run fastest in memory.
+    """One operand as matrices of `lines` by `depth`: a line is a row of A or a column of B.
 
-    `batch` are its own batch dimensions, 1 where it broadcasts along the product's.
+    `lines_last`: in memory k is the slower dimension ([depth, lines]: A transposed, B as it is). `batch` are the operand's own
+    batch dimensions, 1 where it broadcasts along the product's.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Side:
     lines_last: bool
 
     def pack(self, tile: int, k_pack: int = 1) -> PackPanels:
-        """How to lay the operand out in panels, if it is constant."""
+        """The packing of the operand, if it is constant, into panels of `tile` lines."""
         rank = len(self.batch)
         shape, order = (self.lines, self.depth), (*range(rank), rank, rank + 1)
         if self.lines_last:
@@ -64,20 +64,20 @@ class Side:
         return row_major(broadcast_index(unravel(position, batch), batch, self.batch), self.batch)
 
     def offset(self, matrix: Expr, line: Expr, k: Expr) -> Expr:
-        """Where an element lies in the operand itself."""
+        """Flat offset of an element in the operand."""
         if self.lines_last:
             return (matrix * self.depth + k) * self.lines + line
         return (matrix * self.lines + line) * self.depth + k
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one MatMul or Gemm with pointwise followers of its output's shape."""
+    """Takes one MatMul or Gemm with an epilogue of pointwise operators of its output's shape."""
     product = product_of(group, target)
     return product if isinstance(product, Refusal) else Candidate(product.estimate(), product.build)
 
 
 def product_of(group: Group, target: Target) -> Product | Refusal:
-    """The group's product, to be built."""
+    """The group's product before code is written, or why there is none."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
         return Refusal("has no matrix product")
@@ -93,7 +93,7 @@ def product_of(group: Group, target: Target) -> Product | Refusal:
 
 
 class Product:
-    """One kernel being built. `shares_b`: neighbouring matrices of the batch often have the same B."""
+    """The kernel of a MatMul or Gemm being built. `shares_b`: neighbouring matrices of the batch often have the same B."""
 
     template = "matmul"
     shares_b = False
@@ -109,7 +109,7 @@ class Product:
         self.packed: dict[str, Operand] = {}
 
     def _reads(self, one: Format) -> bool:
-        """Whether the operands lie so that neighbours along k can be read as the format has them."""
+        """Whether the operands' layouts allow the format: neighbours along k can be loaded, or packed, as its k-pack needs."""
         a, b = self.a, self.b
         if one.k_pack == 1 or b.name in self.group.constants:
             return one.k_pack == 1 or not a.lines_last
@@ -117,11 +117,11 @@ class Product:
 
     @property
     def k_steps(self) -> int:
-        """Of the loop over k: the neighbours of the last one are zeros where there are none."""
+        """Iterations of the loop over k: depth by k-pack, rounded up, as an odd depth is padded with zeros."""
         return ceil(self.a.depth / self.format.k_pack)
 
     def estimate(self) -> Estimate:
-        """What the best tile takes for all matrices, and the followers in its store."""
+        """The estimate of all products by the best register tile, epilogue included."""
         machine, k_pack = machine_of(self.target, self.accumulator), self.formats[0].k_pack
         size = self.a.lines, self.b.lines, self.a.depth
         alone = product_estimate(*size, machine, k_pack=k_pack, batch=prod(self.batch))
@@ -132,7 +132,7 @@ class Product:
         a, b, k_pack, machine = self.a, self.b, self.format.k_pack, machine_of(self.target, self.accumulator)
         packs_a, packs_b = a.name in self.group.constants and k_pack == 1, b.name in self.group.constants
         copies_a = not packs_a and (a.depth % k_pack > 0 or self.crowds())
-        # A changing B is read where it is if its columns are contiguous and fill one vector; else it is staged.
+        # A B that is not constant is read in place if it is contiguous along columns, which fill a vector; else it is packed.
         stages_b = not packs_b and (not b.lines_last or b.lines < machine.lanes or k_pack > 1)
         padded = packs_b or stages_b
         tiles = tile_options(
@@ -170,14 +170,14 @@ class Product:
         return finish(self.template, self.builder, self.group, flops=flops, packed=self.packed)
 
     def crowds(self) -> bool:
-        """Whether the rows of A, where they lie, share so few sets of the first cache that a copy of them pays."""
+        """Whether the rows of A conflict in the sets of L1, so that a copy with another pitch pays."""
         a = self.a
         kind = self.group.types[a.name]
         pays = min(a.lines, self.b.lines) >= _SPREAD_LINES and kind.size_bytes <= _SPREAD_BYTES and not self.builder.is_grid
         return pays and not a.lines_last and share_sets(kind.bytes_of(a.depth), self.target.machine)
 
     def spread_rows(self) -> Load:
-        """A copy of the rows of A in the workspace, a cache line further apart, which begins with a zero."""
+        """A copy of A in the workspace with a pitch that avoids set conflicts; the first element between rows is zero."""
         builder, a, kind = self.builder, self.a, self.group.types[self.a.name]
         pitch = a.depth + LINE_BYTES * 8 // kind.bits
         source = builder.parameter(a.name, kind.elements, kind.dtype)
@@ -205,7 +205,7 @@ class Product:
         return load
 
     def _rows(self, is_copied: bool) -> Load:
-        """What multiply-adds take of the rows of A, where they lie or from a copy."""
+        """The loads of A that multiply-adds take, in place or from a copy."""
         if self.format.packs_a:
             return self._words(*(self._copied_words() if is_copied else self._words_in_place()))
         element, k_pack = self.spread_rows() if is_copied else self._in_place(self.a), self.format.k_pack
@@ -226,12 +226,12 @@ class Product:
         return load
 
     def _words_in_place(self) -> tuple[Buffer, int]:
-        """A itself as words, and from row to row their number."""
+        """A in place as 32-bit pairs, and its pitch in pairs."""
         elements = self.group.types[self.a.name].elements
         return self.builder.parameter(self.a.name, elements // self.format.k_pack, "int32"), self.k_steps
 
     def _copied_words(self) -> tuple[Buffer, int]:
-        """A copy of the rows of A as words, and from row to row their number, with which rows do not share sets of the cache."""
+        """A copy of A as 32-bit pairs, an odd depth padded with zeros, and its pitch in pairs, which avoids set conflicts."""
         builder, a, elements, k_pack = self.builder, self.a, self.group.types[self.a.name].elements, self.format.k_pack
         lanes, whole, rows, width = builder.lanes("int32"), a.depth // k_pack, elements // max(a.depth, 1), self.format.a.bits
         pitch = self.k_steps + (LINE_BYTES // 4 if self.crowds() else 0)
@@ -253,7 +253,7 @@ class Product:
         return copy, pitch
 
     def _constant(self, side: Side, tile: int) -> Buffer:
-        """The panels of a constant operand, which is packed at compile time."""
+        """The panels of a constant operand, packed at compile time."""
         k_pack, source = self.format.k_pack, self.group.types[side.name]
         pack = side.pack(tile, k_pack)
         self.packed[side.name] = Operand(side.name, pack)
@@ -261,7 +261,7 @@ class Product:
         return self.builder.parameter(side.name, elements, "int32" if k_pack > 1 else source.dtype)
 
     def _staged(self, tile: int) -> Buffer:
-        """A copy of B in panels of the workspace: of numbers filled up with zeros."""
+        """B packed by the kernel into panels in the workspace, padded with zeros."""
         builder, side = self.builder, self.b
         if self.format.k_pack > 1:
             return self._staged_words(tile)
@@ -280,7 +280,7 @@ class Product:
         return staged
 
     def _staged_words(self, tile: int) -> Buffer:
-        """The same in words. Columns that do not exist are left as they are."""
+        """The same as 32-bit pairs along k. Columns beyond the last are undefined."""
         builder, b, steps, k_pack, width = self.builder, self.b, self.k_steps, self.format.k_pack, self.format.b.bits
         matrices, panels = prod(b.batch), ceil(b.lines / tile)
         staged = builder.workspace(matrices * panels * steps * tile, "int32")
@@ -300,7 +300,7 @@ class Product:
         return staged
 
     def _panels(self, side: Side, tile: int, buffer: Buffer) -> Load:
-        """What multiply-adds take of an operand in panels."""
+        """The loads of a packed operand that multiply-adds take."""
         panels = ceil(side.lines / tile)
 
         def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
@@ -310,7 +310,7 @@ class Product:
         return load
 
     def panel_of_b(self, buffer: Buffer, depth: int, tile: int) -> Callable[[Expr, Expr], Panel]:
-        """Where the panels of B lie in a buffer, `depth` rows each."""
+        """The place of each packed panel of B in a buffer; a panel has `depth` rows of `tile` columns."""
         panels = ceil(self.b.lines / tile)
 
         def panel(batch: Expr, number: Expr) -> Panel:
@@ -332,7 +332,7 @@ class Product:
         return store
 
     def _with_bias(self, index: Index, value: Expr) -> Expr:
-        """alpha * value + beta * C, for Gemm."""
+        """alpha * value + beta * C for Gemm."""
         if self.anchor.op_type != "Gemm":
             return value
         alpha, beta = self.anchor.attribute("alpha", 1.0), self.anchor.attribute("beta", 1.0)
@@ -348,7 +348,7 @@ class Product:
 
 
 def _normal_form(group: Group, anchor: Op) -> tuple[tuple[int, ...], Side, Side]:
-    """The product's batch dimensions and its operands. A batch of rows that share one B becomes more rows."""
+    """The product's batch dimensions, A and B. Where all matrices of the batch share one B, the batch is folded into A's rows."""
     a_name, b_name = anchor.inputs[:2]
     a, b = group.types[a_name].shape, group.types[b_name].shape
     if anchor.op_type == "Gemm":

@@ -1,4 +1,4 @@
-"""MatMul and Gemm on a GPU, batched and broadcast, with their pointwise followers at the store."""
+"""MatMul and Gemm on a GPU, batched and broadcast, with a pointwise epilogue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .matmul import Product, Side, product_of
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes what the CPU's template takes."""
+    """Takes what `matmul.product_of` takes."""
     product = product_of(group, target)
     return product if isinstance(product, Refusal) else _build(product)
 

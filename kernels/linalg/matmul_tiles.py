@@ -1,8 +1,8 @@
-"""MatMul and Gemm on the tile unit, of bfloat16 operands or of float32 ones as sums of bfloat16 terms.
+"""MatMul and Gemm by AMX, of bfloat16 operands or of float32 ones as sums of bfloat16 terms.
 
-Weights are packed at compile time into the tiles that are loaded. What changes is packed by the kernel: if the whole of A fits
-the second cache, once, and then every thread walks its own panels of B, so that weights come from memory once; else each thread
-packs blocks of its own rows and walks all panels with each. Rows of bfloat16 that fill whole tiles are read where they lie.
+Weights are packed into AMX tiles at compile time, other operands by the kernel. If all of A fits L2, it is packed once and each
+thread multiplies it by panels of B of its own, so that weights come from memory once; else each thread packs blocks of its own
+rows and multiplies each by all panels of B. bfloat16 rows that fill whole tiles are read in place.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ..template.kernel import finish
 from ..template.values import pointwise_obstacle, split_anchor
 from .matmul import Product, Side
 
-_NEAR_BYTES = 1 << 20  # of packed rows that the second cache holds beside a panel
-_WORK_PER_DOT = 16  # how many cycles a product of two tiles takes, which are 16384 multiply-adds
-_BAD_STRIDE_BYTES = 2048  # between rows that fall on two sets of the first cache
+_NEAR_BYTES = 1 << 20  # of packed rows of A that L2 holds besides a panel of B
+_WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
+_BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
 Panels = Callable[[Expr, Expr], Lines]  # of (matrix, panel)
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one MatMul or Gemm of float32 or bfloat16 with float32 results and pointwise followers of their shape."""
+    """Takes one MatMul or Gemm of float32 or bfloat16 operands with float32 sums and an epilogue of pointwise operators."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
         return Refusal("has no matrix product")
@@ -53,7 +53,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 
 class TiledProduct(Product):
-    """One kernel being built."""
+    """The AMX kernel of a MatMul or Gemm being built."""
 
     template = "matmul_tiles"
 
@@ -75,7 +75,7 @@ class TiledProduct(Product):
         return 2 * self.matrices * self.a.lines * self.b.lines * self.a.depth
 
     def estimate(self) -> Estimate:
-        """Of all matrices, their operands packed unless they are constant or lie so that tiles can be loaded from them."""
+        """The estimate of all products, with packing of what is neither constant nor read in place."""
         machine, size = self.target.machine, (self.a.lines, self.b.lines, self.a.depth)
         packs_a, packs_b = (side.name not in self.group.constants for side in (self.a, self.b))
         packs_a = packs_a and not self._reads_rows()
@@ -103,25 +103,25 @@ class TiledProduct(Product):
     # Operands ---------------------------------------------------------------------------------------------------------
 
     def _source(self, side: Side) -> Buffer:
-        """The operand itself, of bfloat16 its bits."""
+        """The operand in place: float32, or the bits of bfloat16."""
         return self.builder.parameter(
             side.name, self.group.types[side.name].elements, "uint16" if self.format is BF16X1 else "float32"
         )
 
     def _reads_rows(self) -> bool:
-        """Whether tiles of A are loaded from where its rows lie."""
+        """Whether tiles of A are loaded in place."""
         a = self.a
         if self.format is not BF16X1 or a.lines_last or a.name in self.group.constants:
             return False
         return a.depth % DEPTH == 0 and a.lines >= LINES and 2 * a.depth % _BAD_STRIDE_BYTES != 0
 
     def _first_row(self, m: Expr) -> Expr:
-        """The first of the 32 rows of A that make a panel: those of the last one may overlap, where they are read in place."""
+        """The first row of A of panel `m` (32 rows). In place the last panel is moved back to end with A, and overlaps."""
         top = m * LINES
         return tirx.min(top, self.a.lines - (ROWS if self._has_short() else LINES)) if self._reads_rows() else top
 
     def _has_short(self) -> bool:
-        """Whether the last of some panels of rows has one tile's rows at most."""
+        """Whether the last of several panels of A has at most the 16 rows of one tile."""
         return self.rows > 1 and 0 < self.a.lines % LINES <= ROWS
 
     def _rows_in_place(self) -> Panels:
@@ -134,7 +134,7 @@ class TiledProduct(Product):
         return lines
 
     def _constant_panels(self, side: Side, pairs: bool) -> Panels:
-        """Packed at compile time."""
+        """The panels of a constant operand, packed at compile time."""
         pack = PackTiles(side.pack(LINES), self.terms, pairs)
         self.packed[side.name] = Operand(side.name, pack)
         elements = pack.packed_type(self.group.types[side.name]).elements
@@ -149,7 +149,7 @@ class TiledProduct(Product):
         return StepPacker(self.builder, element, side.lines, side.depth, self.terms, pairs, along_depth)
 
     def _packed_panels(self, side: Side, pairs: bool) -> Panels:
-        """Packed by the kernel, the whole of it, before the product."""
+        """The panels of an operand that the kernel packs as a whole before the product."""
         builder, packer = self.builder, self._packer(side, pairs)
         per_word = 2 if pairs else 1
         matrices, step = prod(side.batch), packer.panel_elements // packer.steps
@@ -172,7 +172,10 @@ class TiledProduct(Product):
     # Loops ------------------------------------------------------------------------------------------------------------
 
     def _walk(self, a: Panels, b: Panels, threads: int, *, columns_outside: bool) -> None:
-        """All rows by one panel of columns, then by the next, or the other way around: dealt to the threads in that order."""
+        """The loops over panels of A and B, in place or packed; with `columns_outside` panels of B are the outer loop.
+
+        Blocks are dealt to the threads in contiguous runs of that order.
+        """
         builder = self.builder
         extents = {
             "batch": self.matrices,
@@ -187,7 +190,7 @@ class TiledProduct(Product):
                 self._block(rows, b, sums, at["batch"], at["m"], at["n"], asks=columns_outside)
 
     def _pack_and_walk(self, packer: StepPacker, b: Panels, threads: int) -> None:
-        """Each thread packs some panels of its rows, as many as the second cache holds, and walks all columns with them."""
+        """Each thread packs as many panels of its rows of A as L2 holds and multiplies them by all panels of B, in turn."""
         builder, size = self.builder, packer.panel_elements
         panels = max(min(_NEAR_BYTES // (2 * size), ceil(self.matrices * self.rows / threads), self.rows), 1)
         scratch = builder.workspace(threads * panels * size, "uint16")
@@ -211,14 +214,14 @@ class TiledProduct(Product):
             packer.pack(to, at, matrix, builder.bind(first + panel), step)
 
     def _next(self, panel: Lines, m: Expr) -> Next | None:
-        """What is asked for while all rows meet a panel of constant weights, which are more than the second cache holds."""
+        """The panel of B to prefetch while all rows are multiplied by this one; None unless B is constant and exceeds L2."""
         size = self.steps * self.terms * TERM_ELEMENTS // 2
         if self.b.name not in self.group.constants or 4 * size * self.columns < _NEAR_BYTES:
             return None
         return Next(self.builder.bind(panel.at((self.steps,), 0, 0)), m, self.rows)
 
     def _block(self, a: Lines, b: Panels, sums: Scratch, batch: Expr, m: Expr, n: Expr, *, asks: bool = False) -> None:
-        """A block of the result, and what follows it."""
+        """A 32 x 32 block of C, and its epilogue."""
         builder, store = self.builder, self.store()
         is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
         panel = b(self.b.matrix_of(self.batch, batch), n)

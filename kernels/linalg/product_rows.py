@@ -1,8 +1,8 @@
-"""A matrix product by a constant, and reductions over the rows of its result: what lies between them never is in memory.
+"""A matrix product by a constant fused with reductions over its rows (bias, residual, LayerNorm): nothing between goes to memory.
 
-Each thread computes blocks of whole rows: all columns of a block into scratch that stays in its second-level cache, then the row
-part. So every thread reads all of B, which is dealt out among them otherwise. B's panels are walked by the outer loop: a
-block reads each of them once, and its rows of A stay in cache.
+Each thread computes blocks of whole rows: all columns of a block into scratch that stays in its L2, then the row part. So every
+thread reads all of B, which the plain product divides among threads. The loop over panels of B is outside of that over a block's
+rows: a block reads each panel once, and its rows of A stay in cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPERATORS = ROW_OPERATORS | PRODUCTS
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one product by a constant in float32, and reductions and pointwise operators over its rows."""
+    """Takes one float32 product by a constant with reductions and pointwise operators over its rows, where that pays."""
     if target.is_gpu:
         return Refusal("a row would be the work of one thread")
     products = [op for op in group.ops if op.op_type in PRODUCTS]
@@ -51,7 +51,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 
 def _product_obstacle(group: Group, anchor: Op) -> str:
-    """Why the rows of a product are not computed here; empty if they may be."""
+    """Why the product cannot be computed in blocks of whole rows; empty if it can."""
     a, b = anchor.inputs[:2]
     if {group.types[name].dtype for name in (*anchor.inputs, *anchor.outputs) if name} != {"float32"}:
         return "operands of the product are not float32"
@@ -64,7 +64,7 @@ def _product_obstacle(group: Group, anchor: Op) -> str:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """How the rows are dealt: `tiles` of `tile` in all to `threads`, up to `in_block` of them at a time."""
+    """How rows are dealt: `tiles` register tiles of rows to `threads`, blocks of up to `in_block` tiles."""
 
     threads: int
     tile: Tile
@@ -73,12 +73,12 @@ class _Blocks:
 
     @property
     def rows(self) -> int:
-        """Of a block."""
+        """Rows of a block."""
         return self.in_block * self.tile.rows
 
 
 class _ProductRows(Product):
-    """One kernel being built."""
+    """The kernel of a product with reductions over its rows being built."""
 
     template = "product_rows"
 
@@ -89,7 +89,7 @@ class _ProductRows(Product):
         self.pitch = ceil(self.columns / self.builder.lanes("float32")) * self.builder.lanes("float32")
 
     def obstacle(self) -> str:
-        """Why the product's rows are not those of the others, or would not pay; empty if all is well."""
+        """Why the reductions are not over the product's rows, or blocks of whole rows do not pay; empty if neither."""
         if self.batch:
             return "the product is a batch of products"
         if self.form.length != self.columns or prod(self.form.outer) != self.rows or not self.rows:
@@ -113,7 +113,7 @@ class _ProductRows(Product):
                 first = builder.bind(begin + i * blocks.in_block)
                 count = builder.bind(tirx.max(tirx.min(end - first, blocks.in_block), 0))
                 start = builder.bind(first * blocks.tile.rows)
-                base = builder.bind((thread * blocks.rows - start) * self.pitch)  # where row 0 would lie
+                base = builder.bind((thread * blocks.rows - start) * self.pitch)  # where row 0 of the result would lie
                 product = self._product(blocks.tile, load_a, load_b, results, base)
                 with builder.loop(ceil(self.columns / blocks.tile.columns), name="n") as n, builder.loop(count, name="m") as m:
                     emit_tile(builder, product, 0, builder.bind(first + m), n)
@@ -125,7 +125,7 @@ class _ProductRows(Product):
         return finish(self.template, builder, self.group, flops=flops + work, packed=self.packed)
 
     def _product(self, tile: Tile, load_a: Load, load_b: Load, results: Buffer, base: Expr) -> TileProduct:
-        """The product, stored row after row from `base`."""
+        """The product, stored row-major to `results` from element `base` on."""
 
         def store(batch: Expr, m: Expr, r: Expr, n: Expr, value: Expr) -> None:
             self.builder.store(results, base + m * self.pitch + n, self._with_bias((m, n), value))
@@ -148,7 +148,7 @@ class _ProductRows(Product):
         )
 
     def _blocks(self, threads: int) -> _Blocks:
-        """Whole tiles of rows, dealt evenly; a block's results fit a share of the cache, and a thread's blocks are equal."""
+        """Register tiles of rows dealt evenly to threads, in equal blocks whose results fit `product_block_bytes` of L2."""
         share_rows = ceil(self.rows / threads)
         options = tile_options(
             share_rows,
@@ -169,7 +169,7 @@ class _ProductRows(Product):
         return _Blocks(threads, tile, tiles, self.builder.choose("block", _block_options(of_thread, most)))
 
     def _reader(self, results: Buffer, base: Expr) -> Reader:
-        """Reads the product's element in the row of results at `base`."""
+        """How the row part reads the product: from the row of `results` that begins at element `base`."""
         count = len(self.form.outer)
 
         def read(index: Index) -> Expr:
@@ -179,7 +179,7 @@ class _ProductRows(Product):
 
 
 def _block_options(tiles: int, most: int) -> dict[str, int]:
-    """How many tiles of rows may be in a block, where a thread has so many: equal blocks of at most `most`, then smaller ones."""
+    """The legal numbers of tiles in a block, by name, for a thread that has `tiles`: equal blocks of at most `most` first."""
     fewest = ceil(tiles / most)
     sizes = dict.fromkeys(ceil(tiles / blocks) for blocks in range(fewest, 4 * fewest + 1))
     return {str(size): size for size in sizes}

@@ -1,4 +1,4 @@
-"""MatMul and Gemm of activations by constant weights, with Strassen's fewer multiplications where less exactness is allowed."""
+"""MatMul and Gemm of activations by constant weights by Strassen's algorithm, where the precision allows its larger errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .strassen_product import StrassenProduct, strassen_obstacle
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one MatMul or Gemm of float32 with pointwise followers, where the additions are so few that it pays."""
+    """Takes one float32 MatMul or Gemm with a pointwise epilogue, large enough to be cut into blocks."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
         return Refusal("has no matrix product")

@@ -1,9 +1,9 @@
-"""A matrix product by constant weights with Strassen's fewer multiplications, for templates that say what its rows are.
+"""Strassen's algorithm for products by constant weights (strassen_tables.py), shared by MatMul and 1x1 convolutions.
 
-Sums of blocks of A are made once, into scratch, those of the weights at compile time. Then, one panel of columns after the
-other, register tiles multiply sums of rows by sums of weights, into scratch that the second cache holds; from there the blocks
-of the result are added up, which is where the bias and the followers come. A panel comes from memory while the one before it is
-multiplied: each step of k asks for a part, and for one of the next rows of sums, which are too short to be guessed.
+Sums of blocks of A are made once, into scratch; those of the weights at compile time. Then, panel by panel of columns, register
+tiles multiply sums of A by sums of B into scratch that stays in L2, from where the blocks of C are added up and go through the
+epilogue. While a panel is multiplied, the next one is prefetched from memory, a part at each step of k; so are the next rows of
+sums of A, which are too short for the hardware prefetcher.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .matmul import Side
 from .strassen_tables import PackBilinear, combine, strassen
 
 TYPE = "float32"
-_NEAR_BYTES = 384 * 1024  # of the second cache, for the products of a panel
-_LINE = 16  # elements of a cache line
+_NEAR_BYTES = 384 * 1024  # of L2 for the products with a panel
+_LINE = 16  # float32 numbers in a cache line
 Place = Callable[[Expr], Expr]
 Store = Callable[[Expr, Expr, Expr], None]
 
 
 class StrassenProduct:
-    """One kernel being built: blocks of A have `m` rows and `k` columns, blocks of the result `n` columns.
+    """The kernel being built: blocks of A are m x k, blocks of B k x n, blocks of C m x n.
 
-    Row r of A begins at `begin(r)` of its parameter. `store(r, c, value)` gets the element of the result in row r and column c.
+    Row r of A begins at element `begin(r)` of its parameter. `store(r, c, value)`, the epilogue, gets C[r, c] once.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class StrassenProduct:
         self.a, self.b, self.begin, self.store = a, b, begin, store
 
     def plan(self, followed: Group, prepare: Callable[[], None] = lambda: None) -> Candidate | Refusal:
-        """The candidate, whose code `prepare` begins; there is none where nothing can be cut into blocks.
+        """The candidate; a Refusal where the product is too small for blocks. `prepare` emits statements before all others.
 
-        `followed` is the group without what only turns the anchor's operands and results.
+        `followed`, the group without views around the anchor, has the epilogue that the estimate counts.
         """
         choices = strassen_choices(self.a.lines, self.b.lines, self.a.depth, self.target.machine)
         if not choices:
@@ -97,7 +97,7 @@ class StrassenProduct:
         return finish(self.template, builder, self.group, flops=flops, packed=packed)
 
     def _choose_sizes(self, choices: Sequence[StrassenChoice]) -> None:
-        """The levels, the extents of blocks, the tile, and how many rows of all blocks are multiplied by a panel at once."""
+        """Choose the levels, extents of blocks, register tile, and the number of rows of blocks multiplied by a panel at once."""
         lanes = self.builder.lanes(TYPE)
         self.one = one = strassen(self.builder.choose("levels", {str(c.levels): c.levels for c in choices}))
         self.m, self.k = ceil(self.a.lines / one.rows), ceil(self.a.depth / one.depth)
@@ -106,7 +106,7 @@ class StrassenProduct:
         self.tile = self.builder.choose("tile", tiles)
         self.panels, rows = ceil(self.n / self.tile.columns), ceil(self.m / self.tile.rows)
         most = max(_NEAR_BYTES // (4 * one.products * self.tile.rows * self.tile.columns), 1)
-        self.tiles = ceil(rows / ceil(rows / most))  # of rows, in a part
+        self.tiles = ceil(rows / ceil(rows / most))  # register tiles of rows in a part
         self.size = self.tiles * self.tile.rows
         self.parts = ceil(self.m / self.size)
         self.pitch = _odd_lines(self.k)
@@ -114,7 +114,7 @@ class StrassenProduct:
         self.made_stride = _odd_lines(self.size * self.tile.columns)
 
     def _add_blocks(self) -> None:
-        """Fill scratch with rows of sums of blocks of A, the last of which may lack rows and columns."""
+        """Store the sums of blocks of A to scratch; rows and columns beyond A's edges count as zeros."""
         builder, one = self.builder, self.one
         less_rows, less_depth = one.rows * self.m - self.a.lines, one.depth * self.k - self.a.depth
         runs = [(0, self.m - less_rows, one.rows), (self.m - less_rows, less_rows, one.rows - 1)]
@@ -127,7 +127,7 @@ class StrassenProduct:
                         self._add_rows(row, first, extent, (rows, depth))
 
     def _add_rows(self, row: Expr, first: int, extent: int, blocks: tuple[int, int]) -> None:
-        """The elements [first, first + extent) of row `row` of all sums, of which so many blocks down and across have them."""
+        """Elements [first, first + extent) of row `row` of all sums; `blocks` (down, across) of A have these elements."""
         builder, one, kind = self.builder, self.one, self.group.types[self.a.name]
         source = builder.parameter(self.a.name, kind.elements, kind.dtype)
         begins = [builder.bind(self.begin(builder.bind(i * self.m + row))) for i in range(blocks[0])]
@@ -143,7 +143,7 @@ class StrassenProduct:
         builder.vector_loop(extent, builder.lanes(TYPE), vector)
 
     def _multiply(self, mine: Expr, first: Expr, count: Expr, panel: Expr) -> None:
-        """All products of the rows [first, first + count) of sums with a panel, into this thread's scratch."""
+        """The products of rows [first, first + count) of all sums of A with a panel, to the thread's scratch."""
         builder, one, tile = self.builder, self.one, self.tile
         tiles = builder.bind(tirx.floordiv(count + (tile.rows - 1), tile.rows))
         with builder.loop(one.products, name="product") as product, builder.loop(tiles, name="m") as m:
@@ -153,7 +153,8 @@ class StrassenProduct:
             self._multiply_tile(m, left, Panel(self.weights, right, tile.columns), place)
 
     def _multiply_tile(self, m: Expr, left: Expr, panel: Panel, place: Expr) -> None:
-        """Sums from `left` on, the `m`-th tile of rows, by a panel; its part of the next panel and rows are asked for."""
+        """The `m`-th register tile of rows, of the sums of A from element `left` on, by a panel; prefetches its share of the next
+        panel and the next rows."""
         builder, tile = self.builder, self.tile
         below = builder.bind(left + tile.rows * self.pitch)
 
@@ -173,7 +174,7 @@ class StrassenProduct:
         )
 
     def _add_products(self, base: Expr, row: Expr, panel: Expr) -> None:
-        """Add up and store row `row` of all blocks of the result, the columns of a panel."""
+        """Add up the products of row `row` of all blocks of C, in the columns of a panel, and hand them to the epilogue."""
         builder, one, tile = self.builder, self.one, self.tile
         blocks, begin = one.rows * one.columns, builder.bind(panel * tile.columns)
         lines = builder.local(blocks * tile.columns, TYPE, "lines")
@@ -199,7 +200,7 @@ class StrassenProduct:
 
 
 def strassen_obstacle(group: Group, seen: Group, anchor: Op, target: Target) -> str:
-    """Why Strassen's algorithm may not compute the anchor of a group, whose operands it has as `seen`; empty if it may."""
+    """Why Strassen's algorithm may not compute a group's anchor; empty if it may. `seen`: the group without views around it."""
     if not group.tolerance.allows_strassen:
         return f"its errors grow with the largest element of a block, which precision {group.precision} does not allow"
     if target.is_gpu:
@@ -209,6 +210,6 @@ def strassen_obstacle(group: Group, seen: Group, anchor: Op, target: Target) -> 
 
 
 def _odd_lines(elements: int) -> int:
-    """As many elements as an odd number of cache lines holds, so that what lies so far apart shares no set."""
+    """The least pitch of at least `elements` that is an odd number of cache lines, so that rows do not conflict in sets."""
     lines = ceil(elements / _LINE)
     return _LINE * (lines + 1 - lines % 2)

@@ -1,7 +1,7 @@
-"""Algorithms for products of matrices with fewer multiplications than rows times depth times columns, as three tables.
+"""Bilinear algorithms for matrix products, <m, k, n; r> with r < m k n multiplications of blocks, as three coefficient tables.
 
-<m, k, n; r>: with A cut into m x k blocks, B into k x n and C into m x n, C_ij is the sum over r products of result[p][ij] times
-(sum of left[p][il] A_il) (sum of right[p][lj] B_lj). They nest: the blocks of one are multiplied by another.
+With A cut into m x k blocks, B into k x n and C into m x n, C_ij is the sum over p in [0, r) of result[p][ij] times
+(sum over il of left[p][il] A_il) (sum over lj of right[p][lj] B_lj). Algorithms nest: blocks of one are multiplied by another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Table = tuple[tuple[int, ...], ...]  # a row of coefficients for each product
 
 @dataclass(frozen=True)
 class Bilinear:
-    """An algorithm. Rows of `left` run over the blocks of A, row after row, those of `right` over B's, of `result` over C's."""
+    """An algorithm <rows, depth, columns; products>. A row of a table has a product's coefficients: of the blocks of A in `left`,
+    of B in `right`, of C in `result`, in row-major order."""
 
     rows: int
     depth: int
@@ -40,7 +41,7 @@ class Bilinear:
 
 
 def nest(outer: Bilinear, inner: Bilinear) -> Bilinear:
-    """The algorithm that makes each product of `outer` by `inner`: Kronecker products of their tables."""
+    """The algorithm that computes each product of `outer` by `inner`: Kronecker products of their tables."""
 
     def table(a: Table, b: Table, a_shape: tuple[int, int], b_shape: tuple[int, int]) -> Table:
         blocks, parts = np.reshape(a, (-1, *a_shape)), np.reshape(b, (-1, *b_shape))
@@ -57,7 +58,7 @@ def nest(outer: Bilinear, inner: Bilinear) -> Bilinear:
     )
 
 
-_STRASSEN = Bilinear(  # V. Strassen, Gaussian elimination is not optimal, 1969
+_STRASSEN = Bilinear(  # V. Strassen: Gaussian Elimination is not Optimal, Numerische Mathematik 13, 1969
     2,
     2,
     2,
@@ -69,12 +70,12 @@ _STRASSEN = Bilinear(  # V. Strassen, Gaussian elimination is not optimal, 1969
 
 @cache
 def strassen(levels: int) -> Bilinear:
-    """Strassen's algorithm, in each of whose products it is used again `levels` - 1 times."""
+    """Strassen's algorithm applied recursively `levels` times: <2**levels, 2**levels, 2**levels; 7**levels>."""
     return _STRASSEN if levels == 1 else nest(_STRASSEN, strassen(levels - 1))
 
 
 def combine(factors: Sequence[int], values: Mapping[int, Expr]) -> Expr:
-    """The sum of factors times values; values that are not there are zero."""
+    """The sum of factors times values; missing values are zero."""
     terms = [
         (value if abs(factors[at]) == 1 else value * abs(factors[at]), factors[at] > 0)
         for at, value in values.items()
@@ -91,10 +92,10 @@ def combine(factors: Sequence[int], values: Mapping[int, Expr]) -> Expr:
 
 @dataclass(frozen=True)
 class PackBilinear:
-    """The sums of blocks of B that an algorithm multiplies, as tiles load them: [panels, products, depth, tile].
+    """Pack the sums of blocks of B that an algorithm multiplies: [panels, products, depth, tile].
 
-    B is [depth, columns], or the transpose of that without `lines_last`. `block` are the depth and columns of its blocks; what
-    the last ones lack is zero. Sums are made in float64 and rounded once.
+    B is [depth, columns], or [columns, depth] without `lines_last`. `block`: depth and columns of its blocks, the last of which
+    are padded with zeros. Sums are made in float64 and rounded once.
     """
 
     algorithm: Bilinear

@@ -1,8 +1,8 @@
-"""Blocks of 32 x 32 sums on the tile unit: two tiles of A by two of B, so that four tiles are loaded for four products.
+"""The AMX micro-kernel: 32 x 32 blocks of C, two tiles of A by two of B, so that four tiles are loaded for four TDPBF16PS.
 
-A float32 operand is several bfloat16 terms (bf16_split.py), whose products are added to the same sums. Where one of these is
-not finite, the block is computed again by float32 multiply-adds: infinity times a number is then infinity, though its terms say
-infinity times zero, and so is what overflows only in a term. A finished block lies in the first cache, for the epilogue.
+A float32 operand is several bfloat16 terms (bf16_split.py), whose products are added to the same sums. A block in which a sum is
+not finite is computed again by float32 multiply-adds: infinity times a number is then infinity, where its terms would give
+infinity times zero, and what overflows only in a term is right, too. A finished block lies in L1, for the epilogue.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from .amx_unit import COLUMNS, DEPTH, ROWS, WORDS, TileUnit
 from .bf16_split import PRODUCTS, joined
 from .packed_gemm import Scratch
 
-_A, _B = (4, 5), (6, 7)  # registers of the operands; the sums are in 0 to 3
+_A, _B = (4, 5), (6, 7)  # tile registers of the operands; the accumulators are 0 to 3
 _SUMS = ((0, 1), (2, 3))
 _SIZE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 
 @dataclass(frozen=True)
 class Lines:
-    """32 lines of an operand. Tile `half` of a term of step `ks` begins at `at(ks, term, half)`; its rows are `stride` apart.
+    """32 rows of A or columns of B, as tiles that TILELOADD reads.
 
-    Elements are of 16 bits for A and words of two for B.
+    Tile `half` (0 or 1: the first or last 16) of a term of step `ks` begins at element `at(ks, term, half)`; the tile's rows are
+    `stride` elements apart. Elements are 16 bits of A, and 32-bit pairs along k (VNNI layout) of B.
     """
 
     buffer: Buffer
@@ -39,9 +40,9 @@ class Lines:
 
 @dataclass(frozen=True)
 class Next:
-    """The panel of B that is read after this one, which `blocks` blocks of A meet before: asked for from memory meanwhile.
+    """The next panel of B, prefetched from memory into L2 while `blocks` blocks of A are multiplied by the current one.
 
-    It begins at element `base` of B's buffer, and the block is number `block`.
+    It begins at element `base` of B's buffer; `block` is the number of the current block, which prefetches its share.
     """
 
     base: Expr
@@ -51,7 +52,7 @@ class Next:
 
 @contextmanager
 def tile_threads(builder: KernelBuilder, unit: TileUnit, count: int, blocks: int = 1) -> Iterator[tuple[Expr, Scratch]]:
-    """A parallel region whose threads use the unit; yields the number of a thread and its array for the sums of some blocks."""
+    """A parallel region whose threads configure AMX; yields the thread's number and its float32 scratch for `blocks` blocks."""
     size = blocks * LINES * LINES
     sums = builder.workspace(count * size, "float32")  # in the arena, as the stack aligns to 16 bytes only
     with builder.loop(count, "parallel", "thread") as thread:
@@ -64,7 +65,10 @@ def tile_threads(builder: KernelBuilder, unit: TileUnit, count: int, blocks: int
 def tile_chunks(
     builder: KernelBuilder, unit: TileUnit, extent: int, work: int, blocks: int = 1
 ) -> Iterator[tuple[Expr, Scratch]]:
-    """A loop over [0, extent), dealt to threads that use the unit; `work` is that of all, in scalar operations."""
+    """A loop over [0, extent), dealt to threads that configure AMX; `work` is the scalar operations of the whole loop.
+
+    Yields an iteration and the thread's float32 scratch for `blocks` blocks of C.
+    """
     threads = min(builder.threads_for(work), max(extent, 1))
     with tile_threads(builder, unit, threads, blocks) as (thread, sums):
         begin, end = share(thread, threads, extent)
@@ -73,7 +77,7 @@ def tile_chunks(
 
 
 class BlockProduct:
-    """Blocks of one thread. `halves` are the tiles of A and of B that have lines at all, `steps` the loops over k."""
+    """The micro-kernel of one thread. `steps`: extents of the loops over k; `halves`: tiles of A and of B in a block, 1 or 2."""
 
     def __init__(
         self, builder: KernelBuilder, unit: TileUnit, steps: Sequence[int], terms: int, halves: tuple[int, int] = (2, 2)
@@ -82,7 +86,7 @@ class BlockProduct:
         builder.tiles = f"tiles{len(PRODUCTS[terms])}"
 
     def multiply(self, a: Lines, b: Lines, sums: Scratch, *, is_short: Expr | None = None, then: Next | None = None) -> None:
-        """Put the sums over all steps into `sums`: 32 rows of 32, or 16 of a block that is short."""
+        """Store the sums over all steps to `sums`: 32 rows of 32 float32, or 16 rows where `is_short`."""
         if is_short is None or self.halves[0] == 1:
             self._multiply(a, b, sums, self.halves, then)
             return
@@ -106,14 +110,14 @@ class BlockProduct:
             self._mend(a, b, sums, halves)
 
     def _add(self, a: Lines, b: Lines, cells: list[tuple[int, int]], ks: Index) -> None:
-        """The products of one step. A tile is loaded before the first of them that reads it, and those of the next step are asked
-        for between them, so that loads and products overlap."""
+        """The products of one step. A tile is loaded just before the first product that reads it, and tiles of the next step are
+        prefetched into L1 between products, so that loads and products overlap."""
         dots = [(terms, cell) for terms in PRODUCTS[self.terms] for cell in cells]
         halves = [sorted({cell[axis] for cell in cells}) for axis in range(2)]
         tiles = zip((a, b), halves, strict=True)
         later = [(lines, term, half) for lines, some in tiles for half in some for term in range(self.terms)]
         following = (*ks[:-1], ks[-1] + 1)
-        held: dict[int, int] = {}  # the term in each register
+        held: dict[int, int] = {}  # the term in each tile register
         for number, (terms, (i, j)) in enumerate(dots):
             for lines, register, term, half in ((a, _A[i], terms[0], i), (b, _B[j], terms[1], j)):
                 if held.get(register) != term:
@@ -125,7 +129,7 @@ class BlockProduct:
                 self.unit.ask(lines.buffer, lines.at(following, term, half), lines.stride)
 
     def _ask_for(self, buffer: Buffer, then: Next, ks: Index) -> None:
-        """A step's part of the next panel: the blocks of this one together ask for all of it."""
+        """Prefetch this step's share of the next panel; all blocks that read the current one prefetch the whole of it."""
         lines = ceil(2 * ROWS * self.terms / then.blocks)
         number = self.builder.bind(then.block * prod(self.steps) + row_major(ks, self.steps))
         for line in range(lines):
@@ -142,7 +146,7 @@ class BlockProduct:
             self._mend_row(a, b, sums, i, row, j)
 
     def _largest(self, sums: Scratch, halves: tuple[int, int]) -> Expr:
-        """The bits of the largest size of a sum: at least those of infinity where one is not finite."""
+        """The bits of the largest absolute value of a sum: at least those of infinity where one is not finite."""
         builder = self.builder
         sizes, one = builder.local(COLUMNS, "int32", "sizes"), builder.local(1, "int32", "size")
         with builder.loop(COLUMNS, "vectorized", "lane") as lane:
@@ -158,7 +162,7 @@ class BlockProduct:
         return one[0]
 
     def _mend_row(self, a: Lines, b: Lines, sums: Scratch, i: Expr, row: Expr, j: Expr) -> None:
-        """16 sums of a row in float32."""
+        """Compute 16 sums of a row again, by float32 multiply-adds of the terms' sums."""
         builder = self.builder
         at = builder.bind((i * ROWS + row) * LINES + j * COLUMNS)
         with builder.loop(COLUMNS, "vectorized", "lane") as lane:
@@ -176,7 +180,7 @@ class BlockProduct:
 
 
 def packed_lines(buffer: Buffer, base: Expr, terms: int, *, words: bool) -> Lines:
-    """A panel of steps that lie one after the other, as PackTiles lays them out, from element `base` of a buffer on."""
+    """A panel packed by `PackTiles`, from element `base` of a buffer on; with `words` the buffer's elements are 32-bit pairs."""
     stride = WORDS if words else DEPTH
 
     def at(ks: Index, term: int, half: Expr) -> Expr:
@@ -187,5 +191,5 @@ def packed_lines(buffer: Buffer, base: Expr, terms: int, *, words: bool) -> Line
 
 
 def _half(word: Expr, half: int) -> Expr:
-    """The bits of one of the two bfloat16 numbers of a word."""
+    """The bits of one of the two bfloat16 numbers of a 32-bit pair."""
     return tirx.Cast("uint16", word >> tirx.const(16, "uint32") if half else word & tirx.const(0xFFFF, "uint32"))

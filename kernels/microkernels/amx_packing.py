@@ -1,8 +1,8 @@
-"""Operands of products of tiles, laid out in the order in which they are loaded: 1 KiB tiles, one after the other.
+"""Packing of AMX operands: 1 KiB tiles in the order in which the micro-kernel loads them.
 
-A step is 32 lines (rows of A, columns of B) by 32 values of k: for each term two tiles of 16 lines. Panels of 32 lines hold their
-steps in the order of k. Lines and values of k that do not exist are zero. In a tile of A a row is a line; in a tile of B a row is
-a pair of k, whose two values lie side by side for each line (`pairs`).
+A "line" here is a row of A or a column of B. A panel is 32 lines by all of k, a step of it 32 lines by 32 values of k: two tiles
+of 16 lines for each bfloat16 term. Edges are padded with zeros. A row of an A tile is a line; a row of a B tile is two
+neighbours along k for each of 16 lines (`pairs`, the VNNI layout of Intel's manual).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from ..movement.strided_copy import transposed
 from .amx_unit import DEPTH, ROWS, TILE_ELEMENTS
 from .bf16_split import split, split_array
 
-LINES = 2 * ROWS  # of a panel
-TERM_ELEMENTS = 2 * TILE_ELEMENTS  # of one term of a step
+LINES = 2 * ROWS  # rows of A or columns of B in a panel
+TERM_ELEMENTS = 2 * TILE_ELEMENTS  # bfloat16 numbers of one term of a step
 
 
 class Panels(Protocol):
-    """Lays a constant out as [matrices, panels, k, 32 lines]."""
+    """Lays a constant out as [matrices, panels, k, 32 rows of A or columns of B]."""
 
     def packed_type(self, source: TensorType) -> TensorType:
-        """Its shape and type."""
+        """Shape and type of the result for a constant of this type."""
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
-        """The panels."""
+        """The panels, C-contiguous."""
 
 
 @dataclass(frozen=True)
 class PackTiles:
-    """Lay a constant operand out as tiles: [matrices, panels, steps, terms, 2, 16, 32] of bits.
+    """Pack a constant operand into AMX tiles: uint16[matrices, panels, steps, terms, 2, 16, 32], bits of bfloat16.
 
-    `panels`, of 32 lines, says which of its dimensions are lines and which are k. A float32 constant becomes `terms` bfloat16
-    terms, a bfloat16 one is itself, one term. Every `run` values of k, all of them if 0, begin a new step.
+    `panels` makes [matrices, panels, k, 32] of it. A float32 constant becomes `terms` bfloat16 terms, a bfloat16 one is one term.
+    k is cut into stretches of `run` values (0: one stretch), each of which is padded with zeros to whole steps of 32.
     """
 
     panels: Panels
@@ -71,10 +71,11 @@ class PackTiles:
 
 @dataclass(frozen=True)
 class StepPacker:
-    """Writes steps of an operand that is not constant.
+    """Packs an operand that is not constant, in the kernel, step by step.
 
-    `element(matrix, line, k)` is a number of it: float32, or with one term the bits of a bfloat16. Pairs are read along lines,
-    unless float32 numbers are said to lie side by side along k, squares of which are transposed in registers.
+    `element(matrix, line, k)` is a number of it: float32, or with one term the bits of a bfloat16; a line is a row of A or a
+    column of B. Where B is packed in pairs, its vectors are loaded along lines; with `lies_along_depth` (float32, contiguous
+    along k) squares are loaded along k and transposed in registers.
     """
 
     builder: KernelBuilder
@@ -87,7 +88,7 @@ class StepPacker:
 
     @property
     def panels(self) -> int:
-        """Of lines whose number is known."""
+        """Panels of 32 lines, where the number of lines is a constant."""
         assert isinstance(self.lines, int)
         return ceil(self.lines / LINES)
 
@@ -100,7 +101,7 @@ class StepPacker:
         return self.steps * self.terms * TERM_ELEMENTS
 
     def pack(self, to: Buffer, base: Expr, matrix: Expr, panel: Expr, step: Expr) -> None:
-        """Write a step of a panel from element `base` of a buffer on: of words if k lies in pairs, else of 16 bits."""
+        """Write a step of a panel, from element `base` of a buffer on: elements are 32-bit pairs if `pairs`, else 16 bits."""
         builder = self.builder
         first, k = builder.bind(panel * LINES), builder.bind(step * DEPTH)
         write = self._write_rows
@@ -148,18 +149,18 @@ class StepPacker:
                     self._store_words(to, at + pair * ROWS + lane, low, high)
 
     def _store_words(self, to: Buffer, at: Expr, low: list[Expr], high: list[Expr]) -> None:
-        """Pairs of k of each term."""
+        """Store the 32-bit pairs along k of each term."""
         for term, (x, y) in enumerate(zip(low, high, strict=True)):
             word = tirx.Cast("uint32", x) | (tirx.Cast("uint32", y) << tirx.const(16, "uint32"))
             self.builder.store(to, at + term * (TERM_ELEMENTS // 2), word)
 
     def _parts(self, matrix: Expr, line: Expr, k: Expr, guarded: bool) -> list[Expr]:
-        """The terms of an element."""
+        """The bfloat16 terms of an element, as bits."""
         value = self._value(matrix, line, k, guarded)
         return split(self.builder, value, self.terms) if str(value.ty) == "float32" else [value]
 
     def _value(self, matrix: Expr, line: Expr, k: Expr, guarded: bool) -> Expr:
-        """An element; zero if `guarded` and there is none."""
+        """An element; with `guarded` zero beyond the edges."""
         if guarded:
             value = self.element(matrix, tirx.min(line, self.lines - 1), tirx.min(k, self.depth - 1))
             exists = tirx.And(line < self.lines, k < self.depth)

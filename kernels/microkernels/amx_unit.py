@@ -1,9 +1,9 @@
-"""Tile registers: eight of 16 rows of 64 bytes, and the product of two of them added to a third, as AMX-BF16 has them.
+"""AMX-BF16: eight tile registers of 16 rows of 64 bytes, and the product of two of them added to a third.
 
-Operand tiles hold bfloat16: A 16 rows by 32 k, B 16 pairs of k by 16 columns, the two k of a pair side by side. So both are
-32-bit words of two neighbouring k. A tile of sums holds 16 x 16 float32. The instructions are those of Intel's manual (volume 2,
-LDTILECFG, TILELOADD, TDPBF16PS). `EmulatedTiles` computes what it says that they compute, in plain loops over local arrays, so
-that kernels can be run and tested on machines without the unit.
+Operand tiles hold bfloat16: A 16 rows by 32 k, B 16 pairs of k by 16 columns, in VNNI layout (the two k of a pair side by side).
+So both are 32-bit pairs of neighbours along k. An accumulator tile holds 16 x 16 float32. The instructions are LDTILECFG,
+TILELOADD and TDPBF16PS (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2). `EmulatedTiles` computes what
+the manual says that they compute, in plain loops over local arrays, so that kernels run and are tested on machines without AMX.
 """
 
 from __future__ import annotations
@@ -18,55 +18,55 @@ from ..codegen.builder import Buffer, Expr, KernelBuilder
 
 ROWS = 16  # of a tile
 DEPTH = 32  # values of k of a product of two tiles
-COLUMNS = 16  # of a tile of sums
-WORDS = 16  # of 32 bits in a row of a tile
+COLUMNS = 16  # of an accumulator tile
+WORDS = 16  # 32-bit pairs in a row of a tile
 TILE_ELEMENTS = ROWS * DEPTH  # bfloat16 numbers of an operand's tile, 1 KiB
 REGISTERS = 8
 
-_EXPONENT = 0x7F800000  # of a float32
+_EXPONENT = 0x7F800000  # mask of a float32's exponent bits
 
 
 class TileUnit(Protocol):
-    """What a kernel says to the unit. Tiles are numbered from 0; one that is not loaded holds nothing."""
+    """The instructions of AMX that kernels use. Tiles are numbered from 0; one that is not loaded is undefined."""
 
     def configure(self) -> None:
-        """Say the shape of all tiles; first in every thread, and outside of all loops of the thread."""
+        """Set the shape of all tiles (LDTILECFG); first in every thread, and outside of all loops of the thread."""
 
     def release(self) -> None:
-        """Give the tiles back; last in every thread."""
+        """Give the tiles back (TILERELEASE); last in every thread."""
 
     def zero(self, tile: int) -> None:
-        """Make a tile of sums zero."""
+        """Make an accumulator tile zero."""
 
     def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
-        """Load an operand's tile, the first element at `offset`, rows `stride` elements apart: of a row 32 elements of 16 bits or
-        16 words, as the source's type says."""
+        """Load a tile of A or B, the first element at `offset`, rows `stride` elements apart: a row is 32 elements of 16 bits or
+        16 of 32, as the source's type says."""
 
     def ask(self, source: Buffer, offset: Expr, stride: int) -> None:
-        """Ask for an operand's tile, given as to `load`, which is loaded soon: loads wait for what is not in the first cache."""
+        """Prefetch into L1 a tile that is loaded soon; arguments as of `load`."""
 
     def ask_line(self, source: Buffer, offset: Expr) -> None:
-        """Ask for a cache line that is loaded later, from memory to the second cache."""
+        """Prefetch into L2 the cache line of an element that is loaded later."""
 
     def dot(self, sums: int, a: int, b: int) -> None:
-        """Add the product of two operand tiles to a tile of sums.
+        """Add the product of two operand tiles to an accumulator tile (TDPBF16PS).
 
-        Products of even and of odd k are added up apart from each other, from zero on, and then their sum to the tile.
-        Subnormal numbers are zero, as operands and as results.
+        Products of even and of odd k have accumulators of their own, which start at zero; their sum is then added to the tile.
+        Subnormal operands and results count as zero.
         """
 
     def store(self, tile: int, target: Buffer, offset: Expr, stride: int) -> None:
-        """Store a tile of sums: 16 float32 a row, the first at `offset`, rows `stride` elements apart."""
+        """Store an accumulator tile: 16 float32 a row, the first at `offset`, rows `stride` elements apart."""
 
 
 def tile_unit(builder: KernelBuilder, target: Target) -> TileUnit:
-    """The unit of the target's machine."""
+    """AMX of the target, as instructions or emulated."""
     assert target.has_tiles, f"{target} has no tiles"
     return AmxTiles(builder) if target.level == "amx" else EmulatedTiles(builder)
 
 
 class AmxTiles:
-    """The instructions. Tile numbers are part of them, so LLVM moves and renames nothing."""
+    """The instructions themselves. Tile numbers are immediates, so LLVM neither allocates nor moves tile registers."""
 
     def __init__(self, builder: KernelBuilder) -> None:
         self._builder = builder
@@ -105,11 +105,11 @@ class AmxTiles:
 
 
 class EmulatedTiles:
-    """The same in loops over arrays of the thread's stack, bit for bit, but for which NaN a NaN is."""
+    """The same bits by loops over arrays on the thread's stack; NaNs may differ in sign and payload."""
 
     def __init__(self, builder: KernelBuilder) -> None:
         self._builder = builder
-        self._operands: list[Buffer] = []  # 16 x 16 words, each a pair of bfloat16 with the lower k in its low bits
+        self._operands: list[Buffer] = []  # 16 x 16 32-bit pairs of bfloat16, the lower k in the low bits
         self._sums: list[Buffer] = []
 
     def configure(self) -> None:
@@ -161,19 +161,19 @@ class EmulatedTiles:
             self._builder.store(target, offset + row * stride + lane, self._sums[tile][row * COLUMNS + lane])
 
     def _half(self, word: Expr, half: int) -> Expr:
-        """One of the two numbers of a word."""
+        """One of the two bfloat16 numbers of a 32-bit pair, as float32."""
         bits = word & tirx.const(0xFFFF0000, "uint32") if half else word << tirx.const(16, "uint32")
         return self._flushed(tirx.reinterpret("float32", bits))
 
     def _flushed(self, value: Expr) -> Expr:
-        """The number, or zero for a subnormal one."""
+        """The number; zero for a subnormal one."""
         value = self._builder.name(value)
         exponent = tirx.reinterpret("uint32", value) & tirx.const(_EXPONENT, "uint32")
         return tirx.Select(tirx.EQ(exponent, tirx.const(0, "uint32")), tirx.const(0, "float32"), value)
 
 
 def _bytes(buffer: Buffer) -> int:
-    """Of an element."""
+    """Bytes of an element."""
     return int(np.dtype(str(buffer.dtype)).itemsize)
 
 

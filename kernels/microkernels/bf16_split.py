@@ -4,9 +4,9 @@ Each term is the nearest to what the terms before it leave (Henry, Tang, Heineck
 Datatype For Higher-Precision Computations, arXiv 1904.06376). The first term of a number that rounds to infinity is cut off
 instead, so that every finite number is the sum of finite terms. The first term of infinity or NaN is it, the others are zero.
 
-Products of small terms are dropped (`PRODUCTS`): with two terms a product of two numbers is off by at most 2**-15 of its size,
-and by about 2**-18 as a rule, to either side; with three by at most 2**-24, as if it were rounded once. Tile units take
-subnormal numbers for zero: of numbers below 2**-102 the third term is lost, of those below 2**-110 the second.
+Products of small terms are dropped (`PRODUCTS`): with two terms a product has a relative error of at most 2**-15, and of about
+2**-18 as a rule, of either sign; with three of at most 2**-24, as if it were rounded once. AMX takes subnormal numbers for zero:
+of numbers below 2**-102 the third term is lost, of those below 2**-110 the second.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tvm import tirx
 
 from ..codegen.builder import Expr, KernelBuilder
 
-# Which terms (of A, of B) are multiplied, from 0: neighbours share one, so that it is loaded once, and the largest is last
-# where that costs no load.
+# Which terms (of A, of B) are multiplied, from 0. Neighbours in this order share a term, so that its tile is loaded once; the
+# largest product is last where that costs no load.
 PRODUCTS: dict[int, tuple[tuple[int, int], ...]] = {
     1: ((0, 0),),
     2: ((1, 0), (0, 0), (0, 1)),
@@ -48,7 +48,7 @@ def split_array(array: np.ndarray, terms: int) -> np.ndarray:
 
 
 def split(builder: KernelBuilder, value: Expr, terms: int) -> list[Expr]:
-    """The same in a kernel, of one float32; each term a uint16."""
+    """The same in a kernel: the terms of one float32, each a uint16 of bits."""
     result = []
     for position in range(terms):
         value = builder.name(value)
@@ -69,7 +69,7 @@ def split(builder: KernelBuilder, value: Expr, terms: int) -> list[Expr]:
 
 
 def joined(parts: list[Expr]) -> Expr:
-    """The sum of terms that are bits, the smallest first."""
+    """The float32 sum of terms given as bits, added from the smallest on."""
     values = [tirx.reinterpret("float32", tirx.Cast("uint32", part) << _u32(16)) for part in reversed(parts)]
     total = values[0]
     for value in values[1:]:

@@ -1,4 +1,4 @@
-"""Products of so few rows that the other operand is read where it lies: laying it out would cost more than the product."""
+"""GEMV and products of few rows: B is read where it lies, as packing it would cost more than the product."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from .packed_gemm import Element, Lines
 from .register_tile import Tile, sum_tile
 
 Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
-_VECTORS = 8  # of a row of the result, at most, that are summed up at once
-_SUMS = 4  # independent ones: an addition takes four cycles
+_VECTORS = 8  # accumulator registers a row of the result, at most
+_SUMS = 4  # independent accumulators of a dot product: an addition has a latency of four cycles
 
 
 @dataclass(frozen=True)
 class FewRows:
-    """`rows` rows of `depth` elements, which lie in scratch, times an operand of `columns` columns."""
+    """C = A B with A of `rows` rows of `depth` elements in scratch, and B of `columns` columns, given by its elements.
+
+    Vectors have `lanes` elements; `store(row, column, value)` gets each element of C once.
+    """
 
     builder: KernelBuilder
     rows: int
@@ -29,13 +32,13 @@ class FewRows:
     lanes: int
 
     def multiply_columns(self, a: Lines, element: Element, store: Store) -> None:
-        """By an operand whose `element(k, column)` lie side by side along columns: vectors of sums in registers."""
+        """C where B's `element(k, column)` is contiguous along columns: axpy form, a register tile of C, B loaded as vectors."""
         for begin, count, tile in self._runs():
             with self.builder.loop(count, name="run") as run:
                 self._multiply_run(a, element, tile, self.builder.bind(begin + run * tile.columns), store)
 
     def _runs(self) -> Iterator[tuple[int, int, Tile]]:
-        """Runs of equal tiles (first column, their number, the tile), ever narrower, that are all columns and no more."""
+        """Runs of equal register tiles (first column, number of tiles, tile), ever narrower, that cover each column once."""
         begin, vectors, lanes = 0, max(min(self.columns // self.lanes, _VECTORS // self.rows), 1), self.lanes
         while begin < self.columns:
             while vectors * lanes > self.columns - begin:
@@ -59,8 +62,8 @@ class FewRows:
             builder.vector_loop(tile.columns, tile.lanes, lambda i: store(row, first + i, sums[base + i]))
 
     def multiply_rows(self, a: Lines, element: Element, store: Store) -> None:
-        """By an operand whose `element(k, column)` lie side by side along k: a vector of sums for each column of a square of
-        them, which is transposed and added up."""
+        """C where B's `element(k, column)` is contiguous along k: a dot product a column, vectors of partial sums of `lanes`
+        columns transposed and added up."""
         whole, rest = divmod(self.columns, self.lanes)
         for begin, count, extent in ((0, whole, self.lanes), (whole * self.lanes, 1, rest)):
             if count and extent:
@@ -72,7 +75,10 @@ class FewRows:
         self.builder.vector_loop(extent, self.lanes, lambda i: store(row, first + i, dots[i]))
 
     def _dots(self, a: Lines, element: Element, row: Expr, first: Expr) -> Buffer:
-        """The products of a row with `lanes` columns from `first` on, of which those that do not exist repeat the last one."""
+        """The partial sums (lanes x lanes, a row a column of B) of a row of A with `lanes` columns of B from `first` on.
+
+        Columns beyond the last repeat it.
+        """
         builder, side, dtype = self.builder, self.lanes, str(a.buffer.dtype)
         sums = builder.local(side * side, dtype, "sums")
         columns = [builder.bind(tirx.min(first + c, self.columns - 1)) for c in range(side)]
@@ -98,7 +104,7 @@ class FewRows:
         return self._added_up(transposed(builder, sums, side))
 
     def _added_up(self, rows: Buffer) -> Buffer:
-        """The sum of the rows of a square."""
+        """The sum of the rows of a square, one vector."""
         builder, side = self.builder, self.lanes
         total = builder.local(side, str(rows.dtype), "dots")
         with builder.loop(side, "vectorized", "lane") as lane:

@@ -1,8 +1,8 @@
-"""Matrix products on a GPU: C[m, n] = sum over k of A[m, k] B[k, n], a tile of C for each block of threads.
+"""Matrix products on a GPU: C[m, n] = sum over k of A[m, k] B[k, n], a tile of C a thread block.
 
-For every `_DEPTH` values of k the block copies its parts of A and B to shared memory, element by element as the template says
-where they lie: an operand may be a matrix, a transposed one, or a convolution's input, of which no copy is ever made. Each
-thread then adds products to its own few sums in registers. Sums are of one order always, so results are bitwise repeatable.
+For every `_DEPTH` values of k the block copies its tiles of A and B to shared memory. The template says where each element lies:
+an operand may be a matrix, a transposed one, or a convolution's input (implicit GEMM, no im2col matrix). Each thread then adds
+products to its register tile. The order of additions is fixed, so results are bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FEW_BLOCKS = 128  # fewer of them leave multiprocessors of a large GPU idle
 
 @dataclass(frozen=True)
 class BlockTile:
-    """The tile of a block, `rows` x `columns`; a thread has `row_sums` x `column_sums` of it."""
+    """The tile of C of a thread block, `rows` x `columns`; each thread has a register tile of `row_sums` x `column_sums`."""
 
     rows: int
     columns: int
@@ -42,10 +42,10 @@ _TILES = (BlockTile(64, 64), BlockTile(32, 64), BlockTile(32, 32), BlockTile(16,
 
 @dataclass(frozen=True)
 class BlockProduct:
-    """A batch of products and what to do with them.
+    """A batch of products of m x k by k x n and their epilogue.
 
-    `a(batch, m, k)` and `b(batch, k, n)` give elements, of type `dtype`, of places that exist; `a_along_k` and `b_along_k` say
-    along which index they lie side by side in memory. `store(batch, m, n, value)` gets every result once.
+    `a(batch, m, k)` and `b(batch, k, n)` give elements of type `dtype` and are called for indices in bounds only; `a_along_k`
+    and `b_along_k` say whether the operand is contiguous along k. `store(batch, m, n, value)` gets every result once.
     """
 
     batch: int
@@ -65,7 +65,7 @@ class BlockProduct:
 
 
 def choose_tile(product: BlockProduct) -> BlockTile:
-    """The largest tile that still gives every multiprocessor a block, and does not lie mostly beyond the edges."""
+    """The largest tile that still gives every multiprocessor a block and does not lie mostly beyond the edges of C."""
 
     def fits(tile: BlockTile) -> bool:
         return _tiles(product, tile) >= _FEW_BLOCKS and tile.rows < 2 * product.m and tile.columns < 2 * product.n
@@ -74,7 +74,7 @@ def choose_tile(product: BlockProduct) -> BlockTile:
 
 
 def emit_product(builder: GpuBuilder, product: BlockProduct) -> None:
-    """Write the grid of all tiles of all products."""
+    """Write one grid: a thread block for each tile of C of each product of the batch."""
     if product.batch * product.m * product.n == 0:
         return
     tile = choose_tile(product)
@@ -122,7 +122,10 @@ class _Block:
     def _copy(
         self, shared: Buffer, lines: int, begin: Expr, end: int, first: Expr, along_k: bool, load: Callable[[Expr, Expr], Expr]
     ) -> None:
-        """shared[k, line] = load(begin + line, first + k), zero beyond the ends; neighbouring threads read what is contiguous."""
+        """shared[k, line] = load(begin + line, first + k), zero out of bounds; a line is a row of A or a column of B.
+
+        Neighbouring threads read neighbouring addresses (coalesced).
+        """
         builder = self.builder
         with builder.loop(-(-lines * _DEPTH // BLOCK_THREADS), name="piece") as piece:
             number = builder.bind(piece * BLOCK_THREADS + self.thread)

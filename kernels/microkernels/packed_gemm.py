@@ -1,4 +1,4 @@
-"""Products in scratch of one thread: rows that lie one after the other by panels of columns, both small enough for its cache."""
+"""Packed GEMM in scratch of one thread: rows of A by packed panels of B, both small enough for its L2."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..movement.strided_copy import transposed
 from ..template.loops import sweep
 from .register_tile import Tile, sum_tile
 
-_L1_SHARE = 0.5  # that a panel may take beside all else
-_ROW_CYCLES = 12.0  # of beginning a row of a tile's results
+_L1_SHARE = 0.5  # of L1 that a panel may take; the rest is for A, the sums and the epilogue's operands
+_ROW_CYCLES = 12.0  # overhead of each row of a tile in the epilogue
 Element = Callable[[Expr, Expr], Expr]  # of (k, column)
 Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Elements that one thread writes for itself: those of `buffer` from `base`."""
+    """Memory of one thread: the elements of `buffer` from `base` on."""
 
     buffer: Buffer
     base: Expr
@@ -37,14 +37,14 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Lines(Scratch):
-    """Rows of them, `pitch` elements apart."""
+    """A matrix in scratch, by rows that are `pitch` elements apart."""
 
     pitch: int
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is made of a product: panels with columns before `columns`, of the first `depth` iterations over k; None: all."""
+    """The part of a product that is computed: panels that begin before `columns`, the first `depth` rows of them; None: all."""
 
     columns: Expr | None = None
     depth: Expr | None = None
@@ -55,7 +55,7 @@ WHOLE = Bounds()
 
 @dataclass(frozen=True)
 class Part:
-    """`count` panels with `columns` columns each, the first from column `begin` on; a panel is as wide as the tile."""
+    """`count` panels with `columns` columns each, the first from column `begin` on; panels are padded to `tile.columns`."""
 
     begin: int
     count: int
@@ -65,11 +65,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Panels:
-    """The second operand of products, `depth` by `columns`: whole panels of a tile's columns, then one of what is left.
+    """B of `depth` by `columns`, packed: panels as wide as the register tile, then a narrower one of the columns left.
 
-    Panels lie one after the other, row k of each after row k - 1; the last one is filled up to whole vectors. Where the format
-    multiplies words, elements are float32 numbers that are rounded, to two bfloat16 a word: rows of A have words of neighbours,
-    and so have columns of panels; what is beyond the depth is zero.
+    Panels are contiguous, row-major in (k, column); the last one is padded to whole vectors. Where the format has dot products
+    of pairs, float32 elements are rounded to bfloat16 and packed as 32-bit pairs of neighbours along k, in rows of A as in
+    columns of B (VNNI layout); an odd depth is padded with zeros.
     """
 
     builder: KernelBuilder
@@ -80,7 +80,7 @@ class Panels:
 
     @property
     def rows(self) -> int:
-        """Of a panel."""
+        """Rows of a panel: `depth`, or the number of pairs along k."""
         return ceil(self.depth / self.format.k_pack)
 
     @property
@@ -96,7 +96,7 @@ class Panels:
             yield Part(whole * self.tile.columns, 1, rest, Tile(self.tile.rows, ceil(rest / lanes), lanes))
 
     def pack_columns(self, to: Scratch, element: Element) -> None:
-        """Fill the panels with elements that lie side by side along columns. Columns that do not exist are zero."""
+        """Pack B whose elements are contiguous along columns. Columns beyond the last are zero."""
         for part in self.parts():
             with self.builder.loop(part.count, name="panel") as panel, self.builder.loop(self.rows, name="k") as k:
                 self._pack_line(to, element, part, k, self.builder.bind(part.begin + panel * part.tile.columns))
@@ -111,7 +111,7 @@ class Panels:
             builder.store(to.buffer, base + part.columns + i, zero)
 
     def _line(self, element: Element, k: Expr) -> Callable[[Expr], Expr]:
-        """Row k of the panels, by column."""
+        """Row k of the panels as a function of the column."""
         if self.format.k_pack == 1:
             return lambda column: element(k, column)
         first = self.builder.bind(k * 2)
@@ -126,9 +126,9 @@ class Panels:
         return word
 
     def pack_rows(self, to: Scratch, element: Element) -> None:
-        """Fill the panels with elements that lie side by side along k: squares of them are transposed in registers.
+        """Pack B whose elements are contiguous along k: squares of `lanes` x `lanes` are transposed in registers.
 
-        Columns that do not exist repeat the last one. Words are of whole neighbours.
+        Columns beyond the last repeat it.
         """
         builder, lanes = self.builder, self.tile.lanes
         side = min(lanes, 1 << self.rows.bit_length() - 1)
@@ -141,7 +141,7 @@ class Panels:
                     self._pack_square(to, element, side, k, first, column, width)
 
     def _pack_square(self, to: Scratch, element: Element, side: int, k: Expr, first: Expr, column: Expr, width: int) -> None:
-        """Rows [k, k + side) of as many columns, from `column` on of the panel whose first one is `first`."""
+        """Pack rows [k, k + side) of `width` columns, from `column` of the panel on that begins at column `first`."""
         builder = self.builder
         rows = builder.local(side * side, str(to.buffer.dtype), "square")
         for r in range(side):
@@ -155,7 +155,7 @@ class Panels:
         self._store_square(to, transposed(builder, rows, side), side, k, start, width)
 
     def _store_square(self, to: Scratch, square: Buffer, side: int, k: Expr, start: Expr, width: int) -> None:
-        """Rows [k, k + side) of the panel that begins at `start`, the first of which is that of the square."""
+        """Store the square to rows [k, k + side) of the panel, from element `start` of row 0 on."""
         builder = self.builder
         for row in range(side):
             base = builder.bind(start + (k + row) * width)
@@ -163,9 +163,9 @@ class Panels:
                 builder.store(to.buffer, base + lane, square[row * side + lane])
 
     def multiply(self, a: Lines, b: Scratch, rows: Expr, store: Store, bounds: Bounds = WHOLE) -> None:
-        """`store(row, column, value)` for each element of the product of `rows` rows of A with panels, within bounds.
+        """C = A B for `rows` rows of A, within bounds: `store(row, column, value)` gets each element.
 
-        Rows that complete the last tile are read, too.
+        A is read up to the next multiple of the tile's rows.
         """
         builder = self.builder
         for part in self.parts():
@@ -181,7 +181,7 @@ class Panels:
     def _multiply_tile(
         self, a: Lines, b: Scratch, part: Part, place: tuple[Expr, Expr, Expr], store: Store, end: Expr | None
     ) -> None:
-        """Of all `rows` those from `start` on, by the panel whose first column is `first`."""
+        """One register tile: the rows from `start` on of `rows` by the panel that begins at column `first`."""
         first, start, rows = place
         builder, depth, width = self.builder, self.rows, part.tile.columns
         above, left = builder.bind(a.base + start * a.pitch), builder.bind(b.base + first * depth)
@@ -200,12 +200,12 @@ class Panels:
 
 
 def _neighbour(element: Element, k: Expr, column: Expr, i: Expr) -> Expr:
-    """The element `i` of those that word `k` of a column begins with."""
+    """Element `i` (0, 1) of pair `k` of a column."""
     return element(k * 2 + i, column)
 
 
 def store_words(builder: KernelBuilder, to: Scratch, first: Expr, lanes: int, element: Callable[[Expr], Expr]) -> None:
-    """`lanes` words, from the one with the number `first` on, of so many pairs of neighbours, whose elements are given."""
+    """Round and store `lanes` 32-bit pairs, from pair `first` on; `element(i)` is the float32 element i of the row."""
     at = to.base + first
     if lanes == 1:
         builder.store(to.buffer, at, instruction_word(element(0), element(1)))
@@ -219,9 +219,9 @@ def store_words(builder: KernelBuilder, to: Scratch, first: Expr, lanes: int, el
 
 
 def store_line(builder: KernelBuilder, to: Scratch, count: int, lanes: int, element: Callable[[Expr], Expr]) -> None:
-    """The words of a row of `count` elements, the last of which is beside a zero if their number is odd.
+    """Round and store a row of `count` float32 elements as 32-bit pairs; an odd count is padded with a zero.
 
-    The last vector of words may overlap the one before.
+    The last vector of pairs may overlap the one before.
     """
     words = count // 2
     lanes = min(lanes, 1 << max(words, 1).bit_length() - 1)
@@ -234,10 +234,10 @@ def store_line(builder: KernelBuilder, to: Scratch, count: int, lanes: int, elem
 
 
 def tiles_options(m: int, sizes: Sequence[tuple[int, int]], machine: Machine, *, even: bool = False) -> dict[str, list[Tile]]:
-    """Tiles of equally many rows for products of `m` rows with panels of these sizes (depth, columns), by those rows.
+    """Register tiles for products of one A of `m` rows with several B of `sizes` (depth, columns), by the tiles' rows.
 
-    For each number of rows those with the fewest cycles, and the number with the fewest of all first. With `even` the first
-    product's tiles have two vectors, if registers allow it.
+    The tiles of an entry, one a product, have equally many rows and, given those, the fewest cycles; the entry with the fewest
+    cycles in all is first. With `even` the first product's tiles have two vectors, if registers allow it.
     """
     registers = machine.registers
 
@@ -253,7 +253,7 @@ def tiles_options(m: int, sizes: Sequence[tuple[int, int]], machine: Machine, *,
 
 
 def _cycles(tile: Tile, depth: int, columns: int, machine: Machine) -> float:
-    """Estimated, for a tile's rows by all panels, each row of whose sums begins with an address of its own."""
+    """Estimated cycles of a tile's rows by all panels."""
 
     def panel(vectors: int) -> float:
         step = Step(depth * vectors * machine.vector_bytes / _L1_SHARE)

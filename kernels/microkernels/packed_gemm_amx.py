@@ -1,4 +1,4 @@
-"""Products in scratch of one thread on the tile unit: the form of `Panels`, whose second operand is laid out in tiles."""
+"""Packed GEMM in scratch of one thread by AMX: the interface of `packed_gemm.Panels`, with B packed in AMX tiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .packed_gemm import WHOLE, Bounds, Element, Lines, Scratch, Store
 
 @dataclass(frozen=True)
 class TileScratch:
-    """Of a thread that uses the unit: tiles of 32 rows of the first operand (16 bits an element), and the sums of a block."""
+    """Scratch of a thread: 32 rows of A packed in AMX tiles (16 bits an element), and a float32 block of C."""
 
     unit: TileUnit
     rows: Scratch
@@ -26,7 +26,7 @@ class TileScratch:
 
 @dataclass(frozen=True)
 class TiledPanels:
-    """The second operand of products, `depth` by `columns`, in panels of 32 columns; float32 as sums of bfloat16 terms."""
+    """B of `depth` by `columns`, packed in panels of 32 columns; float32 numbers as sums of `terms` bfloat16 terms."""
 
     builder: KernelBuilder
     depth: int
@@ -35,11 +35,11 @@ class TiledPanels:
     scratch: TileScratch
 
     def pack_columns(self, to: Scratch, element: Element) -> None:
-        """Fill the panels (of words) with elements that lie side by side along columns."""
+        """Pack B whose elements are contiguous along columns, to 32-bit pairs."""
         self._pack(to, element, lies_along_depth=False)
 
     def pack_rows(self, to: Scratch, element: Element) -> None:
-        """Fill the panels with elements that lie side by side along k."""
+        """Pack B whose elements are contiguous along k, to 32-bit pairs."""
         self._pack(to, element, lies_along_depth=True)
 
     def _pack(self, to: Scratch, element: Element, *, lies_along_depth: bool) -> None:
@@ -51,7 +51,7 @@ class TiledPanels:
             packer.pack(to.buffer, at, 0, panel, step)
 
     def multiply(self, a: Lines, b: Scratch, rows: Expr, store: Store, _: Bounds = WHOLE) -> None:
-        """`store(row, column, value)` for each element of the product of `rows` rows of A with panels."""
+        """C = A B for `rows` rows of A: `store(row, column, value)` gets each element."""
         builder, near, terms = self.builder, self.scratch.rows, self.terms
         packer = StepPacker(builder, lambda _, line, k: a[line * a.pitch + k], rows, self.depth, terms, False)
         with builder.loop(builder.bind(tirx.floordiv(rows + (LINES - 1), LINES)), name="rows") as panel:
@@ -65,7 +65,7 @@ class TiledPanels:
                     self._store_block(first, rows, column, width, store)
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
-        """Runs of blocks of equally many columns: first column, blocks, columns of each."""
+        """Runs of blocks of equally many columns: (first column, blocks, columns of a block)."""
         whole, rest = divmod(self.columns, LINES)
         if whole:
             yield 0, whole, LINES
@@ -73,7 +73,7 @@ class TiledPanels:
             yield whole * LINES, 1, rest
 
     def _multiply_block(self, b: Scratch, column: Expr, width: int) -> None:
-        """The rows in tiles by the panel that begins with a column."""
+        """The packed rows of A by `width` columns from `column` on, to the block of C in scratch."""
         scratch, steps = self.scratch, ceil(self.depth / DEPTH)
         product = BlockProduct(self.builder, scratch.unit, (steps,), self.terms, (2, 1 if width <= ROWS else 2))
         panel = self.builder.bind(b.base + tirx.floordiv(column, LINES) * (steps * self.terms * TERM_ELEMENTS // 2))
@@ -89,5 +89,5 @@ class TiledPanels:
 
 
 def panel_words(depth: int, columns: int, terms: int) -> int:
-    """Words of 32 bits that the panels of an operand take."""
+    """32-bit pairs that the panels of a `depth` x `columns` operand take."""
     return ceil(columns / LINES) * ceil(depth / DEPTH) * terms * TERM_ELEMENTS // 2

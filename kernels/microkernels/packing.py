@@ -1,4 +1,4 @@
-"""Packing an operand of a product: at compile time, or by the kernel itself where the operand is not constant."""
+"""Packing an operand of a product into panels: at compile time, or by the kernel itself where the operand is not constant."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..codegen.builder import Buffer, Expr, KernelBuilder, row_major, unravel
 
 @dataclass(frozen=True)
 class PackPanels:
-    """Lay a constant operand out as the tiles load it: [groups, panels, depth, tile], the last panel filled up with zeros.
+    """Pack a constant operand into panels as the register tiles load it: [groups, panels, depth, tile], padded with zeros.
 
-    The constant is reshaped to `shape`, cut by `steps` (start, step of each dimension; the whole where empty), and transposed
-    by `order`, whose first `group_axes` dimensions are groups, the next `line_axes` the rows of A or columns of B, the rest k.
-    `k_pack` neighbours of the last of these lie side by side, [groups, panels, depth / k_pack, tile, k_pack], the last ones
-    beside zeros: words as dot products load them. `rounds` makes bfloat16 of float32.
+    The constant is reshaped to `shape`, sliced by `steps` (start, step of each dimension; empty: all of it), and transposed by
+    `order`, whose first `group_axes` dimensions are groups, the next `line_axes` the rows of A or columns of B, the rest k.
+    `k_pack` neighbours along the last of these lie side by side, as dot products load them (VNNI layout):
+    [groups, panels, depth / k_pack, tile, k_pack], padded with zeros. `rounds` makes bfloat16 of float32.
     """
 
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ class PackPanels:
 
 
 def pack_in_kernel(builder: KernelBuilder, source: Buffer, pack: PackPanels) -> Buffer:
-    """A workspace with the panels that `pack` makes at compile time, of numbers one by one.
+    """A workspace with the panels that `pack` would make at compile time, for a `k_pack` of 1 and without rounding.
 
     The statements that fill it are emitted here, before those that read it.
     """

@@ -1,12 +1,12 @@
-"""The heart of matrix products and convolutions: C[m, n] = sum over k of A[m, k] B[k, n], tile by tile in registers.
+"""The micro-kernel of matrix products and convolutions: C[m, n] = sum over k of A[m, k] B[k, n], a register tile at a time.
 
-A tile is `rows` x `vectors` registers of C. For each k it broadcasts `rows` elements of A and loads `vectors` registers of B, so
-that the multiply-adds, two a cycle, and not the loads decide its speed. When the sum is done the tile goes through a small
-array in L1 to the epilogue, whose loop is therefore the same for whole and for ragged tiles.
+A tile is `rows` x `vectors` registers of C (BLIS: MR x NR). For each k it broadcasts `rows` elements of A and loads `vectors`
+registers of B, so that the FMAs, two a cycle, and not the loads decide its speed (Van Zee, van de Geijn: BLIS, TOMS 41/3, 2015).
+The finished tile goes through a small array in L1 to the epilogue, whose loop is therefore the same for whole and ragged tiles.
 
 Columns are positions of a flattened plane: row r of the result occupies [r * pitch, r * pitch + width). A matrix is one row. A
-convolution over a padded input has pitch > width: the few positions between are computed and not stored, and in exchange every
-element of B[k, n], n running, is contiguous in the padded input and needs no packing.
+convolution over a padded input (implicit GEMM) has pitch > width: the few positions between rows are computed and not stored; in
+exchange B[k, n] is contiguous along n in the padded input, so that nothing is packed and no im2col matrix exists.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ..formats.format import Format
 from ..formats.multiply_add import multiply_add_of
 
 _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of them overflow the decoded-instruction cache
-_LEAST_BLOCK = 256  # products of a sum that is added to others: fewer would cost more than 1%
-_LONGEST_BLOCK = 1024  # operations of one sum
-_AHEAD_BYTES = 16 * 1024  # of a panel, from what is read to what is asked for: hardware prefetches no further than its page
-_FETCHING_ROWS = 3  # of a tile, from which on that is worth it: with fewer, memory is busy anyway
-WORK_PER_OPERATION = 16  # how many fewer cycles a multiply-add takes here than a scalar operation elsewhere
+_LEAST_BLOCK = 256  # products of a partial sum (block of k): adding up shorter ones would cost more than 1%
+_LONGEST_BLOCK = 1024  # products of a partial sum, at most
+_AHEAD_BYTES = 16 * 1024  # prefetch distance in a panel: hardware prefetches no further than the page it reads
+_FETCHING_ROWS = 3  # rows of a tile from which on prefetching pays: with fewer, memory bandwidth is the limit anyway
+WORK_PER_OPERATION = 16  # floating-point operations that count as one scalar operation of the work dealt to threads
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Registers of C: `rows` of `vectors` vectors of `lanes` elements."""
+    """A register tile of C: `rows` rows of `vectors` vectors of `lanes` elements."""
 
     rows: int
     vectors: int
@@ -54,7 +54,10 @@ class Tile:
 
 @dataclass(frozen=True)
 class Plane:
-    """Where the result's rows lie among the columns. `is_row(r)` tells rows from padding; None: all are rows."""
+    """Where the result's rows lie in the flattened columns: row r in [r * pitch, r * pitch + width).
+
+    `is_row(r)` tells rows of the result from rows between planes, which are not stored; None: all are rows.
+    """
 
     columns: int
     pitch: int
@@ -64,21 +67,22 @@ class Plane:
 
 @dataclass(frozen=True)
 class Panel:
-    """Rows of `columns` elements one after the other, from `base` of a buffer on."""
+    """A packed panel of B: contiguous rows of `columns` elements, from element `base` of a buffer on."""
 
     buffer: Buffer
     base: Expr
     columns: int
 
     def fetch(self, builder: KernelBuilder, row: Expr) -> None:
-        """Ask for what is read some rows after `row`. Beyond the end nothing is asked for that could not be."""
+        """Prefetch the row that is `_AHEAD_BYTES` after `row`; beyond the panel's end, too, as prefetches never fault."""
         item_bytes = np.dtype(str(self.buffer.dtype)).itemsize
         ahead = max(_AHEAD_BYTES // (self.columns * item_bytes), 1)
         for column in range(0, self.columns, LINE_BYTES // item_bytes):
             builder.prefetch(self.buffer[self.base + (row + ahead) * self.columns + column])
 
     def fetch_next(self, builder: KernelBuilder, row: Expr, rows: int, part: Expr, parts: int) -> None:
-        """Ask for the next panel, of as many `rows`: of `parts` tiles that read each row of this one, a `part` for its share."""
+        """Prefetch the next panel into L2 while this one of `rows` rows is read: at `row`, tile `part` of the `parts` row tiles
+        that read this panel prefetches its share."""
         step = -(-self.columns // parts)
         at = self.base + rows * self.columns + (part * rows + row) * step
         for column in range(0, step, LINE_BYTES // np.dtype(str(self.buffer.dtype)).itemsize):
@@ -87,15 +91,16 @@ class Panel:
 
 @dataclass(frozen=True)
 class TileProduct:
-    """One batch of products and what to do with them.
+    """A batch of products C = A B by one register tile, and their epilogue.
 
-    `depth` are the extents of the loops over k, outermost first. `a(batch, panel, start, row, ks)` is the element of A in row
-    `start + row`, where `panel` is the number of the tile; `b(batch, panel, start, column, ks)` likewise, contiguous in
-    `column`. With `a_padded` (`b_padded`) rows (columns) beyond the end may be read: panels are filled up with zeros.
-    `store(batch, m, r, c, value)` gets each result at column c of row r. `shares_b`: neighbouring batches often have the same B.
-    `panel(batch, number)`, where given, is the place of a tile's panel of B, whose rows lie one after the other.
-    A and B give what a multiply-add of the `format` takes: where this is several neighbours along k, the innermost loop over k
-    has as many fewer iterations. With `overlaps`, `store` may be called more than once for an element.
+    `m`: rows of C; `plane`: its columns; `depth`: extents of the loops over k, outermost first.
+    `a(batch, panel, start, row, ks)` is the element of A in row `start + row`, `panel` the number of the tile;
+    `b(batch, panel, start, column, ks)` likewise, contiguous in `column`. With `a_padded` (`b_padded`) rows (columns) beyond the
+    end may be read, as packed panels are padded with zeros. A and B give what one multiply-add of the `format` takes: with a
+    k-pack of 2 that is a 32-bit pair, and the innermost loop over k has half the iterations.
+    `store(batch, m, r, c, value)`, the epilogue, gets the element of C at column c of row r of the plane; with `overlaps` it may
+    be called more than once for an element.
+    `shares_b`: neighbouring batches often have the same B. `panel(batch, number)`: a tile's packed panel of B, for prefetching.
     """
 
     batch: int
@@ -115,26 +120,26 @@ class TileProduct:
 
     @property
     def flops(self) -> int:
-        rows = self.plane.columns // max(self.plane.pitch, 1) + 1  # the last has no padding behind it
+        rows = self.plane.columns // max(self.plane.pitch, 1) + 1  # the last row has no gap after it
         wanted = self.plane.columns if self.plane.pitch == self.plane.width else rows * self.plane.width
         return 2 * self.batch * self.m * min(self.plane.columns, wanted) * prod(self.depth) * self.format.k_pack
 
 
 def tile_options(m: int, columns: int, depth: int, machine: Machine, **how: Any) -> dict[str, Tile]:
-    """All tiles, by their names, those with the fewest estimated cycles first; `how` as `ranked_tiles` has it."""
+    """All legal register tiles by name, those with the fewest estimated cycles first; `how`: keywords of `ranked_tiles`."""
     ranked = ranked_tiles(m, columns, depth, machine, **how)
     return {str(tile): tile for tile in (Tile(one.rows, one.vectors, machine.lanes) for one in ranked)}
 
 
 def choose_tile(m: int, columns: int, depth: int, machine: Machine, **how: Any) -> Tile:
-    """The tile with the fewest estimated cycles; `how` as `tile_options` has it."""
+    """The register tile with the fewest estimated cycles; `how`: keywords of `ranked_tiles`."""
     return next(iter(tile_options(m, columns, depth, machine, **how).values()))
 
 
 def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes: int) -> None:
-    """Write the loops over batches and tiles, dealt to the threads.
+    """Write the macro-kernel: the loops over batches and register tiles, dealt to the threads.
 
-    The larger operand is walked by the outer loop, so that it is read once and the other stays in cache.
+    The outer loop traverses the larger operand (`a_bytes`, `b_bytes`), so that it is read once and the other stays in cache.
     """
     tile, plane = product.tile, product.plane
     if product.batch * product.m * plane.columns == 0:
@@ -160,25 +165,25 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
 
 
 def loop_orders(order: Sequence[str], extents: Mapping[str, int]) -> dict[str, list[str]]:
-    """All orders of loops of these extents, by their names, `order` first; those of one iteration stay outside."""
+    """All permutations of the loops of these extents, by name, `order` first; loops of one iteration stay outermost."""
     once, often = [axis for axis in order if extents[axis] == 1], [axis for axis in order if extents[axis] > 1]
     return {" ".join(some): [*once, *some] for some in permutations(often)}
 
 
 def split_options(order: Sequence[str], extents: Mapping[str, int], threads: int) -> dict[str, str]:
-    """The loops that may be dealt to threads, the one whose shares are most equal first, and of those the outermost."""
+    """The loops that may be dealt to threads, the best balanced first and, of equally balanced ones, the outermost."""
     often = [axis for axis in order if extents[axis] > 1] if threads > 1 else []
     ranked = sorted(often, key=lambda axis: (ceil(extents[axis] / threads) * threads / extents[axis], order.index(axis)))
     return {axis: axis for axis in ranked or order[:1]}
 
 
 def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
-    """One tile of the result: its sums, handed to the epilogue."""
+    """One register tile of C: the loop over k, then the epilogue."""
     tile, plane = product.tile, product.plane
     m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
     rest = tile.rows if product.a_padded or builder.is_grid else last_rows(product.m, tile.rows)
-    # A tile that would read beyond the end is moved back; what it computes twice it stores once. But for sums of fewer rows,
-    # where these have code of their own: the epilogue they share, or LLVM would keep its constants in registers meanwhile.
+    # A ragged last tile is moved back to end with C; what it computes twice is stored once. Unless shorter last tiles have a loop
+    # over k of their own: both loops share one epilogue, or LLVM would keep an epilogue's constants in registers over a loop.
     is_whole = product.a_padded or rest < tile.rows
     m_start = m_begin if is_whole else builder.bind(tirx.min(m_begin, product.m - tile.rows))
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
@@ -224,12 +229,12 @@ def sum_tile(
     spans: Mapping[int, tuple[Expr, Expr]] | None = None,
     into: tuple[Buffer, Expr] | None = None,
 ) -> Buffer:
-    """The sums over k of a(row, ks) * b(column, ks), made in registers: a small array, row after row, for the epilogue.
+    """The micro-kernel: sums over k of a(row, ks) * b(column, ks), accumulated in registers.
 
-    It is the elements of `into`, a buffer and where they begin, where that is given.
-
-    `before` writes what is done before the products of a k, such as asking for what later ones read. Of the loops over k in
-    `spans` only the iterations [begin, end) are made, where there are several loops.
+    Returns an array of `tile.rows` x `tile.columns` sums, row-major, in L1 for the epilogue: that of `into` (buffer, first
+    element) where given. `depth`: extents of the loops over k. `before(ks)` emits statements before the products of each k, such
+    as prefetches. `spans` restricts a loop over k, by its number, to iterations [begin, end). Sums of more products than the
+    format's longest chain are made of partial sums over blocks of k, for their error.
     """
     spans, dtype, longest = spans or {}, number_format.sums, number_format.longest_chain
     multiply_add = multiply_add_of(number_format)
@@ -272,7 +277,8 @@ def sum_tile(
 def _in_blocks(
     depth: tuple[int, ...], longest: int | None, spans: Collection[int]
 ) -> tuple[tuple[int, ...], Callable[[Index], Index]]:
-    """The loops over k, the outermost one of a chain that is too long as two over equal blocks, and the k of theirs."""
+    """The loops over k with the outermost loop of a too long chain of additions split into equal blocks; and the map from the
+    new loops' iterations to those of `depth`."""
     axis = _outer_loops(depth, longest)
     step = prod(depth[axis + 1 :])
     is_long = longest is not None and prod(depth[axis:]) > longest and all(spanned < axis for spanned in spans)
@@ -285,10 +291,10 @@ def _in_blocks(
 
 
 def _outer_loops(depth: tuple[int, ...], longest: int | None) -> int:
-    """How many of the outermost loops over k add up sums of their own, so that errors grow with the length of none of them.
+    """How many of the outermost loops over k add up partial sums, made by the loops inside of them.
 
-    A sum of n products in one chain has an error in proportion to n; one of blocks, to the longer of block and number of blocks.
-    Exact sums, of which no chain is too long, have no blocks.
+    A sum of n products in one chain has an error bound in proportion to n; a blocked one, in proportion to the length of a block
+    plus their number (Higham: The accuracy of floating point summation, 1993). Exact sums (`longest` is None) need no blocks.
     """
     if longest is None:
         return 0
@@ -298,14 +304,14 @@ def _outer_loops(depth: tuple[int, ...], longest: int | None) -> int:
 def _emit_segment(
     builder: KernelBuilder, product: TileProduct, row: tuple[Expr, Expr, Expr], begin: Expr, end: Expr, tile: Buffer, offset: Expr
 ) -> None:
-    """Hand the columns [begin, end) of one result row to the epilogue; column c is element `offset + c` of the tile."""
+    """The epilogue of columns [begin, end) of one row of the result; column c is element `offset + c` of the tile."""
     first = builder.bind(row[2] * product.plane.pitch)
     loop = builder.overlapping_vector_loop if product.overlaps else builder.dynamic_vector_loop
     loop(begin, end, product.tile.lanes, lambda c: product.store(*row, c - first, tile[offset + c]))
 
 
 def _segments(builder: KernelBuilder, plane: Plane, n_begin: Expr, columns: int) -> Iterator[tuple[Expr, Expr, Expr]]:
-    """The stretches of result rows within one tile's columns: begin and end column, and the row. The caller emits in between."""
+    """Parts of result rows in a tile's columns, as (begin column, end column, row), in a loop around what the caller emits."""
     n_end = builder.bind(tirx.min(n_begin + columns, plane.columns))
     if plane.pitch >= plane.columns:
         yield n_begin, n_end, 0
@@ -323,7 +329,8 @@ def _segments(builder: KernelBuilder, plane: Plane, n_begin: Expr, columns: int)
 
 
 def _loop_kinds(depth: tuple[int, ...], cells: int, spans: Collection[int]) -> list[str]:
-    """Unroll the innermost loops over k while the body stays small; a long one is left to LLVM, as are those in `spans`."""
+    """The kind of each loop over k: inner loops are unrolled while the body stays small, but for those in `spans` and a single or
+    long one, which LLVM may unroll."""
     kinds, operations = [], cells
     for position, extent in enumerate(reversed(depth)):
         operations *= extent

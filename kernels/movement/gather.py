@@ -1,7 +1,7 @@
-"""Gather, GatherElements and GatherND: elements at places that only a run knows.
+"""Gather, GatherElements and GatherND: elements at indices known at run time only.
 
-An index counts from the end where it is negative, and is held within its dimension: a wrong index reads a wrong element, never
-memory that is not the tensor's.
+Negative indices count from the end; all are clamped to their dimension, so that a wrong index reads a wrong element, never memory
+outside of the tensor.
 """
 
 from __future__ import annotations

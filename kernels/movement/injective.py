@@ -1,6 +1,6 @@
-"""Operators whose every output element is one element of an operand at a place known while compiling.
+"""Operators whose every output element is one element of an operand at an index known at compile time.
 
-Each is told as strided regions of its output (see strided_copy); pointwise followers are computed in the same stores.
+Each is described as strided regions of its output (strided_copy.py); a pointwise epilogue is computed in the same stores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_REGIONS = 256  # loop nests of one kernel
 
 
 class _UnknownOperandError(Exception):
-    """An operand that must be known while compiling is not."""
+    """An operand that must be known at compile time is not."""
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -66,7 +66,7 @@ def moved_values(anchor: Op) -> tuple[str, ...]:
 
 
 def as_bits(group: Group, names: Sequence[str]) -> Group:
-    """The group with these values seen as unsigned integers of their size: copying needs no more of a type."""
+    """The group with these values as unsigned integers of their size, which is all that copying needs of a type."""
     types, literals = dict(group.types), dict(group.literals)
     for name in names:
         dtype = f"uint{8 * np.dtype(types[name].dtype).itemsize}"

@@ -1,8 +1,8 @@
-"""ScatterElements and ScatterND: a copy of the data with updates written, or combined, at places that only a run knows.
+"""ScatterElements and ScatterND: a copy of the data with updates stored, or combined, at indices known at run time only.
 
-An index counts from the end where it is negative. An update whose index is out of range is dropped, so that nothing is ever
-written outside of the tensor. Updates of one place take effect in row-major order of the updates, whatever the threads do: a
-place belongs to one thread. Where nobody else reads the data, the output takes its memory and nothing is copied.
+Negative indices count from the end. Updates whose index is out of range are dropped, so that nothing is written outside of the
+tensor. Updates of one element take effect in row-major order of the updates, as each element belongs to one thread. Where nothing
+else reads the data, the output aliases it and nothing is copied.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .injective import as_bits
 
 OPERATORS = frozenset(["ScatterElements", "ScatterND"])
 _LONG_SLICE = 1024  # elements of a slice that are worth dealing to threads
-_SHORT_SLICE = 16  # elements below which looking up whose a slice is costs more than writing it
-_COLUMNS = 64  # that a thread updates together
+_SHORT_SLICE = 16  # elements below which finding the thread that owns a slice costs more than storing it
+_COLUMNS = 64  # neighbouring columns that a thread updates together
 Combine = Callable[[Expr, Expr], Expr]
 
 
@@ -51,7 +51,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 
 def _combination(reduction: str, dtype: str, builder: KernelBuilder) -> Combine:
-    """The element that is stored where one lies and an update comes. Narrow floats are combined in float32, flags as bits."""
+    """The element that is stored for an old one and an update. bfloat16 and float16 are combined in float32, booleans as bits."""
     if reduction == "none":
         return lambda old, new: new
     if dtype == "bool":
@@ -88,7 +88,7 @@ class _Scatter:
         return self.builder.parameter(name, kind.elements, kind.dtype)
 
     def copy_data(self) -> None:
-        """The data to the output, unless they are one memory."""
+        """Copy the data to the output, unless they alias."""
         builder, kind = self.builder, self.data
 
         def element(index: Index) -> None:
@@ -131,7 +131,7 @@ class _Scatter:
                 before = bound_unravel(builder, row, rows)
                 nest(builder, columns, lambda after: update(before, i, after))
             return
-        # Each place belongs to one column; neighbouring ones go together, as they share cache lines.
+        # Each element belongs to one column; neighbouring columns go together, as they share cache lines.
         width = 1 if builder.is_grid else min(_COLUMNS, prod(columns))
         blocks = -(-prod(columns) // width)
         with builder.chunks(prod(rows) * blocks, work) as chunk:
@@ -180,7 +180,7 @@ class _Scatter:
             body(number)
 
     def _place(self, number: Expr, extent: int) -> tuple[Expr, Expr]:
-        """The index at a flat offset of the indices, and whether it is inside of its dimension."""
+        """The index at a flat offset of the indices, and whether it is in bounds."""
         builder = self.builder
         value = builder.bind(tirx.Cast("int64", self.places[number]))
         place = builder.bind(tirx.Select(value < 0, value + extent, value))

@@ -19,7 +19,7 @@ OPERATORS = frozenset(["ReverseSequence", "TensorScatter"])
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one of the operators, with its followers."""
+    """Takes one of the operators, with an epilogue."""
     anchor, followers = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("moves no slices")
@@ -52,9 +52,9 @@ def _reverse(group: Group, builder: KernelBuilder, anchor: Op) -> None:
 
 
 def _scatter(group: Group, builder: KernelBuilder, anchor: Op) -> None:
-    """The cache with the update written over it from `write_indices[batch]` on, around its end if it is circular.
+    """The cache with the update stored from `write_indices[batch]` on, wrapping around if it is circular.
 
-    What would lie before the cache or behind it is not written.
+    What would be out of bounds is not stored.
     """
     shape, update = (group.types[name].shape for name in (anchor.outputs[0], anchor.inputs[1]))
     axis = anchor.attribute("axis", -2) % len(shape)

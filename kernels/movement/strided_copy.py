@@ -19,8 +19,8 @@ from ..template.prologue import is_computed, source_of
 from ..template.values import GroupValues
 
 _TILE = 16  # largest side of a tile that is transposed in registers
-_MOST_REPEATED = 8  # times that elements are repeated in registers
-_PIECE = 4096  # elements of a contiguous run that is worth a thread of its own
+_MOST_REPEATED = 8  # repetitions of each element in registers, at most
+_PIECE = 4096  # elements of a contiguous run that are worth a thread of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class _Copy:
         parallel_nest(builder, [*outer, *blocks], work, tile)
 
     def _repeats(self, loops: Sequence[Axis]) -> bool:
-        """Whether each element of a contiguous run stands a few times next to itself."""
+        """Whether each element of a contiguous run is repeated a few times (nearest-neighbour upsampling)."""
         if len(self.region.axes[-1]) < 2:
             return False
         along, times = loops[-2:]

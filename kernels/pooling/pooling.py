@@ -1,7 +1,7 @@
-"""MaxPool, AveragePool and LpPool over any number of spatial dimensions, in two steps of full vectors.
+"""MaxPool, AveragePool and LpPool over any number of spatial dimensions, separably, in two steps of full vectors.
 
-For a run of outputs along the last dimension, the rows of the window are first combined into one row of scratch, with what lies
-in the padding already in place; then each output combines its columns of that row. No step has a border case.
+For a run of outputs along the last dimension, the rows of the windows are first combined into one row of scratch, which includes
+the padding; then each output combines its columns of that row. No step has a border case.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..template.prologue import flat_obstacle, source_of
 from ..template.values import pointwise_obstacle, split_anchor
 
 OPERATORS = frozenset(["AveragePool", "LpPool", "MaxPool"])
-_RUN = 1024  # outputs of one run: its scratch row stays in the first cache
-_MAX_PHASES = 4  # strides whose every n-th element is picked with shuffles
+_RUN = 1024  # outputs of one run: its scratch row stays in L1
+_MAX_PHASES = 4  # strides up to which every n-th element is picked with shuffles
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -127,7 +127,7 @@ class Pooling:
         taps: list[tuple[int, ...]],
         onto: bool = False,
     ) -> None:
-        """Combine rows of the operand that all exist: into the scratch row, or `onto` what it holds."""
+        """Combine rows that are all in the operand: into the scratch row, or `onto` what it holds."""
         builder, window = self.builder, self.window
         kind = self.group.types[self.anchor.inputs[0]]
         source = source_of(self.group, builder, self.anchor.inputs[0])
@@ -183,7 +183,7 @@ class Pooling:
         return total if dtype == self.dtype else tirx.Cast(dtype, total)
 
     def counted(self, dimensions: Sequence[int], place: Sequence[Expr]) -> Expr:
-        """How many of the window's elements along some dimensions an average divides by, at an output place."""
+        """The number of the window's elements along some dimensions by which an average divides, at an output position."""
         window = self.window
         count: Expr = 1
         for d, o in zip(dimensions, place, strict=True):
@@ -215,7 +215,7 @@ class Pooling:
         return (window.outputs[d] - 1) * window.strides[d] - window.begins[d] + (window.kernel[d] - 1) * window.dilations[d] + 1
 
     def overhangs(self, d: int) -> bool:
-        """Whether some window reaches out of the operand along a dimension."""
+        """Whether some window reads padding along a dimension."""
         return self.window.begins[d] > 0 or self._last(d) > self.window.inputs[d]
 
     def _inside(self, corners: list[Expr], tap: tuple[int, ...]) -> list[Expr]:

@@ -1,4 +1,4 @@
-"""MaxPool and AveragePool of images that lie channels-last: vectors run over channels, windows over whole rows of them."""
+"""MaxPool and AveragePool, NHWC: vectors run over channels."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 @dataclass(frozen=True)
 class _MaxOfCodes(Pooling):
-    """MaxPool of bfloat16 by integers in the same order: vectors of twice as many, and no care for NaN, the greatest of all."""
+    """MaxPool of bfloat16 by uint16 codes of the same order: twice the lanes, and NaN is the greatest without further code."""
 
     @property
     def initial(self) -> Expr:
@@ -68,7 +68,7 @@ class _MaxOfCodes(Pooling):
 
 @dataclass(frozen=True)
 class _Place:
-    """One output position of an image: where its window begins in the input, and what an average divides by."""
+    """An output position of an image, where its window begins in the input, and the divisor of an average."""
 
     image: Expr
     place: Index
@@ -78,7 +78,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Emission:
-    """The loops of one kernel. `load` reads the image at (image, channel, *place)."""
+    """The loops of one kernel. `load` reads the image at (image, channel, *spatial)."""
 
     form: ChannelsLast
     builder: KernelBuilder

@@ -1,4 +1,4 @@
-"""MaxPool with its second output: where in the operand each greatest element lies."""
+"""MaxPool with its second output, the flat indices of the greatest elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..template.kernel import finish, new_builder
 from ..template.loops import nest, parallel_nest, sweep
 
 OPERATORS = frozenset(["MaxPool"])
-_RUN = 512  # outputs of one run: their greatest elements and places stay in the first cache
+_RUN = 512  # outputs of one run: their greatest elements and indices stay in L1
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
@@ -70,7 +70,7 @@ class _IndexedPooling:
         return "float32" if dtype == "bfloat16" else dtype
 
     def _compare(self, best: Buffer, at: Buffer, place: Index, first: Expr, run: tuple[int, int], tap: Index) -> None:
-        """Let the element that one tap of the window reads take the place of lesser ones. The first of equals stays."""
+        """Replace lesser elements of a run by those that one tap reads; the first of equal ones stays."""
         builder, window = self.builder, self.window
         kind = self.group.types[self.anchor.inputs[0]]
         source = builder.parameter(self.anchor.inputs[0], kind.elements, kind.dtype)
@@ -110,7 +110,7 @@ class _IndexedPooling:
         sweep(builder, *run, element)
 
     def _index(self, at: Expr) -> Expr:
-        """The index of a flat place: with storage_order 1, that of the plane with its dimensions reversed."""
+        """ONNX's index of a flat offset; with storage_order 1 in column-major order of the spatial dimensions."""
         if not self.anchor.attribute("storage_order", 0):
             return at
         extents = self.window.inputs

@@ -1,8 +1,8 @@
-"""RoiAlign and MaxRoiPool: regions of images, given in pixels by a run, brought to one size.
+"""RoiAlign and MaxRoiPool: regions of images, in pixels known at run time, resampled to one size.
 
-One output place of a region is computed for many channels at a time. Where the regions have enough samples, the operand is laid
-out channels-last first, so that vectors of channels are loaded, not gathered. Regions may lie anywhere, have infinite corners or
-NaN for them: nothing outside of the operand is read, and samples far from it cost nothing.
+An output position of a region is computed for many channels at a time. Where the regions have enough samples, the operand is
+first converted to NHWC, so that vectors of channels are loaded, not gathered. Regions may have any corners, infinities and NaN
+included: nothing outside of the operand is read, and samples far from it cost nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..template.values import pointwise_obstacle, split_anchor
 
 OPERATORS = frozenset(["MaxRoiPool", "RoiAlign"])
 _MOST_SAMPLES = 2.0**30  # along one side of a bin
-_MOST_CHANNELS = 512  # summed at a time: their sums stay in the first cache
-_TYPICAL_SAMPLES = 4  # of a bin, where a run decides: for the estimate of work
+_MOST_CHANNELS = 512  # summed at a time: their accumulators stay in L1
+_TYPICAL_SAMPLES = 4  # of a bin, where their number is known at run time only: for the estimate of work
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one operator on regions, with its followers."""
+    """Takes one operator on regions, with an epilogue."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no regions")
@@ -64,7 +64,7 @@ class _Bin:
 
 @dataclass(frozen=True)
 class _Regions:
-    """The loops of one operator on regions; `dtype` is what it computes in, `channels_last` the operand so laid out, if it is."""
+    """The loops of one operator on regions; `dtype`: of the arithmetic; `channels_last`: an NHWC copy of the operand, if any."""
 
     group: Group
     builder: KernelBuilder
@@ -74,7 +74,7 @@ class _Regions:
 
     @staticmethod
     def of(group: Group, builder: KernelBuilder, anchor: Op) -> _Regions:
-        """The operand is laid out anew where at least half as many places of it are sampled as it has."""
+        """The loops of an operator; its operand is converted to NHWC where at least half as many pixels are sampled as it has."""
         source = group.types[anchor.inputs[0]]
         batch, channels, height, width = source.shape
         regions, _, rows, columns = group.types[anchor.outputs[0]].shape
@@ -118,7 +118,7 @@ class _Regions:
         parallel_nest(builder, [regions, height, width, pieces], work, several)
 
     def _lay_out(self, target: Buffer) -> None:
-        """The operand as [batch, pixels, channels], transposed in registers by squares; the last ones overlap those before."""
+        """Store the operand as [batch, pixels, channels], transposed in registers by squares; the last ones overlap others."""
         builder, side = self.builder, self.lanes
         batch, channels, height, width = self.image
         pixels = height * width
@@ -185,7 +185,7 @@ class _Regions:
         return _Bin(begin, builder.name(whole / tirx.max(number, self._const(1))), count, self.image[2 + dimension])
 
     def _reached(self, one: _Bin) -> tuple[Expr, Expr]:
-        """The samples [first, last) of a bin among which are all that lie near the image."""
+        """The samples [first, last) of a bin, outside of which all are too far from the image to count."""
         builder = self.builder
         whole = tirx.Cast(self.dtype, one.count)
         near = (self._const(-1) - one.begin) / one.step - self._const(2)
@@ -197,7 +197,7 @@ class _Regions:
         return begin, builder.name(tirx.max(tirx.min(tirx.Cast("int32", last), one.count), begin))
 
     def _sample(self, sums: Buffer, size: int, origin: tuple[Expr, Expr], ats: list[Expr], takes_max: bool) -> None:
-        """Add the mean of the four elements around a place, or take the greatest of their shares of it."""
+        """Add the bilinear sample at a position, or take the maximum of its four weighted elements."""
         builder = self.builder
         near = tirx.all(
             *(tirx.And(at >= self._const(-1), at <= self._const(n)) for at, n in zip(ats, self.image[2:], strict=True))
@@ -275,7 +275,7 @@ class _Regions:
         sweep(self.builder, size, self.lanes, lambda c: self.builder.store(sums, c, self._const(value)))
 
     def _batch(self, name: str, region: Expr, columns: int = 1) -> Expr:
-        """The image of a region, held within those there are."""
+        """The image of a region, clamped to the batch."""
         kind = self.group.types[name]
         value = self.builder.parameter(name, kind.elements, kind.dtype)[region * columns]
         if "float" in kind.dtype:

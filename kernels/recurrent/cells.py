@@ -1,8 +1,8 @@
-"""RNN, GRU and LSTM as data: their gates, which products these need and in which order, and the arithmetic of one hidden unit.
+"""RNN, GRU and LSTM as data: their gates, the products that these need and in which order, and the arithmetic of a hidden unit.
 
-A step of a cell is a few stages. A stage multiplies one state of the step before, or of an earlier stage, by the recurrent
-weights of its gates, and turns the sums into new values of states. All formulas are those of the ONNX operators; gates are
-numbered in the order in which ONNX lays out their weights.
+A time step of a cell is one or two stages. A stage multiplies a state (of the last step, or of an earlier stage) by the recurrent
+weights R of its gates, and computes new states from the sums. All formulas are those of the ONNX operators; gates are numbered in
+the order of ONNX's weights. The "input projection" is x W^T with the input biases.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from ..codegen.builder import Expr
 from ..expressions import math, pointwise
 from ..groups.group import Op
 
-HIDDEN, CELL = "hidden", "cell"  # the states that outlive a step
+HIDDEN, CELL = "hidden", "cell"  # the states carried from step to step
 
 
 class Unit(Protocol):
-    """One hidden unit of one row of the batch, as the arithmetic of a stage sees it."""
+    """A hidden unit of a row of the batch, or a vector of them, as the arithmetic of a stage sees it."""
 
     def gate(self, number: int) -> Expr:
-        """The whole argument of a gate's activation: the input's share, the product with the state, the biases."""
+        """A gate's preactivation: input projection, product with the state, and biases."""
 
     def projected(self, number: int) -> Expr:
-        """The input's share of a gate, with those biases that do not belong to the product."""
+        """The input projection of a gate, with those biases that do not belong to the product."""
 
     def product(self, number: int) -> Expr:
         """The product of the stage's state with the recurrent weights of a gate, with its own bias."""
 
     def peephole(self, number: int) -> Expr:
-        """A weight of LSTM's peepholes: input, output, forget."""
+        """A weight of LSTM's peepholes, in ONNX's order: input, output, forget."""
 
     def state(self, name: str) -> Expr:
-        """A state's value, before this stage."""
+        """A state's value before this stage."""
 
     def activate(self, number: int, value: Expr, *, clipped: bool = True) -> Expr:
-        """One of the activation functions f, g, h; its argument is clipped first if the operator clips.
+        """The activation function f, g or h of a value, which is clipped first if the operator clips.
 
         LSTM's h is not clipped: `clip` bounds the arguments of the gates, as in ONNX Runtime.
         """
 
     def name(self, value: Expr) -> Expr:
-        """The same value, computed once."""
+        """The value, named so that it is computed once."""
 
     def one(self) -> Expr:
         """The constant 1."""
@@ -53,7 +53,7 @@ class Unit(Protocol):
 
 @dataclass(frozen=True)
 class Stage:
-    """The sums of `gates`, products with the state `reads`, and the states that `unit` makes of them: those in `writes`."""
+    """The products of state `reads` by the weights of `gates`, and `unit`, which computes the states `writes` from them."""
 
     gates: tuple[int, ...]
     reads: str
@@ -63,7 +63,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Cell:
-    """`separate` are the gates whose recurrent bias belongs to the product; other biases are part of the input's share."""
+    """A kind of cell. `separate`: gates whose recurrent bias belongs to the product; others are part of the input projection."""
 
     gates: int
     stages: tuple[Stage, ...]
@@ -82,7 +82,7 @@ def cell_of(op: Op) -> Cell:
 
 
 def _gru_reset_after() -> Cell:
-    """linear_before_reset: the reset gate scales the finished product, so one stage does."""
+    """linear_before_reset = 1: the reset gate scales the product, so one stage is enough (as in cuDNN)."""
 
     def unit(u: Unit) -> dict[str, Expr]:
         update = u.name(u.activate(0, u.gate(0)))
@@ -94,7 +94,7 @@ def _gru_reset_after() -> Cell:
 
 
 def _gru_reset_before() -> Cell:
-    """The reset gate scales the state that is multiplied, so all of it must be there before the second product starts."""
+    """linear_before_reset = 0: the reset gate scales the state before its product, so there is a second stage after it."""
 
     def gates(u: Unit) -> dict[str, Expr]:
         return {"update": u.activate(0, u.gate(0)), "reset": u.activate(0, u.gate(1)) * u.state(HIDDEN)}
@@ -108,7 +108,7 @@ def _gru_reset_before() -> Cell:
 
 
 def _lstm(*, peepholes: bool, coupled: bool) -> Cell:
-    """`coupled`: the forget gate is what the input gate leaves (input_forget)."""
+    """`coupled`: the forget gate is 1 - the input gate (ONNX's input_forget)."""
 
     def unit(u: Unit) -> dict[str, Expr]:
         def gate(number: int, cell: Expr) -> Expr:
@@ -148,7 +148,7 @@ class Activation:
     parameters: tuple[float, ...] = ()
 
     def __call__(self, name: math.Name, dtype: str, x: Expr, *, is_rough: bool = False) -> Expr:
-        """Of x; `is_rough`: the result needs no smaller error than numbers rounded to bfloat16 have."""
+        """The function of x; `is_rough`: the result needs no smaller error than rounding to bfloat16 makes."""
         if is_rough and dtype == "float32" and self.name in _ROUGH:
             return _ROUGH[self.name](name, x)
         if self.name in ("Affine", "ScaledTanh"):
@@ -163,7 +163,7 @@ _TANH = Op("Tanh", ("x",), ("y",))
 
 
 def activations_of(op: Op, cell: Cell, directions: int) -> tuple[tuple[Activation, ...], ...] | str:
-    """The activations of each direction, or what is wrong with them.
+    """The activations of each direction, or why there are none.
 
     Names match in any case, as ONNX says. Values of alpha and beta are consumed in the order of the functions that take them,
     as ONNX Runtime does it.

@@ -1,4 +1,4 @@
-"""A recurrent operator's shapes and operands: where elements lie under either layout, and weights in panels."""
+"""A recurrent operator's shapes and operands: offsets under either layout, and packed weights."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..template.loops import accumulator_type
 
 @dataclass(frozen=True)
 class PackGates:
-    """Weights [directions, of * lines, depth] as [directions, panels, parts, depth (k), gates / parts, columns], the rest zeros.
+    """Pack weights [directions, of * hidden, depth] into [directions, panels, parts, depth (k), gates / parts, columns].
 
-    `gates` are those of the `of` gates that are taken; a panel holds the same `columns` lines of each of them, in `parts` equal
-    parts. `k_pack` numbers lie side by side as a word, k and k + ceil(depth / k_pack) and so on: they are a last dimension.
+    `gates` are those of the `of` gates that are packed; a panel has the same `columns` hidden units of each of them, in `parts`
+    equal parts, padded with zeros. With `k_pack` > 1 numbers k, k + ceil(depth / k_pack), ... lie side by side: a last dimension.
     """
 
     of: int
@@ -47,7 +47,7 @@ class PackGates:
 class RecurrentOperands:
     """Inputs and outputs of a GRU, LSTM or RNN. Names are "" where they are absent; `outputs` are Y, Y_h, Y_c.
 
-    `dtype` is the type of the arithmetic; what is stored in a narrower one is widened when it is read. With `batch_first`
+    `dtype` is the type of the arithmetic; operands of bfloat16 or float16 are converted when they are read. With `batch_first`
     (layout 1) the batch is the first dimension of X, Y and the states, else steps and directions come before it.
     """
 
@@ -73,7 +73,7 @@ class RecurrentOperands:
         return tirx.const(0, self.dtype)
 
     def load(self, name: str, offset: Expr) -> Expr:
-        """An element of an operand that is read where it is, in the type of the arithmetic."""
+        """An element of an operand read in place, in the type of the arithmetic."""
         return tirx.Cast(self.dtype, self._buffer(name)[offset])
 
     def store(self, name: str, offset: Expr, value: Expr) -> None:
@@ -86,13 +86,13 @@ class RecurrentOperands:
         return self.load(self.bias, (direction * 2 + part) * self.gates * self.hidden + column)
 
     def length_of(self, b: Expr) -> Expr:
-        """How many steps a row of the batch takes. Lengths out of range are brought into it, so that no access is."""
+        """Steps of a row of the batch; lengths out of range are clamped, so that no access is out of bounds."""
         if not self.lengths:
             return self.steps
         return tirx.Cast("int32", tirx.max(tirx.min(self._buffer(self.lengths)[b], self.steps), 0))
 
     def time_of(self, direction: Expr, step: Expr, length: Expr) -> Expr:
-        """Which element of the sequence a step computes; beyond its end, which element of Y it fills with zeros."""
+        """The element of the sequence that a step computes; beyond its length, the element of Y that it fills with zeros."""
         if self.directions == 1 and not self.reverse:
             return step
         backwards = length - 1 - step
@@ -101,7 +101,7 @@ class RecurrentOperands:
         return backwards if self.directions == 1 else tirx.Select(tirx.EQ(direction, 1), backwards, step)
 
     def x_line(self, time: Expr, b: Expr) -> Expr:
-        """Number of a row of X, whose hidden units are projected."""
+        """Number of a row of X, and of its input projection."""
         return b * self.steps + time if self.batch_first else time * self.batch + b
 
     def y_offset(self, direction: Expr, time: Expr, b: Expr) -> Expr:
@@ -110,11 +110,11 @@ class RecurrentOperands:
         return ((time * self.directions + direction) * self.batch + b) * self.hidden
 
     def state_offset(self, direction: Expr, b: Expr) -> Expr:
-        """In the initial and last states that are operands."""
+        """Offset in the operator's initial and last states."""
         return (b * self.directions + direction if self.batch_first else direction * self.batch + b) * self.hidden
 
     def weights(self, name: str, pack: PackGates) -> Buffer:
-        """Weights in panels: packed at compile time if they are constant, else by the kernel. Several neighbours are a word."""
+        """Packed weights: at compile time if they are constant, else by the kernel; int32 elements for a `k_pack` of 2."""
         kind = pack.packed_type(self.group.types[name])
         if name not in self.group.constants:
             return self._stage(name, pack, kind)
@@ -123,7 +123,7 @@ class RecurrentOperands:
         return self.builder.parameter(key, kind.elements // pack.k_pack, "int32" if pack.k_pack > 1 else kind.dtype)
 
     def _stage(self, name: str, pack: PackGates, kind: TensorType) -> Buffer:
-        """The same layout, written to the workspace."""
+        """The layout of `pack`, written by the kernel to the workspace."""
         builder, (directions, panels, parts, depth, gates, columns) = self.builder, kind.shape
         lines = self.group.types[name].shape[1] // pack.of
         staged = builder.workspace(kind.elements, self.dtype)

@@ -1,7 +1,7 @@
-"""How rows of numbers meet the weights of a recurrence: number by number, or by words of neighbours as the format has them.
+"""Products of rows by the weights of a recurrence: by FMAs, or by dot products of bfloat16 pairs.
 
-A pair is elements k and k + ceil(depth / 2) of a row, so that whole vectors of a row make its words.
-Weights are packed in the same pairs.
+A pair is elements k and k + ceil(depth / 2) of a row, not neighbours, so that two vectors of a row are rounded to one vector of
+pairs without a shuffle. Weights are packed in the same pairs.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ from ..groups.group import Group
 from ..microkernels.register_tile import Tile
 from ..template.loops import accumulator_type
 
-_FEW_ROWS = 2  # whose products take as long as weights take to arrive, so that nothing is gained by rounding the rows
-_LINE_ELEMENTS = 16  # float32 numbers or words of a cache line
+_FEW_ROWS = 2  # up to which products are bound by the bytes of the weights, so that dot products of rounded rows gain nothing
+_LINE_ELEMENTS = 16  # float32 numbers or 32-bit pairs in a cache line
 Element = Callable[[Expr], Expr]  # of k
 
 
 def row_format(group: Group, x: str, weights: str, rows: int, target: Target) -> Format:
-    """How `rows` rows are multiplied, in a recurrence over `x`: numbers of the type of its arithmetic, which are rounded to
-    bfloat16 where the format says so.
-    """
+    """The format of products of `rows` rows in a recurrence over `x`: their type, or bfloat16 pairs to which rows are rounded."""
     may_round = group.tolerance.may_round or group.types[x].dtype == "bfloat16"
-    rounds = may_round and rows > _FEW_ROWS and target.multiplies_pairs  # CPUs with tiles multiply pairs slowly
+    rounds = may_round and rows > _FEW_ROWS and target.multiplies_pairs  # CPUs with AMX have slow dot products of vectors
 
     def can_read(one: Format) -> bool:
         return one.k_pack == 1 or (weights in group.constants and one.packs_a == rounds)
@@ -48,16 +46,16 @@ def row_format(group: Group, x: str, weights: str, rows: int, target: Target) ->
 
 
 def pitch_of(elements: int) -> int:
-    """Elements from row to row in the workspace: an odd number of cache lines, so that rows lie in all sets of a cache."""
+    """The pitch of rows in the workspace: an odd number of cache lines, to avoid set conflicts."""
     lines = ceil(elements / _LINE_ELEMENTS)
     return (lines + 1 - lines % 2) * _LINE_ELEMENTS
 
 
 @dataclass(frozen=True)
 class GateTile:
-    """The products of one panel are `parts` tiles, one after the other, each with as many of the gates.
+    """The products by one panel are `parts` register tiles in turn, each with an equal part of the gates.
 
-    So a tile may have more rows than the registers allow for all gates at once, and reads the weights less often.
+    So a tile may have more rows than registers allow for all gates at once, and panels are read less often.
     """
 
     tile: Tile
@@ -67,10 +65,10 @@ class GateTile:
 
 
 def choose_gate_tile(rows: int, gates: int, units: int, steps: int, machine: Machine) -> GateTile:
-    """The tiles with the fewest estimated cycles for products of `rows` rows with the weights of `units` hidden units.
+    """The tiles with the fewest estimated cycles for products of `rows` rows by the weights of `units` hidden units.
 
-    Every tile of rows reads the whole panel again, from beyond L1 if that does not hold it. A single row reads each panel once,
-    in order.
+    `steps`: iterations of the loop over k. Every tile of rows reads the panel again, from L2 if L1 does not hold it; a single row
+    reads each panel once, sequentially.
     """
 
     def cycles(height: int, parts: int, wide: int) -> float:  # of a panel
@@ -96,9 +94,9 @@ def choose_gate_tile(rows: int, gates: int, units: int, steps: int, machine: Mac
 
 
 class RowProduct:
-    """Products of `rows` rows of `depth` float32 numbers, `element(k)` of each given where it is needed.
+    """Products of `rows` rows of `depth` float32 numbers, given by `element(k)`.
 
-    Rows of a format that reads them as words must have been rounded (`round_row`), which they are in the workspace.
+    For a format of bfloat16 pairs each row must first be rounded to the workspace (`round_row`).
     """
 
     def __init__(self, builder: KernelBuilder, number_format: Format, rows: int, depth: int) -> None:
@@ -113,7 +111,7 @@ class RowProduct:
         return self.format.packs_a
 
     def round_row(self, row: Expr, element: Element) -> None:
-        """Write the words of a row; nothing if the format has none."""
+        """Round a row to pairs in the workspace; nothing if the format has no pairs."""
         if not self.rounds:
             return
         builder, begin = self.builder, self.builder.bind(row * self._pitch)
@@ -128,7 +126,7 @@ class RowProduct:
             builder.store(self._words, begin + whole, word(element(whole), zero, builder.name))
 
     def factor(self, row: Expr, k: Expr, element: Element) -> Expr | tuple[Expr, Expr]:
-        """What a multiply-add takes of a row for iteration k of `steps`."""
+        """The operand of a multiply-add from a row, for iteration k of `steps`."""
         if self.rounds:
             return self._words[row * self._pitch + k]
         if self.format.k_pack == 1:
@@ -139,5 +137,5 @@ class RowProduct:
         return element(k), second
 
     def weight(self, packed: Expr) -> Expr:
-        """What it takes of packed weights."""
+        """The operand of a multiply-add from packed weights."""
         return factor(self.format, packed)

@@ -1,7 +1,7 @@
-"""Products of a recurrence on the tile unit: rows of the input and of the states as bfloat16 terms, weights in tiles.
+"""Products of a recurrence by AMX: rows of the input and of the states as bfloat16 terms, weights packed in AMX tiles.
 
-The input's share is one product of all steps. A step multiplies the rows of the state, 32 at a time, by panels of 32 hidden units
-of each gate, so that a panel's units are finished from sums in the first cache, as they are on vectors.
+The input projection is one product for all steps. A step multiplies the rows of the state, 32 at a time, by panels of 32 hidden
+units of each gate, so that a panel's units are finished in the epilogue from sums in L1, as they are on vectors.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ..template.contract import Operand
 from .operands import PackGates, RecurrentOperands
 from .products import Element, pitch_of
 
-_WORK_PER_DOT = 16  # cycles
+_WORK_PER_DOT = 16  # cycles of a product of two tiles
 Store = Callable[[Expr, Expr, Expr, Expr], None]  # of (direction, row, column, value)
 
 
 def terms_of(group: Group, x: str, weights: str, target: Target) -> int:
-    """bfloat16 terms of the operands of a recurrence over `x` on the tile unit; 0 where it cannot compute its products."""
+    """The number of bfloat16 terms by which AMX computes the products of a recurrence over `x`; 0 where it cannot."""
     kinds = group.types[x].dtype, group.types[weights].dtype
     if not target.has_tiles or weights not in group.constants or not set(kinds) <= {"float32", "bfloat16"}:
         return 0
@@ -44,14 +44,14 @@ def terms_of(group: Group, x: str, weights: str, target: Target) -> int:
 
 
 def pays(rows: int, columns: int, depth: int, terms: int, machine: Machine) -> bool:
-    """Whether tiles are the faster way to multiply so many rows by weights that are read again at each step."""
+    """Whether AMX is faster than vectors for a step's product of rows x depth by depth x columns."""
     size = rows, columns, depth
     return terms > 0 and depth > 0 and tile_step_cycles(*size, terms, machine) < vector_step_cycles(*size, machine)
 
 
 @dataclass(frozen=True)
 class GatePanels:
-    """The panels of PackGates with a part for each gate, as panels of tiles: [directions, panels * gates, depth, columns]."""
+    """Pack as `PackGates` with a part a gate, each part a panel for AMX: [directions, panels * gates, depth, columns]."""
 
     gates: PackGates
 
@@ -64,13 +64,13 @@ class GatePanels:
 
 
 class TiledRows:
-    """Rows of `depth` float32 numbers, the same number in each of some groups, as bfloat16 terms [group, row, term, k].
+    """Rows of `depth` float32 numbers in the workspace as bfloat16 terms, [group, row, term, k], equally many rows a group.
 
-    Rows are filled up to blocks of 32 and k to whole tiles, with zeros. A row takes an odd number of cache lines, so that those
-    of a tile do not crowd each other out of the first cache.
+    Rows are padded with zeros to blocks of 32, k to whole tiles. A row takes an odd number of cache lines, so that a tile's rows
+    do not conflict in L1.
     """
 
-    rounds = True  # before they are multiplied
+    rounds = True  # rows are rounded to terms before they are multiplied
 
     def __init__(self, builder: KernelBuilder, groups: int, rows: int, depth: int, terms: int) -> None:
         self.builder, self.groups, self.rows, self.depth, self.terms = builder, groups, rows, depth, terms
@@ -80,13 +80,13 @@ class TiledRows:
         self._buffer = builder.workspace(groups * self._group, "uint16")
 
     def clear_rest(self) -> None:
-        """Make zeros of the rows that no number is written to."""
+        """Store zeros to the padding rows."""
         if rest := self.blocks * LINES - self.rows:
             with self.builder.loop(self.groups, name="group") as group:
                 self._clear(self.builder.bind(group * self._group + self.rows * self._pitch), rest * self._pitch)
 
     def round_row(self, row: Expr, element: Element) -> None:
-        """Write the terms of a row, which are counted over all groups."""
+        """Store the terms of a row; rows are numbered over all groups."""
         builder = self.builder
         group, line = (row, 0) if self.rows == 1 else (tirx.floordiv(row, self.rows), tirx.floormod(row, self.rows))
         begin = builder.bind(group * self._group + line * self._pitch)
@@ -100,7 +100,7 @@ class TiledRows:
             self._clear(builder.bind(begin + (term * self.filled + self.depth)), self.filled - self.depth)
 
     def lines(self, group: Expr, block: Expr) -> Lines:
-        """32 rows of a group, or of the only one there is."""
+        """The tiles of block `block` (32 rows) of a group."""
         base = self.builder.bind((group if self.groups > 1 else 0) * self._group + block * (LINES * self._pitch))
 
         def at(ks: tuple[Expr, ...], term: int, half: Expr) -> Expr:
@@ -114,7 +114,7 @@ class TiledRows:
 
 
 class TiledWeights:
-    """Constant weights in panels of 32 lines, and the product of a block of rows with one of them."""
+    """Constant weights packed in panels of 32 columns, and the product of a block of rows with a panel."""
 
     def __init__(self, operands: RecurrentOperands, name: str, panels: Panels, rows: TiledRows, unit: TileUnit) -> None:
         self.builder, self.rows, self.unit = operands.builder, rows, unit
@@ -126,7 +126,7 @@ class TiledWeights:
         self._blocks = BlockProduct(self.builder, unit, (self._steps,), rows.terms, (1 if rows.rows <= ROWS else 2, 2))
 
     def multiply(self, group: Expr, block: Expr, panel: Expr, sums: Scratch) -> None:
-        """Put the product of a group's block with its panel into `sums`, 32 rows of 32."""
+        """Store the product of a group's block of rows with its panel to `sums`, 32 rows of 32 float32."""
         size = self._steps * self.rows.terms * TERM_ELEMENTS // 2
         base = self.builder.bind((group * self.panels + panel) * size)
         b = packed_lines(self._buffer, base, self.rows.terms, words=True)
@@ -136,7 +136,7 @@ class TiledWeights:
 
 
 def project_on_tiles(operands: RecurrentOperands, terms: int, target: Target, store: Store) -> None:
-    """x W^T of all steps and directions: every thread takes panels of weights, and walks all rows with each."""
+    """The input projection x W^T of all steps and directions: each thread takes panels of weights, and all rows by each."""
     builder, (depth, directions) = operands.builder, (operands.inputs, operands.directions)
     rows = TiledRows(builder, 1, operands.steps * operands.batch, depth, terms)
     with builder.chunks(rows.rows, rows.rows * depth) as row:
@@ -155,7 +155,7 @@ def project_on_tiles(operands: RecurrentOperands, terms: int, target: Target, st
 def _store_block(
     builder: KernelBuilder, place: tuple[Expr, Expr, Expr], size: tuple[int, int], sums: Scratch, store: Store
 ) -> None:
-    """Hand on the sums of a block that exist."""
+    """Call `store` for the sums of a block that are within the edges."""
     (direction, panel, block), (rows, columns), lanes = place, size, builder.lanes("float32")
     top, left = builder.bind(block * LINES), builder.bind(panel * LINES)
     width = LINES if columns % LINES == 0 else builder.bind(tirx.min(columns - left, LINES))

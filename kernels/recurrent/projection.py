@@ -1,4 +1,4 @@
-"""What the input adds to the gates of all steps: one product, before the first step."""
+"""The input projection: the product of the inputs of all steps by W, before the first step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .products_amx import Store, pays, project_on_tiles, terms_of
 
 
 def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, target: Target) -> Buffer:
-    """The workspace [direction, row of X, gate, hidden] with x W^T and the biases that do not belong to a later product."""
+    """A workspace [direction, row of X, gate, hidden] with x W^T and the biases that do not belong to a product with R."""
     depth, columns, rows = operands.inputs, operands.gates * operands.hidden, operands.steps * operands.batch
     projected = builder.workspace(operands.directions * rows * columns, operands.dtype)
 
@@ -80,7 +80,7 @@ def _project_on_vectors(builder: KernelBuilder, operands: RecurrentOperands, tar
 
 
 def _bias(operands: RecurrentOperands, cell: Cell, direction: Expr, column: Expr) -> Expr:
-    """The bias of a line of W, and that of R unless it belongs to the product with the state."""
+    """The bias of a gate's unit: that of W, and that of R unless it belongs to the product with the state."""
     recurrent = operands.bias_of(direction, 1, column)
     for gate in cell.separate:
         belongs = tirx.And(column >= gate * operands.hidden, column < (gate + 1) * operands.hidden)

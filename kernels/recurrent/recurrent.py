@@ -1,8 +1,8 @@
-"""GRU, LSTM and RNN: the input's share of all steps in one product, then the steps, their arithmetic in the tile store.
+"""GRU, LSTM and RNN: the input projection of all steps in one product, then the steps, with the gates in the epilogue.
 
-What differs between the three is data (recurrent_cells.py). The recurrent weights are packed so that one panel holds the columns
-of all gates of the same hidden units: a tile finishes those units' new state by itself. Directions run on threads of their own;
-where there are more threads than directions, each step deals its panels to them.
+What differs between the three is data (cells.py). R is packed so that one panel has the columns of all gates of the same hidden
+units: the epilogue of a register tile computes those units' new state. Directions run on threads of their own; where there are
+more threads than directions, each step deals its panels to them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from .stages import StagePlan, plan_stage
 
 OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
 _TYPES = ("float32", "float64", "float16", "bfloat16")
-_WORK_PER_CYCLE = 0.25  # a step of less than 9 us is not dealt to threads, each of which would wait for the others' states
-_ASKED_BYTES = 16 << 10  # how far ahead weights beyond the second-level cache are asked for
+_WORK_PER_CYCLE = 0.25  # scalar operations a cycle: a step of less than 9 us is not dealt to threads, which share states
+_ASKED_BYTES = 16 << 10  # prefetch distance in weights that exceed L2
 _MAX_ELEMENTS = 2**31 - 1
 
 
@@ -63,7 +63,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 
 def _estimate(group: Group, op: Op, cell: Cell, directions: int, target: Target) -> Estimate:
-    """Of the products of inputs and states with their weights, and of the gates."""
+    """The estimate of the products of inputs and states by their weights, and of the gates."""
     first, second, inputs = group.types[op.inputs[0]].shape
     steps, rows = (second, first) if op.attribute("layout", 0) else (first, second)
     lines, hidden = group.types[op.inputs[2]].shape[1:]
@@ -77,7 +77,7 @@ def _estimate(group: Group, op: Op, cell: Cell, directions: int, target: Target)
 
 @dataclass(frozen=True)
 class _Place:
-    """A panel in one step of one direction. `old` and `new` are the offsets of the states read and written, of row 0."""
+    """A panel in a step of a direction. `old` and `new`: offsets of row 0 of the states that are read and written."""
 
     direction: Expr
     step: Expr
@@ -88,9 +88,9 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Unit:
-    """Hidden unit `j` of one row of the batch: the `Unit` that a cell's arithmetic sees. Offsets are those of hidden unit 0.
+    """Hidden unit `j` of a row of the batch: the `Unit` that a cell's arithmetic sees.
 
-    `sums` is where the row lies in each of the finished tiles, `share` in the projected input, `line` in the states.
+    Offsets of the row's unit 0: `sums` in each of the finished tiles, `share` in the input projection, `line` in the states.
     """
 
     recurrence: _Recurrence
@@ -139,9 +139,9 @@ class _Unit:
 
 
 class _Recurrence:
-    """One kernel being built.
+    """The kernel being built.
 
-    Its states are [directions, batch, hidden], rows `pitch` elements apart; the hidden one twice, read and written in turns.
+    States in the workspace are [directions, batch, hidden], rows `pitch` elements apart; the hidden state is double-buffered.
     """
 
     def __init__(self, group: Group, op: Op, cell: Cell, activations: tuple[tuple[Activation, ...], ...], target: Target) -> None:
@@ -176,7 +176,7 @@ class _Recurrence:
             self._copy_state(self.states[name], source)
 
     def _copy_state(self, state: Buffer, source: str) -> None:
-        """An initial state, zero where the operator has none."""
+        """Copy an initial state to the workspace; zeros where the operator has none."""
         builder, operands = self.builder, self.operands
 
         def element(ours: Expr, theirs: Expr) -> None:
@@ -185,7 +185,7 @@ class _Recurrence:
         self._for_each_element(element)
 
     def _store_last_states(self) -> None:
-        """Y_h and Y_c."""
+        """Store Y_h and Y_c."""
         for name, out in zip(self.cell.states, self.operands.outputs[1:], strict=False):
             if out:
                 self._store_state(self.states[name], (self.operands.steps % 2) * self.size if name == HIDDEN else 0, out)
@@ -194,7 +194,7 @@ class _Recurrence:
         self._for_each_element(lambda ours, theirs: self.operands.store(out, theirs, state[begin + ours]))
 
     def _for_each_element(self, body: Callable[[Expr, Expr], None]) -> None:
-        """`body` with the offset of every hidden unit in our states and in the operands that are states."""
+        """`body(offset in the workspace, offset in the operand)` for every hidden unit of a state."""
         builder, operands = self.builder, self.operands
         with builder.loop(operands.directions, name="d") as d, builder.loop(operands.batch, name="b") as b:
             ours = builder.bind((d * operands.batch + b) * self.pitch)
@@ -202,7 +202,7 @@ class _Recurrence:
             builder.vector_loop(operands.hidden, self.lanes, lambda j: body(ours + j, theirs + j))
 
     def _emit_steps(self, plans: list[StagePlan]) -> None:
-        """All steps: a direction a thread, or where threads would be left over, each stage's panels dealt to all of them."""
+        """All steps: a direction a thread, or, with more threads than directions, each stage's panels dealt to all threads."""
         builder, operands = self.builder, self.operands
         work = [int(plan.cycles * _WORK_PER_CYCLE) for plan in plans]
         if builder.threads_for(sum(work) * operands.directions) <= operands.directions:
@@ -215,7 +215,7 @@ class _Recurrence:
                         with builder.loop(operands.batch, name="b") as b:
                             self._round_state(plan, d, step, b)
                     with builder.loop(plan.panels, name="panel") as number:
-                        # Forth and back: of weights that are more than the cache holds, those read last are still there.
+                        # Every second step walks the panels backwards: of weights beyond L2, those read last are still there.
                         back = tirx.Select(tirx.floormod(step, 2) > 0, plan.panels - 1 - number, number)
                         panel = builder.bind(back) if plan.tiled else number
                         self._emit_panel(plan, d, step, panel, sums)
@@ -234,7 +234,7 @@ class _Recurrence:
 
     @contextmanager
     def _chunks(self, plans: list[StagePlan], extent: int, work: int) -> Iterator[tuple[Expr, Scratch | None]]:
-        """A loop that is dealt to the threads, and where a thread's sums lie if a stage is computed on tiles."""
+        """A loop dealt to the threads; yields an iteration, and the thread's scratch for sums if a stage goes by AMX."""
         units = [plan.tiled.unit for plan in plans if plan.tiled is not None]
         if not units:
             with self.builder.chunks(extent, work) as chunk:
@@ -245,12 +245,12 @@ class _Recurrence:
             yield chunk, sums
 
     def _round_state(self, plan: StagePlan, direction: Expr, step: Expr, b: Expr) -> None:
-        """What the stage's product reads of one row, in the form that it reads."""
+        """Round a row of the state that the stage reads, as its format needs."""
         place = self._place(direction, step, 0)
         plan.rows.round_row(direction * self.operands.batch + b, self._row_of(plan, place)(b))
 
     def _row_of(self, plan: StagePlan, place: _Place) -> Callable[[Expr], Element]:
-        """The elements of a row of the state that the stage reads."""
+        """Rows of the state that the stage reads, as functions of k."""
         source, origin = self.states[plan.stage.reads], place.old[plan.stage.reads]
 
         def row(b: Expr) -> Element:
@@ -261,7 +261,7 @@ class _Recurrence:
     def _emit_panel(
         self, plan: StagePlan, direction: Expr, step: Expr, panel: Expr, sums: Scratch | None, only: Expr | None = None
     ) -> None:
-        """New states of the hidden units of one panel, for all rows of the batch or for one block of them."""
+        """Products and epilogue of one panel: new states of its hidden units, for all rows of the batch or for block `only`."""
         builder, operands, tile = self.builder, self.operands, plan.tiles.tile
         place = self._place(direction, step, panel)
         with builder.loop(ceil(operands.batch / tile.rows) if only is None else 1, name="rows") as block:
@@ -276,7 +276,7 @@ class _Recurrence:
                 self._emit_row(plan, place, b, finished, at)
 
     def _ask_for_input(self, plan: StagePlan, place: _Place, start: Expr) -> None:
-        """Ask for the input's share of a tile, which lies in as many pages as it has rows."""
+        """Prefetch a tile's input projection, which is on as many pages as the tile has rows."""
         builder = self.builder
         with builder.loop(plan.tiles.tile.rows, name="row") as row:
             share = builder.bind(self._share_of(place, self._time_of(place, start + row)[1], start + row))
@@ -285,18 +285,18 @@ class _Recurrence:
                 builder.prefetch(self.projected[share + column])
 
     def _time_of(self, place: _Place, b: Expr) -> tuple[Expr, Expr]:
-        """The length of a row's sequence, and where in it the step is."""
+        """The length of a row's sequence, and the element of it that the step computes."""
         length = self.builder.bind(self.operands.length_of(b))
         return length, self.builder.bind(self.operands.time_of(place.direction, place.step, length))
 
     def _share_of(self, place: _Place, time: Expr, b: Expr) -> Expr:
-        """Where the input's share of a row begins."""
+        """Offset of a row's input projection."""
         operands = self.operands
         line = place.direction * (operands.steps * operands.batch) + operands.x_line(time, b)
         return line * self.cell.gates * operands.hidden
 
     def _sum_part(self, plan: StagePlan, place: _Place, start: Expr, part: int, sums: Scratch | None) -> Buffer | Scratch:
-        """The products of the rows from `start` on with one part of a panel."""
+        """The register tile of rows from `start` on by one part of a panel; by AMX a block in `sums`."""
         builder, operands, tile, rows = self.builder, self.operands, plan.tiles.tile, plan.rows
         if plan.tiled is not None and sums is not None:
             block = Scratch(sums.buffer, sums.base + part * (LINES * LINES))
@@ -318,7 +318,7 @@ class _Recurrence:
         )
 
     def _ask_ahead(self, plan: StagePlan, first: Expr, k: Expr) -> None:
-        """Ask for weights of later k: hardware asks for those of the next page only once it is read."""
+        """Prefetch weights of later k: hardware prefetches none of the next page before it is read."""
         tile = plan.tiles.tile
         ahead = k + max(_ASKED_BYTES // (tile.columns * 4), 1)
         for vector in range(tile.vectors):
@@ -333,14 +333,14 @@ class _Recurrence:
         return _Place(direction, step, panel, old, new)
 
     def _emit_row(self, plan: StagePlan, place: _Place, b: Expr, finished: tuple[Buffer | Scratch, ...], sums: Expr) -> None:
-        """New states of one row's units; beyond the end of its sequence they stay, and Y is zero."""
+        """The epilogue of a row: new states of its units in a panel; beyond its sequence's length they stay, and Y is zero."""
         builder, operands = self.builder, self.operands
         length, time = self._time_of(place, b)
         share = builder.bind(self._share_of(place, time, b))
         y = builder.bind(operands.y_offset(place.direction, time, b))
         row = _Unit(self, plan, place, self.activations[0], finished, sums, share, builder.bind(b * self.pitch))
         running = [place.step < length] if operands.lengths else []
-        variants = tuple(dict.fromkeys(self.activations))  # of the directions, in order, if they differ
+        variants = tuple(dict.fromkeys(self.activations))  # distinct activations of the directions, in order
         for number, activations in enumerate(variants):
             chosen = [tirx.EQ(place.direction, number)] if len(variants) > 1 else []
             with self._where(*running, *chosen):
@@ -357,7 +357,7 @@ class _Recurrence:
             yield
 
     def _emit_units(self, row: _Unit, y: Expr) -> None:
-        """The new states of a row's units in one panel, and their part of Y."""
+        """Compute the new states of a row's units in a panel, and store them to Y, too."""
 
         def unit(j: Expr) -> None:
             values = {name: self.builder.name(value) for name, value in row.plan.stage.unit(replace(row, j=j)).items()}
@@ -369,7 +369,7 @@ class _Recurrence:
         self._for_each_unit(row, unit)
 
     def _emit_idle(self, row: _Unit, y: Expr) -> None:
-        """The hidden state handed on. (A state that is written in place stays by itself.)"""
+        """Copy the hidden state unchanged to the other buffer, and zeros to Y; states written in place stay as they are."""
 
         def unit(j: Expr) -> None:
             self.builder.store(self.states[HIDDEN], row.place.new[HIDDEN] + row.line + j, replace(row, j=j).state(HIDDEN))
@@ -378,7 +378,7 @@ class _Recurrence:
         self._for_each_unit(row, unit)
 
     def _for_each_unit(self, row: _Unit, body: Callable[[Expr], None]) -> None:
-        """`body` with the units of the row's panel; the last panel may have fewer, which get ever shorter vectors."""
+        """`body` for vectors of the units of the row's panel; ever shorter ones at the end of the last panel."""
         builder, columns, hidden = self.builder, row.plan.tiles.units, self.operands.hidden
         first = builder.bind(row.place.panel * columns)
         if hidden >= columns:

@@ -1,4 +1,4 @@
-"""The stages of a recurrence's step: how each multiplies the state that it reads, on vectors or on the tile unit."""
+"""The stages of a recurrence's step: how each multiplies the state that it reads, on vectors or by AMX."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from .operands import PackGates, RecurrentOperands
 from .products import GateTile, RowProduct, choose_gate_tile, row_format
 from .products_amx import GatePanels, TiledRows, TiledWeights, pays, terms_of
 
-_L2_BYTES = 1 << 20  # the second-level cache
+_L2_BYTES = 1 << 20  # weights of more bytes exceed L2
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage, how rows of the state that it reads are multiplied, its tiles, and its weights in `panels` panels:
-    of vectors in `weights`, or `tiled`."""
+    """A stage, its rows of the state, register tiles, and weights packed in `panels` panels: `weights`, or `tiled` for AMX."""
 
     stage: Stage
     rows: RowProduct | TiledRows
@@ -34,34 +33,34 @@ class StagePlan:
 
     @property
     def cycles(self) -> float:
-        """Of one direction's step on one core."""
+        """Estimated cycles of the stage in a step of one direction on one core."""
         return self.panels * self.tiles.cycles
 
     @property
     def asks_ahead(self) -> bool:
-        """Whether weights are asked for: those of a direction do not fit the second-level cache, and a tile's rows leave time."""
+        """Whether weights are prefetched: those of a direction exceed L2, and a tile has rows enough to hide the prefetches."""
         if isinstance(self.rows, TiledRows):
             return False
         tile = self.tiles.tile
         return tile.rows > 1 and self.panels * self.tiles.parts * self.rows.steps * tile.columns * 4 > _L2_BYTES
 
     def asks_for_input(self, share_bytes: int) -> bool:
-        """Whether a tile's share of the input is asked for, which is more in all than the second-level cache holds."""
+        """Whether a tile's input projection is prefetched: `share_bytes`, all of it, exceed L2."""
         return self.tiled is None and self.tiles.tile.rows > 1 and share_bytes > _L2_BYTES
 
     @property
     def is_rough(self) -> bool:
-        """Whether rows are rounded to bfloat16, so that gates need no smaller error than that."""
+        """Whether rows are rounded to bfloat16, so that gates need no smaller error."""
         return self.rows.terms == 1 if isinstance(self.rows, TiledRows) else self.rows.rounds
 
     def place_of(self, gate: int) -> tuple[int, int]:
-        """Which part of a panel has a gate's sums, and the column there of its first unit."""
+        """The part of a panel that has a gate's sums, and the column there of its first unit."""
         part, position = divmod(self.stage.gates.index(gate), len(self.stage.gates) // self.tiles.parts)
         return part, position * self.tiles.units
 
 
 def plan_stage(operands: RecurrentOperands, cell: Cell, stage: Stage, unit: TileUnit | None, target: Target) -> StagePlan:
-    """The stage's tile has as many columns of each gate. Each tile of rows reads the whole panel again."""
+    """The plan of a stage on vectors, or by AMX where `unit` is given and faster."""
     gates, builder = stage.gates, operands.builder
     terms = terms_of(operands.group, operands.x, operands.r, target)
     if unit is not None and pays(operands.batch, len(gates) * operands.hidden, operands.hidden, terms, target.machine):
@@ -80,7 +79,7 @@ def plan_stage(operands: RecurrentOperands, cell: Cell, stage: Stage, unit: Tile
 
 
 def _plan_on_tiles(operands: RecurrentOperands, cell: Cell, stage: Stage, terms: int, unit: TileUnit) -> StagePlan:
-    """Each gate is a part of a panel, of two tiles."""
+    """The plan of a stage by AMX: each gate is a part of a panel, two tiles wide."""
     gates, builder = stage.gates, operands.builder
     rows = TiledRows(builder, operands.directions, operands.batch, operands.hidden, terms)
     rows.clear_rest()

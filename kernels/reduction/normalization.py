@@ -1,6 +1,6 @@
 """Softmax, LogSoftmax and the normalizations by mean and variance: rows that are read several times while they are in cache.
 
-Statistics are of float32 (float64 for float64 operands), the variance in two passes, as the naive formula cancels.
+Statistics are float32 (float64 for float64 operands), the variance in two passes, as E[x^2] - E[x]^2 cancels.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Rows:
 
     @property
     def dtype(self) -> str:
-        """What statistics are computed in."""
+        """The type of the statistics."""
         return accumulator_type(self.group.types[self.anchor.inputs[0]].dtype)
 
     def emit(self, work: int, compute: Callable[[Block], None]) -> None:
@@ -110,7 +110,7 @@ class Rows:
         parallel_nest(builder, extents, work, block)
 
     def softmax(self, block: Block) -> None:
-        """exp(x - max) / sum, or its logarithm; the exponentials wait in the output, or in scratch if it is narrower."""
+        """exp(x - max) / sum, or its logarithm; exponentials are kept in the output, or in scratch if its type is smaller."""
         builder, dtype = self.builder, self.dtype
         source = source_of(self.group, self.builder, self.anchor.inputs[0])
         where: Callable[[Expr], Expr] = (lambda slot: tirx.const(0, "int32")) if self.rowwise else (lambda slot: slot)
@@ -188,7 +188,7 @@ class Rows:
                     self.builder.store(self._operand(name), number, tirx.Cast(self.group.types[name].dtype, value))
 
     def _each_element(self, block: Block, body: Callable[[Expr, Index, Expr], None]) -> None:
-        """`body(slot, index, offset)` for every element of the block's rows; slots of row-wise blocks mean nothing."""
+        """`body(slot, index, offset)` for every element of the block's rows; row-wise blocks ignore the slot."""
         first, stop = self.row.start, self.row.stop
         extents = [self.shape[d] for d in self.row]
 

@@ -26,7 +26,7 @@ from .reduction_loops import Block, Combine, EmitResults, reduce_blocks
 class Fold:
     """acc = combine(acc, map(x, slot, offset)) over the reduced elements, from `initial`.
 
-    `slot` is the accumulator's place in its block, `offset` the element's in the operand.
+    `slot` is the accumulator's number in its block, `offset` the element's in the operand.
     """
 
     initial: float
@@ -110,7 +110,7 @@ def reduced_axes(group: Group, op: Op) -> tuple[int, ...] | None:
 
 
 def _accumulate(group: Group, anchor: Op, block: Block, dtype: str) -> Callable[[Expr], Expr]:
-    """How to read the accumulated value in a slot; row-wise in slot 0."""
+    """How to read the accumulated value of a slot; of slot 0 if row-wise."""
     builder = block.builder
     source = source_of(group, builder, anchor.inputs[0])
     first = fold_block(block, source, dtype, _FOLDS[anchor.op_type])
@@ -129,7 +129,7 @@ def _accumulate(group: Group, anchor: Op, block: Block, dtype: str) -> Callable[
 
 
 def fold_block(block: Block, source: Buffer, dtype: str, fold: Fold) -> Buffer:
-    """The accumulators of a block, as a local array; row-wise ones are brought together in slot 0."""
+    """The accumulators of a block, as a local array; row-wise ones are combined in slot 0."""
     builder = block.builder
     total = builder.local(block.slots, dtype)
     initial = tirx.const(_bounded(fold.initial, dtype), dtype)
@@ -164,7 +164,7 @@ def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: int, dtype: 
 
 
 def _held(value: Expr, dtype: str) -> Expr:
-    """A logarithm within an integer type that is to hold it: the one of nothing is minus infinity, whose cast is no number."""
+    """A logarithm clamped to an integer type: an empty reduction gives -inf, whose cast is undefined."""
     if "int" not in dtype or "float" not in str(value.ty):
         return value
     info = np.iinfo(dtype)

@@ -1,7 +1,7 @@
 """The loops of a reduction, whatever is accumulated in them.
 
-Dimensions merge into as few loops as possible. If the elements of a result lie side by side, vectors run along them, in several
-independent accumulators (row-wise); otherwise they run along the last kept dimension, a block of results at once (column-wise).
+Dimensions are merged into as few loops as possible. If the elements of a result are contiguous, vectors run along them, with
+several accumulators (row-wise); otherwise along the last kept dimension, a block of results at once (column-wise).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..groups.group import Group
 from ..template.loops import merge_sections, nest, parallel_nest, sweep
 
-_ACCUMULATORS = 4  # independent vectors: an addition takes four cycles
+_ACCUMULATORS = 4  # independent vectors: they hide the loop-carried latency of an addition, four cycles
 Update = Callable[[Expr, Expr, Expr], None]  # (accumulator slot, offset of the element, its number along the innermost loop)
 Combine = Callable[[Expr, Expr], Expr]
 
@@ -51,14 +51,14 @@ class Block:
                 body(vector * self.lanes + lane)
 
     def each_result(self, body: Callable[[Expr, Index], None]) -> None:
-        """`body(slot, index)` where the results are, once row-wise accumulators are brought together in slot 0."""
+        """`body(slot, index)` for each result of the block, once row-wise accumulators are combined in slot 0."""
         if self.rowwise:
             body(tirx.const(0, "int32"), self.index)
         else:
             self.each_slot(lambda slot: body(slot, (*self.index[:-1], self.index[-1] + slot)))
 
     def once(self) -> AbstractContextManager[None]:
-        """Where results are stored: by one of those who have them."""
+        """A context in which one thread alone stores results."""
         return nullcontext()
 
     def bring_together(self, total: Buffer, combine: Combine) -> None:
@@ -71,7 +71,7 @@ class Block:
                 self.builder.store(total, lane, combine(total[lane], total[width + lane]))
 
     def each_of_row(self, extents: Sequence[int], body: Callable[[Index, Expr], None]) -> None:
-        """`body(index, offset)` for each element of a row of these extents, which lies at `base` without gaps."""
+        """`body(index, offset)` for each element of a contiguous row of these extents from `base` on."""
         builder, last = self.builder, extents[-1]
 
         def along(outer: Index) -> None:
@@ -174,7 +174,7 @@ class Results:
 
     @property
     def rowwise(self) -> bool:
-        """Whether the elements of a result lie side by side."""
+        """Whether the elements of a result are contiguous."""
         return bool(self.reduced) and self.reduced[-1].stride == 1
 
     def emit(self, work: int, compute: Callable[[Block], None]) -> None:

@@ -1,9 +1,9 @@
-"""What a group of pointwise operators and reductions over rows computes, and in which order of loops: no loop is written here.
+"""The schedule of a group of reductions over rows with pointwise operators: which loop computes what. No code is written here.
 
-A row is what lies in the trailing dimensions that all reductions are over. An element value has something else at each place of a
-row; a row value is one number for each row: a reduction's result, and what is computed from such. The level of a value is the
-number of reductions, one after the other, that must be through before it is known: loop k computes the element values of level
-k that a reduction needs, or the group returns.
+A row is the trailing dimensions that all reductions are over. An element value has a number for each element of a row; a row
+value has one for each row: a reduction's result, and what is computed from such alone. The level of a value is the length of the
+longest chain of reductions that it depends on: loop k computes the element values of level k that a reduction needs or the group
+returns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RowForm:
 
     @property
     def loops(self) -> int:
-        """How many trips over the row there are."""
+        """The number of loops over a row."""
         last = max((self.levels[name] for name in self.group.outputs if name in self.elements), default=-1)
         return max(last, *(self.levels[op.inputs[0]] for op in self.folds)) + 1
 
@@ -66,12 +66,12 @@ class RowForm:
 
     @property
     def scratch(self) -> list[str]:
-        """What is kept and no output, which has a place of its own."""
+        """Kept values that are no outputs."""
         return [name for name in self.kept if name not in self.group.outputs]
 
     @property
     def scratch_bytes(self) -> int:
-        """Of one thread."""
+        """Bytes of scratch of one thread."""
         return sum(self.length * np.dtype(self.group.types[name].dtype).itemsize for name in self.scratch)
 
 
@@ -121,7 +121,7 @@ def _rows_of(group: Group, reductions: Sequence[Op]) -> tuple[tuple[int, ...], i
 
 
 def row_axes(group: Group, op: Op) -> tuple[int, ...] | None:
-    """The dimensions that an operator is over, counted from 0; None if only a run knows."""
+    """The dimensions that an operator is over, counted from 0; None if they are known at run time only."""
     rank = len(group.types[op.inputs[0]].shape)
     if op.op_type.startswith("Reduce"):
         return reduced_axes(group, op)
@@ -156,7 +156,7 @@ def _is_element(group: Group, name: str, count: int, long: bool) -> bool:
 
 
 def _is_number(group: Group, name: str) -> bool:
-    """Whether an operand is one constant, which is written into the code. Literals of more elements lie in memory."""
+    """Whether an operand is a scalar constant, an immediate in the code. Larger literals are in memory."""
     literal = group.literal(name)
     return literal is not None and literal.size == 1
 

@@ -1,7 +1,7 @@
-"""Groups of reductions over the same rows, and pointwise operators before, between and after them: one trip over memory.
+"""Groups of reductions over the same rows, with pointwise operators before, between and after them: one trip over memory.
 
-A row is computed from beginning to end by one thread, in as many loops as there are reductions that wait for each other. What a
-later loop reads again waits in the output, if it is one, else in scratch of the thread, which stays in the first-level caches.
+A row is computed by one thread, in as many loops as there are reductions that depend on each other. Values that a later loop
+reads again are kept in the output, if they are one, else in scratch of the thread, which stays in L1 or L2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .reduction_loops import Block, Loop, block_slots
 from .row_lowering import COMPOSITES, EXP, FOLDS
 from .row_schedule import RowForm, row_form
 
-SCRATCH_BYTES = 128 * 1024  # of a thread: half of a small second-level cache
+SCRATCH_BYTES = 128 * 1024  # of a thread: half of a small L2
 _LINE_BYTES = 64
 OPERATORS = frozenset(COMPOSITES)
 
@@ -62,7 +62,7 @@ def _emit(form: RowForm, builder: KernelBuilder, work: int) -> None:
 
 
 def row_scratch(form: RowForm, builder: KernelBuilder, threads: int) -> dict[str, Buffer]:
-    """Room for one row of each value that is kept and no output, for each thread."""
+    """Scratch for one row of each kept value that is no output, for each thread."""
     return {name: builder.workspace(threads * _padded(form, name), form.group.types[name].dtype) for name in form.scratch}
 
 
@@ -111,7 +111,7 @@ class _Row:
             self._row_values(loop + 1)
 
     def _loop(self, loop: int) -> None:
-        """One trip over the row: stores what is returned or kept, and folds."""
+        """One loop over the row: stores outputs and kept values, and accumulates reductions."""
         form, builder = self.form, self.builder
         folds = [op for op in form.folds if form.levels[op.inputs[0]] == loop]
         *outer, last = form.row
@@ -145,7 +145,7 @@ class _Row:
         return [*self.form.targets(loop), *(op.inputs[0] for op in folds), *(op.outputs[0] for op in folds)]
 
     def _element(self, targets: list[str], folds: list[Op], totals: list[Buffer], slot: Expr, offset: Expr, inner: Index) -> None:
-        """What a loop does at one place of the row."""
+        """The body of a loop at one element of the row."""
         values = _Values(self.form.group, self.builder, dict(self.given))
         shape = (*self.form.outer, *self.form.row)
         place = (*self.index, *inner)
@@ -192,7 +192,7 @@ class _Row:
 
 
 def _known(value: Expr) -> Reader:
-    """Reads a value that has one element wherever it is asked for."""
+    """Reads a value of one element."""
     return lambda _: value
 
 
@@ -202,7 +202,7 @@ def _element_of(buffer: Buffer) -> Reader:
 
 
 class _Values(GroupValues):
-    """Values of a group that has exponentials of what is not positive, which take fewer steps in float32."""
+    """Values of a group with exponentials of x <= 0, which take fewer operations in float32."""
 
     def read(self, name: str, index: Index) -> Expr:
         op = self.group.producers.get(name)

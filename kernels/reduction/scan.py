@@ -1,4 +1,4 @@
-"""CumSum and CumProd: running sums and products along one dimension. Narrow floats are accumulated in float32."""
+"""CumSum and CumProd: scans along one dimension. bfloat16 and float16 are accumulated in float32."""
 
 from __future__ import annotations
 

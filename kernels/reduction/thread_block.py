@@ -29,7 +29,7 @@ class ThreadBlock(Block):
         return self.builder.when(tirx.EQ(self.thread, 0))
 
     def bring_together(self, total: Buffer, combine: Combine) -> None:
-        """Leave in every thread's slot 0 what all have accumulated: a tree, whose order does not depend on the run."""
+        """Combine the accumulators of all threads in each one's slot 0, by a tree reduction of fixed order."""
         builder, width, zero = self._builder, self.threads, tirx.const(0, "int32")
         shared = builder.shared(width, str(total.dtype), "partial")
         builder.store(shared, self.thread, total[zero])
@@ -75,7 +75,7 @@ def emit_rows(
     reduced: tuple[Loop, ...],
     compute: Callable[[Block], None],
 ) -> None:
-    """A block of threads for each index of `extents`; its row begins at `base(index)` and is told by `reduced`."""
+    """A thread block for each index of `extents`; its row begins at `base(index)`, and `reduced` are the loops over it."""
     length = prod(loop.extent for loop in reduced)
     threads = min(BLOCK_THREADS, 1 << max(length - 1, 31).bit_length())
     with builder.blocks(prod(extents), threads) as (block, thread):

@@ -1,7 +1,7 @@
-"""GridSample of any number of dimensions: an operand's elements at places that only a run knows, mixed by their nearness.
+"""GridSample of any number of dimensions: interpolation of an operand at coordinates known at run time only.
 
-For a block of places the offsets and weights of their elements are computed once, into small arrays; all channels then read
-them. Places outside of the operand, infinite ones and NaN read no memory but the operand's.
+For a block of coordinates the offsets and weights of the elements that they read are computed once, into small arrays; all
+channels then use them. Coordinates outside of the operand, infinite or NaN never read out of bounds.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ..template.values import pointwise_obstacle, split_anchor
 from .resize import rounded
 
 OPERATORS = frozenset(["GridSample"])
-_BLOCK = 64  # places whose elements are found together
+_BLOCK = 64  # output positions whose offsets and weights are computed together
 _MOST_UNROLLED = 16  # elements added up in one expression
-_FARTHEST = 1e9  # coordinates are held within, so that they fit 32 bits
+_FARTHEST = 1e9  # coordinates are clamped to this, so that they fit 32 bits
 _CUBIC_A = -0.75
 _MODES = {"nearest": "nearest", "bilinear": "linear", "linear": "linear", "bicubic": "cubic", "cubic": "cubic"}
 _TAPS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one GridSample, with its followers."""
+    """Takes one GridSample, with an epilogue."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("samples no grid")
@@ -57,7 +57,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 @dataclass(frozen=True)
 class _Tap:
-    """One of the elements along a dimension that a place reads: within the operand, its weight, and whether it counts."""
+    """An element along a dimension that a coordinate reads: its index, clamped, its weight, and whether it is in the operand."""
 
     at: Expr
     weight: Expr | None
@@ -79,7 +79,7 @@ class _Sampling:
 
     @property
     def working(self) -> str:
-        """The type of the sums; that of the elements where they are only copied."""
+        """The type of the accumulators; that of the elements where they are only copied."""
         dtype = self.group.types[self.anchor.inputs[0]].dtype
         if self.mode == "nearest":
             return dtype
@@ -111,7 +111,7 @@ class _Sampling:
         parallel_nest(self.builder, [batch, -(-count // block)], work, several)
 
     def _find(self, offsets: Buffer, weights: Buffer | None, block: int, place: Expr, j: Expr) -> None:
-        """Write the offsets and weights of one place's elements; an offset of -1 stands for a zero outside."""
+        """Store the offsets and weights of the elements that a coordinate reads; -1 stands for a zero outside."""
         grid = self.group.types[self.anchor.inputs[1]]
         buffer = self.builder.parameter(self.anchor.inputs[1], grid.elements, grid.dtype)
         rank = len(self.extents)
@@ -126,7 +126,7 @@ class _Sampling:
                 self.builder.store(weights, number * block + j, tirx.Cast(self.working, weight))
 
     def _taps(self, dimension: int, coordinate: Expr) -> list[_Tap]:
-        """The elements along one dimension that a normalised coordinate reads."""
+        """The elements along one dimension that a normalized coordinate reads."""
         builder, extent = self.builder, self.extents[dimension]
         dtype = accumulator_type(str(coordinate.ty))
         padding, aligned = self.anchor.attribute("padding_mode", "zeros"), bool(self.anchor.attribute("align_corners", 0))
@@ -141,8 +141,8 @@ class _Sampling:
             x = tirx.nearbyint(x)
         x = builder.name(x)
         low, high = (0.0, extent - 1.0) if aligned else (-0.5, extent - 0.5)
-        # With cubic weights the elements are held within the border, not the place: as torch and ONNX Runtime have it, from which
-        # models come, and unlike onnx.reference.
+        # With cubic weights the elements' indices are clamped to the border, not the coordinate: as torch and ONNX Runtime do,
+        # unlike onnx.reference.
         if padding == "reflection" or (padding == "border" and self.mode != "cubic"):
             back = held(x, const(0), const(extent - 1)) if padding == "border" else _reflected(builder, x, low, high)
             x = builder.name(tirx.Select(tirx.Or(x < const(low), x > const(high)), back, x))
@@ -160,7 +160,7 @@ class _Sampling:
         return found
 
     def _weights(self, r: Expr) -> list[Expr | None]:
-        """Weights of the elements around a place a fraction r behind one (R. Keys, 1981, for the cubic ones)."""
+        """Weights of the elements around a coordinate that is a fraction r beyond one (cubic: R. Keys, 1981)."""
         if self.mode == "nearest":
             return [None]
         one, a = tirx.const(1, str(r.ty)), _CUBIC_A
@@ -187,7 +187,7 @@ class _Sampling:
         base: Expr,
         tables: tuple[Buffer, Buffer | None],
     ) -> None:
-        """Add up and store the elements of a block of places in one channel."""
+        """Interpolate and store one channel at a block of coordinates."""
         builder, (first, block, spread) = self.builder, places
         offsets, weights = tables
         lanes = builder.lanes(self.working)
@@ -221,12 +221,12 @@ class _Sampling:
 
 
 def held(x: Expr, low: Expr, high: Expr) -> Expr:
-    """x within its bounds; the lower one if it is NaN."""
+    """x clamped to [low, high]; `low` if it is NaN."""
     return tirx.Select(x > low, tirx.Select(x < high, x, high), low)
 
 
 def _reflected(builder: KernelBuilder, x: Expr, low: float, high: float) -> Expr:
-    """x mirrored at both bounds until it lies between them: a triangle wave."""
+    """x reflected at both bounds until it is between them: a triangle wave."""
     dtype, span = str(x.ty), high - low
     if span == 0:
         return tirx.const(low, dtype)

@@ -1,8 +1,8 @@
-"""Where the elements of a resized dimension come from: indices and weights of ONNX's Resize, as tables made while compiling.
+"""Indices and weights of a dimension of ONNX's Resize, as tables computed at compile time.
 
-Every output of a dimension reads the same number of elements. Where fewer count, at the border or where the position is one of
-the input, the last one is split into halves: halves of a weight add up to it exactly, whereas a weight of 0 would turn an
-infinite element into NaN.
+Every output of a dimension reads the same number of elements (taps). Where fewer have a weight, at the border or where the
+coordinate is an integer, the last one is repeated with its weight halved: halves add up exactly, whereas a weight of 0 would turn
+an infinite element into NaN.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Resampling:
 
     @property
     def is_identity(self) -> bool:
-        """Whether each output is the input of the same place."""
+        """Whether each output is the input at the same index."""
         if self.inputs != self.outputs or self.scale != 1 or len(self.indices) != 1 or self.outside.any():
             return False
         return bool(np.array_equal(self.indices[0], np.arange(self.outputs)))
@@ -51,21 +51,21 @@ class Resampling:
 
     @property
     def indices(self) -> np.ndarray:
-        """int32 [taps, outputs], all within the input."""
+        """Indices of the taps, int32[taps, outputs], all in bounds."""
         return _tables(self)[0]
 
     @property
     def weights(self) -> np.ndarray:
-        """float64 [taps, outputs]."""
+        """Weights of the taps, float64[taps, outputs]."""
         return _tables(self)[1]
 
     @property
     def outside(self) -> np.ndarray:
-        """bool [outputs]: positions that get the extrapolation value instead."""
+        """bool[outputs]: outputs that get the extrapolation value instead."""
         return _tables(self)[2]
 
     def positions(self) -> np.ndarray:
-        """float64 [outputs]: the coordinate of each output in the input (ONNX Resize, coordinate_transformation_mode)."""
+        """float64[outputs]: the coordinate of each output in the input (ONNX Resize, coordinate_transformation_mode)."""
         x, width = np.arange(self.outputs, dtype=np.float64), self.scale * self.inputs
         if self.coordinates == "align_corners":
             return np.zeros_like(x) if width == 1 else x * (self.inputs - 1) / (width - 1)
@@ -141,7 +141,7 @@ def _tables(axis: Resampling) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class PackResampling:
-    """A table of a dimension in the place of the operand, its sizes or scales, that it was computed from."""
+    """Replace an operand (sizes or scales) by a table of a dimension that was computed from it."""
 
     axis: Resampling
     column: Column

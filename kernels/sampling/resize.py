@@ -1,7 +1,7 @@
-"""Resize of any number of dimensions: for each row of outputs the rows that it mixes, then along the row.
+"""Resize of any number of dimensions, separably: for each row of outputs first the rows that it interpolates, then along the row.
 
-Positions and weights are tables of constants (see kernels.resampling). Nearest neighbours that repeat or skip evenly, as most
-upsampling does, are strided copies without a table.
+Indices and weights are constant tables (resampling.py). Nearest neighbours by integer factors, as in most upsampling, are strided
+copies without tables.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .resampling import Column, PackResampling, Resampling
 
 OPERATORS = frozenset(["Resize"])
 _MOST_UNROLLED = 8  # elements added up in one expression
-_LARGEST_ROW = 1 << 16  # elements of a row that is kept on the stack
+_LARGEST_ROW = 1 << 16  # elements of a row on the stack, at most
 _EXACT = {"float64": "float64", "int32": "float64", "int64": "float64", "uint32": "float64", "uint64": "float64"}
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one Resize whose scales or sizes are constant, with its followers."""
+    """Takes one Resize whose scales or sizes are constant, with an epilogue."""
     anchor, followers = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("resizes nothing")
@@ -104,14 +104,14 @@ def read_axes(group: Group, anchor: Op) -> list[Resampling] | Refusal:
 
 
 def _literal(group: Group, anchor: Op, position: int) -> np.ndarray | None:
-    """A constant operand; None where it is absent, empty or known only to a run."""
+    """A constant operand; None where it is absent, empty or known at run time only."""
     name = anchor.inputs[position] if position < len(anchor.inputs) else ""
     value = group.literal(name)
     return None if value is None or not value.size else np.ravel(value)
 
 
 def _regular_region(group: Group, anchor: Op, axes: Sequence[Resampling]) -> Region | None:
-    """The output as one strided view of the operand, where every dimension repeats or skips evenly, else None."""
+    """The output as one strided view of the operand, where every dimension repeats or skips evenly; else None."""
     loops: list[tuple[Axis, ...]] = []
     base = 0
     for axis, stride in zip(axes, row_strides(group.types[anchor.inputs[0]].shape), strict=True):
@@ -141,7 +141,7 @@ class _Dimension:
 
 @dataclass(frozen=True)
 class _Resize:
-    """The loops of one Resize over merged dimensions; `dtype` is what it computes in, None where elements are only copied."""
+    """The loops of one Resize over merged dimensions; `dtype`: type of the arithmetic, None where elements are only copied."""
 
     group: Group
     builder: KernelBuilder
@@ -217,7 +217,7 @@ class _Resize:
             self._along(at, mixed)
 
     def _added_rows(self, at: Index, resized: Sequence[int], taps: Sequence[int]) -> Callable[[Expr], Expr]:
-        """Many rows of the operand, one after the other, added up in one of scratch."""
+        """The weighted sum of many rows of the operand, added up one by one in a row of scratch."""
         builder, length, source = self.builder, self.dimensions[-1].inputs, self._source()
         row = self._buffer(length, "row")
         sweep(builder, length, self.lanes, lambda j: builder.store(row, j, tirx.const(0, self.working)))
@@ -235,7 +235,7 @@ class _Resize:
         return lambda j: row[j]
 
     def _along(self, at: Index, read: Callable[[Expr], Expr]) -> None:
-        """Resize along the last dimension a row that `read` gives, and store it."""
+        """Resize the row that `read` gives along the last dimension, and store it."""
         builder, number = self.builder, len(at)
         last = self.dimensions[-1]
         left_out = [self._table(n, "outside", at[n]) for n in range(number) if self._overhangs(n)]
@@ -329,7 +329,7 @@ class _Resize:
 
 
 def rounded(value: Expr, dtype: str) -> Expr:
-    """A weighted mean in the operand's type; integers by rounding, halves to even, held within their range."""
+    """A weighted mean in the operand's type; integers rounded, ties to even, and clamped to their range."""
     if str(value.ty) == dtype or "float" in dtype:
         return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
     info = np.iinfo(dtype)

@@ -1,4 +1,4 @@
-"""A binary heap of entries: the least of many, one after the other, where not all of them may be wanted."""
+"""A binary heap of entries: pops the least of many, where not all may be needed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .sorting import Entries
 
 
 class Heap:
-    """The first `count` entries of `entries`, whose keys hold their places; of two, the lesser key comes first.
+    """A min-heap of the first `count` entries of `entries`, whose keys contain their places.
 
-    Entry i is not greater than entries 2i + 1 and 2i + 2.
+    Invariant: entry i is not greater than entries 2i + 1 and 2i + 2.
     """
 
     def __init__(self, builder: KernelBuilder, entries: Entries, count: Expr) -> None:
@@ -37,7 +37,7 @@ class Heap:
         return place
 
     def _sift(self, start: Expr) -> None:
-        """Let an entry sink to where it is not greater than those below it."""
+        """Sift an entry down until it is not greater than its children."""
         builder, keys, base = self._builder, self._entries.keys, self._entries.base
         sinking = builder.local(1, "int64", "sinking")
         at = builder.local(1, "int32", "at")

@@ -1,4 +1,4 @@
-"""A stable sort of positions by whatever they stand for."""
+"""A stable merge sort of positions by a comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..codegen.builder import Buffer, Expr, KernelBuilder
 def sort_positions(
     builder: KernelBuilder, memory: Buffer, size: int, is_before: Callable[[Expr, Expr], Expr], *, work: int
 ) -> int:
-    """Sort the positions in memory[:size], and return where in `memory` they begin afterwards.
+    """Sort the positions in memory[:size]; returns the offset in `memory` at which they begin afterwards.
 
     Merges runs of 1, 2, 4, ... from one half of memory[:2 * size] to the other.
 

@@ -1,7 +1,7 @@
-"""NonZero and Compress: what a condition selects, at the front of a buffer for the largest selection, and how much it is.
+"""NonZero and Compress: stream compaction to the front of a buffer for the largest result, and the number of elements selected.
 
 Both count first and store then, each thread its own share of the positions, so that the order is that of the positions and the
-work is dealt out evenly.
+work is balanced.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..template.kernel import finish, new_builder
 from ..template.loops import accumulator_type
 
 OPERATORS = frozenset(["NonZero", "Compress"])
-_PARTS = {"complex64": (2, "float32")}  # the real and the imaginary one
+_PARTS = {"complex64": (2, "float32")}  # the real and the imaginary part
 _LARGEST = 2**30 - 1  # the parts of complex numbers are twice as many
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one bounded NonZero or Compress: its outputs are the largest result and the number of what is selected."""
+    """Takes one bounded NonZero or Compress: its outputs are a buffer for the largest result and the number selected."""
     (op,) = group.ops
     if len(op.outputs) != 2:
         return Refusal("the size of its result depends on data and is needed while compiling")
@@ -112,7 +112,7 @@ def copy_slices(
 def select(
     builder: KernelBuilder, extent: int, work: int, is_chosen: Callable[[Expr], Expr], store: Callable[[Expr, Expr], None]
 ) -> Expr:
-    """`store(position, place)` for each chosen position of [0, extent), places counted from 0; returns how many there are.
+    """`store(position, place)` for each chosen position of [0, extent), with places 0, 1, ...; returns their number.
 
     `work` is the estimated number of scalar operations of the whole.
     """

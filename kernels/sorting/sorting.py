@@ -1,8 +1,8 @@
-"""Sorting inside a kernel: elements as integers of the same order, and stable sorts of entries in a workspace.
+"""Sorting inside a kernel: elements as integer keys of the same order, and stable sorts of entries in a workspace.
 
-An entry is a key and the place that its element had. Keys of 32 bits share an int64 with their place, so that an entry is one
-number and no two are equal; keys of 64 bits have the places beside them. Many keys of 32 bits are sorted digit by digit, others
-are merged.
+An entry is a key and the place (index) of its element. 32-bit keys share an int64 with their place, so that an entry is one
+number and no two are equal; 64-bit keys have an array of places of their own. Many 32-bit keys are sorted by LSD radix sort,
+others by merge sort.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..expressions import math
 
 _LANES = 8  # entries that are ranked at once
-_MOST_RANKED = 64  # entries of a run, of which each is compared with all
-_DIGITS, _VALUES = 4, 256  # of a key of 32 bits, from the lowest on
-_LAST = 2**63 - 1  # the key of an entry that belongs behind all others
+_MOST_RANKED = 64  # entries of an initial run of the merge sort, which is sorted by comparing all with all
+_DIGITS, _VALUES = 4, 256  # of a 32-bit key in the radix sort: bytes
+_LAST = 2**63 - 1  # the key of padding entries, which sort last
 
 
 def key_type(dtype: str) -> str:
@@ -36,7 +36,7 @@ def order_key(x: Expr, dtype: str, name: math.Name, *, descending: bool = False)
         bits = name(tirx.reinterpret(kind, x))
         largest = np.iinfo(kind).max
         sign = bits >> tirx.const(np.iinfo(kind).bits - 1, kind)
-        key = bits ^ (sign & tirx.const(largest, kind))  # of negative numbers the greater size is the lesser one
+        key = bits ^ (sign & tirx.const(largest, kind))  # negative numbers are in reverse order of their bits
         key = tirx.Select(tirx.EQ(x, tirx.const(0, dtype)), tirx.const(0, kind), key)
         key = tirx.Select(tirx.isnan(x), tirx.const(largest, kind), key)
     elif dtype in ("uint32", "uint64"):
@@ -92,25 +92,25 @@ class Sorter:
         self.builder = builder
         self._run = min(_quotient(capacity + (_LANES - 1), _LANES) * _LANES, _MOST_RANKED)
         self.capacity = _whole_runs(capacity, self._run)
-        room = 2 * threads * self.capacity + 1  # two sides for each; a merge looks at the entry behind its second run
+        room = 2 * threads * self.capacity + 1  # two buffers a thread; a merge reads the entry after its second run
         self._keys = builder.workspace(room, "int64")
         self._places = builder.workspace(room, "int32") if kind == "int64" else None
         is_counted = kind == "int32" and capacity > _MOST_RANKED
         self._counts = builder.workspace(threads * _VALUES * _DIGITS, "int32") if is_counted else None
 
     def entries(self, thread: Expr) -> Entries:
-        """Where a thread puts its entries, and finds them sorted."""
+        """The entries of a thread: it stores them here, and finds them sorted here."""
         return self._side(thread, 0)
 
     def sort(self, thread: Expr, count: Expr) -> None:
-        """Bring the first `count` entries of a thread into ascending order, equal keys as they were. What is behind is lost."""
+        """Sort the first `count` entries of a thread in ascending order, stably. Entries after them are undefined afterwards."""
         if self._counts is not None:
             self._sort_digits(thread, count, self._counts)
         else:
             self._merge_sort(thread, count)
 
     def _sort_digits(self, thread: Expr, count: Expr, counts: Buffer) -> None:
-        """From the lowest digit to the highest: each entry to where those of its digit's value begin, behind those before it."""
+        """LSD radix sort: for each digit, from the lowest, a counting sort from one buffer to the other."""
         builder = self.builder
         first = builder.bind(thread * (_VALUES * _DIGITS))
 
@@ -140,7 +140,7 @@ class Sorter:
                 builder.store(counts, place, rank + 1)
 
     def _sum_counts(self, counts: Buffer, first: Expr) -> None:
-        """Of each digit's values: the number of entries with it becomes that of entries with a lesser one."""
+        """Exclusive prefix sums: each digit value's count becomes the number of entries with a lesser value."""
         builder = self.builder
         less = builder.local(_DIGITS, "int32", "less")
         with builder.loop(_DIGITS, "vectorized", "digit") as digit:
@@ -160,7 +160,7 @@ class Sorter:
         entries = self.entries(thread)
         with builder.loop(padded - count, name="pad") as i:
             builder.store(entries.keys, entries.base + count + i, tirx.const(_LAST, "int64"))
-        passes = (max(widest // self._run, 1) - 1).bit_length()  # from one side to the other each, the last one to the first side
+        passes = (max(widest // self._run, 1) - 1).bit_length()  # each from one buffer to the other, the last one to the first
         self._rank_runs(entries, self._side(thread, passes % 2), padded)
         with builder.loop(passes, name="merge") as number:
             side = builder.bind(tirx.floormod(passes - number, 2))
@@ -171,7 +171,7 @@ class Sorter:
         return Entries(self.builder, self._keys, self._places, self.builder.bind((thread * 2 + side) * self.capacity))
 
     def _rank_runs(self, source: Entries, target: Entries, count: Expr) -> None:
-        """Sort each run: the rank of an entry is the number of those before it, found for a vector of them at once."""
+        """Rank sort of each run: an entry's rank is the number of entries before it, counted for a vector of entries at once."""
         builder, size = self.builder, self._run
         with builder.loop(_quotient(count, size), name="run") as run:
             begin = builder.bind(run * size)
@@ -193,7 +193,7 @@ class Sorter:
                     builder.store(target.places, place, places[i])
 
     def _count_before(self, keys: Buffer, ranks: Buffer, vector: int, other: Expr) -> None:
-        """Add to the ranks of all entries of a run whether they stand behind the entry `other` of a vector."""
+        """Add 1 to the ranks of those entries of a run that sort after entry `other` of a vector."""
         builder = self.builder
         key = builder.bind(keys[vector * _LANES + other])
         for begin in range(0, self._run, _LANES):

@@ -52,7 +52,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
 
 class _Corners:
-    """Of the boxes that a thread has selected: least y, least x, greatest y, greatest x, each `room` numbers in a row."""
+    """The corners of a thread's selected boxes: arrays of least y, least x, greatest y, greatest x, of `room` numbers each."""
 
     def __init__(self, builder: KernelBuilder, threads: int, room: int) -> None:
         self._builder = builder
@@ -81,7 +81,7 @@ class _Suppression:
     corners: _Corners
 
     def select(self, number: Expr, entries: Entries, thread: Expr) -> Expr:
-        """Put the boxes selected for a list into its room; how many they are."""
+        """Store the boxes selected for a list; returns their number."""
         builder = self.builder
         limit, threshold = self._limit(), self._scalar(3, "float32")
         heap = Heap(builder, entries, builder.bind(self._collect(number, entries)))
@@ -104,7 +104,7 @@ class _Suppression:
         return found[0]
 
     def store(self, lists: int, lengths: Buffer) -> None:
-        """Write what was selected, list after list, and how much it is."""
+        """Store all selected boxes, list after list, and their number."""
         builder = self.builder
         result, count = self.op.outputs
         out = builder.parameter(result, self.group.types[result].elements, "int64")
@@ -122,7 +122,7 @@ class _Suppression:
         builder.store(builder.parameter(count, 1, "int64"), 0, tirx.Cast("int64", place[0]))
 
     def _collect(self, number: Expr, entries: Entries) -> Expr:
-        """Put the boxes that are good enough into `entries`, in the order of their indices; how many they are."""
+        """Store the boxes above the score threshold to `entries`, in the order of their indices; returns their number."""
         builder, name = self.builder, self.op.inputs[1]
         scores = builder.parameter(name, self.group.types[name].elements, "float32")
         threshold = self._scalar(4, "float32")

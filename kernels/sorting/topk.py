@@ -1,10 +1,9 @@
 """TopK: the greatest or least elements of each row along one dimension, in order, with the places where they stood.
 
 Of equal elements the one with the lower index comes first; the zeros are equal; NaN counts as greater than all numbers, as
-it does for NumPy and torch. What is better than the worst of the best so far is put behind them, and whenever there is no more
-room, they are sorted and the best stay: O(n log k) at worst. Of a contiguous row whole vectors are compared. Where few of many
-are wanted, the row is read once before for a threshold that little more than k elements pass. Results are in order also where
-`sorted` is 0.
+it does for NumPy and torch. Candidates that beat the k-th best so far are appended to a buffer; when it is full, it is sorted and
+the best k stay: O(n log k) at worst. Contiguous rows are compared by whole vectors. Where k is small against the row, a first
+pass finds a threshold that little more than k elements pass. Results are sorted even where `sorted` is 0.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from ..template.kernel import finish, new_builder
 from .sorting import Entries, Sorter, key_type, order_key
 
 OPERATORS = frozenset(["TopK"])
-_LEAST_ROOM = 32  # entries; sorting fewer at a time costs more than it saves
+_LEAST_ROOM = 32  # entries of the buffer, at least; sorting fewer at a time costs more than it saves
 _MOST_GROUPS = 2048
-_MOST_RANKED = 128  # comparing all with all
-_LEAST_OF_GROUP = 3  # elements; of smaller groups the threshold says too little
-_UNROLLED = 16  # vectors
+_MOST_RANKED = 128  # numbers that are ranked by comparing all with all
+_LEAST_OF_GROUP = 3  # elements of a group, at least: with smaller groups the threshold lets too many pass
+_UNROLLED = 16  # vectors of an unrolled loop, at most
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes TopK alone. K is what the shape of the results says."""
+    """Takes TopK alone; K is the extent of its results."""
     (op,) = group.ops
     kind = group.types[op.inputs[0]]
     found = group.types[group.outputs[0]].shape
@@ -123,7 +122,7 @@ class _Selection:
         sorter.sort(thread, builder.bind(count[0]))
 
     def _groups(self) -> int:
-        """Into how many groups a row is divided to find a threshold; 0 where that does not pay."""
+        """Groups into which a row is divided to find a threshold; 0 where a threshold does not pay."""
         if self.inner != 1:
             return 0
         groups = self.builder.lanes(key_type(self.dtype))
@@ -138,7 +137,7 @@ class _Selection:
     def _threshold(self, start: Expr, groups: int) -> Expr:
         """A key that at least `kept` elements of a row do not exceed, and few others.
 
-        Each lane of `groups` has the least of every so many elements; the threshold is the `kept`-th of them.
+        Each of `groups` lanes has the least of every `groups`-th element; the threshold is the `kept`-th least of these.
         """
         builder, kind = self.builder, key_type(self.dtype)
         least = builder.local(groups, kind, "least")
@@ -166,7 +165,7 @@ class _Selection:
         return self._folded(least, groups, tirx.max)
 
     def _bisected(self, least: Buffer, groups: int) -> Expr:
-        """The same, bit by bit from the highest: each number that is tried is compared with all."""
+        """The same by bisection over the bits of the number, from the highest: each candidate is compared with all."""
         builder, kind = self.builder, key_type(self.dtype)
         lanes = builder.lanes(kind)
         found, less = builder.local(1, kind, "found"), builder.local(lanes, kind, "less")
@@ -183,7 +182,7 @@ class _Selection:
         return found[0]
 
     def _folded(self, numbers: Buffer, extent: int, combine: Callable[[Expr, Expr], Expr]) -> Expr:
-        """All numbers, a power of two of them, combined to one, which spoils them."""
+        """A tree reduction of the numbers, a power of two of them, in place."""
         while extent > 1:
             extent //= 2
             with self._lanes(extent) as lane:
@@ -208,7 +207,7 @@ class _Selection:
         self.builder.store(worst, 0, tirx.max(entries.key(self.kept - 1), least) - 1)
 
     def _scan(self, thread: Expr, start: Expr, first: Expr, count: Buffer, worst: Buffer) -> None:
-        """Take what is good enough of the elements of one vector."""
+        """Append those elements of one vector that beat the worst of the best."""
         builder, kind = self.builder, key_type(self.dtype)
         lanes = builder.lanes(kind)
         keys, mask = builder.local(lanes, kind, "keys"), builder.local(1, "int32", "mask")
@@ -221,7 +220,7 @@ class _Selection:
             self._take(thread, start, place, count, worst)
 
     def _take(self, thread: Expr, start: Expr, place: Expr, count: Buffer, worst: Buffer) -> None:
-        """Put an element behind the entries; where there is no more room, only the best stay."""
+        """Append an element to the entries; when the buffer is full, sort it and keep the best."""
         builder, sorter = self.builder, self.sorter
         entries = sorter.entries(thread)
         entries.put(builder.bind(count[0]), builder.name(self._key(start, place)), place)

@@ -24,11 +24,11 @@ from .selection import clear_rest, copy_slices
 from .sorting import Sorter, key_type, order_key
 
 OPERATORS = frozenset(["Unique"])
-_LARGEST = 2**29  # a sort reckons with up to three times as many
+_LARGEST = 2**29  # elements: the sort computes offsets of up to three times as many
 
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one bounded Unique: its outputs are the four of the operator at their largest, and the number of what is unique."""
+    """Takes one bounded Unique: its outputs are the operator's four at their largest, and the number of unique items."""
     (op,) = group.ops
     kind = group.types[op.inputs[0]]
     if len(op.outputs) != 5:
@@ -76,7 +76,7 @@ class _Layout:
 
 
 class _Items(Protocol):
-    """What is compared. Once sorted, equal ones are neighbours, in the order of their places."""
+    """The items that are compared. Once sorted, equal ones are neighbours, in the order of their places."""
 
     def sort(self) -> None: ...
 
@@ -90,7 +90,7 @@ class _Items(Protocol):
 
 
 class _Elements:
-    """Elements, sorted by integer keys: those are equal where the elements are, or where both are NaN."""
+    """Elements, sorted by integer keys, which are equal where the elements are or both are NaN."""
 
     def __init__(self, builder: KernelBuilder, source: Expr, layout: _Layout, dtype: str) -> None:
         self._builder, self._source, self._size, self._dtype = builder, source, layout.size, dtype
@@ -208,7 +208,7 @@ def _rank_by_first(builder: KernelBuilder, size: int, classes: _Classes) -> tupl
 
 
 def _store(group: Group, op: Op, builder: KernelBuilder, layout: _Layout, classes: _Classes) -> None:
-    """Write the outputs that are asked for."""
+    """Store those of the outputs that the group has."""
     ranks, firsts = None, classes.first
     if not op.attribute("sorted", 1):
         ranks, firsts = _rank_by_first(builder, layout.size, classes)

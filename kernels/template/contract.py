@@ -98,10 +98,9 @@ class Template:
     """One way to compute a kind of group. `plan` returns a Refusal where the group does not fit.
 
     Only groups whose operators that are neither pointwise nor views are among `anchors` are shown to it; groups without one if
-    that is empty. `has_surroundings` says that it reads its operands through views and pointwise operators and stores its result
-    through views; else groups of its anchors with such operators are not for it. `has_prologue` says that it computes its first
-    operand by pointwise operators where it reads it. `reads_narrow` says that its anchors take operands of narrow types for those
-    that Casts make float32 of: it is shown groups without those Casts.
+    that is empty. `has_surroundings`: it reads its operands through views and prologues and stores its result through views; else
+    groups of its anchors with such operators are not for it. `has_prologue`: it computes a prologue of its first operand where it
+    reads it. `reads_narrow`: it loads bfloat16 and float16 operands directly; it is shown the group without the Casts to float32.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What the CPU templates share: the vector width, the loop over a tensor's elements, and the finished kernel."""
+"""What templates share: the builder, the loop over a tensor's elements, and the finished kernel."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..groups.group import Group
 from .contract import BuiltKernel, Operand
 from .values import GroupValues
 
-_BLOCK_VECTORS = 64  # vectors of one block of a flat loop: large enough to hide the loop, small enough to deal out evenly
+_BLOCK_VECTORS = 64  # vectors of a block of a flat loop: large enough to amortise the loop, small enough to balance threads
 
 
 def new_builder(target: Target, configuration: Configuration | None = None) -> KernelBuilder:
-    """The builder of the target's kernels: these templates serve GPUs too, where an iteration of a parallel loop is a thread.
+    """The builder of the target's kernels: a CPU's, or a GPU's, where an iteration of a parallel loop is a thread.
 
-    With a configuration, if only an empty one, the kernel says what could be chosen otherwise.
+    With a configuration, if only an empty one, the kernel lists its choices.
     """
     if target.is_gpu:
         return GpuBuilder()
@@ -35,7 +35,7 @@ def new_builder(target: Target, configuration: Configuration | None = None) -> K
 
 
 def machine_of(target: Target, dtype: str) -> Machine:
-    """The target's machine as it computes numbers of a type."""
+    """The target's machine, with lanes of a type."""
     return target.machine.of_items(np.dtype(dtype).itemsize)
 
 
@@ -82,7 +82,7 @@ def store_outputs(values: GroupValues, index: Index) -> None:
 
 
 def narrowest_lanes(builder: KernelBuilder, group: Group) -> int:
-    """Lanes of a loop that stores all outputs of the group: as the widest of them allows."""
+    """Lanes of a loop that stores all outputs of the group: those of the widest type."""
     return min(builder.lanes(group.types[name].dtype) for name in group.outputs)
 
 
@@ -120,7 +120,7 @@ def finish(
 
 
 def same_place_operands(group: Group) -> tuple[str, ...]:
-    """Inputs that a pointwise group reads only at the very element it writes, so that the output may take their memory."""
+    """Inputs that a pointwise group reads only at the element that it writes, so that the output may alias them."""
     if len(group.outputs) != 1:
         return ()
     out = group.types[group.outputs[0]]

@@ -1,4 +1,4 @@
-"""What templates with an anchor share: its output's dimensions merged as its followers allow, and the followers in the store."""
+"""What templates with an anchor share: merging of dimensions as the epilogue allows, the epilogue, and loops over vectors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def accumulator_type(dtype: str) -> str:
 def merge_sections(
     group: Group, shape: Sequence[int], sections: Sequence[Sequence[int]], operands: Sequence[str] = ()
 ) -> tuple[Group, list[list[tuple[int, ...]]]]:
-    """The group over fewer, longer dimensions, where only dimensions of one section merge, as the followers' operands allow,
-    and those named in `operands`.
+    """The group over fewer, longer dimensions: dimensions of one section merge where the epilogue's operands, and those named in
+    `operands`, allow it.
 
     `shape` is that of the anchor's output; `sections` are its dimensions, cut in order. Returns the group with every value that
     broadcasts to the merged shape retyped, and for each section the runs of dimensions that became one (at least one run, so
@@ -56,10 +56,10 @@ def merge_sections(
 
 
 def follow(group: Group, builder: KernelBuilder, anchor: Op, index: Index, value: Expr, offset: Expr | None = None) -> None:
-    """Store the group's outputs at an index of the anchor's output, whose element there is `value`.
+    """The epilogue: compute and store the group's outputs at an index of the anchor's output, whose element there is `value`.
 
-    All of them have the anchor's shape, and all are computed before one is stored; further results of the anchor itself, such as
-    a normalization's statistics, are not looked at. `offset` is that of the index, where it is known in simpler terms.
+    All have the anchor's shape, and all are computed before one is stored; further results of the anchor itself, such as a
+    normalization's statistics, are not stored here. `offset` is the flat offset of the index, if the caller has it.
     """
     result, *others = anchor.outputs
     outputs = [out for out in group.outputs if out not in others]
@@ -74,9 +74,9 @@ def follow(group: Group, builder: KernelBuilder, anchor: Op, index: Index, value
 
 
 def cover(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:
-    """`body(i)` for i in [0, extent), in vectors only: the last one overlaps the one before it where the extent is odd.
+    """`body(i)` for i in [0, extent), in whole vectors only: the last one may overlap the one before it.
 
-    So `body` must give the same result when done twice.
+    So `body` must be idempotent.
     """
     while lanes > extent > 0:
         lanes //= 2
@@ -90,7 +90,7 @@ def cover(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr]
 
 
 def sweep(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:
-    """`body(i)` once for each i in [0, extent): whole vectors, then ever shorter ones."""
+    """`body(i)` once for each i in [0, extent): whole vectors, then ever shorter ones for the remainder."""
     whole = extent // lanes
     with builder.loop(whole, name="v") as block, builder.loop(lanes, "vectorized", "lane") as lane:
         body(block * lanes + lane)
@@ -113,7 +113,7 @@ def nest(builder: KernelBuilder, extents: Sequence[int], body: Callable[[Index],
 
 
 def parallel_nest(builder: KernelBuilder, extents: Sequence[int], work: int, body: Callable[[Index], None]) -> None:
-    """The same, the outermost iterations dealt to the threads: as many loops of them as give each thread enough."""
+    """The same with as many outer loops as balance the threads collapsed into one and dealt to them."""
     outer = 0
     while outer < len(extents) and prod(extents[:outer]) < 8 * builder.threads:
         outer += 1

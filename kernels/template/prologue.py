@@ -1,4 +1,4 @@
-"""Operands that are computed where a template reads them: what pointwise operators before the anchor make of the group's inputs.
+"""The prologue: operands that pointwise operators before the anchor compute where the template reads them.
 
 A template that reads an operand by flat offsets reads it through `source_of`; one that has indices reads it through GroupValues.
 """
@@ -15,9 +15,9 @@ from .values import GroupValues
 
 @dataclass(frozen=True)
 class Computed:
-    """The elements of an operand by their flat offset, as a buffer has them.
+    """An operand with a prologue, indexed by flat offset as a buffer is.
 
-    Every value that it is made of has as many elements as the operand, or one.
+    Every value of the prologue has as many elements as the operand, or one.
     """
 
     group: Group
@@ -52,7 +52,7 @@ class Computed:
 
 
 def source_of(group: Group, builder: KernelBuilder, name: str) -> Buffer:
-    """The elements of an anchor's operand: of memory where it is an input of the group."""
+    """An anchor's operand by flat offset: a buffer in memory, or `Computed` where it has a prologue."""
     if name in group.producers:
         return Computed(group, builder, name)
     kind = group.types[name]
@@ -60,12 +60,12 @@ def source_of(group: Group, builder: KernelBuilder, name: str) -> Buffer:
 
 
 def is_computed(group: Group, name: str) -> bool:
-    """Whether an operand is made by operators of the group."""
+    """Whether an operand has a prologue."""
     return name in group.producers
 
 
 def flat_obstacle(group: Group, name: str) -> str:
-    """Why an operand cannot be computed from flat offsets alone; empty if it can, and where it is an input."""
+    """Why a prologue cannot be computed from flat offsets; empty if it can, or if the operand is an input."""
     elements = group.types[name].elements
     waiting, seen = [name], set[str]()
     while waiting:

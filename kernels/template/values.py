@@ -1,4 +1,4 @@
-"""Elements of a group's values as expressions: how a template reads its operands and runs the pointwise chain around them."""
+"""Elements of a group's values as expressions: operands read through prologues and views, epilogues, and the kinds of groups."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ _SIGN_BIT = {
 
 
 class GroupValues:
-    """Reads elements of a group's values at one place of the loop nest.
+    """Elements of a group's values, as expressions, at one place of the loop nest.
 
-    `given` says how to read the values that the template computes itself: its anchor's output. What else is asked for is an
-    input, a literal, the pointwise operator that produces it, evaluated at the (broadcast) index, or a view, read where the
-    element lies in its operand. Values with several readers are bound to a name, once per `GroupValues`, so make a new one in
-    each loop body.
+    `given` says how to read the values that the template computes itself: its anchor's output. Any other value is an input, a
+    literal, the result of a pointwise operator, evaluated at the (broadcast) index, or a view, read at the index in its operand.
+    Values with several readers are bound to a name, once per `GroupValues`, so make a new one in each loop body.
     """
 
     def __init__(self, group: Group, builder: KernelBuilder, given: dict[str, Reader] | None = None) -> None:
@@ -88,7 +87,7 @@ class GroupValues:
 
 
 def source_offset(group: Group, name: str, index: tuple[int, ...]) -> int:
-    """Where an element lies in the input that it is read from: the largest one, of what several are computed from."""
+    """Flat offset of the input element that an element is read from; the largest, of one computed from several."""
     while (op := group.producers.get(name)) is not None:
         if op.op_type in pointwise.POINTWISE:
             source = max((value for value in op.inputs if value), key=lambda value: group.types[value].elements)
@@ -131,7 +130,7 @@ def split_anchor(group: Group) -> tuple[Op | None, tuple[Op, ...]]:
 
 
 def read_narrow(group: Group) -> Group:
-    """The group with anchors that read values of narrow types themselves, in the place of Casts to float32 for them alone."""
+    """The group without Casts of bfloat16 or float16 to float32 that only anchors read: these load such operands directly."""
     anchors = anchors_of(group)
     read_by_anchors = [name for op in anchors for name in op.inputs]
     casts = {
@@ -153,8 +152,7 @@ def read_narrow(group: Group) -> Group:
 
 
 def surroundings(group: Group) -> tuple[Op, ...]:
-    """What only templates that read and store through other operators can have in a group: views beside its anchors, and
-    pointwise operators before one."""
+    """The views around a group's anchors and the pointwise operators of their prologues, which only some templates allow."""
     anchors = anchors_of(group)
     before, waiting = set[str](), [name for op in anchors for name in op.inputs if name in group.producers]
     while waiting:
@@ -167,7 +165,7 @@ def surroundings(group: Group) -> tuple[Op, ...]:
 
 
 def is_followed_anchor(group: Group) -> bool:
-    """Whether a group is one anchor alone, or one and pointwise operators on its elements that give the group's outputs."""
+    """Whether a group is one anchor with nothing but an epilogue, which may be empty."""
     if len(group.ops) == 1:
         return True
     anchors = anchors_of(group)
@@ -178,7 +176,7 @@ def is_followed_anchor(group: Group) -> bool:
 
 
 def is_prologued_anchor(group: Group) -> bool:
-    """Whether a group is one anchor with followers, and pointwise operators that compute its first operand, of a Concat any."""
+    """Whether a group is one anchor with an epilogue, and a prologue of its first operand (of any operand of a Concat)."""
     anchors = anchors_of(group)
     if len(anchors) != 1 or any(op.op_type not in pointwise.POINTWISE for op in surroundings(group)):
         return False

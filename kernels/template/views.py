@@ -1,7 +1,8 @@
-"""Operators whose every element is one element of their first operand, at a place that arithmetic on the index gives.
+"""Views: operators whose every element is one element of their first operand, at an index computed from its own.
 
-Where a template reads its operands through them, nothing is copied. A reshape is told by factors of the dimensions, so that one
-that only splits dimensions divides nothing when it is read, and one that only merges them nothing when it is stored through.
+A template that reads its operands through views copies nothing. Reshapes are computed by common factors of the dimensions, so
+that one that only splits dimensions needs no division when it is read through, and one that only merges them none when it is
+stored through.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from ..groups.group import Group, Op, literal_ints
 
 @dataclass(frozen=True)
 class View:
-    """`source(group, op, result, index)` is where the element of a result lies in the operand.
+    """`source(group, op, result, index)` is the index in the operand of the element at `index` of a result.
 
-    `obstacle` is why it cannot be told, "" if it can. `result(group, op, index)` is the inverse, of views of every element.
+    `obstacle`: why there is no such index, "" if there is. `result(group, op, index)` is the inverse, of one-to-one views only.
     """
 
     source: Callable[[Group, Op, str, Index], Index]
@@ -27,13 +28,13 @@ class View:
 
 
 def view_of(group: Group, op: Op) -> View | None:
-    """How to read through an operator; None if it is no view, or one whose places only a run knows."""
+    """How to read through an operator; None if it is no view, or one whose indices are known at run time only."""
     view = _VIEWS.get(op.op_type)
     return None if view is None or view.obstacle(group, op) else view
 
 
 def reshape_index(index: Index, shape: Sequence[int], source: Sequence[int]) -> Index:
-    """The index in `source` of the element that has `index` in `shape`, both in row-major order and of one size."""
+    """The index in shape `source` of the element at `index` of `shape`; both are row-major with equally many elements."""
     place: list[Expr] = [0] * len(source)
     if prod(source) == 0:
         return tuple(place)
@@ -53,7 +54,7 @@ def reshape_index(index: Index, shape: Sequence[int], source: Sequence[int]) -> 
 
 
 def slice_places(group: Group, op: Op) -> list[tuple[int, int]] | None:
-    """First index and step of a Slice along each dimension; None if only a run knows them."""
+    """First index and step of a Slice along each dimension; None if they are known at run time only."""
     shape = group.types[op.inputs[0]].shape
     starts, axes, steps = (_ints_or(group, op, position) for position in (1, 3, 4))
     if starts is None or axes is None or steps is None:
@@ -67,13 +68,13 @@ def slice_places(group: Group, op: Op) -> list[tuple[int, int]] | None:
 
 
 def permutation(group: Group, op: Op) -> tuple[int, ...]:
-    """The operand's dimension that each of a Transpose's result is."""
+    """A Transpose's permutation: for each dimension of the result the operand's."""
     rank = len(group.types[op.inputs[0]].shape)
     return tuple(op.attribute("perm") or reversed(range(rank)))
 
 
 def _ints_or(group: Group, op: Op, position: int) -> tuple[int, ...] | None:
-    """A constant operand of integers, () where it is absent; None if only a run knows it."""
+    """A constant operand of integers, () where it is absent; None if it is known at run time only."""
     if position >= len(op.inputs) or not op.inputs[position]:
         return ()
     return literal_ints(group, op.inputs[position])

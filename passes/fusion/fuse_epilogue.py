@@ -30,15 +30,15 @@ class FuseEpilogue(Pass):
     After:   y = prefuse.matmul_add_erf_mul(x, w, b)
 
     An anchor has one output and is a matrix product or convolution, else a reduction, else a node that moves elements, else a
-    pointwise node; in this order anchors take followers. Casts from a narrow type that a member alone reads join with it, as
-    kernels read such operands as they lie. Legal when every follower is pointwise with an output of the anchor's shape, and one
-    value alone leaves the group: then no path leaves it and returns. Views and what nothing is known of stay outside, and costly
-    operators where the anchor stores so few neighbours at a time that vectors would be mostly empty. Groups of one node stay
-    plain.
+    pointwise node; in this order anchors take epilogues. Casts from bfloat16 or float16 that a member alone reads join with it,
+    as kernels load such operands directly. Legal when every operator of the epilogue is pointwise with an output of the anchor's
+    shape, and one value alone leaves the group: then no path leaves it and returns. Views and unknown operators stay outside, and
+    costly operators where the anchor stores so few neighbours at a time that vectors would be mostly empty. Groups of one node
+    stay plain.
     """
 
     name: ClassVar[str] = "fuse-epilogue"
-    max_ops: int = 32  # largest group, in nodes; a longer chain spills registers in the tile store
+    max_ops: int = 32  # largest group, in nodes; a longer epilogue spills registers
 
     def run(self, model: ir.Model, context: Context) -> bool:
         order = {node: index for index, node in enumerate(model.graph)}
@@ -70,7 +70,7 @@ def _anchor_rank(node: ir.Node) -> int:
 
 
 def _narrow_operands(reader: ir.Node) -> list[ir.Node]:
-    """The Casts through which a node alone reads operands that lie in a narrow type."""
+    """The Casts, read by the node alone, of its bfloat16 and float16 operands."""
     producers = dict.fromkeys(value.producer() for value in reader.inputs if value is not None)
     casts = [node for node in producers if node is not None and kind_of(node) is Kind.OPERAND]
     return [node for node in casts if node.outputs[0].consumers() == (reader,)]
@@ -99,7 +99,7 @@ def _left_beside(node: ir.Node, anchored: set[ir.Node]) -> Iterator[Rejection]:
 
 
 def _why_behind(node: ir.Node, reader: ir.Node, view: ir.Node | None) -> str:
-    """Why a pointwise reader of a node, perhaps through a view, is not in its store."""
+    """Why a pointwise reader of a node, perhaps through a view, is not in its epilogue."""
     if view is None:
         return f"the kernel of {node.op_type} stores its own results alone"
     result, own = reader.outputs[0], node.outputs[0]

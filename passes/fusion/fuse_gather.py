@@ -1,4 +1,4 @@
-"""fuse-gather: products by matrices that a Gather chooses read them where they lie."""
+"""fuse-gather: products by matrices that a Gather chooses read them in place."""
 
 from __future__ import annotations
 

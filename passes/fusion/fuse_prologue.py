@@ -1,4 +1,4 @@
-"""fuse-prologue: pointwise nodes are computed where the kernels that read them read their operands."""
+"""fuse-prologue: pointwise nodes become prologues of the kernels that read them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class FusePrologue(Pass):
     Before:  a = prefuse.mul_add_relu(x, s, b);  y = prefuse.conv_relu(a, w)           the convolution makes a padded copy of a
     After:   y = prefuse.mul_add_relu_conv_relu(x, s, b, w)
 
-    Legal where the reader reads its operand's elements one by one: beside its anchor, as another operand of what follows it; or
-    as the anchor's first operand. Of several readers each computes it again. What it is worth, bytes and launches against
-    operations that are done again, `fusion_cost` decides. Never an output of the graph, nor what a subgraph reads.
+    Legal where the reader reads its operand's elements one by one: as an operand of its epilogue, or as its anchor's first
+    operand. Of several readers each computes it again. `fusion_cost` decides whether it pays: bytes and launches saved against
+    operations repeated. Never an output of the graph, nor what a subgraph reads.
     """
 
     name: ClassVar[str] = "fuse-prologue"

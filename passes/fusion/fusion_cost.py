@@ -1,7 +1,7 @@
-"""What it is worth to compute one group inside of another: one function of numbers alone, for the passes that may choose.
+"""What a fusion saves: one function of numbers alone, for all passes that choose.
 
-Cycles of one core, as `kernels/cost` counts them: bytes that no longer travel and launches that no longer happen, against
-operations that are done again and bytes that are read again. Threads divide all of them alike.
+Cycles of one core, as `kernels/cost` counts them: bytes no longer moved and launches saved, against operations repeated and bytes
+read again. Threads divide all of them alike.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...kernels.cost.memory import COPIED_BYTES, PARALLEL_MIN_WORK
 
-MAX_TENSORS = 16  # addresses of a kernel that stay in registers
+MAX_TENSORS = 16  # tensors of a kernel, at most, whose addresses stay in registers
 LAUNCH_CYCLES = 60.0  # of a call of a kernel
 REGION_CYCLES = 7_000.0  # where threads sleep they are woken, and the last one is always waited for
 REGION_OPERATIONS = PARALLEL_MIN_WORK  # from which on a kernel runs on all threads

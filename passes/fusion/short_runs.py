@@ -1,6 +1,6 @@
-"""What costly operators lose where a kernel stores, or reads, few neighbouring elements at a time: vectors are mostly empty.
+"""Costly operators in the epilogue or prologue of a kernel that stores, or loads, few neighbouring elements at a time.
 
-Computed by a kernel of their own, they go over whole vectors. That costs another trip over the tensor and a launch.
+Vectors are then mostly empty. In a kernel of their own they use whole vectors, for another trip over the tensor and a launch.
 """
 
 from __future__ import annotations

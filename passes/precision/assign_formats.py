@@ -21,8 +21,8 @@ from .predictions import Predictions
 from .products import CONVOLUTIONS, RECURRENT, depth_of, is_constant, is_depthwise, is_narrow, multiply_adds, result_rows
 
 _LARGEST_FLOAT16 = 65504.0
-_MOST_DIMENSIONS = 3  # spatial ones, of kernels that read narrow operands
-_WIDEST_DEPTHWISE = 15  # columns of a window whose image is read narrow: what overhangs is widened for each tap
+_MOST_DIMENSIONS = 3  # spatial dimensions of kernels that load bfloat16 and float16 operands
+_WIDEST_DEPTHWISE = 15  # columns of depthwise windows with bfloat16 images: at the edges each tap converts its elements again
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,11 @@ class PlaceCasts(Pass):
     After:   h = LayerNormalization(x);  n = Cast<to=bfloat16>(h);  f = Cast<to=float>(n);  v = Cast<to=float>(w_bfloat16)
              y = MatMul(f, v)
 
-    Products stay float32 operators, of operands that are narrow numbers: their kernels read these as they lie and add up in
-    float32, as ONNX Runtime would by the same graph. The first Cast joins the kernel of the value, the others that of the
-    product (fuse-epilogue). What no assigned node reads stays float32: normalizations, softmax, residual sums of rows, the
-    model's inputs and outputs. Images that a convolution reads are read narrow by pointwise nodes and poolings, too, and so lie
-    in memory once. What a convolution reads of a Concat, a Slice or a MaxPool is rounded before that, which gives the same
-    numbers.
+    Products stay float32 operators fed by Casts from bfloat16 or float16: their kernels fold the Casts into the loads and
+    accumulate in float32, as ONNX Runtime would by the same graph. The rounding Cast becomes the epilogue of the value's producer
+    (fuse-epilogue). What no assigned node reads stays float32: normalizations, softmax, residual sums of rows, the model's
+    inputs and outputs. Images that a convolution reads as bfloat16 are so read by pointwise nodes and poolings, too, and are stored once.
+    What a convolution reads of a Concat, a Slice or a MaxPool is rounded before that, which gives the same numbers.
     Recurrent operators are one function with the Casts that their kernel reads through. Always legal; the assignment, which is
     assign-formats' or another's, is used up.
     """

@@ -1,4 +1,4 @@
-"""What kernels will make of narrow operands: all that the choice of formats asks the cost models."""
+"""Whether kernels would be faster with bfloat16 or float16 operands: all that the choice of formats asks of the cost model."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Predictions:
         return precision == "bfloat16" and self.context.target.has("avx512_bf16")
 
     def needs_even_rows(self, has_constant_weights: bool) -> bool:
-        """Whether products of bfloat16 read rows of pairs alone; weights that are constant may be filled up."""
+        """Whether dot products need an even depth; constant weights, and rows of A, may otherwise be padded with zeros."""
         return self.context.target.has_tiles or not has_constant_weights
 
     def transforms_weights(self, node: ir.Node) -> bool:
-        """Whether a convolution will be Winograd's, which makes float32 numbers of its weights: rounding them wins nothing."""
+        """Whether a convolution will be Winograd's, which transforms its weights in float32: rounding them gains nothing."""
         target = self.context.target
         is_plane = node.op_type == "Conv" and len(static_shape(node.outputs[0]) or ()) == 4
         if not is_plane or target.has_tiles or not TOLERANCES[self.context.precision].winograd_outputs:
@@ -63,7 +63,7 @@ class Predictions:
         return f"{fault}, and a copy with one more would cost more than it saves" if one.groups == 1 and not pays else fault
 
     def tile_unit_fault(self, node: ir.Node) -> str:
-        """Why a convolution stays float32 on CPUs with a tile unit, whose vectors multiply pairs at half the rate of float32."""
+        """Why a convolution stays float32 on CPUs with AMX, whose dot products of vectors have half the rate of FMAs."""
         target = self.context.target
         if not target.has_tiles:
             return ""

@@ -1,4 +1,4 @@
-"""sink-reorders: Transposes and changes of shape move behind what follows them, which then stands beside what it works on."""
+"""sink-reorders: Transposes and changes of shape move below the nodes that read them, which can then be a producer's epilogue."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class SinkReorders(Pass):
     Before:  h = Conv(x, w);  r = Reshape(h, s);  t = Transpose(r);  y = Gelu(t)
     After:   h = Conv(x, w);  g = Gelu(h);  r = Reshape(g, s);  y = Transpose(r)
 
-    So the node can be in one group with what makes the value, and choose-layout finds the Transpose alone. A node passes one
-    Transpose or view after the other, up to what takes followers into its group (`takes_followers`); what takes none is not
-    reached. A Transpose is passed by a pointwise node that alone reads it, and whose other operands are single elements. A view
-    is passed where the result has its shape, and every other operand spans all or none of the dimensions that the view joins or
-    splits together; it is shown in the source's shape, at compile time where it is constant. Pointwise nodes that the node alone
-    reads come along. Not where the view's source is no product and read by other anchors, nor where the node can join what makes
-    an operand that it alone reads.
+    So the node can be the epilogue of the value's producer, and choose-layout finds the Transpose alone. A node passes Transposes
+    and views in turn, up to a producer that takes an epilogue (`takes_followers`). A Transpose is passed by a pointwise node that
+    is its only reader, and whose other operands are single elements. A view is passed where the result has its shape, and every
+    other operand spans all or none of the dimensions that the view merges or splits together; such an operand is reshaped to the
+    source's shape, at compile time where it is constant. Pointwise nodes that the node alone reads come along. Refused if the
+    producer is no product or convolution and another anchor reads it, or if the node can become the epilogue of another operand
+    that it alone reads.
     """
 
     name: ClassVar[str] = "sink-reorders"

@@ -51,7 +51,7 @@ def _is_of_rows(node: ir.Node) -> bool:
 def _reading_fault(root: ir.Value) -> str:
     """Why what reads a value is not to join the group of what makes it; empty if it may be.
 
-    A product's store takes it whoever reads the product, too.
+    A product's epilogue takes it whoever else reads the product.
     """
     producer = root.producer()
     waiting = [] if producer is not None and kind_of(producer) is Kind.OUTPUT_FUSABLE else [root]
