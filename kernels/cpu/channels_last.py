@@ -20,13 +20,15 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Expr, Index, KernelBuilder, row_major, unravel
-from ..cost.convolution import Convolution
+from ..cost.convolution import Convolution, channels_last_cycles, direct_cycles, in_pairs
 from ..cost.estimate import Estimate, with_bytes, with_followers
+from ..formats.format import Format
 from ..group import Group, Op
 from ..pointwise import POINTWISE
 from ..template import Refusal
 from ..values import GroupValues, Reader, anchors_of, pointwise_obstacle
 from ..views import slice_places
+from .common import machine_of
 from .window import Window, read_window
 
 _RANKS = (3, 4, 5)  # of signals, of images and of volumes
@@ -205,6 +207,13 @@ def convolution_of(group: Group, anchor: Op, window: Window) -> Convolution:
     if anchor.op_type == "Conv":
         return Convolution.of_dimensions(*numbers, window.dilations, has_pads=has_pads, element_bytes=element_bytes)
     return Convolution.of_phases(*numbers, has_pads=has_pads, element_bytes=element_bytes)
+
+
+def vector_cycles(form: ChannelsLast, target: Target, number_format: Format) -> float:
+    """Cycles in which vectors of output channels make the products of a form's anchor, in words where the format has them."""
+    one, machine = extents_of(form), machine_of(target, number_format.sums)
+    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
+    return cycles if form.anchor.inputs[0] in form.operands else cycles + direct_cycles(one, machine)
 
 
 def convolution_estimate(form: ChannelsLast, cycles: float, target: Target, *, unit: str = "fma") -> Estimate:

@@ -17,7 +17,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs, pays_to_fill_pairs
+from ..cost.convolution import channels_last_tiles, pays_to_fill_pairs
 from ..formats.bfloat16 import word_at
 from ..formats.format import BF16_DOT, Format, format_for
 from ..formats.multiply_add import factor
@@ -26,7 +26,7 @@ from ..group import Group
 from ..template import BuiltKernel, Candidate, Operand, Refusal
 from ..values import GroupValues
 from .anchored import sweep
-from .channels_last import ChannelsLast, channels_last_form, convolution_estimate, extents_of
+from .channels_last import ChannelsLast, channels_last_form, convolution_estimate, extents_of, vector_cycles
 from .common import finish, machine_of, new_builder
 from .depthwise_channels_last import Depthwise, is_depthwise
 from .padded_image import Image, padded_image
@@ -60,16 +60,11 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     number_format = convolution_format(form, target)
     if number_format is None:
         return Refusal(f"no convolution of {source.dtype}")
-    one, machine = extents_of(form), machine_of(target, number_format.sums)
-    if is_depthwise(form):
-        return Candidate(
-            convolution_estimate(form, channels_last_cycles(one, machine), target), lambda: _build_depthwise(form, target)
-        )
-    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
     unit = "dot" if number_format.k_pack > 1 else "fma"
-    return Candidate(
-        convolution_estimate(form, cycles, target, unit=unit), lambda: _Convolution(form, target, number_format).build()
-    )
+    estimate = convolution_estimate(form, vector_cycles(form, target, number_format), target, unit=unit)
+    if is_depthwise(form):
+        return Candidate(estimate, lambda: _build_depthwise(form, target))
+    return Candidate(estimate, lambda: _Convolution(form, target, number_format).build())
 
 
 def _build_depthwise(form: ChannelsLast, target: Target) -> BuiltKernel:

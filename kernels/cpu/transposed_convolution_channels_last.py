@@ -15,13 +15,13 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, row_major, unravel
-from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs
+from ..cost.convolution import channels_last_tiles
 from ..formats.format import Format
 from ..formats.multiply_add import factor
 from ..group import Group
 from ..template import BuiltKernel, Candidate, Operand, Refusal
 from ..values import GroupValues
-from .channels_last import ChannelsLast, channels_last_form, convolution_estimate, extents_of
+from .channels_last import ChannelsLast, channels_last_form, convolution_estimate, vector_cycles
 from .common import finish, machine_of, new_builder
 from .convolution_channels_last import convolution_format, deal, each_column
 from .padded_image import Image, padded_image
@@ -49,9 +49,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     products = phase_products(window)
     if len(products) > _MAX_PRODUCTS:
         return Refusal(f"{len(products)} different phases of output positions, more than {_MAX_PRODUCTS}")
-    one, machine = extents_of(form), machine_of(target, number_format.sums)
-    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
-    estimate = convolution_estimate(form, cycles, target, unit="dot" if number_format.k_pack > 1 else "fma")
+    unit = "dot" if number_format.k_pack > 1 else "fma"
+    estimate = convolution_estimate(form, vector_cycles(form, target, number_format), target, unit=unit)
     return Candidate(estimate, lambda: _TransposedConvolution(form, target, window, number_format).build(products))
 
 
