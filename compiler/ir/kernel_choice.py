@@ -34,11 +34,13 @@ AS_IT_IS = Variant()
 class KernelChoice:
     """The template that would compute a group, and its cycles on one core, its operands' bytes with them.
 
-    With `transforms_weights` it multiplies by other numbers than its weights, so that rounding these saves no multiplication.
+    `unit` is what makes its products: "fma", "dot", "tile" or "vector". With `transforms_weights` it multiplies by other numbers
+    than its weights, so that rounding these saves no multiplication.
     """
 
     template: str
     cycles: float
+    unit: str
     transforms_weights: bool = False
 
 

@@ -45,6 +45,6 @@ class KernelChooser:
             self.known[key] = NoKernel(tuple(refused.items()))
             if ranked:
                 template, best = ranked[0]
-                cycles = best.estimate.wall_cycles(self.target.machine)
-                self.known[key] = KernelChoice(template, cycles, best.transforms_weights)
+                cycles, unit = best.estimate.wall_cycles(self.target.machine), best.estimate.unit
+                self.known[key] = KernelChoice(template, cycles, unit, best.transforms_weights)
         return self.known[key]

@@ -187,10 +187,10 @@ def pays_to_fill_pairs(one: Convolution, machine: Machine) -> bool:
     return channels_last_cycles(in_pairs(one), machine) < channels_last_cycles(one, machine)
 
 
-def has_fewer_pairs_of_taps(one: Convolution) -> bool:
-    """Whether pairs of neighbouring taps of a row are no more than pairs of channels, of which there is an odd number."""
-    width = one.kernel[1]
-    return width > 1 and one.dilations[1] == 1 and ceil(width / 2) * one.inputs <= width * ceil(one.inputs / 2)
+def in_pairs_of_taps(one: Convolution) -> Convolution:
+    """The convolution whose elements are words of two neighbouring taps of a row, in a copy of the image as bfloat16."""
+    height, width = one.kernel
+    return replace(one, kernel=(height, ceil(width / 2)), is_copied=True, k_pack=2)
 
 
 def spread_pitch(elements: int, item_bytes: int, machine: Machine) -> int:

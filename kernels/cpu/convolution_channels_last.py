@@ -17,7 +17,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..cost.convolution import channels_last_tiles, pays_to_fill_pairs
+from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs_of_taps, pays_to_fill_pairs
 from ..formats.bfloat16 import word_at
 from ..formats.format import BF16_DOT, Format, format_for
 from ..formats.multiply_add import factor
@@ -60,8 +60,11 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     number_format = convolution_format(form, target)
     if number_format is None:
         return Refusal(f"no convolution of {source.dtype}")
-    unit = "dot" if number_format.k_pack > 1 else "fma"
-    estimate = convolution_estimate(form, vector_cycles(form, target, number_format), target, unit=unit)
+    if packs_taps(form, read_window(form.inner, form.anchor), target):
+        cycles, unit = channels_last_cycles(in_pairs_of_taps(extents_of(form)), target.machine), "dot"
+    else:
+        cycles, unit = vector_cycles(form, target, number_format), "dot" if number_format.k_pack > 1 else "fma"
+    estimate = convolution_estimate(form, cycles, target, unit=unit)
     if is_depthwise(form):
         return Candidate(estimate, lambda: _build_depthwise(form, target))
     return Candidate(estimate, lambda: _Convolution(form, target, number_format).build())
@@ -326,7 +329,7 @@ def packs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:
     So do those of float32 for which bfloat16 is exact enough, and whose odd number of channels makes no pairs.
     """
     source, weights, result = (form.inner.types[name] for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
-    if not form.outer.tolerance.may_round or not BF16_DOT.runs_on(target) or form.anchor.inputs[1] not in form.inner.constants:
+    if not form.outer.tolerance.may_round or not target.multiplies_pairs or form.anchor.inputs[1] not in form.inner.constants:
         return False
     has_pairs = window.kernel[-1] > 1 and window.dilations[-1] == 1 and weights.shape[1] % 2 == 1
     is_long = result.elements * prod(weights.shape[1:]) >= _LEAST_ROUNDED
