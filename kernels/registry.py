@@ -110,8 +110,6 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
 
     What the group's configuration asks for and cannot have is in the kernel's `ignored`.
     """
-    if reason := _obstacle(group):
-        return (("all", reason),)
     ranked, refused = candidates(group, target)
     for name, candidate in ranked:
         built = _emit(candidate, target)
@@ -129,6 +127,8 @@ def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]
     The one that the configuration names comes first, then those of the fewest cycles, and last those whose cycles are floors
     alone; the order of the list breaks ties, and decides on GPUs, whose costs are not estimated.
     """
+    if reason := _obstacle(group):
+        return [], {"all": reason}
     planned = {template.name: _plan(template, group, target) for template in _templates_for(group, target)}
     found = [(name, one) for name, one in planned.items() if isinstance(one, Candidate)]
     refused = {name: one.reason for name, one in planned.items() if isinstance(one, Refusal)}

@@ -18,7 +18,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs, pays_to_fill_pairs
+from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs_of_taps, pays_to_fill_pairs
 from ..formats.bfloat16 import word_at
 from ..formats.format import BF16_DOT, Format, format_for
 from ..formats.multiply_add import factor
@@ -29,7 +29,7 @@ from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, machine_of, new_builder
 from ..template.loops import sweep
 from ..template.values import GroupValues
-from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, extents_of
+from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, extents_of, vector_cycles
 from .depthwise_channels_last import Depthwise, is_depthwise
 from .padded_input import Image, padded_image
 from .window import Window, clipped_taps, read_window, share_of_padding
@@ -61,16 +61,14 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     number_format = convolution_format(form, target)
     if number_format is None:
         return Refusal(f"no convolution of {source.dtype}")
-    one, machine = extents_of(form), machine_of(target, number_format.sums)
+    if packs_taps(form, read_window(form.inner, form.anchor), target):
+        cycles, unit = channels_last_cycles(in_pairs_of_taps(extents_of(form)), target.machine), "dot"
+    else:
+        cycles, unit = vector_cycles(form, target, number_format), "dot" if number_format.k_pack > 1 else "fma"
+    estimate = convolution_estimate(form, cycles, target, unit=unit)
     if is_depthwise(form):
-        return Candidate(
-            convolution_estimate(form, channels_last_cycles(one, machine), target), lambda: _build_depthwise(form, target)
-        )
-    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
-    unit = "dot" if number_format.k_pack > 1 else "fma"
-    return Candidate(
-        convolution_estimate(form, cycles, target, unit=unit), lambda: _Convolution(form, target, number_format).build()
-    )
+        return Candidate(estimate, lambda: _build_depthwise(form, target))
+    return Candidate(estimate, lambda: _Convolution(form, target, number_format).build())
 
 
 def _build_depthwise(form: ChannelsLast, target: Target) -> BuiltKernel:
@@ -336,7 +334,7 @@ def packs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:
     This is for an odd number of channels, of bfloat16 or, where the precision allows rounding, float32.
     """
     source, weights, result = (form.inner.types[name] for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
-    if not form.outer.tolerance.may_round or not BF16_DOT.runs_on(target) or form.anchor.inputs[1] not in form.inner.constants:
+    if not form.outer.tolerance.may_round or not target.multiplies_pairs or form.anchor.inputs[1] not in form.inner.constants:
         return False
     has_pairs = window.kernel[-1] > 1 and window.dilations[-1] == 1 and weights.shape[1] % 2 == 1
     is_long = result.elements * prod(weights.shape[1:]) >= _LEAST_ROUNDED

@@ -60,7 +60,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return choice
     cycles = choice.cycles * (_TILES_WORTH if target.has_tiles else 1.0)
     estimate = convolution_estimate(form, cycles, target, unit="dot" if choice.has_pairs else "fma")
-    return Candidate(estimate, lambda: _Kernel(form, extents_of(form), target).build())
+    return Candidate(estimate, lambda: _Kernel(form, extents_of(form), target).build(), transforms_weights=True)
 
 
 def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
