@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
 from ..runtime.staged_model import StagedModel
+from ..runtime.user_folder import user_folder
 from .builder import Builder, CompileModel, Progress
-from .cache import ProgramCache, default_folder
+from .cache import ProgramCache
 from .digest import model_digest
 from .file_memory import FileMemory
 from .frontend.pytree import is_tensor
@@ -157,7 +158,7 @@ def open_cache(option: bool | str | os.PathLike[str]) -> ProgramCache | None:
     if option is False:
         return None
     if option is True:
-        return _cache_at(Path(os.environ.get("PREFUSE_CACHE") or default_folder()))
+        return _cache_at(user_folder())
     if not isinstance(option, (str, os.PathLike)):
         raise OptionError("cache", f"{option!r} is neither a folder nor True or False", "give the path of a folder")
     return _cache_at(Path(option))
