@@ -44,7 +44,7 @@ from .scratch import Head, Keys, Places, QueryBlock
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
 _MASKED_ROWS = 24  # where some see fewer keys than others
-_CACHE_BYTES = 560 * 1024  # what keys, values and scores that are used together may take of the second-level cache
+_CACHE_SHARE = 35 / 64  # of L2, for keys, values and scores that are used together, beside queries, results and the next block
 _TILED_ROWS = 64  # of a block on the tile unit
 _RUNNING_ROWS = 1024  # queries whose results one thread keeps while it goes through blocks of keys
 _FEW_QUERIES = 8  # for which nothing is laid out in panels
@@ -91,7 +91,7 @@ class _Kernel:
         line_bytes = (form.depth + form.width + _BLOCK_ROWS) * number_bytes
         if self.has_words:  # keys and values are of half the size, and exponentials lie beside the scores
             line_bytes = (form.depth + form.width) * number_bytes // 2 + _BLOCK_ROWS * (number_bytes + number_bytes // 2)
-        most = max(_CACHE_BYTES // line_bytes, lanes)
+        most = max(self.target.machine.l2.part_bytes(_CACHE_SHARE) // line_bytes, lanes)
         if form.keys <= most or form.weighs_probabilities or self.is_few:
             return form.keys
         return ceil(form.keys / ceil(form.keys / most) / lanes) * lanes

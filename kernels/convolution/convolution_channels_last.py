@@ -35,12 +35,12 @@ from .window import Window, clipped_taps, read_window, share_of_padding
 
 _WORK_PER_OPERATION = 16
 _SHORT_DEPTH = 256
-_FAR_BYTES = 3 * 512 * 1024  # of weights that come from beyond the second cache, above which they are asked for ahead
+_FAR_SHARE = 1.5  # of L2: weights that are more come from beyond it, and are asked for ahead
 _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # of a tap, and the share of taps, from which on those of padding are left out
-_ASKED_BYTES = 256 * 1024  # of weights, above which each tile asks for its part of the next panel
-_NEAR_PANEL_BYTES = 384 * 1024  # of a panel that stays in the second cache while the next one comes there
-_NEAR_BYTES = 512 * 1024  # of weights that stay in the second cache while all positions pass
-_FOLLOWED_BYTES = 8 * 1024 * 1024  # of results and what they are added to, above which tiles ask for their part while they sum
+_ASKED_SHARE = 0.25  # of L2, for weights, above which each tile asks for its part of the next panel
+_PANEL_SHARE = 0.375  # of L2, for a panel that stays there while the next one comes, and positions go through the rest
+_NEAR_SHARE = 0.5  # of L2, for weights that stay there while all positions go through the other half
+_FOLLOWED_SHARE = 0.25  # of L3, for results and what they are added to, above which tiles ask for their part while they sum
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
 _ORDERS = {  # of the loops around a tile: what passes while something else stays near
     "by line": ("image", "line", "group", "n", "m"),
@@ -165,12 +165,12 @@ class _Convolution:
 
     def _asks(self, order: tuple[str, ...], extents: Mapping[str, int], panel: int) -> str:
         """What tiles ask for while they read a panel of so many weights: the "next" one, what comes "soon" in it, or nothing."""
-        size_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes
+        size_bytes, l2 = self.form.inner.types[self.anchor.inputs[1]].size_bytes, self.target.machine.l2
         is_line = extents["image"] * extents["line"] == 1
         is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])  # it stays while positions pass
-        if is_by_panel and size_bytes > _ASKED_BYTES and 4 * panel <= _NEAR_PANEL_BYTES:
+        if is_by_panel and size_bytes > l2.part_bytes(_ASKED_SHARE) and 4 * panel <= l2.part_bytes(_PANEL_SHARE):
             return "next"
-        return "soon" if size_bytes > _FAR_BYTES else ""
+        return "soon" if size_bytes > l2.part_bytes(_FAR_SHARE) else ""
 
     def _tile(self, product: _Product, place: dict[str, Expr]) -> None:
         """One tile of the result."""
@@ -204,7 +204,7 @@ class _Convolution:
 
     def _ask(self, tile: Tile, number: Expr, lead: Index, start: Expr, channel: Expr) -> None:
         """Ask for what a tile's results are added to and where they go, which come while it is summed."""
-        if self.form.far_bytes() > _FOLLOWED_BYTES:
+        if self.form.far_bytes() > self.target.machine.l3.part_bytes(_FOLLOWED_SHARE):
             with self.builder.loop(tile.rows, name="row") as row:
                 image, *place = self._index(number, lead, self.builder.bind(start + row))
                 self.form.ask(self.builder, (image, channel, *place), min(tile.columns, self.out_channels))
@@ -250,7 +250,7 @@ class _Convolution:
         Positions stay near while all channels pass, where weights do too; short sums write whole positions one after the other.
         """
         weights = self.form.inner.types[self.anchor.inputs[1]].size_bytes
-        own = "by panel" if weights > _NEAR_BYTES else "by line"
+        own = "by panel" if weights > self.target.machine.l2.part_bytes(_NEAR_SHARE) else "by line"
         if depth <= _SHORT_DEPTH and outputs > depth:
             own = "by position"
         return {name: _ORDERS[name] for name in dict.fromkeys((own, *_ORDERS))}

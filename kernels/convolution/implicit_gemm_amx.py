@@ -28,7 +28,7 @@ from .amx_input import Place, TiledImage, as_volume, of_volume
 from .channels_last_form import ChannelsLast, convolution_estimate, extents_of
 from .window import Taps, Window
 
-_NEAR_BYTES = 1 << 20  # of weights that the second cache holds while all positions pass
+_NEAR_SHARE = 0.5  # of L2, for weights that stay there while all positions go through the other half
 _WORK_PER_DOT = 16  # cycles
 
 
@@ -134,13 +134,13 @@ class TiledWindows:
         return flops
 
     def _weights(self, number: int, product: Product) -> tuple[Buffer, bool]:
-        """The packed weights of a product, in words, and whether they are more than the second cache holds."""
+        """The packed weights of a product, in words, and whether they are more than stays in L2."""
         name, image = self.anchor.inputs[1], self.image
         key = f"{name}/tiles{number}"
         pack = PackTiles(product.weights, image.terms, True, image.of_group * image.joined)
         self.packed[key] = Operand(name, pack)
         elements = pack.packed_type(self.form.inner.types[name]).elements
-        return self.builder.parameter(key, elements // 2, "uint32"), 2 * elements > _NEAR_BYTES
+        return self.builder.parameter(key, elements // 2, "uint32"), 2 * elements > self.target.machine.l2.part_bytes(_NEAR_SHARE)
 
     # A block ----------------------------------------------------------------------------------------------------------
 

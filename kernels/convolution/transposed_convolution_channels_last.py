@@ -30,7 +30,7 @@ from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches
 from .window import Window, read_window
 
 _WORK_PER_OPERATION = 16
-_NEAR_BYTES = 256 * 1024  # of the input that stays in the second cache while all weights pass
+_NEAR_SHARE = 0.25  # of L2, for the input that stays there while all weights pass, beside the results of its block
 _MAX_PRODUCTS = 16  # each is code of its own
 
 
@@ -139,7 +139,7 @@ class _TransposedConvolution:
 
     def _blocks(self, units: int, rows: int) -> tuple[int, int]:
         """How many blocks `units` of so many rows are cut into, and units of each, so that a block's rows stay near meanwhile."""
-        near = max(1, _NEAR_BYTES // max(rows * self.channels * 4, 1))
+        near = max(1, self.target.machine.l2.part_bytes(_NEAR_SHARE) // max(rows * self.channels * 4, 1))
         blocks = ceil(units / near)
         return blocks, ceil(units / blocks)
 

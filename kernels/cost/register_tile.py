@@ -20,7 +20,6 @@ _START_CYCLES = 20.0  # of a tile: addresses, the loop's beginning and its end
 _UNHIDDEN = 0.15  # of the time in which a panel comes from L2, what multiply-adds do not hide
 _SET_ROWS = 13  # of a tile that share a set of L1, which has 8 to 12 ways, at most
 _LEAST_SAVED = 100  # one part in so many of a product pays for a shorter last tile
-_L1_SHARE = 1.0  # of L1 that a panel may take: what is read once beside it goes through
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Step:
 
 def stream_cycles(machine: Machine, panel_bytes: float) -> float:
     """Cycles in which a vector of a panel of so many bytes arrives from the cache beyond L1 that holds it; 0 for one in L1."""
-    if panel_bytes <= _L1_SHARE * machine.l1.size_bytes:
+    if panel_bytes <= machine.l1.size_bytes:
         return 0.0
     level = machine.level_of(panel_bytes)
     return machine.vector_bytes / (machine.memory_bytes if level is None else level.bytes_per_cycle)
