@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,14 @@ def pytest_configure() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"The sample of the long suites was {VARIABLE}={sample_number()}, which runs it again.")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Choices are those of the rows of processors and of the shipped table, not of what this user measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFUSE_CACHE", str(tmp_path_factory.getbasetemp() / "user"))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -36,12 +36,12 @@ from .window import Window, clipped_taps, read_window, share_of_padding
 
 _WORK_PER_OPERATION = 16
 _SHORT_DEPTH = 256
-_FAR_BYTES = 3 * 512 * 1024  # of weights beyond which they exceed L2 and are prefetched within a panel
+_FAR_SHARE = 1.5  # of L2: more weights than that come from beyond it and are prefetched within a panel
 _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # multiply-adds of a tap, and share of padding taps, from which these are skipped
-_ASKED_BYTES = 256 * 1024  # of weights above which each tile prefetches its share of the next panel
-_NEAR_PANEL_BYTES = 384 * 1024  # of a panel that stays in L2 while the next one is prefetched there
-_NEAR_BYTES = 512 * 1024  # of weights that stay in L2 from one output row to the next
-_FOLLOWED_BYTES = 8 * 1024 * 1024  # of results and epilogue operands above which tiles prefetch theirs during the sum
+_ASKED_SHARE = 0.25  # of L2, of weights above which each tile prefetches its share of the next panel
+_PANEL_SHARE = 0.375  # of L2, for a panel that stays there while the next one is prefetched; positions go through the rest
+_NEAR_SHARE = 0.5  # of L2, for weights that stay there from one output row to the next
+_FOLLOWED_SHARE = 0.25  # of L3, of results and epilogue operands above which tiles prefetch theirs during the sum
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
 _ORDERS = {  # of the loops around a register tile, outermost first
     "by line": ("image", "line", "group", "n", "m"),
@@ -166,12 +166,12 @@ class _Convolution:
     def _asks(self, order: tuple[str, ...], extents: Mapping[str, int], panel: int) -> str:
         """What tiles prefetch while they read a panel of `panel` weights: "next" (their share of the next panel into L2), "soon"
         (rows further on in this panel), or "" (nothing)."""
-        size_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes
+        size_bytes, l2 = self.form.inner.types[self.anchor.inputs[1]].size_bytes, self.target.machine.l2
         is_line = extents["image"] * extents["line"] == 1
         is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])  # all positions by one panel
-        if is_by_panel and size_bytes > _ASKED_BYTES and 4 * panel <= _NEAR_PANEL_BYTES:
+        if is_by_panel and size_bytes > l2.part_bytes(_ASKED_SHARE) and 4 * panel <= l2.part_bytes(_PANEL_SHARE):
             return "next"
-        return "soon" if size_bytes > _FAR_BYTES else ""
+        return "soon" if size_bytes > l2.part_bytes(_FAR_SHARE) else ""
 
     def _tile(self, product: _Product, place: dict[str, Expr]) -> None:
         """One register tile: the sums, and their epilogue."""
@@ -205,7 +205,7 @@ class _Convolution:
 
     def _ask(self, tile: Tile, number: Expr, lead: Index, start: Expr, channel: Expr) -> None:
         """Prefetch what a tile's epilogue reads and writes, so that it arrives during the sum."""
-        if self.form.far_bytes() > _FOLLOWED_BYTES:
+        if self.form.far_bytes() > self.target.machine.l3.part_bytes(_FOLLOWED_SHARE):
             with self.builder.loop(tile.rows, name="row") as row:
                 image, *place = self._index(number, lead, self.builder.bind(start + row))
                 self.form.ask(self.builder, (image, channel, *place), min(tile.columns, self.out_channels))
@@ -253,7 +253,7 @@ class _Convolution:
         L2, and a line's input near for all panels. "by position": short sums with many outputs, so that stores are contiguous.
         """
         weights = self.form.inner.types[self.anchor.inputs[1]].size_bytes
-        own = "by panel" if weights > _NEAR_BYTES else "by line"
+        own = "by panel" if weights > self.target.machine.l2.part_bytes(_NEAR_SHARE) else "by line"
         if depth <= _SHORT_DEPTH and outputs > depth:
             own = "by position"
         return {name: _ORDERS[name] for name in dict.fromkeys((own, *_ORDERS))}

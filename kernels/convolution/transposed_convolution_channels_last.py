@@ -30,7 +30,7 @@ from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches
 from .window import Window, read_window
 
 _WORK_PER_OPERATION = 16
-_NEAR_BYTES = 256 * 1024  # of a block of the input that stays in L2 for all panels of weights
+_NEAR_SHARE = 0.25  # of L2, for a block of the input that stays there for all panels of weights, beside its results
 _MAX_PRODUCTS = 16  # each has code of its own
 
 
@@ -138,7 +138,7 @@ class _TransposedConvolution:
 
     def _blocks(self, units: int, rows: int) -> tuple[int, int]:
         """Number of blocks, and units of each, into which `units` of `rows` rows are cut so that a block's input stays in L2."""
-        near = max(1, _NEAR_BYTES // max(rows * self.channels * 4, 1))
+        near = max(1, self.target.machine.l2.part_bytes(_NEAR_SHARE) // max(rows * self.channels * 4, 1))
         blocks = ceil(units / near)
         return blocks, ceil(units / blocks)
 
