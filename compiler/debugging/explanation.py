@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..lowering.grouping import Rejections, lone_groups
+from ..pipeline.grouping import Rejections, lone_groups
 from .compilation import Compilation
 from .history import Event, Life, NodeState
 
