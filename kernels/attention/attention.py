@@ -44,9 +44,7 @@ from .scratch import Head, Keys, Places, QueryBlock
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
 _MASKED_ROWS = 24  # queries of a block where a mask hides keys from some
-_CACHE_SHARE = (
-    35 / 64
-)  # of L2 for keys, values and scores that are used together; the rest is for queries and results
+_CACHE_SHARE = 35 / 64  # of L2 for keys, values and scores that are used together; the rest is for queries and results
 _TILED_ROWS = 64  # queries of a block by AMX
 _RUNNING_ROWS = 1024  # queries whose unfinished results a thread keeps from one block of keys to the next
 _FEW_QUERIES = 8  # up to which K and V are not packed (GEMV)

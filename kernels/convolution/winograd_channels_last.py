@@ -37,9 +37,7 @@ from .channels_last_form import ChannelsLast, channels_last_form, convolution_es
 from .window import Window, read_window
 from .winograd_transforms import HALF, NARROW, TYPE, Matrices, PackScales, PackWinograd, winograd
 
-_NEAR_BYTES = (
-    704 * 1024
-)  # of inputs and products of a thread's own block: less, for a smaller L2, reads weights too often
+_NEAR_BYTES = 704 * 1024  # of inputs and products of a thread's own block: less, for a smaller L2, reads weights too often
 _FAR_SHARE = 0.375  # of L3, for the transformed inputs of a shared block, or for weights that stay there: others use it, too
 _PRODUCT_BYTES = 320 * 1024  # of products of a panel, where a block is shared
 _WIDE_BYTES = 4 * 1024 * 1024  # of transformed weights up to which they stay float32 for bfloat16 images
