@@ -26,13 +26,13 @@ from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import computing_names, inline_function, is_fused, original_names
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
-from .lowering.grouping import lone_groups
 from .lowering.groups import GroupReader
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
 from .lowering.program import build_library
 from .lowering.short_programs import without_small_regions
 from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
+from .pipeline.grouping import lone_groups
 from .pipeline.pass_table import PASSES, named_pipeline
 from .prediction.launches import predicted_us
 from .programs.options import Options
