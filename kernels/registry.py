@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from math import inf
 
 from ..runtime.target import Target
 from .attention import attention, linear_attention
@@ -37,6 +38,7 @@ from .template.contract import BuiltKernel, Candidate, Planner, Refusal, Templat
 from .template.values import anchors_of, is_followed_anchor, is_prologued_anchor, read_narrow
 
 _MAX_ELEMENTS = 2**31 - 1
+_MOST_TIMES = 3.0  # the least time predicted, beyond which a candidate is not measured
 # Templates that take operands of any storage in the table of formats; all others take those that their types alone describe.
 _READ_FORMATS = frozenset(
     ["matmul", "matmul_tiles", "convolution", "convolution_channels_last", "transposed_convolution_channels_last"]
@@ -145,14 +147,19 @@ def _dearer(one: Candidate, taken: Candidate, target: Target) -> str:
     return f"would take {cycles:.0f} cycles, and what was taken {fewest:.0f}"
 
 
-def rival_templates(group: Group, target: Target) -> tuple[str, ...]:
-    """All templates that take the group, those that a configuration must name included, in the order of the list."""
-    if _obstacle(group):
-        return ()
-    named = {t: replace(group, configuration={TEMPLATE: t.name}) for t in _templates_for(group, target)}
-    planned = {t.name: _plan(t, wished, target) for t, wished in named.items()}
-    found = {name: one for name, one in planned.items() if isinstance(one, Candidate)}
-    return tuple(name for name, one in found.items() if isinstance(_emit(one, target), BuiltKernel))
+def measurable_templates(group: Group, target: Target) -> tuple[str, ...]:
+    """The candidates that are worth measuring, in their order: those whose prediction is at most `_MOST_TIMES` the least.
+
+    So are those whose cycles are floors alone, of which that is not known, and all on GPUs.
+    """
+    ranked, _ = candidates(replace(group, configuration={}), target)
+    found = {name: one for name, one in ranked if isinstance(_emit(one, target), BuiltKernel)}
+    if target.is_gpu:
+        return tuple(found)
+    estimates = {name: one.estimate for name, one in found.items()}
+    times = {name: one.wall_cycles(target.machine) for name, one in estimates.items()}
+    most = _MOST_TIMES * min((time for name, time in times.items() if not estimates[name].is_floor), default=inf)
+    return tuple(name for name in found if estimates[name].is_floor or times[name] <= most)
 
 
 def _obstacle(group: Group) -> str:
@@ -211,4 +218,4 @@ def _ignored(configuration: Configuration, built: BuiltKernel, refused: Mapping[
     return ignored({name: option for name, option in configuration.items() if name != TEMPLATE}, built.choices)
 
 
-__all__ = ["TEMPLATES", "Refusal", "build_kernel", "candidates", "rival_templates"]
+__all__ = ["TEMPLATES", "Refusal", "build_kernel", "candidates", "measurable_templates"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ...kernels.groups.group import Group
 from ...kernels.registry import candidates
 from ...runtime.precision import Precision
 from ...runtime.target import Target
@@ -14,6 +15,30 @@ from .groups import GroupReader
 from .variants import with_variant
 
 Known = dict[str, KernelChoice | NoKernel]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEstimate:
+    """What a template would take for a group on one core; `unit` makes its products, or all else. `is_floor`: no less than so."""
+
+    template: str
+    time_us: float
+    cycles: float
+    bytes_moved: int
+    operations: int
+    unit: str
+    is_floor: bool
+
+
+def estimates_of(group: Group, target: Target) -> tuple[KernelEstimate, ...]:
+    """Of all candidates for a group, in the order in which they are tried; none on GPUs, whose costs are not estimated."""
+    ranked, _ = candidates(group, target)
+    found = []
+    for template, candidate in ranked if not target.is_gpu else ():
+        one, cycles = candidate.estimate, candidate.estimate.wall_cycles(target.machine)
+        time_us = cycles / target.machine.ghz / 1e3
+        found.append(KernelEstimate(template, time_us, cycles, one.bytes_moved, one.operations, one.unit, one.is_floor))
+    return tuple(found)
 
 
 @dataclass(slots=True)
