@@ -28,9 +28,9 @@ from ..formats.format import Format, Storage, format_for, plain
 from ..groups.group import Group
 from ..microkernels.amx_packing import LINES, TERM_ELEMENTS
 from ..microkernels.amx_unit import DEPTH, TileUnit, tile_unit
-from ..microkernels.gemv import FewRows
-from ..microkernels.packed_gemm import WHOLE, Bounds, Element, Lines, Panels, Scratch, store_line, tiles_options
-from ..microkernels.packed_gemm_amx import TiledPanels, TileScratch, panel_words
+from ..microkernels.gemv import Gemv
+from ..microkernels.packed_gemm import WHOLE, Bounds, Element, PackedPanels, Scratch, ScratchMatrix, store_line, tiles_options
+from ..microkernels.packed_gemm_amx import AmxPanels, TileScratch, panel_words
 from ..microkernels.register_tile import Tile
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, machine_of, new_builder, pointwise_cost
@@ -243,11 +243,11 @@ class _Kernel:
     def _keys(self, scratch: Places, first: Expr, count: int) -> Keys:
         form, builder = self.form, self.builder
         if scratch.tiles is not None:
-            panels = TiledPanels(builder, form.depth, count, self.terms[0], scratch.tiles)
-            return Keys(first, count, panels, TiledPanels(builder, count, form.width, self.terms[1], scratch.tiles))
+            panels = AmxPanels(builder, form.depth, count, self.terms[0], scratch.tiles)
+            return Keys(first, count, panels, AmxPanels(builder, count, form.width, self.terms[1], scratch.tiles))
         key_tile, value_tile = self.tiles
-        keys = Panels(builder, form.depth, count, key_tile, self.format)
-        return Keys(first, count, keys, Panels(builder, count, form.width, value_tile, self.format))
+        keys = PackedPanels(builder, form.depth, count, key_tile, self.format)
+        return Keys(first, count, keys, PackedPanels(builder, count, form.width, value_tile, self.format))
 
     def _rows(self, head: Head, first: Expr, blocks: Expr) -> None:
         """Attention of `blocks` blocks of queries from `first` on, by one thread."""
@@ -274,12 +274,12 @@ class _Kernel:
         keys = self._keys(head, 0, form.keys)
         for row in range(count):
             self._pack_query(head, block, row)
-        scores = FewRows(self.builder, count, form.depth, form.keys, lanes)
+        scores = Gemv(self.builder, count, form.depth, form.keys, lanes)
         multiply = scores.multiply_rows if self.elements.is_transposed(form.scores) else scores.multiply_columns
         queries = self._queries(head)
         multiply(queries, self._key_of(head, keys), lambda *at: self._store_score(head, keys, block, *at))
         self._softmax(head, block, form.keys, None)
-        results = FewRows(self.builder, count, form.keys, form.width, lanes)
+        results = Gemv(self.builder, count, form.keys, form.width, lanes)
         results.multiply_columns(
             head.rows.line(form.keys),
             self._value_of(head, keys),
@@ -339,9 +339,9 @@ class _Kernel:
         number = head.batch[-1] + tirx.floordiv(row, self.form.queries)
         return (*head.batch[:-1], number), tirx.floormod(row, self.form.queries)
 
-    def _queries(self, head: Head) -> Lines:
+    def _queries(self, head: Head) -> ScratchMatrix:
         """The queries of a block, as the product reads its A."""
-        return Lines(head.queries.buffer, head.queries.base, self.form.depth // self.format.k_pack)
+        return ScratchMatrix(head.queries.buffer, head.queries.base, self.form.depth // self.format.k_pack)
 
     def _pack_query(self, head: Head, block: QueryBlock, row: Expr) -> None:
         builder, form, to, lanes = self.builder, self.form, self._queries(head), self.builder.lanes(self.form.dtype)
@@ -361,7 +361,7 @@ class _Kernel:
     def _value_of(self, head: Head, keys: Keys) -> Element:
         return lambda j, column: self.elements.value(head.batch, keys.first + j, column)
 
-    def _softmax(self, head: Head, block: QueryBlock, keys: int, end: Expr | None) -> Lines:
+    def _softmax(self, head: Head, block: QueryBlock, keys: int, end: Expr | None) -> ScratchMatrix:
         """Softmax of a block's scores; returns A of the product with V. `end`: how many keys have scores; None: all."""
         rows = head.rows
         rows.end_rows(block.count, keys)
@@ -371,7 +371,7 @@ class _Kernel:
         else:
             softmax(rows, block.count, keys, end, self.form.guard)
         if not self.weighs:
-            return rows.exponential_lines(keys)
+            return rows.exponential_rows(keys)
         weigh_rows(rows, block.count, keys, lambda row, *at: self.elements.weight(*self._place(head, block, row), *at))
         return round_rows(rows, head.words, block.count, keys) if self.has_words else rows.line(keys)
 

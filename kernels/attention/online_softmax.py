@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ..codegen.builder import Expr, KernelBuilder
 from ..expressions import math
-from ..microkernels.packed_gemm import Lines, Scratch, store_line, store_words
+from ..microkernels.packed_gemm import Scratch, ScratchMatrix, store_line, store_words
 from ..reduction.reduction import add
 from ..reduction.reduction_loops import Combine
 from ..template.loops import sweep
@@ -55,15 +55,15 @@ class Rows:
         """Elements of a padded row: whole pairs of vectors, each of which makes one vector of bfloat16 pairs."""
         return ceil(keys / (2 * self.lanes)) * 2 * self.lanes
 
-    def line(self, keys: int) -> Lines:
+    def line(self, keys: int) -> ScratchMatrix:
         """The rows of scores, an odd number of cache lines apart to avoid set conflicts."""
-        return Lines(self.scores.buffer, self.scores.base, odd_lines(self.extent(keys), self.dtype))
+        return ScratchMatrix(self.scores.buffer, self.scores.base, odd_lines(self.extent(keys), self.dtype))
 
-    def exponential_lines(self, keys: int) -> Lines:
+    def exponential_rows(self, keys: int) -> ScratchMatrix:
         """The rows of exponentials, as products read their A."""
         if self.words is None:
             return self.line(keys)
-        return Lines(self.words.buffer, self.words.base, odd_lines(self.extent(keys) // 2, "int32"))
+        return ScratchMatrix(self.words.buffer, self.words.base, odd_lines(self.extent(keys) // 2, "int32"))
 
     def end_rows(self, count: Expr, keys: int) -> None:
         """Pad the scores of `count` rows with -inf."""
@@ -86,7 +86,7 @@ class Rows:
     def exponentials(self, row: Expr, keys: int, end: Expr, shift: Expr) -> Expr:
         """Store exp(x - shift) for scores x in [0, end) of a row, over them or as pairs to `words`; returns their sum."""
         builder, scores, lanes = self.builder, self.line(keys), self.lanes
-        lines = self.exponential_lines(keys)
+        lines = self.exponential_rows(keys)
         base, target = (builder.bind(some.base + row * some.pitch) for some in (scores, lines))
 
         def emit(first: Expr, update: _Update) -> None:
@@ -161,7 +161,7 @@ def softmax(rows: Rows, count: Expr, keys: int, end: Expr, guard: float | None) 
 
 def _fill_row(rows: Rows, row: Expr, keys: int, value: float) -> None:
     """Make all probabilities of a row one value."""
-    builder, element, lines = rows.builder, tirx.const(value, rows.dtype), rows.exponential_lines(keys)
+    builder, element, lines = rows.builder, tirx.const(value, rows.dtype), rows.exponential_rows(keys)
     rows.put(rows.factors, row, tirx.const(1, rows.dtype))
     base = builder.bind(lines.base + row * lines.pitch)
     if rows.words is None:
@@ -183,10 +183,10 @@ def weigh_rows(rows: Rows, count: Expr, keys: int, weigh: Weigh) -> None:
         sweep(builder, keys, rows.lanes, element)
 
 
-def round_rows(rows: Rows, to: Scratch, count: Expr, keys: int) -> Lines:
+def round_rows(rows: Rows, to: Scratch, count: Expr, keys: int) -> ScratchMatrix:
     """Round what is in the places of the scores of `count` rows to bfloat16 pairs in `to`, as the product reads its A."""
     builder, line = rows.builder, rows.line(keys)
-    words = Lines(to.buffer, to.base, odd_lines(ceil(keys / 2), "int32"))
+    words = ScratchMatrix(to.buffer, to.base, odd_lines(ceil(keys / 2), "int32"))
     with builder.loop(count, name="row") as row:
         base, target = builder.bind(line.base + row * line.pitch), builder.bind(to.base + row * words.pitch)
         store_line(builder, Scratch(to.buffer, target), keys, rows.lanes, lambda i: line.buffer[base + i])

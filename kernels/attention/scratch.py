@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..codegen.builder import Expr, Index
-from ..microkernels.packed_gemm import Panels, Scratch
-from ..microkernels.packed_gemm_amx import TiledPanels, TileScratch
+from ..microkernels.packed_gemm import PackedPanels, Scratch
+from ..microkernels.packed_gemm_amx import AmxPanels, TileScratch
 from .online_softmax import Rows
 
 
@@ -35,8 +35,8 @@ class Keys:
 
     first: Expr
     count: int
-    keys: Panels | TiledPanels
-    values: Panels | TiledPanels
+    keys: PackedPanels | AmxPanels
+    values: PackedPanels | AmxPanels
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tvm import tirx
 
 from ...runtime.plan import TensorType
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
-from ..microkernels.amx_blocks import Lines
+from ..microkernels.amx_blocks import TileOperand
 from ..microkernels.amx_packing import LINES
 from ..microkernels.amx_unit import DEPTH, ROWS
 from ..microkernels.bf16_split import split
@@ -126,7 +126,7 @@ class TiledImage:
         is_whole = self.of_group % DEPTH == 0 and all(self.positions(one) >= LINES for one in outputs)
         return is_plain and is_same and is_whole and not crowds(self.channels)
 
-    def lines(self, buffer: Buffer, place: tuple[Expr, Expr, Expr], group: Expr, taps: Sequence[Taps]) -> Lines:
+    def lines(self, buffer: Buffer, place: tuple[Expr, Expr, Expr], group: Expr, taps: Sequence[Taps]) -> TileOperand:
         """Tiles of 32 positions from `place` (image, plane, position in it) on, for windows with `taps` from the copy's origin.
 
         Steps are (plane, row, column of the window, 32 channels).
@@ -142,7 +142,7 @@ class TiledImage:
             channel = term * self.channels + ks[3] * DEPTH
             return base + phase * self.phase_elements + (ahead + half * ROWS) * self.pitch + channel
 
-        return Lines(buffer, self.pitch, at)
+        return TileOperand(buffer, self.pitch, at)
 
     # Filling ----------------------------------------------------------------------------------------------------------
 

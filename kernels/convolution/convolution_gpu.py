@@ -16,7 +16,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, row_major, unravel
 from ..codegen.gpu_builder import GpuBuilder
 from ..groups.group import Group, Op
-from ..microkernels.gpu_block_tile import BlockProduct, emit_product
+from ..microkernels.gpu_block_tile import GpuProduct, emit_product
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, new_builder
 from ..template.loops import accumulator_type, bound_unravel, follow
@@ -74,17 +74,17 @@ class _Convolution:
         source, result = (self.group.types[name].shape[1] for name in (self.anchor.inputs[0], self.anchor.outputs[0]))
         return source // self.groups, result // self.groups
 
-    def product(self) -> BlockProduct:
+    def product(self) -> GpuProduct:
         images = self.group.types[self.anchor.inputs[0]].shape[0]
         incoming, outgoing = self.channels
         depth = incoming * prod(self.window.kernel)
         columns = images * prod(self.window.outputs)
         is_transposed = self.anchor.op_type == "ConvTranspose"
-        return BlockProduct(
+        return GpuProduct(
             self.groups, outgoing, columns, depth, self.dtype, self.weight, self.element, self.store, not is_transposed, False
         )
 
-    def emit_outputs(self, product: BlockProduct) -> None:
+    def emit_outputs(self, product: GpuProduct) -> None:
         """A thread for each output element."""
         builder, extents = self.builder, (product.batch, product.m, product.n)
         if prod(extents) == 0:

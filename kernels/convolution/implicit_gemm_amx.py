@@ -17,8 +17,8 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, share, unravel
 from ..cost.amx import tile_convolution_cycles
 from ..cost.estimate import Estimate
-from ..microkernels.amx_blocks import BlockProduct, Lines, Next, packed_lines, tile_threads
-from ..microkernels.amx_packing import LINES, TERM_ELEMENTS, PackTiles, Panels
+from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, packed_operand, tile_threads
+from ..microkernels.amx_packing import LINES, TERM_ELEMENTS, PackTiles, PanelLayout
 from ..microkernels.amx_unit import DEPTH, ROWS, tile_unit
 from ..microkernels.packed_gemm import Scratch
 from ..template.contract import BuiltKernel, Operand
@@ -67,7 +67,7 @@ def as_planes(window: Window) -> Window:
 
 
 @dataclass(frozen=True)
-class Product:
+class WindowProduct:
     """One product: the `taps` of planes, rows and columns, from the copy's origin, at `outputs` positions.
 
     `weights` are packed as `phases` matrices a group. `place(phase, position)` is the spatial index in the result for a position
@@ -76,7 +76,7 @@ class Product:
 
     taps: tuple[Taps, ...]
     outputs: Place
-    weights: Panels
+    weights: PanelLayout
     phases: int
     place: Callable[[Expr, Index], Index]
 
@@ -91,7 +91,7 @@ class TiledWindows:
         self.outputs = form.inner.types[form.anchor.outputs[0]].shape[1] // image.groups  # channels of a group
         self.packed: dict[str, Operand] = {}
 
-    def build(self, template: str, products: Sequence[Product]) -> BuiltKernel:
+    def build(self, template: str, products: Sequence[WindowProduct]) -> BuiltKernel:
         builder, image = self.builder, self.image
         self.form.copy_pieces(builder)
         source = image.fill(builder, self.form)
@@ -106,10 +106,10 @@ class TiledWindows:
                 with builder.loop(end - begin, name="block") as i:
                     parts = unravel(builder.bind(begin + i), tuple(extents[axis] for axis in axes))
                     at = {axis: builder.bind(part) for axis, part in zip(axes, parts, strict=True)}
-                    self._block(product, source, buffer, at, sums, asks=is_far)
+                    self._block(product, source, buffer, at, sums, prefetches=is_far)
         return finish(template, builder, self.form.outer, flops=self._flops(products), packed=self.packed)
 
-    def _extents(self, product: Product) -> dict[str, int]:
+    def _extents(self, product: WindowProduct) -> dict[str, int]:
         """Extents of the loops around a block, outermost first."""
         return {
             "matrix": self.image.groups * product.phases,
@@ -119,13 +119,13 @@ class TiledWindows:
             "m": ceil(self.image.positions(product.outputs) / LINES),
         }
 
-    def _steps(self, product: Product) -> tuple[int, ...]:
+    def _steps(self, product: WindowProduct) -> tuple[int, ...]:
         return (*(one.count for one in product.taps), self.image.group_channels // DEPTH)
 
-    def _panel_words(self, product: Product) -> int:
+    def _panel_words(self, product: WindowProduct) -> int:
         return prod(self._steps(product)) * self.image.terms * TERM_ELEMENTS // 2
 
-    def _flops(self, products: Sequence[Product]) -> int:
+    def _flops(self, products: Sequence[WindowProduct]) -> int:
         image, flops = self.image, 0
         for product in products:
             columns = image.groups * product.phases * self.outputs
@@ -133,7 +133,7 @@ class TiledWindows:
             flops += 2 * image.source.shape[0] * prod(product.outputs) * columns * depth
         return flops
 
-    def _weights(self, number: int, product: Product) -> tuple[Buffer, bool]:
+    def _weights(self, number: int, product: WindowProduct) -> tuple[Buffer, bool]:
         """The packed weights of a product, as 32-bit pairs, and whether they exceed L2."""
         name, image = self.anchor.inputs[1], self.image
         key = f"{name}/tiles{number}"
@@ -145,32 +145,32 @@ class TiledWindows:
     # A block ----------------------------------------------------------------------------------------------------------
 
     def _block(
-        self, product: Product, source: Buffer, weights: Buffer, at: dict[str, Expr], sums: Scratch, *, asks: bool
+        self, product: WindowProduct, source: Buffer, weights: Buffer, at: dict[str, Expr], sums: Scratch, *, prefetches: bool
     ) -> None:
-        """A 32 x 32 block of the result, and its epilogue; with `asks` it prefetches its share of the next panel."""
+        """A 32 x 32 block of the result, and its epilogue; `prefetches`: also its share of the next panel."""
         builder, image, extents = self.builder, self.image, self._extents(product)
         group, phase = (builder.bind(part) for part in unravel(at["matrix"], (image.groups, product.phases)))
         first = builder.bind(image.first_of(at["m"], product.outputs))
         a = image.lines(source, (at["image"], at["plane"], first), group, product.taps)
         base = builder.bind((at["matrix"] * extents["n"] + at["n"]) * self._panel_words(product))
         then = None
-        if asks:
+        if prefetches:
             blocks = [extents[axis] for axis in ("image", "plane", "m")]
             number = builder.bind(row_major([at[axis] for axis in ("image", "plane", "m")], blocks))
-            then = Next(builder.bind(base + self._panel_words(product)), number, prod(blocks))
+            then = NextPanel(builder.bind(base + self._panel_words(product)), number, prod(blocks))
         steps, positions = self._steps(product), image.positions(product.outputs)
         halves = 1 if positions <= ROWS else 2, 1 if self.outputs <= ROWS else 2
         is_short = tirx.EQ(at["m"], extents["m"] - 1) if image.has_short(product.outputs) else None
-        block = BlockProduct(builder, self.unit, steps, image.terms, halves)
+        block = AmxMicroKernel(builder, self.unit, steps, image.terms, halves)
         block.multiply(a, self._panel(weights, base, steps), sums, is_short=is_short, then=then)
         self._finish(product, at, group, phase, first, sums)
 
-    def _panel(self, weights: Buffer, base: Expr, steps: tuple[int, ...]) -> Lines:
+    def _panel(self, weights: Buffer, base: Expr, steps: tuple[int, ...]) -> TileOperand:
         """A panel of weights, whose steps are numbered by loops of these extents."""
-        lines = packed_lines(weights, base, self.image.terms, words=True)
-        return Lines(lines.buffer, lines.stride, lambda ks, term, half: lines.at((row_major(ks, steps),), term, half))
+        lines = packed_operand(weights, base, self.image.terms, words=True)
+        return TileOperand(lines.buffer, lines.stride, lambda ks, term, half: lines.at((row_major(ks, steps),), term, half))
 
-    def _finish(self, product: Product, at: dict[str, Expr], group: Expr, phase: Expr, first: Expr, sums: Scratch) -> None:
+    def _finish(self, product: WindowProduct, at: dict[str, Expr], group: Expr, phase: Expr, first: Expr, sums: Scratch) -> None:
         """The epilogue of a block whose first row is position `first` of its plane."""
         builder, width, columns = self.builder, self.image.extents[2], product.outputs[2]
         left, top = builder.bind(at["n"] * LINES), builder.bind(at["m"] * LINES)

@@ -16,7 +16,7 @@ from ..microkernels.amx_packing import LINES
 from ..template.contract import Candidate, Refusal
 from .amx_input import TiledImage, as_volume
 from .channels_last_form import ChannelsLast, channels_last_form
-from .implicit_gemm_amx import Product, TiledWindows, terms_of, tiles_estimate, tiles_obstacle
+from .implicit_gemm_amx import TiledWindows, WindowProduct, terms_of, tiles_estimate, tiles_obstacle
 from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
 from .window import Taps, Window, read_window
 
@@ -54,7 +54,7 @@ def _image(form: ChannelsLast, phases: list[PhaseProduct], leads: list[int], rea
     return replace(image, in_place=image.lies_in_place(form, [as_volume(one.positions, 1) for one in phases]))
 
 
-def _product(form: ChannelsLast, window: Window, phases: PhaseProduct, leads: list[int]) -> Product:
+def _product(form: ChannelsLast, window: Window, phases: PhaseProduct, leads: list[int]) -> WindowProduct:
     groups = form.anchor.attribute("group", 1)
     inputs, outputs, *kernel = form.inner.types[form.anchor.inputs[1]].shape
     pack = PackPhases((groups, inputs // groups, outputs, *kernel), phases.phases, phases.places, LINES)
@@ -64,4 +64,4 @@ def _product(form: ChannelsLast, window: Window, phases: PhaseProduct, leads: li
         parts = zip(position, window.strides, phases.runs, unravel(phase, phases.phases), strict=True)
         return tuple(u * stride + run.first + part for u, stride, run, part in parts)
 
-    return Product(as_volume(taps, _NOTHING), as_volume(phases.positions, 1), pack, prod(phases.phases), place)
+    return WindowProduct(as_volume(taps, _NOTHING), as_volume(phases.positions, 1), pack, prod(phases.phases), place)

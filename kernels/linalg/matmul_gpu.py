@@ -10,7 +10,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Expr
 from ..codegen.gpu_builder import GpuBuilder
 from ..groups.group import Group
-from ..microkernels.gpu_block_tile import BlockProduct, emit_product
+from ..microkernels.gpu_block_tile import GpuProduct, emit_product
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish
 from .matmul import Product, Side, product_of
@@ -26,7 +26,7 @@ def _build(product: Product) -> BuiltKernel:
     builder, a, b = product.builder, product.a, product.b
     assert isinstance(builder, GpuBuilder)
     store = product.store()
-    blocks = BlockProduct(
+    blocks = GpuProduct(
         prod(product.batch),
         a.lines,
         b.lines,

@@ -18,7 +18,7 @@ from ..cost.amx import tile_product_cycles
 from ..cost.estimate import Estimate, with_bytes, with_followers
 from ..formats.format import BF16X1, formats_for
 from ..groups.group import Group, Op
-from ..microkernels.amx_blocks import BlockProduct, Lines, Next, packed_lines, tile_threads
+from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, packed_operand, tile_threads
 from ..microkernels.amx_packing import LINES, TERM_ELEMENTS, PackTiles, StepPacker
 from ..microkernels.amx_unit import DEPTH, ROWS, tile_unit
 from ..microkernels.packed_gemm import Scratch
@@ -30,7 +30,7 @@ from .matmul import Product, Side
 _NEAR_SHARE = 0.5  # of L2, for packed rows of A that stay there beside a panel of B and the next one
 _WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
 _BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
-Panels = Callable[[Expr, Expr], Lines]  # of (matrix, panel)
+PanelAt = Callable[[Expr, Expr], TileOperand]  # of (matrix, panel)
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
@@ -46,13 +46,13 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return Refusal("both operands are one constant")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
-    product = TiledProduct(group, anchor, target)
+    product = AmxProduct(group, anchor, target)
     if not product.flops:
         return Refusal("has nothing to multiply")
     return Candidate(product.estimate(), product.build)
 
 
-class TiledProduct(Product):
+class AmxProduct(Product):
     """The AMX kernel of a MatMul or Gemm being built."""
 
     template = "matmul_tiles"
@@ -69,7 +69,7 @@ class TiledProduct(Product):
         halves = 1 if self.a.lines <= ROWS else 2, 1 if self.b.lines <= ROWS else 2
         self.unit = tile_unit(self.builder, target)
         self.near_bytes = target.machine.l2.part_bytes(_NEAR_SHARE)
-        self.blocks = BlockProduct(self.builder, self.unit, (self.steps,), self.terms, halves)
+        self.blocks = AmxMicroKernel(self.builder, self.unit, (self.steps,), self.terms, halves)
 
     @property
     def flops(self) -> int:
@@ -125,16 +125,16 @@ class TiledProduct(Product):
         """Whether the last of several panels of A has at most the 16 rows of one tile."""
         return self.rows > 1 and 0 < self.a.lines % LINES <= ROWS
 
-    def _rows_in_place(self) -> Panels:
+    def _rows_in_place(self) -> PanelAt:
         source, depth = self._source(self.a), self.a.depth
 
-        def lines(matrix: Expr, panel: Expr) -> Lines:
+        def lines(matrix: Expr, panel: Expr) -> TileOperand:
             base = self.builder.bind((matrix * self.a.lines + self._first_row(panel)) * depth)
-            return Lines(source, depth, lambda ks, _, half: base + half * (ROWS * depth) + ks[0] * DEPTH)
+            return TileOperand(source, depth, lambda ks, _, half: base + half * (ROWS * depth) + ks[0] * DEPTH)
 
         return lines
 
-    def _constant_panels(self, side: Side, pairs: bool) -> Panels:
+    def _constant_panels(self, side: Side, pairs: bool) -> PanelAt:
         """The panels of a constant operand, packed at compile time."""
         pack = PackTiles(side.pack(LINES), self.terms, pairs)
         self.packed[side.name] = Operand(side.name, pack)
@@ -149,7 +149,7 @@ class TiledProduct(Product):
         along_depth = not side.lines_last and self.format is not BF16X1
         return StepPacker(self.builder, element, side.lines, side.depth, self.terms, pairs, along_depth)
 
-    def _packed_panels(self, side: Side, pairs: bool) -> Panels:
+    def _packed_panels(self, side: Side, pairs: bool) -> PanelAt:
         """The panels of an operand that the kernel packs as a whole before the product."""
         builder, packer = self.builder, self._packer(side, pairs)
         per_word = 2 if pairs else 1
@@ -161,18 +161,18 @@ class TiledProduct(Product):
             packer.pack(buffer, builder.bind(chunk * (step // per_word)), matrix, panel, k)
         return self._lines(side, buffer, pairs)
 
-    def _lines(self, side: Side, buffer: Buffer, pairs: bool) -> Panels:
+    def _lines(self, side: Side, buffer: Buffer, pairs: bool) -> PanelAt:
         packer = self._packer(side, pairs)
         size = packer.panel_elements // (2 if pairs else 1)
 
-        def lines(matrix: Expr, panel: Expr) -> Lines:
-            return packed_lines(buffer, self.builder.bind((matrix * packer.panels + panel) * size), self.terms, words=pairs)
+        def lines(matrix: Expr, panel: Expr) -> TileOperand:
+            return packed_operand(buffer, self.builder.bind((matrix * packer.panels + panel) * size), self.terms, words=pairs)
 
         return lines
 
     # Loops ------------------------------------------------------------------------------------------------------------
 
-    def _walk(self, a: Panels, b: Panels, threads: int, *, columns_outside: bool) -> None:
+    def _walk(self, a: PanelAt, b: PanelAt, threads: int, *, columns_outside: bool) -> None:
         """The loops over panels of A and B, in place or packed; with `columns_outside` panels of B are the outer loop.
 
         Blocks are dealt to the threads in contiguous runs of that order.
@@ -188,9 +188,9 @@ class TiledProduct(Product):
                 parts = unravel(builder.bind(begin + i), tuple(extents.values()))
                 at = {axis: builder.bind(part) for axis, part in zip(extents, parts, strict=True)}
                 rows = a(self.a.matrix_of(self.batch, at["batch"]), at["m"])
-                self._block(rows, b, sums, at["batch"], at["m"], at["n"], asks=columns_outside)
+                self._block(rows, b, sums, at["batch"], at["m"], at["n"], prefetches=columns_outside)
 
-    def _pack_and_walk(self, packer: StepPacker, b: Panels, threads: int) -> None:
+    def _pack_and_walk(self, packer: StepPacker, b: PanelAt, threads: int) -> None:
         """Each thread packs as many panels of its rows of A as L2 holds and multiplies them by all panels of B, in turn."""
         builder, size = self.builder, packer.panel_elements
         panels = max(min(self.near_bytes // (2 * size), ceil(self.matrices * self.rows / threads), self.rows), 1)
@@ -205,7 +205,7 @@ class TiledProduct(Product):
                 count = builder.bind(tirx.min(self.rows - first, panels))
                 self._pack_panels(packer, scratch, near, self.a.matrix_of(self.batch, batch), first, count)
                 with builder.loop(self.columns, name="n") as n, builder.loop(count, name="m") as m:
-                    a = packed_lines(scratch, builder.bind(near + m * size), self.terms, words=False)
+                    a = packed_operand(scratch, builder.bind(near + m * size), self.terms, words=False)
                     self._block(a, b, sums, batch, builder.bind(first + m), n)
 
     def _pack_panels(self, packer: StepPacker, to: Buffer, base: Expr, matrix: Expr, first: Expr, count: Expr) -> None:
@@ -214,19 +214,21 @@ class TiledProduct(Product):
             at = builder.bind(base + (panel * packer.steps + step) * size)
             packer.pack(to, at, matrix, builder.bind(first + panel), step)
 
-    def _next(self, panel: Lines, m: Expr) -> Next | None:
+    def _next(self, panel: TileOperand, m: Expr) -> NextPanel | None:
         """The panel of B to prefetch while all rows are multiplied by this one; None unless B is constant and exceeds L2."""
         size = self.steps * self.terms * TERM_ELEMENTS // 2
         if self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
             return None
-        return Next(self.builder.bind(panel.at((self.steps,), 0, 0)), m, self.rows)
+        return NextPanel(self.builder.bind(panel.at((self.steps,), 0, 0)), m, self.rows)
 
-    def _block(self, a: Lines, b: Panels, sums: Scratch, batch: Expr, m: Expr, n: Expr, *, asks: bool = False) -> None:
+    def _block(
+        self, a: TileOperand, b: PanelAt, sums: Scratch, batch: Expr, m: Expr, n: Expr, *, prefetches: bool = False
+    ) -> None:
         """A 32 x 32 block of C, and its epilogue."""
         builder, store = self.builder, self.store()
         is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
         panel = b(self.b.matrix_of(self.batch, batch), n)
-        self.blocks.multiply(a, panel, sums, is_short=is_short, then=self._next(panel, m) if asks else None)
+        self.blocks.multiply(a, panel, sums, is_short=is_short, then=self._next(panel, m) if prefetches else None)
         top, left, skipped = builder.bind(m * LINES), builder.bind(n * LINES), builder.bind(m * LINES - self._first_row(m))
         whole = self.b.lines % LINES == 0
         width = LINES if whole else builder.bind(tirx.min(self.b.lines - left, LINES))

@@ -26,7 +26,7 @@ _SIZE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 
 @dataclass(frozen=True)
-class Lines:
+class TileOperand:
     """32 rows of A or columns of B, as tiles that TILELOADD reads.
 
     Tile `half` (0 or 1: the first or last 16) of a term of step `ks` begins at element `at(ks, term, half)`; the tile's rows are
@@ -39,7 +39,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Next:
+class NextPanel:
     """The next panel of B, prefetched from memory into L2 while `blocks` blocks of A are multiplied by the current one.
 
     It begins at element `base` of B's buffer; `block` is the number of the current block, which prefetches its share.
@@ -76,7 +76,7 @@ def tile_chunks(
             yield builder.bind(begin + i), sums
 
 
-class BlockProduct:
+class AmxMicroKernel:
     """The micro-kernel of one thread. `steps`: extents of the loops over k; `halves`: tiles of A and of B in a block, 1 or 2."""
 
     def __init__(
@@ -85,7 +85,9 @@ class BlockProduct:
         self.builder, self.unit, self.steps, self.terms, self.halves = builder, unit, tuple(steps), terms, halves
         builder.tiles = f"tiles{len(PRODUCTS[terms])}"
 
-    def multiply(self, a: Lines, b: Lines, sums: Scratch, *, is_short: Expr | None = None, then: Next | None = None) -> None:
+    def multiply(
+        self, a: TileOperand, b: TileOperand, sums: Scratch, *, is_short: Expr | None = None, then: NextPanel | None = None
+    ) -> None:
         """Store the sums over all steps to `sums`: 32 rows of 32 float32, or 16 rows where `is_short`."""
         if is_short is None or self.halves[0] == 1:
             self._multiply(a, b, sums, self.halves, then)
@@ -95,7 +97,7 @@ class BlockProduct:
         with self.builder.when(tirx.Not(is_short)):
             self._multiply(a, b, sums, self.halves, then)
 
-    def _multiply(self, a: Lines, b: Lines, sums: Scratch, halves: tuple[int, int], then: Next | None) -> None:
+    def _multiply(self, a: TileOperand, b: TileOperand, sums: Scratch, halves: tuple[int, int], then: NextPanel | None) -> None:
         cells = [(i, j) for i in range(halves[0]) for j in range(halves[1])]
         for i, j in cells:
             self.unit.zero(_SUMS[i][j])
@@ -103,13 +105,13 @@ class BlockProduct:
             ks = tuple(loops.enter_context(self.builder.loop(extent, name="step")) for extent in self.steps)
             self._add(a, b, cells, ks)
             if then is not None:
-                self._ask_for(b.buffer, then, ks)
+                self._prefetch_next(b.buffer, then, ks)
         for i, j in cells:
             self.unit.store(_SUMS[i][j], sums.buffer, sums.base + (i * ROWS * LINES + j * COLUMNS), LINES)
         if self.terms > 1:
             self._mend(a, b, sums, halves)
 
-    def _add(self, a: Lines, b: Lines, cells: list[tuple[int, int]], ks: Index) -> None:
+    def _add(self, a: TileOperand, b: TileOperand, cells: list[tuple[int, int]], ks: Index) -> None:
         """The products of one step. A tile is loaded just before the first product that reads it, and tiles of the next step are
         prefetched into L1 between products, so that loads and products overlap."""
         dots = [(terms, cell) for terms in PRODUCTS[self.terms] for cell in cells]
@@ -126,18 +128,18 @@ class BlockProduct:
             self.unit.dot(_SUMS[i][j], _A[i], _B[j])
             begin, end = (len(later) * (number + place) // len(dots) for place in range(2))
             for lines, term, half in later[begin:end]:
-                self.unit.ask(lines.buffer, lines.at(following, term, half), lines.stride)
+                self.unit.prefetch(lines.buffer, lines.at(following, term, half), lines.stride)
 
-    def _ask_for(self, buffer: Buffer, then: Next, ks: Index) -> None:
+    def _prefetch_next(self, buffer: Buffer, then: NextPanel, ks: Index) -> None:
         """Prefetch this step's share of the next panel; all blocks that read the current one prefetch the whole of it."""
         lines = ceil(2 * ROWS * self.terms / then.blocks)
         number = self.builder.bind(then.block * prod(self.steps) + row_major(ks, self.steps))
         for line in range(lines):
-            self.unit.ask_line(buffer, then.base + (number * lines + line) * WORDS)
+            self.unit.prefetch_line(buffer, then.base + (number * lines + line) * WORDS)
 
     # Sums that are not finite -----------------------------------------------------------------------------------------
 
-    def _mend(self, a: Lines, b: Lines, sums: Scratch, halves: tuple[int, int]) -> None:
+    def _mend(self, a: TileOperand, b: TileOperand, sums: Scratch, halves: tuple[int, int]) -> None:
         with self.builder.when(self._largest(sums, halves) >= _INFINITY), ExitStack() as loops:
             i, row, j = (
                 loops.enter_context(self.builder.loop(extent, name=name))
@@ -161,7 +163,7 @@ class BlockProduct:
             builder.store(one, 0, tirx.max(one[0], sizes[lane]))
         return one[0]
 
-    def _mend_row(self, a: Lines, b: Lines, sums: Scratch, i: Expr, row: Expr, j: Expr) -> None:
+    def _mend_row(self, a: TileOperand, b: TileOperand, sums: Scratch, i: Expr, row: Expr, j: Expr) -> None:
         """Compute 16 sums of a row again, by float32 multiply-adds of the terms' sums."""
         builder = self.builder
         at = builder.bind((i * ROWS + row) * LINES + j * COLUMNS)
@@ -179,7 +181,7 @@ class BlockProduct:
                     builder.store(sums.buffer, sums.base + at + lane, sums[at + lane] + x * y)
 
 
-def packed_lines(buffer: Buffer, base: Expr, terms: int, *, words: bool) -> Lines:
+def packed_operand(buffer: Buffer, base: Expr, terms: int, *, words: bool) -> TileOperand:
     """A panel packed by `PackTiles`, from element `base` of a buffer on; with `words` the buffer's elements are 32-bit pairs."""
     stride = WORDS if words else DEPTH
 
@@ -187,7 +189,7 @@ def packed_lines(buffer: Buffer, base: Expr, terms: int, *, words: bool) -> Line
         (step,) = ks
         return base + ((step * terms + term) * 2 + half) * (ROWS * stride)
 
-    return Lines(buffer, stride, at)
+    return TileOperand(buffer, stride, at)
 
 
 def _half(word: Expr, half: int) -> Expr:

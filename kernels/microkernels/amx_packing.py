@@ -25,7 +25,7 @@ LINES = 2 * ROWS  # rows of A or columns of B in a panel
 TERM_ELEMENTS = 2 * TILE_ELEMENTS  # bfloat16 numbers of one term of a step
 
 
-class Panels(Protocol):
+class PanelLayout(Protocol):
     """Lays a constant out as [matrices, panels, k, 32 rows of A or columns of B]."""
 
     def packed_type(self, source: TensorType) -> TensorType:
@@ -43,7 +43,7 @@ class PackTiles:
     k is cut into stretches of `run` values (0: one stretch), each of which is padded with zeros to whole steps of 32.
     """
 
-    panels: Panels
+    panels: PanelLayout
     terms: int
     pairs: bool
     run: int = 0

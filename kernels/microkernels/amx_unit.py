@@ -42,10 +42,10 @@ class TileUnit(Protocol):
         """Load a tile of A or B, the first element at `offset`, rows `stride` elements apart: a row is 32 elements of 16 bits or
         16 of 32, as the source's type says."""
 
-    def ask(self, source: Buffer, offset: Expr, stride: int) -> None:
+    def prefetch(self, source: Buffer, offset: Expr, stride: int) -> None:
         """Prefetch into L1 a tile that is loaded soon; arguments as of `load`."""
 
-    def ask_line(self, source: Buffer, offset: Expr) -> None:
+    def prefetch_line(self, source: Buffer, offset: Expr) -> None:
         """Prefetch into L2 the cache line of an element that is loaded later."""
 
     def dot(self, sums: int, a: int, b: int) -> None:
@@ -87,11 +87,11 @@ class AmxTiles:
     def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
         self._call("tileloadd64", _number(tile), tirx.address_of(source[offset]), tirx.const(_bytes(source) * stride, "int64"))
 
-    def ask(self, source: Buffer, offset: Expr, stride: int) -> None:
+    def prefetch(self, source: Buffer, offset: Expr, stride: int) -> None:
         for row in range(ROWS):
             self._builder.prefetch(source[offset + row * stride])
 
-    def ask_line(self, source: Buffer, offset: Expr) -> None:
+    def prefetch_line(self, source: Buffer, offset: Expr) -> None:
         self._builder.prefetch(source[offset], is_near=False)
 
     def dot(self, sums: int, a: int, b: int) -> None:
@@ -133,10 +133,10 @@ class EmulatedTiles:
                 value = low | (high << tirx.const(16, "uint32"))
             self._builder.store(self._operands[tile], row * WORDS + word, value)
 
-    def ask(self, source: Buffer, offset: Expr, stride: int) -> None:
+    def prefetch(self, source: Buffer, offset: Expr, stride: int) -> None:
         pass
 
-    def ask_line(self, source: Buffer, offset: Expr) -> None:
+    def prefetch_line(self, source: Buffer, offset: Expr) -> None:
         pass
 
     def dot(self, sums: int, a: int, b: int) -> None:

@@ -10,7 +10,7 @@ from tvm import tirx
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..formats.format import plain
 from ..movement.strided_copy import transposed
-from .packed_gemm import Element, Lines
+from .packed_gemm import Element, ScratchMatrix
 from .register_tile import Tile, sum_tile
 
 Store = Callable[[Expr, Expr, Expr], None]  # of (row, column, value)
@@ -19,7 +19,7 @@ _SUMS = 4  # independent accumulators of a dot product: an addition has a latenc
 
 
 @dataclass(frozen=True)
-class FewRows:
+class Gemv:
     """C = A B with A of `rows` rows of `depth` elements in scratch, and B of `columns` columns, given by its elements.
 
     Vectors have `lanes` elements; `store(row, column, value)` gets each element of C once.
@@ -31,7 +31,7 @@ class FewRows:
     columns: int
     lanes: int
 
-    def multiply_columns(self, a: Lines, element: Element, store: Store) -> None:
+    def multiply_columns(self, a: ScratchMatrix, element: Element, store: Store) -> None:
         """C where B's `element(k, column)` is contiguous along columns: axpy form, a register tile of C, B loaded as vectors."""
         for begin, count, tile in self._runs():
             with self.builder.loop(count, name="run") as run:
@@ -47,7 +47,7 @@ class FewRows:
             yield begin, count, Tile(self.rows, vectors, lanes)
             begin += count * vectors * lanes
 
-    def _multiply_run(self, a: Lines, element: Element, tile: Tile, first: Expr, store: Store) -> None:
+    def _multiply_run(self, a: ScratchMatrix, element: Element, tile: Tile, first: Expr, store: Store) -> None:
         builder = self.builder
         sums = sum_tile(
             builder,
@@ -61,7 +61,7 @@ class FewRows:
             base = builder.bind(row * tile.columns)
             builder.vector_loop(tile.columns, tile.lanes, lambda i: store(row, first + i, sums[base + i]))
 
-    def multiply_rows(self, a: Lines, element: Element, store: Store) -> None:
+    def multiply_rows(self, a: ScratchMatrix, element: Element, store: Store) -> None:
         """C where B's `element(k, column)` is contiguous along k: a dot product a column, vectors of partial sums of `lanes`
         columns transposed and added up."""
         whole, rest = divmod(self.columns, self.lanes)
@@ -70,11 +70,11 @@ class FewRows:
                 with self.builder.loop(count, name="square") as square, self.builder.loop(self.rows, name="row") as row:
                     self._multiply_square(a, element, row, self.builder.bind(begin + square * self.lanes), extent, store)
 
-    def _multiply_square(self, a: Lines, element: Element, row: Expr, first: Expr, extent: int, store: Store) -> None:
+    def _multiply_square(self, a: ScratchMatrix, element: Element, row: Expr, first: Expr, extent: int, store: Store) -> None:
         dots = self._dots(a, element, row, first)
         self.builder.vector_loop(extent, self.lanes, lambda i: store(row, first + i, dots[i]))
 
-    def _dots(self, a: Lines, element: Element, row: Expr, first: Expr) -> Buffer:
+    def _dots(self, a: ScratchMatrix, element: Element, row: Expr, first: Expr) -> Buffer:
         """The partial sums (lanes x lanes, a row a column of B) of a row of A with `lanes` columns of B from `first` on.
 
         Columns beyond the last repeat it.

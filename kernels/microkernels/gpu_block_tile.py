@@ -41,7 +41,7 @@ _TILES = (BlockTile(64, 64), BlockTile(32, 64), BlockTile(32, 32), BlockTile(16,
 
 
 @dataclass(frozen=True)
-class BlockProduct:
+class GpuProduct:
     """A batch of products of m x k by k x n and their epilogue.
 
     `a(batch, m, k)` and `b(batch, k, n)` give elements of type `dtype` and are called for indices in bounds only; `a_along_k`
@@ -64,7 +64,7 @@ class BlockProduct:
         return 2 * self.batch * self.m * self.n * self.depth
 
 
-def choose_tile(product: BlockProduct) -> BlockTile:
+def choose_tile(product: GpuProduct) -> BlockTile:
     """The largest tile that still gives every multiprocessor a block and does not lie mostly beyond the edges of C."""
 
     def fits(tile: BlockTile) -> bool:
@@ -73,7 +73,7 @@ def choose_tile(product: BlockProduct) -> BlockTile:
     return next((tile for tile in _TILES if fits(tile)), _TILES[-1])
 
 
-def emit_product(builder: GpuBuilder, product: BlockProduct) -> None:
+def emit_product(builder: GpuBuilder, product: GpuProduct) -> None:
     """Write one grid: a thread block for each tile of C of each product of the batch."""
     if product.batch * product.m * product.n == 0:
         return
@@ -82,7 +82,7 @@ def emit_product(builder: GpuBuilder, product: BlockProduct) -> None:
         _Block(builder, product, tile, thread).emit(block)
 
 
-def _tiles(product: BlockProduct, tile: BlockTile) -> int:
+def _tiles(product: GpuProduct, tile: BlockTile) -> int:
     return product.batch * -(-product.m // tile.rows) * -(-product.n // tile.columns)
 
 
@@ -91,7 +91,7 @@ class _Block:
     """The code of one block. Thread t has column t % 16 of every 16 columns, and row t // 16 of every 16 rows."""
 
     builder: GpuBuilder
-    product: BlockProduct
+    product: GpuProduct
     tile: BlockTile
     thread: Expr
 

@@ -36,7 +36,7 @@ class Scratch:
 
 
 @dataclass(frozen=True)
-class Lines(Scratch):
+class ScratchMatrix(Scratch):
     """A matrix in scratch, by rows that are `pitch` elements apart."""
 
     pitch: int
@@ -64,7 +64,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Panels:
+class PackedPanels:
     """B of `depth` by `columns`, packed: panels as wide as the register tile, then a narrower one of the columns left.
 
     Panels are contiguous, row-major in (k, column); the last one is padded to whole vectors. Where the format has dot products
@@ -162,7 +162,7 @@ class Panels:
             with builder.loop(side, "vectorized", "lane") as lane:
                 builder.store(to.buffer, base + lane, square[row * side + lane])
 
-    def multiply(self, a: Lines, b: Scratch, rows: Expr, store: Store, bounds: Bounds = WHOLE) -> None:
+    def multiply(self, a: ScratchMatrix, b: Scratch, rows: Expr, store: Store, bounds: Bounds = WHOLE) -> None:
         """C = A B for `rows` rows of A, within bounds: `store(row, column, value)` gets each element.
 
         A is read up to the next multiple of the tile's rows.
@@ -179,7 +179,7 @@ class Panels:
                 self._multiply_tile(a, b, part, (first, start, rows), store, bounds.depth)
 
     def _multiply_tile(
-        self, a: Lines, b: Scratch, part: Part, place: tuple[Expr, Expr, Expr], store: Store, end: Expr | None
+        self, a: ScratchMatrix, b: Scratch, part: Part, place: tuple[Expr, Expr, Expr], store: Store, end: Expr | None
     ) -> None:
         """One register tile: the rows from `start` on of `rows` by the panel that begins at column `first`."""
         first, start, rows = place

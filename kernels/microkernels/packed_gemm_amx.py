@@ -1,4 +1,4 @@
-"""Packed GEMM in scratch of one thread by AMX: the interface of `packed_gemm.Panels`, with B packed in AMX tiles."""
+"""Packed GEMM in scratch of one thread by AMX: the interface of `packed_gemm.PackedPanels`, with B packed in AMX tiles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from math import ceil
 from tvm import tirx
 
 from ..codegen.builder import Expr, KernelBuilder
-from .amx_blocks import BlockProduct, packed_lines
+from .amx_blocks import AmxMicroKernel, packed_operand
 from .amx_packing import LINES, TERM_ELEMENTS, StepPacker
 from .amx_unit import DEPTH, ROWS, TileUnit
-from .packed_gemm import WHOLE, Bounds, Element, Lines, Scratch, Store
+from .packed_gemm import WHOLE, Bounds, Element, Scratch, ScratchMatrix, Store
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TileScratch:
 
 
 @dataclass(frozen=True)
-class TiledPanels:
+class AmxPanels:
     """B of `depth` by `columns`, packed in panels of 32 columns; float32 numbers as sums of `terms` bfloat16 terms."""
 
     builder: KernelBuilder
@@ -50,7 +50,7 @@ class TiledPanels:
             at = builder.bind(to.base + (panel * packer.steps + step) * step_words)
             packer.pack(to.buffer, at, 0, panel, step)
 
-    def multiply(self, a: Lines, b: Scratch, rows: Expr, store: Store, _: Bounds = WHOLE) -> None:
+    def multiply(self, a: ScratchMatrix, b: Scratch, rows: Expr, store: Store, _: Bounds = WHOLE) -> None:
         """C = A B for `rows` rows of A: `store(row, column, value)` gets each element."""
         builder, near, terms = self.builder, self.scratch.rows, self.terms
         packer = StepPacker(builder, lambda _, line, k: a[line * a.pitch + k], rows, self.depth, terms, False)
@@ -75,10 +75,10 @@ class TiledPanels:
     def _multiply_block(self, b: Scratch, column: Expr, width: int) -> None:
         """The packed rows of A by `width` columns from `column` on, to the block of C in scratch."""
         scratch, steps = self.scratch, ceil(self.depth / DEPTH)
-        product = BlockProduct(self.builder, scratch.unit, (steps,), self.terms, (2, 1 if width <= ROWS else 2))
+        product = AmxMicroKernel(self.builder, scratch.unit, (steps,), self.terms, (2, 1 if width <= ROWS else 2))
         panel = self.builder.bind(b.base + tirx.floordiv(column, LINES) * (steps * self.terms * TERM_ELEMENTS // 2))
-        rows = packed_lines(scratch.rows.buffer, scratch.rows.base, self.terms, words=False)
-        product.multiply(rows, packed_lines(b.buffer, panel, self.terms, words=True), scratch.sums)
+        rows = packed_operand(scratch.rows.buffer, scratch.rows.base, self.terms, words=False)
+        product.multiply(rows, packed_operand(b.buffer, panel, self.terms, words=True), scratch.sums)
 
     def _store_block(self, first: Expr, rows: Expr, column: Expr, width: int, store: Callable[[Expr, Expr, Expr], None]) -> None:
         builder, sums = self.builder, self.scratch.sums

@@ -19,8 +19,8 @@ from ...runtime.target import Target
 from ..codegen.builder import Expr, KernelBuilder, unravel
 from ..cost.amx import tile_step_cycles, vector_step_cycles
 from ..groups.group import Group
-from ..microkernels.amx_blocks import BlockProduct, Lines, packed_lines, tile_chunks
-from ..microkernels.amx_packing import LINES, TERM_ELEMENTS, PackTiles, Panels
+from ..microkernels.amx_blocks import AmxMicroKernel, TileOperand, packed_operand, tile_chunks
+from ..microkernels.amx_packing import LINES, TERM_ELEMENTS, PackTiles, PanelLayout
 from ..microkernels.amx_unit import DEPTH, ROWS, TileUnit, tile_unit
 from ..microkernels.bf16_split import split
 from ..microkernels.packed_gemm import Scratch
@@ -99,14 +99,14 @@ class TiledRows:
         for term in range(self.terms):
             self._clear(builder.bind(begin + (term * self.filled + self.depth)), self.filled - self.depth)
 
-    def lines(self, group: Expr, block: Expr) -> Lines:
+    def lines(self, group: Expr, block: Expr) -> TileOperand:
         """The tiles of block `block` (32 rows) of a group."""
         base = self.builder.bind((group if self.groups > 1 else 0) * self._group + block * (LINES * self._pitch))
 
         def at(ks: tuple[Expr, ...], term: int, half: Expr) -> Expr:
             return base + half * (ROWS * self._pitch) + term * self.filled + ks[0] * DEPTH
 
-        return Lines(self._buffer, self._pitch, at)
+        return TileOperand(self._buffer, self._pitch, at)
 
     def _clear(self, begin: Expr, count: int) -> None:
         zero = tirx.const(0, "uint16")
@@ -116,20 +116,20 @@ class TiledRows:
 class TiledWeights:
     """Constant weights packed in panels of 32 columns, and the product of a block of rows with a panel."""
 
-    def __init__(self, operands: RecurrentOperands, name: str, panels: Panels, rows: TiledRows, unit: TileUnit) -> None:
+    def __init__(self, operands: RecurrentOperands, name: str, panels: PanelLayout, rows: TiledRows, unit: TileUnit) -> None:
         self.builder, self.rows, self.unit = operands.builder, rows, unit
         pack = PackTiles(panels, rows.terms, True)
         key, kind = f"{name}:{pack}", pack.packed_type(operands.group.types[name])
         operands.packed[key] = Operand(name, pack)
         self._buffer = operands.builder.parameter(key, kind.elements // 2, "uint32")
         self.panels, self._steps = kind.shape[1], rows.filled // DEPTH
-        self._blocks = BlockProduct(self.builder, unit, (self._steps,), rows.terms, (1 if rows.rows <= ROWS else 2, 2))
+        self._blocks = AmxMicroKernel(self.builder, unit, (self._steps,), rows.terms, (1 if rows.rows <= ROWS else 2, 2))
 
     def multiply(self, group: Expr, block: Expr, panel: Expr, sums: Scratch) -> None:
         """Store the product of a group's block of rows with its panel to `sums`, 32 rows of 32 float32."""
         size = self._steps * self.rows.terms * TERM_ELEMENTS // 2
         base = self.builder.bind((group * self.panels + panel) * size)
-        b = packed_lines(self._buffer, base, self.rows.terms, words=True)
+        b = packed_operand(self._buffer, base, self.rows.terms, words=True)
         has_short = self.rows.blocks > 1 and 0 < self.rows.rows % LINES <= ROWS
         is_short = tirx.EQ(block, self.rows.blocks - 1) if has_short else None
         self._blocks.multiply(self.rows.lines(group, block), b, sums, is_short=is_short)

@@ -147,7 +147,7 @@ def test_a_block_for_every_multiprocessor() -> None:
         return None
 
     def rows(m: int, n: int, batch: int = 1) -> int:
-        product = gpu_block_tile.BlockProduct(batch, m, n, 64, "float32", nothing, nothing, nothing, True, False)
+        product = gpu_block_tile.GpuProduct(batch, m, n, 64, "float32", nothing, nothing, nothing, True, False)
         return gpu_block_tile.choose_tile(product).rows
 
     assert (rows(4096, 4096), rows(128, 768), rows(1, 4096), rows(32, 32, batch=500)) == (64, 16, 16, 32)

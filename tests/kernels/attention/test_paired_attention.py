@@ -57,7 +57,7 @@ def test_scratch_holds_all_rows_of_a_block() -> None:
         assert not isinstance(form, Refusal)
         kernel = attention._Kernel(form, new_builder(target), target)
         rows = kernel._scratch(tirx.const(0, "int32"), 1, kernel.block_rows).rows
-        for lines in (rows.line(kernel.key_block), rows.exponential_lines(kernel.key_block)):
+        for lines in (rows.line(kernel.key_block), rows.exponential_rows(kernel.key_block)):
             assert kernel.block_rows * lines.pitch <= lines.buffer.shape[0], keys
 
 
