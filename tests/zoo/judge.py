@@ -63,11 +63,11 @@ def judge_apart(
 ) -> Iterator[tuple[Result, ...]]:
     """For each architecture a result a precision, as they come. A crash or a hang costs one row of the table."""
     import transformers
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     transformers.logging.set_verbosity_error()
     keep_translation_table()
-    ONNXRegistry.from_torchlib()  # for all processes
+    with _exporter_silent():
+        torch.onnx.export(nn.Identity(), (torch.zeros(1),), dynamo=True)  # what it imports and makes is there for all processes
     work = partial(_judge_on_one_core, precisions=precisions, target=target)
     for done in run_apart(names, work, processes=processes, timeout_s=timeout_s):
         if isinstance(done.result, Lost):
@@ -205,14 +205,23 @@ def _exported_once() -> Iterator[list[ir.Model]]:
 
 def _why_torch_cannot_export(module: nn.Module, positional: tuple[Tensor, ...], named: Inputs) -> str:
     """The error of torch's own exporter; empty if it has none."""
-    logging.disable(logging.CRITICAL)
     try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with _exporter_silent():
             torch.onnx.export(module, positional, kwargs=named, dynamo=True, optimize=False, verbose=False)
     except Exception as error:  # whatever it raises
         cause = error.__cause__ or error
         lines = [line for line in str(cause).splitlines() if line.strip()]
         return f"{type(cause).__name__}: {lines[0].strip() if lines else ''}"
+    return ""
+
+
+@contextmanager
+def _exporter_silent() -> Iterator[None]:
+    """Nothing of what torch's exporter prints, logs and warns of."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(logging.NOTSET)
-    return ""
