@@ -52,7 +52,8 @@ def _line(results: Sequence[Result]) -> str:
     words = [f"{results[0].name}:"]
     for result in results:
         words += [f"{result.precision} {result.outcome}", *([] if result.error is None else [f"{result.error:.1e}"])]
-        words += [*([] if result.ratio is None else [f"({result.ratio:.2f} x)"]), *result.means, *result.detail.split()[:60]]
+        words += [*([] if result.ratio is None else [f"({result.ratio:.2f} x)"]), *result.means]
+    words += [" ".join(detail.split())[:400] for detail in dict.fromkeys(result.detail for result in results) if detail]
     return " ".join([*words, f"in {sum(result.compile_seconds or 0 for result in results):.0f} s"])
 
 

@@ -29,7 +29,7 @@ from ..translation_table import keep_translation_table
 from ..worker_pool import Lost, run_apart
 from .architecture import Call, Inputs
 from .architectures import ZOO
-from .peers import peer_outputs
+from .peers import peer_of, peer_outputs
 from .result import Result
 
 BOUND = 1e-4  # float32: the largest difference of an output, in relation to its largest element
@@ -124,14 +124,16 @@ def _judge_in(
     result = replace(result, compile_seconds=seconds, means=_means_beside_kernels(compiled))
     if found.form:
         return replace(result, outcome="wrong", detail=found.form)
-    return _judge_error(result, found, _peer_error(peer_outputs(call, exports[0], precision), expected))
+    peer = peer_of(precision)
+    peer_error = _peer_error(peer_outputs(peer, call, exports[0], precision), expected)
+    return _judge_error(replace(result, peer=peer, peer_error=peer_error), found)
 
 
-def _judge_error(result: Result, found: Difference, peer_error: float | None) -> Result:
+def _judge_error(result: Result, found: Difference) -> Result:
     """The result with its error; wrong where that is beyond what the precision promises."""
     error = found.largest if result.precision == "float32" else found.norm
-    bound = error_bound(result.precision, peer_error)
-    result = replace(result, error=error, peer_error=peer_error)
+    bound = error_bound(result.precision, result.peer_error)
+    result = replace(result, error=error)
     if error <= bound:  # not so of NaN
         return result
     return replace(result, outcome="wrong", detail=f"the error is {error:.1e}, allowed are {bound:.1e}")

@@ -10,22 +10,34 @@ from torch import Tensor
 
 from .architecture import Call
 
+OPENVINO, AUTOCAST = "OpenVINO", "torch's autocast"
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _OPENVINO = {"bfloat16": ("BF16", "bf16"), "float16": ("FP16", "f16")}  # the capability, and the hint that asks for it
 
 
-def peer_outputs(call: Call, graph: ir.Model, precision: str) -> list[np.ndarray]:
-    """The outputs of a call, from left to right, as float64: by OpenVINO, where it computes in the type on this CPU, else by
-    torch's autocast, which rounds what products read and give, too; nothing in float32, or where the peer cannot run the model.
+def peer_of(precision: str) -> str:
+    """Who computes in a narrow type here: OpenVINO if it is installed and does so on this CPU (elsewhere it takes float32,
+    whatever is asked for), else torch's autocast, which rounds what products give, too. Nobody for float32.
+    """
+    if precision not in _TYPES:
+        return ""
+    try:
+        import openvino
+    except ModuleNotFoundError:
+        return AUTOCAST
+    capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return OPENVINO if _OPENVINO[precision][0] in capabilities else AUTOCAST
+
+
+def peer_outputs(peer: str, call: Call, graph: ir.Model, precision: str) -> list[np.ndarray]:
+    """The outputs of a call, from left to right, as float64; nothing where the peer cannot run the model, or is nobody.
 
     `graph` is the call's module as exported.
     """
-    if precision not in _TYPES:
-        return []
     try:
-        if _has_openvino(precision):
+        if peer == OPENVINO:
             return by_openvino(call, graph, _OPENVINO[precision][1])
-        return by_autocast(call, _TYPES[precision])
+        return by_autocast(call, _TYPES[precision]) if peer else []
     except Exception:  # whatever the peer raises: there are architectures that are not made for narrow types
         return []
 
@@ -36,15 +48,6 @@ def by_autocast(call: Call, dtype: torch.dtype) -> list[np.ndarray]:
     with torch.autocast("cpu", dtype=dtype):
         leaves = flatten(module(*positional, **named))[1]
     return [leaf.double().numpy() for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def _has_openvino(precision: str) -> bool:
-    """Whether OpenVINO is installed, and computes in the type on this CPU: elsewhere it takes float32, whatever is asked for."""
-    try:
-        import openvino
-    except ModuleNotFoundError:
-        return False
-    return _OPENVINO[precision][0] in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def by_openvino(call: Call, graph: ir.Model, hint: str) -> list[np.ndarray]:

@@ -17,9 +17,9 @@ Outcome = Literal["agrees", "wrong", "not exported by torch", "refused", "error"
 class Result:
     """How one architecture went in one precision. `error` is what the precision is judged by (`judge.compare`).
 
-    `peer_error` is that of the peer in the same type. `compile_seconds` are from a module to a program; torch's export is among
-    those of the precision that was the first. `means` names what computed the result beside our kernels: "tvm-default" (slow),
-    "stages", "host".
+    `peer_error` is that of `peer` in the same type, if it can run the model. `compile_seconds` are from a module to a program;
+    torch's export is among those of the precision that was the first. `means` names what computed the result beside our kernels:
+    "tvm-default" (slow), "stages", "host".
     """
 
     name: str
@@ -30,6 +30,7 @@ class Result:
     means: tuple[str, ...] = ()
     precision: Precision = "float32"
     target: str = "cpu"
+    peer: str = ""
     peer_error: float | None = None
 
     @property

@@ -6,15 +6,15 @@ import importlib.metadata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from prefuse.runtime.precision import PRECISIONS
+from prefuse.runtime.precision import PRECISIONS, Precision
 
 from .architecture import Architecture
 from .architectures import ZOO
-from .judge import BOUND, FAST_BOUND, PEER_RATIO
+from .judge import BOUND, FAST_BOUND, PEER_RATIO, error_bound
 from .result import Result
 
 _VERSIONS = ("torch", "transformers", "onnx")
-_NARROW = ("bfloat16", "float16")
+_NARROW: tuple[Precision, ...] = ("bfloat16", "float16")
 _ERRORS = ("float32", "float32-fast", "bfloat16", "peer", "float16", "peer")
 _COLUMNS = ("architecture", "class", "family", "result", *_ERRORS, "compile", "beside")
 
@@ -30,6 +30,8 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _head(results: Sequence[Result]) -> list[str]:
+    peers = " and ".join(dict.fromkeys(result.peer for result in results if result.peer))
+    bounds = [f"{error_bound(precision, None):.0e}" for precision in _NARROW]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _VERSIONS)
     return [
         "# Model zoo",
@@ -43,11 +45,13 @@ def _head(results: Sequence[Result]) -> list[str]:
         "",
         "*float32* is the largest difference from torch over all tensors of the result, relative to the largest element of the",
         f"tensor (allowed: {BOUND:.0e}); *float32-fast* the norm of the difference, relative to that of the tensor (allowed:",
-        f"{FAST_BOUND:.0e}). *bfloat16* and *float16* are such norms, too. Beside each stands the *peer's* on the same model:",
-        "OpenVINO's where it computes in that type on the CPU, else that of torch's autocast; allowed are",
-        f"{PEER_RATIO} times as much, or what rounding the result would cost. What is more than the peer's has the ratio with",
-        "it. *Compile* are the seconds from a module to a program in float32, torch's export included, on a machine that does",
-        "other work too; *beside* names what computed a part of the result that no kernel of ours did.",
+        f"{FAST_BOUND:.0e}). *bfloat16* and *float16* are such norms, too, with products of any size in that type",
+        "(`assign-formats{min-operations=0}`): by default those of so small models stay float32. Beside each stands",
+        f"the *peer's* on the same model, that of {peers or 'nobody'}. Allowed are {PEER_RATIO} times as much, or what rounding",
+        f"the result would cost; {' and '.join(bounds)} where the peer cannot run the model or has no numbers. What is more than",
+        "the peer's has the ratio with it. *Compile* are the seconds from a module to a program in float32, torch's export",
+        "included, on a machine that does other work too; *beside* names what computed a part of the result that no kernel of",
+        "ours did.",
         "",
         f"| {' | '.join(_COLUMNS)} |",
         "|---" * len(_COLUMNS) + "|",

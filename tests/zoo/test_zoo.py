@@ -25,7 +25,7 @@ from . import judge as judging
 from .architecture import Architecture
 from .architectures import ZOO
 from .judge import BOUND, Difference, compare, error_bound, judge, judge_apart
-from .peers import by_autocast, by_openvino, peer_outputs
+from .peers import by_autocast, by_openvino, peer_of, peer_outputs
 from .result import Result, append_results, read_results
 from .table import table
 
@@ -154,7 +154,9 @@ def test_the_peers_compute_the_model() -> None:
     (exact,) = by_openvino(call, graph, "f32")
     np.testing.assert_allclose(exact, expected, atol=1e-5 * abs(expected).max())
     assert 1e-4 < np.linalg.norm(rounded - expected) / np.linalg.norm(expected) < 2e-2
-    assert peer_outputs(call, graph, "float32") == []
+    assert peer_of("float32") == ""
+    assert peer_outputs("", call, graph, "float32") == []
+    assert len(peer_outputs(peer_of("bfloat16"), call, graph, "bfloat16")) == 1
 
 
 def test_a_result_that_is_no_number_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,12 +196,13 @@ def test_the_table_has_a_row_for_each_architecture() -> None:
     page = table(
         [
             Result("bert", "agrees", "", 1e-7, 3.0),
-            Result("bert", "agrees", "", 1.1e-2, 3.0, precision="bfloat16", peer_error=1e-2),
+            Result("bert", "agrees", "", 1.1e-2, 3.0, precision="bfloat16", peer="OpenVINO", peer_error=1e-2),
             Result("llama", "refused", refusal),
             Result("llama", "refused", refusal, precision="bfloat16"),
         ]
     )
     assert "- float32: **1 of 2** (1 agrees, 1 refused)" in page
+    assert "the *peer's* on the same model, that of OpenVINO" in page
     assert "| bert | BertModel | encoder | agrees | 1.0e-07 |  | 1.1e-02 (1.10 x) | 1.0e-02 |  |  | 3 |  |" in page
     assert r"| llama | LlamaForCausalLM | decoder | **refused**: a \| b in y/z.py:3 |  |  |  |  |  |  |  |  |" in page
 
