@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from prefuse.tests.sample import VARIABLE, sample_number
+from prefuse.tests.translation_table import keep_translation_table
 
 if TYPE_CHECKING:
     from prefuse.tests.models.exports import Exports
@@ -34,24 +35,9 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_table_of_translations() -> None:
-    """torch makes the table anew at every export, from the sources of 500 functions: half the time that a small module takes."""
+    """Exports of modules that have torch share its table."""
     if "torch" in sys.modules:
-        _keep_table()
-
-
-@cache
-def _keep_table() -> None:
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    made = cache(ONNXRegistry.from_torchlib)
-
-    def copied(**options: int) -> ONNXRegistry:
-        table, kept = ONNXRegistry(), made(**options)
-        table._opset_version = kept._opset_version
-        table.functions = {target: list(functions) for target, functions in kept.functions.items()}
-        return table
-
-    ONNXRegistry.from_torchlib = staticmethod(copied)  # type: ignore[assignment,method-assign]
+        keep_translation_table()
 
 
 @pytest.fixture(scope="session")
