@@ -10,7 +10,7 @@ from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..codegen.builder import Index
 from ..cost.estimate import Estimate, with_bytes
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..cost.pointwise import LoopBody, operator_body, scalar_steps
 from ..expressions.pointwise import POINTWISE
 from ..groups.group import Group
@@ -64,7 +64,7 @@ def _estimate(merged: Group, target: Target) -> Estimate:
     else:
         cycles = rows * (scalar_steps(inner, machine.lanes) * body.cycles(machine) + (_ROW_CYCLES if rows > 1 else 0.0))
     work = prod(shape) * pointwise_cost(merged)
-    return with_bytes(Estimate(cycles + beside, work, unit="vector", is_parallel=work >= PARALLEL_MIN_WORK), merged)
+    return with_bytes(Estimate(cycles + beside, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), merged)
 
 
 def _build(group: Group, target: Target) -> BuiltKernel:

@@ -15,7 +15,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major
 from ..cost.estimate import Estimate, with_bytes
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..cost.movement import arrival_cycles, chosen_elements_cycles, chosen_rows_cycles
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Candidate, Refusal
@@ -53,7 +53,7 @@ def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
     else:
         cycles = chosen_rows_cycles(rows, length, machine.lanes, before + after, machine)
     cycles += arrival_cycles(rows, data.size_bytes, machine)
-    is_parallel = 4 * elements >= PARALLEL_MIN_WORK
+    is_parallel = 4 * elements >= parallel_work(target.machine)
     return with_bytes(Estimate(cycles, elements * pointwise_cost(group), unit="vector", is_parallel=is_parallel), group)
 
 

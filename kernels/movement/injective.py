@@ -17,7 +17,7 @@ from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..codegen.builder import row_major
 from ..cost.estimate import Estimate, with_bytes
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..groups.group import Group, Op, literal_ints
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, new_builder, pointwise_cost, result_machine
@@ -66,7 +66,7 @@ def _estimate(group: Group, anchor: Op, regions: Regions, target: Target) -> Est
         output = result if result in group.outputs else group.outputs[0]
         cycles += regions_cycles(group, builder, anchor, output, parts, machine, body)
     work = sum(group.types[name].elements for name in group.outputs)
-    estimate = with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= PARALLEL_MIN_WORK), group)
+    estimate = with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
     if anchor.op_type != "Slice":
         return estimate
     return replace(estimate, streamed_bytes=min(estimate.streamed_bytes, 2 * group.types[anchor.outputs[0]].size_bytes))

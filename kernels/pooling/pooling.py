@@ -21,7 +21,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..convolution.window import Window, read_window
 from ..cost.estimate import Estimate, with_bytes
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..cost.pointwise import LoopBody
 from ..cost.pooling import pooling_cycles
 from ..cost.rows import MAX_INSTRUCTIONS
@@ -62,7 +62,7 @@ def _estimate(group: Group, anchor: Op, window: Window, work: int, target: Targe
     lines = prod(kind.shape[:2]) * prod(outer) * -(-columns // max(run, 1))
     shape = window.kernel, window.strides[-1], window.dilations[-1], run
     cycles = pooling_cycles(lines, *shape, _MAX_PHASES, pooling_bodies(group, anchor, machine), machine)
-    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= PARALLEL_MIN_WORK), group)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
 
 
 def pooling_bodies(group: Group, anchor: Op, machine: Machine) -> tuple[LoopBody, LoopBody, LoopBody]:

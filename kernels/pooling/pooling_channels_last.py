@@ -16,7 +16,7 @@ from ..codegen.builder import Expr, Index, KernelBuilder
 from ..convolution.channels_last_form import ChannelsLast, channels_last_form
 from ..convolution.window import Window, clipped_taps, read_window
 from ..cost.estimate import Estimate, with_bytes
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..cost.movement import copied_cycles
 from ..cost.pointwise import LoopBody
 from ..cost.pooling import channels_last_pooling_cycles
@@ -56,7 +56,7 @@ def _estimate(group: Group, form: ChannelsLast, window: Window, work: int, targe
     positions, taps = images * prod(window.outputs), prod(window.kernel)
     cycles = channels_last_pooling_cycles(positions, channels, taps, bodies, machine, is_counted=is_counted)
     copied = sum(copied_cycles(one.shape, one.places[-1][1], machine.lanes, LoopBody(stores=1), machine) for one in form.pieces)
-    estimate = Estimate(cycles + copied, work, unit="vector", is_parallel=work >= PARALLEL_MIN_WORK)
+    estimate = Estimate(cycles + copied, work, unit="vector", is_parallel=work >= parallel_work(target.machine))
     return with_bytes(estimate, group)
 
 

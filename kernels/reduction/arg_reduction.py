@@ -10,7 +10,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index
 from ..cost.estimate import Estimate, with_bytes
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..cost.operations import operations_of
 from ..cost.pointwise import LoopBody
 from ..cost.reduction import search_cycles
@@ -45,7 +45,7 @@ def _estimate(group: Group, anchor: Op, target: Target, work: int) -> Estimate:
     before, _ = anchor_bodies(group, anchor, machine)
     one = counted_reduction(group, anchor, (_axis_of(anchor, operand.shape or (1,)),), machine)
     cycles = search_cycles(one, _COMPARED + before, machine)
-    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= PARALLEL_MIN_WORK), group)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
 
 
 def _axis_of(anchor: Op, shape: tuple[int, ...]) -> int:

@@ -18,7 +18,7 @@ from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major
 from ..cost.estimate import Estimate, with_bytes
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..cost.operations import operations_of
 from ..cost.pointwise import LoopBody, pointwise_body, vector_steps
 from ..cost.rows import normalization_passes, row_cycles, softmax_passes
@@ -79,7 +79,7 @@ def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
         steps, blocks = rows.length * slots // lanes, elements / max(side * rows.length, 1) * ceil(side / slots)
     settled = _settled(group, anchor, machine).cycles(machine) * (1 if rows.rowwise else slots // lanes)
     cycles = blocks * (row_cycles(passes, steps, slots, machine, is_across=not rows.rowwise) + settled)
-    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= PARALLEL_MIN_WORK), group)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
 
 
 def _settled(group: Group, anchor: Op, machine: Machine) -> LoopBody:

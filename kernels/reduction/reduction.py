@@ -13,7 +13,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..cost.estimate import Estimate, with_bytes
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..cost.operations import operations_of
 from ..cost.pointwise import LoopBody, pointwise_body
 from ..cost.reduction import reduction_cycles
@@ -107,7 +107,7 @@ def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
     if anchor.op_type in ("ReduceLogSum", "ReduceLogSumExp"):
         after += pointwise_body(group, [Op("Log", anchor.inputs, anchor.outputs)], machine)
     cycles = reduction_cycles(one, passes, after, machine)
-    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= PARALLEL_MIN_WORK), group)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
 
 
 def build(group: Group, target: Target, emit: EmitResults | None = None) -> BuiltKernel | Refusal:

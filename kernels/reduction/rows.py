@@ -17,7 +17,7 @@ from ...runtime.hardware.machine import Machine
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major, share
 from ..cost.estimate import Estimate, with_bytes
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..cost.pointwise import LoopBody, operator_body, pointwise_body, vector_steps
 from ..cost.rows import MAX_INSTRUCTIONS, RowPass, row_cycles
 from ..expressions import math
@@ -49,7 +49,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         needs = f"{form.length} elements need {form.scratch_bytes // 1024} KiB of scratch"
         return Refusal(f"rows of {needs}, more than the {SCRATCH_BYTES // 1024} KiB that a thread keeps in cache")
     work = prod(form.outer) * form.length * (pointwise_cost(form.group) + 2 * len(form.folds))
-    estimate = Estimate(row_form_cycles(form, target), work, unit="vector", is_parallel=work >= PARALLEL_MIN_WORK)
+    estimate = Estimate(row_form_cycles(form, target), work, unit="vector", is_parallel=work >= parallel_work(target.machine))
     return Candidate(with_bytes(estimate, group), partial(_build, group, form, target, work))
 
 

@@ -11,7 +11,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Expr
 from ..cost.estimate import Estimate, with_bytes
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..cost.pointwise import LoopBody
 from ..cost.reduction import scan_cycles
 from ..expressions import math
@@ -44,7 +44,7 @@ def _estimate(group: Group, shape: tuple[int, ...], axis: int, target: Target) -
     machine = machine_of(target, accumulator_type(kind.dtype))
     _, columns = block_slots(machine.lanes, prod(shape[axis + 1 :]))
     cycles = scan_cycles(shape, axis, columns, LoopBody(1, loads=1, stores=1), machine)
-    is_parallel = kind.elements >= PARALLEL_MIN_WORK
+    is_parallel = kind.elements >= parallel_work(target.machine)
     return with_bytes(Estimate(cycles, kind.elements, unit="vector", is_parallel=is_parallel), group)
 
 

@@ -19,7 +19,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..cost.estimate import Estimate, with_bytes
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..cost.movement import resized_cycles
 from ..groups.group import Group, Op
 from ..movement.injective import as_bits, row_strides
@@ -65,7 +65,7 @@ def _copy_estimate(group: Group, anchor: Op, region: Region, target: Target) -> 
     _, after = anchor_bodies(group, anchor, machine)
     cycles = regions_cycles(group, new_builder(target), anchor, group.outputs[0], [region], machine, after)
     work = group.types[anchor.outputs[0]].elements
-    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= PARALLEL_MIN_WORK), group)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
 
 
 def _estimate(group: Group, resize: _Resize, target: Target) -> Estimate:
@@ -76,7 +76,7 @@ def _estimate(group: Group, resize: _Resize, target: Target) -> Estimate:
     rows = prod(d.outputs for d in outer)
     cycles = resized_cycles(rows, last.outputs, last.inputs, (mixing, along), before + after, machine)
     work = prod(d.outputs for d in resize.dimensions) * max(mixing * max(along, 1), 1)
-    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=resize.work >= PARALLEL_MIN_WORK), group)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=resize.work >= parallel_work(target.machine)), group)
 
 
 def _build_copy(group: Group, anchor: Op, region: Region, target: Target) -> BuiltKernel:
