@@ -73,6 +73,7 @@ class Settings:
     engines: tuple[str, ...]
     threads: int = 2
     small: bool = False
+    batch: int = 1
     seconds: float = 3.0
 
 
@@ -80,7 +81,7 @@ def measure(model: str, settings: Settings, progress: Callable[[str], None]) -> 
     """Every engine on one model, in the order of `settings.engines`; `progress` is told what is being done."""
     with TemporaryDirectory(prefix="prefuse-benchmark-") as folder:
         progress("export and float64 reference")
-        task, exact = make_task(model, settings.small, settings.threads, Path(folder))
+        task, exact = make_task(model, settings.small, settings.batch, settings.threads, Path(folder))
         results: dict[str, Result] = {}
         workers: dict[str, Worker] = {}
         for engine in settings.engines:

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from prefuse.examples.models import MODELS, export_onnx
+from prefuse.examples.models import export_onnx
 
 from .engines.engine import Outputs, Task
+from .nets import build
 
 
-def make_task(model: str, small: bool, threads: int, folder: Path) -> tuple[Task, list[np.ndarray]]:
+def make_task(model: str, small: bool, batch: int, threads: int, folder: Path) -> tuple[Task, list[np.ndarray]]:
     """Build a model, write it to `folder` as ONNX with its weights beside it, and compute its outputs in float64."""
-    module, inputs = MODELS[model].build(small)
-    path = folder / f"{model}.onnx"
+    module, inputs = build(model, small, batch)
+    path = folder / f"{model.replace('/', '-')}.onnx"
     names = export_onnx(module, inputs, path)
     arrays = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
     outputs = module.double()(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
     exact = outputs if isinstance(outputs, tuple) else (outputs,)
-    return Task(model, small, path, arrays, threads), [tensor.numpy() for tensor in exact]
+    return Task(model, small, batch, path, arrays, threads), [tensor.numpy() for tensor in exact]
 
 
 def worst_error(outputs: Outputs, exact: Sequence[np.ndarray]) -> float:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
 from ..runtime.staged.staged_model import StagedModel
+from ..runtime.user_folder import user_folder
 from .frontend.pytree import is_tensor
 from .programs.builder import Builder, CompileModel, Progress
-from .programs.cache import ProgramCache, default_folder
+from .programs.cache import ProgramCache
 from .programs.digest import model_digest
 from .programs.file_memory import FileMemory
 from .programs.options import Options, parse_options
@@ -157,7 +158,7 @@ def open_cache(option: bool | str | os.PathLike[str]) -> ProgramCache | None:
     if option is False:
         return None
     if option is True:
-        return _cache_at(Path(os.environ.get("PREFUSE_CACHE") or default_folder()))
+        return _cache_at(user_folder())
     if not isinstance(option, (str, os.PathLike)):
         raise OptionError("cache", f"{option!r} is neither a folder nor True or False", "give the path of a folder")
     return _cache_at(Path(option))

@@ -24,17 +24,15 @@ from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import computing_names, inline_function, is_fused, original_names
-from .ir.residual_branches import convolutions_on_branches
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
-from .lowering.grouping import lone_groups
-from .lowering.groups import group_of
+from .lowering.groups import GroupReader
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
-from .lowering.product_chains import precise_products
 from .lowering.program import build_library
 from .lowering.short_programs import without_small_regions
 from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
+from .pipeline.grouping import lone_groups
 from .pipeline.pass_table import PASSES, named_pipeline
 from .prediction.launches import predicted_us
 from .programs.options import Options
@@ -116,9 +114,7 @@ class _Lowering:
     def __init__(self, model: ir.Model, target: Target, precision: Precision, configurations: Configurations) -> None:
         self.model = model
         self.target = target
-        self.precision = precision
-        self.precise = precise_products(model, target, precision)
-        self.on_branches = convolutions_on_branches(model)
+        self.reader = GroupReader(model, target, precision)
         self.configurations = configurations
         self.kernels: dict[str, tuple[str, BuiltKernel, dict[int, str]] | str] = {}
         self.groups: dict[ir.Node, LoweredGroup] = {}
@@ -135,8 +131,7 @@ class _Lowering:
     def lower_node(self, node: ir.Node) -> tuple[ir.Node, ...]:
         """Find the kernel of a node, or else the nodes that it becomes."""
         try:
-            precision = self.precise.get(node, self.precision)
-            group = replace(group_of(self.model, node), precision=precision, is_on_branch=node in self.on_branches)
+            group = self.reader.group_of(node)
         except UnsupportedModelError as refusal:  # of its shapes
             self.obstacles.append(f"{node.op_type} at {refusal.where} ({refusal.what})")
             return ()

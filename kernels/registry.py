@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from math import inf
 
 from ..runtime.target import Target
 from .attention import attention, linear_attention
@@ -37,6 +38,7 @@ from .template.contract import BuiltKernel, Candidate, Planner, Refusal, Templat
 from .template.values import anchors_of, has_epilogue_only, has_prologue_and_epilogue_only, read_narrow
 
 _MAX_ELEMENTS = 2**31 - 1
+_MOST_TIMES = 3.0  # the least time predicted, beyond which a candidate is not measured
 # Templates that take operands of any storage in the table of formats; all others take those that their types alone describe.
 _READ_FORMATS = frozenset(
     ["matmul", "matmul_tiles", "convolution", "convolution_channels_last", "transposed_convolution_channels_last"]
@@ -49,18 +51,18 @@ def _channels_last(name: str, plan: Planner, anchors: Set[str]) -> Template:
 
 
 TEMPLATES: tuple[Template, ...] = (
-    Template("elementwise", at_floors(elementwise.build)),
-    Template("injective", at_floors(injective.build), injective.OPERATORS, has_prologue=True),
+    Template("elementwise", elementwise.plan),
+    Template("injective", injective.plan, injective.OPERATORS, has_prologue=True),
     Template("trilu", at_floors(trilu.build), trilu.OPERATORS),
-    Template("gather", at_floors(gather.build), gather.OPERATORS, has_prologue=True),
-    Template("scan", at_floors(scan.build), scan.OPERATORS),
-    Template("reduction", at_floors(reduction.build), reduction.OPERATORS, has_prologue=True),
-    Template("arg_reduction", at_floors(arg_reduction.build), arg_reduction.OPERATORS),
-    Template("normalization", at_floors(normalization.build), normalization.OPERATORS, has_prologue=True),
-    Template("rows", at_floors(rows.build), rows.OPERATORS, has_surroundings=True),
-    Template("pooling", at_floors(pooling.build), pooling.OPERATORS, has_prologue=True, reads_narrow=True),
+    Template("gather", gather.plan, gather.OPERATORS, has_prologue=True),
+    Template("scan", scan.plan, scan.OPERATORS),
+    Template("reduction", reduction.plan, reduction.OPERATORS, has_prologue=True),
+    Template("arg_reduction", arg_reduction.plan, arg_reduction.OPERATORS),
+    Template("normalization", normalization.plan, normalization.OPERATORS, has_prologue=True),
+    Template("rows", rows.plan, rows.OPERATORS, has_surroundings=True),
+    Template("pooling", pooling.plan, pooling.OPERATORS, has_prologue=True, reads_narrow=True),
     Template("grid_sample", at_floors(grid_sample.build), grid_sample.OPERATORS),
-    Template("resize", at_floors(resize.build), resize.OPERATORS),
+    Template("resize", resize.plan, resize.OPERATORS),
     Template("pooling_indices", at_floors(pooling_indices.build), pooling_indices.OPERATORS),
     Template("regions", at_floors(regions.build), regions.OPERATORS),
     Template("col2im", at_floors(col2im.build), col2im.OPERATORS),
@@ -80,7 +82,7 @@ TEMPLATES: tuple[Template, ...] = (
     _channels_last("strassen_convolution", strassen_convolution.plan, {"Conv"}),
     _channels_last("convolution_channels_last", convolution_channels_last.plan, {"Conv"}),
     _channels_last("transposed_convolution_channels_last", transposed_convolution_channels_last.plan, {"ConvTranspose"}),
-    _channels_last("pooling_channels_last", at_floors(pooling_channels_last.build), pooling.OPERATORS),
+    _channels_last("pooling_channels_last", pooling_channels_last.plan, pooling.OPERATORS),
     Template("convolution", convolution.plan, frozenset(["Conv", "ConvTranspose"]), has_prologue=True, reads_narrow=True),
     Template("recurrent", recurrent.plan, recurrent.OPERATORS, reads_narrow=True),
     Template("linear_attention", at_floors(linear_attention.build), linear_attention.OPERATORS),
@@ -110,8 +112,6 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
 
     What the group's configuration asks for and cannot have is in the kernel's `ignored`.
     """
-    if reason := _obstacle(group):
-        return (("all", reason),)
     ranked, refused = candidates(group, target)
     for name, candidate in ranked:
         built = _emit(candidate, target)
@@ -129,6 +129,8 @@ def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]
     The one that the configuration names comes first, then those of the fewest cycles, and last those whose cycles are floors
     alone; the order of the list breaks ties, and decides on GPUs, whose costs are not estimated.
     """
+    if reason := _obstacle(group):
+        return [], {"all": reason}
     planned = {template.name: _plan(template, group, target) for template in _templates_for(group, target)}
     found = [(name, one) for name, one in planned.items() if isinstance(one, Candidate)]
     refused = {name: one.reason for name, one in planned.items() if isinstance(one, Refusal)}
@@ -145,14 +147,19 @@ def _dearer(one: Candidate, taken: Candidate, target: Target) -> str:
     return f"would take {cycles:.0f} cycles, and what was taken {fewest:.0f}"
 
 
-def rival_templates(group: Group, target: Target) -> tuple[str, ...]:
-    """All templates that take the group, those that a configuration must name included, in the order of the list."""
-    if _obstacle(group):
-        return ()
-    named = {t: replace(group, configuration={TEMPLATE: t.name}) for t in _templates_for(group, target)}
-    planned = {t.name: _plan(t, wished, target) for t, wished in named.items()}
-    found = {name: one for name, one in planned.items() if isinstance(one, Candidate)}
-    return tuple(name for name, one in found.items() if isinstance(_emit(one, target), BuiltKernel))
+def measurable_templates(group: Group, target: Target) -> tuple[str, ...]:
+    """The candidates that are worth measuring, in their order: those whose prediction is at most `_MOST_TIMES` the least.
+
+    So are those whose cycles are floors alone, of which that is not known, and all on GPUs.
+    """
+    ranked, _ = candidates(replace(group, configuration={}), target)
+    found = {name: one for name, one in ranked if isinstance(_emit(one, target), BuiltKernel)}
+    if target.is_gpu:
+        return tuple(found)
+    estimates = {name: one.estimate for name, one in found.items()}
+    times = {name: one.wall_cycles(target.machine) for name, one in estimates.items()}
+    most = _MOST_TIMES * min((time for name, time in times.items() if not estimates[name].is_floor), default=inf)
+    return tuple(name for name in found if estimates[name].is_floor or times[name] <= most)
 
 
 def _obstacle(group: Group) -> str:
@@ -211,4 +218,4 @@ def _ignored(configuration: Configuration, built: BuiltKernel, refused: Mapping[
     return ignored({name: option for name, option in configuration.items() if name != TEMPLATE}, built.choices)
 
 
-__all__ = ["TEMPLATES", "Refusal", "build_kernel", "candidates", "rival_templates"]
+__all__ = ["TEMPLATES", "Refusal", "build_kernel", "candidates", "measurable_templates"]

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from .errors import OptionError
+from .fit_file import find_fit
 from .hardware import machine as machines
 from .hardware import tile_state
 from .hardware.machine import Machine
@@ -58,8 +59,8 @@ class Target:
         """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avx512", "cpu:avx512bf16" or "cpu:amx", optionally with
         ",threads=N" and ",machine=zen4"; or "cuda" (the first GPU of this machine), "cuda:sm_90", "rocm:gfx942" and the like.
 
-        "cpu" alone is for this very processor; with a level, programs are for any that has it, and costs are those of a generic
-        core unless a machine is named.
+        "cpu" alone is for this very processor, with the numbers that `prefuse doctor --fit` measured where it did; with a level,
+        programs are for any that has it, and costs are those of a generic core unless a machine is named.
 
         Raises:
             OptionError: the text names no target, or the machine has none of the levels.
@@ -81,7 +82,7 @@ class Target:
         found = level or best_cpu_level()
         core = machines.row(named or _generic_of(found), _lanes_of(found))
         if not level and named is None:
-            core = machines.host_machine(host_cpu_model(), _lanes_of(found))
+            core = _host_core(_lanes_of(found))
         return cls(kind, found, threads or len(os.sched_getaffinity(0)), core)
 
     @classmethod
@@ -112,8 +113,10 @@ class Target:
 
     @property
     def is_host(self) -> bool:
-        """Whether costs are those of this very processor, so that what was measured on it may stand for what is assumed."""
-        return not self.is_gpu and self.machine == machines.host_machine(host_cpu_model(), _lanes_of(self.level))
+        """Whether costs are those of this very processor, so that what was measured on it may stand for what is assumed; whether
+        the numbers that a fit replaces are those of its row, or of a fit, is no difference."""
+        row = machines.host_machine(host_cpu_model(), _lanes_of(self.level))
+        return not self.is_gpu and self.machine.fitted(row.as_fit()) == row
 
     def has(self, flag: str) -> bool:
         """Whether kernels for this target may use a CPU feature, by its name in /proc/cpuinfo, or what computes the same."""
@@ -160,6 +163,13 @@ class Target:
         A program for a GPU can be read anywhere: its device says at the first call whether it can run.
         """
         return tuple(flag for flag in _REQUIRED.get(self.level, ()) if flag not in host_cpu_flags())
+
+
+def _host_core(lanes: int) -> Machine:
+    """The row of this machine's processor, with what was measured of it."""
+    model = host_cpu_model()
+    row, fit = machines.host_machine(model, lanes), find_fit(model, lanes)
+    return row if fit is None else row.fitted(fit.numbers)
 
 
 def _generic_of(level: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import pytest
 from prefuse.tests.sample import VARIABLE, sample_number
+from prefuse.tests.translation_table import keep_translation_table
 
 if TYPE_CHECKING:
     from prefuse.tests.models.exports import Exports
@@ -23,26 +25,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"The sample of the long suites was {VARIABLE}={sample_number()}, which runs it again.")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Choices are those of the rows of processors and of the shipped table, not of what this user measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFUSE_CACHE", str(tmp_path_factory.getbasetemp() / "user"))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_table_of_translations() -> None:
-    """torch makes the table anew at every export, from the sources of 500 functions: half the time that a small module takes."""
+    """Exports of modules that have torch share its table."""
     if "torch" in sys.modules:
-        _keep_table()
-
-
-@cache
-def _keep_table() -> None:
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    made = cache(ONNXRegistry.from_torchlib)
-
-    def copied(**options: int) -> ONNXRegistry:
-        table, kept = ONNXRegistry(), made(**options)
-        table._opset_version = kept._opset_version
-        table.functions = {target: list(functions) for target, functions in kept.functions.items()}
-        return table
-
-    ONNXRegistry.from_torchlib = staticmethod(copied)  # type: ignore[assignment,method-assign]
+        keep_translation_table()
 
 
 @pytest.fixture(scope="session")

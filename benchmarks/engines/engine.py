@@ -16,10 +16,11 @@ Run = Callable[[], Outputs]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A model to run. It is the same for all engines: as an ONNX file, or rebuilt from its name where torch runs it."""
+    """A model to run. It is the same for all engines: as an ONNX file, or rebuilt by `nets.build` where torch runs it."""
 
     model: str
     small: bool
+    batch: int
     onnx_path: Path
     inputs: dict[str, np.ndarray]
     threads: int

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import torch
-from prefuse.examples.models import MODELS
 from torch import nn
 from torch._inductor import config as inductor
 
+from ..nets import build
 from .engine import Outputs, Run, Task
 from .torch_eager import runner
 
 
 def prepare(task: Task) -> Run:
     """See `Engine`."""
-    module, _ = MODELS[task.model].build(task.small)
+    module, _ = build(task.model, task.small, task.batch)
     compiled = torch.compile(module)
     assert isinstance(compiled, nn.Module)
     return runner(compiled, task)

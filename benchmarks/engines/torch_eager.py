@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-from prefuse.examples.models import MODELS
 from torch import nn
 
+from ..nets import build
 from .engine import Outputs, Run, Task
 
 
 def prepare(task: Task) -> Run:
     """See `Engine`."""
-    module, _ = MODELS[task.model].build(task.small)
+    module, _ = build(task.model, task.small, task.batch)
     return runner(module, task)
 
 

@@ -1,4 +1,4 @@
-"""`prefuse doctor`: what this machine has for us."""
+"""`prefuse doctor`: what this machine has for us, and what its processor does in a cycle."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
+from rich.table import Table
 
 from ...runtime.errors import OptionError
+from ...runtime.fit_file import Fit, default_fit_file, find_fit, forget_fit, keep_fit
 from ...runtime.hardware import tile_state
-from ...runtime.target import best_cpu_level, host_cpu_flags
+from ...runtime.hardware.machine import Machine, host_machine
+from ...runtime.target import Target, best_cpu_level, host_cpu_flags, host_cpu_model
 from ..api import open_cache
+from ..pipeline.progress import ConsoleProgress
 from .common import JSON, show, table
 
 _PACKAGES = {
@@ -48,18 +52,70 @@ class Finding:
 
 
 @click.command("doctor")
+@click.option("--fit", is_flag=True, help="Measure this machine's processor for some ten seconds, and estimate costs by that.")
+@click.option("--forget", is_flag=True, help="Forget what --fit measured of this machine's processor.")
 @JSON
-def command(as_json: bool) -> None:
+def command(fit: bool, forget: bool, as_json: bool) -> None:
     """Say what this machine can run, and what to install. Exits with status 1 if it cannot run prefuse at all."""
+    if fit and forget:
+        raise OptionError("--forget", "is given beside --fit", "give one of them")
+    if fit:
+        _measure()
+    if forget:
+        forget_fit(host_cpu_model(), Target.parse("cpu").vector_lanes)
     machine = _machine()
     sections = {"Machine": machine, "GPUs": _gpus(), "Toolchains": _tools(), "Packages": _packages()}
     tables = [
         table(title, ("what", "found"), [(one.subject, one.found or f"none ({one.advice})") for one in findings])
         for title, findings in sections.items()
     ]
-    show(as_json, {title.lower(): [asdict(one) for one in findings] for title, findings in sections.items()}, *tables)
+    data = {title.lower(): [asdict(one) for one in findings] for title, findings in sections.items()}
+    show(as_json, {**data, "fit": _fit_data()}, *tables, *_fit_parts())
     required = [*machine, *sections["Packages"][:3]]
     sys.exit(0 if all(one.found for one in required if one.advice) else 1)
+
+
+def _measure() -> None:
+    """Measure this machine's processor and keep the numbers, for all later compilations."""
+    from ..lowering.machine_fit import fit_host  # which imports tvm
+
+    target = Target.parse("cpu")
+    keep_fit(fit_host(target, ConsoleProgress()), host_cpu_model(), target.vector_lanes)
+
+
+def _fit() -> tuple[Machine, Fit | None] | None:
+    """The row of this machine's processor and its fit; nothing where the machine cannot run prefuse."""
+    try:
+        lanes = Target.parse("cpu").vector_lanes
+    except OptionError:
+        return None
+    return host_machine(host_cpu_model(), lanes), find_fit(host_cpu_model(), lanes)
+
+
+def _fit_data() -> dict[str, object] | None:
+    """The row and the fit in use as JSON values; nothing where there is no row."""
+    if (found := _fit()) is None:
+        return None
+    row, fit = found
+    return {"core": row.name, "row": row.as_fit(), "file": str(default_fit_file()), "in_use": fit and asdict(fit)}
+
+
+def _fit_parts() -> list[str | Table]:
+    """The numbers that costs are estimated by beside those of the row."""
+    if (found := _fit()) is None:
+        return []
+    row, fit = found
+    if fit is None:
+        return [f"Costs are estimated by the row of {row.name}; prefuse doctor --fit measures what this machine does."]
+    rows = [
+        (name, f"{number:g}", f"{fit.numbers[name]:g}", f"{fit.spread[name]:.1%}" if name in fit.spread else "")
+        if name in fit.numbers
+        else (name, f"{number:g}", "", "")
+        for name, number in row.as_fit().items()
+    ]
+    refused = [f"{name} is that of the row: {reason}" for name, reason in fit.refused.items()]
+    title = f"Costs are estimated by what was measured on {fit.measured}"
+    return [table(title, ("number", f"row of {row.name}", "measured", "spread"), rows), *refused]
 
 
 def _machine() -> list[Finding]:

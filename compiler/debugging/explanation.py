@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..lowering.grouping import Rejections, lone_groups
+from ..lowering.chooser import KernelEstimate, estimates_of
+from ..pipeline.grouping import Rejections, lone_groups
 from .compilation import Compilation
 from .history import Event, Life, NodeState
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What is left of a node at the end: its group (itself where it is alone), and the kernel; no template: it needs none."""
+    """What is left of a node at the end: its group (itself where it is alone), and the kernel; no template: it needs none.
+
+    `estimates` are of the kernel and of those that would have computed the group, too.
+    """
 
     operator: str
     members: tuple[str, ...]
     outputs: tuple[str, ...]
     template: str
+    estimates: tuple[KernelEstimate, ...]
     refused: tuple[tuple[str, str], ...]
     alone: tuple[str, ...]
 
@@ -29,8 +34,19 @@ class Placement:
             yield f"kernel template {self.template}"
         else:
             yield "no kernel: its result is part of another value's bytes, or empty"
-        yield from (f"not {template}: {reason}" for template, reason in self.refused)
+        if self.estimates:
+            yield f"  {'predicted':28}{'us':>10}{'cycles':>14}{'bytes':>12}{'operations':>14}  unit"
+            yield from (f"  {_row(one)}" for one in self.estimates)
+        known = {one.template for one in self.estimates}
+        yield from (f"not {template}: {reason}" for template, reason in self.refused if template not in known)
         yield from (f"alone: {reason}" for reason in self.alone)
+
+
+def _row(one: KernelEstimate) -> str:
+    """The numbers of an estimate, under their heads."""
+    least = " at least" if one.is_floor else ""
+    numbers = f"{one.time_us:10.1f}{one.cycles:14.0f}{one.bytes_moved:12}{one.operations:14}"
+    return f"{one.template:28}{numbers}  {one.unit}{least}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +99,9 @@ def removal_of(life: Life) -> str:
 
 def _placement(compilation: Compilation, node: NodeState, alone: dict[str, tuple[str, ...]]) -> Placement:
     item = compilation.group_of(node)
-    template, refused = ("", ()) if item is None else (item.kernel.template, item.kernel.refused)
-    return Placement(node.operator, node.members, node.outputs, template, refused, alone.get(node.name, ()))
+    alone_for = alone.get(node.name, ())
+    if item is None:
+        return Placement(node.operator, node.members, node.outputs, "", (), (), alone_for)
+    kernel, found = item.kernel, estimates_of(item.group, compilation.context.target)
+    known = tuple(one for one in found if one.template == kernel.template or not one.is_floor)  # floors are no comparison
+    return Placement(node.operator, node.members, node.outputs, kernel.template, known, kernel.refused, alone_for)

@@ -13,7 +13,7 @@ from ...runtime.errors import InputError
 from ..ir.kinds import Kind, kind_of
 from ..ir.names import operator_name
 from ..ir.scopes import read_values
-from ..lowering.grouping import Rejections, anchor_name, anchor_of, members_of
+from ..pipeline.grouping import Rejections, anchor_name, anchor_of, members_of
 from .compilation import Compilation
 from .explanation import removal_of
 from .history import Life

@@ -18,7 +18,6 @@ from .contrib.rewrite import refusal_of
 _REFUSED = {
     "ai.onnx.ml.CastMap": "maps are no tensors",
     "ai.onnx.ml.DictVectorizer": "maps are no tensors",
-    "ai.onnx.ml.SVMClassifier": "the specification does not say how its votes become scores",
     "ai.onnx.ml.ZipMap": "maps are no tensors; export the model without it",
     "ai.onnx.preview.training.Gradient": "export the gradient's own operators: only the exporter knows what it differentiates",
 }

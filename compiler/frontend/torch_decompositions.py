@@ -1,4 +1,4 @@
-"""Calls of which torch's exporter leaves out an argument without a word, taken apart before it sees them."""
+"""Calls that torch's exporter would misread or cannot take as they are, written in others before it sees them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,23 @@ def without_misread_calls(program: torch.export.ExportedProgram) -> torch.export
     chosen = {target: _with_divisor(target, pools[target]) if target in pools else table[target] for target in found}
     decomposed: torch.export.ExportedProgram = program.run_decompositions(chosen)
     return decomposed
+
+
+def with_views_of_copies(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program whose views are of contiguous copies, so that they hold whatever strides the exporter gives what they view.
+
+    It takes operators apart after the trace, and the result of the parts may have other strides than that of the whole: attention
+    under a mask whose heads are its last dimension in memory, as in T5 and Swin. In ONNX a copy is nothing and a view a Reshape.
+    """
+    import torch
+
+    def view_of_copy(x: torch.Tensor, size: list[int]) -> torch.Tensor:
+        copy = torch.ops.aten.clone.default(x, memory_format=torch.contiguous_format)
+        viewed: torch.Tensor = torch.ops.aten._unsafe_view.default(copy, size)
+        return viewed
+
+    copied: torch.export.ExportedProgram = program.run_decompositions({torch.ops.aten.view.default: view_of_copy})
+    return copied
 
 
 def _arguments(node: torch.fx.Node) -> dict[str, Any]:

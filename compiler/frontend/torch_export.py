@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ...runtime.errors import CompileError, InputError, UnsupportedModelError
 from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
-from .torch_decompositions import without_misread_calls
+from .torch_decompositions import with_views_of_copies, without_misread_calls
 from .torch_operators import translations
 
 if TYPE_CHECKING:
@@ -95,10 +95,26 @@ def _trace(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> torch.
 
 
 def _translate(program: torch.export.ExportedProgram, input_names: Sequence[str] | None = None) -> ir.Model:
-    import torch
-
     try:
         program = without_misread_calls(program)
+        exported = _exported(program, input_names)
+    except Exception as error:  # torch's errors of this step are private
+        missing = _operators_without_translation(program)
+        if missing:
+            raise UnsupportedModelError(
+                missing[0][0] if len(missing) == 1 else f"{len(missing)} operators",
+                "no ONNX form of " + "; ".join(f"{name} ({where})" for where, name in missing),
+                "replace them in the module",
+            ) from error
+        raise _untranslated(error) from error
+    return exported.model.clone()  # the exporter leaves uses by branches that it has dropped
+
+
+def _exported(program: torch.export.ExportedProgram, input_names: Sequence[str] | None) -> torch.onnx.ONNXProgram:
+    """What torch's exporter makes of a program; where it stops at a view, of the program whose views are of copies."""
+    import torch
+
+    def export(program: torch.export.ExportedProgram) -> torch.onnx.ONNXProgram:
         exported = torch.onnx.export(
             program,
             (),
@@ -109,31 +125,42 @@ def _translate(program: torch.export.ExportedProgram, input_names: Sequence[str]
             verbose=False,
             external_data=False,
         )
+        assert exported is not None
+        return exported
+
+    try:
+        return export(program)
     except Exception as error:  # torch's errors of this step are private
-        missing = _operators_without_translation(program)
-        if missing:
-            raise UnsupportedModelError(
-                missing[0][0] if len(missing) == 1 else f"{len(missing)} operators",
-                "no ONNX form of " + "; ".join(f"{name} ({where})" for where, name in missing),
-                "replace them in the module",
-            ) from error
-        raise _untranslated(error) from error
-    assert exported is not None
-    return exported.model.clone()  # the exporter leaves uses by branches that it has dropped
+        call = _failed_call(_causes(error))
+        if call is None or call.target is not torch.ops.aten.view.default:
+            raise
+    return export(with_views_of_copies(program))
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error and what it was raised from, the first cause last."""
+    causes = [error]
+    while cause := causes[-1].__cause__:
+        causes.append(cause)
+    return causes
+
+
+def _failed_call(causes: Sequence[BaseException]) -> torch.fx.Node | None:
+    """The call of an exported program that raised errors of torch's exporter; None if they come from none."""
+    import torch
+
+    frames = [frame for cause in causes for frame, _ in walk_tb(cause.__traceback__)]
+    calls = [node for frame in frames if isinstance(node := frame.f_locals.get("node"), torch.fx.Node)]  # private to torch
+    return calls[-1] if calls else None
 
 
 def _untranslated(error: BaseException) -> UnsupportedModelError:
     """What a failed translation means to the user: which call, where in the source, and why; what to do, if ours refused it."""
-    import torch
-
-    causes = [error]
-    while cause := causes[-1].__cause__:
-        causes.append(cause)
-    frames = [frame for cause in causes for frame, _ in walk_tb(cause.__traceback__)]
-    calls = [node for frame in frames if isinstance(node := frame.f_locals.get("node"), torch.fx.Node)]  # private to torch
+    causes = _causes(error)
+    call = _failed_call(causes)
     where, what = "torch.onnx", "the module"
-    if calls:
-        where, what = _source_line(str(calls[-1].meta.get("stack_trace", ""))) or calls[-1].name, str(calls[-1].target)
+    if call is not None:
+        where, what = _source_line(str(call.meta.get("stack_trace", ""))) or call.name, str(call.target)
     refusal = next((cause for cause in causes if isinstance(cause, UnsupportedModelError)), None)
     if refusal is not None:
         return UnsupportedModelError(where, f"no ONNX form of {what}: {refusal.what}", refusal.fix)

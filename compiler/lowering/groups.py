@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ...kernels.groups.group import Group, Op
+from ...runtime.precision import Precision
+from ...runtime.target import Target
 from ..ir.bounds import Bounded, bounded_of, trim_of
 from ..ir.constants import constant_tensor
 from ..ir.facts import tensor_type
 from ..ir.functions import body_of, is_fused
+from ..ir.residual_branches import convolutions_on_branches
+from .product_chains import precise_products
 
 _LITERAL_ELEMENTS = 64  # integer constants up to this size are parameters: axes, pads, permutations, steps
 
 _SHAPED_BY_FLOATS = frozenset(["Resize"])
+
+
+@dataclass(slots=True)
+class GroupReader:
+    """The groups of one graph's nodes, with what the whole graph, as it was when this was made, says of each.
+
+    Nodes that are new since then keep `precision`, and are on no branch.
+    """
+
+    model: ir.Model
+    target: Target
+    precision: Precision
+    precise: Mapping[ir.Node, Precision] = field(init=False)
+    on_branches: frozenset[ir.Node] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.precise = precise_products(self.model, self.target, self.precision)
+        self.on_branches = convolutions_on_branches(self.model)
+
+    def group_of(self, node: ir.Node) -> Group:
+        """The group of a node, with its precision and its place.
+
+        Raises:
+            InvalidModelError: a value has no static type.
+        """
+        precision = self.precise.get(node, self.precision)
+        return replace(group_of(self.model, node), precision=precision, is_on_branch=node in self.on_branches)
 
 
 def group_of(model: ir.Model, node: ir.Node) -> Group:

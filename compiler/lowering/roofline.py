@@ -21,8 +21,8 @@ from ...runtime.target import Target
 from .planning import ARENA, CALLER, CONSTANTS
 from .program import build_library
 
-_SUMS = 12  # accumulators a thread: more than the latency of an FMA times the number of FMA units
-_ROUNDS = 200_000  # multiply-adds on each of them: about a millisecond
+SUMS = 12  # accumulators a thread: more than the latency of an FMA times the number of FMA units
+ROUNDS = 200_000  # multiply-adds on each of them: about a millisecond
 _TILES = 6  # accumulator tiles; the other two tile registers are multiplied
 _TILE_ROUNDS = 10_000  # products added to each of them: about a third of a millisecond
 _RESULTS = ROWS * COLUMNS  # floats that a thread stores, at most
@@ -48,7 +48,7 @@ def measure_limits(target: Target) -> Limits:
     moved = plan.kernels[0].bytes_moved
     rates = {kernel.symbol: kernel.flops / time_ns * 1e9 for kernel, time_ns in zip(plan.kernels[1:], compute_ns, strict=True)}
     method = (
-        f"measured now on {target.threads} thread{'s' * (target.threads > 1)}: {_SUMS} vectors of multiply-adds in registers, "
+        f"measured now on {target.threads} thread{'s' * (target.threads > 1)}: {SUMS} vectors of multiply-adds in registers, "
         f"{f'products of tiles added to {_TILES}, ' * target.has_tiles}a copy of {4 * _ELEMENTS >> 20} MiB; "
         f"the best of {_RUNS} runs"
     )
@@ -64,9 +64,9 @@ def measure_limits(target: Target) -> Limits:
 @cache
 def _program(target: Target) -> CompiledModel:
     plan = _plan(target)
-    functions = {"copy": _copy(target), "multiply_add": _multiply_add(target, "float32", multiply_add_of(F32))}
+    functions = {"copy": _copy(target), "multiply_add": multiply_add_kernel(target, "float32", multiply_add_of(F32))}
     if BF16_DOT.runs_on(target):
-        functions["multiply_pairs"] = _multiply_add(target, "int32", multiply_add_of(BF16_DOT))
+        functions["multiply_pairs"] = multiply_add_kernel(target, "int32", multiply_add_of(BF16_DOT))
     if target.has_tiles:
         functions["multiply_tiles"] = _multiply_tiles(target)
     library = build_library(plan, functions, target, profile=True)
@@ -78,7 +78,7 @@ def _plan(target: Target) -> Plan:
     results = target.threads * _RESULTS
     size_bytes, result_bytes = 4 * _ELEMENTS, 4 * results
     x, h, y = Region("x", 0, size_bytes), Region("h", 0, size_bytes), Region("y", 0, result_bytes)
-    sums = target.threads * _SUMS * target.vector_lanes * _ROUNDS
+    sums = target.threads * SUMS * target.vector_lanes * ROUNDS
     computing = {"multiply_add": 2 * sums}  # flops
     if BF16_DOT.runs_on(target):
         computing["multiply_pairs"] = 4 * sums
@@ -113,19 +113,19 @@ def _copy(target: Target) -> Any:
     return builder.function()
 
 
-def _multiply_add(target: Target, dtype: str, combine: MultiplyAdd) -> Any:
+def multiply_add_kernel(target: Target, dtype: str, combine: MultiplyAdd) -> Any:
     """Sums of products of `dtype`; a pair of bfloat16 numbers is an int32."""
     lanes = target.vector_lanes
     builder = KernelBuilder(target.machine, target.threads)
     source = builder.parameter("x", _ELEMENTS, dtype)
     result = builder.parameter("y", target.threads * _RESULTS, "float32")
-    cells = range(0, _SUMS * lanes, lanes)
-    with builder.chunks(target.threads, target.threads * _ROUNDS) as thread:
-        sums = builder.local(_SUMS * lanes, "float32")
+    cells = range(0, SUMS * lanes, lanes)
+    with builder.chunks(target.threads, target.threads * ROUNDS) as thread:
+        sums = builder.local(SUMS * lanes, "float32")
         for at in cells:
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 builder.store(sums, at + lane, tirx.const(0, "float32"))
-        with builder.loop(_ROUNDS, name="round"):
+        with builder.loop(ROUNDS, name="round"):
             for at in cells:
                 with builder.loop(lanes, "vectorized", "lane") as lane:
                     builder.store(sums, at + lane, combine(sums[at + lane], source[lane], source[lanes + lane]))
@@ -141,7 +141,7 @@ def _multiply_tiles(target: Target) -> Any:
     unit = tile_unit(builder, target)
     source = builder.parameter("x", _ELEMENTS, "uint32")
     result = builder.parameter("y", target.threads * _RESULTS, "float32")
-    with builder.chunks(target.threads, target.threads * _ROUNDS) as thread:
+    with builder.chunks(target.threads, target.threads * ROUNDS) as thread:
         unit.configure()
         for operand in (_TILES, _TILES + 1):
             unit.load(operand, source, 0, WORDS)

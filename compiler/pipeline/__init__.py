@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import onnx_ir as ir
 
@@ -28,9 +29,13 @@ from ...runtime.plan_checker import check_plan
 from ...runtime.precision import Precision
 from ...runtime.target import Target
 from ..ir.functions import fused_names, is_fused
+from ..ir.kernel_choice import Ask, KernelChoice, NoKernel
 from ..ir.printer import print_model
 from ..ir.rewriter import Rejection
 from ..ir.verifier import verify_model
+
+if TYPE_CHECKING:
+    from ..lowering.chooser import KernelChooser
 
 PassTable = Mapping[str, str]  # name on the command line -> "module:Class"
 OptionValue = bool | int | float | str | None
@@ -52,6 +57,15 @@ class Remark:
         return f"{self.pass_name}: {self.message}"
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The kernel that a pass was told of for what it makes of a node: named as in `Remark.nodes`."""
+
+    pass_name: str
+    names: tuple[str, ...]
+    choice: KernelChoice
+
+
 @dataclass(slots=True)
 class Context:
     """What the passes of one compilation share. `source` is how a reproducer refers to the model."""
@@ -60,6 +74,23 @@ class Context:
     source: str = "model.onnx"
     precision: Precision = "float32"
     remarks: list[Remark] = field(default_factory=list)
+    predictions: list[Prediction] = field(default_factory=list)
+    known_choices: dict[str, KernelChoice | NoKernel] = field(default_factory=dict)  # by the structure of groups
+
+    def kernels_of(self, model: ir.Model) -> Ask:
+        """Who says which kernel computes a node of the model as it is now. TVM is loaded with the first question."""
+
+        @cache
+        def chooser() -> KernelChooser:
+            from ..lowering.chooser import KernelChooser
+
+            return KernelChooser(model, self.target, self.precision, self.known_choices)
+
+        return lambda node, variant: chooser().choose(node, variant)
+
+    def predict(self, pass_name: str, node: ir.Node, choice: KernelChoice) -> None:
+        """Record which kernel a pass expects of what it makes of a node."""
+        self.predictions.append(Prediction(pass_name, _names(node), choice))
 
     def remark(self, pass_name: str, message: str, nodes: Iterable[ir.Node] = ()) -> None:
         """Record something worth knowing that a pass did or saw."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from ...runtime.errors import ProgramFileError
 from ...runtime.program_file import Program, read_program
 from ...runtime.temporary_folder import temporary_folder
+from ...runtime.user_folder import locked
 
 _DEPENDENCIES = ("apache-tvm", "onnx", "onnx-ir", "numpy")
 _ABANDONED_SECONDS = 24 * 3600  # a temporary file this old belongs to nobody
@@ -172,30 +173,6 @@ def build_uncached(build: Build) -> Program:
         path = folder / "program.prefuse"
         build(path)
         return read_program(path)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock, a file made at `path`, which the kernel drops when the process ends, however it ends.
-
-    Where the file system has no locks it is not held: two processes may do the same work, but files appear whole.
-    """
-    from filelock import FileLock  # which a warm start does without
-
-    lock = FileLock(path, mode=0o600, fallback_to_soft=False)  # a soft lock would outlive a process that is killed
-    with suppress(OSError):
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def default_folder() -> Path:
-    """The platform's folder for caches: on Linux $XDG_CACHE_HOME/prefuse, else ~/.cache/prefuse."""
-    from platformdirs import user_cache_path  # a hundredth of a second that a start with a folder of its own does without
-
-    return user_cache_path("prefuse", appauthor=False)
 
 
 @cache

@@ -4,13 +4,17 @@ The fingerprint covers parameters and buffers, every plain attribute of every su
 `forward` can reach, with the globals, closures and defaults that these read. Code of torch and of the pure parts of the standard
 library stands for itself by its version. Anything else that is reached (a file, a random generator, an object of an unknown
 class) makes the answer None: the module must be exported to know what it computes.
+
+Code whose file is as a distribution installed it is read in the same way, so that what a user patches, registers or sets shows.
+Of such code, and of it alone, two things are assumed: what it computes does not depend on the time, on files or on the
+environment, even if it reads them (to log, say); and it calls methods by names that stand in it as names or strings, so that
+of its classes only those members are followed that some code names.
 """
 
 from __future__ import annotations
 
 import builtins
 import dataclasses
-import dis
 import enum
 import functools
 import hashlib
@@ -18,12 +22,17 @@ import importlib.metadata
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .bytecode import imported_modules, nested_code
 from .digest import arrays_digest, combine
+from .installed_code import installed_as
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +55,13 @@ _IMPURE_NAMES = _words(
 )
 _HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+# Members that run without being named.
+_IMPLICIT_NAMES = _words(
+    """forward __call__ __init__ __new__ __post_init__ __getattr__ __getattribute__ __get__ __set__ __getitem__ __setitem__
+    __contains__ __len__ __iter__ __next__ __bool__ __eq__ __ne__ __lt__ __gt__ __le__ __ge__ __hash__ __enter__ __exit__
+    __missing__ __add__ __sub__ __mul__ __or__ __and__ __neg__ __index__ __int__ __float__"""
+)
 _CLASS_NOISE = _words(
     """__module__ __dict__ __weakref__ __doc__ __annotations__ __abstractmethods__ _abc_impl __parameters__ __orig_bases__
     __slots__ __dataclass_fields__ __dataclass_params__ __match_args__ __static_attributes__ __firstlineno__"""
@@ -103,9 +119,15 @@ class _Visitor:
 
     def __init__(self, root: torch.nn.Module) -> None:
         self._hash = hashlib.sha256()
-        self._seen: dict[int, object] = {}  # by identity; keeping the objects keeps identities from being used twice
+        # By identity, with the order of the first visits; keeping the objects keeps identities from being used twice.
+        self._seen: dict[int, tuple[int, object]] = {}
+        self._classes: dict[tuple[int, bool], tuple[int, type]] = {}
+        self._functions: deque[types.FunctionType] = deque()  # met, and still to be read
+        self._names: set[str] = set(_IMPLICIT_NAMES)  # what the code that was read names
+        self._unnamed: dict[str, list[object]] = {}  # members of installed classes that no code has named yet
+        self._is_installed = False  # whether what is read now belongs to code of an installed distribution
         for part in root.modules():
-            self._seen[id(part)] = part
+            self._is_new(part)
         tensors = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
         self._own = {id(tensor): name for name, tensor in tensors}  # their content has a digest of its own
 
@@ -118,7 +140,7 @@ class _Visitor:
         return self._hash.hexdigest()
 
     def visit_module(self, module: torch.nn.Module) -> None:
-        """One submodule: its class, and what its instance holds beside parameters, buffers and submodules."""
+        """One submodule: its class, what its instance holds beside parameters, buffers and submodules, and what these call."""
         self._visit_class(type(module), is_built=True)
         for name, value in vars(module).items():
             if name in ("_parameters", "_buffers", "_modules"):
@@ -128,6 +150,8 @@ class _Visitor:
             elif name != "training":
                 self.add(name)
                 self.visit(value)
+        while self._functions:  # not where they are met: chains of calls are deeper than Python's stack
+            self._visit_code_of(self._functions.popleft())
 
     def visit(self, value: object) -> None:
         """Add whatever a value can contribute to a graph.
@@ -139,11 +163,19 @@ class _Visitor:
 
         if isinstance(value, (*_PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format)):
             self.add(f"{type(value).__qualname__} {value!r}")
-        elif id(value) in self._seen:
-            self.add("again")
-        else:
-            self._seen[id(value)] = value
+            if isinstance(value, str) and value.isidentifier():
+                self._name((value,))  # getattr
+        elif isinstance(value, type):
+            self._visit_class(value, is_built=False)
+        elif self._is_new(value):
             self._visit_new(value)
+
+    def _is_new(self, value: object) -> bool:
+        """Whether a value is met for the first time; which one it is has been added."""
+        count = len(self._seen)
+        order, _ = self._seen.setdefault(id(value), (count, value))
+        self.add(f"object {order}")
+        return order == count
 
     def _visit_new(self, value: object) -> None:
         import torch
@@ -154,7 +186,7 @@ class _Visitor:
             self.visit(value())
         elif isinstance(value, torch.Tensor):
             self.add(arrays_digest([(_describe(value), _loader(value))]))
-        elif isinstance(value, torch.nn.Module):  # not a submodule: torch would not find its parameters either
+        elif isinstance(value, torch.nn.Module) and not self._is_installed:  # torch would not find its parameters either
             raise _UnknownError(f"module {type(value).__qualname__} outside the tree")
         elif isinstance(value, np.ndarray):
             self.add(arrays_digest([("array", lambda: value)]))
@@ -163,8 +195,6 @@ class _Visitor:
         elif isinstance(value, enum.Enum):
             self.add(str(value))
             self.visit(value.value)
-        elif isinstance(value, type):
-            self._visit_class(value, is_built=False)
         elif not self._visit_callable(value):
             self._visit_data(value)
 
@@ -172,13 +202,25 @@ class _Visitor:
         """A class; `is_built` if only instances are used that exist already, so that its constructor cannot matter."""
         for base in kind.__mro__:
             self.add(f"{base.__module__}.{base.__qualname__}")
-            if _is_trusted(base.__module__) or (id(base) in self._seen and is_built):
+            if _is_trusted(base.__module__) or (self._is_installed and _is_standard(base.__module__)):
                 continue
-            self._seen[id(base)] = base
-            for name, member in vars(base).items():
-                if name not in _CLASS_NOISE and not (is_built and name == "__init__") and not _is_generated(member):
-                    self.add(name)
+            count = len(self._classes)
+            order, _ = self._classes.setdefault((id(base), is_built), (count, base))
+            self.add(f"class {order}")
+            if order == count:
+                self._visit_members(base, is_built)
+
+    def _visit_members(self, kind: type, is_built: bool) -> None:
+        installed = installed_as(_file_of(kind.__module__))
+        with self._reading(installed):
+            for name, member in vars(kind).items():
+                if name in _CLASS_NOISE or (is_built and name == "__init__") or _is_generated(member):
+                    continue
+                self.add(name)
+                if installed is None or name in self._names:
                     self.visit(member)
+                else:
+                    self._unnamed.setdefault(name, []).append(member)
 
     def _visit_callable(self, value: object) -> bool:
         """Add a function or a wrapper of one; False if the value is none."""
@@ -198,7 +240,7 @@ class _Visitor:
         elif isinstance(value, types.MemberDescriptorType):  # a slot: its value is among the instance's attributes
             self.add(value.__name__)
         elif isinstance(value, types.BuiltinFunctionType):
-            if not _is_trusted(value.__module__ or "?"):
+            if not _is_trusted(value.__module__ or "?") and not self._is_installed:
                 raise _UnknownError(value.__qualname__)
             self.add(value.__qualname__)
         else:
@@ -207,22 +249,49 @@ class _Visitor:
 
     def _visit_function(self, function: types.FunctionType) -> None:
         self.add(f"{function.__module__}.{function.__qualname__}")
-        if _is_trusted(function.__module__):
+        if not _is_trusted(function.__globals__.get("__name__")):
+            self._functions.append(function)
             return
-        names: set[str] = set()
-        for code in _nested_code(function.__code__):
-            self._visit_code(code)
-            names.update(code.co_names)
-        if impure := names & _IMPURE_NAMES:
-            raise _UnknownError(f"{function.__qualname__} uses {impure}")
-        self._visit_all((function.__defaults__, function.__kwdefaults__))
-        self._visit_all(cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell))
-        for name in sorted(names):
-            if name in function.__globals__:
-                self.add(name)
-                self._visit_global(function.__globals__[name], names)
-            elif name not in vars(builtins):
-                self.add(f"attribute {name}")
+        with self._reading(function.__module__):
+            for cell in function.__closure__ or ():  # a decorator of torch's may hold anybody's function
+                if not _is_empty(cell) and isinstance(cell.cell_contents, _FUNCTIONS):
+                    self.visit(cell.cell_contents)
+
+    def _visit_code_of(self, function: types.FunctionType) -> None:
+        """All that a function is made of, and the globals that it reads."""
+        codes = list(nested_code(function.__code__))
+        names = {name for code in codes for name in code.co_names}
+        with self._reading(installed_as(function.__code__.co_filename)):
+            if not self._is_installed and (impure := names & _IMPURE_NAMES):
+                raise _UnknownError(f"{function.__qualname__} uses {impure}")
+            for code in codes:
+                self._visit_code(code, function.__globals__, names)
+            self._visit_all((function.__defaults__, function.__kwdefaults__))
+            self._visit_all(cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell))
+            for name in sorted(names):
+                if name in function.__globals__:
+                    self.add(name)
+                    self._visit_global(function.__globals__[name], names)
+                elif name not in vars(builtins):
+                    self.add(f"attribute {name}")
+        self._name(names)
+
+    def _name(self, names: Iterable[str]) -> None:
+        """Follow what installed classes hold under names that code has now named."""
+        for name in sorted(set(names) - self._names):
+            self._names.add(name)
+            with self._reading(name if name in self._unnamed else None):
+                self._visit_all(self._unnamed.pop(name, ()))
+
+    @contextmanager
+    def _reading(self, installed: str | None) -> Iterator[None]:
+        """While code of a distribution is read, or of none."""
+        before, self._is_installed = self._is_installed, installed is not None
+        self.add(str(installed))
+        try:
+            yield
+        finally:
+            self._is_installed = before
 
     def _visit_global(self, value: object, names: set[str]) -> None:
         """A global that a function reads; of a module that is not trusted, whatever the function may read of it."""
@@ -230,17 +299,23 @@ class _Visitor:
             self.visit(value)
             return
         self.add(f"module {value.__name__}")
+        if self._is_installed and _is_standard(value.__name__):
+            return
         for name in sorted(names & vars(value).keys()):
             self.add(name)
             self._visit_global(vars(value)[name], names - {name})
 
-    def _visit_code(self, code: types.CodeType) -> None:
+    def _visit_code(self, code: types.CodeType, scope: dict[str, object], names: set[str]) -> None:
         self.add(code.co_code)
         self.add(f"{code.co_names} {code.co_varnames} {code.co_freevars} {code.co_flags}")
         self._visit_all(constant for constant in code.co_consts if not isinstance(constant, types.CodeType))
-        for instruction in dis.get_instructions(code):
-            if instruction.opname == "IMPORT_NAME" and not _is_trusted(str(instruction.argval)):
-                raise _UnknownError(f"import of {instruction.argval}")
+        for name in imported_modules(code, scope):
+            if not _is_trusted(name):
+                if not self._is_installed:
+                    raise _UnknownError(f"import of {name}")
+                self.add(f"import {name}")
+                if name in sys.modules:
+                    self._visit_global(sys.modules[name], names)
 
     def _visit_data(self, value: object) -> None:
         if isinstance(value, Mapping):
@@ -251,9 +326,13 @@ class _Visitor:
             self._visit_all(value)
         elif isinstance(value, (set, frozenset)):
             self.add(f"{type(value).__qualname__} {sorted(map(repr, value))}")
-            if not all(isinstance(item, _PLAIN) for item in value):
+            if not self._is_installed and not all(isinstance(item, _PLAIN) for item in value):
                 raise _UnknownError("a set of objects")
-        elif not _is_trusted(type(value).__module__) and (state := _state(value)) is not None:
+        elif isinstance(value, ContextVar):
+            self.visit(value.get(None))
+        elif self._is_installed and _is_standard(type(value).__module__):  # locks, loggers
+            self.add(type(value).__qualname__)
+        elif (self._is_installed or not _is_trusted(type(value).__module__)) and (state := _state(value)) is not None:
             self._visit_class(type(value), is_built=True)
             self._visit_all(part for item in state.items() for part in item)
         else:
@@ -268,11 +347,12 @@ def _is_trusted(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] in _TRUSTED
 
 
-def _nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested_code(constant)
+def _is_standard(module: str) -> bool:
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _file_of(module: str) -> str:
+    return getattr(sys.modules.get(module), "__file__", None) or ""
 
 
 def _is_generated(member: object) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,7 @@ from typing import Any, TypeAlias
 from ...runtime.errors import OptionError
 from ...runtime.precision import Precision
 from ...runtime.target import Target, host_cpu_model
-from .cache import default_folder, locked
+from ...runtime.user_folder import locked_file, replace_file, user_folder
 from .digest import combine
 
 Configurations: TypeAlias = Mapping[str, Mapping[str, str]]  # of problems
@@ -62,7 +61,7 @@ Database: TypeAlias = Mapping[Section, Mapping[str, Finding]]
 
 def default_database() -> Path:
     """The user's file, in the folder of the cache: $PREFUSE_CACHE or the platform's."""
-    return Path(os.environ.get("PREFUSE_CACHE") or default_folder()) / "tuning.json"
+    return user_folder() / "tuning.json"
 
 
 def known_configurations(tuning: object, target: Target, precision: Precision) -> Configurations:
@@ -161,11 +160,10 @@ def add_findings(path: Path, section: Section, findings: Mapping[str, Finding]) 
         OptionError: the file cannot be written, or is there and no database.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_name(f".{path.name}.lock")):  # of two writers without it, one may lose a finding
+        with locked_file(path):  # of two writers without it, one may lose a finding
             database = dict(read_database(path)) if path.exists() else {}
             database[section] = {**database.get(section, {}), **findings}
-            _replace(path, _format(database))
+            replace_file(path, _format(database))
     except OSError as error:
         raise OptionError(str(path), f"cannot be written: {error.strerror or error}", "name another file") from error
 
@@ -177,12 +175,3 @@ def _format(database: Database) -> str:
         place.update({problem: asdict(one) for problem, one in found.items()})
     data = {"format": _FORMAT, "version": _VERSION, "findings": findings}
     return json.dumps(data, indent=1, sort_keys=True) + "\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ...kernels.groups.configuration import TEMPLATE, Choice
 from ...kernels.groups.group import Group
 from ...kernels.problem import problem_of
-from ...kernels.registry import build_kernel, rival_templates
+from ...kernels.registry import build_kernel, measurable_templates
 from ...kernels.template.contract import BuiltKernel
 from ...runtime.errors import OptionError
 from ...runtime.target import Target
@@ -149,7 +149,7 @@ def _problem(text: str, found: Sequence[tuple[Group, BuiltKernel]], target: Targ
     for group, kernel in found:
         by_key.setdefault(group.key(), []).append((group, kernel))
     group, kernel = max(by_key.values(), key=len)[0]
-    if not kernel.choices and len(rival_templates(group, target)) < 2:
+    if not kernel.choices and len(measurable_templates(group, target)) < 2:
         return None
     size_bytes = sum(group.types[name].size_bytes for name in (*group.inputs, *group.outputs))
     once = max(kernel.flops / _FLOPS_PER_US, size_bytes / _BYTES_PER_US)
@@ -200,7 +200,7 @@ class _Tuning:
     def __init__(self, problem: Problem, target: Target, worker: Worker, model_constant_bytes: int, until: float) -> None:
         self.problem, self.target, self.worker, self.until = problem, target, worker, until
         self.model_constant_bytes = model_constant_bytes
-        self.rivals = rival_templates(problem.group, target)
+        self.rivals = measurable_templates(problem.group, target)
         self.kernels: dict[str, BuiltKernel] = {}
 
     def find(self, known: Finding | None) -> Finding | None:

@@ -23,15 +23,20 @@ class ModelSpec:
     small: Recipe
 
     def build(self, small: bool = False) -> tuple[nn.Module, Inputs]:
-        """The module in inference mode and example inputs; equal bits at every call, the global random state untouched.
+        """The module in inference mode and example inputs; see `seeded`."""
+        return seeded(self.small if small else self.full)
 
-        Batch-norm statistics are those of the example inputs, so that activations stay of order one through any depth.
-        """
-        with torch.random.fork_rng(devices=()), torch.no_grad():
-            torch.manual_seed(_SEED)
-            module, inputs = (self.small if small else self.full)()
-            _calibrate_batch_norm(module, inputs)
-        return module.eval().requires_grad_(False), inputs
+
+def seeded(recipe: Recipe) -> tuple[nn.Module, Inputs]:
+    """What a recipe makes, in inference mode: equal bits at every call, the global random state untouched.
+
+    Batch-norm statistics are those of the example inputs, so that activations stay of order one through any depth.
+    """
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.manual_seed(_SEED)
+        module, inputs = recipe()
+        _calibrate_batch_norm(module, inputs)
+    return module.eval().requires_grad_(False), inputs
 
 
 def _calibrate_batch_norm(module: nn.Module, inputs: Inputs) -> None:

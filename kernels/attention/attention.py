@@ -44,7 +44,7 @@ from .scratch import Head, Keys, Places, QueryBlock
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
 _MASKED_ROWS = 24  # queries of a block where a mask hides keys from some
-_CACHE_BYTES = 560 * 1024  # of L2 for the keys, values and scores that are used together
+_CACHE_SHARE = 35 / 64  # of L2 for keys, values and scores that are used together; the rest is for queries and results
 _TILED_ROWS = 64  # queries of a block by AMX
 _RUNNING_ROWS = 1024  # queries whose unfinished results a thread keeps from one block of keys to the next
 _FEW_QUERIES = 8  # up to which K and V are not packed (GEMV)
@@ -91,7 +91,7 @@ class _Kernel:
         line_bytes = (form.depth + form.width + _BLOCK_ROWS) * number_bytes
         if self.has_words:  # bfloat16 pairs: K and V take half the bytes, exponentials have memory of their own
             line_bytes = (form.depth + form.width) * number_bytes // 2 + _BLOCK_ROWS * (number_bytes + number_bytes // 2)
-        most = max(_CACHE_BYTES // line_bytes, lanes)
+        most = max(self.target.machine.l2.part_bytes(_CACHE_SHARE) // line_bytes, lanes)
         if form.keys <= most or form.weighs_probabilities or self.is_few:
             return form.keys
         return ceil(form.keys / ceil(form.keys / most) / lanes) * lanes

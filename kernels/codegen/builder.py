@@ -16,7 +16,7 @@ from tvm.ir import PointerType, PrimType
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.plan import ALIGNMENT
-from ..cost.memory import PARALLEL_MIN_WORK
+from ..cost.memory import parallel_work
 from ..formats.bfloat16 import is_rounding, rounded
 from ..formats.minifloat import is_coded
 from ..groups.configuration import Choice, Configuration
@@ -144,7 +144,7 @@ class KernelBuilder:
     def threads_for(self, work: int) -> int:
         """The number of threads that pay on this many scalar operations."""
         self.work = max(self.work, work)
-        return self.threads if work >= PARALLEL_MIN_WORK else 1
+        return self.threads if work >= parallel_work(self.machine) else 1
 
     @contextmanager
     def chunks(self, extent: int, work: int) -> Iterator[Expr]:

@@ -20,11 +20,13 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major, unravel
-from ..cost.convolution import Convolution
+from ..cost.convolution import Convolution, channels_last_cycles, direct_cycles, in_pairs
 from ..cost.estimate import Estimate, with_bytes, with_followers
 from ..expressions.pointwise import POINTWISE
+from ..formats.format import Format
 from ..groups.group import Group, Op
 from ..template.contract import Refusal
+from ..template.kernel import machine_of
 from ..template.values import GroupValues, Reader, anchors_of, pointwise_obstacle
 from ..template.views import slice_places
 from .window import Window, read_window
@@ -212,6 +214,13 @@ def convolution_of(group: Group, anchor: Op, window: Window) -> Convolution:
     if anchor.op_type == "Conv":
         return Convolution.of_dimensions(*numbers, window.dilations, has_pads=has_pads, element_bytes=element_bytes)
     return Convolution.of_phases(*numbers, has_pads=has_pads, element_bytes=element_bytes)
+
+
+def vector_cycles(form: ChannelsLast, target: Target, number_format: Format) -> float:
+    """Cycles in which vectors of output channels make the products of a form's anchor, in words where the format has them."""
+    one, machine = extents_of(form), machine_of(target, number_format.sums)
+    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
+    return cycles if form.anchor.inputs[0] in form.operands else cycles + direct_cycles(one, machine)
 
 
 def convolution_estimate(form: ChannelsLast, cycles: float, target: Target, *, unit: str = "fma") -> Estimate:

@@ -20,6 +20,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
 from ..cost.convolution import channels_first_cycles
 from ..cost.estimate import Estimate, with_bytes, with_followers
+from ..cost.memory import scattered_cycles
 from ..formats.format import Format, format_for, is_plain
 from ..groups.group import Group, Op
 from ..microkernels.packing import PackPanels, pack_in_kernel
@@ -53,7 +54,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return Refusal(reason)
     one = convolution_of(group, anchor, window)
     operations = 2 * one.images * one.groups * one.rows * one.columns * one.outputs * one.depth
-    cycles = channels_first_cycles(one, machine_of(target, number_format.sums))
+    scattered = scattered_cycles(group.types[anchor.outputs[0]].elements) if one.phases > 1 else 0.0
+    cycles = channels_first_cycles(one, machine_of(target, number_format.sums)) + scattered
     alone = with_bytes(Estimate(cycles, operations), group)
     estimate = with_followers(alone, group, target.machine, anchor)
     return Candidate(estimate, lambda: _Convolution(group, anchor, window, target, number_format).build())

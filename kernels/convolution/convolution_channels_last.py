@@ -18,7 +18,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs, pays_to_fill_pairs
+from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs_of_taps, pays_to_fill_pairs
 from ..formats.bfloat16 import word_at
 from ..formats.format import BF16_DOT, Format, format_for
 from ..formats.multiply_add import factor
@@ -29,19 +29,19 @@ from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, machine_of, new_builder
 from ..template.loops import sweep
 from ..template.values import GroupValues
-from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, extents_of
+from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, extents_of, vector_cycles
 from .depthwise_channels_last import Depthwise, is_depthwise
 from .padded_input import Image, padded_image
 from .window import Window, clipped_taps, read_window, share_of_padding
 
 _WORK_PER_OPERATION = 16
 _SHORT_DEPTH = 256
-_FAR_BYTES = 3 * 512 * 1024  # of weights beyond which they exceed L2 and are prefetched within a panel
+_FAR_SHARE = 1.5  # of L2: more weights than that come from beyond it and are prefetched within a panel
 _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # multiply-adds of a tap, and share of padding taps, from which these are skipped
-_PREFETCHED_BYTES = 256 * 1024  # of weights above which each tile prefetches its share of the next panel
-_NEAR_PANEL_BYTES = 384 * 1024  # of a panel that stays in L2 while the next one is prefetched there
-_NEAR_BYTES = 512 * 1024  # of weights that stay in L2 from one output row to the next
-_EPILOGUE_BYTES = 8 * 1024 * 1024  # of results and epilogue operands above which tiles prefetch theirs during the sum
+_PREFETCHED_SHARE = 0.25  # of L2, of weights above which each tile prefetches its share of the next panel
+_PANEL_SHARE = 0.375  # of L2, for a panel that stays there while the next one is prefetched; positions go through the rest
+_NEAR_SHARE = 0.5  # of L2, for weights that stay there from one output row to the next
+_EPILOGUE_SHARE = 0.25  # of L3, of results and epilogue operands above which tiles prefetch theirs during the sum
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
 _ORDERS = {  # of the loops around a register tile, outermost first
     "by line": ("image", "line", "group", "n", "m"),
@@ -61,16 +61,14 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     number_format = convolution_format(form, target)
     if number_format is None:
         return Refusal(f"no convolution of {source.dtype}")
-    one, machine = extents_of(form), machine_of(target, number_format.sums)
+    if packs_taps(form, read_window(form.inner, form.anchor), target):
+        cycles, unit = channels_last_cycles(in_pairs_of_taps(extents_of(form)), target.machine), "dot"
+    else:
+        cycles, unit = vector_cycles(form, target, number_format), "dot" if number_format.k_pack > 1 else "fma"
+    estimate = convolution_estimate(form, cycles, target, unit=unit)
     if is_depthwise(form):
-        return Candidate(
-            convolution_estimate(form, channels_last_cycles(one, machine), target), lambda: _build_depthwise(form, target)
-        )
-    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
-    unit = "dot" if number_format.k_pack > 1 else "fma"
-    return Candidate(
-        convolution_estimate(form, cycles, target, unit=unit), lambda: _Convolution(form, target, number_format).build()
-    )
+        return Candidate(estimate, lambda: _build_depthwise(form, target))
+    return Candidate(estimate, lambda: _Convolution(form, target, number_format).build())
 
 
 def _build_depthwise(form: ChannelsLast, target: Target) -> BuiltKernel:
@@ -170,12 +168,12 @@ class _Convolution:
     def _prefetched(self, order: tuple[str, ...], extents: Mapping[str, int], panel: int) -> str:
         """What tiles prefetch while they read a panel of `panel` weights: "next" (their share of the next panel into L2), "soon"
         (rows further on in this panel), or "" (nothing)."""
-        size_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes
+        size_bytes, l2 = self.form.inner.types[self.anchor.inputs[1]].size_bytes, self.target.machine.l2
         is_line = extents["image"] * extents["line"] == 1
         is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])  # all positions by one panel
-        if is_by_panel and size_bytes > _PREFETCHED_BYTES and 4 * panel <= _NEAR_PANEL_BYTES:
+        if is_by_panel and size_bytes > l2.part_bytes(_PREFETCHED_SHARE) and 4 * panel <= l2.part_bytes(_PANEL_SHARE):
             return "next"
-        return "soon" if size_bytes > _FAR_BYTES else ""
+        return "soon" if size_bytes > l2.part_bytes(_FAR_SHARE) else ""
 
     def _tile(self, product: _Product, place: dict[str, Expr]) -> None:
         """One register tile: the sums, and their epilogue."""
@@ -209,7 +207,7 @@ class _Convolution:
 
     def _prefetch_epilogue(self, tile: Tile, number: Expr, lead: Index, start: Expr, channel: Expr) -> None:
         """Prefetch what a tile's epilogue reads and writes, so that it arrives during the sum."""
-        if self.form.epilogue_bytes() > _EPILOGUE_BYTES:
+        if self.form.epilogue_bytes() > self.target.machine.l3.part_bytes(_EPILOGUE_SHARE):
             with self.builder.loop(tile.rows, name="row") as row:
                 image, *place = self._index(number, lead, self.builder.bind(start + row))
                 self.form.prefetch(self.builder, (image, channel, *place), min(tile.columns, self.out_channels))
@@ -257,7 +255,7 @@ class _Convolution:
         L2, and a line's input near for all panels. "by position": short sums with many outputs, so that stores are contiguous.
         """
         weights = self.form.inner.types[self.anchor.inputs[1]].size_bytes
-        own = "by panel" if weights > _NEAR_BYTES else "by line"
+        own = "by panel" if weights > self.target.machine.l2.part_bytes(_NEAR_SHARE) else "by line"
         if depth <= _SHORT_DEPTH and outputs > depth:
             own = "by position"
         return {name: _ORDERS[name] for name in dict.fromkeys((own, *_ORDERS))}
@@ -338,7 +336,7 @@ def packs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:
     This is for an odd number of channels, of bfloat16 or, where the precision allows rounding, float32.
     """
     source, weights, result = (form.inner.types[name] for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
-    if not form.outer.tolerance.may_round or not BF16_DOT.runs_on(target) or form.anchor.inputs[1] not in form.inner.constants:
+    if not form.outer.tolerance.may_round or not target.multiplies_pairs or form.anchor.inputs[1] not in form.inner.constants:
         return False
     has_pairs = window.kernel[-1] > 1 and window.dilations[-1] == 1 and weights.shape[1] % 2 == 1
     is_long = result.elements * prod(weights.shape[1:]) >= _LEAST_ROUNDED

@@ -28,7 +28,7 @@ from .amx_input import Place, TiledImage, as_volume, of_volume
 from .channels_last_form import ChannelsLast, convolution_estimate, extents_of
 from .window import Taps, Window
 
-_NEAR_BYTES = 1 << 20  # of weights that stay in L2 from one block of positions to the next
+_NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positions to the next
 _WORK_PER_DOT = 16  # cycles of a product of two tiles
 
 
@@ -140,7 +140,7 @@ class TiledWindows:
         pack = PackTiles(product.weights, image.terms, True, image.of_group * image.joined)
         self.packed[key] = Operand(name, pack)
         elements = pack.packed_type(self.form.inner.types[name]).elements
-        return self.builder.parameter(key, elements // 2, "uint32"), 2 * elements > _NEAR_BYTES
+        return self.builder.parameter(key, elements // 2, "uint32"), 2 * elements > self.target.machine.l2.part_bytes(_NEAR_SHARE)
 
     # A block ----------------------------------------------------------------------------------------------------------
 

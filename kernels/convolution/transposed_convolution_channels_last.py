@@ -15,7 +15,7 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
-from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs
+from ..cost.convolution import channels_last_tiles
 from ..formats.format import Format
 from ..formats.multiply_add import factor
 from ..groups.group import Group
@@ -23,14 +23,14 @@ from ..microkernels.register_tile import Tile, sum_tile
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, machine_of, new_builder
 from ..template.values import GroupValues
-from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, extents_of
+from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, vector_cycles
 from .convolution_channels_last import convolution_format, deal, each_column
 from .padded_input import Image, padded_image
 from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
 from .window import Window, read_window
 
 _WORK_PER_OPERATION = 16
-_NEAR_BYTES = 256 * 1024  # of a block of the input that stays in L2 for all panels of weights
+_NEAR_SHARE = 0.25  # of L2, for a block of the input that stays there for all panels of weights, beside its results
 _MAX_PRODUCTS = 16  # each has code of its own
 
 
@@ -49,9 +49,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     products = phase_products(window)
     if len(products) > _MAX_PRODUCTS:
         return Refusal(f"{len(products)} different phases of output positions, more than {_MAX_PRODUCTS}")
-    one, machine = extents_of(form), machine_of(target, number_format.sums)
-    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
-    estimate = convolution_estimate(form, cycles, target, unit="dot" if number_format.k_pack > 1 else "fma")
+    unit = "dot" if number_format.k_pack > 1 else "fma"
+    estimate = convolution_estimate(form, vector_cycles(form, target, number_format), target, unit=unit)
     return Candidate(estimate, lambda: _TransposedConvolution(form, target, window, number_format).build(products))
 
 
@@ -139,7 +138,7 @@ class _TransposedConvolution:
 
     def _blocks(self, units: int, rows: int) -> tuple[int, int]:
         """Number of blocks, and units of each, into which `units` of `rows` rows are cut so that a block's input stays in L2."""
-        near = max(1, _NEAR_BYTES // max(rows * self.channels * 4, 1))
+        near = max(1, self.target.machine.l2.part_bytes(_NEAR_SHARE) // max(rows * self.channels * 4, 1))
         blocks = ceil(units / near)
         return blocks, ceil(units / blocks)
 

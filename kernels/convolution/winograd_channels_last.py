@@ -37,9 +37,9 @@ from .channels_last_form import ChannelsLast, channels_last_form, convolution_es
 from .window import Window, read_window
 from .winograd_transforms import HALF, NARROW, TYPE, Matrices, PackScales, PackWinograd, winograd
 
-_NEAR_BYTES = 704 * 1024  # of L2 for the transformed inputs and products of a thread's own block
-_FAR_BYTES = 12 * 1024 * 1024  # of L3 for the transformed inputs of a shared block, or for weights that stay there
-_PRODUCT_BYTES = 320 * 1024  # of L2 for the products of a panel, where a block is shared
+_NEAR_BYTES = 704 * 1024  # of inputs and products of a thread's own block: less, for a smaller L2, reads weights too often
+_FAR_SHARE = 0.375  # of L3, for the transformed inputs of a shared block, or for weights that stay there: others use it, too
+_PRODUCT_BYTES = 320 * 1024  # of products of a panel, where a block is shared
 _WIDE_BYTES = 4 * 1024 * 1024  # of transformed weights up to which they stay float32 for bfloat16 images
 _LEAST_TILES = 16  # of a thread's own block, below which weights would be read too often; half where there are many blocks
 _TILES_WORTH = 1.25  # factor on Winograd's cycles against AMX's, which are counted with the slowest loads measured
@@ -60,7 +60,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return choice
     cycles = choice.cycles * (_TILES_WORTH if target.has_tiles else 1.0)
     estimate = convolution_estimate(form, cycles, target, unit="dot" if choice.has_pairs else "fma")
-    return Candidate(estimate, lambda: _Kernel(form, extents_of(form), target).build())
+    return Candidate(estimate, lambda: _Kernel(form, extents_of(form), target).build(), transforms_weights=True)
 
 
 def winograd_of(form: ChannelsLast, target: Target) -> WinogradChoice | Refusal:
@@ -109,7 +109,8 @@ class _Kernel:
         self.builder: KernelBuilder = new_builder(target, form.outer.configuration)
         self.lanes = target.vector_lanes
         paired_tiles = _paired_tiles(form, target)
-        sizes = winograd_choices(one, target.machine, form.outer.precision, paired_tiles=paired_tiles)
+        machine = target.machine
+        sizes = winograd_choices(one, machine, form.outer.precision, paired_tiles=paired_tiles)
         choice = self.builder.choose("outputs", {str(choice): choice for choice in sizes})
         outputs, self.format = choice.outputs, BF16_DOT if choice.has_pairs else F32
         self.depth = one.inputs // self.format.k_pack
@@ -131,14 +132,14 @@ class _Kernel:
         weights *= np.dtype(self.dtype).itemsize
         # A shared block's inputs beyond all L2s are read from L3 once a panel of weights; own blocks read weights once a block.
         least = _LEAST_TILES if self.tiles <= 2 * self.threads * near else _LEAST_TILES // 2
-        is_near = near >= min(least, self.tiles) and weights <= _FAR_BYTES
+        is_near = near >= min(least, self.tiles) and weights <= machine.l3.part_bytes(_FAR_SHARE)
         # Where all transformed inputs fit L2, threads that share a block read each weight once among them.
         are_few = self.tiles <= near and item_bytes * self.points * self.tiles * channels < weights
         is_private = is_near and self.tiles >= self.threads and not (are_few and self.threads > 1)
         may_be_private = near > 0 and self.tiles >= self.threads
         blocks_of = ("thread", "all") if is_private else ("all", "thread") if may_be_private else ("all",)
         self.is_private = self.builder.choose("blocks", {whose: whose == "thread" for whose in blocks_of})
-        far = max(_FAR_BYTES // (item_bytes * self.points * self.pitch), 1)
+        far = max(machine.l3.part_bytes(_FAR_SHARE) // (item_bytes * self.points * self.pitch), 1)
         blocks = self.threads * ceil(self.tiles / (self.threads * near)) if self.is_private else ceil(self.tiles / far)
         self.size = ceil(self.tiles / blocks)
         self.tile = self.builder.choose("tile", {str(tile): tile for tile in self._tile_options(self.size)})

@@ -188,10 +188,10 @@ def pays_to_fill_pairs(one: Convolution, machine: Machine) -> bool:
     return channels_last_cycles(in_pairs(one), machine) < channels_last_cycles(one, machine)
 
 
-def has_fewer_pairs_of_taps(one: Convolution) -> bool:
-    """Whether an odd number of channels has no more pairs of taps that are neighbours in a row than pairs of channels."""
-    width = one.kernel[1]
-    return width > 1 and one.dilations[1] == 1 and ceil(width / 2) * one.inputs <= width * ceil(one.inputs / 2)
+def in_pairs_of_taps(one: Convolution) -> Convolution:
+    """The convolution whose elements are words of two neighbouring taps of a row, in a copy of the image as bfloat16."""
+    height, width = one.kernel
+    return replace(one, kernel=(height, ceil(width / 2)), is_copied=True, k_pack=2)
 
 
 def spread_pitch(elements: int, item_bytes: int, machine: Machine) -> int:
@@ -244,6 +244,11 @@ def channels_last_cycles(one: Convolution, machine: Machine) -> float:
     if one.is_depthwise:
         vectors = one.images * one.rows * one.columns * ceil(one.groups / machine.lanes)
         return vectors * (_DEPTHWISE_STEP * one.depth + _DEPTHWISE_START)
+    return _tiled_cycles(one, machine)
+
+
+def _tiled_cycles(one: Convolution, machine: Machine) -> float:
+    """Of tiles of positions by output channels."""
     is_copied = one.is_padded or one.is_copied
     copied = copy_cycles(one.input_bytes) if is_copied else 0.0
     positions = one.rows * one.columns * one.images if one.is_pointwise else one.columns
@@ -259,6 +264,8 @@ def channels_last_cycles(one: Convolution, machine: Machine) -> float:
 
 def direct_cycles(one: Convolution, machine: Machine) -> float:
     """Additional cycles when an NHWC convolution reads an NCHW input in place."""
+    if one.is_depthwise:  # whose neighbouring channels are then no vectors: a product for each
+        return _tiled_cycles(one, machine) - channels_last_cycles(one, machine)
     is_large = one.inputs * one.depths >= _MANY_PLANES and one.height * one.width * one.element_bytes > _NEAR_PLANE_BYTES
     far = _FAR_PLANES if one.depths == 1 and one.input_bytes <= _FAR_IMAGE_BYTES * one.images else _FAR_VOLUMES
     return far * channels_last_cycles(one, machine) if is_large else 0.0

@@ -12,10 +12,11 @@ from math import inf, log2, prod, sqrt
 
 from ...runtime.hardware.machine import Machine
 from ..groups.group import Group, Op
-from .operations import operations_of
+from .operations import OF_ROWS, operations_of
+from .pointwise import operator_body
 
 _UNHIDDEN = 0.2  # of the smaller of arithmetic and bytes
-_CYCLES_PER_VECTOR = 0.6  # of a vector operation of a chain of pointwise ones, which wait for each other
+_CYCLES_PER_VECTOR = 0.6  # of a vector operation on rows or windows
 _SCALAR_CYCLES = 2.0  # of an element that is moved or computed alone
 _TRANSPOSED_CYCLES = 1.0  # of an element that is read with a stride
 _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Split", "Slice")
@@ -72,11 +73,12 @@ class Estimate:
     def bytes_moved(self) -> int:
         return self.constant_bytes + self.streamed_bytes
 
-    def wall_cycles(self, machine: Machine, threads: int = 1, constants_from: float = inf) -> float:
-        """From the launch to the end of the slowest thread; constants come from where `constants_from` bytes have room."""
+    def wall_cycles(self, machine: Machine, threads: int = 1, constants_from: float = inf, streamed_from: float = 0.0) -> float:
+        """From the launch to the end of the slowest thread; constants come from where `constants_from` bytes have room, and what
+        is streamed from where `streamed_from` have, no fewer than a thread's share of its own."""
         dealt = threads if self.is_parallel else 1
         constants = machine.read_cycles(self.constant_bytes, constants_from, dealt)
-        streamed = machine.read_cycles(self.streamed_bytes, self.streamed_bytes / dealt, dealt)
+        streamed = machine.read_cycles(self.streamed_bytes, max(self.streamed_bytes / dealt, streamed_from), dealt)
         work = self.cycles / dealt
         waking = machine.wake_cycles if dealt > 1 else 0.0
         waiting = _waiting(constants, work * self.overlap) + _waiting(streamed, work)
@@ -134,4 +136,6 @@ def _operator_cycles(group: Group, op: Op, machine: Machine) -> float:
         return _SCALAR_CYCLES * elements * log2(max(elements, 2))
     if op.op_type in _ALONE:
         return 8 * _SCALAR_CYCLES * kind.elements
-    return _CYCLES_PER_VECTOR * operations_of(op.op_type) * elements / lanes
+    if op.op_type in OF_ROWS:
+        return _CYCLES_PER_VECTOR * operations_of(op.op_type) * elements / lanes
+    return operator_body(group, op, machine).cycles(machine) * elements / lanes

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-PARALLEL_MIN_WORK = 10_000  # scalar operations below which a parallel region costs more than it saves, though threads are awake
+from ...runtime.hardware.machine import Machine
+
+_OPERATIONS_A_CYCLE = 10.0  # of a kernel, scalar ones, which vectors make
 COPIED_BYTES = 8.0  # a cycle, when a tensor is read or written contiguously
 _CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
 _SCATTERED_ELEMENT = 1.0  # cycles of an element that is stored alone
+
+
+def parallel_work(machine: Machine) -> float:
+    """Scalar operations below which a parallel region costs more than it saves: one core makes them while threads wake."""
+    return _OPERATIONS_A_CYCLE * machine.wake_cycles
 
 
 def scattered_cycles(elements: int) -> float:

@@ -21,7 +21,6 @@ _START_CYCLES = 20.0  # overhead of a tile: addresses, entering and leaving the 
 _UNHIDDEN = 0.15  # the part of the time of loading a panel from L2 that multiply-adds do not hide
 _SET_ROWS = 13  # rows of a tile, at most, whose elements share a set of L1, which has 8 to 12 ways
 _LEAST_SAVED = 100  # a shorter last tile must save one part in so many of the product, as it is more code
-_L1_SHARE = 1.0  # of L1 that a panel may take: rows of A are read once and do not displace it
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Step:
 
 def stream_cycles(machine: Machine, panel_bytes: float) -> float:
     """Cycles of loading a vector of a panel of so many bytes from L2, L3 or memory, whichever holds it; 0 if L1 does."""
-    if panel_bytes <= _L1_SHARE * machine.l1.size_bytes:
+    if panel_bytes <= machine.l1.size_bytes:
         return 0.0
     level = machine.level_of(panel_bytes)
     return machine.vector_bytes / (machine.memory_bytes if level is None else level.bytes_per_cycle)

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..codegen.builder import Index
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import parallel_work
+from ..cost.pointwise import LoopBody, operator_body, scalar_steps
 from ..expressions.pointwise import POINTWISE
 from ..groups.group import Group
 from ..movement.injective import as_bits
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import (
     finish,
     map_elements,
     narrowest_lanes,
     new_builder,
     pointwise_cost,
+    result_machine,
     same_place_operands,
     store_outputs,
 )
 from ..template.values import GroupValues, pointwise_obstacle
 from .row_blocks import Steps, choose_blocks, map_blocks
 
+_ROW_CYCLES = 4.0  # of a row's address and its loop
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes pointwise operators only, all of whose outputs have one shape."""
     if any(op.op_type not in POINTWISE for op in group.ops):
         return Refusal("has an operator that is not pointwise")
@@ -34,6 +41,33 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal(reason)
     if len({group.types[name].shape for name in group.outputs}) != 1:
         return Refusal("outputs differ in shape")
+    return Candidate(_estimate(merge_dimensions(group), target), partial(_build, group, target))
+
+
+def _estimate(merged: Group, target: Target) -> Estimate:
+    """Of one trip: operators on smaller values once for each of their elements, and values that rows share once for a row."""
+    machine = result_machine(merged, target)
+    shape = merged.types[merged.outputs[0]].shape
+    *outer, inner = shape
+    rows, spans = prod(outer), {name for name, kind in merged.types.items() if kind.shape[-1] == inner}
+    read = [name for name in merged.inputs if name in spans and merged.literal(name) is None]
+    body = LoopBody(loads=len(read), stores=len(merged.outputs))
+    beside = 0.0
+    for op in merged.ops:
+        one = operator_body(merged, op, machine)
+        if merged.types[op.outputs[0]].elements == prod(shape):
+            body += one
+        else:
+            beside += one.cycles(machine) * merged.types[op.outputs[0]].elements / machine.lanes
+    if cut := choose_blocks(merged, Steps(machine.lanes, target.machine.lanes)):
+        cycles = prod(shape) / machine.lanes * body.cycles(machine) + cut.block_cycles(Steps(machine.lanes, target.machine.lanes))
+    else:
+        cycles = rows * (scalar_steps(inner, machine.lanes) * body.cycles(machine) + (_ROW_CYCLES if rows > 1 else 0.0))
+    work = prod(shape) * pointwise_cost(merged)
+    return with_bytes(Estimate(cycles + beside, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), merged)
+
+
+def _build(group: Group, target: Target) -> BuiltKernel:
     merged = merge_dimensions(group)
     shape = merged.types[merged.outputs[0]].shape
     builder = new_builder(target)

@@ -113,8 +113,16 @@ class RowBlocks:
     def cycles(self, steps: Steps) -> float:
         """Estimated cycles of an element."""
         computing = sum(_cycles_of(op) * self._steps_of(op, steps) for op in self.group.ops)
+        return _MEMORY_CYCLES + computing + self._cut_cycles(steps)
+
+    def block_cycles(self, steps: Steps) -> float:
+        """Estimated cycles that blocks take of all elements beside the operators."""
+        return prod(self.shape) * self._cut_cycles(steps)
+
+    def _cut_cycles(self, steps: Steps) -> float:
+        """Of an element, for spreading values and starting blocks."""
         spreading = sum(self._spread_cycles(name, steps) for name in self.spread if not self.is_constant(name))
-        return _MEMORY_CYCLES + computing + spreading + _BLOCK_CYCLES * self.blocks / self.run
+        return spreading + _BLOCK_CYCLES * self.blocks / self.run
 
     def _steps_of(self, op: Op, steps: Steps) -> float:
         """Operations in the place of one on each element at full size."""

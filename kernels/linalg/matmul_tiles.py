@@ -27,7 +27,7 @@ from ..template.kernel import finish
 from ..template.values import pointwise_obstacle, split_anchor
 from .matmul import MatMulKernel, Side
 
-_NEAR_BYTES = 1 << 20  # of packed rows of A that L2 holds besides a panel of B
+_NEAR_SHARE = 0.5  # of L2, for packed rows of A that stay there beside a panel of B and the next one
 _WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
 _BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
 PanelAt = Callable[[Expr, Expr], TileOperand]  # of (matrix, panel)
@@ -68,6 +68,7 @@ class AmxProduct(MatMulKernel):
         self.steps = ceil(self.a.depth / DEPTH)
         halves = 1 if self.a.lines <= ROWS else 2, 1 if self.b.lines <= ROWS else 2
         self.unit = tile_unit(self.builder, target)
+        self.near_bytes = target.machine.l2.part_bytes(_NEAR_SHARE)
         self.blocks = AmxMicroKernel(self.builder, self.unit, (self.steps,), self.terms, halves)
 
     @property
@@ -93,8 +94,8 @@ class AmxProduct(MatMulKernel):
         if self.a.name in self.group.constants:
             self._walk(self._constant_panels(self.a, False), b, threads, columns_outside=True)
         elif self._reads_rows():
-            self._walk(self._rows_in_place(), b, threads, columns_outside=a_bytes <= _NEAR_BYTES)
-        elif a_bytes <= _NEAR_BYTES or self.matrices * self.rows < 2 * threads:
+            self._walk(self._rows_in_place(), b, threads, columns_outside=a_bytes <= self.near_bytes)
+        elif a_bytes <= self.near_bytes or self.matrices * self.rows < 2 * threads:
             self._walk(self._packed_panels(self.a, False), b, threads, columns_outside=True)
         else:
             self._pack_and_walk(packer, b, threads)
@@ -192,7 +193,7 @@ class AmxProduct(MatMulKernel):
     def _pack_and_walk(self, packer: StepPacker, b: PanelAt, threads: int) -> None:
         """Each thread packs as many panels of its rows of A as L2 holds and multiplies them by all panels of B, in turn."""
         builder, size = self.builder, packer.panel_elements
-        panels = max(min(_NEAR_BYTES // (2 * size), ceil(self.matrices * self.rows / threads), self.rows), 1)
+        panels = max(min(self.near_bytes // (2 * size), ceil(self.matrices * self.rows / threads), self.rows), 1)
         scratch = builder.workspace(threads * panels * size, "uint16")
         extents = self.matrices, ceil(self.rows / panels)
         with tile_threads(builder, self.unit, threads) as (thread, sums):
@@ -216,7 +217,7 @@ class AmxProduct(MatMulKernel):
     def _next(self, panel: TileOperand, m: Expr) -> NextPanel | None:
         """The panel of B to prefetch while all rows are multiplied by this one; None unless B is constant and exceeds L2."""
         size = self.steps * self.terms * TERM_ELEMENTS // 2
-        if self.b.name not in self.group.constants or 4 * size * self.columns < _NEAR_BYTES:
+        if self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
             return None
         return NextPanel(self.builder.bind(panel.at((self.steps,), 0, 0)), m, self.rows)
 

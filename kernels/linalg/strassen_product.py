@@ -27,7 +27,7 @@ from .matmul import Side
 from .strassen_tables import PackBilinear, combine, strassen
 
 TYPE = "float32"
-_NEAR_BYTES = 384 * 1024  # of L2 for the products with a panel
+_NEAR_SHARE = 0.375  # of L2, for the products with a panel, beside the panel and the rows that it multiplies
 _LINE = 16  # float32 numbers in a cache line
 Place = Callable[[Expr], Expr]
 Store = Callable[[Expr, Expr, Expr], None]
@@ -105,7 +105,7 @@ class StrassenProduct:
         tiles = tile_options(self.m, self.n, self.k, self.target.machine, shifted_loads=False, b_padded=True, streams_b=True)
         self.tile = self.builder.choose("tile", tiles)
         self.panels, rows = ceil(self.n / self.tile.columns), ceil(self.m / self.tile.rows)
-        most = max(_NEAR_BYTES // (4 * one.products * self.tile.rows * self.tile.columns), 1)
+        most = max(self.target.machine.l2.part_bytes(_NEAR_SHARE) // (4 * one.products * self.tile.rows * self.tile.columns), 1)
         self.tiles = ceil(rows / ceil(rows / most))  # register tiles of rows in a part
         self.size = self.tiles * self.tile.rows
         self.parts = ceil(self.m / self.size)

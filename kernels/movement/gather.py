@@ -7,15 +7,19 @@ outside of the tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import parallel_work
+from ..cost.movement import arrival_cycles, chosen_elements_cycles, chosen_rows_cycles
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
-from ..template.kernel import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost
+from ..template.contract import BuiltKernel, Candidate, Refusal
+from ..template.kernel import anchor_bodies, finish, map_elements, narrowest_lanes, new_builder, pointwise_cost, result_machine
 from ..template.loops import bound_unravel, follow, merge_sections, nest
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import pointwise_obstacle, split_anchor
@@ -24,7 +28,7 @@ from .injective import as_bits
 OPERATORS = frozenset(["Gather", "GatherElements", "GatherND"])
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one gathering operator with its followers."""
     anchor, followers = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
@@ -35,6 +39,35 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal(reason)
     if not followers:
         group = as_bits(group, (anchor.inputs[0], anchor.outputs[0]))
+    return Candidate(_estimate(group, anchor, target), partial(_build, group, anchor, target))
+
+
+def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
+    """Of the rows that indices choose, or of elements one by one."""
+    data, elements = group.types[anchor.inputs[0]], group.types[anchor.outputs[0]].elements
+    machine, length = result_machine(group, target), _row_length(group, anchor)
+    before, after = anchor_bodies(group, anchor, machine)
+    rows = elements // max(length, 1)
+    if length == 1:
+        cycles = chosen_elements_cycles(rows, before + after, machine)
+    else:
+        cycles = chosen_rows_cycles(rows, length, machine.lanes, before + after, machine)
+    cycles += arrival_cycles(rows, data.size_bytes, machine)
+    is_parallel = 4 * elements >= parallel_work(target.machine)
+    return with_bytes(Estimate(cycles, elements * pointwise_cost(group), unit="vector", is_parallel=is_parallel), group)
+
+
+def _row_length(group: Group, anchor: Op) -> int:
+    """Neighbouring elements that one index chooses."""
+    data, indices = (group.types[name].shape for name in anchor.inputs)
+    if anchor.op_type == "GatherElements":
+        return 1
+    if anchor.op_type == "GatherND":
+        return prod(data[anchor.attribute("batch_dims", 0) + indices[-1] :])
+    return prod(data[anchor.attribute("axis", 0) % len(data) + 1 :])
+
+
+def _build(group: Group, anchor: Op, target: Target) -> BuiltKernel:
     builder = new_builder(target)
     elements = group.types[anchor.outputs[0]].elements
     if elements and group.types[anchor.inputs[0]].elements:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, product
 from math import prod
 
@@ -15,13 +16,15 @@ import numpy as np
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..codegen.builder import row_major
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import parallel_work
 from ..groups.group import Group, Op, literal_ints
-from ..template.contract import BuiltKernel, Refusal
-from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.contract import BuiltKernel, Candidate, Refusal
+from ..template.kernel import anchor_bodies, finish, new_builder, pointwise_cost, result_machine
 from ..template.prologue import flat_obstacle
 from ..template.values import pointwise_obstacle, split_anchor
 from ..template.views import permutation, slice_places
-from .strided_copy import Axis, Region, copy_regions
+from .strided_copy import Axis, Region, copy_regions, regions_cycles
 
 Regions = dict[str, list[Region]]  # the regions of each of the anchor's outputs
 _MAX_REGIONS = 256  # loop nests of one kernel
@@ -31,7 +34,7 @@ class _UnknownOperandError(Exception):
     """An operand that must be known at compile time is not."""
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one operator that moves elements, with its followers."""
     anchor, followers = split_anchor(group)
     if anchor is None or anchor.op_type not in _REGIONS:
@@ -51,6 +54,25 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal(f"{anchor.op_type} has {unknown} that only a run knows")
     if sum(map(len, regions.values())) > _MAX_REGIONS:
         return Refusal(f"{anchor.op_type} falls into more than {_MAX_REGIONS} regions")
+    return Candidate(_estimate(group, anchor, regions, target), partial(_build, group, anchor, regions, target))
+
+
+def _estimate(group: Group, anchor: Op, regions: Regions, target: Target) -> Estimate:
+    machine, builder = result_machine(group, target), new_builder(target)
+    before, after = anchor_bodies(group, anchor, machine)
+    body = after + replace(before, loads=0.0)  # which regions count by their strides
+    cycles = 0.0
+    for result, parts in regions.items():
+        output = result if result in group.outputs else group.outputs[0]
+        cycles += regions_cycles(group, builder, anchor, output, parts, machine, body)
+    work = sum(group.types[name].elements for name in group.outputs)
+    estimate = with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
+    if anchor.op_type != "Slice":
+        return estimate
+    return replace(estimate, streamed_bytes=min(estimate.streamed_bytes, 2 * group.types[anchor.outputs[0]].size_bytes))
+
+
+def _build(group: Group, anchor: Op, regions: Regions, target: Target) -> BuiltKernel:
     builder = new_builder(target)
     for result, parts in regions.items():
         output = result if result in group.outputs else group.outputs[0]

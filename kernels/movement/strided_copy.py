@@ -12,7 +12,10 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.hardware.machine import Machine
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
+from ..cost.movement import copied_cycles, repeated_cycles, transposed_cycles
+from ..cost.pointwise import LoopBody
 from ..groups.group import Group, Op
 from ..template.loops import bound_unravel, cover, follow, merge_sections, parallel_nest
 from ..template.prologue import is_computed, source_of
@@ -50,6 +53,19 @@ class Region:
 
 def copy_regions(group: Group, builder: KernelBuilder, anchor: Op, output: str, regions: Sequence[Region]) -> None:
     """Write `output`, which is the anchor's own or that of its followers, region by region."""
+    for copy in _copies(group, builder, anchor, output, regions):
+        copy.emit()
+
+
+def regions_cycles(
+    group: Group, builder: KernelBuilder, anchor: Op, output: str, regions: Sequence[Region], machine: Machine, store: LoopBody
+) -> float:
+    """Estimated cycles of one core for what `copy_regions` writes; `store` is what a vector takes beside reading it."""
+    return sum(copy.cycles(machine, store) for copy in _copies(group, builder, anchor, output, regions))
+
+
+def _copies(group: Group, builder: KernelBuilder, anchor: Op, output: str, regions: Sequence[Region]) -> list[_Copy]:
+    """The regions that are not empty, over merged dimensions."""
     shape = group.types[output].shape
     sections: list[list[int]] = []
     for axis, extent in enumerate(shape):
@@ -60,9 +76,8 @@ def copy_regions(group: Group, builder: KernelBuilder, anchor: Op, output: str, 
         sections = [*sections[:-1], [*sections[-1], axis]] if joins else [*sections, [axis]]
     merged, sections_runs = merge_sections(group, shape, sections)
     runs = [run for section in sections_runs for run in section]
-    for region in regions:
-        if prod(region.shape):
-            _Copy(merged, builder, anchor, output, _merged(region, shape, runs)).emit()
+    found = [_merged(region, shape, runs) for region in regions if prod(region.shape)]
+    return [_Copy(merged, builder, anchor, output, region) for region in found]
 
 
 def _merged(region: Region, shape: tuple[int, ...], runs: Sequence[Sequence[int]]) -> Region:
@@ -90,8 +105,29 @@ class _Copy:
     output: str
     region: Region
 
+    @property
+    def _loops(self) -> list[Axis]:
+        return [axis for axes in self.region.axes for axis in axes]
+
+    def cycles(self, machine: Machine, store: LoopBody) -> float:
+        """Estimated, of one core; `store` is what a vector takes beside reading it."""
+        loops, lanes = self._loops, self._lanes()
+        if not loops:
+            return 1.0
+        *outer, last = loops
+        if (across := self._transposed_loop(loops)) is not None:
+            item_bytes = self.group.types[self.output].bytes_of(1)
+            others = prod(axis.extent for i, axis in enumerate(outer) if i != across)
+            below = prod(axis.extent for axis in loops[across + 1 :]) * item_bytes
+            sides = loops[across].extent, last.extent
+            side = self._tile_side(loops[across], last)
+            return transposed_cycles(others, sides, (below, last.stride * item_bytes), side, store, machine)
+        if self._repeats(loops):
+            return repeated_cycles(prod(axis.extent for axis in outer[:-1]), outer[-1].extent, last.extent, lanes, store, machine)
+        return copied_cycles([axis.extent for axis in loops], last.stride, lanes, store, machine)
+
     def emit(self) -> None:
-        loops = [axis for axes in self.region.axes for axis in axes]
+        loops = self._loops
         work = prod(axis.extent for axis in loops)
         lanes = self._lanes()
         if not loops:
@@ -138,13 +174,18 @@ class _Copy:
             return None
         return next((i for i, axis in enumerate(loops[:last]) if axis.stride == 1 and axis.extent >= 4), None)
 
+    def _tile_side(self, down: Axis, along: Axis) -> int:
+        """A power of two that neither loop is shorter than."""
+        side = min(_TILE, self._lanes())
+        while side > min(down.extent, along.extent):
+            side //= 2
+        return side
+
     def _transpose(self, loops: Sequence[Axis], across: int, work: int) -> None:
         """Square tiles over the loop that runs along the source and the last one, which runs along the output."""
         builder = self.builder
         down, along = loops[across], loops[-1]
-        side = min(_TILE, self._lanes())
-        while side > min(down.extent, along.extent):
-            side //= 2
+        side = self._tile_side(down, along)
         outer = [axis.extent for i, axis in enumerate(loops[:-1]) if i != across]
         blocks = (-(-down.extent // side), -(-along.extent // side))
 

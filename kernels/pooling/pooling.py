@@ -10,18 +10,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import product
+from math import prod
 from operator import add
 
 import numpy as np
 from tvm import tirx
 
+from ...runtime.hardware.machine import Machine
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..convolution.window import Window, read_window
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import parallel_work
+from ..cost.pointwise import LoopBody
+from ..cost.pooling import pooling_cycles
+from ..cost.rows import MAX_INSTRUCTIONS
 from ..expressions import math
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
-from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.contract import BuiltKernel, Candidate, Refusal
+from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, cover, follow, parallel_nest
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import pointwise_obstacle, split_anchor
@@ -31,7 +38,7 @@ _RUN = 1024  # outputs of one run: its scratch row stays in L1
 _MAX_PHASES = 4  # strides up to which every n-th element is picked with shuffles
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one pooling without indices, with its followers."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
@@ -42,10 +49,35 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal(reason)
     if len(anchor.outputs) > 1 and anchor.outputs[1]:
         return Refusal("indices of the greatest elements are asked for")
-    builder = new_builder(target)
-    dtype = accumulator_type(group.types[anchor.inputs[0]].dtype)
     window = read_window(group, anchor)
     work = group.types[group.outputs[0]].elements * (sum(window.kernel) + pointwise_cost(group))
+    return Candidate(_estimate(group, anchor, window, work, target), partial(_build, group, anchor, window, work, target))
+
+
+def _estimate(group: Group, anchor: Op, window: Window, work: int, target: Target) -> Estimate:
+    kind = group.types[anchor.inputs[0]]
+    *outer, columns = window.outputs
+    machine = machine_of(target, accumulator_type(kind.dtype))
+    run = min(columns, _RUN)
+    lines = prod(kind.shape[:2]) * prod(outer) * -(-columns // max(run, 1))
+    shape = window.kernel, window.strides[-1], window.dilations[-1], run
+    cycles = pooling_cycles(lines, *shape, _MAX_PHASES, pooling_bodies(group, anchor, machine), machine)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
+
+
+def pooling_bodies(group: Group, anchor: Op, machine: Machine) -> tuple[LoopBody, LoopBody, LoopBody]:
+    """What a vector takes: to read it, to combine it with another, and to store a result."""
+    before, after = anchor_bodies(group, anchor, machine)
+    if anchor.op_type == "LpPool":
+        before += LoopBody(float(anchor.attribute("p", 2)))
+        after += LoopBody(divisions=1)
+    if anchor.op_type == "AveragePool":
+        after += LoopBody(divisions=1)
+    return before, LoopBody(MAX_INSTRUCTIONS if anchor.op_type == "MaxPool" else 1), after
+
+
+def _build(group: Group, anchor: Op, window: Window, work: int, target: Target) -> BuiltKernel:
+    builder, dtype = new_builder(target), accumulator_type(group.types[anchor.inputs[0]].dtype)
     if work:
         Pooling(group, builder, anchor, window, dtype).emit(work)
     return finish("pooling", builder, group, flops=work)

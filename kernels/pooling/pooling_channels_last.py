@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import prod
 
@@ -13,19 +14,24 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder
 from ..convolution.channels_last_form import ChannelsLast, channels_last_form
-from ..convolution.window import clipped_taps, read_window
+from ..convolution.window import Window, clipped_taps, read_window
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import parallel_work
+from ..cost.movement import copied_cycles
+from ..cost.pointwise import LoopBody
+from ..cost.pooling import channels_last_pooling_cycles
 from ..formats.bfloat16 import decoded, ordered_code
 from ..groups.group import Group
-from ..template.contract import BuiltKernel, Refusal
-from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.contract import BuiltKernel, Candidate, Refusal
+from ..template.kernel import finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, parallel_nest
 from ..template.values import Reader
-from .pooling import OPERATORS, Pooling
+from .pooling import OPERATORS, Pooling, pooling_bodies
 
 _MAX_UNROLLED = 64  # elements of a window whose combination is one expression
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one pooling of images or volumes without indices, transposed from and to channels-last, with its followers."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
@@ -35,14 +41,33 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         return Refusal("has no pooling of an image that lies channels-last")
     if len(anchor.outputs) > 1 and anchor.outputs[1]:
         return Refusal("indices of the greatest elements are asked for")
-    builder, window = new_builder(target), read_window(form.inner, anchor)
+    window = read_window(form.inner, anchor)
+    work = form.inner.types[anchor.outputs[0]].elements * (prod(window.kernel) + pointwise_cost(form.inner))
+    return Candidate(_estimate(group, form, window, work, target), partial(_build, group, form, window, work, target))
+
+
+def _estimate(group: Group, form: ChannelsLast, window: Window, work: int, target: Target) -> Estimate:
+    """Of all windows, and of what comes from elsewhere into the results."""
+    anchor = form.anchor
+    images, channels = form.inner.types[anchor.inputs[0]].shape[:2]
+    machine = machine_of(target, accumulator_type(form.inner.types[anchor.inputs[0]].dtype))
+    is_counted = anchor.op_type == "AveragePool" and any(window.begins)
+    bodies = pooling_bodies(form.inner, anchor, machine)
+    positions, taps = images * prod(window.outputs), prod(window.kernel)
+    cycles = channels_last_pooling_cycles(positions, channels, taps, bodies, machine, is_counted=is_counted)
+    copied = sum(copied_cycles(one.shape, one.places[-1][1], machine.lanes, LoopBody(stores=1), machine) for one in form.pieces)
+    estimate = Estimate(cycles + copied, work, unit="vector", is_parallel=work >= parallel_work(target.machine))
+    return with_bytes(estimate, group)
+
+
+def _build(group: Group, form: ChannelsLast, window: Window, work: int, target: Target) -> BuiltKernel:
+    builder, anchor = new_builder(target), form.anchor
     dtype = form.inner.types[anchor.inputs[0]].dtype
     if anchor.op_type == "MaxPool" and dtype == "bfloat16" and not target.is_gpu:
         pooling: Pooling = _MaxOfCodes(form.inner, builder, anchor, window, "uint16")
     else:
         pooling = Pooling(form.inner, builder, anchor, window, accumulator_type(dtype))
     form.copy_pieces(builder)
-    work = form.inner.types[anchor.outputs[0]].elements * (prod(window.kernel) + pointwise_cost(form.inner))
     if work:
         _Emission(form, builder, pooling, form.readers(builder)[anchor.inputs[0]]).emit(work)
     return finish("pooling_channels_last", builder, group, flops=work)

@@ -17,8 +17,6 @@ from .operands import PackGates, RecurrentOperands
 from .products import GateTile, RowProduct, choose_gate_tile, row_format
 from .products_amx import GatePanels, TiledRows, TiledWeights, pays, terms_of
 
-_L2_BYTES = 1 << 20  # weights of more bytes exceed L2
-
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -28,6 +26,7 @@ class StagePlan:
     rows: RowProduct | TiledRows
     tiles: GateTile
     panels: int
+    near_bytes: int  # of the second-level cache
     weights: Buffer = None
     tiled: TiledWeights | None = None
 
@@ -42,11 +41,11 @@ class StagePlan:
         if isinstance(self.rows, TiledRows):
             return False
         tile = self.tiles.tile
-        return tile.rows > 1 and self.panels * self.tiles.parts * self.rows.steps * tile.columns * 4 > _L2_BYTES
+        return tile.rows > 1 and self.panels * self.tiles.parts * self.rows.steps * tile.columns * 4 > self.near_bytes
 
     def prefetches_projection(self, share_bytes: int) -> bool:
         """Whether a tile's input projection is prefetched: `share_bytes`, all of it, exceed L2."""
-        return self.tiled is None and self.tiles.tile.rows > 1 and share_bytes > _L2_BYTES
+        return self.tiled is None and self.tiles.tile.rows > 1 and share_bytes > self.near_bytes
 
     @property
     def is_rough(self) -> bool:
@@ -75,7 +74,7 @@ def plan_stage(operands: RecurrentOperands, cell: Cell, stage: Stage, unit: Tile
         machine_of(target, operands.dtype),
     )
     weights = operands.weights(operands.r, PackGates(cell.gates, gates, tiles.units, number_format.k_pack, tiles.parts))
-    return StagePlan(stage, rows, tiles, ceil(operands.hidden / tiles.units), weights)
+    return StagePlan(stage, rows, tiles, ceil(operands.hidden / tiles.units), target.machine.l2.size_bytes, weights)
 
 
 def _plan_on_tiles(operands: RecurrentOperands, cell: Cell, stage: Stage, terms: int, unit: TileUnit) -> StagePlan:
@@ -88,4 +87,5 @@ def _plan_on_tiles(operands: RecurrentOperands, cell: Cell, stage: Stage, terms:
     cycles = tile_step_cycles(operands.batch, len(gates) * LINES, operands.hidden, terms, builder.machine)
     tiles = GateTile(Tile(LINES, LINES // lanes, lanes), len(gates), LINES, cycles)
     weights = TiledWeights(operands, operands.r, panels, rows, unit)
-    return StagePlan(stage, rows, tiles, ceil(operands.hidden / LINES), tiled=weights)
+    near_bytes = builder.machine.l2.size_bytes
+    return StagePlan(stage, rows, tiles, ceil(operands.hidden / LINES), near_bytes, tiled=weights)

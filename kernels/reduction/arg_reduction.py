@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import parallel_work
 from ..cost.operations import operations_of
-from ..groups.group import Group
-from ..template.contract import BuiltKernel, Refusal
-from ..template.kernel import finish, new_builder, pointwise_cost
+from ..cost.pointwise import LoopBody
+from ..cost.reduction import search_cycles
+from ..groups.group import Group, Op
+from ..template.contract import BuiltKernel, Candidate, Refusal
+from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, follow
 from ..template.values import pointwise_obstacle, split_anchor
-from .reduction_loops import Block, reduce_blocks
+from .reduction_loops import Block, counted_reduction, reduce_blocks
 
 OPERATORS = frozenset(["ArgMax", "ArgMin"])
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+_COMPARED = LoopBody(5)  # of a vector: which elements are better, NaN among them, and their places
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one ArgMax or ArgMin, with its followers."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no ArgMax or ArgMin")
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
+    elements = group.types[anchor.inputs[0]].elements
+    work = elements * operations_of(anchor.op_type) + group.types[group.outputs[0]].elements * pointwise_cost(group)
+    return Candidate(_estimate(group, anchor, target, work), partial(_build, group, anchor, target, work))
+
+
+def _estimate(group: Group, anchor: Op, target: Target, work: int) -> Estimate:
+    operand = group.types[anchor.inputs[0]]
+    machine = machine_of(target, accumulator_type(operand.dtype))
+    before, _ = anchor_bodies(group, anchor, machine)
+    one = counted_reduction(group, anchor, (_axis_of(anchor, operand.shape or (1,)),), machine)
+    cycles = search_cycles(one, _COMPARED + before, machine)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
+
+
+def _axis_of(anchor: Op, shape: tuple[int, ...]) -> int:
+    return int(anchor.attribute("axis", 0)) % len(shape)
+
+
+def _build(group: Group, anchor: Op, target: Target, work: int) -> BuiltKernel:
     builder = new_builder(target)
     operand = group.types[anchor.inputs[0]]
     shape = operand.shape or (1,)
-    work = operand.elements * operations_of(anchor.op_type) + group.types[group.outputs[0]].elements * pointwise_cost(group)
     search = _Search(accumulator_type(operand.dtype), anchor.op_type == "ArgMax", bool(anchor.attribute("select_last_index", 0)))
 
     def compute(merged: Group, block: Block) -> None:
@@ -58,8 +85,8 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
 
         block.each_result(store)
 
-    axis = anchor.attribute("axis", 0) % len(shape)
-    reduce_blocks(group, builder, shape, (axis,), anchor.outputs[0], builder.lanes(search.dtype), work, compute)
+    axes = (_axis_of(anchor, shape),)
+    reduce_blocks(group, builder, shape, axes, anchor.outputs[0], builder.lanes(search.dtype), work, compute)
     return finish("arg_reduction", builder, group, flops=work)
 
 

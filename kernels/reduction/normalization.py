@@ -7,19 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
+from functools import partial
+from math import ceil, prod
 
 import numpy as np
 from tvm import tirx
 
+from ...runtime.hardware.machine import Machine
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import parallel_work
 from ..cost.operations import operations_of
+from ..cost.pointwise import LoopBody, pointwise_body, vector_steps
+from ..cost.rows import normalization_passes, row_cycles, softmax_passes
 from ..expressions import math
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
-from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.contract import BuiltKernel, Candidate, Refusal
+from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, follow, merge_sections, nest, parallel_nest
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import pointwise_obstacle, split_anchor
@@ -30,8 +36,13 @@ _SOFTMAX = ("LogSoftmax", "Softmax")
 OPERATORS = frozenset([*_SOFTMAX, "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"])
 
 
-def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKernel | Refusal:
-    """Takes one normalization, with its followers; `emit` writes the loops over the rows, `Rows.emit` if it is left out."""
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes one normalization, with its followers."""
+    anchor = _anchor_of(group)
+    return anchor if isinstance(anchor, Refusal) else Candidate(_estimate(group, anchor, target), partial(build, group, target))
+
+
+def _anchor_of(group: Group) -> Op | Refusal:
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no normalization")
@@ -40,10 +51,52 @@ def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKe
     if reason := flat_obstacle(group, anchor.inputs[0]):
         return Refusal(reason)
     operand = group.types[anchor.inputs[0]]
-    if "float" not in operand.dtype:
-        return Refusal(f"no statistics of {operand.dtype}")
+    return anchor if "float" in operand.dtype else Refusal(f"no statistics of {operand.dtype}")
+
+
+def _work(group: Group, anchor: Op) -> int:
+    return group.types[anchor.inputs[0]].elements * (operations_of(anchor.op_type) + pointwise_cost(group))
+
+
+def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
+    """Of all rows, or of blocks of neighbouring rows where vectors run across them."""
+    work, elements = _work(group, anchor), group.types[anchor.inputs[0]].elements
+    rows = _rows(group, new_builder(target), anchor)
+    machine = machine_of(target, rows.dtype)
+    before, after = anchor_bodies(group, anchor, machine)
+    if anchor.op_type in _SOFTMAX:
+        power = pointwise_body(group, [Op("ExpNonpositive", anchor.inputs, anchor.outputs)], machine)
+        passes = softmax_passes(before, after, power, is_logarithm=anchor.op_type == "LogSoftmax")
+    else:
+        parameters = sum(map(bool, anchor.inputs[1:3]))
+        passes = normalization_passes(before, after, parameters, has_mean=anchor.op_type != "RMSNormalization")
+    side = rows.length if rows.rowwise else rows.shape[-1]
+    lanes, slots = block_slots(machine.lanes, side)
+    if rows.rowwise:
+        inner = rows.shape[rows.row.stop - 1]
+        steps, blocks = rows.length // max(inner, 1) * vector_steps(inner, lanes), elements / max(rows.length, 1)
+    else:
+        steps, blocks = rows.length * slots // lanes, elements / max(side * rows.length, 1) * ceil(side / slots)
+    settled = _settled(group, anchor, machine).cycles(machine) * (1 if rows.rowwise else slots // lanes)
+    cycles = blocks * (row_cycles(passes, steps, slots, machine, is_across=not rows.rowwise) + settled)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
+
+
+def _settled(group: Group, anchor: Op, machine: Machine) -> LoopBody:
+    """What is computed from the sums of a row: a logarithm, a quotient, or the quotient of a root."""
+    if anchor.op_type == "LogSoftmax":
+        return pointwise_body(group, [Op("Log", anchor.inputs, anchor.outputs)], machine)
+    return LoopBody(divisions=1 if anchor.op_type == "Softmax" else 2)
+
+
+def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKernel | Refusal:
+    """Takes one normalization, with its followers; `emit` writes the loops over the rows, `Rows.emit` if it is left out."""
+    anchor = _anchor_of(group)
+    if isinstance(anchor, Refusal):
+        return anchor
+    operand = group.types[anchor.inputs[0]]
     builder = new_builder(target)
-    work = operand.elements * (operations_of(anchor.op_type) + pointwise_cost(group))
+    work = _work(group, anchor)
     if operand.elements:
         rows = _rows(group, builder, anchor)
         (emit or Rows.emit)(rows, work, rows.softmax if anchor.op_type in _SOFTMAX else rows.normalize)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -11,15 +12,20 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import parallel_work
 from ..cost.operations import operations_of
+from ..cost.pointwise import LoopBody, pointwise_body
+from ..cost.reduction import reduction_cycles
+from ..cost.rows import MAX_INSTRUCTIONS
 from ..expressions import math
 from ..groups.group import Group, Op, literal_ints
-from ..template.contract import BuiltKernel, Refusal
-from ..template.kernel import finish, new_builder, pointwise_cost
+from ..template.contract import BuiltKernel, Candidate, Refusal
+from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, follow
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import pointwise_obstacle, split_anchor
-from .reduction_loops import Block, Combine, EmitResults, reduce_blocks
+from .reduction_loops import Block, Combine, EmitResults, counted_reduction, reduce_blocks
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,13 @@ _FOLDS = {
 OPERATORS = frozenset(_FOLDS)
 
 
-def build(group: Group, target: Target, emit: EmitResults | None = None) -> BuiltKernel | Refusal:
-    """Takes one reduction over known dimensions, with its followers; `emit` as of `reduce_blocks`."""
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes one reduction over known dimensions, with its followers."""
+    anchor = _anchor_of(group)
+    return anchor if isinstance(anchor, Refusal) else Candidate(_estimate(group, anchor, target), partial(build, group, target))
+
+
+def _anchor_of(group: Group) -> Op | Refusal:
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no reduction")
@@ -70,16 +81,46 @@ def build(group: Group, target: Target, emit: EmitResults | None = None) -> Buil
         return Refusal(reason)
     if reason := flat_obstacle(group, anchor.inputs[0]):
         return Refusal(reason)
-    axes = reduced_axes(group, anchor)
-    if axes is None:
-        return Refusal("only a run knows which dimensions are reduced")
+    return Refusal("only a run knows which dimensions are reduced") if reduced_axes(group, anchor) is None else anchor
+
+
+def _working_type(group: Group, anchor: Op) -> str:
+    operand = group.types[anchor.inputs[0]]
+    dtype = "uint8" if operand.dtype == "bool" else accumulator_type(operand.dtype)
+    return "float64" if anchor.op_type == "ReduceLogSumExp" and "float" not in dtype else dtype
+
+
+def _work(group: Group, anchor: Op) -> int:
+    results = group.types[group.outputs[0]].elements
+    return group.types[anchor.inputs[0]].elements * operations_of(anchor.op_type) + results * pointwise_cost(group)
+
+
+def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
+    machine, work = machine_of(target, _working_type(group, anchor)), _work(group, anchor)
+    before, after = anchor_bodies(group, anchor, machine)
+    one = counted_reduction(group, anchor, reduced_axes(group, anchor) or (), machine)
+    is_greatest = anchor.op_type in ("GlobalMaxPool", "ReduceLogSumExp", "ReduceMax", "ReduceMin")
+    passes = [LoopBody(MAX_INSTRUCTIONS if is_greatest else 2 if anchor.op_type == "ReduceL1" else 1) + before]
+    if anchor.op_type == "ReduceLogSumExp":
+        power = pointwise_body(group, [Op("Exp", anchor.inputs, anchor.outputs)], machine)
+        passes.append(LoopBody(2) + power + before)
+    if anchor.op_type in ("ReduceLogSum", "ReduceLogSumExp"):
+        after += pointwise_body(group, [Op("Log", anchor.inputs, anchor.outputs)], machine)
+    cycles = reduction_cycles(one, passes, after, machine)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
+
+
+def build(group: Group, target: Target, emit: EmitResults | None = None) -> BuiltKernel | Refusal:
+    """Takes one reduction over known dimensions, with its followers; `emit` as of `reduce_blocks`."""
+    anchor = _anchor_of(group)
+    if isinstance(anchor, Refusal):
+        return anchor
+    axes = reduced_axes(group, anchor) or ()
     operand = group.types[anchor.inputs[0]]
     builder = new_builder(target)
-    dtype = "uint8" if operand.dtype == "bool" else accumulator_type(operand.dtype)
-    if anchor.op_type == "ReduceLogSumExp" and "float" not in dtype:
-        dtype = "float64"
+    dtype = _working_type(group, anchor)
     count = prod(operand.shape[axis] for axis in axes)
-    work = operand.elements * operations_of(anchor.op_type) + group.types[group.outputs[0]].elements * pointwise_cost(group)
+    work = _work(group, anchor)
 
     def compute(merged: Group, block: Block) -> None:
         value = _accumulate(merged, anchor, block, dtype)

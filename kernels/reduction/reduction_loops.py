@@ -13,8 +13,10 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.hardware.machine import Machine
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
-from ..groups.group import Group
+from ..cost.reduction import Reduction
+from ..groups.group import Group, Op
 from ..template.loops import merge_sections, nest, parallel_nest, sweep
 
 _ACCUMULATORS = 4  # independent vectors: they hide the loop-carried latency of an addition, four cycles
@@ -128,9 +130,30 @@ def reduce_blocks(
     `result` names the anchor's output, with or without the reduced dimensions. `emit` writes the loops over the results,
     `Results.emit` if it is left out.
     """
-    out = group.types[result].shape
-    if prod(out) == 0:
+    if prod(group.types[result].shape) == 0:
         return
+    merged_group, kept, reduced = reduction_form(group, shape, axes, result)
+    results = Results(builder, kept, reduced, lanes)
+    (emit or Results.emit)(results, work, lambda block: compute(merged_group, block))
+
+
+def counted_reduction(group: Group, anchor: Op, axes: Sequence[int], machine: Machine) -> Reduction:
+    """The loops of a reduction of an anchor's first operand, as numbers; `machine` computes numbers of the working type."""
+    operand = group.types[anchor.inputs[0]]
+    _, kept, reduced = reduction_form(group, operand.shape or (1,), axes, anchor.outputs[0])
+    results, elements = prod(loop.extent for loop in kept), prod(loop.extent for loop in reduced)
+    is_rowwise = bool(reduced) and reduced[-1].stride == 1
+    side = reduced[-1].extent if is_rowwise else kept[-1].extent
+    lanes, slots = block_slots(machine.lanes, side)
+    stride_bytes = operand.bytes_of(reduced[-1].stride) if reduced else 0
+    return Reduction(results, elements, side, lanes, slots, is_rowwise, stride_bytes)
+
+
+def reduction_form(
+    group: Group, shape: tuple[int, ...], axes: Sequence[int], result: str
+) -> tuple[Group, tuple[Loop, ...], tuple[Loop, ...]]:
+    """The group over merged dimensions, the loops over the results, and those over the elements of each; see `reduce_blocks`."""
+    out = group.types[result].shape
     keeps = len(out) == len(shape)
     strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
     sections: list[list[int]] = [[]]
@@ -155,8 +178,7 @@ def reduce_blocks(
     for run in (run for section in runs for run in section):
         long = [input_axis[axis] for axis in run if out[axis] != 1]
         kept.append(Loop(prod(out[axis] for axis in run), strides[long[-1]] if long else 0))
-    results = Results(builder, tuple(kept), tuple(reduced), lanes)
-    (emit or Results.emit)(results, work, lambda block: compute(merged_group, block))
+    return merged_group, tuple(kept), tuple(reduced)
 
 
 @dataclass(frozen=True)

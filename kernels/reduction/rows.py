@@ -13,11 +13,16 @@ from math import prod
 import numpy as np
 from tvm import tirx
 
+from ...runtime.hardware.machine import Machine
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major, share
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import parallel_work
+from ..cost.pointwise import LoopBody, operator_body, pointwise_body, vector_steps
+from ..cost.rows import MAX_INSTRUCTIONS, RowPass, row_cycles
 from ..expressions import math
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, new_builder, pointwise_cost
 from ..template.loops import bound_unravel, nest
 from ..template.values import GroupValues, Reader, pointwise_obstacle
@@ -27,10 +32,11 @@ from .row_schedule import RowForm, row_form
 
 SCRATCH_BYTES = 128 * 1024  # of a thread: half of a small L2
 _LINE_BYTES = 64
+_SHARE = 1.02  # of the time of a template for one operator; measured are 0.95 to 1.1 for normalizations with followers
 OPERATORS = frozenset(COMPOSITES)
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes reductions over the same trailing dimensions, with pointwise operators around them, of floats."""
     if target.is_gpu:
         return Refusal("a row would be the work of one thread")
@@ -42,9 +48,46 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     if form.scratch_bytes > SCRATCH_BYTES:
         needs = f"{form.length} elements need {form.scratch_bytes // 1024} KiB of scratch"
         return Refusal(f"rows of {needs}, more than the {SCRATCH_BYTES // 1024} KiB that a thread keeps in cache")
+    work = prod(form.outer) * form.length * (pointwise_cost(form.group) + 2 * len(form.folds))
+    estimate = Estimate(row_form_cycles(form, target), work, unit="vector", is_parallel=work >= parallel_work(target.machine))
+    return Candidate(with_bytes(estimate, group), partial(_build, group, form, target, work))
+
+
+def row_form_cycles(form: RowForm, target: Target) -> float:
+    """Estimated cycles of one core for all rows of a form."""
+    machine = target.machine.of_items(max(np.dtype(form.group.types[op.outputs[0]].dtype).itemsize for op in form.folds))
+    *outer, last = form.row
+    lanes, slots = block_slots(machine.lanes, last)
+    steps = prod(outer) * vector_steps(last, lanes)
+    row_values = [op for op in form.group.ops if op.op_type not in FOLDS and op.outputs[0] not in form.elements]
+    returned = LoopBody(stores=len([name for name in form.group.outputs if name not in form.elements]))
+    beside = (pointwise_body(form.group, row_values, machine) + returned).cycles(machine)
+    passes = [_pass(form, loop, machine) for loop in range(form.loops)]
+    return _SHARE * prod(form.outer) * (row_cycles(passes, steps, slots, machine) + beside) if form.length else 0.0
+
+
+def _pass(form: RowForm, loop: int, machine: Machine) -> RowPass:
+    """What a loop does for each vector: all that its targets and folds need and that no loop before has kept."""
+    group, folds = form.group, [op for op in form.folds if form.levels[op.inputs[0]] == loop]
+    targets = form.targets(loop)
+    waiting, seen, body = [*targets, *(op.inputs[0] for op in folds)], set[str](), LoopBody()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or not name:
+            continue
+        seen.add(name)
+        if name in form.elements and form.kept.get(name, loop) >= loop:
+            body += operator_body(group, group.producers[name], machine)
+            waiting += group.producers[name].inputs
+        elif name in form.elements or prod(group.types[name].shape[len(form.outer) :]) > 1:
+            body += LoopBody(loads=1)
+    folded = sum(MAX_INSTRUCTIONS if op.op_type in ("FoldMax", "FoldMin") else 1 for op in folds)
+    stored = len([name for name in targets if name in form.kept])
+    return RowPass(body + LoopBody(folded, stores=stored), len(folds))
+
+
+def _build(group: Group, form: RowForm, target: Target, work: int) -> BuiltKernel:
     builder = new_builder(target)
-    operators = pointwise_cost(form.group) + 2 * len(form.folds)
-    work = prod(form.outer) * form.length * operators
     if prod(form.outer):
         _emit(form, builder, work)
     return finish("rows", builder, group, flops=work)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Expr
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import parallel_work
+from ..cost.pointwise import LoopBody
+from ..cost.reduction import scan_cycles
 from ..expressions import math
 from ..groups.group import Group, literal_ints
-from ..template.contract import BuiltKernel, Refusal
-from ..template.kernel import finish, new_builder
+from ..template.contract import BuiltKernel, Candidate, Refusal
+from ..template.kernel import finish, machine_of, new_builder
 from ..template.loops import accumulator_type
 from .reduction_loops import block_slots
 
@@ -23,20 +28,34 @@ _SCANS: dict[str, tuple[int, Callable[[Expr, Expr], Expr]]] = {
 OPERATORS = frozenset(_SCANS)
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one scan alone, along an axis known while compiling. Neighbouring columns are accumulated together, in registers."""
     (op,) = group.ops
     axes = literal_ints(group, op.inputs[1])
     if axes is None:
         return Refusal("the axis is known only to a run")
+    shape = group.types[op.inputs[0]].shape or (1,)
+    axis = axes[0] % len(shape)
+    return Candidate(_estimate(group, shape, axis, target), partial(_build, group, shape, axis, target))
+
+
+def _estimate(group: Group, shape: tuple[int, ...], axis: int, target: Target) -> Estimate:
+    kind = group.types[group.ops[0].inputs[0]]
+    machine = machine_of(target, accumulator_type(kind.dtype))
+    _, columns = block_slots(machine.lanes, prod(shape[axis + 1 :]))
+    cycles = scan_cycles(shape, axis, columns, LoopBody(1, loads=1, stores=1), machine)
+    is_parallel = kind.elements >= parallel_work(target.machine)
+    return with_bytes(Estimate(cycles, kind.elements, unit="vector", is_parallel=is_parallel), group)
+
+
+def _build(group: Group, shape: tuple[int, ...], axis: int, target: Target) -> BuiltKernel:
+    (op,) = group.ops
     kind = group.types[op.inputs[0]]
     builder = new_builder(target)
     source = builder.parameter(op.inputs[0], kind.elements, kind.dtype)
     out = builder.parameter(op.outputs[0], kind.elements, kind.dtype)
     if not kind.elements:
         return finish("scan", builder, group, flops=0)
-    shape = kind.shape or (1,)
-    axis = axes[0] % len(shape)
     length, inner = shape[axis], prod(shape[axis + 1 :])
     initial, combine = _SCANS[op.op_type]
     working = accumulator_type(kind.dtype)

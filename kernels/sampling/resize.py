@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import product
 from math import prod
 from operator import add
@@ -18,11 +18,14 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
+from ..cost.estimate import Estimate, with_bytes
+from ..cost.memory import parallel_work
+from ..cost.movement import resized_cycles
 from ..groups.group import Group, Op
 from ..movement.injective import as_bits, row_strides
-from ..movement.strided_copy import Axis, Region, copy_regions
-from ..template.contract import BuiltKernel, Operand, Refusal
-from ..template.kernel import finish, new_builder, pointwise_cost
+from ..movement.strided_copy import Axis, Region, copy_regions, regions_cycles
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost, result_machine
 from ..template.loops import follow, merge_sections, nest, parallel_nest, sweep
 from ..template.values import pointwise_obstacle, split_anchor
 from .resampling import Column, PackResampling, Resampling
@@ -33,7 +36,7 @@ _LARGEST_ROW = 1 << 16  # elements of a row on the stack, at most
 _EXACT = {"float64": "float64", "int32": "float64", "int64": "float64", "uint32": "float64", "uint64": "float64"}
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one Resize whose scales or sizes are constant, with an epilogue."""
     anchor, followers = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
@@ -43,24 +46,51 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     axes = read_axes(group, anchor)
     if isinstance(axes, Refusal):
         return axes
-    builder = new_builder(target)
     nearest = anchor.attribute("mode", "nearest") == "nearest"
     regular = _regular_region(group, anchor, axes) if nearest else None
-    outside = any(axis.outside.any() for axis in axes)
-    elements = group.types[anchor.outputs[0]].elements
-    if regular is not None and not outside:
+    if regular is not None and not any(axis.outside.any() for axis in axes):
         moved = group if followers else as_bits(group, (anchor.inputs[0], anchor.outputs[0]))
-        copy_regions(moved, builder, anchor, group.outputs[0], [regular])
-        return finish("resize", builder, moved, flops=elements * pointwise_cost(group))
+        return Candidate(_copy_estimate(moved, anchor, regular, target), partial(_build_copy, moved, anchor, regular, target))
     dtype = group.types[anchor.inputs[0]].dtype
     if dtype.startswith("complex") or (dtype == "bool" and not nearest):
         return Refusal(f"no means of {dtype}")
-    resize = _Resize.of(group, builder, anchor, axes)
+    resize = _Resize.of(group, new_builder(target), anchor, axes)
     if resize.largest_row > _LARGEST_ROW:
         return Refusal(f"rows of {resize.largest_row} elements, more than {_LARGEST_ROW}, would wait on the stack")
+    return Candidate(_estimate(group, resize, target), partial(_build, group, resize))
+
+
+def _copy_estimate(group: Group, anchor: Op, region: Region, target: Target) -> Estimate:
+    machine = result_machine(group, target)
+    _, after = anchor_bodies(group, anchor, machine)
+    cycles = regions_cycles(group, new_builder(target), anchor, group.outputs[0], [region], machine, after)
+    work = group.types[anchor.outputs[0]].elements
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
+
+
+def _estimate(group: Group, resize: _Resize, target: Target) -> Estimate:
+    machine = machine_of(target, resize.working)
+    before, after = anchor_bodies(group, resize.anchor, machine)
+    *outer, last = resize.dimensions
+    mixing, along = prod(d.axis.taps for d in outer if d.axis), last.axis.taps if last.axis else 0
+    rows = prod(d.outputs for d in outer)
+    cycles = resized_cycles(rows, last.outputs, last.inputs, (mixing, along), before + after, machine)
+    work = prod(d.outputs for d in resize.dimensions) * max(mixing * max(along, 1), 1)
+    return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=resize.work >= parallel_work(target.machine)), group)
+
+
+def _build_copy(group: Group, anchor: Op, region: Region, target: Target) -> BuiltKernel:
+    builder = new_builder(target)
+    copy_regions(group, builder, anchor, group.outputs[0], [region])
+    return finish("resize", builder, group, flops=group.types[anchor.outputs[0]].elements * pointwise_cost(group))
+
+
+def _build(group: Group, resize: _Resize) -> BuiltKernel:
+    elements = group.types[resize.anchor.outputs[0]].elements
     if elements:
         resize.emit()
-    return finish("resize", builder, group, flops=2 * elements * prod(axis.taps for axis in axes), packed=resize.packed)
+    taps = prod(d.axis.taps for d in resize.dimensions if d.axis)
+    return finish("resize", resize.builder, group, flops=2 * elements * taps, packed=resize.packed)
 
 
 def read_axes(group: Group, anchor: Op) -> list[Resampling] | Refusal:
@@ -189,9 +219,12 @@ class _Resize:
         summed = last.axis is not None and last.axis.taps > _MOST_UNROLLED
         return max(last.inputs * mixed, last.outputs * summed)
 
+    @property
+    def work(self) -> int:
+        return prod(d.outputs for d in self.dimensions) * (4 + 2 * sum(d.axis.taps for d in self.dimensions if d.axis))
+
     def emit(self) -> None:
-        work = prod(d.outputs for d in self.dimensions) * (4 + 2 * sum(d.axis.taps for d in self.dimensions if d.axis))
-        parallel_nest(self.builder, [d.outputs for d in self.dimensions[:-1]], work, self._row)
+        parallel_nest(self.builder, [d.outputs for d in self.dimensions[:-1]], self.work, self._row)
 
     def _row(self, at: Index) -> None:
         """All outputs along the last dimension."""

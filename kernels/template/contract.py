@@ -74,11 +74,13 @@ class BuiltKernel:
 class Candidate:
     """What a template would do for a group: what that would take, and how to write it.
 
-    Of several candidates the cheapest is written. What no other template competes with may refuse as late as `emit`.
+    Of several candidates the cheapest is written. What no other template competes with may refuse as late as `emit`. With
+    `transforms_weights` it multiplies by other numbers than its weights, whose rounding then saves no multiplication.
     """
 
     estimate: Estimate
     emit: Callable[[], BuiltKernel | Refusal]
+    transforms_weights: bool = False
 
 
 Planner = Callable[[Group, Target], "Candidate | Refusal"]

@@ -13,10 +13,11 @@ from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major, unravel
 from ..codegen.gpu_builder import GpuBuilder
 from ..cost.operations import operations_of
+from ..cost.pointwise import LoopBody, narrowing, pointwise_body, widening
 from ..expressions.pointwise import POINTWISE
 from ..formats.bfloat16 import multiplies_words
 from ..groups.configuration import Configuration
-from ..groups.group import Group
+from ..groups.group import Group, Op
 from .contract import BuiltKernel, Operand
 from .values import GroupValues
 
@@ -39,9 +40,42 @@ def machine_of(target: Target, dtype: str) -> Machine:
     return target.machine.of_items(np.dtype(dtype).itemsize)
 
 
+def result_machine(group: Group, target: Target) -> Machine:
+    """The same for loops that store all outputs of a group: for the widest of them."""
+    return target.machine.of_items(max(np.dtype(group.types[name].dtype).itemsize for name in group.outputs))
+
+
 def pointwise_cost(group: Group) -> int:
     """Scalar operations per element of the group's pointwise operators, a transcendental one counting for twelve."""
     return sum(operations_of(op.op_type) for op in group.ops if op.op_type in POINTWISE)
+
+
+def anchor_bodies(group: Group, anchor: Op, machine: Machine) -> tuple[LoopBody, LoopBody]:
+    """What a loop does to read a vector of an anchor's first operand, and to store one of its result: with what is pointwise
+    before and after it."""
+    name, result = anchor.inputs[0], anchor.outputs[0]
+    sources = _sources(group, name)
+    before = [op for op in group.ops if op.outputs[0] in sources and op.outputs[0] not in group.inputs]
+    after = [op for op in group.ops if op is not anchor and op.op_type in POINTWISE and op.outputs[0] not in sources]
+    elements = group.types[name].elements
+    read = [one for one in sources if one in group.inputs and group.types[one].elements == elements]
+    made = {one for op in after for one in op.outputs} | {result}
+    beside = {one for op in after for one in op.inputs if one and one not in made and group.types[one].elements > 1}
+    load = pointwise_body(group, before, machine) + LoopBody(widening(group.types[name].dtype), loads=len(read))
+    rounded = narrowing(group.types[result].dtype, machine)
+    store = pointwise_body(group, after, machine) + LoopBody(rounded, loads=len(beside), stores=len(group.outputs))
+    return load, store
+
+
+def _sources(group: Group, name: str) -> set[str]:
+    """A value and all that pointwise operators compute it from."""
+    found, waiting = set[str](), [name]
+    while waiting:
+        value = waiting.pop()
+        if value and value not in found:
+            found.add(value)
+            waiting += group.producers[value].inputs if value in group.producers else ()
+    return found
 
 
 def map_elements(builder: KernelBuilder, shape: tuple[int, ...], lanes: int, work: int, element: Callable[[Index], None]) -> None:

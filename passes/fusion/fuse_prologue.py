@@ -16,8 +16,9 @@ from ...compiler.ir.kinds import is_pointwise
 from ...compiler.ir.names import fresh_name
 from ...compiler.ir.rewriter import Rejection, copy_source, remove_nodes
 from ...compiler.pipeline import Context, Pass
+from ...kernels.cost.memory import parallel_work
 from ...kernels.cost.operations import operations_of
-from .fusion_cost import REGION_OPERATIONS, Join, drawback
+from .fusion_cost import Join, drawback
 from .reading import Body, Reading, reading_of
 from .short_runs import wasted_operations
 
@@ -124,7 +125,7 @@ class _Moving:
         return [value for one in nodes for value in (*one.inputs, *one.outputs) if value is not None]
 
     def _join(self, node: ir.Node, readings: dict[ir.Node, Reading]) -> Join:
-        made, read = _bytes(node.outputs), _bytes(dict.fromkeys(node.inputs))
+        target, made, read = self.context.target, _bytes(node.outputs), _bytes(dict.fromkeys(node.inputs))
         nodes = Body.of(self.model, node).nodes
         operations = sum(operations_of(one.op_type) * tensor_type(one.outputs[0]).elements for one in nodes)
         times = sum(reading.times for reading in readings.values())
@@ -135,7 +136,7 @@ class _Moving:
             saved_bytes=made * (1 + len(readings)),
             added_bytes=read * (len(readings) - 1) + int(again * max(read - made, 0)),
             recomputed_operations=(times - 1) * operations + self._wasted_operations(nodes, readings),
-            saved_regions=int(operations >= REGION_OPERATIONS and self.context.target.threads > 1),
+            saved_regions=int(operations >= parallel_work(target.machine) and target.threads > 1),
             tensors=max(tensors),
             operators=max(sizes),
         )

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...kernels.cost.memory import COPIED_BYTES, PARALLEL_MIN_WORK
+from ...kernels.cost.memory import COPIED_BYTES
 
 MAX_TENSORS = 16  # tensors of a kernel, at most, whose addresses stay in registers
 LAUNCH_CYCLES = 60.0  # of a call of a kernel
 REGION_CYCLES = 7_000.0  # where threads sleep they are woken, and the last one is always waited for
-REGION_OPERATIONS = PARALLEL_MIN_WORK  # from which on a kernel runs on all threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ import onnx_ir as ir
 
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.matching import static_shape
+from ...kernels.cost.memory import parallel_work
 from ...kernels.cost.operations import COSTLY, operations_of
 from ...runtime.target import Target
-from .fusion_cost import REGION_OPERATIONS, Join, saved_cycles
+from .fusion_cost import Join, saved_cycles
 
 _LEAST_SQUARE = 4  # elements of a side
 Shape = tuple[int, ...]
@@ -33,7 +34,7 @@ def short_run_fault(anchor: ir.Node, followers: Sequence[ir.Node], target: Targe
         return None
     kind = tensor_type(anchor.outputs[0])
     operations = kind.elements * sum(operations_of(node.op_type) for node in costly)
-    wakes_threads = operations >= REGION_OPERATIONS and target.threads > 1
+    wakes_threads = operations >= parallel_work(target.machine) and target.threads > 1
     join = Join(2 * kind.size_bytes, recomputed_operations=wasted, saved_regions=int(wakes_threads))
     if (saved := saved_cycles(join, target.vector_lanes, target.threads)) >= 0:
         return None

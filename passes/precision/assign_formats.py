@@ -59,7 +59,7 @@ class AssignFormats(Pass):
         if not context.target.reads_narrow:
             context.reject(self.name, Rejection(f"no kernel for {context.target} reads narrow operands"))
             return {}
-        policy = _Policy(model, context, self, precision, Predictions(model, context))
+        policy = _Policy(model, context, self, precision, Predictions(model, context, precision))
         assignment: dict[ir.Node, Formats] = {}
         for node in model.graph:
             formats = policy.formats_of(node)
@@ -67,6 +67,8 @@ class AssignFormats(Pass):
                 context.reject(self.name, formats)
             else:
                 assignment[node] = formats
+                if formats and node.op_type in CONVOLUTIONS:
+                    policy.predictions.record(self.name, node, formats)
         return assignment
 
 
@@ -102,7 +104,7 @@ class _Policy:
 
     def _is_weights_only(self) -> bool:
         chosen = self.limits.weights_only
-        return not self.predictions.multiplies_faster(self.precision) if chosen is None else chosen
+        return not self.predictions.multiplies_faster() if chosen is None else chosen
 
     def _reads_rows_wide(self, node: ir.Node) -> bool:
         if node.op_type in CONVOLUTIONS or not is_constant(node.inputs[1]):
@@ -169,7 +171,8 @@ class _Policy:
         if is_depthwise(node):
             return _depthwise_fault(node)
         channels = weights[1] if node.op_type == "Conv" else weights[0] // node.attributes.get_int("group", 1)
-        return self.predictions.odd_channels_fault(node, channels) if channels % 2 else self.predictions.tile_unit_fault(node)
+        is_asked = channels % 2 or self.context.target.has_tiles  # else pairs of channels are multiplied faster in any case
+        return self.predictions.convolution_fault(node, channels) if is_asked else ""
 
     def _weight_fault(self, operands: Sequence[ir.Value]) -> str:
         for value in operands:

@@ -29,9 +29,9 @@ class PlaceCasts(Pass):
 
     Products stay float32 operators fed by Casts from bfloat16 or float16: their kernels fold the Casts into the loads and
     accumulate in float32, as ONNX Runtime would by the same graph. The rounding Cast becomes the epilogue of the value's producer
-    (fuse-epilogue). What no assigned node reads stays float32: normalizations, softmax, residual sums of rows, the model's inputs
-    and outputs. Images that a convolution reads as bfloat16 are so read by pointwise nodes and poolings, too, and are stored
-    once. What a convolution reads of a Concat, a Slice or a MaxPool is rounded before that, which gives the same numbers.
+    (fuse-epilogue). What no assigned node reads stays float32: normalizations, softmax, residual sums of rows, the model's
+    inputs and outputs. Images that a convolution reads as bfloat16 are so read by pointwise nodes and poolings, too, and are
+    stored once. What a convolution reads of a Concat, a Slice or a MaxPool is rounded before that, which gives the same numbers.
     Recurrent operators are one function with the Casts that their kernel reads through. Always legal; the assignment, which is
     assign-formats' or another's, is used up.
     """

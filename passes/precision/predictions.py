@@ -1,72 +1,77 @@
-"""Whether kernels would be faster with bfloat16 or float16 operands: all that the choice of formats asks of the cost model."""
+"""Which kernels convolutions would have with bfloat16 or float16 operands: all that the choice of formats asks of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ...compiler.ir.matching import static_shape
-from ...compiler.ir.operand_formats import Format
-from ...compiler.ir.residual_branches import convolutions_on_branches
+from ...compiler.ir.facts import has_static_type, tensor_type
+from ...compiler.ir.kernel_choice import Ask, KernelChoice, NoKernel, Variant
+from ...compiler.ir.operand_formats import Format, Formats
 from ...compiler.pipeline import Context
-from ...kernels.cost.amx import tile_convolution_cycles
-from ...kernels.cost.convolution import channels_last_cycles, has_fewer_pairs_of_taps, in_pairs, pays_to_fill_pairs
-from ...kernels.cost.winograd import PAIRED_TILES, winograd_choice
-from ...runtime.precision import TOLERANCES
-from ..layout.choose_layout.extents import convolution_extents, phase_extents
+from ...kernels.cost.memory import copy_cycles
 
 
 @dataclass(slots=True)
 class Predictions:
-    """Of the products of one model, on the target of its compilation."""
+    """Of the products of one model in one narrow format, on the target of its compilation.
+
+    Convolutions are thought to lie channels-last, as choose-layout makes them where narrow numbers are worth it.
+    """
 
     model: ir.Model
     context: Context
-    on_branches: frozenset[ir.Node] = field(init=False)
+    precision: Format
+    ask: Ask = field(init=False)
 
     def __post_init__(self) -> None:
-        self.on_branches = convolutions_on_branches(self.model)
+        self.ask = self.context.kernels_of(self.model)
 
-    def multiplies_faster(self, precision: Format) -> bool:
-        """Whether the target multiplies a format faster than float32."""
-        return precision == "bfloat16" and self.context.target.has("avx512_bf16")
+    def multiplies_faster(self) -> bool:
+        """Whether the target multiplies the format faster than float32."""
+        return self.precision == "bfloat16" and self.context.target.has("avx512_bf16")
 
     def needs_even_rows(self, has_constant_weights: bool) -> bool:
         """Whether dot products need an even depth; constant weights, and rows of A, may otherwise be padded with zeros."""
         return self.context.target.has_tiles or not has_constant_weights
 
     def transforms_weights(self, node: ir.Node) -> bool:
-        """Whether a convolution will be Winograd's, which transforms its weights in float32: rounding them gains nothing."""
-        target = self.context.target
-        is_plane = node.op_type == "Conv" and len(static_shape(node.outputs[0]) or ()) == 4
-        if not is_plane or target.has_tiles or not TOLERANCES[self.context.precision].winograd_outputs:
-            return False
-        one = replace(convolution_extents(node), element_bytes=2)
-        paired_tiles = PAIRED_TILES if target.multiplies_pairs and node in self.on_branches else 0
-        choice = winograd_choice(one, target.machine, self.context.precision, paired_tiles=paired_tiles)
-        direct = channels_last_cycles(in_pairs(one), target.machine)
-        return choice is not None and choice.cycles < direct
+        """Whether a convolution's kernel makes other numbers of its weights, as Winograd's does: rounding them gains nothing."""
+        _, narrow = self._kernels(node)
+        return isinstance(narrow, KernelChoice) and narrow.transforms_weights
 
-    def odd_channels_fault(self, node: ir.Node, channels: int) -> str:
-        """Why a convolution of an odd number of channels a group stays as it is; empty where a copy with one more pays."""
-        target, fault = self.context.target, f"{channels} channels are no pairs"
-        if node.op_type != "Conv":
-            return fault
-        one = replace(convolution_extents(node), element_bytes=2)
-        has_neighbours = one.kernel[1] > 1 and one.dilations[1] == 1
-        pays = target.multiplies_pairs and pays_to_fill_pairs(one, target.machine)
-        if pays and not has_fewer_pairs_of_taps(one):
+    def convolution_fault(self, node: ir.Node, channels: int) -> str:
+        """Why a convolution of so many channels a group stays float32: its kernel then takes no longer. Empty if it need not."""
+        wide, narrow = self._kernels(node)
+        if isinstance(narrow, NoKernel):
+            return f"no kernel reads it narrow: {narrow}"
+        if isinstance(wide, NoKernel):
             return ""
-        if has_neighbours:
-            return f"{fault}: a kernel may round taps of a row as it reads them"
-        return f"{fault}, and a copy with one more would cost more than it saves" if one.groups == 1 and not pays else fault
+        fault = f"{channels} channels are no pairs, and " if channels % 2 else ""
+        if channels % 2 and self.context.target.has_tiles:
+            return f"{channels} channels are no pairs"
+        if channels % 2 and narrow.unit == "fma" and not narrow.transforms_weights:
+            return f"{fault}one by one narrow numbers are multiplied no faster"
+        cycles = narrow.cycles + _rounding_cycles(node.inputs[0])
+        if cycles < wide.cycles:
+            return ""
+        return f"{fault}{cycles:.0f} cycles ({narrow.unit}) are no fewer than {wide.cycles:.0f} ({wide.unit})"
 
-    def tile_unit_fault(self, node: ir.Node) -> str:
-        """Why a convolution stays float32 on CPUs with AMX, whose dot products of vectors have half the rate of FMAs."""
-        target = self.context.target
-        if not target.has_tiles:
-            return ""
-        one = convolution_extents(node) if node.op_type == "Conv" else phase_extents(node)
-        tiles, vectors = tile_convolution_cycles(one, 1, target.machine), channels_last_cycles(one, target.machine)
-        return "" if tiles < vectors else f"{tiles:.0f} cycles on tiles are no fewer than {vectors:.0f} on vectors in float32"
+    def record(self, pass_name: str, node: ir.Node, formats: Formats) -> None:
+        """Tell the context which kernel a convolution is expected to have that reads its operands in these formats."""
+        choice = self.ask(node, Variant(tuple(formats.items()), channels_last=(0,), has_channels_last_results=True))
+        if isinstance(choice, KernelChoice):
+            self.context.predict(pass_name, node, choice)
+
+    def _kernels(self, node: ir.Node) -> tuple[KernelChoice | NoKernel, KernelChoice | NoKernel]:
+        """What computes a convolution channels-last of float32 operands, and of narrow ones."""
+        formats = ((), tuple((position, self.precision) for position in (0, 1)))
+        wide, narrow = (self.ask(node, Variant(one, channels_last=(0,), has_channels_last_results=True)) for one in formats)
+        return wide, narrow
+
+
+def _rounding_cycles(image: ir.Value | None) -> float:
+    """Of a kernel that rounds an image which no other kernel makes, and so none rounds as it stores it."""
+    is_read = image is not None and image.producer() is None and has_static_type(image)
+    return copy_cycles(tensor_type(image).size_bytes) if image is not None and is_read else 0.0

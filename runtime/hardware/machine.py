@@ -26,6 +26,10 @@ class Cache:
     ways: int
     bytes_per_cycle: float
 
+    def part_bytes(self, share: float) -> int:
+        """A share of it, from 0 on."""
+        return int(share * self.size_bytes)
+
     @property
     def set_stride_bytes(self) -> int:
         """Addresses so far apart share a set."""

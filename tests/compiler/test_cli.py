@@ -15,7 +15,8 @@ import pytest
 from onnx import parser
 from prefuse.compiler.cli import main
 from prefuse.compiler.pipeline import Context, Pass
-from prefuse.runtime.target import host_cpu_flags
+from prefuse.runtime.fit_file import Fit
+from prefuse.runtime.target import Target, host_cpu_flags
 
 STATIC = """<ir_version: 8, opset_import: ["": 18]> main (float[2,4] x, float[4] b) => (float[2,4] y) {
   z = Add(x, b)
@@ -199,8 +200,27 @@ def test_inspect_lists_what_cannot_be_compiled(prefuse_cli: Terminal, tmp_path: 
 
 def test_doctor(prefuse_cli: Terminal) -> None:
     found = prefuse_cli.json("doctor")
-    assert set(found) == {"machine", "gpus", "toolchains", "packages"}
+    assert set(found) == {"machine", "gpus", "toolchains", "packages", "fit"}
     assert "cpu level" in prefuse_cli("doctor")
+
+
+def test_doctor_measures_shows_and_forgets(prefuse_cli: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on "cpu" is estimated by what was measured, until it is forgotten; nothing is measured unasked."""
+    fit = Fit("2026-01-02T03:04:05+00:00", {"memory_bytes": 7.5}, {"memory_bytes": 0.01}, {"ghz": "99 is not between 0.5 and 7"})
+    monkeypatch.setattr("prefuse.compiler.lowering.machine_fit.fit_host", lambda target, progress: fit)
+    row = Target.parse("cpu").machine
+    assert prefuse_cli.json("doctor")["fit"]["in_use"] is None
+    assert Target.parse("cpu").machine == row
+    found = prefuse_cli.json("doctor", "--fit")["fit"]
+    assert (found["in_use"]["numbers"], found["row"]["memory_bytes"]) == (fit.numbers, row.memory_bytes)
+    assert Target.parse("cpu").machine == row.fitted(fit.numbers) != row
+    shown = prefuse_cli("doctor")
+    assert f"measured on {fit.measured}" in shown
+    assert "ghz is that of the row: 99 is not" in shown
+    assert ["memory_bytes", f"{row.memory_bytes:g}", "7.5", "1.0%"] in [line.split() for line in shown.splitlines()]
+    assert f"by the row of {row.name}" in prefuse_cli("doctor", "--forget")
+    assert Target.parse("cpu").machine == row
+    assert "give one of them" in prefuse_cli("doctor", "--fit", "--forget", status=1)
 
 
 @pytest.mark.parametrize(("refusal", "found"), [("", "granted by the system"), ("no memory", "not granted: no memory")])

@@ -43,15 +43,25 @@ def test_demo_checks_and_times_a_model(capsys: pytest.CaptureFixture[str]) -> No
     assert "arena" in output
 
 
+def test_benchmarks_name_unknown_models() -> None:
+    command = [sys.executable, "-m", "benchmarks", "lenet6"]
+    result = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 2
+    assert "unknown model 'lenet6'; use all, lenet5" in result.stderr
+
+
 def test_benchmarks_compare_engines(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks", "lenet5", "--small", "--seconds", "0.5", "--json", str(path)]
+    command = [sys.executable, "-m", "benchmarks", "lenet5", "resnet18", "--small", "--seconds", "0.5", "--json", str(path)]
     command += ["--engines", "prefuse,onnxruntime,torch"]
     result = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
-    rows = {row["engine"]: row for row in json.loads(path.read_text())["results"]}
-    assert list(rows) == ["prefuse", "onnxruntime", "torch"]
-    for row in rows.values():
+    assert "times as fast as the best peer (geometric mean of 2 models)" in result.stdout
+    rows = json.loads(path.read_text())["results"]
+    assert [(row["model"], row["engine"]) for row in rows] == [
+        (model, engine) for model in ("lenet5", "resnet18") for engine in ("prefuse", "onnxruntime", "torch")
+    ]
+    for row in rows:
         assert row["failure"] == ""
         assert row["error"] < 1e-5
         assert 0 < row["p10_ms"] <= row["median_ms"] <= row["p90_ms"]

@@ -14,9 +14,9 @@ from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.aliases import is_view
 from prefuse.compiler.ir.functions import is_fused
 from prefuse.compiler.ir.kinds import Kind, kind_of
-from prefuse.compiler.lowering.grouping import Rejections, anchor_of, lone_groups, members_of, neighbours
 from prefuse.compiler.lowering.planning import aliases_of
 from prefuse.compiler.pipeline import Context, Remark, parse_pipeline, run_pipeline
+from prefuse.compiler.pipeline.grouping import Rejections, anchor_of, lone_groups, members_of, neighbours
 from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.examples.models import MODELS
 from prefuse.runtime.target import Target

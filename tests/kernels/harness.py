@@ -184,7 +184,7 @@ def run(cases: Sequence[Case], target: Target) -> None:
     threads, with pages that nobody may touch right before its buffers; on threads, with such pages right behind them; its tasks
     one by one, none of which sees what another writes, nor writes where another does; its tasks in reverse.
     """
-    with mock.patch("prefuse.kernels.codegen.builder.PARALLEL_MIN_WORK", 0):
+    with mock.patch("prefuse.kernels.codegen.builder.parallel_work", return_value=0):
         kernels = [build(case, target) for case in cases]
     library, detector = _load(kernels, target)
     configure_pool(target.threads)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from prefuse.kernels import registry
 from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.problem import problem_of
-from prefuse.kernels.registry import build_kernel, rival_templates
+from prefuse.kernels.registry import build_kernel, candidates, measurable_templates
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.target import Target
 
@@ -60,7 +61,7 @@ def built(case: Case, target: Target) -> BuiltKernel:
 
 def variants(case: Case, target: Target) -> Iterator[Case]:
     """Each template with its own choices, and with the second and the last option of each choice."""
-    for template in rival_templates(case.group, target):
+    for template in measurable_templates(case.group, target):
         own = configured(case, template=template)
         yield own
         for choice in built(own, target).choices:
@@ -113,7 +114,7 @@ def test_what_is_not_legal_is_ignored(configuration: dict[str, str], reason: str
 def test_a_template_that_the_model_thinks_slow_can_be_asked_for() -> None:
     case = fast((1, 4, 4, 4), 4, 3, 1, 1, template="")
     target = target_of("avx2")
-    assert rival_templates(case.group, target) == ("winograd_channels_last", "convolution_channels_last")
+    assert measurable_templates(case.group, target) == ("convolution_channels_last", "winograd_channels_last")
     assert built(configured(case), target).template == "convolution_channels_last"
     assert built(configured(case, template="winograd_channels_last"), target).template == "winograd_channels_last"
 
@@ -121,7 +122,7 @@ def test_a_template_that_the_model_thinks_slow_can_be_asked_for() -> None:
 @pytest.mark.parametrize("case", [matmul(13, 19, 37), fast((1, 4, 4, 4), 4, 3, 1, 1, template="")])
 def test_the_tile_unit_can_be_asked_for(case: Case) -> None:
     target = target_of("amx-emulated")
-    tiles, *_, vectors = rival_templates(case.group, target)
+    vectors, tiles, *_ = measurable_templates(case.group, target)
     assert tiles in ("matmul_tiles", "convolution_tiles")
     assert built(configured(case), target).template == vectors
     check([replace(configured(case, template=tiles), atol=1e-3)], target)  # two terms have an error of 1e-5
@@ -129,7 +130,16 @@ def test_the_tile_unit_can_be_asked_for(case: Case) -> None:
 
 def test_winograd_is_no_rival_where_the_precision_forbids_it() -> None:
     case = convolution((2, 10, 9, 11), 37, 3, 1, 1)
-    assert rival_templates(case.group, target_of("avx2")) == ("convolution_channels_last",)
+    assert measurable_templates(case.group, target_of("avx2")) == ("convolution_channels_last",)
+
+
+def test_what_is_predicted_to_take_many_times_the_least_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, target = fast((1, 64, 5, 1), 64, 3, 1, 1, template=""), Target.parse("cpu:avx2,machine=zen3,threads=1")
+    ranked, _ = candidates(case.group, target)
+    (winograd, least), (direct, more) = ((name, one.estimate.wall_cycles(target.machine)) for name, one in ranked)
+    assert measurable_templates(case.group, target) == (winograd, direct)
+    monkeypatch.setattr(registry, "_MOST_TIMES", 0.99 * more / least)
+    assert measurable_templates(case.group, target) == (winograd,)
 
 
 def test_problems_are_told_apart() -> None:

@@ -65,7 +65,7 @@ def dealt_to_threads(detectors: list[RaceDetector]) -> Iterator[None]:
             detectors.append(RaceDetector(path))
 
     with (
-        mock.patch("prefuse.kernels.codegen.builder.PARALLEL_MIN_WORK", 0),
+        mock.patch("prefuse.kernels.codegen.builder.parallel_work", return_value=0),
         mock.patch("prefuse.compiler.lowering.short_programs._WORTH_WAKING", 0),
         mock.patch.object(native, "Library", Library),
     ):

@@ -3,38 +3,58 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
+
+from prefuse.runtime.precision import PRECISIONS
 
 from .architectures import ZOO
 from .judge import judge_apart
+from .result import Result, append_results, read_results
 from .table import table
 
 
 def main() -> int:
+    arguments = _parser().parse_args()
+    known = read_results(arguments.json) if arguments.json else []
+    names = [name for name in ZOO if re.search(arguments.match, name)]
+    there = Counter(one.name for one in known if one.target == arguments.target and one.precision in arguments.precisions)
+    due = [name for name in names if there[name] < len(arguments.precisions)]
+    found = list(known)
+    for results in judge_apart(due, arguments.processes, arguments.timeout, arguments.precisions, arguments.target):
+        found += results
+        print(_line(results), flush=True)
+        if arguments.json:
+            append_results(arguments.json, results)
+    found.sort(key=lambda result: list(ZOO).index(result.name))
+    if arguments.output:
+        arguments.output.write_text(table(found))
+    print(", ".join(f"{count} {outcome}" for outcome, count in Counter(result.outcome for result in found).most_common()))
+    return int(not all(result.is_good for result in found))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("--match", default="", help="only architectures in whose names this regular expression is found")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="all by default")
+    parser.add_argument("--target", default="cpu", help='as of prefuse.compile, such as "cpu:avx512bf16-emulated"')
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one architecture")
-    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one architecture")
+    parser.add_argument("--json", type=Path, help="file of results, one a line: what it has is not run again, the rest added")
     parser.add_argument("--output", type=Path, help="file for the table, as docs/zoo.md")
-    arguments = parser.parse_args()
-    names = [name for name in ZOO if re.search(arguments.match, name)]
-    found = {}
-    for result in judge_apart(names, arguments.processes, arguments.timeout):
-        found[result.name] = result
-        error = "" if result.error is None else f" {result.error:.1e} in {result.compile_seconds:.0f} s"
-        print(f"{result.name}: {result.outcome}{error} {' '.join([*result.means, *result.detail.split()])[:400]}", flush=True)
-    results = [found[name] for name in names]
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
-    if arguments.output:
-        arguments.output.write_text(table(results))
-    print(", ".join(f"{count} {outcome}" for outcome, count in Counter(result.outcome for result in results).most_common()))
-    return int(any(result.outcome not in ("agrees", "not exported by torch") for result in results))
+    return parser
+
+
+def _line(results: Sequence[Result]) -> str:
+    """An architecture on one line."""
+    words = [f"{results[0].name}:"]
+    for result in results:
+        words += [f"{result.precision} {result.outcome}", *([] if result.error is None else [f"{result.error:.1e}"])]
+        words += [*([] if result.ratio is None else [f"({result.ratio:.2f} x)"]), *result.means]
+    words += [" ".join(detail.split())[:400] for detail in dict.fromkeys(result.detail for result in results) if detail]
+    return " ".join([*words, f"in {sum(result.compile_seconds or 0 for result in results):.0f} s"])
 
 
 if __name__ == "__main__":

@@ -1,78 +1,160 @@
-"""How prefuse fares on architectures, beside torch."""
+"""How prefuse fares on architectures, beside torch, and in narrow types beside what others make of these."""
 
 from __future__ import annotations
 
 import io
 import logging
+import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from typing import Literal
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial
+from unittest import mock
 
+import numpy as np
+import onnx_ir as ir
 import prefuse
 import torch
-from prefuse.compiler.frontend.pytree import flatten
+from prefuse.compiler.frontend import torch_export
+from prefuse.compiler.frontend.pytree import Structure, flatten
+from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
 from prefuse.runtime.errors import CompileError
+from prefuse.runtime.precision import PRECISIONS, TOLERANCES, Precision
 from torch import Tensor, nn
 
 from ..conformance.means import account_of
+from ..translation_table import keep_translation_table
 from ..worker_pool import Lost, run_apart
-from .architecture import Inputs
+from .architecture import Call, Inputs
 from .architectures import ZOO
+from .peers import peer_of, peer_outputs
+from .result import Result
 
-Outcome = Literal["agrees", "wrong", "not exported by torch", "refused", "error", "crash", "hang"]
-BOUND = 1e-4  # largest difference of an output, in relation to its largest element
+BOUND = 1e-4  # float32: the largest difference of an output, in relation to its largest element
+FAST_BOUND = 2e-5  # float32-fast: the norm of the difference, in relation to that of the output
+PEER_RATIO = 1.2  # bfloat16, float16: the error beside that of the peer
+# Narrow types for products of any size: these models' are smaller than what is worth rounding for, and would all stay float32.
+_NARROW_PIPELINE = DEFAULT_PIPELINE.replace("assign-formats", "assign-formats{min-operations=0}")
+# An error that is none beside any peer: half a unit in the last place, which rounding the result would cost.
+_FLOOR = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
 
 
 @dataclass(frozen=True)
-class Result:
-    """How one architecture went. `error` is the largest difference in relation to the largest element, over all outputs.
+class Difference:
+    """How far two results are apart, at the worst of their outputs.
 
-    `means` names what computed the result beside our kernels: "tvm-default" (slow), "stages", "host".
+    `largest` is the largest difference in relation to the largest element, `norm` the norm of the difference in relation to that
+    of the output. `form` says what is different in structure, types or shapes; nothing else is known then.
     """
 
-    name: str
-    outcome: Outcome
-    detail: str = ""
-    error: float | None = None
-    compile_seconds: float | None = None
-    means: tuple[str, ...] = ()
+    form: str = ""
+    largest: float = math.nan
+    norm: float = math.nan
 
 
-def judge_apart(names: Sequence[str], processes: int, timeout_s: float) -> Iterator[Result]:
-    """The results of all architectures, as they come. A crash or a hang costs one row of the table."""
+def judge_apart(
+    names: Sequence[str],
+    processes: int,
+    timeout_s: float,
+    precisions: Sequence[Precision] = PRECISIONS,
+    target: str = "cpu",
+) -> Iterator[tuple[Result, ...]]:
+    """For each architecture a result a precision, as they come. A crash or a hang costs one row of the table."""
     import transformers
 
     transformers.logging.set_verbosity_error()
-    for done in run_apart(names, _judge_on_one_core, processes=processes, timeout_s=timeout_s):
-        yield Result(done.task, done.result.how, done.result.detail) if isinstance(done.result, Lost) else done.result
+    keep_translation_table()
+    with _exporter_silent():
+        torch.onnx.export(nn.Identity(), (torch.zeros(1),), dynamo=True)  # what it imports and makes is there for all processes
+    work = partial(_judge_on_one_core, precisions=precisions, target=target)
+    for done in run_apart(names, work, processes=processes, timeout_s=timeout_s):
+        if isinstance(done.result, Lost):
+            lost = Result(done.task, done.result.how, done.result.detail, target=target)
+            yield _in_all(precisions, lost)
+        else:
+            yield done.result
 
 
-def _judge_on_one_core(name: str) -> Result:
+def _judge_on_one_core(name: str, precisions: Sequence[Precision], target: str) -> tuple[Result, ...]:
     torch.set_num_threads(1)  # processes are dealt to the cores, not threads
-    return judge(name)
+    return judge(name, precisions, target)
 
 
-def judge(name: str) -> Result:
-    """Compile an architecture as a user would, and compare the result of one call with torch's."""
-    with warnings.catch_warnings(), torch.no_grad():
+def judge(name: str, precisions: Sequence[Precision] = ("float32",), target: str = "cpu") -> tuple[Result, ...]:
+    """Compile an architecture in each precision, as a user would, and compare the result of one call with torch's.
+
+    In a narrow type, products of any size are: `_NARROW_PIPELINE`.
+    """
+    with warnings.catch_warnings(), torch.no_grad(), _exported_once() as exports:
         warnings.simplefilter("ignore")
-        module, positional, named = ZOO[name].build()
+        call = ZOO[name].build()
+        module, positional, named = call
         expected = module(*positional, **named)
-        begin = time.perf_counter()
-        try:
-            compiled = prefuse.compile(module, positional, named, cache=False)
-            seconds = round(time.perf_counter() - begin, 1)
-            got = compiled(*positional, **named)
-        except CompileError as refusal:
-            reason = _why_torch_cannot_export(module, positional, named)
-            return Result(name, "not exported by torch" if reason else "refused", str(reason or refusal))
-        except Exception as bug:
-            return Result(name, "error", f"{type(bug).__name__}: {bug}")
-    difference, error = compare(got, expected)
-    return Result(name, "wrong" if difference else "agrees", difference, error, seconds, _means_beside_kernels(compiled))
+        results: list[Result] = []
+        for precision in precisions:
+            results.append(_judge_in(precision, target, Result(name, "agrees"), call, expected, exports))
+            if not exports:
+                return _in_all(precisions, results[0])
+        return tuple(results)
+
+
+def _in_all(precisions: Sequence[Precision], result: Result) -> tuple[Result, ...]:
+    return tuple(replace(result, precision=precision) for precision in precisions)
+
+
+def _judge_in(
+    precision: Precision, target: str, result: Result, call: Call, expected: object, exports: Sequence[ir.Model]
+) -> Result:
+    module, positional, named = call
+    result = replace(result, precision=precision, target=target)
+    pipeline = _NARROW_PIPELINE if precision in _FLOOR else None
+    begin = time.perf_counter()
+    try:
+        compiled = prefuse.compile(module, positional, named, cache=False, precision=precision, target=target, pipeline=pipeline)
+        seconds = round(time.perf_counter() - begin, 1)
+        got = compiled(*positional, **named)
+    except CompileError as refusal:
+        reason = "" if exports else _why_torch_cannot_export(module, positional, named)
+        return replace(result, outcome="not exported by torch" if reason else "refused", detail=str(reason or refusal))
+    except Exception as bug:
+        return replace(result, outcome="error", detail=f"{type(bug).__name__}: {bug}")
+    found = compare(got, expected)
+    result = replace(result, compile_seconds=seconds, means=_means_beside_kernels(compiled))
+    if found.form:
+        return replace(result, outcome="wrong", detail=found.form)
+    peer = peer_of(precision)
+    peer_error = _peer_error(peer_outputs(peer, call, exports[0], precision), expected)
+    return _judge_error(replace(result, peer=peer, peer_error=peer_error), found)
+
+
+def _judge_error(result: Result, found: Difference) -> Result:
+    """The result with its error; wrong where that is beyond what the precision promises."""
+    error = found.largest if result.precision == "float32" else found.norm
+    bound = error_bound(result.precision, result.peer_error)
+    result = replace(result, error=error)
+    if error <= bound:  # not so of NaN
+        return result
+    return replace(result, outcome="wrong", detail=f"the error is {error:.1e}, allowed are {bound:.1e}")
+
+
+def error_bound(precision: Precision, peer_error: float | None) -> float:
+    """The largest error that a precision may have. A narrow one without a peer may have that of equally exact results."""
+    if precision == "float32":
+        return BOUND
+    if precision == "float32-fast":
+        return FAST_BOUND
+    return TOLERANCES[precision].error if peer_error is None else max(PEER_RATIO * peer_error, _FLOOR[precision])
+
+
+def _peer_error(outputs: Sequence[np.ndarray], expected: object) -> float | None:
+    """The error of a peer; None if it has no outputs, or some that are no numbers."""
+    wanted = [leaf for leaf in flatten(expected)[1] if isinstance(leaf, Tensor)]
+    if not outputs:
+        return None
+    worst = max(_norm_error(a, b.double().numpy()) for a, b in zip(outputs, wanted, strict=True))
+    return worst if math.isfinite(worst) else None
 
 
 def _means_beside_kernels(compiled: object) -> tuple[str, ...]:
@@ -80,37 +162,68 @@ def _means_beside_kernels(compiled: object) -> tuple[str, ...]:
     return tuple(way for way in (*account.ways, account.means) if way in ("tvm-default", "stages", "host"))
 
 
-def compare(got: object, expected: object) -> tuple[str, float]:
-    """What is different (nothing if empty) and the largest relative difference; structures are compared too."""
+def compare(got: object, expected: object) -> Difference:
+    """How far a result is from what was expected; NaN where it has NaN."""
     structure, actual = flatten(got)
     expected_structure, wanted = flatten(expected)
     if structure != expected_structure:
-        return "the result has another structure", float("nan")
-    worst = 0.0
+        return Difference("the result has another structure")
+    largest, norm = [0.0], [0.0]
     for number, (a, b) in enumerate(zip(actual, wanted, strict=True)):
         assert isinstance(a, Tensor)
         assert isinstance(b, Tensor)
         if a.shape != b.shape or a.dtype != b.dtype:
-            return f"output {number} is {a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}", float("nan")
-        if b.numel():
-            scale = max(b.double().abs().max().item(), torch.finfo(torch.float32).tiny)
-            difference = (a.double() - b.double()).abs().max().item() / scale
-            worst = max(worst, difference) if difference == difference else float("nan")
-            if not difference <= BOUND:
-                return f"output {number} differs by {difference:.1e}", difference
-    return "", worst
+            return Difference(f"output {number} is {a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}")
+        largest.append(_largest_error(a.double().numpy(), b.double().numpy()))
+        norm.append(_norm_error(a.double().numpy(), b.double().numpy()))
+    return Difference("", float(np.max(largest)), float(np.max(norm)))  # NaN if one is
+
+
+def _largest_error(got: np.ndarray, expected: np.ndarray) -> float:
+    scale = max(np.abs(expected).max(initial=0.0), np.finfo(np.float32).tiny)
+    return float(np.abs(got - expected).max(initial=0.0) / scale)
+
+
+def _norm_error(got: np.ndarray, expected: np.ndarray) -> float:
+    scale = max(np.linalg.norm(expected), np.finfo(np.float32).tiny)
+    return float(np.linalg.norm(got - expected) / scale)
+
+
+@contextmanager
+def _exported_once() -> Iterator[list[ir.Model]]:
+    """A module that is compiled several times is exported by the first compilation; yields the list that holds the graph then."""
+    export, structures, graphs = torch_export.export_module, list[Structure](), list[ir.Model]()
+
+    def copied(module: nn.Module, arguments: Structure, leaves: Sequence[Tensor]) -> tuple[ir.Model, Structure]:
+        if not graphs:
+            graph, result = export(module, arguments, leaves)
+            graphs.append(graph)
+            structures.append(result)
+        return graphs[0].clone(), structures[0]
+
+    with mock.patch.object(torch_export, "export_module", copied):
+        yield graphs
 
 
 def _why_torch_cannot_export(module: nn.Module, positional: tuple[Tensor, ...], named: Inputs) -> str:
     """The error of torch's own exporter; empty if it has none."""
-    logging.disable(logging.CRITICAL)
     try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with _exporter_silent():
             torch.onnx.export(module, positional, kwargs=named, dynamo=True, optimize=False, verbose=False)
     except Exception as error:  # whatever it raises
         cause = error.__cause__ or error
         lines = [line for line in str(cause).splitlines() if line.strip()]
         return f"{type(cause).__name__}: {lines[0].strip() if lines else ''}"
+    return ""
+
+
+@contextmanager
+def _exporter_silent() -> Iterator[None]:
+    """Nothing of what torch's exporter prints, logs and warns of."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(logging.NOTSET)
-    return ""

@@ -4,46 +4,121 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from prefuse.runtime.precision import PRECISIONS, Precision
 
 from .architecture import Architecture
 from .architectures import ZOO
-from .judge import BOUND, Result
+from .judge import BOUND, FAST_BOUND, PEER_RATIO, error_bound
+from .result import Result
 
 _VERSIONS = ("torch", "transformers", "onnx")
+_NARROW: tuple[Precision, ...] = ("bfloat16", "float16")
+_ERRORS = ("float32", "float32-fast", "bfloat16", "peer", "float16", "peer")
+_COLUMNS = ("architecture", "class", "family", "result", *_ERRORS, "compile", "beside")
 
 
 def table(results: Sequence[Result]) -> str:
-    """A Markdown page: what was measured, the counts, and one row for each architecture."""
-    counts = Counter(result.outcome for result in results)
-    exported = len(results) - counts["not exported by torch"]
+    """A Markdown page: what was measured, the counts, and one row for each architecture; a shorter table a further target."""
+    targets = list(dict.fromkeys(result.target for result in results))
+    main = [result for result in results if result.target == targets[0]]
+    lines = [*_head(main), *(_row(row) for row in _by_name(main).values())]
+    for target in targets[1:]:
+        lines += _section(target, [result for result in results if result.target == target])
+    return "\n".join(lines) + "\n"
+
+
+def _head(results: Sequence[Result]) -> list[str]:
+    peers = " and ".join(dict.fromkeys(result.peer for result in results if result.peer))
+    bounds = [f"{error_bound(precision, None):.0e}" for precision in _NARROW]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _VERSIONS)
-    lines = [
+    return [
         "# Model zoo",
         "",
         "Small configurations of Hugging Face transformers with random weights, and our examples: `prefuse.compile(module)`,",
         "called as a user would, beside torch. Written by `python -m tests.zoo --output docs/zoo.md`.",
         "",
-        f"With {versions}: **{counts['agrees']} of {exported}** that torch can export agree with it to {BOUND:.0e}",
-        f"({', '.join(f'{count} {outcome}' for outcome, count in counts.most_common())}).",
+        f"With {versions}, of those that torch can export:",
         "",
-        "*Error* is the largest difference over all tensors of the result, relative to the largest element of the tensor, and",
-        "*compile* the seconds from a module to a program, torch's export included, on a machine that does other work too;",
-        "*beside* names what computed a part of the result that no kernel of ours did.",
+        *_counts(results),
         "",
-        "| architecture | class | family | result | error | compile | beside |",
-        "|---|---|---|---|---|---|---|",
+        "*float32* is the largest difference from torch over all tensors of the result, relative to the largest element of the",
+        f"tensor (allowed: {BOUND:.0e}); *float32-fast* the norm of the difference, relative to that of the tensor (allowed:",
+        f"{FAST_BOUND:.0e}). *bfloat16* and *float16* are such norms, too, with products of any size in that type",
+        "(`assign-formats{min-operations=0}`): by default those of so small models stay float32. Beside each stands",
+        f"the *peer's* on the same model, that of {peers or 'nobody'}. Allowed are {PEER_RATIO} times as much, or what rounding",
+        f"the result would cost; {' and '.join(bounds)} where the peer cannot run the model or has no numbers. What is more than",
+        "the peer's has the ratio with it. *Compile* are the seconds from a module to a program in float32, torch's export",
+        "included, on a machine that does other work too; *beside* names what computed a part of the result that no kernel of",
+        "ours did.",
+        "",
+        f"| {' | '.join(_COLUMNS)} |",
+        "|---" * len(_COLUMNS) + "|",
     ]
-    return "\n".join([*lines, *map(_row, results)]) + "\n"
 
 
-def _row(result: Result) -> str:
-    one = ZOO[result.name]
+def _counts(results: Sequence[Result]) -> list[str]:
+    """A line for each precision, with how many agree."""
+    lines = []
+    for precision in PRECISIONS:
+        counts = Counter(result.outcome for result in results if result.precision == precision)
+        exported = counts.total() - counts["not exported by torch"]
+        said = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+        lines += [f"- {precision}: **{counts['agrees']} of {exported}** ({said})"] if counts else []
+    return lines
+
+
+def _section(target: str, results: Sequence[Result]) -> list[str]:
+    """The errors of some architectures on a further target."""
+    precisions = [precision for precision in PRECISIONS if any(result.precision == precision for result in results)]
+    titles = [title for precision in precisions for title in (precision, *(["peer"] if precision in _NARROW else []))]
+    lines = ["", f"## With the target `{target}`", "", *_counts(results), ""]
+    lines += [f"| architecture | result | {' | '.join(titles)} |", "|---" * (len(titles) + 2) + "|"]
+    for name, row in _by_name(results).items():
+        cells = [cell for precision in precisions for cell in _errors(row.get(precision), precision)]
+        lines.append(f"| {name} | {_outcome(row)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _by_name(results: Sequence[Result]) -> dict[str, dict[str, Result]]:
+    """For each architecture its results by precision."""
+    found: dict[str, dict[str, Result]] = {}
+    for result in results:
+        found.setdefault(result.name, {})[result.precision] = result
+    return found
+
+
+def _row(results: Mapping[str, Result]) -> str:
+    first = next(iter(results.values()))
+    one = ZOO[first.name]
     kind = one.model if isinstance(one, Architecture) else f"examples.models: {one.model}"
-    said = "agrees" if result.outcome == "agrees" else f"**{result.outcome}**: {_short(result.detail)}"
-    error = "" if result.error is None else f"{result.error:.1e}"
-    seconds = "" if result.compile_seconds is None else f"{result.compile_seconds:.0f}"
-    return f"| {result.name} | {kind} | {one.family} | {said} | {error} | {seconds} | {', '.join(result.means)} |"
+    errors = [cell for precision in PRECISIONS for cell in _errors(results.get(precision), precision)]
+    seconds = "" if first.compile_seconds is None else f"{first.compile_seconds:.0f}"
+    means = ", ".join(dict.fromkeys(way for result in results.values() for way in result.means))
+    return f"| {first.name} | {kind} | {one.family} | {_outcome(results)} | {' | '.join(errors)} | {seconds} | {means} |"
+
+
+def _outcome(results: Mapping[str, Result]) -> str:
+    """ "agrees", or what is said of the precisions that do not; once, where it is true of all."""
+    said = {
+        precision: f"**{one.outcome}**: {_short(one.detail)}" for precision, one in results.items() if one.outcome != "agrees"
+    }
+    if not said:
+        return "agrees"
+    if len(said) == len(results) and len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return "; ".join(f"{precision} {text}" for precision, text in said.items())
+
+
+def _errors(result: Result | None, precision: str) -> list[str]:
+    """The cell of a precision's error, with the ratio to the peer's where it is more; in a narrow type also the peer's."""
+    error = "" if result is None or result.error is None else f"{result.error:.1e}"
+    if result is not None and result.ratio is not None and result.ratio > 1:
+        error += f" ({result.ratio:.2f} x)"
+    if precision not in _NARROW:
+        return [error]
+    return [error, "" if result is None or result.peer_error is None else f"{result.peer_error:.1e}"]
 
 
 def _short(text: str, limit: int = 200) -> str:

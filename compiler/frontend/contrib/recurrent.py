@@ -1,6 +1,9 @@
-"""Operators with a state from call to call that ONNX took over from ONNX Runtime."""
+"""Recurrences whose state goes from call to call, which ONNX took over from ONNX Runtime, and its LSTM of 8-bit weights."""
 
 from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
 
 from .activations import Results
 from .call import Call, RefusedNodeError
@@ -23,3 +26,22 @@ def causal_convolution(call: Call) -> Results:
             raise RefusedNodeError(f"attribute {name} is not taken")
     operands = call.input(0), call.input(1), call.optional(2), call.optional(3)
     return call.ops(2, "CausalConvWithState", *operands, **call.forwarded("activation"))
+
+
+def dynamic_quantize_lstm(call: Call) -> Results:
+    """LSTM of constant weights of 8-bit integers, whose inputs and states stay floats.
+
+    ONNX Runtime quantizes these at every step, by the range of as many rows of the batch as one of its threads has; so its own
+    results change with the number of threads by as much as they differ from these.
+    """
+    attributes = call.forwarded("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size")
+    attributes |= call.forwarded("input_forget")
+    w, r = (_dequantized_lines(call, position, parameters) for position, parameters in ((1, 8), (2, 10)))
+    return call.ops(3, "LSTM", call.input(0), w, r, *(call.optional(position) for position in range(3, 8)), **attributes)
+
+
+def _dequantized_lines(call: Call, position: int, parameters: int) -> ir.Value:
+    """Weights [directions, inputs, gates] as floats [directions, gates, inputs]; a scale and zero point a direction or column."""
+    weights, scale, zero = (call.known(call.input(at), f"input {at}") for at in (position, parameters, parameters + 1))
+    scale, zero = (one.astype(np.float32).reshape(len(weights), 1, -1) for one in (scale, zero))
+    return call.constant(np.ascontiguousarray(((weights.astype(np.float32) - zero) * scale).transpose(0, 2, 1)))

@@ -8,6 +8,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from ....compiler.ir.functions import drop_uncalled_groups
+from ....compiler.ir.kernel_choice import KernelChoice
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.pipeline import Context, Pass
 from ....kernels.cost.memory import conversion_cycles
@@ -39,9 +40,9 @@ class ChooseLayout(Pass):
     name: ClassVar[str] = "choose-layout"
 
     def run(self, model: ir.Model, context: Context) -> bool:
-        found, images = [], set[ir.Value]()
+        found, images, ask = [], set[ir.Value](), context.kernels_of(model)
         for node in model.graph:
-            form = flexible_form(model, node, context.target, context.precision, images)
+            form = flexible_form(model, node, context.target, ask, images)
             if isinstance(form, Rejection):
                 context.reject(self.name, form)
             elif form is not None:
@@ -53,6 +54,8 @@ class ChooseLayout(Pass):
         chosen = choose_layouts(layout_problem(model.graph, found))
         writer = LayoutWriter(model)
         for one, is_last in zip(found, chosen, strict=True):
+            if choice := _kernel_of(one, is_last=is_last, is_direct=writer.reads_directly(one)):
+                context.predict(self.name, one.node, choice)
             if is_last:
                 writer.write(one)
             elif one.form == "window" and one.last_cycles < one.first_cycles:
@@ -62,6 +65,14 @@ class ChooseLayout(Pass):
             join_channels(model)
             drop_uncalled_groups(model)
         return any(chosen)
+
+
+def _kernel_of(one: Flexible, *, is_last: bool, is_direct: bool) -> KernelChoice | None:
+    """What computes a convolution in the layout that was chosen; None for other nodes, and where there is no template."""
+    if one.kernels is None:
+        return None
+    choice = one.kernels.first if not is_last else one.kernels.direct if is_direct else one.kernels.last
+    return choice if isinstance(choice, KernelChoice) else None
 
 
 def layout_problem(graph: ir.Graph, found: list[Flexible]) -> LayoutProblem:

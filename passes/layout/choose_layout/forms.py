@@ -9,6 +9,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from ....compiler.ir.facts import has_static_type, tensor_type
+from ....compiler.ir.kernel_choice import KernelChoice, NoKernel
 from ....compiler.ir.kinds import Kind, kind_of
 from ....compiler.ir.matching import static_shape
 
@@ -21,11 +22,21 @@ _ENDS = ("mean", "flat", "tokens", "to-last")
 
 
 @dataclass(frozen=True, slots=True)
+class WindowKernels:
+    """What computes a convolution in each layout, and channels-last from an image that lies channels-first."""
+
+    first: KernelChoice | NoKernel
+    last: KernelChoice
+    direct: KernelChoice | NoKernel
+
+
+@dataclass(frozen=True, slots=True)
 class Flexible:
     """A node that may compute channels-last: its operands at the positions `operands`, and what it makes, then lie so.
 
     `direct` are positions that it can also read channels-first when it is channels-last, at the cost of `direct_cycles`. Costs
-    are cycles; what is the same in both layouts is left out of those of nodes that only move bytes.
+    are cycles; what is the same in both layouts is left out of those of nodes that only move bytes. `kernels` are those of a
+    convolution.
     """
 
     node: ir.Node
@@ -35,6 +46,7 @@ class Flexible:
     first_cycles: float = 0.0
     last_cycles: float = 0.0
     direct_cycles: float = 0.0
+    kernels: WindowKernels | None = None
 
     @property
     def images(self) -> tuple[ir.Value, ...]:

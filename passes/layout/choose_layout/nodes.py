@@ -8,43 +8,30 @@ from math import inf, prod
 import onnx_ir as ir
 
 from ....compiler.ir.constants import constant_tensor
-from ....compiler.ir.facts import has_static_type, tensor_type
+from ....compiler.ir.facts import has_static_type
 from ....compiler.ir.functions import body_of, is_fused
+from ....compiler.ir.kernel_choice import AS_IT_IS, Ask, NoKernel, Variant
 from ....compiler.ir.kinds import Kind, is_known, is_pointwise, kind_of
 from ....compiler.ir.matching import static_shape
 from ....compiler.ir.rewriter import Rejection
-from ....kernels.cost.amx import tile_convolution_cycles
-from ....kernels.cost.convolution import (
-    Convolution,
-    channels_first_cycles,
-    channels_last_cycles,
-    direct_cycles,
-    in_pairs,
-    pays_to_fill_pairs,
-)
-from ....kernels.cost.memory import conversion_cycles, scattered_cycles
-from ....kernels.cost.winograd import winograd_choice
-from ....runtime.hardware.machine import Machine
-from ....runtime.precision import TOLERANCES, Precision
+from ....kernels.cost.memory import conversion_cycles
 from ....runtime.target import Target
 from .edges import EDGES, edge_form
-from .extents import convolution_extents, numbers_of, phase_extents
-from .forms import Flexible, as_it_lies, conversion_bytes, is_image
+from .forms import Flexible, WindowKernels, as_it_lies, conversion_bytes, is_image
 from .movers import moved_form, pointwise_form, transposed_form
 
-_CONVOLVED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 POOLS = ("AveragePool", "MaxPool")
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 _MOST_DIMENSIONS = 3  # spatial ones
-_MAX_PHASES = 16  # of a transposed convolution with holes or of volumes, each of which may read the input in its own way
+_NO_KERNEL = 1e12  # cycles, where no template computes a convolution and TVM's unscheduled loops would
 
 
 def flexible_form(
-    model: ir.Model, node: ir.Node, target: Target, precision: Precision = "float32", images: Collection[ir.Value] = ()
+    model: ir.Model, node: ir.Node, target: Target, ask: Ask, images: Collection[ir.Value] = ()
 ) -> Flexible | Rejection | None:
     """What a node permits: a Rejection for a convolution that has no kernel channels-last; None for what has one layout only.
 
-    `images` are the values that windows, or nodes after them, make.
+    `ask` tells the kernels of convolutions; `images` are the values that windows, or nodes after them, make.
     """
     nodes = [child for child in body_of(model, node) if child.op_type != "Constant"] if is_fused(node) else [node]
     if not is_fused(node) and node.op_type in EDGES and is_known(node):
@@ -62,7 +49,7 @@ def flexible_form(
         return Rejection(why, (node,)) if convolution else None
     (anchor,) = anchors
     if convolution:
-        return _convolution(model, node, anchor, nodes, target, precision)
+        return _convolution(model, node, anchor, nodes, target, ask)
     if anchor.op_type in POOLS:
         found = _window_operands(model, node, anchor, nodes)
         return None if isinstance(found, Rejection) else Flexible(node, "window", found)
@@ -70,7 +57,7 @@ def flexible_form(
 
 
 def _convolution(
-    model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir.Node], target: Target, precision: Precision
+    model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir.Node], target: Target, ask: Ask
 ) -> Flexible | Rejection:
     """A convolution and what follows it."""
     source, weights = (as_it_lies(value) for value in anchor.inputs[:2])
@@ -81,23 +68,28 @@ def _convolution(
     found = _window_operands(model, node, anchor, nodes)
     if isinstance(found, Rejection):
         return found
-    is_conv = anchor.op_type == "Conv"
-    phases = 1 if is_conv else prod(numbers_of(anchor, "strides"))
-    one = convolution_extents(anchor) if is_conv else phase_extents(anchor)
-    scattered = scattered_cycles(tensor_type(anchor.outputs[0]).elements) if phases > 1 else 0.0
-    is_narrow = source.dtype != anchor.outputs[0].dtype
-    machine = _machine(source, target)
-    last_cycles, transformed = _cycles_of_last(model, node, anchor, one, target, precision)
-    saved = max(last_cycles - transformed, 0.0)
-    needs_last = saved > conversion_cycles(conversion_bytes(source))  # Winograd's tiles are read channels-last only
+    return _window_form(node, found, ask)
+
+
+def _window_form(node: ir.Node, found: tuple[int, ...], ask: Ask) -> Flexible | Rejection:
+    """A convolution that may lie in each layout, by its kernels: channels-first, channels-last, and that of an image which lies
+    channels-first and a result channels-last."""
+    last = ask(node, Variant(channels_last=found, has_channels_last_results=True))
+    if isinstance(last, NoKernel):
+        return Rejection(f"no kernel computes it channels-last: {last}", (node,))
+    first, direct = ask(node, AS_IT_IS), ask(node, Variant(channels_last=found[1:], has_channels_last_results=True))
+    more = inf if isinstance(direct, NoKernel) else max(direct.cycles - last.cycles, 0.0)
+    image = node.inputs[found[0]]
+    is_direct = image is not None and more <= conversion_cycles(conversion_bytes(image))  # else it had better be converted
     return Flexible(
         node,
         "window",
         found,
-        direct=() if is_narrow or needs_last or (one.is_depthwise and is_conv) else found[:1],
-        first_cycles=channels_first_cycles(one, machine) + scattered,
-        last_cycles=last_cycles - saved,
-        direct_cycles=direct_cycles(one, machine) + saved,
+        direct=found[:1] if is_direct else (),
+        first_cycles=_NO_KERNEL if isinstance(first, NoKernel) else first.cycles,
+        last_cycles=last.cycles,
+        direct_cycles=more if is_direct else 0.0,
+        kernels=WindowKernels(first, last, direct),
     )
 
 
@@ -110,55 +102,7 @@ def _convolution_fault(anchor: ir.Node, source: ir.Value, weights: ir.Value, tar
         return f"the shape of {kind} is symbolic"
     if not target.has_channels_last:
         return f"no kernel computes {kind} channels-last on {target.kind}"
-    if source.dtype not in _CONVOLVED:
-        return f"no kernel computes {kind} of {tensor_type(source).dtype} channels-last"
-    phases = prod(numbers_of(anchor, "strides"))
-    if kind == "ConvTranspose" and phases > _MAX_PHASES and (where := _many_reads(anchor)):
-        return f"ConvTranspose {where} has {phases} phases of output positions, more than {_MAX_PHASES}"
     return ""
-
-
-def _machine(source: ir.Value, target: Target) -> Machine:
-    """The machine as it computes the numbers that a convolution of `source` adds up."""
-    return target.machine.of_items(tensor_type(source).bytes_of(1))
-
-
-def _cycles_of_last(
-    model: ir.Model, node: ir.Node, anchor: ir.Node, one: Convolution, target: Target, precision: Precision
-) -> tuple[float, float]:
-    """What a convolution whose values lie channels-last costs directly, and by Winograd's, infinite where that is not made."""
-    source, weights = (as_it_lies(value) for value in anchor.inputs[:2])
-    assert source is not None
-    assert weights is not None
-    machine = _machine(source, target)
-    is_narrow = source.dtype != anchor.outputs[0].dtype
-    may_pair = is_narrow and weights.dtype == source.dtype
-    fills_pairs = anchor.op_type == "Conv" and target.multiplies_pairs and pays_to_fill_pairs(one, machine)
-    cycles = channels_last_cycles(one, machine)
-    if may_pair and target.has("avx512_bf16") and (one.inputs % 2 == 0 or fills_pairs):  # side by side channels-last only
-        cycles = channels_last_cycles(in_pairs(one), machine)
-    has_weights = _is_constant(model, node, weights)
-    is_plain = has_weights and source.dtype == ir.DataType.FLOAT
-    is_bfloat16 = has_weights and is_narrow and source.dtype == ir.DataType.BFLOAT16
-    if target.has_tiles and (is_plain or is_bfloat16):
-        cycles = min(cycles, tile_convolution_cycles(one, 1 if is_bfloat16 else TOLERANCES[precision].terms, machine))
-    is_plane = anchor.op_type == "Conv" and len(tensor_type(source).shape) == 4
-    may_transform = is_plane and (is_plain or is_bfloat16)
-    choice = winograd_choice(one, machine, precision) if may_transform else None
-    return cycles, inf if choice is None else choice.cycles
-
-
-def _many_reads(anchor: ir.Node) -> str:
-    """Why the phases of a transposed convolution may read the input in more ways than four for each of two dimensions."""
-    if prod(numbers_of(anchor, "dilations")) > 1:
-        return "with holes"
-    return "of volumes" if len(tensor_type(anchor.outputs[0]).shape) > 4 else ""
-
-
-def _is_constant(model: ir.Model, node: ir.Node, operand: ir.Value) -> bool:
-    """Whether an operand of the anchor of a node never changes."""
-    outside = node.inputs[body_of(model, node).inputs.index(operand)] if is_fused(node) else operand
-    return outside is not None and constant_tensor(outside) is not None
 
 
 def _window_operands(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: list[ir.Node]) -> tuple[int, ...] | Rejection:

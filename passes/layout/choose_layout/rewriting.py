@@ -38,6 +38,10 @@ class LayoutWriter:
     spare: list[ir.Value] = field(default_factory=list)  # what may be left without a reader: conversions, constants
     reordered: dict[tuple[ir.Value, int, tuple[int, int]], ir.Value] = field(default_factory=dict)
 
+    def reads_directly(self, flexible: Flexible) -> bool:
+        """Whether a node, made channels-last now, would read an operand that lies channels-first."""
+        return any(flexible.node.inputs[position] not in self.last for position in flexible.direct)
+
     def write(self, flexible: Flexible) -> None:
         """Make a node compute channels-last."""
         match flexible.form:

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from ....compiler.ir.cloning import ValueMap, clone_node, copy_value
-from ....compiler.ir.facts import schema_of
+from ....compiler.ir.facts import infer_node, schema_of
 from ....compiler.ir.functions import inline_function, is_fused
 from ....compiler.ir.kinds import is_known
 from ....compiler.ir.randomness import RANDOM_OPERATORS
@@ -37,19 +37,25 @@ class Decompose(Pass):
     name: ClassVar[str] = "decompose"
 
     def run(self, model: ir.Model, context: Context) -> bool:
-        return self._visit(model, model.graph, context)
+        return self._visit(model, model.graph, context, set())
 
-    def _visit(self, model: ir.Model, graph: ir.Graph, context: Context) -> bool:
+    def _visit(self, model: ir.Model, graph: ir.Graph, context: Context, learned: set[ir.Value]) -> bool:
+        """Whether anything was expanded. `learned` gets the values of which a body says more than ONNX does of its operator."""
         changed = False
         pending = list(reversed(tuple(graph)))
         while pending:
             node = pending.pop()
+            facts = {value.name: (value.type, value.shape) for value in node.outputs}
+            if not learned.isdisjoint(node.inputs):
+                infer_node(node, model)
             for subgraph in subgraphs_of(node):
-                changed |= self._visit(model, subgraph, context)
+                changed |= self._visit(model, subgraph, context, learned)
             made = self._expand(model, node, context)
             if made is not None:
                 changed = True
                 pending.extend(reversed(made))
+            written = [value for one in made or (node,) for value in one.outputs if value.name in facts]
+            learned.update(value for value in written if (value.type, value.shape) != facts[value.name])
         return changed
 
     def _expand(self, model: ir.Model, node: ir.Node, context: Context) -> tuple[ir.Node, ...] | None:

@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml on numbers, but for trees; as in ONNX Runtime where their specification says too little."""
+"""Operators of ai.onnx.ml on numbers without trees or support vectors, as in ONNX Runtime where their text says too little."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .body import Body, ints
-from .common import dims, dtype_of
+from .common import MAX_COMPARISONS, dims, dtype_of
 from .scores import labelled, transformed
-
-_MAX_COMPARISONS = 2**27  # elements of x times keys of a LabelEncoder or support vectors
 
 
 def array_feature_extractor(node: ir.Node) -> ir.Function:
@@ -60,7 +58,7 @@ def label_encoder(node: ir.Node) -> ir.Function | None:
     """The value of the last key that equals x, NaN included; the default where none does. None where strings are involved."""
     found, values, default = _keys(node), _values(node), _default(node)
     shape, dtype = dims(node.inputs[0]), dtype_of(node.inputs[0])
-    if found is None or values is None or len(found) != len(values) or prod(shape) * len(found) > _MAX_COMPARISONS:
+    if found is None or values is None or len(found) != len(values) or prod(shape) * len(found) > MAX_COMPARISONS:
         return None
     body, keys = Body(node), found.astype(dtype.numpy())
     apart = body.op("Unsqueeze", body.input(0), ints([-1]))
@@ -127,50 +125,6 @@ def scaler(node: ir.Node) -> ir.Function | None:
         return None
     centred = body.op("Sub", body.cast(body.input(0), working), offset)
     return body.function(body.cast(body.op("Mul", centred, scale), "float32"))
-
-
-def svm_regressor(node: ir.Node) -> ir.Function | None:
-    """The kernel of x and each support vector, times the coefficients, plus rho; its sign (1 or -1) for one class.
-
-    Kernels: LINEAR x s; POLY (gamma x s + coef0)^degree; RBF e^(-gamma |x - s|^2); SIGMOID tanh(gamma x s + coef0). None for a
-    linear model without support vectors, whose coefficients are weights.
-    """
-    body, shape, count = Body(node), dims(node.inputs[0]), node.attributes.get_int("n_supports", 0)
-    vectors, weights, rho = (
-        np.array(node.attributes.get_floats(name, ()), np.float32) for name in ("support_vectors", "coefficients", "rho")
-    )
-    if len(shape) != 2 or not count or vectors.size != count * shape[1] or weights.size != count or rho.size != 1:
-        return None
-    similar = _kernel(body, node, body.cast(body.input(0), "float32"), vectors.reshape(count, -1))
-    if similar is None or node.attributes.get_string("post_transform", "NONE") != "NONE":
-        return None
-    result = body.op("Add", body.op("MatMul", similar, weights[:, None]), rho)
-    if node.attributes.get_int("one_class", 0):
-        one, zero, minus = (np.array(number, np.float32) for number in (1, 0, -1))
-        result = body.op("Where", body.op("Greater", result, zero), one, minus)
-    return body.function(result)
-
-
-def _kernel(body: Body, node: ir.Node, x: ir.Value, vectors: np.ndarray) -> ir.Value | None:
-    """The kernel of each row of x and each support vector, [rows, vectors]."""
-    kind, (gamma, offset, degree) = node.attributes.get_string("kernel_type", "LINEAR"), _kernel_parameters(node)
-    if kind == "RBF":
-        if prod(dims(node.inputs[0])) * len(vectors) > _MAX_COMPARISONS:
-            return None
-        apart = body.op("Sub", body.op("Unsqueeze", x, ints([1])), vectors)
-        return body.op("Exp", body.op("Mul", body.op("ReduceSumSquare", apart, ints([2]), keepdims=0), np.array(-gamma)))
-    product = body.op("MatMul", x, np.ascontiguousarray(vectors.T))
-    if kind == "LINEAR":
-        return product
-    affine = body.op("Add", body.op("Mul", product, gamma), offset)
-    return body.op("Pow", affine, degree) if kind == "POLY" else body.op("Tanh", affine) if kind == "SIGMOID" else None
-
-
-def _kernel_parameters(node: ir.Node) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gamma, coef0 and degree."""
-    given = [*node.attributes.get_floats("kernel_params", ()), 0.0, 0.0, 0.0]
-    gamma, offset, degree = (np.array(number, np.float32) for number in given[:3])
-    return gamma, offset, degree
 
 
 def _linear(node: ir.Node, count: int) -> tuple[ir.Value | None, Body, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+MAX_COMPARISONS = 2**27  # elements of x times what each of them is compared with
+
 
 def dims(value: ir.Value | None) -> tuple[int, ...]:
     """The static shape of a value; () where it is left out or its shape is unknown."""

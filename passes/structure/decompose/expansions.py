@@ -10,7 +10,7 @@ from collections.abc import Callable
 import onnx
 import onnx_ir as ir
 
-from . import classical, trees
+from . import classical, support_vectors, trees
 from .contraction import einsum
 from .encoding import hardmax
 from .fourier import dft, stft
@@ -55,7 +55,8 @@ _BODIES: dict[str, Callable[[ir.Node], str | ir.Function | None]] = {
     "ai.onnx.ml.Normalizer": classical.normalizer,
     "ai.onnx.ml.OneHotEncoder": classical.one_hot_encoder,
     "ai.onnx.ml.Scaler": classical.scaler,
-    "ai.onnx.ml.SVMRegressor": classical.svm_regressor,
+    "ai.onnx.ml.SVMClassifier": support_vectors.svm_classifier,
+    "ai.onnx.ml.SVMRegressor": support_vectors.svm_regressor,
     "ai.onnx.ml.TreeEnsemble": trees.tree_ensemble,
     "ai.onnx.ml.TreeEnsembleClassifier": trees.tree_ensemble_classifier,
     "ai.onnx.ml.TreeEnsembleRegressor": trees.tree_ensemble_regressor,

@@ -32,6 +32,27 @@ def test_a_node_is_followed_into_its_group(compilation: Compilation) -> None:
     assert "kernel template matmul" in "\n".join(found.lines())
 
 
+def test_the_kernel_and_its_rivals_are_shown_with_their_estimates() -> None:
+    weights = ", ".join(["0.5"] * 256**2)
+    model = ir.from_onnx_text(f"""
+        <ir_version: 10, opset_import: ["": 21]>
+        main (float[256,256] x) => (float[256,256] y) <float[256,256] w = {{{weights}}}> {{ y = MatMul(x, w) }}""")
+    model.graph[0].name = "product"
+    target = Target.parse("cpu:avx2,machine=zen3,threads=1")
+    (found,) = explain(trace_compilation(model, target, precision="float32-fast"), "product")
+    (placement,) = found.placements
+    first, second = placement.estimates
+    assert placement.template == first.template
+    assert {first.template, second.template} == {"matmul", "strassen_matmul"}
+    assert first.cycles < second.cycles
+    assert first.time_us == pytest.approx(first.cycles / target.machine.ghz / 1e3)
+    assert min(first.operations, second.operations) < 2 * 256**3 == max(first.operations, second.operations)
+    lines = [line.split() for line in found.lines()]
+    head = lines.index(["predicted", "us", "cycles", "bytes", "operations", "unit"])
+    assert [line[0] for line in lines[head + 1 : head + 3]] == [first.template, second.template]
+    assert not any(line[:2] == ["not", f"{second.template}:"] for line in lines)
+
+
 def test_what_is_removed_is_said_with_what_takes_its_place(compilation: Compilation) -> None:
     (identity,) = explain(compilation, "same")
     assert [(event.change, event.detail) for event in identity.events] == [("removed", "%biased takes the place of its result")]

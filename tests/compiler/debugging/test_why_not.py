@@ -7,7 +7,7 @@ import pytest
 from prefuse.compiler.debugging.compilation import Compilation, trace_compilation
 from prefuse.compiler.debugging.why_not import why_not
 from prefuse.compiler.frontend.importer import import_model
-from prefuse.compiler.lowering.grouping import lone_groups
+from prefuse.compiler.pipeline.grouping import lone_groups
 from prefuse.runtime.errors import InputError
 from prefuse.runtime.target import Target
 from prefuse.tests.compiler.debugging.traced_models import PIPELINE, traced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -13,7 +14,7 @@ from onnx.external_data_helper import convert_model_to_external_data
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.runtime.errors import UnsupportedModelError
 
-from .contrib_oracle import Case, check
+from .contrib_oracle import Case, by_onnxruntime, check
 
 RANDOM = np.random.default_rng(8)
 
@@ -143,6 +144,56 @@ def test_zero_points_may_be_left_out() -> None:
     a, b = bytes_(3, 5), bytes_(5)
     expected = np.clip(np.rint((a * 0.02 + b * 0.03) / 0.09), 0, 255).astype(np.uint8)
     check(Case("QLinearAdd", [a, scale(0.02), None, b, scale(0.03), None, scale(0.09)], steps=1), [expected])
+
+
+def lstm(
+    kind: type[np.generic], by_column: bool, direction: str = "forward", *more: np.ndarray | None, **attributes: object
+) -> Case:
+    """DynamicQuantizeLSTM of 16 units over 7 steps of 8 numbers, for a batch of 3."""
+    directions = 2 if direction == "bidirectional" else 1
+    matrices = [RANDOM.integers(*((-64, 64) if kind is np.int8 else (0, 128)), (directions, size, 64)) for size in (8, 16)]
+    form = (directions, 64) if by_column else (directions,)
+    parameters = [(positive(*form) * 0.003, np.full(form, zero * (kind is np.uint8), kind)) for zero in (60, 66)]
+    state = [*more, *[None] * (5 - len(more))]
+    inputs = [floats(7, 3, 8), *(one.astype(kind) for one in matrices), *state, *parameters[0], *parameters[1]]
+    settings = {"hidden_size": 16, "direction": direction, **attributes}
+    return Case("DynamicQuantizeLSTM", inputs, settings, (1, 1, 1), constants=(1, 2, 8, 9, 10, 11), tolerance=1e-2)
+
+
+def with_float_weights(case: Case) -> Case:
+    """The LSTM of the weights that the integers stand for."""
+    x, *quantized = case.inputs[:3]
+    weights = []
+    for integers, scales, zeros in zip(quantized, case.inputs[8::2], case.inputs[9::2], strict=True):
+        assert integers is not None
+        assert scales is not None
+        assert zeros is not None
+        centred = integers.astype(np.float32) - zeros.astype(np.float32).reshape(len(zeros), 1, -1)
+        weights.append((centred * scales.reshape(len(scales), 1, -1)).transpose(0, 2, 1))
+    return Case("LSTM", [x, *weights, *case.inputs[3:8]], case.attributes, case.outputs, domain="")
+
+
+LSTMS = {
+    "bytes": lstm(np.uint8, False),
+    "columns": lstm(np.int8, True, "reverse", floats(1, 128) * 0.1),
+    "both-ways": lstm(np.uint8, True, "bidirectional", None, np.array([7, 2, 0], np.int32)),
+    "states": lstm(np.int8, False, "forward", None, None, floats(1, 3, 16), floats(1, 3, 16), floats(1, 48)),
+    "activations": lstm(np.int8, True, activations=["HardSigmoid", "Tanh", "Relu"], clip=0.5, input_forget=1),
+}
+
+
+@pytest.mark.parametrize("case", LSTMS.values(), ids=LSTMS)
+def test_recurrence(case: Case) -> None:
+    """ONNX Runtime quantizes inputs and states, too; without that, results are its own to the last bits."""
+    check(case, is_compiled=True)
+    exact = replace(case, tolerance=1e-5)
+    check(exact, by_onnxruntime(with_float_weights(case)), is_compiled=True)
+
+
+def test_weights_of_a_recurrence_are_constant() -> None:
+    case = LSTMS["bytes"]
+    with pytest.raises(UnsupportedModelError, match="DynamicQuantizeLSTM: input 2 is no constant"):
+        import_model(replace(case, constants=(1, 8, 9, 10, 11)).model())
 
 
 def low_bit(bits: int, columns: int, depth: int, block: int, zero: str = "", kind: type[np.generic] = np.float32) -> Case:

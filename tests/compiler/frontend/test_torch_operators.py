@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from typing import Any
 
 import prefuse
@@ -219,3 +220,41 @@ def test_a_translation_that_fails_is_one_error_with_its_line(monkeypatch: pytest
     except KeyError:
         with pytest.raises(UnsupportedModelError, match=message):
             prefuse.compile(Inverse(), torch.zeros(3), cache=False)
+
+
+class BiasedHeads(nn.Module):
+    """Attention of two heads whose mask is a parameter with the heads last, as in T5 and Swin.
+
+    When torch takes it apart into products, the result has other strides than that of the whole, of which the module had a view.
+    """
+
+    def __init__(self, *axes: int) -> None:
+        super().__init__()
+        self.bias, self.axes = nn.Parameter(torch.randn(24, 24, 2)), axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.view(-1, 24, 2, 8).transpose(1, 2)
+        mask = self.bias.permute(self.axes)[None] if self.axes else None
+        result = nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
+        return result.transpose(1, 2).reshape(-1, 24, 16)
+
+
+def test_views_of_what_attention_gives() -> None:
+    module, x = BiasedHeads(2, 0, 1).eval(), torch.randn(2, 24, 16)
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=8)},))
+    of_module, of_program = prefuse.compile(module, (x,), cache=False), prefuse.compile(program, cache=False)
+    expected = deepcopy(module).double()(x.double()).float().detach()
+    for compiled in (of_module, of_program):
+        torch.testing.assert_close(torch.as_tensor(compiled(x)), expected)
+    assert torch.ops.aten._unsafe_view.default not in {node.target for node in program.graph.nodes}
+
+
+def test_views_that_hold_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second export is only for programs that the first stopped at."""
+
+    def fail(program: torch.export.ExportedProgram) -> None:
+        raise AssertionError("exported twice")
+
+    monkeypatch.setattr(torch_export, "with_views_of_copies", fail)
+    module, x = BiasedHeads().eval(), torch.randn(2, 24, 16)
+    torch.testing.assert_close(prefuse.compile(module, (x,), cache=False)(x), module(x))

@@ -188,3 +188,64 @@ def test_a_dataclass_with_slots_and_weak_references_to_weights_are_followed() ->
     assert fingerprint(1.0) is not None
     assert fingerprint(1.0) == fingerprint(1.0)
     assert fingerprint(1.0) != fingerprint(2.0)
+
+
+class Several(nn.Module):
+    def __init__(self, *functions: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for function in self.functions:
+            x = function(x)
+        return x
+
+
+def test_which_object_is_met_again_shows() -> None:
+    def shift(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    assert module_fingerprint(Several(helper, shift, helper)) == module_fingerprint(Several(helper, shift, helper))
+    assert module_fingerprint(Several(helper, shift, helper)) != module_fingerprint(Several(helper, shift, shift))
+
+
+def test_a_function_with_the_name_of_one_of_torch_is_read() -> None:
+    def scaled(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return functools.wraps(nn.functional.relu)(lambda x: x * factor)
+
+    assert module_fingerprint(Several(scaled(1.0))) not in (None, module_fingerprint(Several(scaled(2.0))))
+
+
+def test_what_a_decorator_of_torch_wraps_is_read() -> None:
+    def scaled(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        @torch.no_grad()
+        def scale(x: torch.Tensor) -> torch.Tensor:
+            return x * factor
+
+        return scale
+
+    assert module_fingerprint(Several(scaled(1.0))) not in (None, module_fingerprint(Several(scaled(2.0))))
+
+
+class Shift:
+    def __init__(self) -> None:
+        self.value = SCALE
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.value
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = Shift()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Shift().add(self.shift.add(x))
+
+
+def test_a_constructor_that_forward_calls_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Shifted()
+    before = module_fingerprint(module)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    assert module_fingerprint(module) not in (None, before)

@@ -102,7 +102,7 @@ def test_nan_and_infinities_stay_in_their_row() -> None:
 @pytest.fixture
 def few_keys_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache so small that keys come in blocks of a vector or two."""
-    monkeypatch.setattr(attention, "_CACHE_BYTES", 4096)
+    monkeypatch.setattr(attention, "_CACHE_SHARE", 1 / 256)
 
 
 def lopsided(rows: int, keys: int) -> np.ndarray:

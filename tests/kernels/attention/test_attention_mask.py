@@ -63,7 +63,7 @@ def test_masks_in_pairs() -> None:
 
 @pytest.mark.parametrize("in_pairs", [False, True])
 def test_keys_in_blocks(monkeypatch: pytest.MonkeyPatch, in_pairs: bool) -> None:
-    monkeypatch.setattr(attention, "_CACHE_BYTES", 1 << 13)
+    monkeypatch.setattr(attention, "_CACHE_SHARE", 1 / 128)
     check([paired(case) if in_pairs else case for case in cases()], target_of(PAIRS))
 
 

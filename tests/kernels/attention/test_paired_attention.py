@@ -45,7 +45,7 @@ def test_attention() -> None:
 
 
 def test_keys_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_CACHE_BYTES", 1 << 14)
+    monkeypatch.setattr(attention, "_CACHE_SHARE", 1 / 64)
     check([paired(attend((1, 2, 70, 201, 16, 24)))], target_of(LEVEL))
 
 

@@ -59,7 +59,7 @@ def test_tiles_are_used() -> None:
 
 
 def test_keys_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_CACHE_BYTES", 1 << 14)
+    monkeypatch.setattr(attention, "_CACHE_SHARE", 1 / 128)
     check([tiled(attend((1, 2, 70, 200, 16, 24)))], target_of(AMX_EMULATED))
 
 

@@ -140,7 +140,7 @@ def test_an_image_that_the_kernel_computes() -> None:
 
 
 def test_weights_beyond_the_second_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(implicit_gemm_amx, "_NEAR_BYTES", 0)
+    monkeypatch.setattr(implicit_gemm_amx, "_NEAR_SHARE", 0.0)
     cases = convolution((2, 40, 9, 9), 70, 3, 1, 1), transposed((2, 40, 3, 5, 4), 70, 2, 2)
     check([tiled(case) for case in cases], target_of(AMX_EMULATED))
 

@@ -200,10 +200,11 @@ def test_blocks_of_tiles(is_shared: bool, threads: int, monkeypatch: pytest.Monk
     """Several blocks, the last of which has fewer tiles; threads take blocks, or panels of all blocks."""
     monkeypatch.setattr(winograd_channels_last, "_LEAST_TILES", 1000 if is_shared else 1)
     monkeypatch.setattr(winograd_channels_last, "_NEAR_BYTES", 4 * 36 * 80 * 20)
-    monkeypatch.setattr(winograd_channels_last, "_FAR_BYTES", 4 * 36 * 40 * 37)
+    target = target_of("avx2", threads)
+    monkeypatch.setattr(winograd_channels_last, "_FAR_SHARE", 4 * 36 * 40 * 37 / target.machine.l3.size_bytes)
     monkeypatch.setattr(winograd_channels_last, "_PRODUCT_BYTES", 4 * 36 * 32 * 15)
     cases = [fast((2, 36, 30, 29), 70, 3, 1, 1), fast((1, 36, 50, 21), 68, 3, 1, 0, group=2)]
-    check([forced(case, 4) for case in cases], target_of("avx2", threads))
+    check([forced(case, 4) for case in cases], target)
 
 
 def test_runs_are_equal_bit_for_bit() -> None:

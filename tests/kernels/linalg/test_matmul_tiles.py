@@ -78,7 +78,7 @@ def test_products() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "float32-fast"])
 def test_rows_outside(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_tiles, "_NEAR_BYTES", 0)
+    monkeypatch.setattr(matmul_tiles, "_NEAR_SHARE", 0.0)
     check([tiled(case, precision) for case in many_rows()], target_of(AMX_EMULATED))
 
 
@@ -103,7 +103,7 @@ def test_products_of_bfloat16() -> None:
 
 
 def test_large_matrices_are_walked_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_tiles, "_NEAR_BYTES", 0)
+    monkeypatch.setattr(matmul_tiles, "_NEAR_SHARE", 0.0)
     check(narrow_products()[:3], target_of(AMX_EMULATED))
 
 

@@ -139,9 +139,10 @@ def test_shapes_that_do_not_divide(level: str, levels: int) -> None:
 
 def test_parts_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are more than the second cache holds are multiplied by a panel part by part."""
-    monkeypatch.setattr(strassen_product, "_NEAR_BYTES", 4 * 7 * 16 * 12)
+    target = target_of("avx2", 3)
+    monkeypatch.setattr(strassen_product, "_NEAR_SHARE", 4 * 7 * 16 * 12 / target.machine.l2.size_bytes)
     cases = [forced(multiplied((rows, 40), 70), 1, tile="6x2") for rows in (97, 140)]
-    check(cases, target_of("avx2", 3))
+    check(cases, target)
 
 
 def test_threads_and_runs_make_the_same_bits() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.reduction import row_schedule
-from prefuse.kernels.reduction.rows import build
+from prefuse.kernels.reduction.rows import plan
 from prefuse.kernels.registry import build_kernel
-from prefuse.kernels.template.contract import BuiltKernel, Refusal
+from prefuse.kernels.template.contract import BuiltKernel, Candidate, Refusal
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
@@ -277,9 +277,9 @@ def test_normalizations_of_one_value_share_their_statistics() -> None:
 
 def refusal(steps: Sequence[Step], arrays: Arrays, outputs: str, target: str = "cpu") -> str:
     group, _ = group_of(steps, arrays, outputs)
-    built = build(group, Target.parse(target))
-    assert isinstance(built, Refusal)
-    return built.reason
+    planned = plan(group, Target.parse(target))
+    assert isinstance(planned, Refusal)
+    return planned.reason
 
 
 def test_refusals() -> None:
@@ -302,10 +302,12 @@ def test_refusals() -> None:
     twice: list[Step] = [("ReduceSum", "x", "s", last), ("ReduceSum", "s", "y", last)]
     assert "rows of another shape" in refusal(twice, x, "y")
     long = residual_norm(2, 40_000, outputs="y").group
-    built = build(long, Target.parse("cpu"))
-    assert built == Refusal("rows of 40000 elements need 156 KiB of scratch, more than the 128 KiB that a thread keeps in cache")
+    planned = plan(long, Target.parse("cpu"))
+    assert planned == Refusal(
+        "rows of 40000 elements need 156 KiB of scratch, more than the 128 KiB that a thread keeps in cache"
+    )
     fits = replace(long, outputs=("s", "y"))
-    assert isinstance(build(fits, Target.parse("cpu")), BuiltKernel)
+    assert isinstance(plan(fits, Target.parse("cpu")), Candidate)
 
 
 def test_integers_are_left_to_others() -> None:

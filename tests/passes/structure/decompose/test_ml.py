@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,31 +12,10 @@ import pytest
 from onnx import numpy_helper
 from prefuse.runtime.errors import InvalidModelError, UnsupportedModelError
 
-from .expanding import compiled, evaluate, expanded, one_node, operators
+from .expanding import compiled, expanded, one_node, operators
+from .ml_oracle import agrees, ml_model
 
-_VERSION = 4  # of the domain: 5 withdraws the older operators on trees
 _X = np.random.default_rng(0).integers(-3, 4, (11, 5)).astype(np.float32)
-
-
-def _model(op_type: str, inputs: Mapping[str, np.ndarray], outputs: int = 1, **attributes: Any) -> onnx.ModelProto:
-    model = one_node(op_type, inputs, outputs, domain="ai.onnx.ml", opset=21, **attributes)
-    model.opset_import[1].version = _VERSION
-    for value in model.graph.output:
-        value.type.Clear()
-    return model
-
-
-def _agrees(
-    op_type: str, inputs: Mapping[str, np.ndarray], outputs: int = 1, *, is_compiled: bool = False, **attributes: Any
-) -> None:
-    """The body, evaluated by onnx.reference or compiled, has ONNX Runtime's results."""
-    model = _model(op_type, inputs, outputs, **attributes)
-    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, dict(inputs))
-    assert op_type not in operators(expanded(model))
-    found = compiled(model, *inputs.values()) if is_compiled else evaluate(expanded(model), inputs)
-    for a, b in zip(found, expected, strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -48,7 +26,7 @@ def test_features_by_index(shape: tuple[int, ...], indices: object, is_compiled:
     """ONNX infers no shape where the features are a vector, as the labels of skl2onnx's KNeighborsClassifier are."""
     features = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
     inputs = {"x": features, "indices": np.array(indices, np.int64)}
-    _agrees("ArrayFeatureExtractor", inputs, is_compiled=is_compiled)
+    agrees("ArrayFeatureExtractor", inputs, is_compiled=is_compiled)
 
 
 def _trees(
@@ -90,7 +68,7 @@ def _below(numbers: set[int]) -> set[int]:
 def test_regressor(aggregate: str, targets: int, per_leaf: int) -> None:
     attributes = _trees(4, 3, targets, "target", per_leaf=per_leaf)
     attributes |= {"n_targets": targets, "aggregate_function": aggregate}
-    _agrees("TreeEnsembleRegressor", {"x": _X}, is_compiled=per_leaf == 2, **attributes)
+    agrees("TreeEnsembleRegressor", {"x": _X}, is_compiled=per_leaf == 2, **attributes)
 
 
 @pytest.mark.parametrize("modes", [("BRANCH_LT", "BRANCH_GTE", "BRANCH_NEQ"), ("BRANCH_LEQ", "BRANCH_GT", "BRANCH_EQ")])
@@ -98,7 +76,7 @@ def test_comparisons_and_missing_values(modes: tuple[str, ...]) -> None:
     x = _X.copy()
     x[::3, ::2] = np.nan
     attributes = _trees(6, 3, 1, "target", modes=modes)
-    _agrees("TreeEnsembleRegressor", {"x": x}, is_compiled=True, n_targets=1, base_values=[0.5], **attributes)
+    agrees("TreeEnsembleRegressor", {"x": x}, is_compiled=True, n_targets=1, base_values=[0.5], **attributes)
 
 
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
@@ -106,7 +84,7 @@ def test_classifier_of_many(transform: str) -> None:
     attributes = _trees(5, 3, 3, "class", per_leaf=2)
     for dtype in (np.float32, np.float64, np.int64) if transform == "NONE" else (np.float32,):
         inputs = {"x": _X.astype(dtype)}
-        _agrees("TreeEnsembleClassifier", inputs, 2, post_transform=transform, classlabels_int64s=[7, 5, 9], **attributes)
+        agrees("TreeEnsembleClassifier", inputs, 2, post_transform=transform, classlabels_int64s=[7, 5, 9], **attributes)
 
 
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC"])
@@ -118,13 +96,13 @@ def test_classifier_of_two_by_one(transform: str, positive: bool, weighed: int, 
         attributes["class_weights"] = [abs(w) / 5 for w in attributes["class_weights"]]
     attributes["class_ids"] = [weighed] * len(attributes["class_ids"])
     attributes |= {"base_values": [0.25]} if base else {}
-    _agrees("TreeEnsembleClassifier", {"x": _X}, 2, post_transform=transform, classlabels_int64s=[3, 8], **attributes)
+    agrees("TreeEnsembleClassifier", {"x": _X}, 2, post_transform=transform, classlabels_int64s=[3, 8], **attributes)
 
 
 def test_classifier_of_two_by_both() -> None:
     """The scores are ONNX Runtime's. The label is that of the greater, there the second's if positive."""
     attributes = _trees(3, 3, 2, "class", per_leaf=2)
-    model = _model("TreeEnsembleClassifier", {"x": _X}, 2, classlabels_int64s=[4, 2], **attributes)
+    model = ml_model("TreeEnsembleClassifier", {"x": _X}, 2, classlabels_int64s=[4, 2], **attributes)
     _, scores = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": _X})
     labels, found = compiled(model, _X)
     np.testing.assert_allclose(found, scores, rtol=1e-5)
@@ -147,7 +125,7 @@ def test_what_the_specification_leaves_open_is_refused(attributes: dict[str, Any
         attributes = attributes | {"class_ids": [1] * len(trees["class_ids"])}
     if attributes.get("nodes_truenodeids"):
         attributes = {"nodes_truenodeids": [0] * len(trees["nodes_modes"])}
-    model = _model("TreeEnsembleClassifier", {"x": _X}, 2, **{**trees, "classlabels_int64s": [0, 1], **attributes})
+    model = ml_model("TreeEnsembleClassifier", {"x": _X}, 2, **{**trees, "classlabels_int64s": [0, 1], **attributes})
     assert "TreeEnsembleClassifier" in operators(expanded(model))
 
 
@@ -164,13 +142,13 @@ def test_label_encoder(name: str) -> None:
     x = _X.copy()
     if dtype == np.float32:
         x[0, :3] = np.nan
-    _agrees("LabelEncoder", {"x": x.astype(dtype)}, **attributes)
+    agrees("LabelEncoder", {"x": x.astype(dtype)}, **attributes)
 
 
 def test_the_last_of_equal_keys_counts() -> None:
     """As the specification says; ONNX Runtime takes the first."""
     x = np.array([3, 4, 5], np.int64)
-    model = _model("LabelEncoder", {"x": x}, keys_int64s=[3, 4, 3], values_int64s=[1, 2, 7])
+    model = ml_model("LabelEncoder", {"x": x}, keys_int64s=[3, 4, 3], values_int64s=[1, 2, 7])
     np.testing.assert_array_equal(compiled(model, x)[0], [7, 2, -1])
 
 
@@ -178,14 +156,14 @@ def test_the_last_of_equal_keys_counts() -> None:
 def test_linear(transform: str) -> None:
     weights = np.random.default_rng(1).standard_normal(15).tolist()
     common: dict[str, Any] = {"coefficients": weights, "intercepts": [0.1, -0.2, 0.3], "post_transform": transform}
-    _agrees("LinearRegressor", {"x": _X}, targets=3, **common)
-    _agrees("LinearClassifier", {"x": _X}, 2, classlabels_ints=[4, 2, 6], **common)
+    agrees("LinearRegressor", {"x": _X}, targets=3, **common)
+    agrees("LinearClassifier", {"x": _X}, 2, classlabels_ints=[4, 2, 6], **common)
 
 
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
 def test_linear_classifier_of_one_score(transform: str) -> None:
     attributes: dict[str, Any] = {"coefficients": [0.5, -1.0, 0.25, 1.0, 0.1], "intercepts": [0.2], "post_transform": transform}
-    _agrees("LinearClassifier", {"x": _X}, 2, classlabels_ints=[4, 2], **attributes)
+    agrees("LinearClassifier", {"x": _X}, 2, classlabels_ints=[4, 2], **attributes)
 
 
 _SIMPLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -208,25 +186,11 @@ def test_simple(name: str) -> None:
     x[2] = 0
     if "nan" in name:
         x[1::2, 1] = np.nan
-    _agrees(op_type, {"x": x}, **attributes)
+    agrees(op_type, {"x": x}, **attributes)
 
 
 def test_feature_vectorizer() -> None:
-    _agrees("FeatureVectorizer", {"a": _X, "b": _X[:, :2].astype(np.float32)}, inputdimensions=[5, 2])
-
-
-@pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
-@pytest.mark.parametrize("one_class", [0, 1])
-def test_svm_regressor(kernel: str, one_class: int) -> None:
-    generator = np.random.default_rng(6)
-    attributes: dict[str, Any] = {
-        "support_vectors": generator.standard_normal(15).tolist(),
-        "coefficients": [0.5, -0.25, 1.0],
-        "rho": [0.1],
-        "kernel_params": [0.3, 0.5, 3.0],
-        "n_supports": 3,
-    }
-    _agrees("SVMRegressor", {"x": _X}, kernel_type=kernel, one_class=one_class, **attributes)
+    agrees("FeatureVectorizer", {"a": _X, "b": _X[:, :2].astype(np.float32)}, inputdimensions=[5, 2])
 
 
 def _small_ensemble(**changes: Any) -> onnx.ModelProto:
@@ -282,7 +246,7 @@ def test_a_broken_ensemble_is_the_models_fault(changes: dict[str, Any], message:
 def test_broken_trees_are_the_models_fault(changes: dict[str, Any], message: str) -> None:
     attributes = _trees(2, 2, 1, "target")
     with pytest.raises(InvalidModelError, match=message):
-        expanded(_model("TreeEnsembleRegressor", {"x": _X}, **{**attributes, **changes}))
+        expanded(ml_model("TreeEnsembleRegressor", {"x": _X}, **{**attributes, **changes}))
 
 
 def test_ways_that_never_end_are_left() -> None:
@@ -290,7 +254,7 @@ def test_ways_that_never_end_are_left() -> None:
 
 
 def test_a_map_is_refused_by_name() -> None:
-    model = _model("LinearRegressor", {"x": _X}, coefficients=[1.0] * 5)
+    model = ml_model("LinearRegressor", {"x": _X}, coefficients=[1.0] * 5)
     of_map = onnx.helper.make_map_type_proto(
         onnx.TensorProto.INT64, onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
     )

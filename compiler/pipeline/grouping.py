@@ -11,7 +11,7 @@ from ..ir.aliases import is_view
 from ..ir.functions import anchor_among, body_of, fused_names, is_fused
 from ..ir.names import operator_name
 from ..ir.scopes import read_values
-from ..pipeline import Remark
+from . import Remark
 
 
 class Rejections:

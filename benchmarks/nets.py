@@ -1,0 +1,60 @@
+"""What can be measured by name: our example models, and the image models of timm and torchvision."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+from prefuse.examples.models import MODELS, Inputs
+from prefuse.examples.models.spec import seeded
+from torch import nn
+
+_IMAGE = (3, 224, 224)  # of torchvision's models, and of timm's that do not say
+LIBRARIES = ("timm", "torchvision")
+
+
+def build(name: str, small: bool = False, batch: int = 1) -> tuple[nn.Module, Inputs]:
+    """The module of an example model, or of "timm/NAME" or "torchvision/NAME" with seeded random weights, and inputs for it.
+
+    `small` is for our own models, whose batch is part of their recipe; `batch` images are for those of libraries.
+
+    Raises:
+        ValueError: there is no such model, or its library is not installed.
+    """
+    library, _, model = name.partition("/")
+    if not model and name in MODELS and batch == 1:
+        return MODELS[name].build(small)
+    if library not in LIBRARIES or not model:
+        raise ValueError(f"no model {name!r} with a batch of {batch}: use {', '.join(MODELS)}, timm/NAME or torchvision/NAME")
+    try:
+        create = _timm(model) if library == "timm" else _torchvision(model)
+        return seeded(lambda: _with_images(create(), batch))
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _with_images(module: nn.Module, batch: int) -> tuple[nn.Module, Inputs]:
+    shape = getattr(module, "pretrained_cfg", {}).get("input_size", _IMAGE)
+    return module, (torch.randn(batch, *shape),)
+
+
+def _timm(model: str) -> Callable[[], nn.Module]:
+    _without_operators()
+    from timm import create_model
+
+    return lambda: create_model(model, pretrained=False)
+
+
+def _torchvision(model: str) -> Callable[[], nn.Module]:
+    _without_operators()
+    from torchvision.models import get_model
+
+    return lambda: get_model(model, weights=None)
+
+
+def _without_operators() -> None:
+    """torchvision declares its C++ operators to torch when it is loaded, which fails where those are of another build of torch.
+    The models of either library do without them."""
+    sys.modules.setdefault("torchvision._meta_registrations", ModuleType("torchvision._meta_registrations"))

@@ -1,0 +1,147 @@
+"""Measuring what a processor is described by: `prefuse doctor --fit`.
+
+Each number is that of the fastest batch of short runs, which other work on the machine disturbed least; batches are repeated
+until the two fastest of each number agree, or the time is spent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import numpy as np
+
+from ...runtime.errors import OptionError
+from ...runtime.fit_file import Fit
+from ...runtime.hardware.machine import Machine, host_machine
+from ...runtime.target import Target, host_cpu_model
+from .machine_kernels import Probe, probe_program
+
+_SECONDS = 10.0  # after which no batch begins
+_RUNS = 12  # of a batch: a third of a second
+_AGREEMENT = 0.03  # between two estimates
+_LARGE_SPREAD = 0.1  # between the two fastest batches of a number that is not believed
+_SLACK = 1.05  # by which a cache may seem faster than the one before it
+_DIGITS = 3
+# In the units of `Machine`: no core that we compile for is outside of these.
+_PLAUSIBLE = {
+    "ghz": (0.5, 7.0),
+    "multiply_adds": (0.2, 4.5),
+    "dots": (0.1, 4.5),
+    "loads": (0.3, 6.0),
+    "stores": (0.2, 4.5),
+    "l1_bytes_per_cycle": (8.0, 400.0),
+    "l2_bytes_per_cycle": (4.0, 200.0),
+    "l3_bytes_per_cycle": (1.0, 100.0),
+    "memory_bytes": (0.3, 50.0),
+    "shared_memory_bytes": (0.3, 2000.0),
+    "wake_cycles": (20.0, 200_000.0),
+    "launch_cycles": (2.0, 2000.0),
+}
+_BY_DISTANCE = ("l1_bytes_per_cycle", "l2_bytes_per_cycle", "l3_bytes_per_cycle", "memory_bytes")
+_PROBES = {"loads": "l1_bytes_per_cycle"}  # of numbers that have none of their own name
+_OF_TIME = ("ghz", "wake_cycles", "launch_cycles")  # all others are counted a cycle
+
+Times = Mapping[str, float]  # ns of a launch, by probe
+
+
+def fit_host(target: Target, progress: Callable[[str, float], None] | None = None, seconds: float = _SECONDS) -> Fit:
+    """What this machine's processor does with vectors of the target, on one core and on all threads of the target.
+
+    Takes `seconds` and at most one batch more, less where estimates agree sooner. What is implausible, or differs from batch to
+    batch, is refused with the reason: the row is the better guess.
+
+    Raises:
+        OptionError: the target is a GPU.
+    """
+    if target.is_gpu:
+        raise OptionError("target", f"{target} has no row of numbers to fit", "leave it out: the CPU of this machine is measured")
+    row = host_machine(host_cpu_model(), target.vector_lanes)
+    batches = _batches(replace(target, machine=row), progress or (lambda stage, fraction: None), seconds)
+    best, second = _fastest(batches)
+    numbers = _numbers(best, row)
+    spread = {name: _apart(best[probe], second[probe]) for name in numbers for probe in [_PROBES.get(name, name)]}
+    refused = refusals(numbers, spread, row)
+    kept = {name: _rounded(number) for name, number in numbers.items() if name not in refused}
+    if "memory_bytes" in kept:  # all cores together read no slower than one
+        shared = max(kept.get("shared_memory_bytes", row.shared_memory_bytes), kept["memory_bytes"])
+        kept |= {"shared_memory_bytes": shared} if "shared_memory_bytes" in kept or shared > row.shared_memory_bytes else {}
+    spread = {name: _rounded(part) for name, part in spread.items() if name in kept}
+    return Fit(datetime.now(UTC).isoformat(timespec="seconds"), kept, spread, refused)
+
+
+def refusals(numbers: Mapping[str, float], spread: Mapping[str, float], row: Machine) -> dict[str, str]:
+    """Which measured numbers are not to be believed, and why: by themselves, and beside those of nearer caches."""
+    found: dict[str, str] = {}
+    for name, number in numbers.items():
+        least, most = _PLAUSIBLE[name]
+        if not least <= number <= most:
+            found[name] = f"{number:.3g} is not between {least:g} and {most:g}"
+        elif spread[name] > _LARGE_SPREAD:
+            found[name] = f"the two best estimates differ by {spread[name]:.0%}: other work took the cores"
+    for near, far in pairwise(_BY_DISTANCE):
+        one, other = (numbers[name] if name not in found and name in numbers else row.as_fit()[name] for name in (near, far))
+        if other > _SLACK * one:
+            what = f"{far} of {other:.3g} beside {near} of {one:.3g}"
+            found |= {name: what for name in (near, far) if name in numbers and name not in found}
+    return found
+
+
+def _batches(target: Target, progress: Callable[[str, float], None], seconds: float) -> list[Times]:
+    """The times of probes in each batch, two batches at least."""
+    progress("compile", 0.0)
+    begin, batches = time.perf_counter(), list[Times]()
+    net, probes = probe_program(target)
+    x = np.zeros(1, np.int32)
+    try:
+        while len(batches) < 2 or (time.perf_counter() - begin < seconds and not _agree(batches)):
+            progress("measure", min((time.perf_counter() - begin) / seconds, 0.99))
+            batches.append(_times(net.profile(x, runs=_RUNS).stamps_ns, probes))
+    finally:
+        progress("measure", 1.0)
+    return batches
+
+
+def _times(stamps_ns: np.ndarray, probes: Sequence[Probe]) -> Times:
+    """The mean of the launches in one call, as counters are coarse, without those that warm up; of the calls the least."""
+    steps, found, at = np.diff(stamps_ns, axis=1), {}, 0
+    for probe in probes:
+        counted = steps[:, at + probe.warming : at + probe.launches]
+        found[probe.name] = float(counted.mean(axis=1).min()) / probe.amount
+        at += probe.launches
+    return found
+
+
+def _agree(batches: Sequence[Times]) -> bool:
+    """Whether the two fastest batches of each probe are equally fast."""
+    best, second = _fastest(batches)
+    return all(_apart(best[name], second[name]) <= _AGREEMENT for name in best)
+
+
+def _fastest(batches: Sequence[Times]) -> tuple[Times, Times]:
+    """The least times of each probe, and the least but one."""
+    ranked = {name: sorted(batch[name] for batch in batches) for name in batches[0]}
+    return {name: times[0] for name, times in ranked.items()}, {name: times[1] for name, times in ranked.items()}
+
+
+def _numbers(times: Times, row: Machine) -> dict[str, float]:
+    """As of `Machine.as_fit`; those that were not measured are left out, and so is what only prepared others."""
+    ghz = 1 / times["ghz"]
+    numbers = {name: 1 / (time * ghz) for name, time in times.items() if name in row.as_fit() and name not in _OF_TIME}
+    numbers |= {"ghz": ghz, "launch_cycles": times["launch_cycles"] * ghz}
+    numbers["loads"] = numbers["l1_bytes_per_cycle"] / row.vector_bytes
+    if "wake_cycles" in times:
+        numbers["wake_cycles"] = (times["wake_cycles"] - times["launch_cycles"]) * ghz
+    return numbers
+
+
+def _apart(best: float, second: float) -> float:
+    """How far apart two times are, as a part of the longer one."""
+    return 1 - best / second if second > 0 else 1.0
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.{_DIGITS}g}")

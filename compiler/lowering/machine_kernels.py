@@ -1,0 +1,177 @@
+"""Kernels that each do one thing a processor is described by, as often as it takes to time it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ...kernels.codegen.builder import KernelBuilder
+from ...kernels.formats.format import BF16_DOT, F32
+from ...kernels.formats.multiply_add import multiply_add_of
+from ...runtime.executor import CompiledModel
+from ...runtime.hardware.machine import Machine
+from ...runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
+from ...runtime.program_file import Program
+from ...runtime.target import Target
+from .planning import ARENA, CALLER, CONSTANTS
+from .program import build_library
+from .roofline import ROUNDS, SUMS, multiply_add_kernel
+
+LAUNCHES = 64  # of what is too short for one
+_CHAIN = 64  # pairs of an addition and an exclusive or in a round: its loop hides behind them
+_CHAIN_ROUNDS = 2000
+_ACCUMULATORS = 8  # of what is read
+_READ_BYTES = 4 << 20  # of a cache, in all rounds: tens of microseconds at least
+_WARMING, _READS = 4, 9  # launches: a cache of what others evict has all of it only after some of them
+_LEAST_FAR_BYTES, _MOST_FAR_BYTES = 128 << 20, 1 << 30
+_FAR_CACHES = 4  # times L3: little of what was read stays there until it is read again
+_NEAR_SHARE = 0.5  # of a cache that is read: it is a core's own, but for L3, which others use
+_STORED_BYTES = 8 << 10
+_STORE_ROUNDS = 2000
+_EVERY_THREAD = 1 << 30  # operations, which all threads pay for
+_RESULTS = 1 << 10  # int32 that a thread stores, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A kernel of no operands but memory that it reads or writes, and how often it does what is counted: instructions or bytes.
+
+    `launches` in a row are one measurement, of which the first `warming` do not count.
+    """
+
+    name: str
+    function: Any
+    amount: float
+    launches: int = 1
+    warming: int = 0
+
+
+def probe_program(target: Target) -> tuple[CompiledModel, tuple[Probe, ...]]:
+    """A program of one input, an int32, that launches each probe in order; the first one writes all memory that is read."""
+    elements = far_bytes(target.machine) // 4
+    probes = _probes(target, elements)
+    plan = _plan(target, probes, elements)
+    library = build_library(plan, {probe.name: probe.function for probe in probes}, target, profile=True)
+    return CompiledModel(Program(plan, library, np.empty(0, np.uint8), {"name": "machine"})), probes
+
+
+def far_bytes(machine: Machine) -> int:
+    """Of what is read from memory: several times what caches hold."""
+    return min(max(_FAR_CACHES * machine.l3.size_bytes, _LEAST_FAR_BYTES), _MOST_FAR_BYTES)
+
+
+def _probes(target: Target, elements: int) -> tuple[Probe, ...]:
+    """By the names of the numbers of `Machine.as_fit` that follow from them. What stores small integers comes after what
+    multiplies, which would meet them as subnormal floats."""
+    one, all_threads = _Writer(replace(target, threads=1), elements), _Writer(target, elements)
+    levels = {name: int(getattr(target.machine, name).size_bytes * _NEAR_SHARE) for name in ("l1", "l2", "l3")}
+    products = {"multiply_adds": ("float32", F32)} | ({"dots": ("int32", BF16_DOT)} if BF16_DOT.runs_on(target) else {})
+    return (
+        all_threads.fill(),
+        one.chain(),
+        *(
+            Probe(name, multiply_add_kernel(one.target, dtype, multiply_add_of(form)), SUMS * ROUNDS)
+            for name, (dtype, form) in products.items()
+        ),
+        *(one.read(f"{name}_bytes_per_cycle", size, _READS, _WARMING) for name, size in levels.items()),
+        one.read("memory_bytes", 4 * elements),
+        *((all_threads.read("shared_memory_bytes", 4 * elements),) if target.threads > 1 else ()),
+        one.store(),
+        one.nothing("launch_cycles"),
+        *((all_threads.nothing("wake_cycles"),) if target.threads > 1 else ()),
+    )
+
+
+class _Writer:
+    """Writes kernels of (memory, result) for the threads of a target."""
+
+    def __init__(self, target: Target, elements: int) -> None:
+        self.target, self.elements, self.lanes = target, elements, target.machine.vector_bytes // 4
+
+    def fill(self) -> Probe:
+        """All memory becomes float32 ones."""
+        builder, memory, _ = self._kernel()
+        block = _ACCUMULATORS * self.lanes
+        with builder.chunks(self.elements // block, _EVERY_THREAD) as i:
+            for at in range(0, block, self.lanes):
+                with builder.loop(self.lanes, "vectorized", "lane") as lane:
+                    builder.store(memory, i * block + at + lane, tirx.const(0x3F800000, "int32"))
+        return Probe("fill", builder.function(), 4 * self.elements)
+
+    def chain(self) -> Probe:
+        """Operations of one cycle, each of which waits for the one before it; they cannot be joined."""
+        builder, memory, result = self._kernel()
+        value = builder.local(1, "int32")
+        added, flipped = builder.name(memory[0]), builder.name(memory[1])
+        builder.store(value, 0, memory[2])
+        with builder.loop(_CHAIN_ROUNDS, name="round"):
+            for _ in range(_CHAIN):
+                builder.store(value, 0, (value[0] + added) ^ flipped)
+        builder.store(result, 0, value[0])
+        return Probe("ghz", builder.function(), 2 * _CHAIN * _CHAIN_ROUNDS)
+
+    def read(self, name: str, size_bytes: int, launches: int = 1, warming: int = 0) -> Probe:
+        """So many bytes from the beginning of memory in order, each thread its share, again and again where they are few."""
+        builder, memory, result = self._kernel()
+        block, threads = _ACCUMULATORS * self.lanes, self.target.threads
+        blocks, rounds = size_bytes // (4 * block * threads), max(_READ_BYTES // size_bytes, 1)
+        with builder.chunks(threads, _EVERY_THREAD) as thread:
+            sums = builder.local(block, "int32")
+            self._each_vector(builder, lambda at: builder.store(sums, at, tirx.const(0, "int32")))
+            with builder.loop(rounds, name="round"), builder.loop(blocks, name="block") as i:
+                first = builder.bind((thread * blocks + i) * block)
+                self._each_vector(builder, lambda at: builder.store(sums, at, sums[at] ^ memory[first + at]))
+            self._each_vector(builder, lambda at: builder.store(result, thread * _RESULTS + at, sums[at]))
+        return Probe(name, builder.function(), 4 * block * blocks * threads * rounds, launches, warming)
+
+    def store(self) -> Probe:
+        """Whole vectors to L1, in order, of what changes from round to round."""
+        builder, memory, _ = self._kernel()
+        block = _ACCUMULATORS * self.lanes
+        blocks = _STORED_BYTES // (4 * block)
+        with builder.loop(_STORE_ROUNDS, name="round") as number, builder.loop(blocks, name="block") as i:
+            first = builder.bind(i * block)
+            self._each_vector(builder, lambda at: builder.store(memory, first + at, number))
+        return Probe("stores", builder.function(), _STORE_ROUNDS * blocks * _ACCUMULATORS)
+
+    def nothing(self, name: str) -> Probe:
+        """One number that each thread stores."""
+        builder, _, result = self._kernel()
+        with builder.chunks(self.target.threads, _EVERY_THREAD) as thread:
+            builder.store(result, thread * _RESULTS, thread)
+        return Probe(name, builder.function(), 1, LAUNCHES)
+
+    def _kernel(self) -> tuple[KernelBuilder, Any, Any]:
+        builder = KernelBuilder(self.target.machine, self.target.threads)
+        memory = builder.parameter("memory", self.elements, "int32")
+        return builder, memory, builder.parameter("result", self.target.threads * _RESULTS, "int32")
+
+    def _each_vector(self, builder: KernelBuilder, body: Any) -> None:
+        for at in range(0, _ACCUMULATORS * self.lanes, self.lanes):
+            with builder.loop(self.lanes, "vectorized", "lane") as lane:
+                body(at + lane)
+
+
+def _plan(target: Target, probes: Sequence[Probe], elements: int) -> Plan:
+    """Launches of all probes, on memory of the arena and one result."""
+    size_bytes, results = 4 * elements, target.threads * _RESULTS
+    memory, result = Region("memory", 0, size_bytes), Region("result", 0, 4 * results)
+    return Plan(
+        target=str(target),
+        inputs=(Port("x", TensorType((1,), "int32"), "x"),),
+        outputs=(Port("result", TensorType((results,), "int32"), "result"),),
+        spaces=(Space(ARENA, size_bytes), Space(CONSTANTS), Space(CALLER)),
+        buffers=(
+            Buffer("x", Role.INPUT, 4, CALLER),
+            Buffer("result", Role.OUTPUT, 4 * results, CALLER),
+            Buffer("memory", Role.ACTIVATION, size_bytes, ARENA, 0),
+        ),
+        kernels=tuple(Kernel(probe.name, probe.name, 2, 0, 0) for probe in probes),
+        steps=tuple(
+            Launch(probe.name, (memory,), (result,), label=probe.name) for probe in probes for _ in range(probe.launches)
+        ),
+    )

@@ -1,0 +1,54 @@
+"""One answer to which kernel: what passes were told of is what lowering wrote, in every example model."""
+
+from __future__ import annotations
+
+import pytest
+from prefuse.compiler.driver import lower_groups
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.ir.facts import infer_facts
+from prefuse.compiler.ir.functions import fused_names
+from prefuse.compiler.lowering.planning import LoweredGroup
+from prefuse.compiler.pipeline import Context, Prediction, parse_pipeline, run_pipeline
+from prefuse.compiler.pipeline.pass_table import PASSES, named_pipeline
+from prefuse.examples.models import MODELS
+from prefuse.kernels.registry import candidates
+from prefuse.runtime.precision import Precision
+from prefuse.runtime.target import Target
+from prefuse.tests.models.exports import Exports
+
+_TARGETS = ("avx2", "avx512bf16", "amx")
+_PRECISIONS: tuple[Precision, ...] = ("float32", "float32-fast", "bfloat16")
+
+
+def lowered_with(path: str, target: Target, precision: Precision) -> tuple[list[LoweredGroup], list[Prediction]]:
+    """The kernels of a model, and what its passes were told of them."""
+    model, context = import_model(path), Context(target, precision=precision)
+    infer_facts(model)
+    run_pipeline(model, parse_pipeline(named_pipeline(None), PASSES), context)
+    lowered, _ = lower_groups(model, target, precision)
+    return lowered, context.predictions
+
+
+def lies_channels_last(item: LoweredGroup) -> bool:
+    return any(op.op_type == "Transpose" for op in item.group.ops)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_passes_were_told_what_is_written(name: str, exports: Exports) -> None:
+    path = str(exports(name).path)
+    for level in _TARGETS:
+        for precision in _PRECISIONS:
+            target = Target("cpu", level, 2)
+            lowered, predictions = lowered_with(path, target, precision)
+            written = {member: item for item in lowered for member in fused_names(item.node) or (str(item.node.name),)}
+            convolutions = [item for item in lowered if any(op.op_type.startswith("Conv") for op in item.group.ops)]
+            assert sum(told.pass_name == "choose-layout" for told in predictions) == len(convolutions)
+            for told in predictions:
+                item = written[told.names[0]]
+                if told.pass_name == "assign-formats" and not lies_channels_last(item):
+                    continue  # it asked of a convolution that lies channels-last, and choose-layout has found that dearer
+                where = f"{level} {precision} {told.pass_name} {told.names[0]}"
+                assert (where, told.choice.template) == (where, item.kernel.template)
+            for item in {item.symbol: item for item in lowered}.values():
+                ranked, _ = candidates(item.group, target)
+                assert not ranked or ranked[0][0] == item.kernel.template

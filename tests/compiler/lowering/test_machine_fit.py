@@ -1,0 +1,65 @@
+"""Measuring this machine's processor: numbers that could be one's, and which are not believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prefuse.compiler.lowering import machine_fit
+from prefuse.compiler.lowering.machine_fit import fit_host, refusals
+from prefuse.runtime.errors import OptionError
+from prefuse.runtime.hardware.machine import host_machine, row
+from prefuse.runtime.target import Target, host_cpu_model
+
+ZEN3 = row("zen3", 8)
+NUMBERS = {name: number for name, number in ZEN3.as_fit().items() if name != "dots"}
+EQUAL = dict.fromkeys(NUMBERS, 0.0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_this_machine_is_measured(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else it does now: so the ranges are wide, and numbers may differ from batch to batch."""
+    monkeypatch.setattr(machine_fit, "_RUNS", 3)
+    monkeypatch.setattr(machine_fit, "_LARGE_SPREAD", 1.0)
+    seen: list[tuple[str, float]] = []
+    fit = fit_host(Target.parse("cpu", threads), lambda stage, fraction: seen.append((stage, fraction)), seconds=0.01)
+    measured = {**fit.numbers, **dict.fromkeys(fit.refused, 0.0)}
+    machine = host_machine(host_cpu_model(), Target.parse("cpu").vector_lanes)
+    expected = set(machine.as_fit()) - {"dots"} - ({"wake_cycles", "shared_memory_bytes"} if threads == 1 else set())
+    assert expected <= set(measured) <= set(machine.as_fit())
+    assert machine.as_fit().keys() == machine.fitted(fit.numbers).as_fit().keys()
+    assert 0.5 < fit.numbers["ghz"] < 7
+    assert 0.3 < fit.numbers["multiply_adds"] < 4
+    assert 0.3 < fit.numbers["loads"] < 5
+    assert fit.spread.keys() <= fit.numbers.keys()
+    assert seen[0] == ("compile", 0.0)
+    assert seen[-1] == ("measure", 1.0)
+
+
+def test_a_gpu_is_not_measured() -> None:
+    with pytest.raises(OptionError, match="has no row of numbers to fit"):
+        fit_host(Target("cuda", "sm_90"))
+
+
+def test_a_plausible_machine_is_believed() -> None:
+    assert refusals(NUMBERS, EQUAL, ZEN3) == {}
+
+
+def test_no_core_is_so_fast() -> None:
+    refused = refusals(NUMBERS | {"multiply_adds": 400.0, "ghz": 0.01}, EQUAL, ZEN3)
+    assert refused.keys() == {"multiply_adds", "ghz"}
+    assert refused["multiply_adds"] == "400 is not between 0.2 and 4.5"
+
+
+def test_what_differs_from_batch_to_batch_is_not_believed() -> None:
+    refused = refusals(NUMBERS, EQUAL | {"wake_cycles": 0.4}, ZEN3)
+    assert refused == {"wake_cycles": "the two best estimates differ by 40%: other work took the cores"}
+
+
+def test_no_cache_is_faster_than_a_nearer_one() -> None:
+    """Of the two neither is believed; one beside the row's is the one that is wrong."""
+    refused = refusals(NUMBERS | {"l2_bytes_per_cycle": 20.0, "l3_bytes_per_cycle": 25.0}, EQUAL, ZEN3)
+    assert refused.keys() == {"l2_bytes_per_cycle", "l3_bytes_per_cycle"}
+    assert refusals({"memory_bytes": 16.0}, {"memory_bytes": 0.0}, ZEN3).keys() == {"memory_bytes"}
+    slow = replace(ZEN3, memory_bytes=1.0)
+    assert refusals({"memory_bytes": 13.0}, {"memory_bytes": 0.0}, slow) == {}
