@@ -21,7 +21,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major, unravel
 from ..cost.convolution import Convolution, channels_last_cycles, direct_cycles, in_pairs
-from ..cost.estimate import Estimate, with_bytes, with_followers
+from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..expressions.pointwise import POINTWISE
 from ..formats.format import Format
 from ..groups.group import Group, Op
@@ -102,7 +102,7 @@ class ChannelsLast:
         first = builder.bind(_offset((image, tirx.div(channel, 2), *place), (*kind.shape[:-1], kind.shape[-1] // 2)))
         return lambda word: memory[first + word]
 
-    def follow(self, builder: KernelBuilder, index: Index, value: Expr) -> None:
+    def store_epilogue(self, builder: KernelBuilder, index: Index, value: Expr) -> None:
         """The epilogue at an index of the anchor's output, whose element is `value`: compute all results, then store them."""
         made = self.anchor.outputs[0]
         if self.inner.reader_counts.get(made, 0) > 1:
@@ -228,7 +228,7 @@ def convolution_estimate(form: ChannelsLast, cycles: float, target: Target, *, u
     one = extents_of(form)
     operations = 2 * one.images * one.groups * one.rows * one.columns * one.outputs * one.depth * one.k_pack
     alone = with_bytes(Estimate(cycles, operations, unit=unit), form.outer)
-    return with_followers(alone, form.inner, target.machine, form.anchor)
+    return with_epilogue(alone, form.inner, target.machine, form.anchor)
 
 
 def _parts(group: Group, join: Op, results: Mapping[str, str]) -> tuple[Destination | Piece, ...]:

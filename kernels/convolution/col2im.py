@@ -15,7 +15,7 @@ from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..groups.group import Group, Op, literal_ints
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, new_builder
-from ..template.loops import accumulator_type, follow, nest, parallel_nest, sweep
+from ..template.loops import accumulator_type, nest, parallel_nest, store_epilogue, sweep
 from ..template.values import pointwise_obstacle, split_anchor
 
 OPERATORS = frozenset(["Col2Im"])
@@ -88,7 +88,7 @@ class _Joining:
 
             def store(j: Expr) -> None:
                 value = sums[j] if dtype == self.dtype else tirx.Cast(dtype, sums[j])
-                follow(self.group, self.builder, self.anchor, (*place, first + j), value)
+                store_epilogue(self.group, self.builder, self.anchor, (*place, first + j), value)
 
             sweep(self.builder, length, lanes, store)
 

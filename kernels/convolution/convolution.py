@@ -19,7 +19,7 @@ from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, unravel
 from ..cost.convolution import channels_first_cycles
-from ..cost.estimate import Estimate, with_bytes, with_followers
+from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..cost.memory import scattered_cycles
 from ..formats.format import Format, format_for, is_plain
 from ..groups.group import Group, Op
@@ -27,7 +27,7 @@ from ..microkernels.packing import PackPanels, pack_in_kernel
 from ..microkernels.register_tile import Plane, TileProduct, emit, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, machine_of, minimum, new_builder
-from ..template.loops import follow
+from ..template.loops import store_epilogue
 from ..template.prologue import is_computed
 from ..template.values import GroupValues, pointwise_obstacle, split_anchor
 from .channels_last_form import convolution_of
@@ -57,7 +57,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     scattered = scattered_cycles(group.types[anchor.outputs[0]].elements) if one.phases > 1 else 0.0
     cycles = channels_first_cycles(one, machine_of(target, number_format.sums)) + scattered
     alone = with_bytes(Estimate(cycles, operations), group)
-    estimate = with_followers(alone, group, target.machine, anchor)
+    estimate = with_epilogue(alone, group, target.machine, anchor)
     return Candidate(estimate, lambda: _Convolution(group, anchor, window, target, number_format).build())
 
 
@@ -313,7 +313,7 @@ class _Convolution:
             index = (image, channel, *position)
             values = GroupValues(group, builder)
             total = value + tirx.Cast(self.accumulator, values.read(bias, (channel,))) if bias else value
-            follow(group, builder, self.anchor, index, tirx.Cast(group.types[self.anchor.outputs[0]].dtype, total))
+            store_epilogue(group, builder, self.anchor, index, tirx.Cast(group.types[self.anchor.outputs[0]].dtype, total))
 
         return store
 

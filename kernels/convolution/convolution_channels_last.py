@@ -305,7 +305,7 @@ class _Convolution:
             value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
         number, *place = index
         dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
-        self.form.follow(self.builder, (number, channel, *place), tirx.Cast(dtype, value))
+        self.form.store_epilogue(self.builder, (number, channel, *place), tirx.Cast(dtype, value))
 
 
 def convolution_format(form: ChannelsLast, target: Target) -> Format | None:

@@ -19,7 +19,7 @@ from ..groups.group import Group, Op
 from ..microkernels.gpu_block_tile import GpuProduct, emit_product
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, new_builder
-from ..template.loops import accumulator_type, bound_unravel, follow
+from ..template.loops import accumulator_type, bound_unravel, store_epilogue
 from ..template.values import GroupValues, pointwise_obstacle, split_anchor
 from .window import Window, read_window
 
@@ -141,7 +141,7 @@ class _Convolution:
         values = GroupValues(self.group, self.builder)
         if len(self.anchor.inputs) > 2 and self.anchor.inputs[2]:
             value = value + tirx.Cast(self.dtype, values.read(self.anchor.inputs[2], (channel,)))
-        follow(self.group, self.builder, self.anchor, index, tirx.Cast(self.group.types[result].dtype, value))
+        store_epilogue(self.group, self.builder, self.anchor, index, tirx.Cast(self.group.types[result].dtype, value))
 
     def _load(self, name: str, offset: Expr) -> Expr:
         kind = self.group.types[name]

@@ -253,7 +253,7 @@ class Depthwise:
         if bias:
             value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, index[1:2]))
         dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
-        self.form.follow(self.builder, index, tirx.Cast(dtype, value))
+        self.form.store_epilogue(self.builder, index, tirx.Cast(dtype, value))
 
     def _weights(self) -> Buffer:
         """The weights as [*tap, channel], packed at compile time if constant; for pairs even channels before odd ones."""

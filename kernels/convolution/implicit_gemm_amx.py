@@ -193,4 +193,4 @@ class TiledWindows:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
         if bias:
             value = value + GroupValues(self.form.inner, self.builder).read(bias, (index[1],))
-        self.form.follow(self.builder, index, value)
+        self.form.store_epilogue(self.builder, index, value)

@@ -47,7 +47,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         number, *place = unravel(row, (images, *window.outputs))
         for bias in filter(None, biases):
             value = value + GroupValues(inner, builder).read(bias, (column,))
-        form.follow(builder, (number, column, *place), value)
+        form.store_epilogue(builder, (number, column, *place), value)
 
     product = StrassenProduct(_TEMPLATE, group, anchor, target, builder, a, b, begin=begin, store=store)
     return product.plan(inner, lambda: form.copy_pieces(builder))

@@ -177,7 +177,7 @@ class _TransposedConvolution:
         if bias:
             value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
         dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
-        self.form.follow(self.builder, (index[0], channel, *index[1:]), tirx.Cast(dtype, value))
+        self.form.store_epilogue(self.builder, (index[0], channel, *index[1:]), tirx.Cast(dtype, value))
 
     # Weights ----------------------------------------------------------------------------------------------------------
 

@@ -383,7 +383,7 @@ class _Kernel:
         if bias:
             value = value + tirx.Cast(TYPE, GroupValues(self.form.inner, self.builder).read(bias, index[1:2]))
         dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
-        self.form.follow(self.builder, index, tirx.Cast(dtype, value))
+        self.form.store_epilogue(self.builder, index, tirx.Cast(dtype, value))
 
 
 def _vectors(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr, int], None]) -> None:

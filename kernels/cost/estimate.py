@@ -107,7 +107,7 @@ def with_bytes(estimate: Estimate, group: Group) -> Estimate:
     return replace(estimate, constant_bytes=constant, streamed_bytes=sum(sizes.values()) - constant)
 
 
-def with_followers(estimate: Estimate, group: Group, machine: Machine, anchor: Op) -> Estimate:
+def with_epilogue(estimate: Estimate, group: Group, machine: Machine, anchor: Op) -> Estimate:
     """The estimate of an anchor with the pointwise operators of its group."""
     beside = sum(_operator_cycles(group, op, machine) for op in group.ops if op.outputs != anchor.outputs)
     return replace(estimate, cycles=estimate.cycles + beside)

@@ -10,7 +10,7 @@ from ..groups.group import Group
 from ..movement.injective import as_bits
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost
-from ..template.loops import follow
+from ..template.loops import store_epilogue
 from ..template.values import GroupValues, pointwise_obstacle, split_anchor
 
 OPERATORS = frozenset(["OneHot"])
@@ -37,7 +37,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         number = tirx.Cast("int64", values.load(indices, place))
         number = builder.name(tirx.Select(number < 0, number + shape[axis], number))
         is_named = tirx.EQ(number, tirx.Cast("int64", index[axis]))
-        follow(group, builder, anchor, index, tirx.Select(is_named, values.load(pair, 1), values.load(pair, 0)))
+        store_epilogue(group, builder, anchor, index, tirx.Select(is_named, values.load(pair, 1), values.load(pair, 0)))
 
     map_elements(builder, shape, narrowest_lanes(builder, group), work, element)
     return finish("one_hot", builder, group, flops=work)

@@ -21,7 +21,7 @@ from ..expressions.pointwise import narrowed, widened, working_type
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, new_builder, pointwise_cost
-from ..template.loops import follow, merge_sections
+from ..template.loops import merge_sections, store_epilogue
 from ..template.values import GroupValues, pointwise_obstacle, split_anchor
 
 _GENERATORS = frozenset(["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"])
@@ -127,7 +127,7 @@ class _Draw:
         """Store the first output's element at a flat offset, and what follows it."""
         result = self.group.types[self.anchor.outputs[0]].dtype
         value = narrowed(value, result, self.anchor, self.builder.name)
-        follow(self.merged, self.builder, self.anchor, unravel(place, self.extents), value)
+        store_epilogue(self.merged, self.builder, self.anchor, unravel(place, self.extents), value)
 
 
 class _Dropout(_Draw):

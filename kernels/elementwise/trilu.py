@@ -12,7 +12,7 @@ from ..groups.group import Group
 from ..movement.injective import as_bits, moved_values
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, narrowest_lanes, new_builder, pointwise_cost
-from ..template.loops import cover, follow, merge_sections, parallel_nest
+from ..template.loops import cover, merge_sections, parallel_nest, store_epilogue
 from ..template.values import GroupValues, pointwise_obstacle, split_anchor
 
 OPERATORS = frozenset(["Trilu"])
@@ -47,7 +47,7 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
         value = values.load(anchor.inputs[0], row_major(index, shape))
         first: Expr = row if diagonal is None else row + diagonal
         kept = column >= first if upper else column <= first
-        follow(merged, builder, anchor, index, tirx.Select(kept, value, tirx.const(0, str(value.ty))))
+        store_epilogue(merged, builder, anchor, index, tirx.Select(kept, value, tirx.const(0, str(value.ty))))
 
     def rows(outer: Index) -> None:
         cover(builder, shape[-1], narrowest_lanes(builder, merged), lambda i: element((*outer, i)))

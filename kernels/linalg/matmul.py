@@ -17,7 +17,7 @@ from tvm import tirx
 from ...runtime.hardware.machine import LINE_BYTES
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, broadcast_index, row_major, unravel
-from ..cost.estimate import Estimate, with_bytes, with_followers
+from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..cost.product import product_estimate
 from ..cost.register_tile import share_sets
 from ..formats.format import Format, format_for, formats_for
@@ -27,7 +27,7 @@ from ..microkernels.packing import PackPanels
 from ..microkernels.register_tile import Panel, Plane, TileProduct, emit, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, machine_of, new_builder
-from ..template.loops import follow
+from ..template.loops import store_epilogue
 from ..template.values import GroupValues, pointwise_obstacle, split_anchor
 
 _SPREAD_LINES = 64  # rows and columns from which copying A costs less than the set conflicts of its rows
@@ -125,7 +125,7 @@ class MatMulKernel:
         machine, k_pack = machine_of(self.target, self.accumulator), self.formats[0].k_pack
         size = self.a.lines, self.b.lines, self.a.depth
         alone = product_estimate(*size, machine, k_pack=k_pack, batch=prod(self.batch))
-        return with_followers(with_bytes(alone, self.group), self.group, machine, self.anchor)
+        return with_epilogue(with_bytes(alone, self.group), self.group, machine, self.anchor)
 
     def build(self) -> BuiltKernel:
         self.format = self.builder.choose("format", {one.name: one for one in self.formats})
@@ -327,7 +327,7 @@ class MatMulKernel:
             line = batch * self.a.lines + m
             offset = line * self.b.lines + n
             index = (*unravel(line, shape[:-1]), n) if shape[-1:] == (self.b.lines,) else unravel(offset, shape)
-            follow(group, builder, self.anchor, index, tirx.Cast(self.dtype, self._with_bias(index, value)), offset)
+            store_epilogue(group, builder, self.anchor, index, tirx.Cast(self.dtype, self._with_bias(index, value)), offset)
 
         return store
 

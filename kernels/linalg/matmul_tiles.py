@@ -15,7 +15,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share, unravel
 from ..cost.amx import tile_product_cycles
-from ..cost.estimate import Estimate, with_bytes, with_followers
+from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..formats.format import BF16X1, formats_for
 from ..groups.group import Group, Op
 from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, packed_operand, tile_threads
@@ -82,7 +82,7 @@ class AmxProduct(MatMulKernel):
         packs_a = packs_a and not self._reads_rows()
         cycles = self.matrices * tile_product_cycles(*size, self.terms, machine, packs_a=packs_a, packs_b=packs_b)
         alone = with_bytes(Estimate(cycles, self.flops, unit="tile"), self.group)
-        return with_followers(alone, self.group, machine, self.anchor)
+        return with_epilogue(alone, self.group, machine, self.anchor)
 
     def build(self) -> BuiltKernel:
         builder = self.builder

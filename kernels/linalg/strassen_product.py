@@ -16,7 +16,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, share, unravel
-from ..cost.estimate import with_bytes, with_followers
+from ..cost.estimate import with_bytes, with_epilogue
 from ..cost.strassen import TOO_SMALL, StrassenChoice, strassen_choices
 from ..formats.format import F32
 from ..groups.group import Group, Op
@@ -70,7 +70,7 @@ class StrassenProduct:
             prepare()
             return self._build(choices)
 
-        return Candidate(with_followers(estimate, followed, self.target.machine, self.anchor), emit)
+        return Candidate(with_epilogue(estimate, followed, self.target.machine, self.anchor), emit)
 
     def _build(self, choices: Sequence[StrassenChoice]) -> BuiltKernel:
         self._choose_sizes(choices)

@@ -20,7 +20,7 @@ from ..cost.movement import arrival_cycles, chosen_elements_cycles, chosen_rows_
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, map_elements, narrowest_lanes, new_builder, pointwise_cost, result_machine
-from ..template.loops import bound_unravel, follow, merge_sections, nest
+from ..template.loops import bound_unravel, merge_sections, nest, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import pointwise_obstacle, split_anchor
 from .injective import as_bits
@@ -82,7 +82,7 @@ def _fill(group: Group, anchor: Op, builder: KernelBuilder) -> None:
     kind = group.types[anchor.outputs[0]]
     zero = tirx.const(0, kind.dtype)
     lanes = narrowest_lanes(builder, group)
-    map_elements(builder, kind.shape, lanes, kind.elements, lambda index: follow(group, builder, anchor, index, zero))
+    map_elements(builder, kind.shape, lanes, kind.elements, lambda index: store_epilogue(group, builder, anchor, index, zero))
 
 
 def _gather(group: Group, anchor: Op, builder: KernelBuilder) -> None:
@@ -124,7 +124,7 @@ def _gather_elements(group: Group, anchor: Op, builder: KernelBuilder) -> None:
     def element(index: Index) -> None:
         place = index_at(group, anchor, builder, row_major(index, shape), data.shape[axis])
         value = source[row_major((*index[:axis], place, *index[axis + 1 :]), data.shape)]
-        follow(group, builder, anchor, index, value)
+        store_epilogue(group, builder, anchor, index, value)
 
     map_elements(builder, shape, narrowest_lanes(builder, group), 4 * prod(shape), element)
 
@@ -147,7 +147,7 @@ def _copy_rows(
             at = bound_unravel(builder, i, [*lead, *extents[2]])
             inner = row_major(at[len(lead) :], extents[2])
             begin = origin(row_major(at[:first], lead[:first]), row_major(at[first : len(lead)], lead[first:]))
-            follow(merged, builder, anchor, at, source[builder.bind(begin + inner)])
+            store_epilogue(merged, builder, anchor, at, source[builder.bind(begin + inner)])
         return
     *middle, last = extents[2]
     if prod(extents[2]) == 1:
@@ -162,7 +162,7 @@ def _copy_rows(
             builder.vector_loop(
                 last,
                 narrowest_lanes(builder, group),
-                lambda j: follow(merged, builder, anchor, (*at, *index, j), source[place + j]),
+                lambda j: store_epilogue(merged, builder, anchor, (*at, *index, j), source[place + j]),
             )
 
         nest(builder, middle, rows)
@@ -181,7 +181,7 @@ def _copy_elements(
     def element(permuted: Index) -> None:
         index = tuple(permuted[order.index(d)] for d in range(len(extents)))
         outer, position = row_major(index[:first], lead[:first]), row_major(index[first:-1], lead[first:])
-        follow(group, builder, anchor, index, source[origin(outer, position)])
+        store_epilogue(group, builder, anchor, index, source[origin(outer, position)])
 
     map_elements(builder, tuple(extents[d] for d in order), lanes, 4 * prod(extents), element)
 

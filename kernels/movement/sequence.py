@@ -11,7 +11,7 @@ from ..codegen.builder import Expr, Index, KernelBuilder, row_major
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, narrowest_lanes, new_builder, pointwise_cost
-from ..template.loops import follow, merge_sections, nest, parallel_nest, sweep
+from ..template.loops import merge_sections, nest, parallel_nest, store_epilogue, sweep
 from ..template.values import pointwise_obstacle, split_anchor
 from .injective import as_bits
 
@@ -104,7 +104,7 @@ class _Rows:
                 builder,
                 columns,
                 lanes,
-                lambda j: follow(self.group, builder, self.anchor, (*place, *index, j), buffer[begin + j]),
+                lambda j: store_epilogue(self.group, builder, self.anchor, (*place, *index, j), buffer[begin + j]),
             )
 
         nest(builder, middle, line)

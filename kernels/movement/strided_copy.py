@@ -17,7 +17,7 @@ from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..cost.movement import copied_cycles, repeated_cycles, transposed_cycles
 from ..cost.pointwise import LoopBody
 from ..groups.group import Group, Op
-from ..template.loops import bound_unravel, cover, follow, merge_sections, parallel_nest
+from ..template.loops import bound_unravel, cover, merge_sections, parallel_nest, store_epilogue
 from ..template.prologue import is_computed, source_of
 from ..template.values import GroupValues
 
@@ -267,7 +267,7 @@ class _Copy:
                 self.builder.parameter(self.output, kind.elements, kind.dtype), row_major(place, kind.shape), value
             )
         else:
-            follow(self.group, self.builder, self.anchor, place, value)
+            store_epilogue(self.group, self.builder, self.anchor, place, value)
 
 
 def transposed_tile(builder: KernelBuilder, source: Buffer, origin: Expr, stride: int, side: int) -> Buffer:

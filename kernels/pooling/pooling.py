@@ -29,7 +29,7 @@ from ..expressions import math
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
-from ..template.loops import accumulator_type, cover, follow, parallel_nest
+from ..template.loops import accumulator_type, cover, parallel_nest, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import pointwise_obstacle, split_anchor
 
@@ -203,7 +203,7 @@ class Pooling:
         for offset in offsets[1:]:
             total = self.builder.name(self.merge(total, column(i, offset)))
         count = rows * self.counted([len(self.window.inputs) - 1], index[-1:]) if self.anchor.op_type == "AveragePool" else 1
-        follow(self.group, self.builder, self.anchor, index, self.finished(total, count))
+        store_epilogue(self.group, self.builder, self.anchor, index, self.finished(total, count))
 
     def finished(self, total: Expr, count: Expr) -> Expr:
         """The result of a window whose elements have been combined; an average divides by `count`."""

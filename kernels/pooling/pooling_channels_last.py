@@ -186,4 +186,4 @@ class _Emission:
         return self.load((at.image, channel, *place))
 
     def _store(self, at: _Place, channel: Expr, total: Expr) -> None:
-        self.form.follow(self.builder, (at.image, channel, *at.place), self.pooling.finished(total, at.count))
+        self.form.store_epilogue(self.builder, (at.image, channel, *at.place), self.pooling.finished(total, at.count))

@@ -23,7 +23,7 @@ from ..movement.strided_copy import transposed
 from ..sampling.grid_sample import held
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, new_builder, pointwise_cost
-from ..template.loops import accumulator_type, follow, parallel_nest, sweep
+from ..template.loops import accumulator_type, parallel_nest, store_epilogue, sweep
 from ..template.values import pointwise_obstacle, split_anchor
 
 OPERATORS = frozenset(["MaxRoiPool", "RoiAlign"])
@@ -111,7 +111,7 @@ class _Regions:
                 value = sums[c] if scale is None else sums[c] / scale
                 dtype = self.group.types[self.anchor.outputs[0]].dtype
                 value = value if dtype == self.dtype else tirx.Cast(dtype, value)
-                follow(self.group, builder, self.anchor, (region, channel + c, row, column), value)
+                store_epilogue(self.group, builder, self.anchor, (region, channel + c, row, column), value)
 
             sweep(builder, size, self.lanes, store)
 

@@ -26,7 +26,7 @@ class StagePlan:
     rows: RowProduct | TiledRows
     tiles: GateTile
     panels: int
-    near_bytes: int  # of the second-level cache
+    near_bytes: int  # of L2
     weights: Buffer = None
     tiled: TiledWeights | None = None
 

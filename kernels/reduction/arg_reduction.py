@@ -17,7 +17,7 @@ from ..cost.reduction import search_cycles
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
-from ..template.loops import accumulator_type, follow
+from ..template.loops import accumulator_type, store_epilogue
 from ..template.values import pointwise_obstacle, split_anchor
 from .reduction_loops import Block, counted_reduction, reduce_blocks
 
@@ -81,7 +81,7 @@ def _build(group: Group, anchor: Op, target: Target, work: int) -> BuiltKernel:
                     builder.store(best, zero, best[slot])
 
         def store(slot: Expr, index: Index) -> None:
-            follow(merged, builder, anchor, index, tirx.Cast("int64", place[slot]))
+            store_epilogue(merged, builder, anchor, index, tirx.Cast("int64", place[slot]))
 
         block.each_result(store)
 

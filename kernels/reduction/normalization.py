@@ -26,7 +26,7 @@ from ..expressions import math
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
-from ..template.loops import accumulator_type, follow, merge_sections, nest, parallel_nest
+from ..template.loops import accumulator_type, merge_sections, nest, parallel_nest, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import pointwise_obstacle, split_anchor
 from .reduction import Fold, add, fold_block
@@ -274,7 +274,7 @@ class Rows:
     def _store(self, index: Index, value: Expr) -> None:
         dtype = self.group.types[self.anchor.outputs[0]].dtype
         value = self.builder.name(value)
-        follow(self.group, self.builder, self.anchor, index, value if dtype == self.dtype else tirx.Cast(dtype, value))
+        store_epilogue(self.group, self.builder, self.anchor, index, value if dtype == self.dtype else tirx.Cast(dtype, value))
 
 
 EmitRows = Callable[[Rows, int, Callable[[Block], None]], None]

@@ -22,7 +22,7 @@ from ..expressions import math
 from ..groups.group import Group, Op, literal_ints
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
-from ..template.loops import accumulator_type, follow
+from ..template.loops import accumulator_type, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import pointwise_obstacle, split_anchor
 from .reduction_loops import Block, Combine, EmitResults, counted_reduction, reduce_blocks
@@ -126,7 +126,7 @@ def build(group: Group, target: Target, emit: EmitResults | None = None) -> Buil
         value = _accumulate(merged, anchor, block, dtype)
         with block.once():
             block.each_result(
-                lambda slot, index: follow(
+                lambda slot, index: store_epilogue(
                     merged, builder, anchor, index, _result(anchor, builder, value(slot), count, operand.dtype)
                 )
             )

@@ -21,7 +21,7 @@ from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unr
 from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, new_builder, pointwise_cost
-from ..template.loops import accumulator_type, follow, merge_sections, parallel_nest, sweep
+from ..template.loops import accumulator_type, merge_sections, parallel_nest, store_epilogue, sweep
 from ..template.values import pointwise_obstacle, split_anchor
 from .resize import rounded
 
@@ -198,7 +198,7 @@ class _Sampling:
 
         def store(j: Expr, value: Expr) -> None:
             dtype = self.group.types[self.anchor.outputs[0]].dtype
-            follow(merged, builder, self.anchor, (*row, *unravel(first + j, spread)), rounded(value, dtype))
+            store_epilogue(merged, builder, self.anchor, (*row, *unravel(first + j, spread)), rounded(value, dtype))
 
         if self.taps <= _MOST_UNROLLED:
             sweep(builder, block, lanes, lambda j: store(j, reduce(add, [term(j, tap) for tap in range(self.taps)])))

@@ -26,7 +26,7 @@ from ..movement.injective import as_bits, row_strides
 from ..movement.strided_copy import Axis, Region, copy_regions, regions_cycles
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost, result_machine
-from ..template.loops import follow, merge_sections, nest, parallel_nest, sweep
+from ..template.loops import merge_sections, nest, parallel_nest, store_epilogue, sweep
 from ..template.values import pointwise_obstacle, split_anchor
 from .resampling import Column, PackResampling, Resampling
 
@@ -330,7 +330,7 @@ class _Resize:
         if outside:
             fill = tirx.const(self.anchor.attribute("extrapolation_value", 0.0), dtype)
             result = tirx.Select(reduce(tirx.Or, outside), fill, result)
-        follow(self.group, self.builder, self.anchor, index, result)
+        store_epilogue(self.group, self.builder, self.anchor, index, result)
 
     def _axis(self, number: int) -> Resampling:
         axis = self.dimensions[number].axis

@@ -55,7 +55,9 @@ def merge_sections(
     return replace(group, types=types), merged
 
 
-def follow(group: Group, builder: KernelBuilder, anchor: Op, index: Index, value: Expr, offset: Expr | None = None) -> None:
+def store_epilogue(
+    group: Group, builder: KernelBuilder, anchor: Op, index: Index, value: Expr, offset: Expr | None = None
+) -> None:
     """The epilogue: compute and store the group's outputs at an index of the anchor's output, whose element there is `value`.
 
     All have the anchor's shape, and all are computed before one is stored; further results of the anchor itself, such as a
