@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import typing
 from collections.abc import Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -34,10 +35,35 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_table_of_translations() -> None:
-    """Exports of modules that have torch share its table."""
+def quick_exports() -> None:
+    """What torch does anew at every export, and what takes most of the time of a small module, it does once.
+
+    It makes the table of translations, from the sources of 500 functions; looks up its composite operators, once for each of 56
+    namespaces; and writes a type's name at each of 11000 registrations, which `typing` keeps where `collections.abc` does not.
+    """
     if "torch" in sys.modules:
         keep_translation_table()
+        _look_up_once()
+
+
+@cache
+def _look_up_once() -> None:
+    import torch
+    from torch import _ops
+    from torch._export import utils
+
+    original = utils._materialize_cpp_cia_ops
+    seen: set[int] = set()
+
+    def looked_up() -> None:
+        """Again where operators have been registered since then."""
+        registered = len(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
+        if registered not in seen:
+            original()
+            seen.add(registered)
+
+    utils._materialize_cpp_cia_ops = looked_up
+    _ops.Callable = typing.Callable  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-_LAYERS, _WIDTH = 8, 2048  # 16 MiB of weights each
+_LAYERS, _WIDTH = 8, 1024  # 4 MiB of weights each
 _LIMIT = 2.5  # bytes of memory for a byte of weights, beyond what any model takes
 
 _CHILD = """

@@ -63,7 +63,7 @@ def test_twice_the_nodes_take_twice_the_time(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(driver, "build_library", library)
     prepare(100)()  # imports
-    assert_scales(prepare, 2500, 5000, _LIMIT)
+    assert_scales(prepare, 1250, 2500, _LIMIT)
 
 
 def test_a_long_model_compiles_whole(tmp_path: Path) -> None:

@@ -186,10 +186,10 @@ def run(cases: Sequence[Case], target: Target) -> None:
     """
     with mock.patch("prefuse.kernels.codegen.builder.parallel_work", return_value=0):
         kernels = [build(case, target) for case in cases]
-    library, detector = _load(kernels, target)
+    functions, detector = _load(kernels, target)
     configure_pool(target.threads)
-    for number, (case, kernel) in enumerate(zip(cases, kernels, strict=True)):
-        one = _Run(case, kernel, library[f"run{number}"])
+    for case, kernel, function in zip(cases, kernels, functions, strict=True):
+        one = _Run(case, kernel, function)
         again = {position - len(kernel.operands) for position in read_back(kernel.function)}
         first = one.outputs(_on_threads, at_end=False)
         for how, way, at_end in (
@@ -229,21 +229,32 @@ def operands_of(case: Case, kernel: BuiltKernel) -> list[np.ndarray]:
     return [operand.pack(array) if operand.pack else array for operand, array in zip(kernel.operands, arrays, strict=True)]
 
 
-def _load(kernels: Sequence[BuiltKernel], target: Target) -> tuple[Any, RaceDetector]:
-    """A library with the functions run0, run1, ... of the kernels, loaded."""
-    module: dict[Any, Any] = {}
-    for number, kernel in enumerate(kernels):
-        symbol = GlobalVar(f"kernel{number}")
-        parameters = [tirx.Var(f"a{i}", "int64") for i in range(len(kernel.function.params))]
-        pointers = [tirx.reinterpret(q.ty, p) for p, q in zip(parameters, kernel.function.params, strict=True)]
+def _load(kernels: Sequence[BuiltKernel], target: Target) -> tuple[list[Callable[..., None]], RaceDetector]:
+    """What runs each kernel at the addresses of its operands, results and workspace; all in one library.
+
+    It has one entry, which is told the number of the kernel: TVM's checks of an entry's arguments take LLVM as long as a small
+    kernel does.
+    """
+    number = tirx.Var("number", "int64")
+    most = max(len(kernel.function.params) for kernel in kernels)
+    addresses = [tirx.Var(f"a{i}", "int64") for i in range(most)]
+    module: dict[Any, Any] = {GlobalVar(f"kernel{i}"): kernel.function for i, kernel in enumerate(kernels)}
+    chosen = []
+    for position, (symbol, function) in enumerate(module.items()):
+        pointers = [tirx.reinterpret(q.ty, p) for p, q in zip(addresses, function.params, strict=False)]
         call = tirx.Evaluate(Call(symbol, pointers, ret_ty=PrimType("int32")))
-        name = f"run{number}"
-        function = tirx.PrimFunc(parameters, call).with_attr("global_symbol", name).with_attr("s_tir", True)
-        module |= {symbol: kernel.function, GlobalVar(name): function}
+        chosen.append(tirx.IfThenElse(number == position, call, None))
+    entry = tirx.PrimFunc([number, *addresses], tirx.SeqStmt([*chosen, tirx.Evaluate(0)]))
+    module[GlobalVar("run")] = entry.with_attr("global_symbol", "run").with_attr("s_tir", True)
     with TemporaryDirectory() as folder:
         path = Path(folder, "kernels.so")
         path.write_bytes(link_library(compile_module(tvm.IRModule(module), target)))
-        return tvm_ffi.load_module(str(path)), RaceDetector(path)
+        library, detector = tvm_ffi.load_module(str(path)), RaceDetector(path)
+
+    def run_one(which: int, *given: int) -> None:
+        library["run"](which, *given, *[0] * (most - len(given)))
+
+    return [partial(run_one, i) for i in range(len(kernels))], detector
 
 
 _Way: TypeAlias = Callable[[Sequence[np.ndarray]], AbstractContextManager[Sequence[str]]]
@@ -259,7 +270,7 @@ class _Run:
 
     case: Case
     kernel: BuiltKernel
-    function: Any
+    function: Callable[..., None]
 
     def outputs(self, way: _Way, at_end: bool) -> list[bytes]:
         """What the kernel writes into poisoned outputs, all its memory guarded on both sides, close behind if `at_end`.
