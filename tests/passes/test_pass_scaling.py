@@ -18,7 +18,7 @@ from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 
 _IDLE = {  # these only look through the model
-    "assign-formats", "fuse-gather", "fuse-prologue", "merge-parallel-matmul", "order-concats", "place-casts",
+    "assign-formats", "bound-shapes", "fuse-gather", "fuse-prologue", "merge-parallel-matmul", "order-concats", "place-casts",
     "reassociate-product",
 }  # fmt: skip
 _BLOCKS = 8
