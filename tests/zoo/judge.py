@@ -29,12 +29,12 @@ from ..translation_table import keep_translation_table
 from ..worker_pool import Lost, run_apart
 from .architecture import Call, Inputs
 from .architectures import ZOO
-from .peers import peer_of, peer_outputs
+from .peers import in_float64, peer_of, peer_outputs
 from .result import Result
 
 BOUND = 1e-4  # float32: the largest difference of an output, in relation to its largest element
 FAST_BOUND = 2e-5  # float32-fast: the norm of the difference, in relation to that of the output
-PEER_RATIO = 1.2  # bfloat16, float16: the error beside that of the peer
+PEER_RATIO = 1.2  # the error beside that of the peer
 # Narrow types for products of any size: these models' are smaller than what is worth rounding for, and would all stay float32.
 _NARROW_PIPELINE = DEFAULT_PIPELINE.replace("assign-formats", "assign-formats{min-operations=0}")
 # An error that is none beside any peer: half a unit in the last place, which rounding the result would cost.
@@ -120,12 +120,15 @@ def _judge_in(
         return replace(result, outcome="not exported by torch" if reason else "refused", detail=str(reason or refusal))
     except Exception as bug:
         return replace(result, outcome="error", detail=f"{type(bug).__name__}: {bug}")
-    found = compare(got, expected)
+    right, found = expected, compare(got, expected)
+    if precision == "float32-fast" and found.norm > FAST_BOUND:  # torch's own rounding is a part of that
+        right = in_float64(call, expected)
+        found = compare(got, right)
     result = replace(result, compile_seconds=seconds, means=_means_beside_kernels(compiled))
     if found.form:
         return replace(result, outcome="wrong", detail=found.form)
     peer = peer_of(precision)
-    peer_error = _peer_error(peer_outputs(peer, call, exports[0], precision), expected)
+    peer_error = _peer_error(peer_outputs(peer, call, exports[0], precision), right)
     return _judge_error(replace(result, peer=peer, peer_error=peer_error), found)
 
 
@@ -140,11 +143,14 @@ def _judge_error(result: Result, found: Difference) -> Result:
 
 
 def error_bound(precision: Precision, peer_error: float | None) -> float:
-    """The largest error that a precision may have. A narrow one without a peer may have that of equally exact results."""
+    """The largest error that a precision may have. A narrow one without a peer may have that of equally exact results.
+
+    float32-fast may miss its bound where torch's float32 does, beside float64: the model makes so much of any rounding.
+    """
     if precision == "float32":
         return BOUND
     if precision == "float32-fast":
-        return FAST_BOUND
+        return max(PEER_RATIO * (peer_error or 0.0), FAST_BOUND)
     return TOLERANCES[precision].error if peer_error is None else max(PEER_RATIO * peer_error, _FLOOR[precision])
 
 

@@ -30,7 +30,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _head(results: Sequence[Result]) -> list[str]:
-    peers = " and ".join(dict.fromkeys(result.peer for result in results if result.peer))
+    peers = " and ".join(dict.fromkeys(result.peer for result in results if result.peer and result.precision in _NARROW))
     bounds = [f"{error_bound(precision, None):.0e}" for precision in _NARROW]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _VERSIONS)
     return [
@@ -43,15 +43,15 @@ def _head(results: Sequence[Result]) -> list[str]:
         "",
         *_counts(results),
         "",
-        "*float32* is the largest difference from torch over all tensors of the result, relative to the largest element of the",
-        f"tensor (allowed: {BOUND:.0e}); *float32-fast* the norm of the difference, relative to that of the tensor (allowed:",
-        f"{FAST_BOUND:.0e}). *bfloat16* and *float16* are such norms, too, with products of any size in that type",
-        "(`assign-formats{min-operations=0}`): by default those of so small models stay float32. Beside each stands",
-        f"the *peer's* on the same model, that of {peers or 'nobody'}. Allowed are {PEER_RATIO} times as much, or what rounding",
-        f"the result would cost; {' and '.join(bounds)} where the peer cannot run the model or has no numbers. What is more than",
-        "the peer's has the ratio with it. *Compile* are the seconds from a module to a program in float32, torch's export",
-        "included, on a machine that does other work too; *beside* names what computed a part of the result that no kernel of",
-        "ours did.",
+        "*float32* is the largest difference from torch over all tensors of the result, relative to the largest element of",
+        f"the tensor (allowed: {BOUND:.0e}); *float32-fast* the norm of the difference, relative to that of the tensor, from",
+        f"torch in float64 where that from float32 is over the {FAST_BOUND:.0e} that are allowed. *bfloat16* and *float16* are",
+        "such norms, too, from float32, with products of any size in that type (`assign-formats{min-operations=0}`): by default",
+        "those of so small models stay float32. Beside each stands the *peer's* on the same model,",
+        f"that of {peers or 'nobody'}. Allowed are {PEER_RATIO} times as much, or what rounding the result would cost;",
+        f"{' and '.join(bounds)} where the peer cannot run the model or has no numbers. What is over the peer's has its ratio",
+        "to it. *Compile* are the seconds from a module to a program in float32, torch's export included, on a machine that",
+        "does other work too; *beside* names what computed a part of the result that no kernel of ours did.",
         "",
         f"| {' | '.join(_COLUMNS)} |",
         "|---" * len(_COLUMNS) + "|",
@@ -114,10 +114,10 @@ def _outcome(results: Mapping[str, Result]) -> str:
 def _errors(result: Result | None, precision: str) -> list[str]:
     """The cell of a precision's error, with the ratio to the peer's where it is more; in a narrow type also the peer's."""
     error = "" if result is None or result.error is None else f"{result.error:.1e}"
-    if result is not None and result.ratio is not None and result.ratio > 1:
-        error += f" ({result.ratio:.2f} x)"
     if precision not in _NARROW:
         return [error]
+    if result is not None and result.ratio is not None and result.ratio > 1:
+        error += f" ({result.ratio:.2f} x)"
     return [error, "" if result is None or result.peer_error is None else f"{result.peer_error:.1e}"]
 
 

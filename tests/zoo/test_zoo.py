@@ -25,7 +25,7 @@ from . import judge as judging
 from .architecture import Architecture
 from .architectures import ZOO
 from .judge import BOUND, Difference, compare, error_bound, judge, judge_apart
-from .peers import by_autocast, by_openvino, peer_of, peer_outputs
+from .peers import by_autocast, by_openvino, in_float64, peer_of, peer_outputs
 from .result import Result, append_results, read_results
 from .table import table
 
@@ -129,6 +129,8 @@ def test_errors_are_those_of_the_worst_output(got: list[float], largest: float, 
     [
         ("float32", None, 1e-4),
         ("float32-fast", None, 2e-5),
+        ("float32-fast", 1e-6, 2e-5),
+        ("float32-fast", 3e-5, 3.6e-5),
         ("bfloat16", 1e-2, 1.2e-2),
         ("bfloat16", 1e-4, 2**-9),
         ("bfloat16", None, 2e-2),
@@ -137,7 +139,7 @@ def test_errors_are_those_of_the_worst_output(got: list[float], largest: float, 
         ("float16", None, 5e-3),
     ],
 )
-def test_narrow_types_are_judged_beside_a_peer(precision: Precision, peer_error: float | None, bound: float) -> None:
+def test_precisions_are_judged_beside_a_peer(precision: Precision, peer_error: float | None, bound: float) -> None:
     assert error_bound(precision, peer_error) == pytest.approx(bound)
 
 
@@ -157,6 +159,24 @@ def test_the_peers_compute_the_model() -> None:
     assert peer_of("float32") == ""
     assert peer_outputs("", call, graph, "float32") == []
     assert len(peer_outputs(peer_of("bfloat16"), call, graph, "bfloat16")) == 1
+
+
+def test_the_exact_result_has_the_form_of_the_expected_one() -> None:
+    """And is what float32 differs from by its rounding. A module that takes nothing but float32 gives what is expected."""
+
+    class Far(torch.nn.Module):
+        is_strict = False
+
+        def forward(self, x: torch.Tensor, number: torch.Tensor) -> dict[str, torch.Tensor]:
+            if self.is_strict and x.dtype != torch.float32:
+                raise RuntimeError(x.dtype)
+            return {"back": x + 100 - 100, "next": number + 1}
+
+    module, inputs = Far(), {"x": torch.tensor([0.1, 0.7]), "number": torch.arange(2)}
+    expected = module(**inputs)
+    assert 1e-6 < compare(in_float64((module, (), inputs), expected), expected).norm < 1e-4
+    module.is_strict = True
+    assert in_float64((module, (), inputs), expected) is expected
 
 
 def test_a_result_that_is_no_number_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +222,7 @@ def test_the_table_has_a_row_for_each_architecture() -> None:
         ]
     )
     assert "- float32: **1 of 2** (1 agrees, 1 refused)" in page
-    assert "the *peer's* on the same model, that of OpenVINO" in page
+    assert "the *peer's* on the same model,\nthat of OpenVINO." in page
     assert "| bert | BertModel | encoder | agrees | 1.0e-07 |  | 1.1e-02 (1.10 x) | 1.0e-02 |  |  | 3 |  |" in page
     assert r"| llama | LlamaForCausalLM | decoder | **refused**: a \| b in y/z.py:3 |  |  |  |  |  |  |  |  |" in page
 
