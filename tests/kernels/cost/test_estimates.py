@@ -12,7 +12,7 @@ from prefuse.kernels.cost.convolution import channels_last_tile
 from prefuse.kernels.cost.estimate import Estimate, floors
 from prefuse.kernels.cost.product import product_estimate
 from prefuse.kernels.cost.register_tile import ranked_tiles
-from prefuse.kernels.cost.strassen import strassen_drawback
+from prefuse.kernels.cost.strassen import strassen_choices
 from prefuse.kernels.registry import build_kernel, candidates
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.machine import Machine, names, row
@@ -58,9 +58,10 @@ def test_choices_change_as_the_numbers_of_the_machine_say() -> None:
     assert channels_last_tile(28, 1024, 9216, 1024, ZEN5)[0] == 14
     assert channels_last_tile(28, 1024, 9216, 1024, replace(ZEN5, l1=replace(ZEN5.l1, ways=8, size_bytes=32 << 10)))[0] <= 7
     # Strassen's weights have up to three times the bytes: worth it where memory keeps up with what is multiplied.
-    size = (128, 3072, 768)
-    assert strassen_drawback(*size, ZEN5) == ""
-    assert strassen_drawback(*size, replace(ZEN5, memory_bytes=0.3)) != ""
+    size, slow = (128, 3072, 768), replace(ZEN5, memory_bytes=0.3)
+    for machine, is_worth in ((ZEN5, True), (slow, False)):
+        strassen, plain = strassen_choices(*size, machine)[0].estimate, product_estimate(*size, machine)
+        assert (strassen.wall_cycles(machine) < plain.wall_cycles(machine)) == is_worth
 
 
 @pytest.mark.parametrize("machine", ["zen3", "haswell", "generic"])
