@@ -82,6 +82,13 @@ def test_the_cheapest_candidate_is_written(machine: str) -> None:
         assert all("cycles, and what was taken" in reasons[name] for name, _ in ranked[1:])
 
 
+def test_what_cannot_be_written_is_no_candidate() -> None:
+    """Templates without a model of their own say so before their floors are ranked."""
+    ranked, refused = candidates(product((8, 16), (16, 32)).group, Target.parse("cpu:avx2"))
+    assert "gathered_matmul" not in dict(ranked)
+    assert refused["gathered_matmul"] == "is not a product by gathered matrices"
+
+
 def test_loops_keep_near_what_the_caches_of_the_machine_hold() -> None:
     """400 KiB of weights stay in half of Zen 4's L2 while all positions pass, and are more than half of Zen 3's."""
     group = replace(convolution((1, 320, 14, 14), 320, 1).group, configuration={})
