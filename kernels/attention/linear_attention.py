@@ -16,7 +16,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..expressions import math
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
 
 OPERATORS = frozenset(["LinearAttention"])
@@ -27,25 +27,35 @@ _MAX_LOCAL_BYTES = 256 * 1024  # of a thread's stack
 _COST_OF_EXP = 12
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one LinearAttention of any update rule."""
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
     (op,) = group.ops
     rule = op.attribute("update_rule", "gated_delta")
     if rule not in _RULES:
-        return Refusal(f"no update rule {rule!r}")
+        return f"no update rule {rule!r}"
     heads, queries = op.attribute("kv_num_heads", 0), op.attribute("q_num_heads", 0)
     if heads < 1 or queries < 1 or queries % heads:
-        return Refusal(f"{queries} query heads for {heads} heads of state")
+        return f"{queries} query heads for {heads} heads of state"
     for name, position in (("gated", _DECAY), ("delta", _BETA)):
         if name in rule and not (position < len(op.inputs) and op.inputs[position]):
-            return Refusal(f"update rule {rule!r} without its input {position}")
+            return f"update rule {rule!r} without its input {position}"
+    attention = _attention(group, target)
+    is_large = attention.local_bytes > _MAX_LOCAL_BYTES
+    return f"a state of {attention.rows} rows is more than a thread's stack holds" if is_large else ""
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
+    """Takes one LinearAttention of any update rule."""
+    return _attention(group, target).build()
+
+
+def _attention(group: Group, target: Target) -> _Attention:
+    """The group's operator, whose numbers of heads are legal."""
+    (op,) = group.ops
+    heads, queries = op.attribute("kv_num_heads", 0), op.attribute("q_num_heads", 0)
     batch, steps, width = group.types[op.inputs[0]].shape
     columns = group.types[op.inputs[2]].shape[2] // heads
-    builder = new_builder(target)
-    attention = _Attention(group, op, builder, batch, steps, heads, queries // heads, width // queries, columns)
-    if attention.local_bytes > _MAX_LOCAL_BYTES:
-        return Refusal(f"a state of {attention.rows} rows is more than a thread's stack holds")
-    return attention.build()
+    return _Attention(group, op, new_builder(target), batch, steps, heads, queries // heads, width // queries, columns)
 
 
 @dataclass(frozen=True)

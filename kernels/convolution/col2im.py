@@ -13,7 +13,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..groups.group import Group, Op, literal_ints
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
 from ..template.loops import accumulator_type, nest, parallel_nest, store_epilogue, sweep
 from ..template.values import pointwise_obstacle, split_anchor
@@ -22,18 +22,26 @@ OPERATORS = frozenset(["Col2Im"])
 _RUN = 1024  # elements of an image row whose sums are on the stack at once
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one Col2Im whose image and block shapes are constant, with an epilogue."""
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("joins no blocks")
+        return "joins no blocks"
     if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+        return reason
+    if any(literal_ints(group, name) is None for name in anchor.inputs[1:3]):
+        return "the image's or the block's shape is known only to a run"
+    dtype = group.types[anchor.inputs[0]].dtype
+    return f"no sums of {dtype}" if dtype == "bool" or dtype.startswith("complex") else ""
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
+    """Takes one Col2Im whose image and block shapes are constant, with an epilogue."""
+    anchor, _ = split_anchor(group)
+    assert anchor is not None
     image, block = (literal_ints(group, name) for name in anchor.inputs[1:3])
-    if image is None or block is None:
-        return Refusal("the image's or the block's shape is known only to a run")
-    if (dtype := group.types[anchor.inputs[0]].dtype) == "bool" or dtype.startswith("complex"):
-        return Refusal(f"no sums of {dtype}")
+    assert image is not None
+    assert block is not None
     builder = new_builder(target)
     joining = _Joining(group, builder, anchor, image, block)
     work = group.types[anchor.outputs[0]].elements * prod(block) * 4

@@ -1,4 +1,4 @@
-"""Estimated cycles of Strassen's products and of plain ones, on one core: what `strassen_matmul` and fuse-rows weigh."""
+"""Estimated cycles of products by Strassen's algorithm, on one core."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from math import ceil
 
 from ...runtime.hardware.machine import Machine
 from .estimate import Estimate
-from .product import product_cycles, product_estimate, product_tile
+from .product import product_cycles, product_tile
 
 STRASSEN_LEVELS = (1, 2)
-TOO_SMALL = "is too small to be cut into blocks, or so large that their sums would take too much memory"
 _GAIN = 0.98  # Strassen's cycles must be fewer than this part of the plain product's
 _ADDED_CYCLES = 3.5  # of a vector of a sum of blocks, before or after the products,
 _NEAR_ROWS, _FAR_ADDED_CYCLES = 512, 6.0  # and with more rows than these, whose sums exceed L2
@@ -50,12 +49,3 @@ def strassen_choices(m: int, n: int, k: int, machine: Machine) -> list[StrassenC
             choice = StrassenChoice(levels, Estimate((added + cycles) / _GAIN, operations, weights, _WEIGHT_BYTES * m * (n + k)))
             found.append((levels > 1 and rows > _MOST_ROWS, choice.estimate.wall_cycles(machine), choice))
     return [choice for _, _, choice in sorted(found, key=lambda one: one[:2])]
-
-
-def strassen_drawback(m: int, n: int, k: int, machine: Machine) -> str:
-    """Why the plain product m x k by constant float32 k x n is preferred to Strassen's; empty if it is not."""
-    choices = strassen_choices(m, n, k, machine)
-    if not choices:
-        return TOO_SMALL
-    fewest, plain = (one.wall_cycles(machine) for one in (choices[0].estimate, product_estimate(m, n, k, machine)))
-    return "" if fewest < plain else f"would take {fewest:.0f} cycles, and plain products {plain:.0f}"

@@ -8,7 +8,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Index, row_major
 from ..groups.group import Group
 from ..movement.injective import as_bits
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost
 from ..template.loops import store_epilogue
 from ..template.values import GroupValues, pointwise_obstacle, split_anchor
@@ -16,13 +16,18 @@ from ..template.values import GroupValues, pointwise_obstacle, split_anchor
 OPERATORS = frozenset(["OneHot"])
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
+    anchor, _ = split_anchor(group)
+    if anchor is None or anchor.op_type not in OPERATORS:
+        return "has no OneHot"
+    return pointwise_obstacle(group)
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one OneHot with an epilogue. Negative indices count from the end; one that is out of range gives `off` everywhere."""
     anchor, followers = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("has no OneHot")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+    assert anchor is not None
     indices, _, pair = anchor.inputs
     if not followers:
         group = as_bits(group, (pair, anchor.outputs[0]))

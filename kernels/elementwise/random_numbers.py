@@ -19,7 +19,7 @@ from ..expressions import math
 from ..expressions.philox import Key, normal, philox, seed_key, uniform
 from ..expressions.pointwise import narrowed, widened, working_type
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder, pointwise_cost
 from ..template.loops import merge_sections, store_epilogue
 from ..template.values import GroupValues, pointwise_obstacle, split_anchor
@@ -30,16 +30,21 @@ _COUNTERS = 16  # of one block: its elements are the first words of all counters
 _COST = 40  # scalar operations of one element
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one operator whose elements are random numbers or chosen by them, with an epilogue."""
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("draws no random numbers")
+        return "draws no random numbers"
     if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+        return reason
+    return "without a seed, which a GPU cannot draw" if target.is_gpu and _needs_entropy(group, anchor) else ""
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
+    """Takes one operator whose elements are random numbers or chosen by them, with an epilogue."""
+    anchor, _ = split_anchor(group)
+    assert anchor is not None
     builder = new_builder(target)
-    if builder.is_grid and _needs_entropy(group, anchor):
-        return Refusal("without a seed, which a GPU cannot draw")
     result = next(name for name in anchor.outputs if name)
     shape = group.types[result].shape
     elements = prod(shape)
@@ -179,16 +184,21 @@ def _placed(op: Op, number: Expr, dtype: str) -> Expr:
     return number * tirx.const(high - low, dtype) + tirx.const(low, dtype)
 
 
-def build_multinomial(group: Group, target: Target) -> BuiltKernel | Refusal:
+def multinomial_obstacle(group: Group, target: Target) -> str:
+    """Why Multinomial cannot be computed; empty if it can."""
+    (op,) = group.ops
+    if target.is_gpu and _needs_entropy(group, op):
+        return "without a seed, which a GPU cannot draw"
+    has_classes = bool(group.types[op.inputs[0]].shape[1])
+    return "" if has_classes or not group.types[op.outputs[0]].elements else "there are no classes to draw from"
+
+
+def build_multinomial(group: Group, target: Target) -> BuiltKernel:
     """Takes Multinomial alone: classes drawn by their unnormalised logarithmic probabilities, row by row."""
     (op,) = group.ops
     kind, result = group.types[op.inputs[0]], group.types[op.outputs[0]]
     (rows, classes), samples = kind.shape, result.shape[1]
     builder = new_builder(target)
-    if builder.is_grid and _needs_entropy(group, op):
-        return Refusal("without a seed, which a GPU cannot draw")
-    if result.elements and not classes:
-        return Refusal("there are no classes to draw from")
     work = rows * (classes * 20 + samples * (_COST + 4 * classes.bit_length()))
     if result.elements:
         key = _draw_key(builder, group, op)

@@ -9,21 +9,25 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..groups.group import Group
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
 from ..template.loops import accumulator_type
 
 OPERATORS = frozenset(["Det"])
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes Det alone."""
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
     if len(group.ops) != 1 or group.ops[0].op_type not in OPERATORS:
-        return Refusal("has no determinant")
+        return "has no determinant"
+    dtype = group.types[group.ops[0].inputs[0]].dtype
+    return "" if "float" in dtype else f"no determinant of {dtype}"
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
+    """Takes Det alone."""
     (op,) = group.ops
     kind, result = group.types[op.inputs[0]], group.types[op.outputs[0]]
-    if "float" not in kind.dtype:
-        return Refusal(f"no determinant of {kind.dtype}")
     dtype, n = accumulator_type(kind.dtype), kind.shape[-1]
     count = prod(kind.shape[:-2])
     builder = new_builder(target)

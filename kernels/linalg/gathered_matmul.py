@@ -12,24 +12,29 @@ from ...runtime.target import Target
 from ..codegen.builder import Expr
 from ..groups.group import Group, Op
 from ..movement.gather import index_at
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from .matmul import MatMulKernel, Side
 
 OPERATORS = frozenset(["Gather", "MatMul"])
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes y[s] = a[s] @ w[indices[s]]: a Gather along the first axis, and the MatMul whose second operand it makes."""
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
     if target.is_gpu:
-        return Refusal("is for CPUs")
+        return "is for CPUs"
     if [op.op_type for op in group.ops] != ["Gather", "MatMul"]:
-        return Refusal("is not a product by gathered matrices")
+        return "is not a product by gathered matrices"
     gather, product = group.ops
     ranks = [len(group.types[name].shape) for name in (*gather.inputs, product.inputs[0])]
     if ranks != [3, 1, 3] or gather.attribute("axis", 0) not in (0, -3) or product.inputs[1] != gather.outputs[0]:
-        return Refusal("the matrices are not gathered one for each product")
-    if group.types[product.inputs[0]].dtype not in ("float32", "float64"):
-        return Refusal(f"no product of {group.types[product.inputs[0]].dtype}")
+        return "the matrices are not gathered one for each product"
+    dtype = group.types[product.inputs[0]].dtype
+    return "" if dtype in ("float32", "float64") else f"no product of {dtype}"
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
+    """Takes y[s] = a[s] @ w[indices[s]]: a Gather along the first axis, and the MatMul whose second operand it makes."""
+    gather, product = group.ops
     return _GatheredProduct(group, gather, product, target).build()
 
 

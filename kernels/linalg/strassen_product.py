@@ -17,7 +17,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, share, unravel
 from ..cost.estimate import with_bytes, with_epilogue
-from ..cost.strassen import TOO_SMALL, StrassenChoice, strassen_choices
+from ..cost.strassen import StrassenChoice, strassen_choices
 from ..formats.format import F32
 from ..groups.group import Group, Op
 from ..microkernels.register_tile import WORK_PER_OPERATION, Panel, sum_tile, tile_options
@@ -62,7 +62,7 @@ class StrassenProduct:
         """
         choices = strassen_choices(self.a.lines, self.b.lines, self.a.depth, self.target.machine)
         if not choices:
-            return Refusal(TOO_SMALL)
+            return Refusal("is too small to be cut into blocks, or so large that their sums would take too much memory")
         streamed = with_bytes(choices[0].estimate, self.group).streamed_bytes
         estimate = replace(choices[0].estimate, streamed_bytes=streamed)
 
@@ -70,7 +70,8 @@ class StrassenProduct:
             prepare()
             return self._build(choices)
 
-        return Candidate(with_epilogue(estimate, followed, self.target.machine, self.anchor), emit)
+        estimate = with_epilogue(estimate, followed, self.target.machine, self.anchor)
+        return Candidate(estimate, emit, transforms_weights=True)
 
     def _build(self, choices: Sequence[StrassenChoice]) -> BuiltKernel:
         self._choose_sizes(choices)

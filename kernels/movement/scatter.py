@@ -18,7 +18,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share
 from ..expressions import math
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, map_elements, new_builder
 from ..template.loops import accumulator_type, bound_unravel, nest
 from .injective import as_bits
@@ -30,14 +30,20 @@ _COLUMNS = 64  # neighbouring columns that a thread updates together
 Combine = Callable[[Expr, Expr], Expr]
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
+    (op,) = group.ops
+    dtype, reduction = group.types[op.inputs[0]].dtype, op.attribute("reduction", "none")
+    is_refused = dtype == "complex128" or (reduction != "none" and np.dtype(dtype).kind == "c")
+    return f"no {reduction} of {dtype}" if is_refused else ""
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one scattering operator alone, with any reduction."""
     (op,) = group.ops
     reduction = op.attribute("reduction", "none")
     data, _, updates = op.inputs
     dtype = group.types[data].dtype
-    if dtype == "complex128" or (reduction != "none" and np.dtype(dtype).kind == "c"):
-        return Refusal(f"no {reduction} of {dtype}")
     if reduction == "none" or dtype == "bool":
         group = as_bits(group, (data, updates, op.outputs[0]))
     builder = new_builder(target)

@@ -11,7 +11,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..convolution.window import Window, read_window
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
 from ..template.loops import nest, parallel_nest, sweep
 
@@ -19,10 +19,14 @@ OPERATORS = frozenset(["MaxPool"])
 _RUN = 512  # outputs of one run: their greatest elements and indices stay in L1
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
+    has_indices = len(group.ops) == 1 and len(group.ops[0].outputs) > 1 and bool(group.ops[0].outputs[1])
+    return "" if has_indices else "no indices are asked for"
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one MaxPool with indices, alone."""
-    if len(group.ops) != 1 or len(group.ops[0].outputs) < 2 or not group.ops[0].outputs[1]:
-        return Refusal("no indices are asked for")
     (anchor,) = group.ops
     window = read_window(group, anchor)
     builder = new_builder(target)

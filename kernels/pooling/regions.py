@@ -21,7 +21,7 @@ from ..expressions import math
 from ..groups.group import Group, Op
 from ..movement.strided_copy import transposed
 from ..sampling.grid_sample import held
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, parallel_nest, store_epilogue, sweep
 from ..template.values import pointwise_obstacle, split_anchor
@@ -32,18 +32,24 @@ _MOST_CHANNELS = 512  # summed at a time: their accumulators stay in L1
 _TYPICAL_SAMPLES = 4  # of a bin, where their number is known at run time only: for the estimate of work
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one operator on regions, with an epilogue."""
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("has no regions")
+        return "has no regions"
     if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+        return reason
     source, result = group.types[anchor.inputs[0]], group.types[anchor.outputs[0]]
     if "float" not in source.dtype:
-        return Refusal(f"no regions of {source.dtype}")
-    if result.elements and not source.elements:
-        return Refusal("the operand has no elements")
+        return f"no regions of {source.dtype}"
+    return "the operand has no elements" if result.elements and not source.elements else ""
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
+    """Takes one operator on regions, with an epilogue."""
+    anchor, _ = split_anchor(group)
+    assert anchor is not None
+    result = group.types[anchor.outputs[0]]
     builder = new_builder(target)
     work = result.elements * (16 * _TYPICAL_SAMPLES + pointwise_cost(group))
     if result.elements:

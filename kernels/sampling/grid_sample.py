@@ -19,7 +19,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, merge_sections, parallel_nest, store_epilogue, sweep
 from ..template.values import pointwise_obstacle, split_anchor
@@ -34,24 +34,31 @@ _MODES = {"nearest": "nearest", "bilinear": "linear", "linear": "linear", "bicub
 _TAPS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one GridSample, with an epilogue."""
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("samples no grid")
+        return "samples no grid"
     if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+        return reason
+    source = group.types[anchor.inputs[0]]
+    is_mean = _MODES[anchor.attribute("mode", "linear")] != "nearest"
+    if is_mean and "float" not in source.dtype and np.dtype(source.dtype).kind not in "iu":
+        return f"no mean of {source.dtype}"
+    return "the operand has no elements" if group.types[anchor.outputs[0]].elements and not source.elements else ""
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
+    """Takes one GridSample, with an epilogue."""
+    anchor, _ = split_anchor(group)
+    assert anchor is not None
     mode = _MODES[anchor.attribute("mode", "linear")]
-    source, grid = (group.types[name] for name in anchor.inputs)
-    if mode != "nearest" and "float" not in source.dtype and np.dtype(source.dtype).kind not in "iu":
-        return Refusal(f"no mean of {source.dtype}")
+    grid = group.types[anchor.inputs[1]]
     builder = new_builder(target)
     elements = group.types[anchor.outputs[0]].elements
     work = elements * (8 * len(_TAPS[mode]) ** grid.shape[-1] + pointwise_cost(group))
-    if elements and source.elements:
+    if elements:
         _Sampling(group, builder, anchor, mode).emit(work)
-    elif elements:
-        return Refusal("the operand has no elements")
     return finish("grid_sample", builder, group, flops=work)
 
 

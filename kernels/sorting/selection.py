@@ -16,7 +16,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Expr, KernelBuilder, share, unravel
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
 from ..template.loops import accumulator_type
 
@@ -25,15 +25,20 @@ _PARTS = {"complex64": (2, "float32")}  # the real and the imaginary part
 _LARGEST = 2**30 - 1  # the parts of complex numbers are twice as many
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one bounded NonZero or Compress: its outputs are a buffer for the largest result and the number selected."""
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
     (op,) = group.ops
     if len(op.outputs) != 2:
-        return Refusal("the size of its result depends on data and is needed while compiling")
+        return "the size of its result depends on data and is needed while compiling"
     if target.is_gpu:
-        return Refusal("it counts on the CPU only")
-    if (elements := group.types[op.inputs[0]].elements) > _LARGEST:
-        return Refusal(f"{elements} elements are more than 32-bit indices reach the parts of")
+        return "it counts on the CPU only"
+    elements = group.types[op.inputs[0]].elements
+    return f"{elements} elements are more than 32-bit indices reach the parts of" if elements > _LARGEST else ""
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
+    """Takes one bounded NonZero or Compress: its outputs are a buffer for the largest result and the number selected."""
+    (op,) = group.ops
     builder = new_builder(target)
     count = (_non_zero if op.op_type == "NonZero" else _compress)(group, op, builder)
     if op.attribute("padded", 0):

@@ -15,7 +15,7 @@ from tvm import tirx
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder, share
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
 from .heap import Heap
 from .selection import clear_rest
@@ -24,13 +24,16 @@ from .sorting import Entries, order_key
 OPERATORS = frozenset(["NonMaxSuppression"])
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
+    if len(group.ops[0].outputs) != 2:
+        return "the size of its result depends on data and is needed while compiling"
+    return "it takes candidates from a heap on the CPU only" if target.is_gpu else ""
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one bounded NonMaxSuppression: its outputs are the largest list of (batch, class, box) and the length of the list."""
     (op,) = group.ops
-    if len(op.outputs) != 2:
-        return Refusal("the size of its result depends on data and is needed while compiling")
-    if target.is_gpu:
-        return Refusal("it takes candidates from a heap on the CPU only")
     builder = new_builder(target)
     batches, classes, boxes = group.types[op.inputs[1]].shape
     lists = batches * classes

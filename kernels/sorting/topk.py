@@ -20,7 +20,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder, share
 from ..codegen.lane_masks import first_lane, lanes_not_above
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
 from .sorting import Entries, Sorter, key_type, order_key
 
@@ -32,7 +32,15 @@ _LEAST_OF_GROUP = 3  # elements of a group, at least: with smaller groups the th
 _UNROLLED = 16  # vectors of an unrolled loop, at most
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
+    (op,) = group.ops
+    shape, found = group.types[op.inputs[0]].shape, group.types[group.outputs[0]].shape
+    axis = op.attribute("axis", -1) % len(shape)
+    return f"{found[axis]} elements are asked for, a row has {shape[axis]}" if found[axis] > shape[axis] else ""
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
     """Takes TopK alone; K is the extent of its results."""
     (op,) = group.ops
     kind = group.types[op.inputs[0]]
@@ -42,8 +50,6 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     rows = prod(kind.shape[:axis]) * inner
     builder = new_builder(target)
     work = 6 * kind.elements
-    if kept > length:
-        return Refusal(f"{kept} elements are asked for, a row has {length}")
     if rows and kept:
         threads = min(builder.threads_for(work), rows)
         room = length if length <= max(2 * kept, _LEAST_ROOM) else max(2 * kept, _LEAST_ROOM)

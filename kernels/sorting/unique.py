@@ -16,7 +16,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..formats.minifloat import is_coded
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Refusal
+from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
 from ..template.loops import accumulator_type
 from .merge_sort import sort_positions
@@ -27,18 +27,23 @@ OPERATORS = frozenset(["Unique"])
 _LARGEST = 2**29  # elements: the sort computes offsets of up to three times as many
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
-    """Takes one bounded Unique: its outputs are the operator's four at their largest, and the number of unique items."""
+def obstacle(group: Group, target: Target) -> str:
+    """Why the kernel cannot be written for a group; empty if it can."""
     (op,) = group.ops
     kind = group.types[op.inputs[0]]
     if len(op.outputs) != 5:
-        return Refusal("the size of its result depends on data and is needed while compiling")
+        return "the size of its result depends on data and is needed while compiling"
     if target.is_gpu:
-        return Refusal("it sorts on the CPU only")
+        return "it sorts on the CPU only"
     if is_coded(kind.dtype) or kind.dtype.startswith("complex"):
-        return Refusal(f"{kind.dtype} has no order")
-    if kind.elements > _LARGEST:
-        return Refusal(f"{kind.elements} elements are more than 32-bit places can be sorted of")
+        return f"{kind.dtype} has no order"
+    return f"{kind.elements} elements are more than 32-bit places can be sorted of" if kind.elements > _LARGEST else ""
+
+
+def build(group: Group, target: Target) -> BuiltKernel:
+    """Takes one bounded Unique: its outputs are the operator's four at their largest, and the number of unique items."""
+    (op,) = group.ops
+    kind = group.types[op.inputs[0]]
     builder = new_builder(target)
     axis = op.attribute("axis")
     layout = _Layout.of((kind.elements,) if axis is None else kind.shape, axis or 0)

@@ -74,7 +74,7 @@ class BuiltKernel:
 class Candidate:
     """What a template would do for a group: what that would take, and how to write it.
 
-    Of several candidates the cheapest is written. What no other template competes with may refuse as late as `emit`. With
+    Of several candidates the cheapest is written. Those for GPUs may refuse as late as `emit`. With
     `transforms_weights` it multiplies by other numbers than its weights, whose rounding then saves no multiplication.
     """
 
@@ -84,12 +84,15 @@ class Candidate:
 
 
 Planner = Callable[[Group, Target], "Candidate | Refusal"]
+Obstacle = Callable[[Group, Target], str]  # why a template does not take a group; empty if it does
 
 
-def at_floors(build: Callable[[Group, Target], BuiltKernel | Refusal]) -> Planner:
-    """The plan of a template that has no model of its own: the floors of the group's operators."""
+def at_floors(build: Callable[[Group, Target], BuiltKernel | Refusal], obstacle: Obstacle | None = None) -> Planner:
+    """The plan of a template that has no model of its own: the floors of the group's operators, or a Refusal by `obstacle`."""
 
-    def plan(group: Group, target: Target) -> Candidate:
+    def plan(group: Group, target: Target) -> Candidate | Refusal:
+        if obstacle is not None and (reason := obstacle(group, target)):
+            return Refusal(reason)
         return Candidate(floors(group, target.machine), partial(build, group, target))
 
     return plan

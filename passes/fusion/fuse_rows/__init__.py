@@ -35,7 +35,8 @@ class FuseRows(Pass):
     leaves the group and returns. Worth it when more than one reduction is in it, or what the epilogue of one cannot hold: nodes
     before it, or larger than its result. What an epilogue of a matrix product takes stays there, as that costs the same bytes,
     unless the product itself is computed with the rows of its result: one by constant float32 weights, which each thread reads
-    for its share of the rows, where that is large enough, and no precision allows Strassen's products of all rows.
+    for its share of the rows, where that is large enough, and no kernel on a tile unit or by Strassen's algorithm, which takes
+    blocks of all rows, computes it faster alone.
 
     A product by one column is a sum over rows, too, which is first spelled as one: of a vector of columns, which a product's tile
     has, all but one would be computed for nothing. Legal for floats of 32 bits or more, where the left operand has all dimensions
@@ -52,7 +53,7 @@ class FuseRows(Pass):
         order = {node: index for index, node in enumerate(model.graph)}
         claimed = claimed_nodes(model.graph)
         taken: set[ir.Node] = set()
-        groups = []
+        groups, ask = [], context.kernels_of(model)
         for seed in order:
             rows = rows_of(seed)
             if rows is None or seed in taken:
@@ -63,8 +64,9 @@ class FuseRows(Pass):
             if (rejection := _obstacle(seed, rows, context.target)) is not None:
                 context.reject(self.name, rejection)
                 continue
-            if product is not None and (rejection := product_fault(product, seed, rows, context)) is not None:
-                context.reject(self.name, rejection)
+            fault = None if product is None else product_fault(product, seed, rows, context.target, ask)
+            if fault is not None:
+                context.reject(self.name, fault)
                 product = None
             growth = Growth(seed, rows, order, taken, claimed, self.max_ops, product)
             group, rejections = growth.grow()

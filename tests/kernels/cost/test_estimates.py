@@ -12,7 +12,7 @@ from prefuse.kernels.cost.convolution import channels_last_tile
 from prefuse.kernels.cost.estimate import Estimate, floors
 from prefuse.kernels.cost.product import product_estimate
 from prefuse.kernels.cost.register_tile import ranked_tiles
-from prefuse.kernels.cost.strassen import strassen_drawback
+from prefuse.kernels.cost.strassen import strassen_choices
 from prefuse.kernels.registry import build_kernel, candidates
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.machine import Machine, names, row
@@ -58,9 +58,10 @@ def test_choices_change_as_the_numbers_of_the_machine_say() -> None:
     assert channels_last_tile(28, 1024, 9216, 1024, ZEN5)[0] == 14
     assert channels_last_tile(28, 1024, 9216, 1024, replace(ZEN5, l1=replace(ZEN5.l1, ways=8, size_bytes=32 << 10)))[0] <= 7
     # Strassen's weights have up to three times the bytes: worth it where memory keeps up with what is multiplied.
-    size = (128, 3072, 768)
-    assert strassen_drawback(*size, ZEN5) == ""
-    assert strassen_drawback(*size, replace(ZEN5, memory_bytes=0.3)) != ""
+    size, slow = (128, 3072, 768), replace(ZEN5, memory_bytes=0.3)
+    for machine, is_worth in ((ZEN5, True), (slow, False)):
+        strassen, plain = strassen_choices(*size, machine)[0].estimate, product_estimate(*size, machine)
+        assert (strassen.wall_cycles(machine) < plain.wall_cycles(machine)) == is_worth
 
 
 @pytest.mark.parametrize("machine", ["zen3", "haswell", "generic"])
@@ -79,6 +80,13 @@ def test_the_cheapest_candidate_is_written(machine: str) -> None:
         reasons = dict(built.refused)
         assert set(reasons) == {*refused, *(name for name, _ in ranked[1:])}
         assert all("cycles, and what was taken" in reasons[name] for name, _ in ranked[1:])
+
+
+def test_what_cannot_be_written_is_no_candidate() -> None:
+    """Templates without a model of their own say so before their floors are ranked."""
+    ranked, refused = candidates(product((8, 16), (16, 32)).group, Target.parse("cpu:avx2"))
+    assert "gathered_matmul" not in dict(ranked)
+    assert refused["gathered_matmul"] == "is not a product by gathered matrices"
 
 
 def test_loops_keep_near_what_the_caches_of_the_machine_hold() -> None:

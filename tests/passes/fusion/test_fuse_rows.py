@@ -147,10 +147,33 @@ def test_compiled_products_with_their_rows_compute_the_same(seed: int) -> None:
         np.testing.assert_allclose(np.asarray(result), array, rtol=5e-5, atol=5e-5, err_msg=name)
 
 
+def normalized_product(rows: int, transposed: int = 0) -> ir.Model:
+    """A LayerNormalization of x w, or of x^T w, of so many rows; w is 768 x 768."""
+    width = 768
+    node, floats = onnx.helper.make_node, onnx.TensorProto.FLOAT
+    nodes = [node("Gemm", ["x", "w"], ["h"], transA=transposed), node("LayerNormalization", ["h", "s"], ["y"])]
+    arrays = {"w": np.ones((width, width), np.float32), "s": np.ones(width, np.float32)}
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    source = onnx.helper.make_tensor_value_info("x", floats, (width, rows) if transposed else (rows, width))
+    result = onnx.helper.make_tensor_value_info("y", floats, (rows, width))
+    graph = onnx.helper.make_graph(nodes, "one", [source], [result], constants)
+    model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)]))
+    infer_facts(model)
+    return model
+
+
 def test_the_tile_unit_computes_its_products_itself() -> None:
-    model = random_rows(1, of_product=True)
+    model = normalized_product(128)
     context = fuse(model, "cpu:amx")
-    assert any("the tile unit computes it faster" in str(remark) for remark in context.remarks)
+    assert any("matmul_tiles computes it faster alone" in str(remark) for remark in context.remarks)
+    assert not any(is_fused(node) for node in model.graph)
+
+
+def test_products_too_small_for_the_tile_unit_are_computed_with_their_rows() -> None:
+    model = random_rows(0, of_product=True)
+    fuse(model, "cpu:amx,threads=2")
+    groups = [group_of(model, node) for node in model.graph if is_fused(node)]
+    assert any(op.op_type == "MatMul" for group in groups for op in group.ops)
 
 
 @pytest.mark.parametrize(
@@ -164,19 +187,10 @@ def test_the_tile_unit_computes_its_products_itself() -> None:
     ],
 )
 def test_products_by_strassens_algorithm_are_made_alone(rows: int, transposed: int, precision: Precision, is_alone: bool) -> None:
-    width = 768
-    node, floats = onnx.helper.make_node, onnx.TensorProto.FLOAT
-    nodes = [node("Gemm", ["x", "w"], ["h"], transA=transposed), node("LayerNormalization", ["h", "s"], ["y"])]
-    arrays = {"w": np.ones((width, width), np.float32), "s": np.ones(width, np.float32)}
-    constants = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    source = onnx.helper.make_tensor_value_info("x", floats, (width, rows) if transposed else (rows, width))
-    result = onnx.helper.make_tensor_value_info("y", floats, (rows, width))
-    graph = onnx.helper.make_graph(nodes, "one", [source], [result], constants)
-    model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)]))
-    infer_facts(model)
+    model = normalized_product(rows, transposed)
     context = Context(Target.parse("cpu:avx512", threads=1), precision=precision)
     run_pipeline(model, parse_pipeline("fuse-rows", PASSES), context)
-    assert any("by Strassen's fewer multiplications" in str(remark) for remark in context.remarks) == is_alone
+    assert any("strassen_matmul computes it faster alone" in str(remark) for remark in context.remarks) == is_alone
     has_product = [is_fused(node) for node in model.graph]
     assert has_product == ([False, False] if is_alone or rows == 16 else [True])
 
