@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
 
 from ...runtime.target import Target
 from ..lowering.planning import LoweredGroup, launch_label
@@ -32,12 +36,23 @@ def predicted_us(lowered: Sequence[LoweredGroup], target: Target) -> dict[str, f
     if target.is_gpu:
         return {}
     found = {}
+    parallel = {item.symbol: _has_parallel_loop(item.kernel.function) for item in lowered} if target.threads > 1 else {}
     for item, since in zip(lowered, reuse_distances(lowered), strict=True):
         if (estimate := item.kernel.estimate) is None:
             continue
-        cycles = estimate.wall_cycles(target.machine, target.threads, since.constants, since.activations)
+        threads = target.threads if parallel.get(item.symbol) else 1
+        cycles = estimate.wall_cycles(target.machine, threads, since.constants, since.activations)
         found[launch_label(item)] = cycles / target.machine.ghz / 1e3
     return found
+
+
+def _has_parallel_loop(function: Any) -> bool:
+    """Whether a kernel deals its work to threads, as it was written: small ones do not, nor some of short programs."""
+
+    def visit(loop: Any) -> Any:
+        return tvm_ffi.VisitInterrupt(True) if loop.kind == tirx.ForKind.PARALLEL else None
+
+    return tvm_ffi.structural_walk(function.body, (tirx.For, visit)) is not None
 
 
 def reuse_distances(lowered: Sequence[LoweredGroup]) -> list[Distances]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import onnx
 import onnx_ir as ir
+import pytest
+from prefuse.compiler.driver import lower_groups
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.lowering.planning import LoweredGroup
+from prefuse.compiler.lowering.short_programs import without_small_regions
 from prefuse.compiler.prediction.launches import predicted_us, reuse_distances
 from prefuse.kernels.cost.estimate import Estimate, with_bytes
 from prefuse.kernels.groups.group import Group, Op
@@ -60,3 +66,18 @@ def test_far_operands_take_longer() -> None:
     far = [launch(0, "x", "a", 1 << 28), launch(1, "a", "b")]
     times = [list(predicted_us(chain, TARGET).values())[1] for chain in (near, far)]
     assert times[1] > 1.5 * times[0]
+
+
+@pytest.mark.parametrize(("rows", "deals"), [(32, False), (1024, True)])
+def test_a_kernel_takes_the_threads_that_it_was_written_for(rows: int, deals: bool) -> None:
+    """Products of a short program stay on one thread, which no template knows."""
+    text = f"main (float[{rows},64] x, float[64,64] w) => (float[{rows},64] y) {{ y = MatMul(x, w) }}"
+    model = import_model(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]>\n{text}'))
+    infer_facts(model)
+    times: list[float] = []
+    for threads in (1, 2):
+        target = Target.parse("cpu:avx2,machine=zen3", threads)
+        lowered, _ = lower_groups(model, target, "float32")
+        times += predicted_us(without_small_regions(lowered), target).values()
+    assert (times[1] < times[0]) == deals
+    assert (times[1] == times[0]) != deals
