@@ -1,8 +1,8 @@
 """What a kernel would take before any code of it is written: cycles of arithmetic, bytes, and the time that both make together.
 
 A kernel takes no less than its arithmetic and no less than its bytes (Williams, Waterman, Patterson: Roofline, CACM 52/4, 2009);
-most of the smaller of the two hides behind the larger. Bytes come from the level that holds them: activations from the nearest
-cache with room for what a group reads and writes, constants from the one with room for all that a program touches in a call.
+most of the smaller of the two hides behind the larger. Bytes come from the level that holds them: where no program is known,
+activations from the nearest cache with room for what a group reads and writes, and constants from memory.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class Estimate:
         return self.constant_bytes + self.streamed_bytes
 
     def wall_cycles(self, machine: Machine, threads: int = 1, constants_from: float = inf, streamed_from: float = 0.0) -> float:
-        """From the launch to the end of the slowest thread; constants come from where `constants_from` bytes have room, and what
-        is streamed from where `streamed_from` have, no fewer than a thread's share of its own."""
+        """From the launch to the end of the slowest thread, when all threads touched `constants_from` bytes since the constants
+        were read, and `streamed_from`, no fewer than its own, since what is streamed was touched."""
         dealt = threads if self.is_parallel else 1
         constants = machine.read_cycles(self.constant_bytes, constants_from, dealt)
-        streamed = machine.read_cycles(self.streamed_bytes, max(self.streamed_bytes / dealt, streamed_from), dealt)
+        streamed = machine.read_cycles(self.streamed_bytes, max(self.streamed_bytes, streamed_from), dealt)
         work = self.cycles / dealt
         waking = machine.wake_cycles if dealt > 1 else 0.0
         waiting = _waiting(constants, work * self.overlap) + _waiting(streamed, work)

@@ -82,10 +82,12 @@ class Machine:
         return next((level for level in (self.l1, self.l2, self.l3) if size_bytes <= level.size_bytes), None)
 
     def read_cycles(self, size_bytes: float, source_bytes: float | None = None, threads: int = 1) -> float:
-        """Cycles in which each of `threads` cores reads its share of `size_bytes` in order, from the nearest cache that holds
-        `source_bytes` (those bytes themselves by default), or from memory."""
-        level = self.level_of(size_bytes if source_bytes is None else source_bytes)
-        if level is not None:
+        """Cycles in which each of `threads` cores reads its share of `size_bytes` in order, when all of them touched
+        `source_bytes` (those bytes themselves by default) since: from its own L1 or L2 if that holds a core's share of these,
+        from L3 if that holds all, or from memory."""
+        touched = size_bytes if source_bytes is None else source_bytes
+        level = next((one for one in (self.l1, self.l2) if touched / threads <= one.size_bytes), self.l3)
+        if level is not self.l3 or touched <= level.size_bytes:
             return size_bytes / threads / level.bytes_per_cycle
         return max(size_bytes / threads / self.memory_bytes, size_bytes / self.shared_memory_bytes)
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import onnx
 import onnx_ir as ir
+import pytest
+from prefuse.compiler.driver import lower_groups
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.lowering.planning import LoweredGroup
+from prefuse.compiler.lowering.short_programs import without_small_regions
 from prefuse.compiler.prediction.launches import predicted_us, reuse_distances
 from prefuse.kernels.cost.estimate import Estimate, with_bytes
 from prefuse.kernels.groups.group import Group, Op
@@ -15,27 +21,44 @@ KIND = TensorType((1 << 16,), "float32")
 TARGET = Target.parse("cpu:avx2,machine=zen3,threads=1")
 
 
-def launch(number: int, source: str, result: str, workspace_bytes: int = 0) -> LoweredGroup:
-    """Of one pointwise operator."""
-    group = Group((Op("Relu", (source,), (result,)),), (source,), (result,), {source: KIND, result: KIND})
+def launch(number: int, source: str, result: str, workspace_bytes: int = 0, constant: str = "") -> LoweredGroup:
+    """Of one pointwise operator, on an activation alone or with a constant."""
+    inputs = (source, constant) if constant else (source,)
+    op = Op("Add" if constant else "Relu", inputs, (result,))
+    group = Group((op,), inputs, (result,), dict.fromkeys((*inputs, result), KIND), constants=frozenset(inputs[1:]))
     estimate = with_bytes(Estimate(0.0, KIND.elements), group)
     kernel = BuiltKernel("elementwise", None, (), workspace_bytes, estimate=estimate)
     return LoweredGroup(ir.Node("", "Relu", [], name=f"n{number}"), group, kernel, f"k{number}")
 
 
 def test_distance_is_what_was_touched_since() -> None:
-    """Half of what the writer touches, all that comes between, and what the launch itself touches."""
+    """Half of what the last to touch it does, all that comes between, and what the launch itself touches."""
     moved = 2 * KIND.size_bytes
     chain = [launch(0, "x", "a"), launch(1, "a", "b", 1 << 20), launch(2, "b", "c"), launch(3, "a", "d")]
-    found = reuse_distances(chain)
+    found = [since.activations for since in reuse_distances(chain)]
     assert found[1] == moved / 2 + moved + (1 << 20)
     assert found[2] == (moved + (1 << 20)) / 2 + moved
-    assert found[3] == moved / 2 + (moved + (1 << 20)) + moved + moved
+    assert found[3] == (moved + (1 << 20)) / 2 + moved + moved
 
 
 def test_first_launch_finds_what_the_call_before_left() -> None:
     chain = [launch(0, "x", "a"), launch(1, "a", "b", 1 << 20)]
-    assert reuse_distances(chain)[0] == 2 * (2 * KIND.size_bytes) + (1 << 20) + 2 * KIND.size_bytes
+    assert reuse_distances(chain)[0].activations == 2 * (2 * KIND.size_bytes) + (1 << 20)  # no more than there is
+
+
+def test_constants_were_read_by_the_launch_before_that_reads_them() -> None:
+    """In this call or in the one before; and no distance is more than the different bytes of a call."""
+    size = KIND.size_bytes
+    chain = [launch(number, f"v{number}", f"v{number + 1}", constant=name) for number, name in enumerate("wvww")]
+    found = [since.constants for since in reuse_distances(chain)]
+    assert found == [3 * size, (4 * 2 + 2) * size, 2 * 3 * size, 3 * size]
+
+
+def test_weights_that_several_launches_read_stay_in_a_cache() -> None:
+    """Where what is touched between them has room there, however much the rest of the call touches."""
+    far, near = launch(0, "x", "a", 1 << 28), [launch(n, f"{n}", f"{n + 1}", constant="w") for n in (1, 2)]
+    first, again = list(predicted_us([far, *near], TARGET).values())[1:]
+    assert first - again > KIND.size_bytes * (1 / TARGET.machine.memory_bytes - 1 / TARGET.machine.l3.bytes_per_cycle) / 4e3
 
 
 def test_far_operands_take_longer() -> None:
@@ -43,3 +66,18 @@ def test_far_operands_take_longer() -> None:
     far = [launch(0, "x", "a", 1 << 28), launch(1, "a", "b")]
     times = [list(predicted_us(chain, TARGET).values())[1] for chain in (near, far)]
     assert times[1] > 1.5 * times[0]
+
+
+@pytest.mark.parametrize(("rows", "deals"), [(32, False), (1024, True)])
+def test_a_kernel_takes_the_threads_that_it_was_written_for(rows: int, deals: bool) -> None:
+    """Products of a short program stay on one thread, which no template knows."""
+    text = f"main (float[{rows},64] x, float[64,64] w) => (float[{rows},64] y) {{ y = MatMul(x, w) }}"
+    model = import_model(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]>\n{text}'))
+    infer_facts(model)
+    times: list[float] = []
+    for threads in (1, 2):
+        target = Target.parse("cpu:avx2,machine=zen3", threads)
+        lowered, _ = lower_groups(model, target, "float32")
+        times += predicted_us(without_small_regions(lowered), target).values()
+    assert (times[1] < times[0]) == deals
+    assert (times[1] == times[0]) != deals

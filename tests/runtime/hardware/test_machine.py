@@ -67,6 +67,8 @@ def test_bytes_come_from_the_level_that_holds_them() -> None:
     one = row("zen3", 8)
     assert one.read_cycles(1 << 14) == (1 << 14) / one.l1.bytes_per_cycle
     assert one.read_cycles(1 << 14, 1 << 20) == (1 << 14) / one.l3.bytes_per_cycle
+    assert one.read_cycles(1 << 14, 1 << 19, threads=2) == one.read_cycles(1 << 13, 1 << 18)  # a core touched its share
+    assert one.read_cycles(1 << 14, 40 << 20, threads=2) > one.read_cycles(1 << 13, 20 << 20)  # which no L3 keeps for all
     assert one.read_cycles(1 << 30, threads=2) == (1 << 30) / min(2 * one.memory_bytes, one.shared_memory_bytes)
 
 
