@@ -122,9 +122,9 @@ class MatMulKernel:
 
     def estimate(self) -> Estimate:
         """The estimate of all products by the best register tile, epilogue included."""
-        machine, k_pack = machine_of(self.target, self.accumulator), self.formats[0].k_pack
+        machine, best = machine_of(self.target, self.accumulator), self.formats[0]
         size = self.a.lines, self.b.lines, self.a.depth
-        alone = product_estimate(*size, machine, k_pack=k_pack, batch=prod(self.batch))
+        alone = product_estimate(*size, machine, k_pack=best.k_pack, batch=prod(self.batch), unit=best.unit)
         return with_epilogue(with_bytes(alone, self.group), self.group, machine, self.anchor)
 
     def build(self) -> BuiltKernel:
