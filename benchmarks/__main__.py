@@ -83,10 +83,10 @@ def main(
         if json_path is not None:  # after each model: a long run that is interrupted leaves what it has
             json_path.write_text(json.dumps(_document(settings, measured), indent=2) + "\n")
     if len(measured) > 1:
-        console.print("\n".join(_summary(measured, settings.engines)), markup=False)
+        console.print("\n".join(summary(measured, settings.engines)), markup=False)
 
 
-def _summary(measured: dict[str, Measurement], engines: tuple[str, ...]) -> Iterator[str]:
+def summary(measured: dict[str, Measurement], engines: tuple[str, ...]) -> Iterator[str]:
     """For each of our engines: how fast it is beside the fastest peer of each model, and where it is behind."""
     for engine in (name for name in engines if name.startswith("prefuse")):
         speeds = {model: speed for model, one in measured.items() if (speed := _speed_beside_peers(one, engine)) is not None}
