@@ -29,7 +29,7 @@ OPERATORS = frozenset(["Gather", "GatherElements", "GatherND"])
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one gathering operator with its followers."""
+    """Takes one gathering operator with its epilogue."""
     anchor, followers = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("gathers nothing")

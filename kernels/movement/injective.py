@@ -35,7 +35,7 @@ class _UnknownOperandError(Exception):
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one operator that moves elements, with its followers."""
+    """Takes one operator that moves elements, with its epilogue."""
     anchor, followers = split_anchor(group)
     if anchor is None or anchor.op_type not in _REGIONS:
         return Refusal("has no operator that moves elements")

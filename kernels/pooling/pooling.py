@@ -39,7 +39,7 @@ _MAX_PHASES = 4  # strides up to which every n-th element is picked with shuffle
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one pooling without indices, with its followers."""
+    """Takes one pooling without indices, with its epilogue."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no pooling")

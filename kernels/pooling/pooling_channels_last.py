@@ -32,7 +32,7 @@ _MAX_UNROLLED = 64  # elements of a window whose combination is one expression
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one pooling of images or volumes without indices, transposed from and to channels-last, with its followers."""
+    """Takes one pooling of images or volumes without indices, transposed from and to channels-last, with its epilogue."""
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form

@@ -28,7 +28,7 @@ _COMPARED = LoopBody(5)  # of a vector: which elements are better, NaN among the
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one ArgMax or ArgMin, with its followers."""
+    """Takes one ArgMax or ArgMin, with its epilogue."""
     anchor, _ = split_anchor(group)
     if anchor is None or anchor.op_type not in OPERATORS:
         return Refusal("has no ArgMax or ArgMin")

@@ -37,7 +37,7 @@ OPERATORS = frozenset([*_SOFTMAX, "GroupNormalization", "InstanceNormalization",
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one normalization, with its followers."""
+    """Takes one normalization, with its epilogue."""
     anchor = _anchor_of(group)
     return anchor if isinstance(anchor, Refusal) else Candidate(_estimate(group, anchor, target), partial(build, group, target))
 
@@ -90,7 +90,7 @@ def _settled(group: Group, anchor: Op, machine: Machine) -> LoopBody:
 
 
 def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKernel | Refusal:
-    """Takes one normalization, with its followers; `emit` writes the loops over the rows, `Rows.emit` if it is left out."""
+    """Takes one normalization, with its epilogue; `emit` writes the loops over the rows, `Rows.emit` if it is left out."""
     anchor = _anchor_of(group)
     if isinstance(anchor, Refusal):
         return anchor

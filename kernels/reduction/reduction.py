@@ -68,7 +68,7 @@ OPERATORS = frozenset(_FOLDS)
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one reduction over known dimensions, with its followers."""
+    """Takes one reduction over known dimensions, with its epilogue."""
     anchor = _anchor_of(group)
     return anchor if isinstance(anchor, Refusal) else Candidate(_estimate(group, anchor, target), partial(build, group, target))
 
@@ -111,7 +111,7 @@ def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
 
 
 def build(group: Group, target: Target, emit: EmitResults | None = None) -> BuiltKernel | Refusal:
-    """Takes one reduction over known dimensions, with its followers; `emit` as of `reduce_blocks`."""
+    """Takes one reduction over known dimensions, with its epilogue; `emit` as of `reduce_blocks`."""
     anchor = _anchor_of(group)
     if isinstance(anchor, Refusal):
         return anchor

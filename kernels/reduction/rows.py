@@ -32,7 +32,7 @@ from .row_schedule import RowForm, row_form
 
 SCRATCH_BYTES = 128 * 1024  # of a thread: half of a small L2
 _LINE_BYTES = 64
-_SHARE = 1.02  # of the time of a template for one operator; measured are 0.95 to 1.1 for normalizations with followers
+_SHARE = 1.02  # of the time of a template for one operator; measured are 0.95 to 1.1 for normalizations with an epilogue
 OPERATORS = frozenset(COMPOSITES)
 
 
