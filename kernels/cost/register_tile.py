@@ -19,6 +19,7 @@ MAX_ROWS = 14  # of a tile: with two vectors of B, 14 x 2 accumulators fill 32 r
 _STORE_CYCLES = 3.0  # of a vector of sums: to a buffer in L1, from there through the epilogue
 _START_CYCLES = 20.0  # overhead of a tile: addresses, entering and leaving the loop over k
 _UNHIDDEN = 0.15  # the part of the time of loading a panel from L2 that multiply-adds do not hide
+_LOAD_BOUND = 1.07  # of the time of loads where they are more than multiply-adds can hide: 14x1 on Zen 3 takes 8.2 cycles for 7.5
 _SET_ROWS = 13  # rows of a tile, at most, whose elements share a set of L1, which has 8 to 12 ways
 _LEAST_SAVED = 100  # a shorter last tile must save one part in so many of the product, as it is more code
 
@@ -40,6 +41,7 @@ class Step:
         rate = (machine.dots if self.is_dot else 0.0) or machine.multiply_adds
         latency = machine.dot_latency if self.is_dot else machine.sum_latency
         loads = (rows + vectors * (2 if self.shifted else 1)) / machine.loads
+        loads *= _LOAD_BOUND if loads > rows * vectors / rate else 1.0
         far = vectors * stream_cycles(machine, self.panel_bytes)
         from_l2 = vectors * machine.vector_bytes / machine.l2.bytes_per_cycle if far else 0.0
         return max(rows * vectors / rate, loads, far, latency) + _UNHIDDEN * from_l2

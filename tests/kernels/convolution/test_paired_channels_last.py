@@ -150,9 +150,9 @@ def test_depthwise_convolutions_of_bfloat16(level: str, threads: int) -> None:
 @pytest.mark.parametrize("level", ["avx2", "avx512bf16"])
 def test_weights_that_are_asked_for_ahead(level: str, is_by_panel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows that follow; or the next panel, where all positions meet one before they do the next."""
-    monkeypatch.setattr(convolution_channels_last, "_NEAR_SHARE", 0.0 if is_by_panel else 1.0)
-    monkeypatch.setattr(convolution_channels_last, "_FAR_SHARE", 0.0)
-    monkeypatch.setattr(convolution_channels_last, "_PREFETCHED_SHARE", 0.0)
+    monkeypatch.setattr(convolution_channels_last, "_NEAR_BYTES", 0 if is_by_panel else 1 << 20)
+    monkeypatch.setattr(convolution_channels_last, "_FAR_BYTES", 0)
+    monkeypatch.setattr(convolution_channels_last, "_PREFETCHED_BYTES", 0)
     cases = [convolution((1, 18, 7, 7), 33, 3, 1, 1), convolution((1, 18, 7, 7), 33, 3, 2, 1, narrow="xw")]
     check([*cases, convolution((2, 34, 5, 5), 70, 1, narrow="xw")], target_of(level))
 

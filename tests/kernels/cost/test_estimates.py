@@ -13,6 +13,7 @@ from prefuse.kernels.cost.estimate import Estimate, floors
 from prefuse.kernels.cost.product import product_estimate
 from prefuse.kernels.cost.register_tile import ranked_tiles
 from prefuse.kernels.cost.strassen import strassen_choices
+from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.registry import build_kernel, candidates
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.machine import Machine, names, row
@@ -98,16 +99,22 @@ def test_what_cannot_be_written_is_no_candidate() -> None:
     assert refused["gathered_matmul"] == "is not a product by gathered matrices"
 
 
-def test_loops_keep_near_what_the_caches_of_the_machine_hold() -> None:
-    """400 KiB of weights stay in half of Zen 4's L2 while all positions pass, and are more than half of Zen 3's."""
-    group = replace(convolution((1, 320, 14, 14), 320, 1).group, configuration={})
-    taken = {}
+def test_products_of_a_panel_take_their_share_of_l2() -> None:
+    """Strassen's products of a panel are of fewer rows at once where L2 is 512 KiB (Zen 3) than where it is 1 MiB (Zen 4)."""
+    group = replace(product((1024, 768), (768, 768)).group, precision="float32-fast", configuration={TEMPLATE: "strassen_matmul"})
+    scratch = {}
     for machine in ("zen3", "zen4"):
         built = build_kernel(group, Target.parse(f"cpu:avx2,machine={machine},threads=1"))
         assert isinstance(built, BuiltKernel)
-        assert built.template == "convolution_channels_last"
-        taken[machine] = next(choice.taken for choice in built.choices if choice.name == "order")
-    assert taken == {"zen3": "by panel", "zen4": "by line"}
+        assert (built.template, built.ignored) == ("strassen_matmul", ())
+        scratch[machine] = built.workspace_bytes
+    assert scratch["zen3"] < scratch["zen4"]
+
+
+def test_a_tile_whose_loads_exceed_its_multiply_adds_is_worth_less() -> None:
+    """14x1 makes 15 loads for 14 multiply-adds, 5x2 seven for ten: the second wins where neither wastes edges."""
+    (best, *_) = ranked_tiles(70, 256, 2304, ZEN3, shifted_loads=False, b_padded=True)
+    assert best.vectors == 2
 
 
 def test_threads_wait_for_work_that_takes_longer_than_waking_them() -> None:
