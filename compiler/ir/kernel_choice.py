@@ -35,13 +35,15 @@ class KernelChoice:
     """The template that would compute a group, and its cycles on one core, its operands' bytes with them.
 
     `unit` is what makes its products: "fma", "dot", "tile" or "vector". With `transforms_weights` it multiplies by other numbers
-    than its weights, so that rounding these saves no multiplication.
+    than its weights, so that rounding these saves no multiplication. `stored_runs`: neighbouring elements that it stores at a
+    time, of each part of the result in turn; none are told of where vectors are full in any case, or where it is not known.
     """
 
     template: str
     cycles: float
     unit: str
     transforms_weights: bool = False
+    stored_runs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

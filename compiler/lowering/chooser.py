@@ -71,5 +71,5 @@ class KernelChooser:
             if ranked:
                 template, best = ranked[0]
                 cycles, unit = best.estimate.wall_cycles(self.target.machine), best.estimate.unit
-                self.known[key] = KernelChoice(template, cycles, unit, best.transforms_weights)
+                self.known[key] = KernelChoice(template, cycles, unit, best.transforms_weights, best.stored_runs)
         return self.known[key]

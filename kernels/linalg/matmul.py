@@ -73,7 +73,9 @@ class Side:
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one MatMul or Gemm with an epilogue of pointwise operators of its output's shape."""
     product = product_of(group, target)
-    return product if isinstance(product, Refusal) else Candidate(product.estimate(), product.build)
+    if isinstance(product, Refusal):
+        return product
+    return Candidate(product.estimate(), product.build, stored_runs=(product.b.lines,))
 
 
 def product_of(group: Group, target: Target) -> MatMulKernel | Refusal:

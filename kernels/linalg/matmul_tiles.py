@@ -49,7 +49,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     product = AmxProduct(group, anchor, target)
     if not product.flops:
         return Refusal("has nothing to multiply")
-    return Candidate(product.estimate(), product.build)
+    return Candidate(product.estimate(), product.build, stored_runs=(product.b.lines,))
 
 
 class AmxProduct(MatMulKernel):

@@ -39,7 +39,9 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return Refusal(reason)
     if not followers:
         group = as_bits(group, (anchor.inputs[0], anchor.outputs[0]))
-    return Candidate(_estimate(group, anchor, target), partial(_build, group, anchor, target))
+    run = group.types[anchor.outputs[0]].shape[-1:] if anchor.op_type == "GatherElements" else (_row_length(group, anchor),)
+    runs = run if run != (1,) else ()  # single elements are gathered by whole vectors
+    return Candidate(_estimate(group, anchor, target), partial(_build, group, anchor, target), stored_runs=runs)
 
 
 def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:

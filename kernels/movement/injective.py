@@ -24,7 +24,7 @@ from ..template.kernel import anchor_bodies, finish, new_builder, pointwise_cost
 from ..template.prologue import flat_obstacle
 from ..template.values import pointwise_obstacle, split_anchor
 from ..template.views import permutation, slice_places
-from .strided_copy import Axis, Region, copy_regions, regions_cycles
+from .strided_copy import Axis, Region, copy_regions, regions_cycles, stored_runs
 
 Regions = dict[str, list[Region]]  # the regions of each of the anchor's outputs
 _MAX_REGIONS = 256  # loop nests of one kernel
@@ -54,7 +54,10 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return Refusal(f"{anchor.op_type} has {unknown} that only a run knows")
     if sum(map(len, regions.values())) > _MAX_REGIONS:
         return Refusal(f"{anchor.op_type} falls into more than {_MAX_REGIONS} regions")
-    return Candidate(_estimate(group, anchor, regions, target), partial(_build, group, anchor, regions, target))
+    output, builder = group.outputs[0], new_builder(target)
+    runs = stored_runs(group, builder, anchor, output, regions[anchor.outputs[0]]) if len(regions) == 1 else ()
+    emit = partial(_build, group, anchor, regions, target)
+    return Candidate(_estimate(group, anchor, regions, target), emit, stored_runs=runs)
 
 
 def _estimate(group: Group, anchor: Op, regions: Regions, target: Target) -> Estimate:

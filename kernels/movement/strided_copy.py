@@ -64,6 +64,16 @@ def regions_cycles(
     return sum(copy.cycles(machine, store) for copy in _copies(group, builder, anchor, output, regions))
 
 
+def stored_runs(group: Group, builder: KernelBuilder, anchor: Op, output: str, regions: Sequence[Region]) -> tuple[int, ...]:
+    """Neighbouring elements that `copy_regions` stores at a time, region by region without those of zeros.
+
+    None where any are repeated in registers.
+    """
+    copied = [region for region in regions if region.source is not None]
+    runs = tuple(copy.stored_run for copy in _copies(group, builder, anchor, output, copied))
+    return runs if all(runs) else ()
+
+
 def _copies(group: Group, builder: KernelBuilder, anchor: Op, output: str, regions: Sequence[Region]) -> list[_Copy]:
     """The regions that are not empty, over merged dimensions."""
     shape = group.types[output].shape
@@ -108,6 +118,16 @@ class _Copy:
     @property
     def _loops(self) -> list[Axis]:
         return [axis for axes in self.region.axes for axis in axes]
+
+    @property
+    def stored_run(self) -> int:
+        """Neighbouring elements that are stored at a time; 0 where vectors are full in any case."""
+        loops = self._loops
+        if not loops:
+            return 1
+        if (across := self._transposed_loop(loops)) is not None:
+            return min(loops[across].extent, loops[-1].extent)
+        return 0 if self._repeats(loops) else loops[-1].extent
 
     def cycles(self, machine: Machine, store: LoopBody) -> float:
         """Estimated, of one core; `store` is what a vector takes beside reading it."""

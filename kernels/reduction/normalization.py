@@ -39,7 +39,11 @@ OPERATORS = frozenset([*_SOFTMAX, "GroupNormalization", "InstanceNormalization",
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one normalization, with its epilogue."""
     anchor = _anchor_of(group)
-    return anchor if isinstance(anchor, Refusal) else Candidate(_estimate(group, anchor, target), partial(build, group, target))
+    if isinstance(anchor, Refusal):
+        return anchor
+    rows = _rows(group, new_builder(target), anchor)
+    runs = rows.shape[-1:] if rows.rowwise else ()
+    return Candidate(_estimate(group, anchor, target), partial(build, group, target), stored_runs=runs)
 
 
 def _anchor_of(group: Group) -> Op | Refusal:

@@ -50,7 +50,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return Refusal(f"rows of {needs}, more than the {SCRATCH_BYTES // 1024} KiB that a thread keeps in cache")
     work = prod(form.outer) * form.length * (pointwise_cost(form.group) + 2 * len(form.folds))
     estimate = Estimate(row_form_cycles(form, target), work, unit="vector", is_parallel=work >= parallel_work(target.machine))
-    return Candidate(with_bytes(estimate, group), partial(_build, group, form, target, work))
+    return Candidate(with_bytes(estimate, group), partial(_build, group, form, target, work), stored_runs=form.row[-1:])
 
 
 def row_form_cycles(form: RowForm, target: Target) -> float:

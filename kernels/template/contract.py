@@ -76,11 +76,14 @@ class Candidate:
 
     Of several candidates the cheapest is written. Those for GPUs may refuse as late as `emit`. With
     `transforms_weights` it multiplies by other numbers than its weights, whose rounding then saves no multiplication.
+    `stored_runs`: neighbouring elements of the result that it stores at a time, of each of its parts in turn, where those may
+    fill no vectors.
     """
 
     estimate: Estimate
     emit: Callable[[], BuiltKernel | Refusal]
     transforms_weights: bool = False
+    stored_runs: tuple[int, ...] = ()
 
 
 Planner = Callable[[Group, Target], "Candidate | Refusal"]

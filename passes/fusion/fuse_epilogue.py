@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ...compiler.ir.aliases import is_view, view_root
 from ...compiler.ir.functions import fuse_into_function, group_name, is_fused
+from ...compiler.ir.kernel_choice import Ask
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import has_same_shape, static_shape
 from ...compiler.ir.rewriter import Rejection
@@ -44,11 +45,11 @@ class FuseEpilogue(Pass):
         order = {node: index for index, node in enumerate(model.graph)}
         anchors = [node for node in order if kind_of(node) not in (Kind.OPERAND, Kind.VIEW, Kind.OPAQUE)]
         taken: set[ir.Node] = set()
-        groups = []
+        groups, ask = [], context.kernels_of(model)
         for anchor in sorted(anchors, key=_anchor_rank):  # stable: in order of the graph within a kind
             if anchor in taken:
                 continue
-            group, rejections = _Growth(anchor, order, taken, self.max_ops, context.target).grow()
+            group, rejections = _Growth(anchor, order, taken, self.max_ops, context.target, ask).grow()
             for rejection in rejections:
                 context.reject(self.name, rejection)
             if len(group) > 1:
@@ -133,6 +134,7 @@ class _Growth:
     taken: set[ir.Node]  # nodes of other groups
     max_ops: int
     target: Target
+    ask: Ask
     members: list[ir.Node] = field(default_factory=list)
     leaving: dict[ir.Value, int] = field(default_factory=dict)  # values of members -> how many others read them
     candidates: list[tuple[int, int, ir.Node]] = field(default_factory=list)  # heap of those others
@@ -186,7 +188,7 @@ class _Growth:
         if len(self.members) >= self.max_ops:
             return f"the group would have more than {self.max_ops} nodes"
         followers = [one for one in self.members if is_pointwise(one)]
-        return None if is_pointwise(self.anchor) else short_run_fault(self.anchor, [*followers, node], self.target)
+        return None if is_pointwise(self.anchor) else short_run_fault(self.anchor, [*followers, node], self.target, self.ask)
 
     def _rejections(self, group: list[ir.Node], blocker: ir.Node | None) -> Iterator[Rejection]:
         """One for each pointwise node that reads the value which leaves the group."""

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ...compiler.ir.cloning import ValueMap, clone_node
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import drop_uncalled_groups, fuse_into_function, inline_function, is_fused
+from ...compiler.ir.kernel_choice import Ask
 from ...compiler.ir.kinds import is_pointwise
 from ...compiler.ir.names import fresh_name
 from ...compiler.ir.rewriter import Rejection, copy_source, remove_nodes
@@ -42,7 +43,7 @@ class FusePrologue(Pass):
     max_readers: int = 4  # kernels that may compute the same
 
     def run(self, model: ir.Model, context: Context) -> bool:
-        moving = _Moving(model, context, self)
+        moving = _Moving(model, context, self, context.kernels_of(model))
         changed = False
         for node in reversed(list(model.graph)):
             if node.graph is not None and _is_pointwise(model, node):
@@ -63,6 +64,7 @@ class _Moving:
     model: ir.Model
     context: Context
     options: FusePrologue
+    ask: Ask
 
     def move(self, node: ir.Node) -> bool:
         """Compute a pointwise group in all of its readers, if that is legal and pays."""
@@ -143,12 +145,8 @@ class _Moving:
 
     def _wasted_operations(self, nodes: tuple[ir.Node, ...], readings: dict[ir.Node, Reading]) -> float:
         """In empty lanes, where readers go over few neighbours at a time."""
-        target = self.context.target
-        return sum(
-            reading.times * wasted_operations(anchor, nodes, target.vector_lanes)
-            for reader, reading in readings.items()
-            for anchor in Body.of(self.model, reader).anchors
-        )
+        lanes = self.context.target.vector_lanes
+        return sum(reading.times * wasted_operations(reader, nodes, lanes, self.ask) for reader, reading in readings.items())
 
     def _rewrite(self, node: ir.Node, readers: list[ir.Node]) -> None:
         places = {reader: place for place, reader in enumerate(self.model.graph) if reader in readers} if len(readers) > 1 else {}

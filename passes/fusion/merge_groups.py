@@ -10,6 +10,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from ...compiler.ir.functions import body_of, drop_uncalled_groups, fuse_into_function, group_name, inline_function, is_fused
+from ...compiler.ir.kernel_choice import Ask
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import has_same_shape
 from ...compiler.ir.rewriter import Rejection
@@ -39,7 +40,7 @@ class MergeGroups(Pass):
     small_elements: int = 4096  # groups with results up to this size merge also where they share nothing
 
     def run(self, model: ir.Model, context: Context) -> bool:
-        return _Merging(model, context, self).run()
+        return _Merging(model, context, self, context.kernels_of(model)).run()
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class _Merging:
     model: ir.Model
     context: Context
     limits: MergeGroups
+    ask: Ask
     places: dict[ir.Node, int] = field(default_factory=dict)
     last_small: dict[str, ir.Node] = field(default_factory=dict)  # by shape, the last small pointwise group
 
@@ -112,8 +114,8 @@ class _Merging:
             return f"the group would read more than {_MAX_OPERANDS} tensors"
         if len(first.outputs) + len(second.outputs) > _MAX_OUTPUTS:
             return f"the group would have more than {_MAX_OUTPUTS} outputs"
-        anchor, *followers = self._fusable(first)
-        if reason := short_run_fault(anchor, [*followers, *self._operators(second)], self.context.target):
+        _, *followers = self._fusable(first)
+        if reason := short_run_fault(first, [*followers, *self._operators(second)], self.context.target, self.ask):
             return reason
         if not self._fits_at_first(first, second) and not self._fits_at_second(first, second):
             return "what lies between them in the graph's order reads the one and feeds the other"

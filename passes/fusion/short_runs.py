@@ -5,46 +5,49 @@ Vectors are then mostly empty. In a kernel of their own they use whole vectors, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from math import ceil, prod
 
 import onnx_ir as ir
 
 from ...compiler.ir.facts import has_static_type, tensor_type
+from ...compiler.ir.kernel_choice import AS_IT_IS, Ask, KernelChoice
 from ...compiler.ir.matching import static_shape
 from ...kernels.cost.memory import parallel_work
 from ...kernels.cost.operations import COSTLY, operations_of
 from ...runtime.target import Target
 from .fusion_cost import Join, saved_cycles
 
-_LEAST_SQUARE = 4  # elements of a side
 Shape = tuple[int, ...]
 Runs = tuple[int, ...]
 
 
-def short_run_fault(anchor: ir.Node, followers: Sequence[ir.Node], target: Target) -> str | None:
-    """Why followers, with results of the anchor's shape, are not all to be computed where it stores; None if they may be."""
+def short_run_fault(first: ir.Node, followers: Sequence[ir.Node], target: Target, ask: Ask) -> str | None:
+    """Why followers, with results of a group's shape, are not all to be computed where it stores; None if they may be.
+
+    `followers` are operators, those that the group has already among them.
+    """
     costly = [node for node in followers if node.op_type in COSTLY]
     if not costly:
         return None
-    runs = _cut(stored_runs(anchor), anchor.outputs[0], followers)
+    runs = _cut(stored_runs(first, ask), first.outputs[0], followers)
     wasted = _wasted(costly, runs, target.vector_lanes)
     if not wasted:
         return None
-    kind = tensor_type(anchor.outputs[0])
+    kind = tensor_type(first.outputs[0])
     operations = kind.elements * sum(operations_of(node.op_type) for node in costly)
     wakes_threads = operations >= parallel_work(target.machine) and target.threads > 1
     join = Join(2 * kind.size_bytes, recomputed_operations=wasted, saved_regions=int(wakes_threads))
     if (saved := saved_cycles(join, target.vector_lanes, target.threads)) >= 0:
         return None
-    return f"vectors over {min(runs)} neighbours of {anchor.op_type} would be mostly empty, for {-saved:.0f} cycles"
+    return f"vectors over {min(runs)} neighbours of {first.op_type} would be mostly empty, for {-saved:.0f} cycles"
 
 
-def wasted_operations(anchor: ir.Node, nodes: Iterable[ir.Node], lanes: int) -> float:
-    """Scalar operations in the empty lanes of costly nodes computed where an anchor stores its result, or reads its operand."""
+def wasted_operations(group: ir.Node, nodes: Iterable[ir.Node], lanes: int, ask: Ask) -> float:
+    """Scalar operations in the empty lanes of costly nodes computed where a group stores its result, or reads its operand."""
     costly = [node for node in nodes if node.op_type in COSTLY and has_static_type(node.outputs[0])]
-    return _wasted(costly, stored_runs(anchor), lanes) if costly else 0.0
+    return _wasted(costly, stored_runs(group, ask), lanes) if costly else 0.0
 
 
 def _wasted(costly: Iterable[ir.Node], runs: Runs, lanes: int) -> float:
@@ -66,17 +69,16 @@ def _empty(elements: int, vectors: float, lanes: int) -> float:
     return max(elements * vectors - (whole + rest), 0) * lanes
 
 
-def stored_runs(anchor: ir.Node) -> Runs:
-    """Neighbouring elements of the result that the anchor's kernel stores at a time, of each of its parts in turn.
+def stored_runs(node: ir.Node, ask: Ask) -> Runs:
+    """Neighbouring elements of its result that the kernel of a node or group stores at a time, of each of its parts in turn.
 
     None are told of where that is nothing to worry about, or not known.
     """
-    find = _RUNS.get(anchor.op_type)
-    values = [value for value in anchor.inputs if value is not None]
-    if find is None or anchor.domain or any(static_shape(value) is None for value in (*values, *anchor.outputs)):
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
+    if not all(map(has_static_type, values)):
         return ()
-    runs = find(anchor, [_shape(value) for value in values], _shape(anchor.outputs[0]))
-    return runs if runs and all(runs) else ()
+    choice = ask(node, AS_IT_IS)
+    return choice.stored_runs if isinstance(choice, KernelChoice) and all(choice.stored_runs) else ()
 
 
 def _cut(runs: Runs, result: ir.Value, followers: Iterable[ir.Node]) -> Runs:
@@ -100,81 +102,3 @@ def _shape(value: ir.Value) -> Shape:
     shape = static_shape(value)
     assert shape is not None
     return shape
-
-
-def _box(box: Shape, whole: Shape) -> Runs:
-    """Of a box in a tensor: dimensions that it fills join the one before."""
-    run = 1
-    for inner, outer in zip(reversed(box), reversed(whole), strict=True):
-        run *= inner
-        if inner != outer:
-            break
-    return (run,)
-
-
-def _transpose(node: ir.Node, sources: list[Shape], out: Shape) -> Runs:
-    """Neighbours in the operand that stay together; where none do, those along a side of the squares turned in registers."""
-    order = [axis for axis in node.attributes.get_ints("perm", range(len(out))[::-1]) if sources[0][axis] != 1]
-    shape = [extent for extent in out if extent != 1]
-    run, axis = 1, len(shape) - 1
-    while axis >= 0:
-        run *= shape[axis]
-        between = range(order[axis - 1] + 1, order[axis]) if axis else range(0)
-        if not axis or order[axis - 1] > order[axis] or any(sources[0][one] != 1 for one in between):
-            break
-        axis -= 1
-    last = max(order, default=0)
-    is_turned = bool(order) and order[-1] != last and min(run, sources[0][last]) >= _LEAST_SQUARE
-    return (min(run, sources[0][last]) if is_turned else run,)
-
-
-def _concat(node: ir.Node, sources: list[Shape], out: Shape) -> Runs:
-    axis = node.attributes.get_int("axis", 1) % len(out)
-    return tuple(run for shape in sources if (run := prod(shape[axis:])))
-
-
-def _gather(node: ir.Node, sources: list[Shape], out: Shape) -> Runs:
-    """Single elements are gathered by whole vectors."""
-    data, _ = sources
-    inner = prod(data[node.attributes.get_int("axis", 0) % len(data) + 1 :])
-    return (inner,) if inner != 1 else ()
-
-
-def _gather_nd(node: ir.Node, sources: list[Shape], out: Shape) -> Runs:
-    data, indices = sources
-    inner = prod(data[node.attributes.get_int("batch_dims", 0) + indices[-1] :])
-    return (inner,) if inner != 1 else ()
-
-
-def _last(node: ir.Node, sources: list[Shape], out: Shape) -> Runs:
-    return out[-1:]
-
-
-def _product(node: ir.Node, sources: list[Shape], out: Shape) -> Runs:
-    return out[-1:] if len(sources[1]) > 1 else ()
-
-
-def _rows(node: ir.Node, sources: list[Shape], out: Shape) -> Runs:
-    """Of a Softmax over another dimension than the last nothing is told."""
-    axis = node.attributes.get_int("axis", -1) % len(out)
-    is_row = node.op_type.endswith("Normalization") or axis == len(out) - 1
-    return (prod(out[axis:]),) if is_row else ()
-
-
-_RUNS: dict[str, Callable[[ir.Node, list[Shape], Shape], Runs]] = {
-    "Concat": _concat,
-    "DepthToSpace": lambda node, sources, out: (node.attributes.get_int("blocksize"),),
-    "Gather": _gather,
-    "GatherElements": _last,
-    "GatherND": _gather_nd,
-    "Gemm": _product,
-    "LayerNormalization": _rows,
-    "LogSoftmax": _rows,
-    "MatMul": _product,
-    "Pad": lambda node, sources, out: _box(tuple(map(min, sources[0], out)), out),
-    "RMSNormalization": _rows,
-    "Slice": lambda node, sources, out: _box(out, sources[0]),
-    "Softmax": _rows,
-    "SpaceToDepth": _last,
-    "Transpose": _transpose,
-}

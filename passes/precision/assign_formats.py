@@ -150,14 +150,11 @@ class _Policy:
 
     def _matrix_fault(self, node: ir.Node) -> str:
         """Why a matrix product stays as it is, for what its operands are like; empty if it need not."""
-        depth, has_constant = depth_of(node) or 0, is_constant(node.inputs[1])
-        if self._is_weights_only() and not has_constant:
+        if self._is_weights_only() and not is_constant(node.inputs[1]):
             return f"{self.context.target} multiplies {self.precision} no faster"
-        if self.precision == "bfloat16" and node.attributes.get_int("transA", False):
-            return "elements of a row are not neighbours"
-        if self.precision == "bfloat16" and depth % 2 and self.predictions.needs_even_rows(has_constant):
-            return f"rows of {depth} elements are no pairs"
-        return ""
+        if self._is_weights_only() or self._reads_rows_wide(node):
+            return ""
+        return self.predictions.matrix_fault(node, [one for one in (0, 1) if not is_narrow(node.inputs[one])])
 
     def _image_fault(self, node: ir.Node) -> str:
         """Why a convolution stays as it is; empty if it need not."""

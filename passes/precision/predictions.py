@@ -1,13 +1,14 @@
-"""Which kernels convolutions would have with bfloat16 or float16 operands: all that the choice of formats asks of them."""
+"""Which kernels products would have with bfloat16 or float16 operands: all that the choice of formats asks of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from ...compiler.ir.facts import has_static_type, tensor_type
-from ...compiler.ir.kernel_choice import Ask, KernelChoice, NoKernel, Variant
+from ...compiler.ir.kernel_choice import AS_IT_IS, Ask, KernelChoice, NoKernel, Variant
 from ...compiler.ir.operand_formats import Format, Formats
 from ...compiler.pipeline import Context
 from ...kernels.cost.memory import copy_cycles
@@ -32,14 +33,24 @@ class Predictions:
         """Whether the target multiplies the format faster than float32."""
         return self.precision == "bfloat16" and self.context.target.has("avx512_bf16")
 
-    def needs_even_rows(self, has_constant_weights: bool) -> bool:
-        """Whether dot products need an even depth; constant weights, and rows of A, may otherwise be padded with zeros."""
-        return self.context.target.has_tiles or not has_constant_weights
-
     def transforms_weights(self, node: ir.Node) -> bool:
         """Whether a convolution's kernel makes other numbers of its weights, as Winograd's does: rounding them gains nothing."""
         _, narrow = self._kernels(node)
         return isinstance(narrow, KernelChoice) and narrow.transforms_weights
+
+    def matrix_fault(self, node: ir.Node, positions: Sequence[int]) -> str:
+        """Why a product of matrices reads the operands at these positions as they are: its kernel then takes no longer.
+
+        Empty if it need not.
+        """
+        wide, narrow = self.ask(node, AS_IT_IS), self.ask(node, Variant(tuple((one, self.precision) for one in positions)))
+        if isinstance(narrow, NoKernel):
+            return f"no kernel reads it narrow: {narrow}"
+        if isinstance(wide, NoKernel):
+            return ""
+        if narrow.unit == "fma":
+            return "one by one narrow numbers are multiplied no faster"
+        return _no_fewer(narrow, wide, [node.inputs[one] for one in positions])
 
     def convolution_fault(self, node: ir.Node, channels: int) -> str:
         """Why a convolution of so many channels a group stays float32: its kernel then takes no longer. Empty if it need not."""
@@ -53,10 +64,8 @@ class Predictions:
             return f"{channels} channels are no pairs"
         if channels % 2 and narrow.unit == "fma" and not narrow.transforms_weights:
             return f"{fault}one by one narrow numbers are multiplied no faster"
-        cycles = narrow.cycles + _rounding_cycles(node.inputs[0])
-        if cycles < wide.cycles:
-            return ""
-        return f"{fault}{cycles:.0f} cycles ({narrow.unit}) are no fewer than {wide.cycles:.0f} ({wide.unit})"
+        reason = _no_fewer(narrow, wide, node.inputs[:1])
+        return fault + reason if reason else ""
 
     def record(self, pass_name: str, node: ir.Node, formats: Formats) -> None:
         """Tell the context which kernel a convolution is expected to have that reads its operands in these formats."""
@@ -71,7 +80,15 @@ class Predictions:
         return wide, narrow
 
 
+def _no_fewer(narrow: KernelChoice, wide: KernelChoice, rounded: Sequence[ir.Value | None]) -> str:
+    """Why a kernel of operands that are rounded first is not worth it; empty if it is."""
+    cycles = narrow.cycles + sum(map(_rounding_cycles, rounded))
+    if cycles < wide.cycles:
+        return ""
+    return f"{cycles:.0f} cycles ({narrow.unit}) are no fewer than {wide.cycles:.0f} ({wide.unit})"
+
+
 def _rounding_cycles(image: ir.Value | None) -> float:
     """Of a kernel that rounds an image which no other kernel makes, and so none rounds as it stores it."""
-    is_read = image is not None and image.producer() is None and has_static_type(image)
+    is_read = image is not None and image.is_graph_input() and has_static_type(image)
     return copy_cycles(tensor_type(image).size_bytes) if image is not None and is_read else 0.0

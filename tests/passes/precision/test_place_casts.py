@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -19,9 +20,9 @@ main (float[9,4] x, float[4,6] v, float[4,6] w) => (float[9,6] y, float[9,6] z, 
 CONTEXT = Context(Target.parse("cpu:avx512bf16,threads=1"))
 
 
-def assigned(**formats: Formats) -> ir.Model:
+def assigned(text: str = TEXT, **formats: Formats) -> ir.Model:
     """The model with formats of the operands of the nodes that make these values."""
-    model = ir.from_onnx_text(TEXT)
+    model = ir.from_onnx_text(text)
     infer_facts(model)
     for node in model.graph:
         assign_operand_formats(node, formats.get(str(node.outputs[0].name), {}))
@@ -62,8 +63,33 @@ def test_an_assignment_is_used_up() -> None:
 
 
 def test_the_policy_replaces_what_was_assigned() -> None:
-    model = assigned(u={0: "float16"})
+    model = assigned(TEXT.replace("9,", "128,").replace("4,", "256,").replace(",4", ",256"), u={0: "float16"})
     run_pipeline(model, parse_pipeline("assign-formats{precision=bfloat16,min-operations=0}", PASSES), CONTEXT)
+    assert [operand_formats(node) for node in model.graph] == [{}, *[{0: "bfloat16", 1: "bfloat16"}] * 2, {}]
+
+
+def test_products_that_rounding_would_slow_down_keep_their_operands() -> None:
+    """Asked of the kernels: too little is multiplied for what rounding takes, or neighbours along k are none in memory."""
+    transposed = TEXT.replace("9,", "128,").replace("4,", "256,").replace(",4", ",256")
+    transposed = transposed.replace("float[128,256] x", "float[256,128] x").replace("MatMul(r", "Gemm <transA = 1> (r")
+    for text, reason in ((TEXT, "are no fewer than"), (transposed, "one by one narrow numbers are multiplied no faster")):
+        model, context = assigned(text), Context(Target.parse("cpu:avx512bf16,threads=1"))
+        run_pipeline(model, parse_pipeline("assign-formats{precision=bfloat16,min-operations=0}", PASSES), context)
+        assert not any(operand_formats(node) for node in model.graph)
+        assert reason in context.remarks[0].message
+
+
+@pytest.mark.parametrize("level", ["avx512bf16", "amx"])
+def test_odd_depths_are_padded_to_pairs(level: str) -> None:
+    model = ir.from_onnx_text(TEXT.replace("9,", "128,").replace("4,", "257,").replace(",4", ",257"))
+    for name in ("v", "w"):
+        value = next(one for one in model.graph.inputs if one.name == name)
+        model.graph.inputs.remove(value)
+        value.const_value = ir.tensor(np.ones((257, 6), np.float32), name=name)
+        model.graph.register_initializer(value)
+    infer_facts(model)
+    context = Context(Target.parse(f"cpu:{level},threads=1"))
+    run_pipeline(model, parse_pipeline("assign-formats{precision=bfloat16}", PASSES), context)
     assert [operand_formats(node) for node in model.graph] == [{}, *[{0: "bfloat16", 1: "bfloat16"}] * 2, {}]
 
 
