@@ -35,7 +35,7 @@ from .reduction import reduction_gpu as gpu_reduction
 from .sampling import grid_sample, resize
 from .sorting import selection, suppression, topk, unique
 from .template.contract import BuiltKernel, Candidate, Planner, Refusal, Template, at_floors
-from .template.values import anchors_of, has_epilogue_only, has_prologue_and_epilogue_only, read_narrow
+from .template.values import anchors_of, has_epilogue_only, has_prologue_and_epilogue_only, pointwise_obstacle, read_narrow
 
 _MAX_ELEMENTS = 2**31 - 1
 _MOST_TIMES = 3.0  # the least time predicted, beyond which a candidate is not measured
@@ -53,7 +53,7 @@ def _channels_last(name: str, plan: Planner, anchors: Set[str]) -> Template:
 TEMPLATES: tuple[Template, ...] = (
     Template("elementwise", elementwise.plan),
     Template("injective", injective.plan, injective.OPERATORS, has_prologue=True),
-    Template("trilu", at_floors(trilu.build, trilu.obstacle), trilu.OPERATORS),
+    Template("trilu", at_floors(trilu.build), trilu.OPERATORS),
     Template("gather", gather.plan, gather.OPERATORS, has_prologue=True),
     Template("scan", scan.plan, scan.OPERATORS),
     Template("reduction", reduction.plan, reduction.OPERATORS, has_prologue=True),
@@ -66,9 +66,9 @@ TEMPLATES: tuple[Template, ...] = (
     Template("pooling_indices", at_floors(pooling_indices.build, pooling_indices.obstacle), pooling_indices.OPERATORS),
     Template("regions", at_floors(regions.build, regions.obstacle), regions.OPERATORS),
     Template("col2im", at_floors(col2im.build, col2im.obstacle), col2im.OPERATORS),
-    Template("sequence", at_floors(sequence.build, sequence.obstacle), sequence.OPERATORS),
+    Template("sequence", at_floors(sequence.build), sequence.OPERATORS),
     Template("determinant", at_floors(determinant.build, determinant.obstacle), determinant.OPERATORS),
-    Template("one_hot", at_floors(one_hot.build, one_hot.obstacle), one_hot.OPERATORS),
+    Template("one_hot", at_floors(one_hot.build), one_hot.OPERATORS),
     Template("scatter", at_floors(scatter.build, scatter.obstacle), scatter.OPERATORS),
     Template("random", at_floors(random_numbers.build, random_numbers.obstacle), random_numbers.OPERATORS),
     Template(
@@ -206,6 +206,8 @@ def _plan(template: Template, group: Group, target: Target) -> Candidate | Refus
     takes_prologue = template.has_prologue and _is_prologued(group)
     if not is_bare and not template.has_surroundings and not takes_prologue:
         return Refusal("computes one operator, and reads its operands through no others")
+    if template.anchors and (reason := pointwise_obstacle(seen)):
+        return Refusal(reason)
     return template.plan(seen, target)
 
 

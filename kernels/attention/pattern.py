@@ -13,7 +13,7 @@ from ..expressions.pointwise import POINTWISE
 from ..groups.group import Group, Op
 from ..template.contract import Refusal
 from ..template.loops import accumulator_type
-from ..template.values import anchors_of, pointwise_obstacle
+from ..template.values import anchors_of
 from ..template.views import view_of
 
 _TYPES = ("float32", "float64", "float16", "bfloat16")
@@ -120,7 +120,7 @@ def attention_of(group: Group) -> Attention | Refusal:
     (softmax,), (first, second) = softmaxes, products
     scores, product = (first, second) if second.inputs[0] in values_after(group, softmax.outputs[0]) else (second, first)
     form = Attention(group, scores, softmax, product)
-    if reason := pointwise_obstacle(group) or _shape_obstacle(form) or _path_obstacle(form):
+    if reason := _shape_obstacle(form) or _path_obstacle(form):
         return Refusal(reason)
     return form
 

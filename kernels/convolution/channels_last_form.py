@@ -27,7 +27,7 @@ from ..formats.format import Format
 from ..groups.group import Group, Op
 from ..template.contract import Refusal
 from ..template.kernel import machine_of
-from ..template.values import GroupValues, Reader, anchors_of, pointwise_obstacle
+from ..template.values import GroupValues, Reader, anchors_of
 from ..template.views import slice_places
 from .window import Window, read_window
 
@@ -193,8 +193,6 @@ def channels_last_form(group: Group, *, may_join: bool = False) -> ChannelsLast 
         return Refusal("its values do not lie channels-last")
     if any(group.types[name].shape != group.types[anchor.outputs[0]].shape for name in outputs):
         return Refusal("a result is not of its anchor's shape")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
     pieces = tuple(part for part in parts if isinstance(part, Piece))
     return ChannelsLast(group, inner, anchor, operands, destinations, pieces)
 

@@ -16,7 +16,7 @@ from ..groups.group import Group, Op, literal_ints
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder
 from ..template.loops import accumulator_type, nest, parallel_nest, store_epilogue, sweep
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of
 
 OPERATORS = frozenset(["Col2Im"])
 _RUN = 1024  # elements of an image row whose sums are on the stack at once
@@ -24,11 +24,7 @@ _RUN = 1024  # elements of an image row whose sums are on the stack at once
 
 def obstacle(group: Group, target: Target) -> str:
     """Why the kernel cannot be written for a group; empty if it can."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return "joins no blocks"
-    if reason := pointwise_obstacle(group):
-        return reason
+    anchor = anchor_of(group)
     if any(literal_ints(group, name) is None for name in anchor.inputs[1:3]):
         return "the image's or the block's shape is known only to a run"
     dtype = group.types[anchor.inputs[0]].dtype
@@ -37,8 +33,7 @@ def obstacle(group: Group, target: Target) -> str:
 
 def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one Col2Im whose image and block shapes are constant, with an epilogue."""
-    anchor, _ = split_anchor(group)
-    assert anchor is not None
+    anchor = anchor_of(group)
     image, block = (literal_ints(group, name) for name in anchor.inputs[1:3])
     assert image is not None
     assert block is not None

@@ -29,7 +29,7 @@ from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, machine_of, minimum, new_builder
 from ..template.loops import store_epilogue
 from ..template.prologue import is_computed
-from ..template.values import GroupValues, pointwise_obstacle, split_anchor
+from ..template.values import GroupValues, anchor_of, followers_of
 from .channels_last_form import convolution_of
 from .window import Taps, Window, read_window, transposed_taps
 
@@ -38,9 +38,7 @@ _MAX_PHASES = 16  # of a transposed convolution's output: each has code of its o
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one Conv or ConvTranspose with an epilogue of pointwise operators of its output's shape."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in ("Conv", "ConvTranspose"):
-        return Refusal("has no convolution")
+    anchor = anchor_of(group)
     source = group.types[anchor.inputs[0]]
     number_format = format_for(group.storage(anchor.inputs[0]), group.storage(anchor.inputs[1]), target, is_plain)
     if number_format is None:
@@ -50,8 +48,6 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     window = read_window(group, anchor)
     if anchor.op_type == "ConvTranspose" and prod(window.strides) > _MAX_PHASES:
         return Refusal(f"{prod(window.strides)} phases of output positions, more than {_MAX_PHASES}")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
     one = convolution_of(group, anchor, window)
     operations = 2 * one.images * one.groups * one.rows * one.columns * one.outputs * one.depth
     scattered = scattered_cycles(group.types[anchor.outputs[0]].elements) if one.phases > 1 else 0.0
@@ -326,8 +322,7 @@ def _columns(outputs: tuple[int, ...], extents: tuple[int, ...]) -> int:
 
 def _spatially_uniform(group: Group, rank: int) -> bool:
     """Whether each operand of the epilogue spans all spatial dimensions or none, so that these can be merged into one."""
-    anchor, followers = split_anchor(group)
-    assert anchor is not None
+    anchor, followers = anchor_of(group), followers_of(group)
     whole = group.types[anchor.outputs[0]].shape[2:]
     names = {name for op in followers for name in (*op.inputs, *op.outputs) if name} | {anchor.outputs[0]}
     tails = (((1,) * rank + group.types[name].shape)[-rank:] for name in names)
@@ -336,8 +331,7 @@ def _spatially_uniform(group: Group, rank: int) -> bool:
 
 def _with_flat_space(group: Group, rank: int) -> Group:
     """The group with the spatial dimensions of all its values merged into one; the convolution's own inputs stay as they are."""
-    anchor, _ = split_anchor(group)
-    assert anchor is not None
+    anchor = anchor_of(group)
     out_rank = rank + 2
     types = {
         name: kind

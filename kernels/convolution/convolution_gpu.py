@@ -20,7 +20,7 @@ from ..microkernels.gpu_block_tile import GpuProduct, emit_product
 from ..template.contract import BuiltKernel, Refusal
 from ..template.kernel import finish, new_builder
 from ..template.loops import accumulator_type, bound_unravel, store_epilogue
-from ..template.values import GroupValues, pointwise_obstacle, split_anchor
+from ..template.values import GroupValues, anchor_of
 from .window import Window, read_window
 
 OPERATORS = frozenset(["Conv", "ConvTranspose"])
@@ -30,16 +30,12 @@ _TYPES = ("float32", "float64", "float16", "bfloat16")
 
 def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     """Takes one Conv or ConvTranspose with an epilogue of pointwise operators of its output's shape."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("has no convolution")
+    anchor = anchor_of(group)
     source = group.types[anchor.inputs[0]]
     if source.dtype not in _TYPES:
         return Refusal(f"no convolution of {source.dtype}")
     if len(source.shape) < 3:
         return Refusal("has no spatial dimension")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
     builder = new_builder(target)
     assert isinstance(builder, GpuBuilder)
     convolution = _Convolution(group, anchor, read_window(group, anchor), builder)

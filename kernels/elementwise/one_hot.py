@@ -11,23 +11,14 @@ from ..movement.injective import as_bits
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, map_elements, narrowest_lanes, new_builder, pointwise_cost
 from ..template.loops import store_epilogue
-from ..template.values import GroupValues, pointwise_obstacle, split_anchor
+from ..template.values import GroupValues, anchor_of, followers_of
 
 OPERATORS = frozenset(["OneHot"])
 
 
-def obstacle(group: Group, target: Target) -> str:
-    """Why the kernel cannot be written for a group; empty if it can."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return "has no OneHot"
-    return pointwise_obstacle(group)
-
-
 def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one OneHot with an epilogue. Negative indices count from the end; one that is out of range gives `off` everywhere."""
-    anchor, followers = split_anchor(group)
-    assert anchor is not None
+    anchor, followers = anchor_of(group), followers_of(group)
     indices, _, pair = anchor.inputs
     if not followers:
         group = as_bits(group, (pair, anchor.outputs[0]))

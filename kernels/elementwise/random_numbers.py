@@ -22,7 +22,7 @@ from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder, pointwise_cost
 from ..template.loops import merge_sections, store_epilogue
-from ..template.values import GroupValues, pointwise_obstacle, split_anchor
+from ..template.values import GroupValues, anchor_of
 
 _GENERATORS = frozenset(["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"])
 OPERATORS = _GENERATORS | {"Bernoulli", "Dropout"}
@@ -32,18 +32,13 @@ _COST = 40  # scalar operations of one element
 
 def obstacle(group: Group, target: Target) -> str:
     """Why the kernel cannot be written for a group; empty if it can."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return "draws no random numbers"
-    if reason := pointwise_obstacle(group):
-        return reason
+    anchor = anchor_of(group)
     return "without a seed, which a GPU cannot draw" if target.is_gpu and _needs_entropy(group, anchor) else ""
 
 
 def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one operator whose elements are random numbers or chosen by them, with an epilogue."""
-    anchor, _ = split_anchor(group)
-    assert anchor is not None
+    anchor = anchor_of(group)
     builder = new_builder(target)
     result = next(name for name in anchor.outputs if name)
     shape = group.types[result].shape

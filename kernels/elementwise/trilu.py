@@ -13,23 +13,14 @@ from ..movement.injective import as_bits, moved_values
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, narrowest_lanes, new_builder, pointwise_cost
 from ..template.loops import cover, merge_sections, parallel_nest, store_epilogue
-from ..template.values import GroupValues, pointwise_obstacle, split_anchor
+from ..template.values import GroupValues, anchor_of, followers_of
 
 OPERATORS = frozenset(["Trilu"])
 
 
-def obstacle(group: Group, target: Target) -> str:
-    """Why the kernel cannot be written for a group; empty if it can."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return "has no triangle"
-    return pointwise_obstacle(group)
-
-
 def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one Trilu, with an epilogue; the number of the diagonal may be known at run time only."""
-    anchor, followers = split_anchor(group)
-    assert anchor is not None
+    anchor, followers = anchor_of(group), followers_of(group)
     if not followers:
         group = as_bits(group, moved_values(anchor))
     builder = new_builder(target)

@@ -28,7 +28,7 @@ from ..microkernels.register_tile import Panel, Plane, TileProduct, emit, tile_o
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, machine_of, new_builder
 from ..template.loops import store_epilogue
-from ..template.values import GroupValues, pointwise_obstacle, split_anchor
+from ..template.values import GroupValues, anchor_of
 
 _SPREAD_LINES = 64  # rows and columns from which copying A costs less than the set conflicts of its rows
 _SPREAD_BYTES = 64 * 1024 * 1024  # of A, beyond which the copy would be too large a part of a program's memory
@@ -80,17 +80,13 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 def product_of(group: Group, target: Target) -> MatMulKernel | Refusal:
     """The group's product before code is written, or why there is none."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
-        return Refusal("has no matrix product")
+    anchor = anchor_of(group)
     dtypes = [group.types[name].dtype for name in anchor.inputs[:2]]
     a, b = map(group.storage, anchor.inputs[:2])
     if format_for(a, b, target) is None:
         return Refusal(f"no product of {' and '.join(dict.fromkeys(dtypes))}")
     if anchor.inputs[0] == anchor.inputs[1] and anchor.inputs[0] in group.constants:
         return Refusal("both operands are one constant")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
     return MatMulKernel(group, anchor, target)
 
 

@@ -24,7 +24,7 @@ from ..microkernels.amx_unit import DEPTH, ROWS, tile_unit
 from ..microkernels.packed_gemm import Scratch
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of
 from .matmul import MatMulKernel, Side
 
 _NEAR_SHARE = 0.5  # of L2, for packed rows of A that stay there beside a panel of B and the next one
@@ -35,17 +35,13 @@ PanelAt = Callable[[Expr, Expr], TileOperand]  # of (matrix, panel)
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one MatMul or Gemm of float32 or bfloat16 operands with float32 sums and an epilogue of pointwise operators."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
-        return Refusal("has no matrix product")
+    anchor = anchor_of(group)
     dtypes = [group.types[name].dtype for name in (*anchor.inputs[:2], anchor.outputs[0])]
     a, b = map(group.storage, anchor.inputs[:2])
     if not formats_for(a, b, target, unit="tile") or dtypes[2] != "float32":
         return Refusal(f"no product of {' and '.join(dict.fromkeys(dtypes[:2]))} as {dtypes[2]} on the tile unit")
     if anchor.inputs[0] == anchor.inputs[1] and anchor.inputs[0] in group.constants:
         return Refusal("both operands are one constant")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
     product = AmxProduct(group, anchor, target)
     if not product.flops:
         return Refusal("has nothing to multiply")

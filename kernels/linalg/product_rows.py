@@ -22,7 +22,7 @@ from ..reduction.rows import OPERATORS as ROW_OPERATORS
 from ..reduction.rows import SCRATCH_BYTES, emit_row, row_scratch
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, pointwise_cost
-from ..template.values import Reader, pointwise_obstacle
+from ..template.values import Reader
 from .matmul import Load, MatMulKernel
 
 PRODUCTS = frozenset(["MatMul", "Gemm"])
@@ -37,7 +37,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     if len(products) != 1 or len(group.ops) == 1:
         return Refusal(f"has {len(products)} products before {len(group.ops) - len(products)} other operators")
     (anchor,) = products
-    if reason := _product_obstacle(group, anchor) or pointwise_obstacle(group):
+    if reason := _product_obstacle(group, anchor):
         return Refusal(reason)
     (result,) = anchor.outputs
     others = replace(group, ops=tuple(op for op in group.ops if op is not anchor), inputs=(*group.inputs, result))

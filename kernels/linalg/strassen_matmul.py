@@ -6,17 +6,15 @@ from ...runtime.target import Target
 from ..codegen.builder import Expr
 from ..groups.group import Group
 from ..template.contract import Candidate, Refusal
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of
 from .matmul import MatMulKernel
 from .strassen_product import StrassenProduct, strassen_obstacle
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one float32 MatMul or Gemm with a pointwise epilogue, large enough to be cut into blocks."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in ("MatMul", "Gemm"):
-        return Refusal("has no matrix product")
-    if reason := strassen_obstacle(group, group, anchor, target) or pointwise_obstacle(group):
+    anchor = anchor_of(group)
+    if reason := strassen_obstacle(group, group, anchor, target):
         return Refusal(reason)
     product = MatMulKernel(group, anchor, target)
     a, b, store = product.a, product.b, product.store()

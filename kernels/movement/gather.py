@@ -22,7 +22,7 @@ from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, map_elements, narrowest_lanes, new_builder, pointwise_cost, result_machine
 from ..template.loops import bound_unravel, merge_sections, nest, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of, followers_of
 from .injective import as_bits
 
 OPERATORS = frozenset(["Gather", "GatherElements", "GatherND"])
@@ -30,11 +30,7 @@ OPERATORS = frozenset(["Gather", "GatherElements", "GatherND"])
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one gathering operator with its epilogue."""
-    anchor, followers = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("gathers nothing")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+    anchor, followers = anchor_of(group), followers_of(group)
     if reason := flat_obstacle(group, anchor.inputs[0]):
         return Refusal(reason)
     if not followers:

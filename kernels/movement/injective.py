@@ -22,7 +22,7 @@ from ..groups.group import Group, Op, literal_ints
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, new_builder, pointwise_cost, result_machine
 from ..template.prologue import flat_obstacle
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of, followers_of
 from ..template.views import permutation, slice_places
 from .strided_copy import Axis, Region, copy_regions, regions_cycles, stored_runs
 
@@ -36,11 +36,7 @@ class _UnknownOperandError(Exception):
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one operator that moves elements, with its epilogue."""
-    anchor, followers = split_anchor(group)
-    if anchor is None or anchor.op_type not in _REGIONS:
-        return Refusal("has no operator that moves elements")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+    anchor, followers = anchor_of(group), followers_of(group)
     moved = moved_values(anchor)
     if reason := next(filter(None, (flat_obstacle(group, name) for name in moved if name in anchor.inputs)), ""):
         return Refusal(reason)

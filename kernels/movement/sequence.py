@@ -12,24 +12,15 @@ from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, narrowest_lanes, new_builder, pointwise_cost
 from ..template.loops import merge_sections, nest, parallel_nest, store_epilogue, sweep
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of, followers_of
 from .injective import as_bits
 
 OPERATORS = frozenset(["ReverseSequence", "TensorScatter"])
 
 
-def obstacle(group: Group, target: Target) -> str:
-    """Why the kernel cannot be written for a group; empty if it can."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return "moves no slices"
-    return pointwise_obstacle(group)
-
-
 def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one of the operators, with an epilogue."""
-    anchor, followers = split_anchor(group)
-    assert anchor is not None
+    anchor, followers = anchor_of(group), followers_of(group)
     is_scatter = anchor.op_type == "TensorScatter"
     if not followers:
         group = as_bits(group, (*anchor.inputs[: 2 if is_scatter else 1], anchor.outputs[0]))

@@ -31,7 +31,7 @@ from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, cover, parallel_nest, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of
 
 OPERATORS = frozenset(["AveragePool", "LpPool", "MaxPool"])
 _RUN = 1024  # outputs of one run: its scratch row stays in L1
@@ -40,11 +40,7 @@ _MAX_PHASES = 4  # strides up to which every n-th element is picked with shuffle
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one pooling without indices, with its epilogue."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("has no pooling")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+    anchor = anchor_of(group)
     if reason := flat_obstacle(group, anchor.inputs[0]):
         return Refusal(reason)
     if len(anchor.outputs) > 1 and anchor.outputs[1]:

@@ -24,7 +24,7 @@ from ..sampling.grid_sample import held
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, parallel_nest, store_epilogue, sweep
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of
 
 OPERATORS = frozenset(["MaxRoiPool", "RoiAlign"])
 _MOST_SAMPLES = 2.0**30  # along one side of a bin
@@ -34,11 +34,7 @@ _TYPICAL_SAMPLES = 4  # of a bin, where their number is known at run time only: 
 
 def obstacle(group: Group, target: Target) -> str:
     """Why the kernel cannot be written for a group; empty if it can."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return "has no regions"
-    if reason := pointwise_obstacle(group):
-        return reason
+    anchor = anchor_of(group)
     source, result = group.types[anchor.inputs[0]], group.types[anchor.outputs[0]]
     if "float" not in source.dtype:
         return f"no regions of {source.dtype}"
@@ -47,8 +43,7 @@ def obstacle(group: Group, target: Target) -> str:
 
 def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one operator on regions, with an epilogue."""
-    anchor, _ = split_anchor(group)
-    assert anchor is not None
+    anchor = anchor_of(group)
     result = group.types[anchor.outputs[0]]
     builder = new_builder(target)
     work = result.elements * (16 * _TYPICAL_SAMPLES + pointwise_cost(group))

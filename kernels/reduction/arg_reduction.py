@@ -18,7 +18,7 @@ from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, store_epilogue
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of
 from .reduction_loops import Block, counted_reduction, reduce_blocks
 
 OPERATORS = frozenset(["ArgMax", "ArgMin"])
@@ -29,11 +29,7 @@ _COMPARED = LoopBody(5)  # of a vector: which elements are better, NaN among the
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one ArgMax or ArgMin, with its epilogue."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("has no ArgMax or ArgMin")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+    anchor = anchor_of(group)
     elements = group.types[anchor.inputs[0]].elements
     work = elements * operations_of(anchor.op_type) + group.types[group.outputs[0]].elements * pointwise_cost(group)
     return Candidate(_estimate(group, anchor, target, work), partial(_build, group, anchor, target, work))

@@ -28,7 +28,7 @@ from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, merge_sections, nest, parallel_nest, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of
 from .reduction import Fold, add, fold_block
 from .reduction_loops import Block, Loop, block_slots
 
@@ -47,11 +47,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 
 def _anchor_of(group: Group) -> Op | Refusal:
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("has no normalization")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+    anchor = anchor_of(group)
     if reason := flat_obstacle(group, anchor.inputs[0]):
         return Refusal(reason)
     operand = group.types[anchor.inputs[0]]

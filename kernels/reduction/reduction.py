@@ -24,7 +24,7 @@ from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of
 from .reduction_loops import Block, Combine, EmitResults, counted_reduction, reduce_blocks
 
 
@@ -74,11 +74,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 
 
 def _anchor_of(group: Group) -> Op | Refusal:
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("has no reduction")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+    anchor = anchor_of(group)
     if reason := flat_obstacle(group, anchor.inputs[0]):
         return Refusal(reason)
     return Refusal("only a run knows which dimensions are reduced") if reduced_axes(group, anchor) is None else anchor

@@ -25,7 +25,7 @@ from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, new_builder, pointwise_cost
 from ..template.loops import bound_unravel, nest
-from ..template.values import GroupValues, Reader, pointwise_obstacle
+from ..template.values import GroupValues, Reader
 from .reduction_loops import Block, Loop, block_slots
 from .row_lowering import COMPOSITES, EXP, FOLDS
 from .row_schedule import RowForm, row_form
@@ -40,8 +40,6 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes reductions over the same trailing dimensions, with pointwise operators around them, of floats."""
     if target.is_gpu:
         return Refusal("a row would be the work of one thread")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
     form = row_form(group)
     if isinstance(form, Refusal):
         return form

@@ -22,7 +22,7 @@ from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel
 from ..template.kernel import finish, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, merge_sections, parallel_nest, store_epilogue, sweep
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of
 from .resize import rounded
 
 OPERATORS = frozenset(["GridSample"])
@@ -36,11 +36,7 @@ _TAPS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
 
 def obstacle(group: Group, target: Target) -> str:
     """Why the kernel cannot be written for a group; empty if it can."""
-    anchor, _ = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return "samples no grid"
-    if reason := pointwise_obstacle(group):
-        return reason
+    anchor = anchor_of(group)
     source = group.types[anchor.inputs[0]]
     is_mean = _MODES[anchor.attribute("mode", "linear")] != "nearest"
     if is_mean and "float" not in source.dtype and np.dtype(source.dtype).kind not in "iu":
@@ -50,8 +46,7 @@ def obstacle(group: Group, target: Target) -> str:
 
 def build(group: Group, target: Target) -> BuiltKernel:
     """Takes one GridSample, with an epilogue."""
-    anchor, _ = split_anchor(group)
-    assert anchor is not None
+    anchor = anchor_of(group)
     mode = _MODES[anchor.attribute("mode", "linear")]
     grid = group.types[anchor.inputs[1]]
     builder = new_builder(target)

@@ -27,7 +27,7 @@ from ..movement.strided_copy import Axis, Region, copy_regions, regions_cycles
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import anchor_bodies, finish, machine_of, new_builder, pointwise_cost, result_machine
 from ..template.loops import merge_sections, nest, parallel_nest, store_epilogue, sweep
-from ..template.values import pointwise_obstacle, split_anchor
+from ..template.values import anchor_of, followers_of
 from .resampling import Column, PackResampling, Resampling
 
 OPERATORS = frozenset(["Resize"])
@@ -38,11 +38,7 @@ _EXACT = {"float64": "float64", "int32": "float64", "int64": "float64", "uint32"
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one Resize whose scales or sizes are constant, with an epilogue."""
-    anchor, followers = split_anchor(group)
-    if anchor is None or anchor.op_type not in OPERATORS:
-        return Refusal("resizes nothing")
-    if reason := pointwise_obstacle(group):
-        return Refusal(reason)
+    anchor, followers = anchor_of(group), followers_of(group)
     axes = read_axes(group, anchor)
     if isinstance(axes, Refusal):
         return axes

@@ -11,7 +11,7 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major
 from ..groups.group import Group, Op
-from .values import GroupValues, split_anchor
+from .values import GroupValues, followers_of
 
 _ACCUMULATORS = {"float16": "float32", "bfloat16": "float32"}
 
@@ -36,7 +36,7 @@ def merge_sections(
         for name, kind in group.types.items()
         if _broadcasts(kind.shape, shape)
     }
-    _, followers = split_anchor(group)
+    followers = followers_of(group)
     followed = {name for op in followers for name in (*op.inputs, *op.outputs) if name in padded} | set(operands)
     merged: list[list[tuple[int, ...]]] = []
     for section in sections:

@@ -121,12 +121,16 @@ def _constant(literal: np.ndarray, dtype: str) -> Expr:
     return negative if np.signbit(literal).item() else tirx.const(0.0, dtype) - negative
 
 
-def split_anchor(group: Group) -> tuple[Op | None, tuple[Op, ...]]:
-    """The one anchor of a group, if there is one, and the pointwise operators."""
+def anchor_of(group: Group) -> Op:
+    """The one anchor of a group that has one, as templates for single anchors are shown."""
     anchors = anchors_of(group)
-    followers = tuple(op for op in group.ops if op.op_type in pointwise.POINTWISE)
-    assert len(anchors) <= 1, f"a group has one anchor, this has {[op.op_type for op in anchors]}"
-    return (anchors[0] if anchors else None), followers
+    assert len(anchors) == 1, f"a group has one anchor, this has {[op.op_type for op in anchors]}"
+    return anchors[0]
+
+
+def followers_of(group: Group) -> tuple[Op, ...]:
+    """The pointwise operators of a group."""
+    return tuple(op for op in group.ops if op.op_type in pointwise.POINTWISE)
 
 
 def read_narrow(group: Group) -> Group:
