@@ -25,6 +25,7 @@ _WORD_BYTES = 4  # of a float32 channel, or of a pair of bfloat16 ones
 _MANY_PLANES, _APART = 128, 1.1  # NCHW with so many input channels: each is on a page of its own, TLB misses slow each step
 _PLANE_STEP = 1.15  # by which steps of NCHW are slower than counted: 0.76 to 0.88 of the time of large planes, on Zen 3
 _NEAR_PLANE_BYTES, _FAR_PLANES = 8192, 0.1  # NCHW inputs of larger planes: scalars loaded from many pages slow a sum by so much
+_SEEN_SHARE = 0.5  # of the time of lines from L2 that products do not hide: 0.3 to 0.6 on Zen 3, more than 1 for planes of 7 x 7
 _SEGMENT_CYCLES = 20.0  # overhead of the epilogue for each row of an image in a tile, where tiles span several rows
 _FAR_VOLUMES = 0.25  # as _FAR_PLANES, where a kernel spans planes of a volume: 198 GFLOP/s NCHW, 250 NHWC
 _FAR_IMAGE_BYTES = 6 * 1024 * 1024  # images beyond which NCHW is as slow: each panel of weights reads the image from L3 again
@@ -249,17 +250,24 @@ def channels_last_cycles(one: Convolution, machine: Machine) -> float:
 
 def _tiled_cycles(one: Convolution, machine: Machine) -> float:
     """Of tiles of positions by output channels."""
+    copied = copy_cycles(one.input_bytes) if one.is_padded or one.is_copied else 0.0
+    (stretches, positions), outputs = _stretches(one), one.outputs // one.phases  # of a phase: phases share no vectors
+    depth, pairs = ceil(one.met * one.depth), one.k_pack > 1
+    tile = _tile_of(one, machine)
+    return copied + stretches * one.groups * one.phases * _stretch_cycles(tile, positions, outputs, depth, machine, pairs=pairs)
+
+
+def _stretches(one: Convolution) -> tuple[int, int]:
+    """How many runs of contiguous positions tiles are dealt to, and the positions of each."""
+    return (1, one.rows * one.columns * one.images) if one.is_pointwise else (one.rows * one.images, one.columns)
+
+
+def _tile_of(one: Convolution, machine: Machine) -> tuple[int, int]:
     is_copied = one.is_padded or one.is_copied
-    copied = copy_cycles(one.input_bytes) if is_copied else 0.0
-    positions = one.rows * one.columns * one.images if one.is_pointwise else one.columns
-    stretches = 1 if one.is_pointwise else one.rows * one.images
-    outputs = one.outputs // one.phases  # of a phase: phases share no vectors
     pitch = spread_pitch(one.inputs * one.groups, _WORD_BYTES, machine) if is_copied else one.inputs * one.groups
     pitch *= 1 if one.is_pointwise else one.strides[1]
-    pairs = one.k_pack > 1
-    tile = channels_last_tile(positions, outputs, one.depth, one.inputs, machine, pitch=pitch, pairs=pairs)
-    depth = ceil(one.met * one.depth)
-    return copied + stretches * one.groups * one.phases * _stretch_cycles(tile, positions, outputs, depth, machine, pairs=pairs)
+    (_, positions), outputs = _stretches(one), one.outputs // one.phases
+    return channels_last_tile(positions, outputs, one.depth, one.inputs, machine, pitch=pitch, pairs=one.k_pack > 1)
 
 
 def direct_cycles(one: Convolution, machine: Machine) -> float:
@@ -268,7 +276,20 @@ def direct_cycles(one: Convolution, machine: Machine) -> float:
         return _tiled_cycles(one, machine) - channels_last_cycles(one, machine)
     is_large = one.inputs * one.depths >= _MANY_PLANES and one.height * one.width * one.element_bytes > _NEAR_PLANE_BYTES
     far = _FAR_PLANES if one.depths == 1 and one.input_bytes <= _FAR_IMAGE_BYTES * one.images else _FAR_VOLUMES
-    return far * channels_last_cycles(one, machine) if is_large else 0.0
+    return max(far * channels_last_cycles(one, machine) if is_large else 0.0, _line_cycles(one, machine))
+
+
+def _line_cycles(one: Convolution, machine: Machine) -> float:
+    """Of the cache lines of an NCHW input, one for each channel and row of a window, that each tile loads from L2 again.
+
+    None where they stay in L1 beside a panel of weights.
+    """
+    (stretches, positions), (rows, vectors) = _stretches(one), _tile_of(one, machine)
+    lines, columns = one.inputs * one.depths * one.kernel[0], vectors * machine.lanes
+    if lines * LINE_BYTES + one.depth * vectors * machine.vector_bytes < machine.l1.size_bytes:
+        return 0.0
+    tiles = stretches * ceil(positions / rows) * one.groups * one.phases * ceil(one.outputs // one.phases / columns)
+    return _SEEN_SHARE * tiles * lines * LINE_BYTES / machine.l2.bytes_per_cycle
 
 
 def channels_first_cycles(one: Convolution, machine: Machine) -> float:

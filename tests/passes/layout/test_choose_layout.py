@@ -32,6 +32,7 @@ from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 
 ZEN5 = row("zen5", 16)  # that what stands here was measured on
+ZEN3 = row("zen3", 8)
 
 NETWORK = """
 <ir_version: 10, opset_import: ["": 21]>
@@ -247,8 +248,16 @@ def test_volumes_of_many_planes_are_converted() -> None:
     """A window of three planes reads three times as many of them as one of an image does."""
     volume = Convolution(1, 1, 64, 32, 1024, 32, 1024, 32, (9, 3), (1, 1), True, depths=3, gaps=64)
     assert direct_cycles(volume, ZEN5) > conversion_cycles(volume.input_bytes)
-    assert direct_cycles(replace(volume, depths=1), ZEN5) == 0
+    flat = replace(volume, depths=1)
+    assert direct_cycles(flat, ZEN5) < conversion_cycles(flat.input_bytes)
     assert channels_first_cycles(volume, ZEN5) > channels_first_cycles(replace(volume, gaps=0), ZEN5)
+
+
+def test_lines_that_leave_the_first_cache_are_converted() -> None:
+    """Of 320 channels each tile reads a line of its own, beside a panel of weights; of 64 they stay there."""
+    many = Convolution(1, 1, 320, 1280, 14, 14, 14, 14, (1, 1), (1, 1), False)
+    assert direct_cycles(many, ZEN3) > conversion_cycles(many.input_bytes)
+    assert direct_cycles(replace(many, inputs=64), ZEN3) == 0
 
 
 def test_images_beyond_the_second_cache_are_converted() -> None:
