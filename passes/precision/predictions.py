@@ -41,8 +41,10 @@ class Predictions:
     def matrix_fault(self, node: ir.Node, positions: Sequence[int]) -> str:
         """Why a product of matrices reads the operands at these positions as they are: its kernel then takes no longer.
 
-        Empty if it need not.
+        Empty if it need not, as where all products are asked to be narrow that the target multiplies no faster so.
         """
+        if not self.multiplies_faster():
+            return ""
         wide, narrow = self.ask(node, AS_IT_IS), self.ask(node, Variant(tuple((one, self.precision) for one in positions)))
         if isinstance(narrow, NoKernel):
             return f"no kernel reads it narrow: {narrow}"
