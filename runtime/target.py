@@ -16,12 +16,14 @@ from .hardware.machine import Machine
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_VNNI = ("avx512_vnni",)
 # Instruction-set levels of x86-64, lowest first, with the /proc/cpuinfo flags that each needs.
 _CPU_LEVELS: dict[str, tuple[str, ...]] = {
     "avx2": _AVX2,
     "avx512": (*_AVX2, *_AVX512),
-    "avx512bf16": (*_AVX2, *_AVX512, "avx512_bf16"),
-    "amx": (*_AVX2, *_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
+    "avx512vnni": (*_AVX2, *_AVX512, *_VNNI),
+    "avx512bf16": (*_AVX2, *_AVX512, *_VNNI, "avx512_bf16"),
+    "amx": (*_AVX2, *_AVX512, *_VNNI, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
 }
 AMX_EMULATED = "amx-emulated"  # the kernels of "amx", its tiles computed in loops: how machines without it test them; slow
 # The kernels of "avx512bf16", compiled for AVX2: any machine of x86-64 tests them, with the results of the instructions; slow.
@@ -56,8 +58,9 @@ class Target:
 
     @classmethod
     def parse(cls, text: str, threads: int | None = None) -> Target:
-        """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avx512", "cpu:avx512bf16" or "cpu:amx", optionally with
-        ",threads=N" and ",machine=zen4"; or "cuda" (the first GPU of this machine), "cuda:sm_90", "rocm:gfx942" and the like.
+        """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avx512", "cpu:avx512vnni", "cpu:avx512bf16" or "cpu:amx",
+        optionally with ",threads=N" and ",machine=zen4"; or "cuda" (the first GPU of this machine), "cuda:sm_90", "rocm:gfx942"
+        and the like.
 
         "cpu" alone is for this very processor, with the numbers that `prefuse doctor --fit` measured where it did; with a level,
         programs are for any that has it, and costs are those of a generic core unless a machine is named.

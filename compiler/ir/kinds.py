@@ -11,13 +11,15 @@ from enum import IntEnum
 
 import onnx_ir as ir
 
+from .constants import scalar_constant
+
 
 class Kind(IntEnum):
     """From most to least fusable."""
 
     ELEMENTWISE = 0  # output[i] depends on input[i] alone
     BROADCAST = 1  # the same with NumPy broadcasting between inputs
-    OPERAND = 2  # a Cast to float32 of what lies in a narrow type, for readers that take it from there themselves
+    OPERAND = 2  # a Cast (with a zero point, DequantizeLinear) to float32 for readers that take what is narrow themselves
     INJECTIVE = 3  # output[i] reads one element of an input at a computed place, or none
     VIEW = 4  # the same bytes under another shape: no kernel at all
     REDUCTION = 5  # output[i] reads a row or a window
@@ -31,8 +33,8 @@ _OPERATORS: dict[Kind, str] = {
         IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt
         Swish Tan Tanh ThresholdedRelu""",
     Kind.BROADCAST: """
-        Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Clip Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min
-        Mod Mul Or PRelu Pow Sub Sum Where Xor""",
+        Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Clip DequantizeLinear Div Equal Greater GreaterOrEqual
+        Less LessOrEqual Max Mean Min Mod Mul Or PRelu Pow Sub Sum Where Xor""",
     Kind.INJECTIVE: """
         Bernoulli BitCast Concat DepthToSpace Dropout Expand Gather GatherElements GatherND OneHot Pad RandomNormal
         RandomNormalLike RandomUniform RandomUniformLike ReverseSequence Slice SpaceToDepth Split TensorScatter Tile Transpose
@@ -53,24 +55,37 @@ KIND_OF_OPERATOR: dict[str, Kind] = {name: kind for kind, names in _OPERATORS.it
 _IMAGE_RANKS = (3, 4, 5)  # of signals, images and volumes
 _POOLS = ("AveragePool", "MaxPool")
 _NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
+_BYTES = (ir.DataType.UINT8, ir.DataType.INT8)
+_FLOAT = ir.DataType.FLOAT
+_WIDENING = ("Cast", "DequantizeLinear")
 
 
 def is_known(node: ir.Node) -> bool:
     """Whether lowering has its own way of computing this operator."""
-    return node.domain in ("", "ai.onnx") and node.op_type in KIND_OF_OPERATOR
+    if node.domain not in ("", "ai.onnx") or node.op_type not in KIND_OF_OPERATOR:
+        return False
+    return node.op_type != "DequantizeLinear" or _is_offset(node)
+
+
+def _is_offset(node: ir.Node) -> bool:
+    """Whether a DequantizeLinear takes a zero point from 8-bit numbers, and scales by 1: the operand of a product of integers."""
+    x = node.inputs[0]
+    return x is not None and x.dtype in _BYTES and scalar_constant(node.inputs[1]) == 1.0 and node.outputs[0].dtype == _FLOAT
 
 
 def kind_of(node: ir.Node) -> Kind:
     """The kind of a node; OPAQUE where nothing is known of it."""
     if not is_known(node):
         return Kind.OPAQUE
-    return Kind.OPERAND if node.op_type == "Cast" and _is_operand(node) else KIND_OF_OPERATOR[node.op_type]
+    return Kind.OPERAND if node.op_type in _WIDENING and _is_operand(node) else KIND_OF_OPERATOR[node.op_type]
 
 
 def _is_operand(cast: ir.Node) -> bool:
     """Whether products or one pooling alone read a Cast to float32 from a narrow type, or one pointwise node an image that was
     rounded to it."""
-    (source,), (result,) = cast.inputs, cast.outputs
+    source, result = cast.inputs[0], cast.outputs[0]
+    if source is not None and source.dtype in _BYTES:
+        return _is_byte_operand(cast)
     if source is None or source.dtype not in _NARROW or result.dtype != ir.DataType.FLOAT or result.is_graph_output():
         return False
     kinds = [KIND_OF_OPERATOR.get(reader.op_type, Kind.OPAQUE) for reader in result.consumers()]
@@ -81,6 +96,26 @@ def _is_operand(cast: ir.Node) -> bool:
         return False
     is_pooled = result.consumers()[0].op_type in _POOLS
     return is_pooled or (kinds[0] <= Kind.BROADCAST and _is_rounding(source.producer()))
+
+
+def _is_byte_operand(widening: ir.Node) -> bool:
+    """Whether products of two operands of 8 bits alone read what makes float32 of one."""
+    result = widening.outputs[0]
+    readers = result.consumers()
+    if not readers or result.is_graph_output() or result.dtype != _FLOAT:
+        return False
+    return all(
+        KIND_OF_OPERATOR.get(reader.op_type) is Kind.OUTPUT_FUSABLE and all(map(_is_widened_byte, reader.inputs[:2]))
+        for reader in readers
+    )
+
+
+def _is_widened_byte(value: ir.Value | None) -> bool:
+    producer = None if value is None else value.producer()
+    if producer is None or producer.op_type not in _WIDENING or not is_known(producer):
+        return False
+    source = producer.inputs[0]
+    return source is not None and source.dtype in _BYTES
 
 
 def _is_rounding(node: ir.Node | None) -> bool:

@@ -18,16 +18,18 @@ from tvm import tirx
 
 from ...kernels.codegen import lane_masks
 from ...kernels.expressions import ldexp
-from ...kernels.formats import bfloat16, bfloat16_emulation
+from ...kernels.formats import bfloat16, bfloat16_emulation, int8
 from ...runtime.errors import CompileError
 from ...runtime.target import AMX_EMULATED, BFLOAT16_EMULATED, Target
 from ...runtime.temporary_folder import temporary_folder, write_temporary
 
+_AMX = ("+amx-tile", "+amx-bf16", "+amx-int8")
 _LLVM: dict[str, dict[str, Any]] = {
     "avx2": {"mcpu": "x86-64-v3"},
     "avx512": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit"]},
-    "avx512bf16": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512bf16"]},
-    "amx": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512bf16", "+amx-tile", "+amx-bf16", "+amx-int8"]},
+    "avx512vnni": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512vnni"]},
+    "avx512bf16": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512vnni", "+avx512bf16"]},
+    "amx": {"mcpu": "x86-64-v4", "mattr": ["-prefer-256-bit", "+avx512vnni", "+avx512bf16", *_AMX]},
 }
 _LLVM[AMX_EMULATED], _LLVM[BFLOAT16_EMULATED] = _LLVM["avx512"], _LLVM["avx2"]
 
@@ -85,7 +87,8 @@ def compile_module(module: Any, target: Target) -> Any:
     ]
     with native:
         lowered = tvm.ir.transform.Sequential(pipeline)(module)
-    _import_functions(lowered, lane_masks.LLVM_FUNCTIONS + ldexp.LLVM_FUNCTIONS + _bfloat16_functions(target))
+    functions = lane_masks.LLVM_FUNCTIONS + ldexp.LLVM_FUNCTIONS + _bfloat16_functions(target) + int8.llvm_functions(target)
+    _import_functions(lowered, functions)
     return tvm.get_global_func("target.build.llvm")(lowered, native)
 
 

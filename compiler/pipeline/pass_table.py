@@ -25,6 +25,7 @@ PASSES: dict[str, str] = {
     "sink-reorders": "prefuse.passes.fusion.sink_reorders:SinkReorders",
     "fuse-gather": "prefuse.passes.fusion.fuse_gather:FuseGather",
     "assign-formats": "prefuse.passes.precision.assign_formats:AssignFormats",
+    "sink-scales": "prefuse.passes.precision.sink_scales:SinkScales",
     "place-casts": "prefuse.passes.precision.place_casts:PlaceCasts",
     "choose-layout": "prefuse.passes.layout.choose_layout:ChooseLayout",
     "fuse-rows": "prefuse.passes.fusion.fuse_rows:FuseRows",
@@ -38,7 +39,7 @@ PASSES: dict[str, str] = {
 # Structure first, then what ONNX spells out as its own operators, then what moves weights together, then groups; fuse-epilogue
 # once more for what transposes stood between.
 DEFAULT_PIPELINE = (
-    "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
+    "canonicalize,unroll-loops,eliminate-dead,merge-equal,sink-scales,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
     "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,order-concats,concat-to-split-weight,merge-parallel-matmul,"
     "fold-batchnorm,canonicalize,eliminate-dead,"

@@ -20,7 +20,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major, unravel
-from ..cost.convolution import Convolution, channels_last_cycles, direct_cycles, in_pairs
+from ..cost.convolution import Convolution, channels_last_cycles, direct_cycles, in_words
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..expressions.pointwise import POINTWISE
 from ..formats.format import Format
@@ -216,8 +216,9 @@ def convolution_of(group: Group, anchor: Op, window: Window) -> Convolution:
 
 def vector_cycles(form: ChannelsLast, target: Target, number_format: Format) -> float:
     """Cycles in which vectors of output channels make the products of a form's anchor, in words where the format has them."""
-    one, machine = extents_of(form), machine_of(target, number_format.sums)
-    cycles = channels_last_cycles(in_pairs(one) if number_format.k_pack > 1 else one, machine)
+    one, machine = extents_of(form), number_format.machine(machine_of(target, number_format.sums))
+    cycles = channels_last_cycles(in_words(one, number_format.k_pack) if number_format.k_pack > 1 else one, machine)
+    cycles *= number_format.steps
     return cycles if form.anchor.inputs[0] in form.operands else cycles + direct_cycles(one, machine)
 
 

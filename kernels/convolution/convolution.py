@@ -201,7 +201,7 @@ class _Convolution:
             def element(i: Expr) -> None:
                 index = (image, channel, *at, first + i * stride)
                 value = GroupValues(self.group, builder).read(self.anchor.inputs[0], index)
-                builder.store(buffer, base + i, tirx.Cast(self.accumulator, value))
+                builder.store(buffer, base + i, self._number(value))
 
             zeros(0, begin)
             builder.dynamic_vector_loop(begin, end, self._lanes, element)
@@ -215,6 +215,13 @@ class _Convolution:
             copy()
         with builder.when(tirx.Not(inside)):
             zeros(0, extent)
+
+    def _number(self, element: Expr) -> Expr:
+        """An element of the input in the type of the sums, less its zero point."""
+        number, zero = tirx.Cast(self.accumulator, element), self.group.zero_points.get(self.anchor.inputs[0])
+        if zero is None:
+            return number
+        return number - tirx.Cast(self.accumulator, GroupValues(self.group, self.builder).read(zero, ()))
 
     def _product(
         self,
@@ -247,7 +254,7 @@ class _Convolution:
             places = [tirx.floordiv(at, s) + lead for at, s, lead in zip(ats, planes.strides, planes.leads, strict=True)]
             plane = channel * prod(planes.phases) + planes.plane_of(ats)
             value = buffer[plane * prod(planes.extents) + row_major(places, planes.extents) + start + column]
-            return tirx.Cast(self.accumulator, value)
+            return self._number(value) if direct else value
 
         flat = outputs == planes.extents and not self.transposed and _spatially_uniform(self.group, self.rank)
         plane = Plane(columns, columns, columns) if flat else self._plane(outputs, planes, columns)

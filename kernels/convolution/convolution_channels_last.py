@@ -23,7 +23,7 @@ from ..formats.bfloat16 import word_at
 from ..formats.format import BF16_DOT, Format, format_for
 from ..formats.multiply_add import factor
 from ..groups.group import Group
-from ..microkernels.packing import PackPanels, pack_in_kernel
+from ..microkernels.packing import PackPanels, PackSums, pack_in_kernel
 from ..microkernels.register_tile import Panel, Tile, split_options, sum_tile
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, machine_of, new_builder
@@ -45,6 +45,7 @@ _PANEL_BYTES = 384 * 1024  # of a panel that stays in L2 while the next one is p
 _NEAR_BYTES = 512 * 1024  # of weights that stay near from one output row to the next
 _EPILOGUE_SHARE = 0.25  # of L3, of results and epilogue operands above which tiles prefetch theirs during the sum
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
+_EACH_BYTE = 0x01010101
 _ORDERS = {  # of the loops around a register tile, outermost first
     "by line": ("image", "line", "group", "n", "m"),
     "by panel": ("group", "n", "image", "line", "m"),
@@ -69,6 +70,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         cycles, unit = vector_cycles(form, target, number_format), "dot" if number_format.k_pack > 1 else "fma"
     estimate = convolution_estimate(form, cycles, target, unit=unit)
     if is_depthwise(form):
+        if "int" in number_format.sums:
+            return Refusal("has integers of one channel a group, which no dot product multiplies")
         return Candidate(estimate, lambda: _build_depthwise(form, target))
     return Candidate(estimate, lambda: _Convolution(form, target, number_format).build())
 
@@ -128,11 +131,43 @@ class _Convolution:
         if self.packs_taps:
             reaches[-1] += -window.kernel[-1] % self.format.k_pack
         k_pack = 1 if self.packs_taps else self.format.k_pack
-        image = padded_image(self.builder, self.form, self.begins, reaches, k_pack=k_pack, rounds=self.packs_taps)
+        rounds, fill = self.packs_taps, self._padding()
+        image = padded_image(self.builder, self.form, self.begins, reaches, k_pack=k_pack, rounds=rounds, fill=fill)
         if isinstance(image, Refusal):
             return image
         flops = self._product(image)
         return finish("convolution_channels_last", self.builder, self.form.outer, flops=flops, packed=self.packed)
+
+    # Zero points ------------------------------------------------------------------------------------------------------
+
+    def _zero_point(self) -> Expr | None:
+        """What is subtracted from each element of the image, int32; None: nothing."""
+        name = self.form.inner.zero_points.get(self.anchor.inputs[0])
+        if name is None:
+            return None
+        return self.builder.bind(tirx.Cast("int32", GroupValues(self.form.inner, self.builder).read(name, ())))
+
+    def _padding(self) -> Expr:
+        """The element that stands for zero around the image."""
+        zero = self._zero_point()
+        if zero is None:
+            return 0
+        if self.format.k_pack == 1:
+            return tirx.Cast(self.source.dtype, zero)
+        return self.builder.bind((zero & tirx.const(255, "int32")) * tirx.const(_EACH_BYTE, "int32"))
+
+    def _correction(self) -> Callable[[Expr, Expr], Expr]:
+        """What makes the sums of elements less their zero point of sums of words, for their output channel (matmul.py)."""
+        zero = self._zero_point()
+        if self.format.k_pack == 1 or (zero is None and not self.format.offset):
+            return lambda channel, value: value
+        name, offset = self.anchor.inputs[1], tirx.const(self.format.offset, "int32")
+        zero = offset if zero is None else self.builder.bind(zero + offset)
+        kind = self.form.inner.types[name]
+        pack = PackSums(kind.shape, tuple(range(len(kind.shape))), 0, 1)
+        self.packed[f"{name}/sums"] = Operand(name, pack)
+        sums = self.builder.parameter(f"{name}/sums", self.out_channels, "int32")
+        return lambda channel, value: value - zero * sums[channel]
 
     # The product ------------------------------------------------------------------------------------------------------
 
@@ -146,7 +181,9 @@ class _Convolution:
         flops: int = 2 * images * lines * rows * self.out_channels * (self.source.shape[1] // self.groups) * prod(window.kernel)
         lanes = builder.lanes(self.accumulator)
         words = prod(depth) if self.packs_taps else inputs  # pairs of taps: neighbouring windows share none
-        machine, has_words = machine_of(self.target, self.accumulator), self.format.k_pack > 1
+        machine, has_words = self.format.machine(machine_of(self.target, self.accumulator)), self.format.k_pack > 1
+        self.correct = self._correction()
+        self.zero_point = self._zero_point() if self.format.k_pack == 1 else None
         pitch = (image.strides[-1] if self.is_last else words) * window.strides[-1]
         ranked = channels_last_tiles(rows, outputs, prod(depth), words, machine, pitch=pitch, pairs=has_words)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
@@ -194,7 +231,8 @@ class _Convolution:
             if self.packs_taps:
                 return self._taps(image, corner + row * step[-1], ks)
             *downs, right = (k * d for k, d in zip(ks, window.dilations, strict=False))
-            return factor(self.format, image.element(corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)))
+            element = factor(self.format, image.element(corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)))
+            return element if self.zero_point is None else element - self.zero_point
 
         def b(column: Expr, ks: Index) -> Expr:
             return factor(self.format, panel.buffer[panel.base + row_major(ks, depth) * tile.columns + column])
@@ -227,6 +265,8 @@ class _Convolution:
         """Whether skipping the taps of an axis that read only padding pays, for tiles of `run` positions along it."""
         if self.packs_taps and axis == len(self.window.kernel) - 1:
             return False
+        if self.format.offset or self.anchor.inputs[0] in self.form.inner.zero_points:
+            return False  # padding is no zero there
         products = prod(self.window.kernel[axis + 1 :]) * (self.channels // self.groups)  # of one tap
         return products >= _LEAST_PRODUCTS and share_of_padding(self.window, axis, run) >= _LEAST_PADDING
 
@@ -305,6 +345,7 @@ class _Convolution:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
         if bias:
             value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
+        value = self.correct(channel, value)
         number, *place = index
         dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
         self.form.store_epilogue(self.builder, (number, channel, *place), tirx.Cast(dtype, value))

@@ -46,12 +46,13 @@ def padded_image(
     *,
     k_pack: int = 1,
     rounds: bool = False,
+    fill: Expr = 0,
 ) -> Image | Refusal:
     """The anchor's input in place, or a zero-padded copy that begins `begins` positions before it in each dimension.
 
     Positions in [0, `reaches`) are read, counted from there. An element has `k_pack` neighbouring channels, as a 32-bit pair; an
     odd number of channels is always copied, padded with a zero (targets with AVX512_BF16 only). An input with a prologue must be
-    copied. With `rounds` the input is always copied, NCHW in bfloat16.
+    copied. With `rounds` the input is always copied, NCHW in bfloat16. Padding is `fill`, an element of the copy.
     """
     name = form.anchor.inputs[0]
     kind, parameter = form.inner.types[name], form.operands.get(name, name)
@@ -74,7 +75,7 @@ def padded_image(
     staged = Image(builder.workspace(images * pitch * prod(reaches), dtype), _strides(pitch, reaches, is_last))
     source = None if form.is_computed() else builder.parameter(parameter, kind.elements, kind.dtype)
     places = _lines(kind.shape, begins, reaches) if is_last else (kind.shape, begins, reaches)
-    _Copy(builder, form, source, staged.buffer, places[0], dtype, is_last, *places[1:], zeros=pitch - channels).emit()
+    _Copy(builder, form, source, staged.buffer, places[0], dtype, is_last, *places[1:], zeros=pitch - channels, fill=fill).emit()
     return staged
 
 
@@ -125,6 +126,7 @@ class _Copy:
     begins: Sequence[int]
     extents: Sequence[int]
     zeros: int = 0
+    fill: Expr = 0
 
     def emit(self) -> None:
         builder, (*heights, width), (*tops, left) = self.builder, self.extents, self.begins
@@ -146,8 +148,8 @@ class _Copy:
                 self._fill(base, width * unit)
 
     def _fill(self, base: Expr, count: int) -> None:
-        zero = tirx.const(0, self.dtype)
-        self.builder.vector_loop(count, self.builder.lanes(self.dtype), lambda i: self.builder.store(self.target, base + i, zero))
+        fill = tirx.const(self.fill, self.dtype) if isinstance(self.fill, int) else self.fill
+        self.builder.vector_loop(count, self.builder.lanes(self.dtype), lambda i: self.builder.store(self.target, base + i, fill))
 
     def _copy(self, base: Expr, plane: Expr, rows: Index, first: int, columns: int) -> None:
         """Copy columns of a row of the input; `plane` is an image (NHWC) or a channel of one (NCHW)."""

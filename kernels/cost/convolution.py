@@ -173,20 +173,20 @@ def _as_plane(extents: Sequence[int]) -> tuple[int, int]:
     return prod(extents[:-1]), extents[-1]
 
 
-def in_pairs(one: Convolution) -> Convolution:
-    """The convolution by dot products: its elements are 32-bit pairs of neighbouring bfloat16 input channels.
+def in_words(one: Convolution, k_pack: int) -> Convolution:
+    """The convolution by dot products: its elements are 32-bit words of `k_pack` neighbouring input channels.
 
-    An odd number of channels is padded with a zero, in a copy of the image.
+    Channels that fill no words are padded with zeros, in a copy of the image.
     """
-    is_copied = one.is_copied or one.inputs % 2 == 1
-    return replace(one, inputs=ceil(one.inputs / 2), element_bytes=2 * one.element_bytes, is_copied=is_copied, k_pack=2)
+    is_copied, size = one.is_copied or one.inputs % k_pack > 0, k_pack * one.element_bytes
+    return replace(one, inputs=ceil(one.inputs / k_pack), element_bytes=size, is_copied=is_copied, k_pack=k_pack)
 
 
 def pays_to_fill_pairs(one: Convolution, machine: Machine) -> bool:
     """Whether an odd number of bfloat16 channels is faster by dot products of pairs, for which the image is copied and padded."""
     if one.groups > 1 or one.inputs % 2 == 0:
         return False
-    return channels_last_cycles(in_pairs(one), machine) < channels_last_cycles(one, machine)
+    return channels_last_cycles(in_words(one, 2), machine) < channels_last_cycles(one, machine)
 
 
 def in_pairs_of_taps(one: Convolution) -> Convolution:

@@ -18,13 +18,14 @@ _MIN_BLOCK_ROWS = 32  # rows a thread from which on FMAs with a vector of weight
 def product_estimate(m: int, n: int, k: int, machine: Machine, *, k_pack: int = 1, batch: int = 1, unit: str = "fma") -> Estimate:
     """The estimate of `batch` products of m x k by k x n by the best register tile, `k_pack` neighbours along k at once.
 
-    `unit`, "fma" or "dot", makes them. A dot product takes all neighbours together, multiply-adds one after the other.
+    `unit`, "fma", "madd" or "dot", makes them. A dot product takes all neighbours together, multiply-adds one after the other,
+    and "madd" two at a time.
 
     Its bytes are those of float32 products by constant weights; `estimate.with_bytes` counts those of a group.
     """
     how = {"shifted_loads": False, "b_padded": True, "streams_b": True, "cuts_last": True}
     best = ranked_tiles(m, n, ceil(k / k_pack), machine, **how)[0]
-    item, steps = machine.item_bytes, 1 if unit == "dot" and machine.dots else k_pack
+    item, steps = machine.item_bytes, 1 if unit == "dot" and machine.dots else k_pack / 2 if unit == "madd" else k_pack
     return Estimate(
         batch * best.cycles * steps,
         2 * batch * m * n * k,

@@ -319,6 +319,9 @@ POINTWISE: dict[str, Scalar] = {
     "Clip": _clip,
     "Cos": _lanes(trigonometry.cos, tirx.cos),
     "Cosh": lambda e, x: _libm("cosh", x[0]),
+    "DequantizeLinear": lambda e, x: (
+        (tirx.Cast("float32", x[0]) - (tirx.Cast("float32", x[2]) if len(x) > 2 else tirx.const(0, "float32"))) * x[1]
+    ),
     "Div": _divide,
     "Elu": lambda e, x: _elu(e, x[0], e.op.attribute("alpha", 1.0)),
     "Equal": _equal,

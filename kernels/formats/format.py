@@ -7,13 +7,15 @@ here and, where `total + a * b` is not how it multiplies, its multiply-add to `m
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from ...runtime.hardware.machine import Machine
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 
-Unit: TypeAlias = Literal["fma", "dot", "tile"]  # FMAs of vectors, dot products (VDPBF16PS), AMX tiles
+# FMAs of vectors, dot products (VDPBF16PS, VPDPBUSD), the same in two steps for 16-bit integers (VPMADDWD), AMX tiles.
+Unit: TypeAlias = Literal["fma", "dot", "madd", "tile"]
 Granularity: TypeAlias = Literal["none", "tensor", "channel", "group"]  # what has a scale, and a zero point, of its own
 _WORD_BITS = 32
 _CHAIN = 1024  # additions in a chain: more have over twice the error of ONNX Runtime's sums, which are made of blocks of k
@@ -44,7 +46,8 @@ class Format:
     One operation of `unit` takes `k_pack` neighbours along k. Those of `b`, and of `a` where they fill 32 bits, are loaded as one
     32-bit word, the first in the lowest bits (VNNI layout). A sum of more than `longest_chain` operations is made of partial sums
     over blocks of k; None: never, as sums are exact. With AMX an operand is the sum of `terms` bfloat16 numbers. `feature`: what
-    the CPU must have.
+    the CPU must have; `registers`: vectors that a multiply-add needs beside its sum and its factors. What is read of `a` is its
+    number plus `offset`.
     """
 
     name: str
@@ -56,6 +59,8 @@ class Format:
     longest_chain: int | None = _CHAIN
     terms: int = 1
     feature: str = ""
+    registers: int = 0
+    offset: int = 0
 
     def __post_init__(self) -> None:
         assert self.k_pack == 1 or self.b.bits * self.k_pack == _WORD_BITS or self.unit == "tile", f"{self.name} fills no words"
@@ -64,6 +69,15 @@ class Format:
     def packs_a(self) -> bool:
         """Whether A, too, is read as words of neighbours along k."""
         return self.k_pack > 1 and self.a.bits * self.k_pack == _WORD_BITS
+
+    def machine(self, machine: Machine) -> Machine:
+        """A core with the registers that are left for sums and factors."""
+        return replace(machine, registers=machine.registers - self.registers)
+
+    @property
+    def steps(self) -> int:
+        """Instructions of the unit that take one word."""
+        return 2 if self.unit == "madd" else 1
 
     def runs_on(self, target: Target) -> bool:
         """Whether the target has the format's instructions; GPUs have those with a k-pack of 1 only."""
@@ -93,6 +107,12 @@ F32_BF16_PAIRS = Format("f32*bf16 pairs", _FLOAT32, _BFLOAT16, "float32", "fma",
 BF16X1 = Format("bf16x1", _BFLOAT16, _BFLOAT16, "float32", "tile", 2, terms=1)
 BF16X2 = Format("bf16x2", _FLOAT32, _FLOAT32, "float32", "tile", 2, terms=2)
 BF16X3 = Format("bf16x3", _FLOAT32, _FLOAT32, "float32", "tile", 2, terms=3)
+_UINT8, _INT8 = Storage("uint8"), Storage("int8")
+U8_DOT = Format("u8*s8 dot", _UINT8, _INT8, "int32", "dot", 4, None, feature="avx512_vnni")
+U8_MADD = Format("u8*s8 madd", _UINT8, _INT8, "int32", "madd", 4, None, registers=4)
+S8_DOT = Format("s8*s8 dot", _INT8, _INT8, "int32", "dot", 4, None, feature="avx512_vnni", offset=128)
+S8_MADD = Format("s8*s8 madd", _INT8, _INT8, "int32", "madd", 4, None, registers=4, offset=128)
+_BYTES = ("uint8", "int8")
 _NARROW = ("float16", "bfloat16")  # types whose sums are float32
 _WIDE = ("float64", "int32", "int64", "uint32", "uint64")
 
@@ -101,7 +121,12 @@ FORMATS: tuple[Format, ...] = (
     BF16_DOT,
     BF16_PAIRS,
     F32_BF16_PAIRS,
+    U8_DOT,
+    U8_MADD,
+    S8_DOT,
+    S8_MADD,
     F32,
+    *(plain(a, b, "int32") for a in _BYTES for b in _BYTES),
     *(plain(a, b, "float32") for a in ("float32", *_NARROW) for b in ("float32", *_NARROW) if (a, b) != ("float32", "float32")),
     *(plain(dtype) for dtype in _WIDE),
     BF16X1,

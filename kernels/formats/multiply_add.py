@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 from tvm import tirx
 
-from . import bfloat16
-from .format import BF16_DOT, BF16_PAIRS, F32_BF16_PAIRS, Format
+from . import bfloat16, int8
+from .format import BF16_DOT, BF16_PAIRS, F32_BF16_PAIRS, S8_DOT, S8_MADD, U8_DOT, U8_MADD, Format
 
 Expr: TypeAlias = Any  # as in builder
 MultiplyAdd = Callable[[Expr, Any, Expr], Expr]  # of a sum and two factors: the new sum
@@ -18,6 +18,10 @@ MULTIPLY_ADDS: dict[str, MultiplyAdd] = {
     BF16_DOT.name: bfloat16.dot,
     BF16_PAIRS.name: bfloat16.multiply_add_words,
     F32_BF16_PAIRS.name: bfloat16.multiply_add_halves,
+    U8_DOT.name: int8.dot,
+    U8_MADD.name: int8.madd,
+    S8_DOT.name: int8.signed_dot,
+    S8_MADD.name: int8.signed_madd,
 }
 
 

@@ -37,7 +37,8 @@ class Group:
     `constants` are the inputs whose bytes never change; `literals` small constants whose values are known at compile time, and
     may be immediates in a kernel's code. `precision` bounds the errors of its results; `configuration` names tuned choices among
     the legal ones. With `is_on_branch` the result is added to a residual stream, so that its errors are a part of the sum only.
-    `formats`: the storage of operands with scales and zero points, which their types do not tell.
+    `formats`: the storage of operands with scales and zero points, which their types do not tell. `zero_points`: the names of
+    the scalars that anchors are to subtract from operands of 8 bits, by the names of those.
     """
 
     ops: tuple[Op, ...]
@@ -50,6 +51,7 @@ class Group:
     configuration: Configuration = field(default_factory=dict)
     is_on_branch: bool = False
     formats: Mapping[str, Storage] = field(default_factory=dict)
+    zero_points: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def producers(self) -> dict[str, Op]:

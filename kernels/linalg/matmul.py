@@ -21,9 +21,9 @@ from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..cost.product import product_estimate
 from ..cost.register_tile import share_sets
 from ..formats.format import Format, format_for, formats_for
-from ..formats.multiply_add import factor, joined
+from ..formats.multiply_add import joined
 from ..groups.group import Group, Op
-from ..microkernels.packing import PackPanels
+from ..microkernels.packing import PackPanels, PackSums
 from ..microkernels.register_tile import Panel, Plane, TileProduct, emit, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, machine_of, new_builder
@@ -51,11 +51,15 @@ class Side:
 
     def pack(self, tile: int, k_pack: int = 1) -> PackPanels:
         """The packing of the operand, if it is constant, into panels of `tile` lines."""
+        return PackPanels(*self.layout(), tile, k_pack=k_pack)
+
+    def layout(self) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
+        """The first arguments of a pack: shape, order of the dimensions, and how many of these are batch and lines."""
         rank = len(self.batch)
         shape, order = (self.lines, self.depth), (*range(rank), rank, rank + 1)
         if self.lines_last:
             shape, order = (self.depth, self.lines), (*range(rank), rank + 1, rank)
-        return PackPanels((*self.batch, *shape), order, rank, 1, tile, k_pack=k_pack)
+        return (*self.batch, *shape), order, rank, 1
 
     def matrix_of(self, batch: tuple[int, ...], position: Expr) -> Expr:
         """Number of the operand's matrix that belongs to a position of the product's batch."""
@@ -111,6 +115,8 @@ class MatMulKernel:
         a, b = self.a, self.b
         if one.k_pack == 1 or b.name in self.group.constants:
             return one.k_pack == 1 or not a.lines_last
+        if one.offset or a.name in self.group.zero_points:
+            return False
         return not a.lines_last and a.depth % one.k_pack == 0 and one.packs_a and b.lines_last
 
     @property
@@ -120,14 +126,15 @@ class MatMulKernel:
 
     def estimate(self) -> Estimate:
         """The estimate of all products by the best register tile, epilogue included."""
-        machine, best = machine_of(self.target, self.accumulator), self.formats[0]
+        best = self.formats[0]
+        machine = best.machine(machine_of(self.target, self.accumulator))
         size = self.a.lines, self.b.lines, self.a.depth
         alone = product_estimate(*size, machine, k_pack=best.k_pack, batch=prod(self.batch), unit=best.unit)
         return with_epilogue(with_bytes(alone, self.group), self.group, machine, self.anchor)
 
     def build(self) -> BuiltKernel:
         self.format = self.builder.choose("format", {one.name: one for one in self.formats})
-        a, b, k_pack, machine = self.a, self.b, self.format.k_pack, machine_of(self.target, self.accumulator)
+        a, b, k_pack, machine = self.a, self.b, self.format.k_pack, self.format.machine(machine_of(self.target, self.accumulator))
         packs_a, packs_b = a.name in self.group.constants and k_pack == 1, b.name in self.group.constants
         copies_a = not packs_a and (a.depth % k_pack > 0 or self.has_set_conflicts())
         # A B that is not constant is read in place if it is contiguous along columns, which fill a vector; else it is packed.
@@ -189,7 +196,7 @@ class MatMulKernel:
 
         def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
             row = a.matrix_of(self.batch, batch) * a.lines + start + line
-            return tirx.Cast(self.accumulator, spread[row * pitch + ks[0]])
+            return self._number(a, spread[row * pitch + ks[0]])
 
         return load
 
@@ -198,9 +205,17 @@ class MatMulKernel:
         buffer = self.builder.parameter(side.name, kind.elements, kind.dtype)
 
         def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
-            return tirx.Cast(self.accumulator, buffer[side.offset(side.matrix_of(self.batch, batch), start + line, ks[0])])
+            return self._number(side, buffer[side.offset(side.matrix_of(self.batch, batch), start + line, ks[0])])
 
         return load
+
+    def _number(self, side: Side, element: Expr) -> Expr:
+        """An element that is multiplied alone, less the operand's zero point, in the type of the sums."""
+        number = tirx.Cast(self.accumulator, element)
+        return number - self._zero_point(side) if side.name in self.group.zero_points else number
+
+    def _zero_point(self, side: Side) -> Expr:
+        return tirx.Cast(self.accumulator, GroupValues(self.group, self.builder).read(self.group.zero_points[side.name], ()))
 
     def _rows(self, is_copied: bool) -> Load:
         """The loads of A that multiply-adds take, in place or from a copy."""
@@ -273,7 +288,7 @@ class MatMulKernel:
             matrix, panel = builder.bind(tirx.floordiv(chunk, panels)), builder.bind(tirx.floormod(chunk, panels))
             with builder.loop(side.depth, name="k") as k, builder.loop(tile, name="line") as i:
                 line = panel * tile + i
-                value = tirx.Cast(self.accumulator, source[side.offset(matrix, tirx.min(line, side.lines - 1), k)])
+                value = self._number(side, source[side.offset(matrix, tirx.min(line, side.lines - 1), k)])
                 builder.store(staged, (chunk * side.depth + k) * tile + i, builder.masked(line < side.lines, value, zero))
         return staged
 
@@ -303,7 +318,8 @@ class MatMulKernel:
 
         def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
             matrix = side.matrix_of(self.batch, batch)
-            return factor(self.format, buffer[((matrix * panels + panel) * self.k_steps + ks[0]) * tile + line])
+            element = buffer[((matrix * panels + panel) * self.k_steps + ks[0]) * tile + line]
+            return element if self.format.k_pack > 1 or side.name not in self.packed else self._number(side, element)
 
         return load
 
@@ -321,7 +337,10 @@ class MatMulKernel:
         group, builder = self.group, self.builder
         shape = group.types[self.anchor.outputs[0]].shape
 
+        correct = self._correction()
+
         def store(batch: Expr, m: Expr, r: Expr, n: Expr, value: Expr) -> None:
+            value = correct(batch, n, value)
             line = batch * self.a.lines + m
             offset = line * self.b.lines + n
             index = (*unravel(line, shape[:-1]), n) if shape[-1:] == (self.b.lines,) else unravel(offset, shape)
@@ -329,20 +348,44 @@ class MatMulKernel:
 
         return store
 
+    def _correction(self) -> Callable[[Expr, Expr, Expr], Expr]:
+        """What makes the sum of (a - z) * b, in the type that the epilogue reads, of that of a * b, for its matrix and column.
+
+        sum (a - z) b = sum a b - z sum b (Jacob et al.: Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference, CVPR 2018, 2.3); the sums of constant b are made at compile time.
+        """
+        kind = self.dtype if "float" in self.dtype and "int" in self.accumulator else self.accumulator
+        has_zero_point = self.a.name in self.group.zero_points
+        if self.format.k_pack == 1 or not (has_zero_point or self.format.offset):
+            return lambda batch, n, value: tirx.Cast(kind, value)
+        b = self.b
+        pack = PackSums(*b.layout())
+        count = pack.packed_type(self.group.types[b.name]).elements
+        sums = self.builder.parameter(f"{b.name}/sums", count, "int32")
+        self.packed[f"{b.name}/sums"] = Operand(b.name, pack)
+        zero = tirx.const(self.format.offset, "int32")
+        if has_zero_point:
+            zero = self.builder.bind(self._zero_point(self.a) + zero)
+
+        def corrected(batch: Expr, n: Expr, value: Expr) -> Expr:
+            return tirx.Cast(kind, value - zero * sums[b.matrix_of(self.batch, batch) * b.lines + n])
+
+        return corrected
+
     def _with_bias(self, index: Index, value: Expr) -> Expr:
         """alpha * value + beta * C for Gemm."""
         if self.anchor.op_type != "Gemm":
             return value
-        alpha, beta = self.anchor.attribute("alpha", 1.0), self.anchor.attribute("beta", 1.0)
+        alpha, beta, kind = self.anchor.attribute("alpha", 1.0), self.anchor.attribute("beta", 1.0), str(value.ty)
         if alpha != 1.0:
-            value = value * tirx.const(alpha, self.accumulator)
+            value = value * tirx.const(alpha, kind)
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
         if not bias or beta == 0.0:
             return value
         types = self.group.types
         place = broadcast_index(index, types[self.anchor.outputs[0]].shape, types[bias].shape)
-        element = tirx.Cast(self.accumulator, GroupValues(self.group, self.builder).read(bias, place))
-        return value + (element * tirx.const(beta, self.accumulator) if beta != 1.0 else element)
+        element = tirx.Cast(kind, GroupValues(self.group, self.builder).read(bias, place))
+        return value + (element * tirx.const(beta, kind) if beta != 1.0 else element)
 
 
 def _normal_form(group: Group, anchor: Op) -> tuple[tuple[int, ...], Side, Side]:

@@ -64,6 +64,34 @@ class PackPanels:
         return f"panels({self.shape},{self.order},{self.tile}{extra})".replace(" ", "")
 
 
+@dataclass(frozen=True)
+class PackSums:
+    """The sums over k of a constant operand of integers, as int32: [groups, lines].
+
+    The constant is `shape`, transposed by `order`, whose first `group_axes` dimensions are groups, the next `line_axes` the rows
+    of A or columns of B, the rest k.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    group_axes: int
+    line_axes: int
+
+    def packed_type(self, source: TensorType) -> TensorType:
+        extents = [self.shape[axis] for axis in self.order]
+        head = self.group_axes + self.line_axes
+        return TensorType((prod(extents[: self.group_axes]), prod(extents[self.group_axes : head])), "int32")
+
+    def __call__(self, array: np.ndarray) -> np.ndarray:
+        turned = array.reshape(self.shape).transpose(self.order)
+        head = self.group_axes + self.line_axes
+        sums = turned.sum(axis=tuple(range(head, turned.ndim)), dtype=np.int32)
+        return np.ascontiguousarray(sums.reshape(prod(turned.shape[: self.group_axes]), -1))
+
+    def __str__(self) -> str:
+        return f"sums({self.shape},{self.order},{self.group_axes},{self.line_axes})".replace(" ", "")
+
+
 def pack_in_kernel(builder: KernelBuilder, source: Buffer, pack: PackPanels) -> Buffer:
     """A workspace with the panels that `pack` would make at compile time, for a `k_pack` of 1 and without rounding.
 

@@ -16,7 +16,8 @@ from . import views
 
 Reader = Callable[[Index], Expr]
 
-NARROW_FLOATS = ("bfloat16", "float16")
+_NARROW_FLOATS, _BYTES = ("bfloat16", "float16"), ("uint8", "int8")
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # By floating point type, the integer of its width whose sign bit alone is -0.0.
 _SIGN_BIT = {
     "float64": ("int64", -(2**63)),
@@ -134,25 +135,31 @@ def followers_of(group: Group) -> tuple[Op, ...]:
 
 
 def read_narrow(group: Group) -> Group:
-    """The group without Casts of bfloat16 or float16 to float32 that only anchors read: these load such operands directly."""
+    """The group without what makes float32 of bfloat16 and float16 that only anchors read: these load such operands directly. So
+    do products of two operands of 8 bits, which subtract their `zero_points`."""
     anchors = anchors_of(group)
     read_by_anchors = [name for op in anchors for name in op.inputs]
-    casts = {
-        op.outputs[0]: op.inputs[0]
+    widened = {
+        op.outputs[0]: op
         for op in group.ops
-        if op.op_type == "Cast"
-        and group.types[op.inputs[0]].dtype in NARROW_FLOATS
+        if op.op_type in ("Cast", "DequantizeLinear")
+        and group.types[op.inputs[0]].dtype in (*_NARROW_FLOATS, *_BYTES)
         and group.types[op.outputs[0]].dtype == "float32"
         and group.reader_counts.get(op.outputs[0]) == read_by_anchors.count(op.outputs[0])
     }
-    if not casts:
+    bytes_of = {name for name, op in widened.items() if group.types[op.inputs[0]].dtype in _BYTES}
+    if not all(op.op_type in _PRODUCTS and bytes_of.issuperset(op.inputs[:2]) for op in anchors):
+        widened = {name: op for name, op in widened.items() if name not in bytes_of}
+    if not widened:
         return group
+    sources = {name: op.inputs[0] for name, op in widened.items()}
     ops = tuple(
-        replace(op, inputs=tuple(casts.get(name, name) for name in op.inputs)) if any(op is one for one in anchors) else op
+        replace(op, inputs=tuple(sources.get(name, name) for name in op.inputs)) if any(op is one for one in anchors) else op
         for op in group.ops
-        if not casts.keys() & set(op.outputs)
+        if not widened.keys() & set(op.outputs)
     )
-    return replace(group, ops=ops)
+    zeros = {op.inputs[0]: op.inputs[2] for op in widened.values() if len(op.inputs) > 2 and op.inputs[2]}
+    return replace(group, ops=ops, zero_points={**group.zero_points, **zeros})
 
 
 def surroundings(group: Group) -> tuple[Op, ...]:

@@ -91,6 +91,8 @@ def _is_computable(node: ir.Node, scope: Scope) -> bool:
     inputs = [value for value in node.inputs if value is not None]
     if node.domain != "" or node.op_type == "Identity" or not inputs or not all(is_constant(value) for value in inputs):
         return False
+    if kind_of(node) is Kind.OPERAND and inputs[0].dtype in (ir.DataType.INT8, ir.DataType.UINT8):
+        return False  # weights of 8 bits stay what they are
     if any(True for _ in subgraphs_of(node)) or not is_deterministic(node, scope.model):
         return False
     return all(output.name == "" or _is_bounded(node, output) for output in node.outputs)

@@ -12,8 +12,8 @@ from prefuse.kernels.cost.convolution import (
     channels_last_cycles,
     channels_last_tile,
     channels_last_tiles,
-    in_pairs,
     in_pairs_of_taps,
+    in_words,
     pays_to_fill_pairs,
     spread_pitch,
 )
@@ -68,11 +68,11 @@ def test_rows_that_share_the_sets_of_a_cache_are_few() -> None:
 def test_pairs_of_odd_channels_cost_a_copy() -> None:
     """Which many results a position pay for; pairs of taps of a row are no more where channels are no more than they."""
     points = Convolution(1, 1, 37, 64, 56, 56, 56, 56, (1, 1), (1, 1), False, 2)
-    assert channels_last_cycles(in_pairs(points), ZEN5) > channels_last_cycles(replace(points, inputs=19), ZEN5)
+    assert channels_last_cycles(in_words(points, 2), ZEN5) > channels_last_cycles(replace(points, inputs=19), ZEN5)
     few, many, groups = (replace(points, outputs=16), replace(points, kernel=(3, 3), is_padded=True), replace(points, groups=2))
     assert [pays_to_fill_pairs(one, ZEN5) for one in (points, few, many, groups)] == [True, False, True, False]
     taps = [replace(many, inputs=inputs, kernel=(3, width)) for inputs, width in ((3, 3), (5, 3), (37, 2), (5, 5), (37, 1))]
-    assert [in_pairs_of_taps(one).depth <= in_pairs(one).depth for one in taps] == [True, False, True, True, False]
+    assert [in_pairs_of_taps(one).depth <= in_words(one, 2).depth for one in taps] == [True, False, True, True, False]
     assert channels_last_cycles(in_pairs_of_taps(taps[0]), ZEN5) < channels_last_cycles(taps[0], ZEN5)
 
 

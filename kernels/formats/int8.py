@@ -1,0 +1,157 @@
+"""Dot products of 8-bit integers. A "word" is a 32-bit lane with four of them, the first in its lowest byte (VNNI layout).
+
+A multiply-add of words is s + a0 * b0 + ... + a3 * b3 in 32 bits, modulo 2^32, `a` unsigned and `b` signed: one instruction where
+the CPU has AVX512_VNNI (VPDPBUSD). Elsewhere bytes are widened to 16 bits, even ones and odd ones, and VPMADDWD adds up the
+products of each in 32 bits. Both are exact; VPMADDUBSW, which takes bytes, saturates sums of 16 bits and is not.
+
+TVM cannot write these instructions, so they are called through functions of LLVM IR, which are inlined.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from tvm import tirx
+from tvm.ir import Call, Op, PrimType, _ffi_api, register_op_attr
+
+from ...runtime.target import BFLOAT16_EMULATED, Target
+
+Expr: TypeAlias = Any  # as in builder
+
+_DOT, _DOT_LANES = "tirx.prefuse_int8_dot", 16
+_DOT_FUNCTION = "prefuse_int8_dot"
+_MADD = "tirx.prefuse_int8_madd"
+_MADD_FUNCTION, _MADD_LANES = "prefuse_int8_madd", (8, 16)
+_PURE = 1  # TVM's CallEffectKind of an operator without side effects
+_BYTES = 4  # of a word
+_SIGN_BITS = -0x7F7F7F80  # the highest bit of each byte of a word
+
+
+def llvm_functions(target: Target) -> str:
+    """The functions that kernels for a target call. Where its instructions are only imitated, so are they."""
+    is_emulated = target.level == BFLOAT16_EMULATED
+    has_words = target.has("avx512bw") and not is_emulated
+    madds = [_madd_function(8, "avx2.pmadd.wd"), _madd_function(16, "avx512.pmaddw.d.512") if has_words else _loose_madd(16)]
+    if not target.has("avx512_vnni"):
+        return "".join(madds)
+    return "".join(madds) + (_loose_dot() if is_emulated else _DOT_INSTRUCTION)
+
+
+_DOT_INSTRUCTION = f"""
+declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32>, <64 x i8>, <64 x i8>)
+define <16 x i32> @{_DOT_FUNCTION}(<16 x i32> %sums, <16 x i32> %a, <16 x i32> %b) alwaysinline {{
+  %x = bitcast <16 x i32> %a to <64 x i8>
+  %y = bitcast <16 x i32> %b to <64 x i8>
+  %r = call <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32> %sums, <64 x i8> %x, <64 x i8> %y)
+  ret <16 x i32> %r
+}}"""
+
+
+def _splat(kind: str, value: int, lanes: int) -> str:
+    """A constant with this value in all its lanes."""
+    return "<" + ", ".join([f"{kind} {value}"] * lanes) + ">"
+
+
+def _madd_function(lanes: int, instruction: str) -> str:
+    """Two VPMADDWD, of the even bytes of words and of the odd ones."""
+    halves, eight = f"<{2 * lanes} x i16>", _splat("i16", 8, 2 * lanes)
+    result = f"<{lanes} x i32>"
+    return f"""
+declare {result} @llvm.x86.{instruction}({halves}, {halves})
+define {result} @{_MADD_FUNCTION}_{lanes}({result} %sums, {result} %a, {result} %b) alwaysinline {{
+  %x = bitcast {result} %a to {halves}
+  %y = bitcast {result} %b to {halves}
+  %xeven = and {halves} %x, {_splat("i16", 255, 2 * lanes)}
+  %xodd = lshr {halves} %x, {eight}
+  %yhigh = shl {halves} %y, {eight}
+  %yeven = ashr {halves} %yhigh, {eight}
+  %yodd = ashr {halves} %y, {eight}
+  %even = call {result} @llvm.x86.{instruction}({halves} %xeven, {halves} %yeven)
+  %odd = call {result} @llvm.x86.{instruction}({halves} %xodd, {halves} %yodd)
+  %both = add {result} %even, %odd
+  %r = add {result} %sums, %both
+  ret {result} %r
+}}"""
+
+
+def _loose_function(name: str, lanes: int) -> str:
+    """The same in arithmetic that any CPU has, byte by byte."""
+    kind = f"<{lanes} x i32>"
+    lines, total = [], "%sums"
+    for byte in range(_BYTES):
+        left, right = (_splat("i32", bits, lanes) for bits in (24 - 8 * byte, 24))
+        lines += [
+            f"%ahigh{byte} = shl {kind} %a, {left}",
+            f"%a{byte} = lshr {kind} %ahigh{byte}, {right}",
+            f"%bhigh{byte} = shl {kind} %b, {left}",
+            f"%b{byte} = ashr {kind} %bhigh{byte}, {right}",
+            f"%p{byte} = mul {kind} %a{byte}, %b{byte}",
+            f"%s{byte} = add {kind} {total}, %p{byte}",
+        ]
+        total = f"%s{byte}"
+    body = "\n  ".join(lines)
+    return f"""
+define {kind} @{name}({kind} %sums, {kind} %a, {kind} %b) alwaysinline {{
+  {body}
+  ret {kind} {total}
+}}"""
+
+
+def _loose_madd(lanes: int) -> str:
+    return _loose_function(f"{_MADD_FUNCTION}_{lanes}", lanes)
+
+
+def _loose_dot() -> str:
+    return _loose_function(_DOT_FUNCTION, _DOT_LANES)
+
+
+def dot(total: Expr, a: Expr, b: Expr) -> Expr:
+    """total + the four products of the bytes of words (int32), those of a unsigned and those of b signed, by VPDPBUSD."""
+    return Call(Op.get(_DOT), [total, a, b], ret_ty=PrimType("int32"))
+
+
+def madd(total: Expr, a: Expr, b: Expr) -> Expr:
+    """The same by VPMADDWD."""
+    return Call(Op.get(_MADD), [total, a, b], ret_ty=PrimType("int32"))
+
+
+def signed_dot(total: Expr, a: Expr, b: Expr) -> Expr:
+    """As `dot` with 128 more in each byte of a, which is signed: 128 times the sum of b's bytes too much."""
+    return dot(total, a ^ tirx.const(_SIGN_BITS, "int32"), b)
+
+
+def signed_madd(total: Expr, a: Expr, b: Expr) -> Expr:
+    """As `madd`, with 128 more in each byte of a."""
+    return madd(total, a ^ tirx.const(_SIGN_BITS, "int32"), b)
+
+
+def _emulated(total: Expr, a: Expr, b: Expr, lanes: int) -> Expr:
+    def number(value: int) -> Expr:
+        one = tirx.const(value, "int32")
+        return one if lanes == 1 else tirx.Broadcast(one, lanes)
+
+    for byte in range(_BYTES):
+        unsigned = (a >> number(8 * byte)) & number(255)
+        total = total + unsigned * ((b << number(24 - 8 * byte)) >> number(24))
+    return total
+
+
+def _lower_dot(call: Any) -> Expr:
+    """TVM asks this for each multiply-add when its loops are vectors: whole registers have the instruction."""
+    if call.ty.dtype.lanes != _DOT_LANES:
+        return _emulated(*call.args, call.ty.dtype.lanes)
+    return tirx.call_pure_extern(call.ty, _DOT_FUNCTION, *call.args)
+
+
+def _lower_madd(call: Any) -> Expr:
+    lanes = call.ty.dtype.lanes
+    if lanes not in _MADD_LANES:
+        return _emulated(*call.args, lanes)
+    return tirx.call_pure_extern(call.ty, f"{_MADD_FUNCTION}_{lanes}", *call.args)
+
+
+for _name, _lower in ((_DOT, _lower_dot), (_MADD, _lower_madd)):
+    _ffi_api.RegisterOp(_name, "s + a0 * b0 + a1 * b1 + a2 * b2 + a3 * b3, of words of four 8-bit integers")
+    register_op_attr(_name, "TCallEffectKind", _PURE)
+    register_op_attr(_name, "TVectorizable", True)
+    tirx.register_intrin_lowering(_name, target="llvm", f=_lower)

@@ -1,0 +1,79 @@
+"""Products of 8-bit integers: exactly, of signed and unsigned activations with any zero point, padding included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.runtime.plan import TensorType
+from prefuse.runtime.target import Target
+
+from ..convolution.channels_last_cases import channels_last
+from ..harness import Case, check, type_of
+
+LEVELS = ("avx2", "avx512", "avx512vnni", "avx512bf16-emulated")
+rng = np.random.default_rng(8)
+
+
+# Channels, extent of a window, padding, stride, groups.
+SHAPES = ((12, 1, 0, 1, 1), (8, 3, 1, 1, 1), (16, 3, 1, 2, 2), (6, 3, 2, 1, 1), (20, 5, 0, 2, 1))
+
+
+def case_of(op: str, a: np.ndarray, b: np.ndarray, zero: int | None, exact: np.ndarray, **attributes: Any) -> Case:
+    """The group that multiplies what an offset and a Cast make of bytes, by weights that are constant."""
+    zeros = {} if zero is None else {"z": np.array(zero, a.dtype)}
+    widen = Op("Cast", ("a",), ("x",), {"to": 1}, 23)
+    if zeros:
+        widen = Op("DequantizeLinear", ("a", "one", "z"), ("x",), {}, 23)
+        zeros["one"] = np.array(1, np.float32)
+    ops = (widen, Op("Cast", ("b",), ("w",), {"to": 1}, 23), Op(op, ("x", "w"), ("y",), attributes, 23))
+    arrays = {"a": a, "b": b, **zeros}
+    result = exact.astype(np.float32)
+    types = {name: type_of(array) for name, array in arrays.items()}
+    types |= {"x": TensorType(a.shape, "float32"), "w": TensorType(b.shape, "float32"), "y": type_of(result)}
+    literals = {"one": arrays["one"]} if zeros else {}
+    group = Group(ops, tuple(arrays), ("y",), types, frozenset({"b", "one"} & arrays.keys()), literals)
+    return Case(group, arrays, [result], label=f"{op} {a.dtype} {a.shape} x {b.shape} zero {zero}")
+
+
+def extremes(dtype: str, *shape: int) -> np.ndarray:
+    """Random bytes, many of them the least or the greatest there is."""
+    info = np.iinfo(dtype)
+    some = rng.integers(info.min, info.max + 1, shape, dtype)
+    return np.where(rng.random(shape) < 0.4, np.where(rng.random(shape) < 0.5, info.min, info.max), some).astype(dtype)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", None), ("uint8", 128), ("uint8", 255), ("int8", None), ("int8", -128)])
+def test_products(dtype: str, zero: int | None, level: str) -> None:
+    cases = []
+    for m, k, n in ((5, 8, 17), (33, 77, 50), (1, 3, 9), (3, 1, 1), (7, 1030, 40), (2, 4, 16)):
+        a, b = extremes(dtype, m, k), extremes("int8", k, n)
+        cases.append(case_of("MatMul", a, b, zero, (a.astype(np.int64) - (zero or 0)) @ b.astype(np.int64)))
+    a, b = extremes(dtype, 2, 3, 6, 12), extremes("int8", 2, 1, 12, 20)
+    cases.append(case_of("MatMul", a, b, zero, (a.astype(np.int64) - (zero or 0)) @ b.astype(np.int64)))
+    check(cases, Target("cpu", level, 2))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", None), ("uint8", 3), ("int8", None), ("int8", 77)])
+def test_convolutions(dtype: str, zero: int | None, level: str) -> None:
+    """Padding is zero, which stands as the zero point in memory."""
+    cases = []
+    for channels, kernel, pad, stride, groups in (
+        (12, 1, 0, 1, 1),
+        (8, 3, 1, 1, 1),
+        (16, 3, 1, 2, 2),
+        (6, 3, 2, 1, 1),
+        (20, 5, 0, 2, 1),
+    ):
+        a, b = extremes(dtype, 2, channels, 9, 7), extremes("int8", 18, channels // groups, kernel, kernel)
+        padded = np.pad(a.astype(np.int64) - (zero or 0), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
+        parts = zip(np.split(windows, groups, 1), np.split(b.astype(np.int64), groups), strict=True)
+        exact = np.concatenate([np.einsum("nchwij,ocij->nohw", part, w) for part, w in parts], 1)
+        one = case_of("Conv", a, b, zero, exact, pads=(pad,) * 4, strides=(stride,) * 2, group=groups)
+        cases += [one, channels_last(one, template="convolution_channels_last")]
+    check(cases, Target("cpu", level, 2))
