@@ -15,6 +15,8 @@ from prefuse.kernels.formats.format import (
     F32,
     F32_BF16_PAIRS,
     FORMATS,
+    U8_DOT,
+    U8_MADD,
     Format,
     Storage,
     format_for,
@@ -45,7 +47,11 @@ CONVERTED = plain("bfloat16", "bfloat16", "float32")
         ("float32", "bfloat16", AVX512BF16, (F32_BF16_PAIRS, plain("float32", "bfloat16", "float32"))),
         ("bfloat16", "float32", AVX512BF16, (plain("bfloat16", "float32", "float32"),)),
         ("int32", "int32", AVX2, (plain("int32"),)),
-        ("int8", "int8", AVX2, ()),
+        ("uint8", "int8", AVX2, (U8_MADD, plain("uint8", "int8", "int32"))),
+        ("uint8", "int8", AVX512BF16, (U8_DOT, U8_MADD, plain("uint8", "int8", "int32"))),
+        ("int8", "int8", GPU, (plain("int8", "int8", "int32"),)),
+        ("int8", "uint8", AVX2, (plain("int8", "uint8", "int32"),)),
+        ("int16", "int8", AVX2, ()),
         ("float64", "float32", AVX2, ()),
     ],
 )
@@ -66,7 +72,7 @@ def test_rows_of_the_table() -> None:
     assert len({one.name for one in FORMATS}) == len(FORMATS)
     for one in FORMATS:
         assert (one.longest_chain is None) == ("int" in one.sums)
-        assert one.packs_a == (one.k_pack == 2 and one.a.dtype == "bfloat16")
+        assert one.packs_a == (one.k_pack > 1 and one.a.dtype in ("bfloat16", "uint8", "int8"))
     with pytest.raises(AssertionError, match="fills no words"):
         replace(BF16_DOT, k_pack=4)
     assert Format("s4", Storage("int4", is_packed=True), Storage("int4", is_packed=True), "int32", "dot", 8).packs_a

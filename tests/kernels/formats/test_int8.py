@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.plan import TensorType
-from prefuse.runtime.target import Target
 
 from ..convolution.channels_last_cases import channels_last
-from ..harness import Case, check, type_of
+from ..harness import Case, check, target_of, type_of
 
 LEVELS = ("avx2", "avx512", "avx512vnni", "avx512bf16-emulated")
 rng = np.random.default_rng(8)
@@ -54,7 +53,7 @@ def test_products(dtype: str, zero: int | None, level: str) -> None:
         cases.append(case_of("MatMul", a, b, zero, (a.astype(np.int64) - (zero or 0)) @ b.astype(np.int64)))
     a, b = extremes(dtype, 2, 3, 6, 12), extremes("int8", 2, 1, 12, 20)
     cases.append(case_of("MatMul", a, b, zero, (a.astype(np.int64) - (zero or 0)) @ b.astype(np.int64)))
-    check(cases, Target("cpu", level, 2))
+    check(cases, target_of(level))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -76,4 +75,4 @@ def test_convolutions(dtype: str, zero: int | None, level: str) -> None:
         exact = np.concatenate([np.einsum("nchwij,ocij->nohw", part, w) for part, w in parts], 1)
         one = case_of("Conv", a, b, zero, exact, pads=(pad,) * 4, strides=(stride,) * 2, group=groups)
         cases += [one, channels_last(one, template="convolution_channels_last")]
-    check(cases, Target("cpu", level, 2))
+    check(cases, target_of(level))
