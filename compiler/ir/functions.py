@@ -104,7 +104,7 @@ def fuse_into_function(model: ir.Model, nodes: Sequence[ir.Node], name: str, *, 
     members = set(nodes)
     assert not any(True for node in nodes for _ in subgraphs_of(node)), f"{name}: a group cannot hold subgraphs"
     outside = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v.producer() not in members)
-    by_anchor = {value for node in nodes if not is_pointwise(node) for value in node.inputs}  # must lie in memory
+    by_anchor = {value for node in nodes if not is_pointwise(node) for value in _data_of(node)}  # must lie in memory
     constants = [value for value in outside if value not in by_anchor and _is_scalar(value)]
     inputs = [value for value in outside if value in by_anchor or not _is_scalar(value)]
     read = [value for node in nodes for value in node.outputs if _is_read_outside(value, members)]
@@ -188,6 +188,11 @@ def _inline_calls(model: ir.Model, graph: ir.Graph) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------- outlining
+
+
+def _data_of(node: ir.Node) -> Sequence[ir.Value | None]:
+    """What an anchor reads; of a zero point before it, its kernel knows the number."""
+    return node.inputs[:1] if kind_of(node) is Kind.OPERAND else node.inputs
 
 
 def _is_scalar(value: ir.Value) -> bool:

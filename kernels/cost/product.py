@@ -15,17 +15,19 @@ _BLOCK_SHARE = 0.5  # of L2 for a block of result rows, which the row part reads
 _MIN_BLOCK_ROWS = 32  # rows a thread from which on FMAs with a vector of weights take longer than loading it
 
 
-def product_estimate(m: int, n: int, k: int, machine: Machine, *, k_pack: int = 1, batch: int = 1, unit: str = "fma") -> Estimate:
+def product_estimate(
+    m: int, n: int, k: int, machine: Machine, *, k_pack: int = 1, batch: int = 1, unit: str = "fma", steps: int = 0
+) -> Estimate:
     """The estimate of `batch` products of m x k by k x n by the best register tile, `k_pack` neighbours along k at once.
 
-    `unit`, "fma", "madd" or "dot", makes them. A dot product takes all neighbours together, multiply-adds one after the other,
-    and "madd" two at a time.
+    `unit` makes them, each in the time of `steps` multiply-adds of float32: where that is 0, a dot product takes one, and all
+    else as many as there are neighbours.
 
     Its bytes are those of float32 products by constant weights; `estimate.with_bytes` counts those of a group.
     """
     how = {"shifted_loads": False, "b_padded": True, "streams_b": True, "cuts_last": True}
     best = ranked_tiles(m, n, ceil(k / k_pack), machine, **how)[0]
-    item, steps = machine.item_bytes, 1 if unit == "dot" and machine.dots else k_pack / 2 if unit == "madd" else k_pack
+    item, steps = machine.item_bytes, steps or (1 if unit == "dot" and machine.dots else k_pack)
     return Estimate(
         batch * best.cycles * steps,
         2 * batch * m * n * k,

@@ -76,8 +76,9 @@ class Format:
 
     @property
     def steps(self) -> int:
-        """Instructions of the unit that take one word."""
-        return 2 if self.unit == "madd" else 1
+        """Multiply-adds of float32 that take as long as one of this format: of integers alone, a product takes two instructions
+        and its sum a third; VPMADDWD takes half a word."""
+        return {"dot": 1, "madd": 2}.get(self.unit, self.k_pack if "float" in self.sums else 3 * self.k_pack)
 
     def runs_on(self, target: Target) -> bool:
         """Whether the target has the format's instructions; GPUs have those with a k-pack of 1 only."""

@@ -129,7 +129,14 @@ class MatMulKernel:
         best = self.formats[0]
         machine = best.machine(machine_of(self.target, self.accumulator))
         size = self.a.lines, self.b.lines, self.a.depth
-        alone = product_estimate(*size, machine, k_pack=best.k_pack, batch=prod(self.batch), unit=best.unit)
+        alone = product_estimate(
+            *size,
+            machine,
+            k_pack=best.k_pack,
+            batch=prod(self.batch),
+            unit=best.unit,
+            steps=best.steps if "int" in best.sums else 0,
+        )
         return with_epilogue(with_bytes(alone, self.group), self.group, machine, self.anchor)
 
     def build(self) -> BuiltKernel:

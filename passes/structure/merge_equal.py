@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_array
 from ...compiler.ir.facts import schema_of
+from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.rewriter import Rejection, replace_node
 from ...compiler.ir.scopes import subgraphs_of
 from ...compiler.ir.structure import attributes_key
@@ -58,6 +59,8 @@ class _Merge:
             for subgraph in subgraphs:
                 changed |= self.visit(subgraph, (seen, *outer))
             if subgraphs or node.op_type == "Identity":  # an Identity is there to name an output
+                continue
+            if kind_of(node) is Kind.OPERAND:  # which the kernel of its reader does in its loads
                 continue
             key = self._key(node)
             first = next((found for table in (seen, *outer) if (found := table.get(key))), None)
