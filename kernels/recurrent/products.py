@@ -67,13 +67,15 @@ class GateTile:
 def choose_gate_tile(rows: int, gates: int, units: int, steps: int, machine: Machine) -> GateTile:
     """The tiles with the fewest estimated cycles for products of `rows` rows by the weights of `units` hidden units.
 
-    `steps`: iterations of the loop over k. Every tile of rows reads the panel again, from L2 if L1 does not hold it; a single row
-    reads each panel once, sequentially.
+    `steps`: iterations of the loop over k. Every tile of rows reads the panel again, from L2 if L1 does not hold it; a single
+    tile reads each panel once, from the cache that holds all weights until the next step of the sequence.
     """
+    all_bytes = steps * gates * ceil(units / machine.lanes) * machine.vector_bytes
 
     def cycles(height: int, parts: int, wide: int) -> float:  # of a panel
         vectors = gates // parts * wide
-        step = Step(min(steps * vectors * parts * machine.vector_bytes, machine.l2.size_bytes))
+        panel = min(steps * vectors * parts * machine.vector_bytes, machine.l2.size_bytes)
+        step = Step(panel if rows > height else max(panel, all_bytes))
         return ceil(rows / height) * parts * tile_cycles(machine, height, vectors, steps, step)
 
     def all_cycles(height: int, parts: int, wide: int) -> float:
