@@ -131,6 +131,20 @@ def _cast_cases() -> Iterator[Case]:
     yield operator("Cast", halves, expected=[halves != 0], to=9)
 
 
+def _byte_cases() -> Iterator[Case]:
+    """All numbers of 8 bits less a zero point, and scaled."""
+    for dtype in (np.uint8, np.int8):
+        info = np.iinfo(dtype)
+        numbers, scale, zero = (
+            np.arange(info.min, info.max + 1).astype(dtype),
+            np.array(0.37, np.float32),
+            np.array(info.max - 9, dtype),
+        )
+        exact = (numbers.astype(np.float32) - np.float32(zero)) * scale
+        yield operator("DequantizeLinear", numbers, scale, zero, expected=[exact], rtol=1e-7, variables=(1, 2))
+        yield operator("DequantizeLinear", numbers, scale, expected=[numbers * scale], rtol=1e-7, variables=(1,))
+
+
 def _onnx_type(kind: np.dtype) -> int:
     return int(ir.DataType.from_numpy(kind))
 
@@ -149,7 +163,7 @@ def _shape_cases() -> Iterator[Case]:
     yield operator("Sum", *parts, expected=[parts[0] + parts[1] + parts[2]], rtol=1e-6)
 
 
-GROUPS = {"floats": _float_cases, "types": _typed_cases, "casts": _cast_cases, "shapes": _shape_cases}
+GROUPS = {"floats": _float_cases, "types": _typed_cases, "casts": _cast_cases, "bytes": _byte_cases, "shapes": _shape_cases}
 
 
 @pytest.mark.parametrize("level", LEVELS)
