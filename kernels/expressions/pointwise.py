@@ -112,7 +112,8 @@ def _cast(value: Expr, dtype: str, source: str) -> Expr:
         nonzero = tirx.NE(value, tirx.const(0, source))  # false for NaN, in LLVM's ordered comparison
         return tirx.Or(nonzero, tirx.isnan(value)) if source in _FLOATS else nonzero
     if source in _FLOATS and dtype.startswith("uint"):  # negative floats wrap, as in C on x86 and in NumPy
-        wrapped = tirx.Cast(dtype, tirx.Cast("int64", value))
+        # Vectors of float32 have an instruction to int32 alone; what that cannot hold is some number for 8 and 16 bits anyway.
+        wrapped = tirx.Cast(dtype, tirx.Cast("int32" if dtype in ("uint8", "uint16") else "int64", value))
         if dtype != "uint64":
             return wrapped
         return tirx.Select(value >= tirx.const(2.0**63, source), tirx.Cast(dtype, value), wrapped)
