@@ -125,7 +125,10 @@ def signed_madd(total: Expr, a: Expr, b: Expr) -> Expr:
     return madd(total, a ^ tirx.const(_SIGN_BITS, "int32"), b)
 
 
-def _emulated(total: Expr, a: Expr, b: Expr, lanes: int) -> Expr:
+def _emulated(call: Any, lanes: int) -> Expr:
+    """The same byte by byte, of few lanes."""
+    total, a, b = call.args
+
     def number(value: int) -> Expr:
         one = tirx.const(value, "int32")
         return one if lanes == 1 else tirx.Broadcast(one, lanes)
@@ -139,14 +142,14 @@ def _emulated(total: Expr, a: Expr, b: Expr, lanes: int) -> Expr:
 def _lower_dot(call: Any) -> Expr:
     """TVM asks this for each multiply-add when its loops are vectors: whole registers have the instruction."""
     if call.ty.dtype.lanes != _DOT_LANES:
-        return _emulated(*call.args, call.ty.dtype.lanes)
+        return _emulated(call, call.ty.dtype.lanes)
     return tirx.call_pure_extern(call.ty, _DOT_FUNCTION, *call.args)
 
 
 def _lower_madd(call: Any) -> Expr:
     lanes = call.ty.dtype.lanes
     if lanes not in _MADD_LANES:
-        return _emulated(*call.args, lanes)
+        return _emulated(call, lanes)
     return tirx.call_pure_extern(call.ty, f"{_MADD_FUNCTION}_{lanes}", *call.args)
 
 

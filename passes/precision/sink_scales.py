@@ -56,7 +56,7 @@ class Operands:
     @property
     def channel_axis(self) -> int:
         """The dimension of weights that are columns, or output channels, of the result."""
-        is_first = self.op_type == "Conv" or (self.op_type == "Gemm" and self.product.attributes.get_int("transB", 0))
+        is_first = self.op_type == "Conv" or (self.op_type == "Gemm" and self.product.attributes.get_int("transB", 0) != 0)
         return 0 if is_first else len(static_shape(self.w) or (0,)) - 1
 
     def fault(self) -> str:
@@ -138,7 +138,7 @@ def _scale_fault(found: Operands, b: ir.Node, s: ir.Value, t: ir.Value) -> str:
     shape, scales = static_shape(s), constant_array(t)
     if shape is None or prod(shape) != 1 or s.dtype != ir.DataType.FLOAT:
         return "activations have more than one scale"
-    if scales is None or b.attributes.get_int("block_size", 0):
+    if scales is None or b.attributes.get_int("block_size", 0) != 0:
         return "weights have no constant scales, or scales for blocks"
     rank = len(static_shape(found.w) or ())
     is_by_channel = rank > 0 and b.attributes.get_int("axis", 1) % rank == found.channel_axis
@@ -156,45 +156,40 @@ class _Scaled:
     def rewrite(self, model: ir.Model) -> Sequence[ir.Node]:
         node = self.found.product
         nodes = self.found.multiplied(model)
-        nodes.append(operation("Mul", [nodes[-1].outputs[0], self._scales(model, made := [])]))
-        nodes[-1:-1] = made
-        if (bias := self._bias(model, nodes)) is not None:
-            nodes.append(operation("Add", [self._scaled(nodes), bias]))
+        scales, made = self._scales(model)
+        scaled = operation("Mul", [nodes[-1].outputs[0], scales])
+        nodes += [*made, scaled]
+        bias, made = self._bias(model)
+        nodes += made
+        if bias is not None:
+            nodes.append(operation("Add", [scaled.outputs[0], bias]))
         replace_node(model, node, nodes, nodes[-1].outputs)
         return nodes
 
-    @staticmethod
-    def _scaled(nodes: list[ir.Node]) -> ir.Value:
-        """The scaled product among new nodes."""
-        product = next(one for one in nodes if one.op_type in _PRODUCTS)
-        return next(one for one in nodes if product.outputs[0] in one.inputs).outputs[0]
-
-    def _scales(self, model: ir.Model, made: list[ir.Node]) -> ir.Value:
-        """The product of the scales, shaped to broadcast over the result; `made` gets the node that computes it, if one does."""
+    def _scales(self, model: ir.Model) -> tuple[ir.Value, list[ir.Node]]:
+        """The product of the scales, shaped to broadcast over the result, and what computes it where a run does."""
         node, t, s = self.found.product, constant_array(self.t), constant_array(self.s)
         assert t is not None
         alpha = np.float32(node.attributes.get_float("alpha", 1.0) if node.op_type == "Gemm" else 1.0)
         placed = t.astype(np.float32).reshape(_channel_shape(node, t.size)) * alpha
         if s is not None:
-            return add_constant(model, placed * s.astype(np.float32).reshape(()), f"{self.s.name}_product")
-        made.append(operation("Mul", [self.s, add_constant(model, placed, f"{self.t.name}_placed")]))
-        return made[0].outputs[0]
+            return add_constant(model, placed * s.astype(np.float32).reshape(()), f"{self.s.name}_product"), []
+        factor = operation("Mul", [self.s, add_constant(model, placed, f"{self.t.name}_placed")])
+        return factor.outputs[0], [factor]
 
-    def _bias(self, model: ir.Model, nodes: list[ir.Node]) -> ir.Value | None:
-        """What is added to the scaled product; the nodes that shape it for that come behind `nodes`."""
-        node = self.found.product
+    def _bias(self, model: ir.Model) -> tuple[ir.Value | None, list[ir.Node]]:
+        """What is added to the scaled product, and the nodes that shape it for that."""
+        node, made = self.found.product, list[ir.Node]()
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         beta = node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0
         if bias is None or beta == 0.0:
-            return None
+            return None, made
         if node.op_type == "Conv":
             shape = add_constant(model, np.array(_channel_shape(node, -1), np.int64), f"{bias.name}_shape")
-            nodes.append(operation("Reshape", [bias, shape]))
-            bias = nodes[-1].outputs[0]
+            made.append(operation("Reshape", [bias, shape]))
         if beta != 1.0:
-            nodes.append(operation("Mul", [bias, add_constant(model, np.array(beta, np.float32), f"{bias.name}_beta")]))
-            bias = nodes[-1].outputs[0]
-        return bias
+            made.append(operation("Mul", [bias, add_constant(model, np.array(beta, np.float32), f"{bias.name}_beta")]))
+        return (made[-1].outputs[0] if made else bias), made
 
 
 def _channel_shape(node: ir.Node, channels: int) -> tuple[int, ...]:

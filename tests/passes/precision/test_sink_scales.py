@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -17,10 +19,11 @@ def quantized(shape: tuple[int, ...], weights: np.ndarray, op: str, zero: int, d
     """y = Q(relu(op(DQ(Q(x)), DQ(w)) + bias)), weights with a scale for each output channel."""
     axis = 0 if op == "Conv" else 1
     channels = weights.shape[axis]
-    bias = rng.standard_normal(channels).astype(np.float32)
+    pads: dict[str, Any] = {"pads": [1] * 4} if op == "Conv" else {}
+    bias = rng.standard_normal((channels,)).astype(np.float32)
     arrays = {
         "w": weights,
-        "t": (0.01 + rng.random(channels) * 0.01).astype(np.float32),
+        "t": (0.01 + rng.random((channels,)) * 0.01).astype(np.float32),
         "s": np.array(0.02, np.float32),
         "z": np.array(zero, dtype),
         "r": np.array(0.05, np.float32),
@@ -31,7 +34,7 @@ def quantized(shape: tuple[int, ...], weights: np.ndarray, op: str, zero: int, d
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
         helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["a"]),
         helper.make_node("DequantizeLinear", ["w", "t"], ["b"], axis=axis),
-        helper.make_node(op, ["a", "b"], ["p"], **({"pads": [1] * 4} if op == "Conv" else {})),
+        helper.make_node(op, ["a", "b"], ["p"], **pads),
         helper.make_node("Add", ["p", "bias"], ["c"]),
         helper.make_node("Relu", ["c"], ["e"]),
         helper.make_node("QuantizeLinear", ["e", "r", "q"], ["y"]),
