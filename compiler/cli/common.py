@@ -93,7 +93,7 @@ _TARGET = click.option(
     "--target",
     default="cpu",
     show_default=True,
-    help="What to compile for: cpu, cpu:avx2, cpu:avx512, cpu:avx512bf16, cpu:amx, cuda, cuda:sm_90, rocm:gfx942.",
+    help="Compile for: cpu, cpu:avx2, cpu:avx512, cpu:avx512vnni, cpu:avx512bf16, cpu:amx, cuda, cuda:sm_90, rocm:gfx942.",
 )
 PRECISION = click.option(
     "--precision",
