@@ -36,7 +36,7 @@ def predicted_us(lowered: Sequence[LoweredGroup], target: Target) -> dict[str, f
     if target.is_gpu:
         return {}
     found = {}
-    parallel = {item.symbol: _has_parallel_loop(item.kernel.function) for item in lowered} if target.threads > 1 else {}
+    parallel = {item.symbol: has_parallel_loop(item.kernel.function) for item in lowered} if target.threads > 1 else {}
     for item, since in zip(lowered, reuse_distances(lowered), strict=True):
         if (estimate := item.kernel.estimate) is None:
             continue
@@ -46,7 +46,7 @@ def predicted_us(lowered: Sequence[LoweredGroup], target: Target) -> dict[str, f
     return found
 
 
-def _has_parallel_loop(function: Any) -> bool:
+def has_parallel_loop(function: Any) -> bool:
     """Whether a kernel deals its work to threads, as it was written: small ones do not, nor some of short programs."""
 
     def visit(loop: Any) -> Any:

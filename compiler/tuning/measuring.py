@@ -7,29 +7,26 @@ copies, taken in turns, where a model has more of them than caches hold: they co
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from time import perf_counter
 
 import numpy as np
 
 from ...kernels.groups.group import Group
 from ...kernels.registry import build_kernel
-from ...kernels.template.contract import BuiltKernel, Operand
+from ...kernels.template.contract import BuiltKernel
 from ...runtime.executor import CompiledModel
-from ...runtime.plan import ALIGNMENT, Buffer, Copy, Kernel, Launch, Plan, Port, Region, Role, Space, Step, TensorType
+from ...runtime.plan import Kernel, Launch, Plan, Role, Space
 from ...runtime.program_file import Program
 from ...runtime.target import Target
 from ..lowering.planning import ARENA, CALLER, CONSTANTS
 from ..lowering.program import build_library
+from .bench import Bench, argument_count, symbol_of
 
+CONFIGURATION_SECONDS = 30.0  # to compile a kernel and run it for the first time
 _MOST_STEPS = 400
 _ROUNDS = 8
-_MOST_COPIES = 16
-_CONSTANT_BYTES = 256 << 20  # of all copies
-_BLOCK_ELEMENTS = 1 << 18  # of random numbers, which long constants repeat
 _ROUNDING = {"bfloat16": 2**-7, "float16": 2**-10}  # how far apart results that are stored so may be, relative to their norm
 
 
@@ -46,6 +43,15 @@ class Trial:
     model_constant_bytes: int
     seconds: float
 
+    @property
+    def limit_seconds(self) -> float:
+        """After which a process that measures it counts as lost."""
+        return len(self.configurations) * CONFIGURATION_SECONDS + 2 * self.seconds
+
+    def answer(self) -> tuple[float | None, ...]:
+        """As `measure`."""
+        return measure(self)
+
 
 def measure(trial: Trial) -> tuple[float | None, ...]:
     """Microseconds of each configuration; None for one that is not legal, or whose results are not those of the first."""
@@ -54,32 +60,23 @@ def measure(trial: Trial) -> tuple[float | None, ...]:
     times: list[float | None] = [None] * len(built)
     if 0 not in kernels:
         return tuple(times)
-    program = _Bench(trial, kernels)
+    program = _Comparison(trial, kernels)
     for number, time_us in program.times_us().items():
         times[number] = time_us
     return tuple(times)
 
 
-class _Bench:
+class _Comparison(Bench):
     """One program with all kernels, and its inputs."""
 
     def __init__(self, trial: Trial, kernels: Mapping[int, BuiltKernel]) -> None:
-        self.trial, self.kernels, self.group = trial, kernels, trial.group
-        self.buffers: dict[str, Buffer] = {}
-        self.ends = {ARENA: 0, CONSTANTS: 0}
-        self.random = np.random.default_rng(0)
-        read = {operand.name for kernel in kernels.values() for operand in kernel.operands}
-        given = [name for name in self.group.inputs if name in read and name not in self.group.constants]
-        self.inputs = {name: self._array(name) for name in given}
-        self.packed = dict(self._packed_constants())
-        size_bytes = sum(array.nbytes for array in self.packed.values())
-        wanted = min(trial.model_constant_bytes, _CONSTANT_BYTES)
-        self.copies = min(max(wanted // max(size_bytes, 1), 1), _MOST_COPIES)
+        super().__init__(trial.group, kernels, trial.model_constant_bytes)
+        self.trial = trial
         self.rounds = max(min(max(self.copies, _ROUNDS), _MOST_STEPS // len(kernels)), 2)
         plan = self._plan()
-        functions = {_symbol(number): kernel.function for number, kernel in kernels.items()}
+        functions = {symbol_of(number): kernel.function for number, kernel in kernels.items()}
         library = build_library(plan, functions, trial.target, profile=True)
-        self.net = CompiledModel(Program(plan, library, self._constants(), {"name": "trial"}))
+        self.net = CompiledModel(Program(plan, library, self.constants(), {"name": "trial"}))
 
     def times_us(self) -> dict[int, float]:
         """The least time of each kernel whose results agree with those of the first."""
@@ -111,102 +108,25 @@ class _Bench:
             )
         }
 
-    # Operands ---------------------------------------------------------------------------------------------------------
-
-    def _array(self, name: str) -> np.ndarray:
-        """A literal itself; normal floats, integers that are safe as indices."""
-        kind, literal = self.group.types[name], self.group.literals.get(name)
-        if literal is not None:
-            return np.ascontiguousarray(literal)
-        if np.dtype(kind.dtype).kind in "biu":
-            return np.zeros(kind.shape, kind.dtype)
-        block = self.random.normal(size=min(kind.elements, _BLOCK_ELEMENTS)).astype(kind.dtype)
-        return np.resize(block, kind.shape)
-
-    def _packed_constants(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The constants as kernels read them, by the names that `_constant` gives them; equal ones once."""
-        operands = [operand for kernel in self.kernels.values() for operand in kernel.operands]
-        for name in dict.fromkeys(operand.name for operand in operands if operand.name in self.group.constants):
-            array = self._array(name)
-            for operand in {_constant(one): one for one in operands if one.name == name}.values():
-                yield _constant(operand), array if operand.pack is None else operand.pack(array)
-
-    def _constants(self) -> np.ndarray:
-        """The bytes of all copies, on small pages as those of a program file are."""
-        memory = mmap.mmap(-1, max(self.ends[CONSTANTS], 1))
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-        content = np.frombuffer(memory, np.uint8)
-        for name, array in self.packed.items():
-            for copy in range(self.copies):
-                offset = self.buffers[f"{name}:{copy}"].offset
-                assert offset is not None
-                content[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return content
-
-    # The plan ---------------------------------------------------------------------------------------------------------
-
     def _plan(self) -> Plan:
         group = self.group
-        inputs = [self._port(name, Role.INPUT, group.types[name]) for name in self.inputs]
+        inputs = [self.port(name, Role.INPUT, group.types[name]) for name in self.inputs]
         outputs = [
-            self._port(f"{name}:{number}", Role.OUTPUT, group.types[name]) for number in self.kernels for name in group.outputs
+            self.port(f"{name}:{number}", Role.OUTPUT, group.types[name]) for number in self.kernels for name in group.outputs
         ]
-        steps: list[Step] = []
-        for name in self.inputs:
-            size_bytes = self.buffers[f"{name}/caller"].size_bytes
-            steps.append(Copy(Region(f"{name}/caller", 0, size_bytes), self._place(name, ARENA, size_bytes)))
-        for name, array in self.packed.items():
-            for copy in range(self.copies):
-                self._place(f"{name}:{copy}", CONSTANTS, array.nbytes)
-        for name in group.outputs:
-            self._place(name, ARENA, group.types[name].size_bytes)
-        self._place("/workspace", ARENA, max(kernel.workspace_bytes for kernel in self.kernels.values()))
-        steps += [self._launch(number, 0, is_checked=True) for number in self.kernels]
+        steps = self.place_all()
+        steps += [self.launch(number, 0, is_checked=True) for number in self.kernels]
         order = list(self.kernels)
         for turn in range(self.rounds):
             first = turn % len(order)
-            steps += [self._launch(number, turn % self.copies) for number in (*order[first:], *order[:first])]
+            turned = (*order[first:], *order[:first])
+            steps += [self.launch(number, turn % self.copies, str(number)) for number in turned]
         kernels = [
-            Kernel(_symbol(number), kernel.template, len(kernel.operands) + len(group.outputs) + bool(kernel.workspace_bytes))
-            for number, kernel in self.kernels.items()
+            Kernel(symbol_of(number), kernel.template, argument_count(kernel, group)) for number, kernel in self.kernels.items()
         ]
         spaces = (Space(ARENA, self.ends[ARENA]), Space(CONSTANTS, self.ends[CONSTANTS]), Space(CALLER))
         buffers = tuple(self.buffers.values())
         return Plan(str(self.trial.target), tuple(inputs), tuple(outputs), spaces, buffers, tuple(kernels), tuple(steps))
-
-    def _port(self, name: str, role: Role, kind: TensorType) -> Port:
-        self.buffers[f"{name}/caller"] = Buffer(f"{name}/caller", role, kind.size_bytes, CALLER)
-        return Port(name, kind, f"{name}/caller")
-
-    def _place(self, name: str, space: str, size_bytes: int) -> Region:
-        """A buffer behind those that are there."""
-        role = Role.CONSTANT if space == CONSTANTS else Role.ACTIVATION
-        self.buffers[name] = Buffer(name, role, size_bytes, space, self.ends[space])
-        self.ends[space] += ceil(size_bytes / ALIGNMENT) * ALIGNMENT
-        return Region(name, 0, size_bytes)
-
-    def _launch(self, number: int, copy: int, *, is_checked: bool = False) -> Launch:
-        """A call of a kernel; one whose results are checked gives them to the caller, and has no label."""
-        kernel, group = self.kernels[number], self.group
-        reads = [f"{_constant(one)}:{copy}" if one.name in group.constants else one.name for one in kernel.operands]
-        writes = [f"{name}:{number}/caller" if is_checked else name for name in group.outputs]
-        scratch = (Region("/workspace", 0, kernel.workspace_bytes),) if kernel.workspace_bytes else ()
-        whole = {name: Region(name, 0, self.buffers[name].size_bytes) for name in (*reads, *writes)}
-        return Launch(
-            _symbol(number),
-            tuple(whole[name] for name in reads),
-            tuple(whole[name] for name in writes),
-            scratch,
-            label="" if is_checked else str(number),
-        )
-
-
-def _symbol(number: int) -> str:
-    return f"kernel{number}"
-
-
-def _constant(operand: Operand) -> str:
-    return f"{operand.name}|{operand.pack or ''}"
 
 
 def _distance(one: np.ndarray, other: np.ndarray) -> float:

@@ -132,7 +132,7 @@ def problems_of(model: ir.Model, options: Options) -> tuple[list[Problem], int]:
     passes = [one for one in parse_pipeline(named_pipeline(options.pipeline), PASSES) if isinstance(one, Pass)]
     infer_facts(model)
     check_nodes(model)
-    run_pipeline(model, passes, Context(options.target, precision=options.precision))
+    run_pipeline(model, passes, Context(options.target, precision=options.precision, weights=options.weights))
     lowered, _ = lower_groups(model, options.target, options.precision)
     same: dict[str, list[tuple[Group, BuiltKernel]]] = {}
     for item in lowered:

@@ -1,6 +1,6 @@
 """Measuring in a process of its own: a kernel that crashes, hangs or takes all memory costs one trial and no more.
 
-`python -m prefuse.compiler.tuning.worker READ WRITE` answers the pickled trials of one pipe with pickled times on another.
+`python -m prefuse.compiler.tuning.worker READ WRITE` answers the pickled questions of one pipe on another.
 """
 
 from __future__ import annotations
@@ -13,13 +13,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
+from typing import Protocol, TypeVar
 
-from .measuring import Trial, measure
+from .measuring import Trial
 
 _START_SECONDS = 120.0  # to import TVM, on a busy machine
-_CONFIGURATION_SECONDS = 30.0  # to compile a kernel and run it for the first time
 
 Times = tuple[float | None, ...]
+Answer = TypeVar("Answer", covariant=True)
+
+
+class Question(Protocol[Answer]):
+    """What a process of its own is to find out; it and its answer can be pickled."""
+
+    @property
+    def limit_seconds(self) -> float:
+        """After which the process counts as lost."""
+        ...
+
+    def answer(self) -> Answer:
+        """In that process."""
+        ...
 
 
 @dataclass
@@ -27,12 +41,12 @@ class _Process:
     """A running worker and the pipes to and from it."""
 
     process: subprocess.Popen[bytes]
-    trials: Connection
-    times: Connection
+    questions: Connection
+    answers: Connection
 
     def stop(self) -> None:
-        self.trials.close()
-        self.times.close()
+        self.questions.close()
+        self.answers.close()
         self.process.kill()
         self.process.wait()
 
@@ -53,18 +67,17 @@ class Worker:
     def measure(self, trial: Trial) -> Times:
         """As `measuring.measure`. Where the process is lost, each configuration is tried beside the first one alone; those
         that lose it again get None."""
-        return measure_apart(trial, self._try)
+        return measure_apart(trial, self.ask)
 
-    def _try(self, trial: Trial) -> Times | None:
-        """The times, or None if the process was lost."""
+    def ask(self, question: Question[Answer]) -> Answer | None:
+        """What a question answers in the process, or None if that was lost."""
         if self._running is None:
             self._running = _start()
-        limit = len(trial.configurations) * _CONFIGURATION_SECONDS + 2 * trial.seconds
         try:
-            self._running.trials.send(trial)
-            if self._running.times.poll(limit):
-                times: Times = self._running.times.recv()
-                return times
+            self._running.questions.send(question)
+            if self._running.answers.poll(question.limit_seconds):
+                answer: Answer = self._running.answers.recv()
+                return answer
         except (EOFError, OSError):
             pass
         except BaseException:
@@ -91,28 +104,31 @@ def measure_apart(trial: Trial, attempt: Callable[[Trial], Times | None]) -> Tim
 
 def _start() -> _Process:
     """A new worker, which has imported what it needs unless that failed. It inherits two ends of pipes, which are closed here."""
-    (read_trials, write_trials), (read_times, write_times) = os.pipe(), os.pipe()
-    command = [sys.executable, "-m", __name__, str(read_trials), str(write_times)]
+    (read_questions, write_questions), (read_answers, write_answers) = os.pipe(), os.pipe()
+    command = [sys.executable, "-m", __name__, str(read_questions), str(write_answers)]
     try:
         null = subprocess.DEVNULL
-        pipes = (read_trials, write_times)  # in a session of its own, Ctrl-C is for this process alone, which then ends that one
+        pipes = (
+            read_questions,
+            write_answers,
+        )  # in a session of its own, Ctrl-C is for this process alone, which then ends that one
         process = subprocess.Popen(command, stdin=null, stdout=null, pass_fds=pipes, start_new_session=True)
     finally:
-        os.close(read_trials)
-        os.close(write_times)
-    running = _Process(process, Connection(write_trials, readable=False), Connection(read_times, writable=False))
+        os.close(read_questions)
+        os.close(write_answers)
+    running = _Process(process, Connection(write_questions, readable=False), Connection(read_answers, writable=False))
     with suppress(EOFError):
-        if running.times.poll(_START_SECONDS):
-            running.times.recv()
+        if running.answers.poll(_START_SECONDS):
+            running.answers.recv()
     return running
 
 
-def serve(trials: Connection, times: Connection) -> None:
-    """Say that all is there, then measure trial after trial until nobody asks any more."""
-    times.send(None)
+def serve(questions: Connection, answers: Connection) -> None:
+    """Say that all is there, then answer question after question until nobody asks any more."""
+    answers.send(None)
     with suppress(EOFError):
         while True:
-            times.send(measure(trials.recv()))
+            answers.send(questions.recv().answer())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,111 @@
+"""`prefuse predict`: what a program will take, without compiling it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..pipeline.progress import ConsoleProgress
+from .common import (
+    JSON,
+    MODEL,
+    SHAPES,
+    CompileArguments,
+    Shapes,
+    concrete_model,
+    refuse_program,
+    show,
+    size_text,
+    table,
+    with_compile_arguments,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..predictor.prediction import PredictedStep, Prediction
+
+_ROWS = 20  # groups shown, those that take longest
+_LABEL = 64  # characters shown of one
+_SOURCES = {"measured": "of kernels measured alone", "scaled": "of estimates scaled by their templates", "estimate": "estimated"}
+
+
+@click.command("predict")
+@MODEL
+@click.option(
+    "--measure/--no-measure",
+    default=False,
+    help="Measure the kernels that nobody has measured on this machine before, each alone, for about a second.",
+)
+@click.option("--again", is_flag=True, help="Measure also what has been measured before; the shorter times count.")
+@click.option(
+    "--runs-file", type=click.Path(path_type=Path), help="File of measured kernels; one in the cache's folder if not given."
+)
+@SHAPES
+@with_compile_arguments
+@JSON
+def command(
+    model: Path, measure: bool, again: bool, runs_file: Path | None, shapes: Shapes, arguments: CompileArguments, as_json: bool
+) -> None:
+    """Say how long a call of the ONNX file MODEL will take, and what memory, without compiling it.
+
+    Times are of kernels measured alone, where they were, else of the cost model; memory is exact. With a target of another
+    machine (cpu:avx512,machine=zen4) all times are estimates.
+    """
+    from ..predictor.call import predict_graph, predictor_for
+
+    refuse_program(model, "predict")
+    options, progress = arguments.options(), ConsoleProgress()
+    graph = concrete_model(model, shapes)
+    try:
+        with predictor_for(options, runs_file, measure=measure, again=again, progress=progress) as predictor:
+            found = predict_graph(graph, options, predictor, model.stem)
+    finally:
+        progress("done", 1.0)
+    show(as_json, found.as_json(), _head(found), _table(found))
+
+
+def _head(found: Prediction) -> str:
+    memory = found.memory
+    lines = [
+        f"{found.name} for {found.target}, {found.precision}: {found.latency_us / 1e3:.3f} ms a call predicted",
+        f"memory: {size_text(memory.weights_bytes)} of weights, {size_text(memory.arena_bytes)} of activations a context, "
+        f"of which {size_text(memory.workspace_bytes)} for the largest workspace",
+    ]
+    if found.is_elsewhere:
+        lines.append(f"an estimate for a {found.machine} core: nothing of it was measured, as this machine is another one")
+    else:
+        lines.append(", ".join(f"{part:.0%} {_SOURCES[source]}" for source, part in found.shares.items() if part))
+        if found.shares["measured"] < 1:
+            lines.append(
+                "--measure measures what is estimated; without prefuse doctor --fit estimates are those of a row of its kind"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _table(found: Prediction) -> Table:
+    path = found.critical_path
+    slowest = sorted(path, key=lambda step: -step.time_us)
+    rows = [
+        (
+            _short(step),
+            step.template,
+            f"{step.time_us:.1f}",
+            f"{step.time_us / found.latency_us:.1%}" if found.latency_us else "-",
+            step.source,
+            f"{step.near_us:.1f} to {step.far_us:.1f}" if step.source == "measured" else "",
+        )
+        for step in slowest[:_ROWS]
+    ]
+    title = "Critical path" if len(path) <= _ROWS else f"The {_ROWS} slowest of {len(path)} steps on the critical path"
+    return table(title, ("group", "template", "us", "share", "known", "near to far"), rows)
+
+
+def _short(step: PredictedStep) -> str:
+    """The anchor of a group, or the end of its name where that is long."""
+    nodes = step.label.partition(" at ")[0]
+    anchor, *others = nodes.split("+")
+    text = f"{anchor} and {len(others)} more" if others else anchor
+    return text if len(text) <= _LABEL else f"...{text[3 - _LABEL :]}"

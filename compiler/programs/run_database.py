@@ -1,0 +1,159 @@
+"""How long kernels took alone: a JSON file of the user, beside the results of `prefuse tune`.
+
+It is a file of its own because every compilation reads those results, and none reads this. A run is that of one kernel: its key
+has its problem and a digest of its code, so that a kernel that is written otherwise by another version is another one. Files are
+replaced whole, under a lock, so that several processes may add to one; their keys are sorted.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ...runtime.errors import OptionError
+from ...runtime.target import Target, host_cpu_model
+from ...runtime.user_folder import locked_file, replace_file, user_folder
+
+_FORMAT, _VERSION = "prefuse runs", 1
+_FIX = "delete the file, or name another one"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where runs were measured: `cpu` is a CPU model, `target` the canonical text of a target with its threads."""
+
+    cpu: str
+    target: str
+
+    @classmethod
+    def here(cls, target: Target) -> Place:
+        return cls(host_cpu_model(), str(target))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Microseconds of a launch with its operands near (in the nearest caches that hold them) and far (beyond a core's own).
+
+    `estimated_us` is what the cost model expected of it with constants far and activations near, 0 if nothing; `template` wrote
+    the kernel.
+    """
+
+    template: str
+    near_us: float
+    far_us: float
+    estimated_us: float
+
+    def lesser(self, other: Run) -> Run:
+        """The shorter times of two measurements of one kernel: other work makes them only longer."""
+        return replace(other, near_us=min(self.near_us, other.near_us), far_us=min(self.far_us, other.far_us))
+
+    def between(self, share: float) -> float:
+        """The time where so much of it is far, from 0 to 1. Noise may make the far launch the shorter one."""
+        return self.near_us + share * max(self.far_us - self.near_us, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that is known of one place. `coldness` is the share of what is far in a program's launches; None where no program was
+    measured."""
+
+    runs: Mapping[str, Run] = field(default_factory=dict)
+    coldness: float | None = None
+
+
+RunDatabase: TypeAlias = Mapping[Place, Measured]
+
+
+def default_run_file() -> Path:
+    """The user's file, in the folder of the cache: $PREFUSE_CACHE or the platform's."""
+    return user_folder() / "runs.json"
+
+
+def known_runs(path: Path, place: Place) -> Measured:
+    """What is known of a place; nothing where the file is not there. A file that is none of ours is none, with a warning."""
+    try:
+        return read_runs(path).get(place, Measured())
+    except OptionError as error:
+        warnings.warn(f"{path}: {error.what}; predicting without it", stacklevel=2)
+        return Measured()
+
+
+def read_runs(path: Path) -> RunDatabase:
+    """All that a file holds; nothing where it is not there.
+
+    Raises:
+        OptionError: it cannot be read, or is no such file.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise OptionError(str(path), f"cannot be read: {error.strerror or error}", _FIX) from error
+    except ValueError as error:
+        raise OptionError(str(path), f"is no JSON: {error}", _FIX) from error
+    try:
+        return _parse(data)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise OptionError(str(path), f"is no file of this version of prefuse predict: {error}", _FIX) from error
+
+
+def add_runs(path: Path, place: Place, runs: Mapping[str, Run], coldness: float | None = None) -> None:
+    """Put runs, and a share of coldness, into a file, made if need be, in the place of older ones. What is no such file is
+    replaced.
+
+    Raises:
+        OptionError: the file cannot be written.
+    """
+    try:
+        with locked_file(path):  # of two writers without it, one may lose a run
+            try:
+                database = dict(read_runs(path))
+            except OptionError:
+                database = {}
+            known = database.get(place, Measured())
+            share = known.coldness if coldness is None else coldness
+            database[place] = replace(known, runs={**known.runs, **runs}, coldness=share)
+            replace_file(path, _format(database))
+    except OSError as error:
+        raise OptionError(str(path), f"cannot be written: {error.strerror or error}", "name another file") from error
+
+
+def _parse(data: Any) -> dict[Place, Measured]:
+    if data["format"] != _FORMAT or data["version"] != _VERSION:
+        raise ValueError(f"format {data['format']!r}, version {data['version']!r}")
+    return {
+        Place(cpu, target): Measured({key: _parse_run(run) for key, run in found["runs"].items()}, _share(found["coldness"]))
+        for cpu, targets in data["places"].items()
+        for target, found in targets.items()
+    }
+
+
+def _parse_run(data: Any) -> Run:
+    run = Run(**data)
+    if not isinstance(run.template, str) or not all(map(_is_time, (run.near_us, run.far_us, run.estimated_us))):
+        raise TypeError("a run of wrong types")
+    return run
+
+
+def _share(value: Any) -> float | None:
+    if value is not None and not (_is_time(value) and value <= 1):
+        raise TypeError("a share of coldness that is none")
+    return None if value is None else float(value)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0
+
+
+def _format(database: RunDatabase) -> str:
+    places: dict[str, Any] = {}
+    for place, found in database.items():
+        runs = {key: asdict(run) for key, run in found.runs.items()}
+        places.setdefault(place.cpu, {})[place.target] = {"runs": runs, "coldness": found.coldness}
+    return json.dumps({"format": _FORMAT, "version": _VERSION, "places": places}, indent=1, sort_keys=True) + "\n"
