@@ -1,0 +1,126 @@
+"""`prefuse quantize`: an ONNX model to an ONNX model of 8-bit products, by calibration data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ...runtime.errors import OptionError
+from ...runtime.target import Target
+from ..pipeline.progress import ConsoleProgress
+from ..quantization.batches import Batches
+from ..quantization.budget import HELD_OUT_EVERY, Outcome, Split, meet_budget
+from ..quantization.quantizer import ASSUMED, Calibrated, Settings, assumed_batches, calibrate
+from ..quantization.ranges import RANGE_METHODS, RangeMethod
+from ..quantization.units import Unit
+from .common import JSON, MODEL, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, size_text, table, write_model
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from rich.table import Table
+
+
+@click.command("quantize")
+@MODEL
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write it; MODEL.int8.onnx if left out.")
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="Inputs like those that the model will see: an .npz file with an array for each input, of its shape or with one "
+    "dimension more in front, which counts batches; or a folder of such files.",
+)
+@click.option("--max-error", type=click.FloatRange(0, min_open=True), help="Greatest relative error of an output.")
+@click.option("--ranges", type=click.Choice(RANGE_METHODS), default="minmax", show_default=True, help="How ranges are chosen.")
+@click.option("--rows", is_flag=True, help="Matrix products take a range for each row, found while the program runs.")
+@click.option("--no-smooth", is_flag=True, help="Leave the scales of activations where they are.")
+@SHAPES
+@JSON
+def command(
+    model: Path,
+    output: Path | None,
+    calibration: Path | None,
+    max_error: float | None,
+    ranges: RangeMethod,
+    rows: bool,
+    no_smooth: bool,
+    shapes: Shapes,
+    as_json: bool,
+) -> None:
+    """Quantize the products of the ONNX file MODEL that have constant weights, and write it as ONNX.
+
+    Of four or more batches every fourth is held out, and the error measured on these. Where it is greater than --max-error, the
+    units that damage most stay float.
+    """
+    refuse_program(model, "quantize")
+    path = output or Path(f"{model.stem}.int8.onnx")
+    check_output(path)
+    if path.suffix != ".onnx":
+        raise OptionError("--output", f"unknown form {path.suffix!r}", "write .onnx")
+    begin, progress = time.perf_counter(), ConsoleProgress()
+    from ..frontend.importer import import_model
+
+    graph = concrete_model(model, shapes) if shapes else import_model(model)
+    split = _split(graph, calibration)
+    try:
+        calibrated = calibrate(graph, split, Target.parse("cpu"), Settings(ranges, not no_smooth), progress)
+        assignment = {**calibrated.uniform(), **(calibrated.uniform("int8-rows") if rows else {})}
+        outcome = meet_budget(calibrated, assignment, split.held_out(), max_error, progress)
+    finally:
+        progress("done", 1.0)
+    write_model(outcome.model, path)
+    seconds = time.perf_counter() - begin
+    show(as_json, _data(calibrated, outcome, split, path), *_parts(calibrated, outcome, split, max_error, path, seconds))
+
+
+def _split(graph: ir.Model, path: Path | None) -> Split:
+    """The batches of a file or folder; without one random ones, of which the user is told."""
+    if path is not None:
+        return Split(Batches(path, graph.graph.inputs))
+    click.echo(f"warning: {ASSUMED}: give --calibration", err=True)
+    return Split(assumed_batches(graph))
+
+
+def _data(calibrated: Calibrated, outcome: Outcome, split: Split, path: Path) -> dict[str, object]:
+    return {
+        "output": str(path),
+        "error": outcome.error,
+        "uniform_error": outcome.uniform_error,
+        "batches": split.count,
+        "is_held_out": split.is_split,
+        "units": [_unit(calibrated, outcome, unit) for unit in calibrated.units],
+    }
+
+
+def _unit(calibrated: Calibrated, outcome: Outcome, unit: Unit) -> dict[str, object]:
+    return {
+        "name": unit.name,
+        "operator": unit.node.op_type,
+        "format": outcome.assignment.get(unit.name, "float32"),
+        "damage": outcome.damage.get(unit.name),
+        "reason": calibrated.left.get(unit.name, "too much damage" if unit.name in outcome.returned else ""),
+    }
+
+
+def _parts(
+    calibrated: Calibrated, outcome: Outcome, split: Split, max_error: float | None, path: Path, seconds: float
+) -> Iterator[str | Table]:
+    """What people are told."""
+    units = [_unit(calibrated, outcome, unit) for unit in calibrated.units]
+    rows = [(one["name"], one["operator"], one["format"], _damage(one["damage"]), one["reason"]) for one in units]
+    yield table("Products by constant weights", ("name", "operator", "format", "error alone", "why"), rows)
+    where = "held-out batches" if split.is_split else f"the batches it was calibrated with (give {HELD_OUT_EVERY} or more)"
+    yield f"\nerror {outcome.error:.2e}, relative to the norm of the worst output, on {where}"
+    if outcome.returned:
+        yield f"with all of them quantized it is {outcome.uniform_error:.2e}; {len(outcome.returned)} stay float"
+    if not outcome.assignment:
+        bound = "" if max_error is None else f" within an error of {max_error:g}"
+        yield f"nothing could be quantized{bound}"
+    yield f"{path}: {size_text(path.stat().st_size)}, quantized in {seconds:.1f} s"
+
+
+def _damage(squared: object) -> str:
+    return f"{squared**0.5:.1e}" if isinstance(squared, float) else ""

@@ -1,0 +1,172 @@
+"""Calibration data: batches of inputs from whatever the user has, checked one by one.
+
+Data are an iterable of batches, each a mapping of names to arrays, a tuple of arrays in the order of the model's inputs, or, for
+a model of one input, an array; or the path of an .npz file, or of a folder of them. A file holds an array for each input: of the
+input's shape, which is one batch, or with one dimension more in front, which counts batches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import InputError
+from ..ir.facts import dtype_name
+from ..programs.digest import arrays_digest
+
+Batch = dict[str, np.ndarray]
+_WHERE = "calibration"
+
+
+def repeatable(data: object) -> object:
+    """Calibration data that can be gone through more than once: what an iterator gives is kept."""
+    return list(data) if isinstance(data, Iterator) else data
+
+
+def data_digest(data: object) -> str:
+    """What makes two sets of calibration data the same: the bytes of their arrays, in order; of files, those of the files.
+
+    Raises:
+        InputError: a file cannot be read, or it is no data.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        path = Path(data)
+        paths = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        try:
+            return arrays_digest((one.name, partial(np.fromfile, one, np.uint8)) for one in paths)
+        except OSError as error:
+            raise InputError(str(path), f"cannot be read: {error.strerror or error}", "give an .npz file or a folder") from error
+    return arrays_digest(_loaders(data))
+
+
+def _loaders(data: object) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
+    for number, batch in enumerate(_iterable(data)):
+        row = batch.items() if isinstance(batch, Mapping) else enumerate(batch if isinstance(batch, (tuple, list)) else (batch,))
+        for name, given in row:
+            yield f"{number} {name}", partial(_as_array, given)
+
+
+def _iterable(data: object) -> Iterable[object]:
+    if isinstance(data, (Mapping, np.ndarray)) or not isinstance(data, Iterable):
+        what = f"{type(data).__name__} given"
+        raise InputError(_WHERE, what, "give an iterable of batches, such as a list of one, or the path of an .npz file")
+    return data
+
+
+class Batches:
+    """Batches that can be gone through again and again: those of a list, of files, or of an iterator, which are kept.
+
+    `inputs` are the values of the graph that a batch holds. Each pass checks what it gives.
+
+    Raises:
+        InputError: `data` is none of what the page describes.
+    """
+
+    def __init__(self, data: object, inputs: Sequence[ir.Value]) -> None:
+        self._inputs = {str(value.name): value for value in inputs}
+        self._source: Iterable[object]
+        if isinstance(data, (str, os.PathLike)):
+            self._source = _Files(Path(data), self._inputs)
+        else:
+            self._source = _iterable(repeatable(data))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Each batch, its arrays by name.
+
+        Raises:
+            InputError: there is none; or a batch has other names, shapes or element types than the inputs, or NaN or infinities.
+        """
+        number = -1
+        for number, given in enumerate(self._source):
+            yield self._checked(given, f"{_WHERE} batch {number}")
+        if number < 0:
+            raise InputError(_WHERE, "there are no batches", "give at least one, and better some dozens")
+
+    def _checked(self, given: object, where: str) -> Batch:
+        named = self._named(given, where)
+        return {name: _array(named[name], value, f"{where}, input {name!r}") for name, value in self._inputs.items()}
+
+    def _named(self, given: object, where: str) -> Mapping[str, object]:
+        expected = f"the inputs are {', '.join(self._inputs)}"
+        if isinstance(given, Mapping):
+            if given.keys() != self._inputs.keys():
+                raise InputError(where, f"has {', '.join(map(str, given)) or 'nothing'}", expected)
+            return given
+        row = given if isinstance(given, (tuple, list)) else (given,)
+        if len(row) != len(self._inputs):
+            raise InputError(where, f"has {len(row)} arrays", expected)
+        return dict(zip(self._inputs, row, strict=True))
+
+
+class _Files:
+    """The batches of an .npz file, or of all those of a folder in the order of their names."""
+
+    def __init__(self, path: Path, inputs: Mapping[str, ir.Value]) -> None:
+        self._inputs = inputs
+        self._paths = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        if not self._paths:
+            raise InputError(str(path), "is a folder without .npz files", "write each batch with numpy.savez(path, **inputs)")
+
+    def __iter__(self) -> Iterator[Batch]:
+        for path in self._paths:
+            yield from self._batches(path, _read(path))
+
+    def _batches(self, path: Path, arrays: Batch) -> Iterator[Batch]:
+        if arrays.keys() != self._inputs.keys():
+            what = f"holds {', '.join(arrays) or 'nothing'}"
+            raise InputError(str(path), what, f"write one array for each input of the model: {', '.join(self._inputs)}")
+        counts = {name: len(array) for name, array in arrays.items() if self._is_stacked(name, array)}
+        if not counts:
+            yield arrays
+            return
+        if len(counts) < len(arrays) or len(set(counts.values())) > 1:
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            raise InputError(str(path), f"holds {shapes}", "give all arrays the same number of batches, as their first dimension")
+        for number in range(next(iter(counts.values()))):
+            yield {name: array[number] for name, array in arrays.items()}
+
+    def _is_stacked(self, name: str, array: np.ndarray) -> bool:
+        shape = self._inputs[name].shape
+        return shape is not None and array.ndim == len(shape) + 1
+
+
+def _read(path: Path) -> Batch:
+    """The arrays of an .npz file."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read: {error.strerror or error}", "give the path of an .npz file") from error
+    except (ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
+        raise InputError(str(path), "is no .npz file of arrays", "write it with numpy.savez(path, **inputs)") from error
+
+
+def _array(given: Any, value: ir.Value, where: str) -> np.ndarray:
+    """What was given as an array of an input's type."""
+    array = _as_array(given)
+    expected = None if value.dtype is None else dtype_name(value.dtype)
+    if expected is not None and str(array.dtype) != expected:
+        raise InputError(where, f"is of type {array.dtype}", f"give {expected}")
+    if value.shape is not None and not _fits(array.shape, value.shape):
+        raise InputError(where, f"shape {list(array.shape)} for {value.shape}", "give each batch the shape of the model's input")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InputError(where, "has NaN or infinities", "leave such batches out: their ranges say nothing")
+    return array
+
+
+def _as_array(given: Any) -> np.ndarray:
+    """An array, or a torch tensor as one."""
+    return np.asarray(given.detach().cpu()) if hasattr(given, "detach") else np.asarray(given)
+
+
+def _fits(shape: tuple[int, ...], declared: ir.Shape) -> bool:
+    if len(shape) != len(declared):
+        return False
+    return all(not isinstance(dim, int) or dim == size for dim, size in zip(declared, shape, strict=True))

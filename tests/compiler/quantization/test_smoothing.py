@@ -1,0 +1,102 @@
+"""Scales moved into weights: the same function, and less error where channels differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from prefuse.compiler.debugging.oracle import relative_error, run_model
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.quantization.formats import quantize_channels, unsigned_affine
+from prefuse.compiler.quantization.histogram import ChannelMoments
+from prefuse.compiler.quantization.quantizer import Settings, calibrate
+from prefuse.compiler.quantization.smoothing import best_scales
+from prefuse.runtime.target import Target
+
+from .models import batches, built, feed_forward
+
+CPU = Target.parse("cpu")
+
+
+def product_error(x: np.ndarray, w: np.ndarray, scales: np.ndarray) -> float:
+    """The relative error of x W with both rounded to 8 bits, its scales moved."""
+    divided, scaled = (x / scales).astype(np.float32), (w * scales[:, None]).astype(np.float32)
+    rounded = unsigned_affine(divided.min(), divided.max()).rounded(divided)
+    exact = x.astype(np.float64) @ w
+    return float(
+        np.linalg.norm(rounded.astype(np.float64) @ quantize_channels(scaled, 1).dequantize() - exact) / np.linalg.norm(exact)
+    )
+
+
+def moments_of(x: np.ndarray) -> ChannelMoments:
+    found = ChannelMoments(x.shape[1])
+    found.add(x)
+    return found
+
+
+def test_channels_of_different_sizes() -> None:
+    """A few channels are 50 times as large as the others: most of the error goes."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(500, 64)).astype(np.float32)
+    x[:, :3] *= 50
+    w = generator.normal(size=(64, 40)).astype(np.float32)
+    exponent, scales = best_scales(moments_of(x), [w[:, :16], w[:, 16:]])
+    assert scales is not None
+    assert 0.0 < exponent < 1.0
+    assert product_error(x, w, scales) < 0.5 * product_error(x, w, np.ones(64))
+
+
+def test_equal_channels_stay() -> None:
+    generator = np.random.default_rng(1)
+    x, w = generator.uniform(-1, 1, (500, 64)).astype(np.float32), generator.uniform(-1, 1, (64, 40)).astype(np.float32)
+    assert best_scales(moments_of(x), [w])[1] is None
+
+
+def test_many_columns() -> None:
+    """Of very many columns some tell enough."""
+    generator = np.random.default_rng(3)
+    x, w = generator.normal(size=(300, 16)).astype(np.float32), generator.normal(size=(16, 9_000)).astype(np.float32)
+    x[:, :2] *= 40
+    _, scales = best_scales(moments_of(x), [w])
+    assert scales is not None
+    assert product_error(x, w, scales) < 0.6 * product_error(x, w, np.ones(16))
+
+
+def test_empty_channels() -> None:
+    """Channels that are always zero, or have no weights, keep the scale 1; where all are, nothing is moved."""
+    x, w = np.random.default_rng(2).normal(size=(99, 6)).astype(np.float32), np.ones((6, 5), np.float32)
+    x[:, 0] *= 100
+    x[:, 2], w[3] = 0, 0
+    _, scales = best_scales(moments_of(x), [w])
+    assert scales is not None
+    assert scales[[2, 3]].tolist() == [1.0, 1.0]
+    assert np.isfinite(scales).all()
+    assert best_scales(moments_of(0 * x), [w])[1] is None
+
+
+@pytest.mark.parametrize("is_read_by_others", [False, True])
+def test_the_model_stays_the_same(is_read_by_others: bool) -> None:
+    """Into the normalization's gain and bias where the product alone reads it; by a multiplication beside it else."""
+    width = 32
+    nodes = [("LayerNormalization", "x gain shift", "n"), ("MatMul", "n w", "m")]
+    nodes.append(("Add", "m n", "y") if is_read_by_others else ("Relu", "m", "y"))
+    model = built(nodes, [2, 9, width], {"gain": (width,), "shift": (width,), "w": (width, width)})
+    gain = np.random.default_rng(4).normal(size=width).astype(np.float32)
+    gain[:2] *= 60
+    data = batches(model, 16)
+    model.graph.initializer[0].raw_data = gain.tobytes()
+    found = calibrate(import_model(model), data, CPU)
+    assert list(found.smoothed) == ["n"]
+    operators = [node.op_type for node in found.model.graph]
+    assert operators.count("Mul") == is_read_by_others
+    (batch,) = batches(model, 1, seed=5)
+    expected = run_model(import_model(model), batch)["y"]
+    assert relative_error(run_model(found.model, batch)["y"], expected) < 1e-6
+    plain = calibrate(import_model(model), data, CPU, Settings(is_smooth=False))
+    errors = [relative_error(run_model(one.place(one.uniform()), batch)["y"], expected) for one in (found, plain)]
+    assert errors[0] < 0.7 * errors[1]
+
+
+def test_units_of_one_tensor_share_its_scales() -> None:
+    model = feed_forward()
+    found = calibrate(import_model(model), batches(model, 3), CPU)
+    assert set(found.smoothed) <= {"n", "g"}
