@@ -105,10 +105,13 @@ class MatMulKernel:
         self.builder = new_builder(target, group.configuration)
         self.batch, self.a, self.b = _normal_form(group, anchor)
         self.dtype = group.types[anchor.outputs[0]].dtype
-        a, b = map(group.storage, anchor.inputs[:2])
-        self.formats = formats_for(a, b, target, self._reads)
+        self.formats = self._formats()
         self.format, self.accumulator = self.formats[0], self.formats[0].sums  # of several, all have the same sums
         self.packed: dict[str, Operand] = {}
+
+    def _formats(self) -> tuple[Format, ...]:
+        a, b = map(self.group.storage, self.anchor.inputs[:2])
+        return formats_for(a, b, self.target, self._reads)
 
     def _reads(self, one: Format) -> bool:
         """Whether the operands' layouts allow the format: neighbours along k can be loaded, or packed, as its k-pack needs."""
@@ -127,16 +130,9 @@ class MatMulKernel:
     def estimate(self) -> Estimate:
         """The estimate of all products by the best register tile, epilogue included."""
         best = self.formats[0]
-        machine = best.machine(machine_of(self.target, self.accumulator))
-        size = self.a.lines, self.b.lines, self.a.depth
-        alone = product_estimate(
-            *size,
-            machine,
-            k_pack=best.k_pack,
-            batch=prod(self.batch),
-            unit=best.unit,
-            steps=best.steps if "int" in best.sums else 0,
-        )
+        machine = machine_of(self.target, self.accumulator)
+        size, batch = (self.a.lines, self.b.lines, self.a.depth), prod(self.batch)
+        alone = product_estimate(*size, best.machine(machine), k_pack=best.k_pack, batch=batch, unit=best.unit)
         return with_epilogue(with_bytes(alone, self.group), self.group, machine, self.anchor)
 
     def build(self) -> BuiltKernel:

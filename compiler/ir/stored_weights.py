@@ -1,0 +1,131 @@
+"""Constant weights of products that lie as integers of 2, 4 or 8 bits with scales, and are multiplied as they lie.
+
+In the graph they are a DequantizeLinear of constants that one product alone reads as its right operand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import onnx_ir as ir
+
+from .constants import constant_tensor
+
+PRODUCTS = ("Gemm", "MatMul")
+ROW_BITS = "prefuse.row_bits"  # metadata of a product: 8 where its rows may be rounded to int8 by blocks
+BITS: dict[ir.DataType, int] = {
+    ir.DataType.INT2: 2,
+    ir.DataType.UINT2: 2,
+    ir.DataType.INT4: 4,
+    ir.DataType.UINT4: 4,
+    ir.DataType.INT8: 8,
+    ir.DataType.UINT8: 8,
+}
+_WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StoredForm:
+    """Types and shapes of a DequantizeLinear: weights of a type and shape, scales of a shape, blocks of so many along an axis, or
+    `block` 0: scales of each index along the axis, or one for all."""
+
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+    scales: tuple[int, ...]
+    axis: int
+    block: int
+
+    def turned(self) -> StoredForm:
+        """Of the transposed matrix."""
+        return replace(self, shape=self.shape[::-1], scales=self.scales[::-1], axis=1 - self.axis)
+
+    def by_columns(self, k_axis: int) -> StoredForm:
+        """With a scale for each column instead of one for all."""
+        if self.block or prod(self.scales) != 1:
+            return self
+        return replace(self, scales=(self.shape[1 - k_axis],), axis=1 - k_axis)
+
+    def fault(self, k_axis: int) -> str:
+        """Why kernels do not read weights of this form, whose dimension `k_axis` is summed over; empty if they do."""
+        if self.dtype not in BITS:
+            return f"weights are {self.dtype.name.lower()}, no integers of 2, 4 or 8 bits"
+        if len(self.shape) != 2 or 0 in self.shape:
+            return "weights are no matrix with elements"
+        if not self.block:
+            by_column = self.axis != k_axis and self.scales == (self.shape[1 - k_axis],)
+            return "" if by_column else "scales are not one for each column"
+        numbers = _WORD_BITS // BITS[self.dtype]
+        if self.block % numbers:
+            return f"blocks of {self.block} fill no words of {numbers}"
+        wanted = tuple(-(-extent // self.block) if d == k_axis else extent for d, extent in enumerate(self.shape))
+        return "" if self.axis == k_axis and self.scales == wanted else "scales are not of blocks along k"
+
+
+def form_of(scaling: ir.Node) -> StoredForm | str:
+    """The form of what a DequantizeLinear reads, or why it is none that kernels read."""
+    weights, scale, zero = (*scaling.inputs, None)[:3]
+    assert weights is not None
+    assert scale is not None
+    if not all(value is None or _is_known(scaling, value) for value in (weights, scale, zero)):
+        return "weights, scales or zero points are no constants"
+    if scale.dtype != ir.DataType.FLOAT or scaling.outputs[0].dtype != ir.DataType.FLOAT:
+        return "scales are not float32"
+    shape, scales = _static(weights), _static(scale)
+    if shape is None or scales is None or weights.dtype is None:
+        return "weights are of unknown size"
+    if zero is not None and (_static(zero) != scales or zero.dtype != weights.dtype):
+        return "zero points are of another shape than scales, or of another type than weights"
+    axis = scaling.attributes.get_int("axis", 1)
+    return StoredForm(weights.dtype, shape, scales, axis % max(len(shape), 1), scaling.attributes.get_int("block_size", 0))
+
+
+def product_fault(product: ir.Node) -> str:
+    """Why the kernels of a product do not read weights as they lie; empty if they might."""
+    rows = product.inputs[0]
+    if rows is None or rows.dtype != ir.DataType.FLOAT:
+        return "rows are not float32"
+    turned = product.attributes.get_int("transA", 0) if product.op_type == "Gemm" else 0
+    return "the left operand is transposed" if turned else ""
+
+
+def is_stored_weights(node: ir.Node) -> bool:
+    """Whether a node is a DequantizeLinear that the kernel of its one reader does in its loads."""
+    if node.op_type != "DequantizeLinear" or node.domain != "":
+        return False
+    result = node.outputs[0]
+    readers = tuple(result.uses())
+    if len(readers) != 1 or (result.is_graph_output() and not isinstance(node.graph, ir.Function)):
+        return False
+    product, position = readers[0]
+    if product.op_type not in PRODUCTS or product.domain != "" or position != 1 or product_fault(product):
+        return False
+    form = form_of(node)
+    return not isinstance(form, str) and not form.fault(k_axis_of(product))
+
+
+def k_axis_of(product: ir.Node) -> int:
+    """The dimension of a product's right operand, a matrix, that is summed over."""
+    is_turned = product.op_type == "Gemm" and product.attributes.get_int("transB", 0) != 0
+    return int(is_turned)
+
+
+def reads_stored_weights(product: ir.Node) -> bool:
+    """Whether a product's right operand lies as integers."""
+    value = product.inputs[1] if product.op_type in PRODUCTS and len(product.inputs) > 1 else None
+    producer = None if value is None else value.producer()
+    return producer is not None and is_stored_weights(producer)
+
+
+def _is_known(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a value is a constant; in the body of a group, whether it comes from outside, as only constants do there."""
+    if constant_tensor(value) is not None:
+        return True
+    return isinstance(node.graph, ir.Function) and value.producer() is None
+
+
+def _static(value: ir.Value) -> tuple[int, ...] | None:
+    if value.shape is None:
+        return None
+    dims = tuple(dim for dim in value.shape if isinstance(dim, int))
+    return dims if len(dims) == len(value.shape) else None

@@ -1,0 +1,75 @@
+"""Estimated cycles of products by weights that lie as integers of few bits with scales."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import ceil
+from typing import Protocol
+
+from ...runtime.hardware.machine import Machine
+from .product import product_estimate
+
+_LANES = 16  # of a dot product's sums
+_ROW_OPERATIONS = 14.0  # vector operations that make integers of a vector of a row, for three digits
+_SECTION_OPERATIONS = {1: 3.0, 2: 5.0, 3: 7.0}  # that add a vector of a section's sums to the totals, by digits
+_LOSS = 1.3  # of the time of words, as measured: spilled sums, broadcasts that are no operands of dot products
+_STORE_CYCLES, _START_CYCLES = 3.0, 20.0  # as of float32's register tiles
+_REGISTERS = 30  # of 32, for sums and unpacked words
+_UNPACKED = {8: 3.0, 4: 4.5, 2: 4.5}  # vector operations that make a vector of float32 weights, by bits; and its store
+
+
+class Cut(Protocol):
+    """What `weight_packing.Sections` tells."""
+
+    @property
+    def depth(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def bits(self) -> int: ...
+    @property
+    def fields(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def words(self) -> int: ...
+
+
+def fixed_point_tiles(rows: int, sections: Cut, digits: int, machine: Machine) -> list[tuple[int, int]]:
+    """Register tiles (rows, vectors) for rows of integers of so many digits, those with the fewest cycles first."""
+    fitting = [
+        (r, v)
+        for r, v in product(range(1, min(rows, 12) + 1), (1, 2, 3, 4, 6, 8))
+        if _registers(r * v, digits) + (sections.fields if sections.fields > 1 else 0) + 2 <= _REGISTERS
+    ]
+    return sorted(fitting, key=lambda tile: (fixed_point_cycles(tile, rows, sections, digits, machine), tile))
+
+
+def _registers(cells: int, digits: int) -> int:
+    """Vectors that sums take; with their totals, which are read once a section, where sections have several sums a cell."""
+    return cells * (digits if digits == 1 else digits + 1)
+
+
+def fixed_point_cycles(tile: tuple[int, int], rows: int, sections: Cut, digits: int, machine: Machine) -> float:
+    """Cycles of one core for `rows` rows: making integers of them, then all register tiles.
+
+    A vector of words takes a dot product for each row, digit and field, and a shift and a mask for each field of several; dot
+    products and multiply-adds have the same rate. Few sums wait for one another.
+    """
+    height, vectors = tile
+    rate = machine.multiply_adds
+    fields, cells = sections.fields, height * vectors
+    unpacking = (2 * fields - 1) * vectors if fields > 1 else 0
+    dots = fields * cells * digits
+    word = max((dots + unpacking) / rate, fields * machine.sum_latency, (vectors + height * digits * fields) / machine.loads)
+    section = _LOSS * word * sections.words + _SECTION_OPERATIONS[digits] * cells / rate
+    one = section * sections.count + _STORE_CYCLES * cells + _START_CYCLES
+    tiles = ceil(rows / height) * ceil(sections.columns / (vectors * _LANES))
+    prepared = _ROW_OPERATIONS * (digits + 1) / 4 * rows * sections.depth / _LANES / rate
+    return tiles * one + prepared
+
+
+def dequantized_cycles(rows: int, columns: int, depth: int, bits: int, machine: Machine) -> float:
+    """Cycles of one core where panels become float32 in a thread's scratch, and float32 products read them there."""
+    unpacked = _UNPACKED[bits] * columns * depth / machine.lanes / machine.multiply_adds
+    return unpacked + product_estimate(rows, columns, depth, machine).cycles

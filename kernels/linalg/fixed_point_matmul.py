@@ -1,0 +1,120 @@
+"""MatMul and Gemm by stored weights through dot products of bytes: rows of A as integers of one to three digits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr, share
+from ..cost.estimate import Estimate, with_bytes, with_epilogue
+from ..cost.stored_weights import fixed_point_cycles, fixed_point_tiles
+from ..groups.group import Group
+from ..microkernels.fixed_point import LANES, BlockScales, FixedRows, fix_rows, longest_section, multiply_sections
+from ..microkernels.register_tile import WORK_PER_OPERATION, Tile
+from ..microkernels.weight_packing import Sections
+from ..template.contract import BuiltKernel, Candidate, Refusal
+from ..template.kernel import finish
+from ..template.values import anchor_of
+from .stored_weights import WeightsKernel, stored_weights
+
+ROW_BITS = "prefuse.row_bits"  # attribute of a product: 8 where its rows may be rounded to int8 by blocks
+_DIGITS_OF_PRECISION = {"float32": 3}  # others: two, whose error is 2^-16
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes a product of float32 rows by constant integers with scales, with an epilogue of pointwise operators."""
+    weights = stored_weights(group, target)
+    if isinstance(weights, Refusal):
+        return weights
+    if not target.has("avx512_vnni"):
+        return Refusal(f"{target} has no dot products of bytes")
+    kernel = _FixedPointKernel(group, anchor_of(group), target, weights)
+    if kernel.a.depth == 0 or kernel.a.lines == 0 or kernel.b.lines == 0:
+        return Refusal("is empty")
+    return Candidate(kernel.estimate(), kernel.build, stored_runs=(kernel.b.lines,))
+
+
+class _FixedPointKernel(WeightsKernel):
+    template = "fixed_point_matmul"
+
+    @property
+    def digits(self) -> int:
+        if self.anchor.attribute(ROW_BITS, 0) == 8:
+            return 1
+        return _DIGITS_OF_PRECISION.get(self.group.precision, 2)
+
+    def _sections(self, tile: int) -> Sections:
+        return self.sections(longest_section(self.weights.bits, self.digits), tile)
+
+    def _tiles(self) -> dict[str, Tile]:
+        """Register tiles, those with the fewest cycles first."""
+        found = fixed_point_tiles(self.a.lines, self._sections(LANES), self.digits, self.target.machine)
+        return {str(tile): tile for tile in (Tile(rows, vectors, LANES) for rows, vectors in found)}
+
+    def estimate(self) -> Estimate:
+        machine, tile = self.target.machine, next(iter(self._tiles().values()))
+        sections = self._sections(tile.columns)
+        cycles = fixed_point_cycles((tile.rows, tile.vectors), self.a.lines, sections, self.digits, machine)
+        streamed = 4 * self.a.lines * (self.a.depth + self.b.lines)
+        operations = 2 * self.a.lines * self.b.lines * self.a.depth
+        overlap = min(tile.rows / self.a.lines, 1.0)
+        alone = Estimate(cycles, operations, 0, streamed, unit="dot", overlap=overlap)
+        whole = replace(with_bytes(alone, self.group), constant_bytes=self.constant_bytes)
+        return with_epilogue(whole, self.group, machine, self.anchor)
+
+    def build(self) -> BuiltKernel:
+        builder, tile = self.builder, self.builder.choose("tile", self._tiles())
+        sections = self._sections(tile.columns)
+        words, rows = self.words(sections), self.a.lines
+        fixed = fix_rows(builder, self.rows_of_a(), rows, sections, self.digits, self.weights.usual_zero)
+        store = self.store()
+        flops = 2 * rows * self.b.lines * self.a.depth
+        threads = min(builder.threads_for(flops // WORK_PER_OPERATION), sections.panels)
+        with builder.loop(threads, "parallel", "thread") as thread:
+            begin, end = share(thread, threads, sections.panels)
+            with builder.loop(end - begin, name="panel") as number:
+                panel = builder.bind(begin + number)
+                base = builder.bind(panel * (sections.count * sections.words * tile.columns))
+                blocks, column_scale = self._scales(sections, panel)
+                with builder.loop(-(-rows // tile.rows), name="tile") as i:
+                    first = builder.bind(i * tile.rows)
+                    places = [builder.bind(tirx.min(first + r, rows - 1)) for r in range(tile.rows)]
+                    totals = multiply_sections(builder, tile, fixed, places, (words, base), blocks)
+                    self._store_tile(tile, panel, first, totals, column_scale, store)
+        return finish(self.template, builder, self.group, flops=flops, packed=self.packed)
+
+    def _scales(self, sections: Sections, panel: Expr):  # type: ignore[no-untyped-def]
+        """What multiplies sections, and what multiplies columns at the end."""
+        weights = self.weights
+        zero = self.reader(weights.zero, sections, panel) if weights.zero else None
+        above = None
+        if zero is not None:
+            middle = tirx.const(float(weights.usual_zero), "float32")
+
+            def above(section: Expr, column: Expr) -> Expr:
+                return tirx.Cast("float32", zero(section, column)) - middle
+
+        scale = self.reader(weights.scale, sections, panel)
+        if weights.block:
+            return BlockScales(scale, above), None
+        return BlockScales(None, above), partial(scale, 0)
+
+    def _store_tile(self, tile: Tile, panel: Expr, first: Expr, totals: Buffer, column_scale, store) -> None:  # type: ignore[no-untyped-def]
+        builder, begin = self.builder, self.builder.bind(panel * tile.columns)
+        end = builder.bind(tirx.min(begin + tile.columns, self.b.lines))
+        with builder.loop(builder.bind(tirx.min(self.a.lines - first, tile.rows)), name="row") as row:
+            line = builder.bind(row * tile.columns)
+
+            def element(column: Expr) -> None:
+                value = totals[line + column - begin]
+                if column_scale is not None:
+                    value = value * column_scale(column - begin)
+                store(0, first + row, 0, column, value)
+
+            builder.dynamic_vector_loop(begin, end, LANES, element)
+
+
+__all__ = ["ROW_BITS", "FixedRows", "plan"]

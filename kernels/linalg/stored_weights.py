@@ -1,0 +1,154 @@
+"""Products of float32 rows by constant weights that lie as integers of 2, 4 or 8 bits with scales: what their templates share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ...runtime.target import Target
+from ..codegen.builder import Buffer, Expr
+from ..formats.format import F32, Format
+from ..groups.group import Group, Op
+from ..microkernels.weight_packing import PackBlocks, PackSections, Sections, bits_of, middle_of
+from ..template.contract import Operand, Refusal
+from ..template.values import anchor_of
+from .matmul import MatMulKernel
+
+BlockReader = Callable[[Expr, Expr], Expr]  # of (section, column of a panel)
+PER_WORD = {8: 4, 4: 8, 2: 16}  # numbers of a word
+
+
+@dataclass(frozen=True)
+class Weights:
+    """B of a product: integers `name` [depth, columns], or transposed, scaled by blocks of `block` along k; 0: by columns."""
+
+    name: str
+    scale: str
+    zero: str  # "" where there is none
+    dtype: str
+    block: int
+
+    @property
+    def bits(self) -> int:
+        return bits_of(self.dtype)
+
+    @property
+    def middle(self) -> int:
+        """What is too much in a number as it is packed."""
+        return middle_of(self.dtype)
+
+    @property
+    def usual_zero(self) -> int:
+        """The zero point of packed numbers where none is given; where one is, the middle of their range."""
+        return 1 << (self.bits - 1) if self.zero else self.middle
+
+
+def stored_weights(group: Group, target: Target) -> Weights | Refusal:
+    """The weights of a group that reads some, or why no kernel takes them as they lie."""
+    anchor = anchor_of(group)
+    name = anchor.inputs[1] if len(anchor.inputs) > 1 else ""
+    if name not in group.weights:
+        return Refusal("its right operand is not constant integers with scales")
+    if target.is_gpu:
+        return Refusal("is for CPUs")
+    op, kind = group.weights[name], group.types[name]
+    found = Weights(name, op.inputs[1], op.inputs[2] if len(op.inputs) > 2 else "", kind.dtype, op.attribute("block_size", 0))
+    a, result = anchor.inputs[0], anchor.outputs[0]
+    if not found.bits or len(kind.shape) != 2:
+        return Refusal(f"the weights are {kind}, no matrix of 2, 4 or 8 bits")
+    if {group.types[one].dtype for one in (a, result, found.scale)} != {"float32"} or a in group.producers:
+        return Refusal("rows, scales or results are not float32 in memory")
+    if anchor.op_type == "Gemm" and anchor.attribute("transA", 0):
+        return Refusal("the rows of the left operand do not lie one after the other")
+    return _scale_fault(group, anchor, op, found) or found
+
+
+def _scale_fault(group: Group, anchor: Op, op: Op, found: Weights) -> Refusal | None:
+    """Why scales or zero points are not of columns, or of blocks along k."""
+    shape, scales = group.types[found.name].shape, group.types[found.scale].shape
+    k_axis = 1 if anchor.op_type == "Gemm" and anchor.attribute("transB", 0) else 0
+    axis = op.attribute("axis", 1) % 2
+    if found.zero and (group.types[found.zero].shape != scales or bits_of(group.types[found.zero].dtype) != found.bits):
+        return Refusal("zero points are of another shape or type than scales and weights")
+    if not found.block:
+        by_column = axis == 1 - k_axis and scales == (shape[1 - k_axis],)
+        return None if by_column else Refusal("scales are not one for each column")
+    if found.block % PER_WORD[found.bits]:
+        return Refusal(f"blocks of {found.block} fill no words of {PER_WORD[found.bits]}")
+    blocks = -(-shape[k_axis] // found.block)
+    wanted = (blocks, shape[1]) if k_axis == 0 else (shape[0], blocks)
+    return None if axis == k_axis and scales == wanted else Refusal("blocks are not along k")
+
+
+class WeightsKernel(MatMulKernel):
+    """A product by stored weights being built: rows in memory, panels of words, scales and zero points by panels."""
+
+    def __init__(self, group: Group, anchor: Op, target: Target, weights: Weights) -> None:
+        super().__init__(group, anchor, target)
+        self.weights = weights
+
+    def _formats(self) -> tuple[Format, ...]:
+        return (F32,)
+
+    @property
+    def constant_bytes(self) -> int:
+        """Of weights, scales and zero points as they are packed, without what pads them."""
+        scales = self.group.types[self.weights.scale].elements
+        return self.a.depth * self.b.lines * self.weights.bits // 8 + scales * (5 if self.weights.zero else 4)
+
+    def sections(self, longest: int, tile: int) -> Sections:
+        """Sections of k of at most `longest` elements, each within a block."""
+        per_word, depth = PER_WORD[self.weights.bits], self.a.depth
+        if not self.weights.block:
+            count = -(-depth // longest)
+            length = -(-depth // max(count, 1) // per_word) * per_word
+            return Sections(depth, self.b.lines, self.weights.bits, max(length, per_word), tile)
+        length = self.weights.block
+        while length > longest and length % (2 * per_word) == 0:
+            length //= 2
+        return Sections(depth, self.b.lines, self.weights.bits, length, tile)
+
+    def words(self, sections: Sections) -> Buffer:
+        """The packed integers."""
+        name = self.weights.name
+        pack = PackSections(sections, self.b.lines_last)
+        self.packed[name] = Operand(name, pack)
+        return self.builder.parameter(name, sections.size_bytes // 4, "int32")
+
+    def by_blocks(self, name: str, sections: Sections, panel: Expr) -> tuple[Buffer, Expr, int]:
+        """Packed scales or zero points: the buffer, where a panel's begin, and the sections of a block."""
+        block, tile = self.weights.block, sections.tile
+        blocks = -(-sections.depth // block) if block else 1
+        pack = PackBlocks(blocks, sections.columns, tile, self.b.lines_last)
+        packed = pack.packed_type(self.group.types[name])
+        self.packed[name] = Operand(name, pack)
+        buffer = self.builder.parameter(name, packed.elements, packed.dtype)
+        return buffer, self.builder.bind(panel * (blocks * tile)), block // sections.length if block else 0
+
+    def reader(self, name: str, sections: Sections, panel: Expr) -> BlockReader:
+        """Scales or zero points, as they are packed, of a panel."""
+        if (known := self.as_constant(name)) is not None:
+            return lambda section, column: known
+        buffer, base, per_block = self.by_blocks(name, sections, panel)
+
+        def read(section: Expr, column: Expr) -> Expr:
+            if not per_block:
+                return buffer[base + column]
+            block = section if per_block == 1 else tirx.floordiv(section, per_block)
+            return buffer[base + block * sections.tile + column]
+
+        return read
+
+    def rows_of_a(self) -> Buffer:
+        kind = self.group.types[self.a.name]
+        return self.builder.parameter(self.a.name, kind.elements, kind.dtype)
+
+    def as_constant(self, name: str) -> Expr | None:
+        """A scale or zero point that is known while compiling, as there is one alone; None where it lies in memory."""
+        literal = self.group.literal(name)
+        if literal is None or name in self.group.inputs:
+            return None
+        offset = middle_of(self.group.types[name].dtype) if bits_of(self.group.types[name].dtype) else 0
+        return tirx.const(float(literal.item()) + offset, "float32")

@@ -1,0 +1,134 @@
+"""quantize-weights: large float32 weights of products become integers of 8 or 4 bits with scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import ClassVar, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from ...compiler.ir.constants import add_constant, constant_tensor
+from ...compiler.ir.facts import infer_node
+from ...compiler.ir.matching import static_shape
+from ...compiler.ir.names import fresh_name
+from ...compiler.ir.opset_raise import raise_obstacle, raise_opset
+from ...compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of
+from ...compiler.ir.stored_weights import PRODUCTS, k_axis_of, product_fault
+from ...compiler.pipeline import Context, Pass
+from ...compiler.quantization.formats import group_scales, quantize_channels, quantize_groups
+from ...runtime.precision import Weights
+
+_BITS: dict[Weights, Literal[4, 8]] = {"int4": 4, "int8": 8}
+_TYPES: dict[Weights, ir.DataType] = {"int4": ir.DataType.INT4, "int8": ir.DataType.INT8}
+_SINCE = {"int8": 13, "int4": 21}  # the opsets of DequantizeLinear that have them
+_WORD = 8  # numbers of 4 bits in a word of weights
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+
+
+@dataclass(frozen=True)
+class QuantizeWeights(Pass):
+    """Store constant weights of matrix products as int8 with a scale for each column, or int4 with one for each block along k.
+
+    Before:  y = MatMul(x, w)
+    After:   d = DequantizeLinear<axis=0, block_size=32>(w_int4, w_scales);  y = MatMul(x, d)
+
+    Numbers are symmetric, -127 to 127 or -7 to 7, the nearest to w / scale; rows stay float32. Only matrices of at least
+    `min_elements` that are no sooner known, as those of fewer take no time to read. Without `weights`, what the user asked for.
+    """
+
+    name: ClassVar[str] = "quantize-weights"
+    weights: Weights | None = None
+    block_size: int = 32  # of int4, along k
+    min_elements: int = 1 << 14
+
+    def run(self, model: ir.Model, context: Context) -> bool:
+        wanted = self.weights or context.weights
+        if wanted is None:
+            return False
+        fault = _fault_everywhere(self, wanted, model, context)
+        if fault is not None:
+            context.reject(self.name, fault)
+            return False
+        changed = False
+        for node in tuple(model.graph):
+            reason = self._fault(node)
+            if reason:
+                context.reject(self.name, Rejection(f"weights of {node.op_type} stay float32: {reason}", (node,)))
+            elif reason is not None:
+                if not changed:
+                    raise_opset(model, _SINCE[wanted])
+                self._quantize(model, node, wanted)
+                changed = True
+        return changed
+
+    def _fault(self, node: ir.Node) -> str | None:
+        """Why the weights of a product stay as they are; None where a node is no product of some."""
+        value = node.inputs[1] if len(node.inputs) > 1 else None
+        tensor = None if value is None else constant_tensor(value)
+        if node.domain != "" or tensor is None or tensor.dtype != ir.DataType.FLOAT:
+            return None
+        if node.op_type in _CONVOLUTIONS:
+            return "no kernel of convolutions unpacks them, whose time is that of their multiply-adds"
+        if node.op_type not in PRODUCTS:
+            return None
+        shape = static_shape(value) or ()
+        if len(shape) != 2:
+            return f"{len(shape)} dimensions are no matrix"
+        if prod(shape) < self.min_elements:
+            return f"{prod(shape)} elements are read in no time"
+        return product_fault(node)
+
+    def _quantize(self, model: ir.Model, node: ir.Node, wanted: Weights) -> None:
+        value = node.inputs[1]
+        assert value is not None
+        tensor = constant_tensor(value)
+        assert tensor is not None
+        k_axis, shape = k_axis_of(node), tuple(tensor.shape.numpy())
+        block = self.block_size if wanted == "int4" else 0
+        numbers = _constant(model, partial(_numbers, tensor, k_axis, block), _TYPES[wanted], shape, f"{value.name}_{wanted}")
+        if block:
+            scales_shape = tuple(-(-extent // block) if d == k_axis else extent for d, extent in enumerate(shape))
+        else:
+            scales_shape = (shape[1 - k_axis],)
+        scales = _constant(
+            model, partial(_scales, tensor, k_axis, block), ir.DataType.FLOAT, scales_shape, f"{value.name}_scales"
+        )
+        attributes = {"axis": k_axis, "block_size": block} if block else {"axis": 1 - k_axis}
+        made = ir.node("DequantizeLinear", [numbers, scales], attributes)
+        made.outputs[0].name = fresh_name(model, f"{value.name}_dequantized")
+        copy_source((node,), made)
+        graph_of(node).insert_before(node, made)
+        infer_node(made, model)
+        node.replace_input_with(1, made.outputs[0])
+        drop_unused_constants(model, [value])
+
+
+def _fault_everywhere(limits: QuantizeWeights, wanted: Weights, model: ir.Model, context: Context) -> Rejection | None:
+    """Why no weights of the model are quantized."""
+    if context.target.is_gpu:
+        return Rejection(f"no kernel for {context.target} reads weights of few bits")
+    if limits.block_size % _WORD or limits.block_size <= 0:
+        return Rejection(f"blocks of {limits.block_size} fill no words of {_WORD}")
+    return raise_obstacle(model, _SINCE[wanted])
+
+
+def _constant(model: ir.Model, read: partial[np.ndarray], dtype: ir.DataType, shape: Sequence[int], name: str) -> ir.Value:
+    """A constant that is computed when it is read; the same one for equal computations."""
+    tensor = ir.LazyTensor(lambda: ir.tensor(read(), dtype=dtype), dtype=dtype, shape=ir.Shape(shape))
+    return add_constant(model, tensor, name)
+
+
+def _numbers(tensor: ir.TensorProtocol, k_axis: int, block: int) -> np.ndarray:
+    w = tensor.numpy()
+    if not block:
+        return quantize_channels(w, 1 - k_axis).numbers
+    return quantize_groups(w, block, 4, k_axis).numbers.astype(ir.DataType.INT4.numpy())
+
+
+def _scales(tensor: ir.TensorProtocol, k_axis: int, block: int) -> np.ndarray:
+    w = tensor.numpy()
+    return group_scales(w, block, 4, k_axis) if block else quantize_channels(w, 1 - k_axis).affine.scale.reshape(-1)

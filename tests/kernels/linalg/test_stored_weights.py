@@ -1,0 +1,141 @@
+"""Products by weights of few bits with scales: against float64 of the numbers that they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (names int4 and uint4)
+import numpy as np
+import pytest
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.plan import TensorType
+from prefuse.runtime.target import Target
+
+from ..harness import Case, check, followed, run, target_of, type_of
+
+TEMPLATES = {"avx2": ("dequantized_matmul",), "avx512vnni": ("fixed_point_matmul", "dequantized_matmul")}
+rng = np.random.default_rng(17)
+
+
+def weights_of(dtype: str, k: int, n: int, block: int, *, has_zero: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Integers w [k, n], scales s, zero points o; and what they stand for in float64."""
+    bits, signed = int(dtype.lstrip("uint")), dtype[0] == "i"
+    low = -(1 << bits - 1) if signed else 0
+    numbers = rng.integers(low, low + (1 << bits), (k, n))
+    blocks = -(-k // block) if block else 1
+    scales = rng.uniform(0.01, 2.0, (blocks, n)).astype(np.float32)
+    zeros = rng.integers(low, low + (1 << bits), (blocks, n)) if has_zero else np.zeros((blocks, n), int)
+    of_k = np.arange(k) // block if block else np.zeros(k, int)
+    exact = (numbers - zeros[of_k]) * scales.astype(np.float64)[of_k]
+    shape = scales.shape if block else (n,)
+    arrays = {"w": numbers.astype(dtype), "s": scales.reshape(shape)}
+    return arrays | ({"o": zeros.reshape(shape).astype(dtype)} if has_zero else {}), exact
+
+
+def case_of(
+    x: np.ndarray,
+    dtype: str,
+    n: int,
+    block: int,
+    *,
+    has_zero: bool = False,
+    is_turned: bool = False,
+    rtol: float = 2e-6,
+    row_bits: int = 0,
+    **more: Any,
+) -> Case:
+    """x by such weights: a MatMul, or a Gemm of transposed ones."""
+    arrays, exact = weights_of(dtype, x.shape[-1], n, block, has_zero=has_zero)
+    wanted = x.astype(np.float64) @ exact
+    scaling: dict[str, Any] = {"axis": 0, "block_size": block} if block else {"axis": 1}
+    if is_turned:
+        arrays = {name: np.ascontiguousarray(array.T) for name, array in arrays.items()}
+        scaling["axis"] = 1 - scaling["axis"]
+    attributes = {"transB": 1} if is_turned else {}
+    attributes |= {"prefuse.row_bits": row_bits} if row_bits else {}
+    multiply = Op("Gemm" if is_turned else "MatMul", ("x", "b"), ("y",), attributes, 23)
+    ops = (Op("DequantizeLinear", tuple(arrays), ("b",), scaling, 23), multiply)
+    constants = frozenset(arrays)
+    arrays = {"x": x, **arrays}
+    types = {name: type_of(array) for name, array in arrays.items()}
+    types |= {"b": TensorType(arrays["w"].shape, "float32"), "y": TensorType(wanted.shape, "float32")}
+    group = Group(ops, tuple(arrays), ("y",), types, constants, **more)
+    largest = float((np.abs(x).astype(np.float64) @ np.abs(exact)).max(initial=1.0))
+    label = f"{x.shape} x {n} {dtype} block {block} zero {has_zero} turned {is_turned} {more}"
+    return Case(group, arrays, [wanted.astype(np.float32)], 0.0, rtol * largest, label)
+
+
+def by_template(cases: list[Case], level: str) -> list[Case]:
+    """Each case by each template of a level, whichever is the cheapest."""
+    return [
+        replace(
+            case,
+            group=replace(case.group, configuration={"template": template}),
+            label=f"{case.label} {template}",
+            template=template,
+        )
+        for case, template in product(cases, TEMPLATES[level])
+    ]
+
+
+def rows_of(*shape: int) -> np.ndarray:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("level", TEMPLATES)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int4", "uint4", "uint2"])
+def test_products(dtype: str, level: str) -> None:
+    cases = []
+    for m, k, n, block in ((1, 64, 17, 32), (5, 77, 33, 16), (3, 300, 40, 0), (1, 7, 1, 0), (19, 128, 50, 64), (2, 40, 16, 256)):
+        for has_zero, is_turned in ((False, False), (True, True)):
+            cases.append(case_of(rows_of(m, k), dtype, n, block, has_zero=has_zero, is_turned=is_turned))
+    check(by_template(cases, level), target_of(level))
+
+
+@pytest.mark.parametrize("level", TEMPLATES)
+def test_surroundings(level: str) -> None:
+    """Batches of rows, and an epilogue."""
+    cases = [case_of(rows_of(2, 3, 48), "int4", 24, 16), followed(case_of(rows_of(4, 40), "int8", 19, 0, has_zero=True))]
+    check(by_template(cases, level), target_of(level))
+
+
+def test_fewer_digits() -> None:
+    """Two digits have 16 bits of a section's largest element, one has 8, where precision or the user allows that."""
+    x = rows_of(3, 96)
+    rough = [case_of(x, "int8", 20, 32, rtol=1 / 32639, precision="bfloat16")]
+    rough += [case_of(x, dtype, 20, 32, rtol=1 / 127, row_bits=8) for dtype in ("int8", "uint4")]
+    for case in rough:
+        case.group = replace(case.group, configuration={"template": "fixed_point_matmul"})
+    check(rough, target_of("avx512vnni"))
+    for case in rough:  # and no more: else the test says nothing of digits
+        assert np.abs(case.got[0] - case.expected[0]).max() > case.atol / 1000
+
+
+def test_unusual_rows() -> None:
+    """Zeros, numbers of any size, and what is not finite, which makes all of its row NaN and nothing else."""
+    x = rows_of(5, 64) * np.array([[0.0], [1e-36], [1e30], [1.0], [1.0]], np.float32)
+    x[3, 7], x[4, 9] = np.inf, np.nan
+    case = case_of(x[:3], "int8", 20, 32)
+    one = case_of(x, "int8", 20, 32)
+    for some in (case, one):
+        some.group = replace(some.group, configuration={"template": "fixed_point_matmul"})
+    run([case, one], target_of("avx512vnni"))
+    error = np.abs(case.got[0].astype(np.float64) - case.expected[0]).max(1)
+    least = 64 * 128 * 2.0 * 2.0**-126  # elements below 2^-102 are rounded to multiples of a scale that is no subnormal number
+    assert (error <= 1e-6 * np.abs(case.expected[0]).max(1) + least).all(), error
+    assert np.isnan(one.got[0][3:]).all()
+    assert np.isfinite(one.got[0][:3]).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "level", "template"), [(1, "avx512vnni", "fixed_point_matmul"), (1, "avx2", "dequantized_matmul")]
+)
+def test_the_cheaper_kernel_is_taken(rows: int, level: str, template: str) -> None:
+    group = case_of(rows_of(rows, 256), "int4", 512, 32).group
+    built = build_kernel(group, Target("cpu", level, 2))
+    assert isinstance(built, BuiltKernel)
+    assert built.template == template

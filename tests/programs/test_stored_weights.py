@@ -1,0 +1,99 @@
+"""Programs whose weights stay integers of few bits: MatMulNBits, blocked DequantizeLinear, and float models on request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import prefuse
+import pytest
+from onnx import helper, numpy_helper
+from prefuse.runtime.errors import OptionError
+from prefuse.runtime.executor import CompiledModel
+
+rng = np.random.default_rng(4)
+FLOAT = onnx.TensorProto.FLOAT
+
+
+def model_of(nodes: list[onnx.NodeProto], x: tuple[int, ...], y: tuple[int, ...], **constants: np.ndarray) -> onnx.ModelProto:
+    ports = [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in (("x", x), ("y", y))]
+    weights = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], weights)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def compiled(model: onnx.ModelProto, **options: Any) -> CompiledModel:
+    program = prefuse.compile(model, cache=False, threads=2, **options)
+    assert isinstance(program, CompiledModel)
+    return program
+
+
+def constant_bytes(program: CompiledModel) -> int:
+    return sum(space.size_bytes for space in program.plan.spaces if space.name == "constants")
+
+
+@pytest.mark.parametrize(("bits", "block", "level", "has_zero"), [(4, 32, 0, False), (4, 16, 4, True), (8, 64, 4, False)])
+def test_matmul_n_bits(bits: int, block: int, level: int, has_zero: bool) -> None:
+    """As ONNX Runtime at the same accuracy level, which is that of its own arithmetic; and no larger than the file's weights."""
+    ort = pytest.importorskip("onnxruntime")
+    k, n = 232, 40  # k is no multiple of a block
+    blocks = -(-k // block)
+    constants = {
+        "q": rng.integers(0, 256, (n, blocks, block * bits // 8), np.uint8),
+        "s": rng.uniform(0.01, 0.02, n * blocks).astype(np.float32),
+    }
+    if has_zero:
+        constants["z"] = rng.integers(0, 256, n * -(-blocks * bits // 8), np.uint8)
+    node = helper.make_node(
+        "MatMulNBits", ["x", *constants], ["y"], domain="com.microsoft",
+        K=k, N=n, bits=bits, block_size=block, accuracy_level=level,
+    )  # fmt: skip
+    model = model_of([node], (3, k), (3, n), **constants)
+    x = rng.normal(size=(3, k)).astype(np.float32)
+    program = compiled(model)
+    assert {kernel.template for kernel in program.plan.kernels} <= {"fixed_point_matmul", "dequantized_matmul"}
+    assert constant_bytes(program) <= 1.35 * sum(array.nbytes for array in constants.values())  # columns fill whole vectors
+    (expected,) = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    rounded = level == 4 and program.plan.kernels[0].template == "fixed_point_matmul"
+    error = np.linalg.norm(np.asarray(program(x)) - expected) / np.linalg.norm(expected)
+    assert error < (1e-3 if rounded or level == 0 else 2e-2)
+
+
+@pytest.mark.parametrize(("weights", "share", "error"), [("int8", 0.27, 1.5e-2), ("int4", 0.2, 0.2)])
+def test_float_models(weights: str, share: float, error: float) -> None:
+    """Less memory, and the error of the weights' rounding; the epilogue stays in the product's kernel."""
+    w, u = (rng.normal(size=shape).astype(np.float32) / 16 for shape in ((256, 512), (512, 256)))
+    b = rng.normal(size=512).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"]),
+        helper.make_node("Add", ["m", "b"], ["a"]),
+        helper.make_node("Relu", ["a"], ["r"]),
+        helper.make_node("MatMul", ["r", "u"], ["y"]),
+    ]
+    model = model_of(nodes, (4, 256), (4, 256), w=w, u=u, b=b)
+    x = rng.normal(size=(4, 256)).astype(np.float32)
+    program = compiled(model, weights=weights)
+    assert len(program.plan.kernels) == 2
+    assert constant_bytes(program) < share * (w.nbytes + u.nbytes)
+    exact = np.maximum(x.astype(np.float64) @ w + b, 0) @ u
+    found = np.linalg.norm(np.asarray(program(x)) - exact) / np.linalg.norm(exact)
+    assert 1e-5 < found < error
+
+
+def test_without_fusion() -> None:
+    """Where nothing is fused, weights are dequantized by a kernel of their own."""
+    numbers, scales = rng.integers(-8, 8, (2, 64, 24)), rng.uniform(0.1, 1, (2, 24)).astype(np.float32)
+    w = numbers[0].astype(np.int8)
+    node = helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0, block_size=32)
+    model = model_of([node, helper.make_node("MatMul", ["x", "d"], ["y"])], (2, 64), (2, 24), w=w, s=scales)
+    x = rng.normal(size=(2, 64)).astype(np.float32)
+    exact = x.astype(np.float64) @ (w * np.repeat(scales, 32, 0))
+    for pipeline in ("default", "no-fusion"):
+        np.testing.assert_allclose(np.asarray(compiled(model, pipeline=pipeline)(x)), exact, rtol=0, atol=2e-4)
+
+
+def test_unknown_weights() -> None:
+    with pytest.raises(OptionError, match="int8"):
+        prefuse.compile(model_of([helper.make_node("Relu", ["x"], ["y"])], (1,), (1,)), weights="int7")
