@@ -19,7 +19,7 @@ from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.rows import rows_of
 from ...compiler.pipeline import Context, Pass
 from ...runtime.target import Target
-from .reading import is_readable
+from .operand_reads import is_readable
 from .short_runs import short_run_fault
 
 

@@ -20,7 +20,7 @@ from ...compiler.pipeline import Context, Pass
 from ...kernels.cost.memory import parallel_work
 from ...kernels.cost.operations import operations_of
 from .fusion_cost import Join, drawback
-from .reading import Body, Reading, reading_of
+from .operand_reads import Body, Reading, reading_of
 from .short_runs import wasted_operations
 
 _NAMED_OPS = 6  # a function of more nodes is named by the group that took them in

@@ -18,6 +18,7 @@ from ...compiler.pipeline import Context, Pass
 from .short_runs import short_run_fault
 
 _NORMALIZATIONS = frozenset(["LayerNormalization", "RMSNormalization"])
+_BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 _MAX_OUTPUTS = 4
 _MAX_OPERANDS = 16  # addresses that stay in registers
 
@@ -32,7 +33,8 @@ class MergeGroups(Pass):
     Saved is one reading of the tensor that both have, or, where they have none and are small, a launch. Legal when all results
     have one shape, the earlier group is pointwise or ends in a product, convolution or normalization, and the two can stand at
     one place of the graph's order: everything that the later one reads comes before the earlier one, or everybody who reads the
-    earlier one comes after the later one. Then no path leaves the merged group and returns.
+    earlier one comes after the later one. Then no path leaves the merged group and returns. What
+    only makes floats of bytes that are stored stays apart, for its readers to compute.
     """
 
     name: ClassVar[str] = "merge-groups"
@@ -108,6 +110,8 @@ class _Merging:
             return f"{second.op_type} is not pointwise"
         if not all(has_same_shape(output, second.outputs[0]) for output in first.outputs):
             return f"its shape is {second.outputs[0].shape} and that of {first.op_type} {first.outputs[0].shape}"
+        if self._widens_bytes(first, second):
+            return "it only widens bytes, which who reads them does as well"
         if self._size(first) + self._size(second) > self.limits.max_ops:
             return f"the group would have more than {self.limits.max_ops} nodes"
         if len(set(first.inputs) | set(second.inputs)) > _MAX_OPERANDS:
@@ -120,6 +124,12 @@ class _Merging:
         if not self._fits_at_first(first, second) and not self._fits_at_second(first, second):
             return "what lies between them in the graph's order reads the one and feeds the other"
         return None
+
+    def _widens_bytes(self, first: ir.Node, second: ir.Node) -> bool:
+        """Whether `second` makes larger numbers of nothing but 8-bit results of `first`, which is to store these anyway."""
+        large = {value for value in second.inputs if value is not None and has_same_shape(value, second.outputs[0])}
+        narrow = all(value in first.outputs and value.dtype in _BYTES for value in large)
+        return bool(large) and narrow and all(output.dtype == ir.DataType.FLOAT for output in second.outputs)
 
     def _fits_at_first(self, first: ir.Node, second: ir.Node) -> bool:
         """Whether all that `second` reads from elsewhere is there before `first`."""

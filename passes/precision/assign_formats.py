@@ -10,11 +10,13 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from ...compiler.ir.constants import constant_tensor
+from ...compiler.ir.facts import KEPT_FLOAT_KEY
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import static_shape
 from ...compiler.ir.operand_formats import Format, Formats, assign_operand_formats
 from ...compiler.ir.opset_raise import OLDEST
 from ...compiler.ir.rewriter import Rejection
+from ...compiler.ir.stored_weights import reads_stored_weights
 from ...compiler.pipeline import Context, Pass
 from ..fusion.fuse_rows.columns import column_fault, is_by_column
 from .predictions import Predictions
@@ -48,6 +50,10 @@ class AssignFormats(Pass):
     weights_only: bool | None = None  # None: where the target multiplies the type no faster than float32
 
     def run(self, model: ir.Model, context: Context) -> bool:
+        for node in model.graph:
+            reason = node.metadata_props.get(KEPT_FLOAT_KEY) if kind_of(node) is Kind.OUTPUT_FUSABLE else None
+            if reason:
+                context.reject(self.name, Rejection(f"{node.op_type} was not quantized: {reason}", (node,)))
         assignment = self._assignment(model, context)
         changed = [assign_operand_formats(node, assignment.get(node, {})) for node in model.graph]
         return any(changed)
@@ -84,6 +90,8 @@ class _Policy:
 
     def formats_of(self, node: ir.Node) -> Formats | Rejection:
         """The formats of a node's operands; or why a product has none."""
+        if reads_stored_weights(node):
+            return Rejection(f"{node.op_type} stays float32: its weights are integers", (node,))
         if kind_of(node) is Kind.OUTPUT_FUSABLE:
             positions = [position for position in (0, 1) if not is_narrow(node.inputs[position])]
             fault = self._fault(node) if positions else ""

@@ -18,8 +18,8 @@ from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 
 _IDLE = {  # these only look through the model
-    "assign-formats", "bound-shapes", "fuse-gather", "fuse-prologue", "merge-parallel-matmul", "order-concats", "place-casts",
-    "reassociate-product", "sink-scales",
+    "assign-formats", "bound-shapes", "fuse-gather", "fuse-prologue", "keep-weights", "merge-parallel-matmul",
+    "order-concats", "place-casts", "quantize-weights", "reassociate-product", "sink-scales",
 }  # fmt: skip
 _BLOCKS = 8
 _LIMIT = 3.0  # the most that twice the blocks may cost: the passes are short, so that other work on the machine shows

@@ -15,10 +15,10 @@ from ....compiler.ir.kinds import Kind, kind_of
 from ....compiler.ir.matching import is_constant, is_read, static_shape
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.ir.scopes import subgraphs_of
+from ....compiler.ir.stored_weights import BITS
 from ..determinism import is_deterministic
 from .scope import Replacement, Rule, Scope
 
-_BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 # Operators whose result is bounded by their inputs although its shape depends on their values.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 # Operators that NumPy computes at about the speed of memory, so that weights of any size may go through them: weights that torch
@@ -92,8 +92,8 @@ def _is_computable(node: ir.Node, scope: Scope) -> bool:
     inputs = [value for value in node.inputs if value is not None]
     if node.domain != "" or node.op_type == "Identity" or not inputs or not all(is_constant(value) for value in inputs):
         return False
-    if inputs[0].dtype in _BYTES and (node.op_type == "DequantizeLinear" or kind_of(node) is Kind.OPERAND):
-        return False  # weights of 8 bits stay what they are: sink-scales and kernels read them so, decompose all others
+    if inputs[0].dtype in BITS and (node.op_type == "DequantizeLinear" or kind_of(node) is Kind.OPERAND):
+        return False  # weights of few bits stay what they are: passes and kernels read them so, decompose all others
     if any(True for _ in subgraphs_of(node)) or not is_deterministic(node, scope.model):
         return False
     return all(output.name == "" or _is_bounded(node, output) for output in node.outputs)

@@ -16,7 +16,9 @@ from ....compiler.ir.kinds import is_known
 from ....compiler.ir.randomness import RANDOM_OPERATORS
 from ....compiler.ir.rewriter import Rejection, replace_node
 from ....compiler.ir.scopes import captured_values, release_subgraphs, subgraphs_of
+from ....compiler.ir.stored_weights import is_stored_weights
 from ....compiler.pipeline import Context, Pass
+from ....runtime.target import Target
 from .expansions import PARTLY_EXPANDED, expansion_of
 
 # Operators that meant something else before this opset, although their attributes look the same.
@@ -64,7 +66,7 @@ class Decompose(Pass):
             return None
         if node.op_identifier() in model.functions:
             return inline_function(model, node)
-        if (is_known(node) and node.op_type not in PARTLY_EXPANDED) or node.op_type in RANDOM_OPERATORS:
+        if (is_known(node) and not _is_expanded_here(node, context.target)) or node.op_type in RANDOM_OPERATORS:
             return None
         function = expansion_of(node, model.graph.opset_imports[""]) or _function_body(node, model)
         if function is None:
@@ -73,6 +75,11 @@ class Decompose(Pass):
             context.reject(self.name, Rejection(f"{node.op_type} not expanded: {blame}", (node,)))
             return None
         return _inline_body(model, node, function)
+
+
+def _is_expanded_here(node: ir.Node, target: Target) -> bool:
+    """Whether an operator that lowering knows is better expanded: some of them everywhere, stored weights on GPUs."""
+    return node.op_type in PARTLY_EXPANDED or (target.is_gpu and is_stored_weights(node))
 
 
 def _function_body(node: ir.Node, model: ir.Model) -> ir.Function | None:

@@ -8,10 +8,12 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from ....compiler.ir.constants import constant_tensor
+from ....compiler.ir.constants import constant_tensor, scalar_constant
 from .body import Body, ints
 from .common import dims, dtype_of
 from .integer_products import saturated
+
+_ROW_RANKS, _LEAST_ROW = 3, 32  # of tensors whose last dimension is that of rows, and its extent
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def dequantize_linear(node: ir.Node) -> ir.Function | None:
     if tensors := _constants(node):
         tensor = ir.LazyTensor(lambda: ir.tensor(_dequantized(tensors, place, result)), dtype=result, shape=ir.Shape(dims(x)))
         return body.function(body.constant(tensor))
-    exact = "float32" if dtype_of(x).is_floating_point() else "int32"
+    is_wide = dtype_of(x) in (ir.DataType.INT32, ir.DataType.INT16, ir.DataType.UINT16)
+    exact = "int32" if is_wide else "float32"
     centred = body.cast(body.input(0), exact)
     if body.has_input(2):
         centred = body.op("Sub", centred, body.cast(place.write(body, body.input(2)), exact))
@@ -114,17 +117,30 @@ def quantize_linear(node: ir.Node) -> ir.Function | None:
         working = ir.DataType.DOUBLE if dtype_of(node.inputs[0]) == ir.DataType.INT32 else ir.DataType.FLOAT
     wide, divisor = body.cast(body.input(0), working), body.cast(place.write(body, body.input(1)), working)
     offset = None if zero is None else body.cast(place.write(body, body.input(2)), "float32")
-    quotient = body.op("Div", wide, divisor)
+    known = scalar_constant(node.inputs[1])
+    quotient = wide if known == 1 else body.op("Div", wide, divisor)
     if working != ir.DataType.DOUBLE:
         quotient = body.cast(quotient, "float32")  # Round takes bfloat16 since opset 22 only
     return body.function(saturated(body, quotient, offset, result, node.attributes.get_int("saturate", 1)))
 
 
-def dynamic_quantize_linear(_: ir.Node) -> str:
-    """ONNX's own body, but for zeros alone, whose scale is 0 there, and quotients 0 / 0: here it is 1, as in ONNX Runtime."""
-    return f"""least_of_all = ReduceMin<keepdims=0>(i0) greatest_of_all = ReduceMax<keepdims=0>(i0)
+def dynamic_quantize_linear(node: ir.Node) -> str:
+    """ONNX's own body, but for zeros alone, whose scale is 0 there, and quotients 0 / 0: here it is 1, as in ONNX Runtime.
+
+    The range of each row comes first, which one kernel finds for all rows; what follows of these is one kernel again, as the
+    greatest is looked for in numbers that depend on the least (`above`, which are those of `high`).
+    """
+    shape, byte = dims(node.inputs[0]), int(ir.DataType.UINT8)
+    has_rows = 1 < len(shape) <= _ROW_RANKS and shape[-1] >= _LEAST_ROW and prod(shape[:-1]) > 1
+    rows = "last = Constant<value_ints=[-1]>() low = ReduceMin<keepdims=1>(i0, last) high = ReduceMax<keepdims=1>(i0, last)"
+    if not has_rows:
+        rows = "low = Identity(i0) high = Identity(i0)"
+    return f"""{rows} lowest = ReduceMin<keepdims=1>(low)
+        {"above = Max(high, lowest)" if has_rows else "above = Identity(high)"} highest = ReduceMax<keepdims=1>(above)
         zero = Constant<value_float=0.0>() one = Constant<value_float=1.0>() levels = Constant<value_float=255.0>()
-        least = Min(least_of_all, zero) greatest = Max(greatest_of_all, zero)
-        range = Sub(greatest, least) step = Div(range, levels) is_flat = Equal(step, zero) y1 = Where(is_flat, one, step)
-        below = Div(least, y1) place = Sub(zero, below) held = Clip(place, zero, levels) whole = Round(held)
-        y2 = Cast<to={int(ir.DataType.UINT8)}>(whole) y = QuantizeLinear(i0, y1, y2)"""
+        least = Min(lowest, zero) greatest = Max(highest, zero)
+        range = Sub(greatest, least) step = Div(range, levels) is_flat = Equal(step, zero) scale = Where(is_flat, one, step)
+        below = Div(least, scale) place = Sub(zero, below) held = Clip(place, zero, levels) point = Round(held)
+        y1 = Squeeze(scale) offset = Squeeze(point) y2 = Cast<to={byte}>(offset)
+        quotient = Div(i0, y1) nearest = Round(quotient) moved = Add(nearest, offset) fitted = Clip(moved, zero, levels)
+        y = Cast<to={byte}>(fitted)"""

@@ -14,6 +14,8 @@ from ...compiler.ir.functions import body_of, is_fused
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...runtime.plan import TensorType
 
+_ZERO_POINT = 2  # position of that of a DequantizeLinear
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -47,8 +49,8 @@ class Body:
 
     @property
     def anchors(self) -> list[ir.Node]:
-        """What is neither pointwise nor moves an image between layouts for another one."""
-        others = [node for node in self.nodes if not is_pointwise(node)]
+        """What is neither pointwise nor widens operands or moves an image between layouts for another one."""
+        others = [node for node in self.nodes if not is_pointwise(node) and kind_of(node) is not Kind.OPERAND]
         return others if len(others) == 1 else [node for node in others if node.op_type != "Transpose"]
 
     @property
@@ -102,7 +104,8 @@ def _reading(body: Body, before: set[ir.Node], value: ir.Value) -> Reading | str
     for user, position in users:
         if user in body.anchors:
             found.append(_anchor_reading(body, user, position))
-    through = [_through(body, before, user, value) for user, _ in users if user in before and user not in body.anchors]
+    computing = [(user, position) for user, position in users if user in before and user not in body.anchors]
+    through = [_through(body, before, user, position, value) for user, position in computing]
     found += [one for one in through if isinstance(one, str)]
     readings = [one for one in through if isinstance(one, Reading)]
     if readings:
@@ -113,8 +116,12 @@ def _reading(body: Body, before: set[ir.Node], value: ir.Value) -> Reading | str
     return Reading(sum(one.times for one in settled), all(one.is_indexed for one in settled))
 
 
-def _through(body: Body, before: set[ir.Node], user: ir.Node, value: ir.Value) -> Reading | str:
+def _through(body: Body, before: set[ir.Node], user: ir.Node, position: int, value: ir.Value) -> Reading | str:
     """How a value is read for what one of its users computes of it."""
+    if kind_of(user) is Kind.OPERAND and position == _ZERO_POINT:
+        return Reading(1.0)  # which kernels subtract from sums
+    if kind_of(user) is Kind.OPERAND:
+        return f"{body.anchors[0].op_type} reads that operand from memory as it is"
     one = _reading(body, before, user.outputs[0])
     if isinstance(one, str):
         return one
