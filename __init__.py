@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
+    from .compiler.predictor.prediction import Prediction
     from .compiler.programs.specialize import SpecializedModel
     from .compiler.tuning.tuner import Tuned
     from .runtime.executor import CompiledModel
     from .runtime.staged.staged_model import StagedModel
 
 __version__ = "0.1.0"
-__all__ = ["CompileError", "__version__", "compile", "load", "tune"]
+__all__ = ["CompileError", "__version__", "compile", "load", "predict", "tune"]
 
 
 def compile(
@@ -34,6 +35,7 @@ def compile(
     *,
     target: str = "cpu",
     precision: str = "float32",
+    calibration: object | None = None,
     name: str | None = None,
     cache: bool | str | os.PathLike[str] = True,
     progress: bool | Callable[[str, float], None] | None = None,
@@ -50,7 +52,10 @@ def compile(
         target: "cpu" (this machine), or an instruction-set level of it such as "cpu:avx2"; "cuda" (this machine's GPU),
             "cuda:sm_90", "rocm:gfx942" and the like, for which no GPU need be here.
         precision: "float32", whose error against float64 is at most twice that of ONNX Runtime in float32; "float32-fast", at
-            most 2e-5, relative to the norm of each output.
+            most 2e-5, relative to the norm of each output; "bfloat16" and "float16", in which products read their operands;
+            "int8", in which products by constant weights do, with ranges from `calibration` (docs/quantization.md).
+        calibration: for "int8", batches of inputs like those of later calls: an iterable of mappings by name, tuples, or arrays,
+            or the path of an .npz file or of a folder of them. Without it random inputs are assumed, with a warning.
         name: what reports call the program.
         cache: whether compiled programs are kept on disk: True is $PREFUSE_CACHE or the platform's folder for caches.
         progress: True shows a bar; a function is called with the stage and the fraction done.
@@ -58,7 +63,8 @@ def compile(
             whether the model may draw random numbers, which makes its calls differ: without it, such a model is refused;
             `profile` (bool), whether the program shall have the counters that `profile` on the result needs; `tuning` (bool or
             path), the file of `tune` whose findings are used beside those that come with prefuse: True is the default one,
-            False uses none at all.
+            False uses none at all; `weights` ("int8" or "int4"), what large float32 weights of matrix products are stored as: 8
+            bits with a scale for each column, or 4 bits with one for each 32 neighbours along k. Their rows stay float32.
 
     Returns:
         A callable: inputs in order or by name, NumPy arrays or torch tensors. An `nn.Module` gives its own output structure,
@@ -71,7 +77,16 @@ def compile(
     from .compiler.api import compile_model
 
     return compile_model(
-        model, args, kwargs, target=target, precision=precision, name=name, cache=cache, progress=progress, options=options
+        model,
+        args,
+        kwargs,
+        target=target,
+        precision=precision,
+        calibration=calibration,
+        name=name,
+        cache=cache,
+        progress=progress,
+        options=options,
     )
 
 
@@ -116,6 +131,54 @@ def tune(
         precision=precision,
         database=database,
         again=again,
+        progress=progress,
+        options=options,
+    )
+
+
+def predict(
+    model: object,
+    *,
+    target: str = "cpu",
+    precision: str = "float32",
+    measure: bool = False,
+    again: bool = False,
+    database: str | os.PathLike[str] | None = None,
+    progress: bool | Callable[[str, float], None] | None = None,
+    **options: object,
+) -> Prediction:
+    """Say how long a call of a model will take, and what memory, without compiling it.
+
+    A program's time is that of its kernels, each measured alone on this machine, or where nobody has, estimated; the result says
+    which is which. Its memory is exact: the planner itself places all bytes.
+
+    Args:
+        model: an ONNX file, its bytes, a `ModelProto`, an `onnx_ir.Model` or a `torch.export.ExportedProgram`, of static shapes
+            and without control flow that needs several programs.
+        target: as for `compile`. One that names another machine, as "cpu:avx512,machine=zen4", is estimated.
+        precision: as for `compile`.
+        measure: whether to measure the kernels that were not measured before, about a second each; all later predictions know
+            them.
+        again: whether to measure those, too, that were measured before; the shorter times count.
+        database: the file of what was measured. None is one in the folder of the cache.
+        progress: as for `compile`.
+        options: `threads`, `pipeline`, `random` and `tuning`, as for `compile`.
+
+    Returns:
+        The time of a call among many in microseconds, its memory, and its steps with the source of each time.
+
+    Raises:
+        CompileError: the model or an option cannot be taken, or the database cannot be written.
+    """
+    from .compiler.predictor.call import predict
+
+    return predict(
+        model,
+        target=target,
+        precision=precision,
+        measure=measure,
+        again=again,
+        database=database,
         progress=progress,
         options=options,
     )

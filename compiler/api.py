@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache as memoize
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ def compile_model(
     *,
     target: str = "cpu",
     precision: str = "float32",
+    calibration: object | None = None,
     name: str | None = None,
     cache: bool | str | os.PathLike[str] = True,
     progress: bool | Progress | None = None,
@@ -51,12 +53,16 @@ def compile_model(
     Raises:
         CompileError: the model, an option or an input cannot be taken.
     """
-    checked = parse_options(target, precision, options)
+    checked = parse_options(target, precision, options, quantizes=True)
+    if calibration is not None and not checked.quantization:
+        raise OptionError("calibration", f"data given for {precision}, which needs none", 'use precision="int8", or leave it out')
     if name is not None and (not isinstance(name, str) or not name):
         raise OptionError("name", f"{name!r} is no name", "give a string, or leave it out")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise OptionError("kwargs", f"{kwargs!r} is no dictionary", "give the keyword inputs by name")
     builder = Builder(checked, name or _default_name(model), driver, open_cache(cache), reporter(progress))
+    if checked.quantization:
+        builder = _quantizing(builder, calibration)
     inputs = None if args is None and not kwargs else (_as_tuple(args), dict(kwargs or {}))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
@@ -88,10 +94,19 @@ def _compile_imported(
     if is_dynamic(graph) or shaping_inputs(graph) or inputs is not None:
         return _specialized(SpecializedModel(GraphSource(graph, builder, build)), inputs)
     key = graph_key(graph, builder)
-    compiled = build(builder, key, lambda: graph)
+    compiled = build(builder, key, lambda: builder.prepared(graph))
     if memory is not None:
         memory.remember(graph.meta[EXTERNAL_FILES], key)
     return compiled
+
+
+def _quantizing(builder: Builder, calibration: object | None) -> Builder:
+    """A builder that quantizes with this calibration data what it compiles. Raises InputError for what is no data."""
+    from .quantization.uniform import UniformQuantizer
+
+    quantizer = UniformQuantizer(calibration, builder.options.target)
+    options = replace(builder.options, quantization=f"{builder.options.quantization} {quantizer.digest}")
+    return replace(builder, options=options, quantize=quantizer)
 
 
 def _file_memory(model: object, builder: Builder) -> FileMemory | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -14,9 +15,9 @@ from ..kernels.problem import problem_of
 from ..kernels.registry import build_kernel
 from ..kernels.template.contract import BuiltKernel, Refusal
 from ..runtime.errors import UnsupportedModelError
-from ..runtime.plan import Role
+from ..runtime.plan import Plan, Role
 from ..runtime.precision import Precision
-from ..runtime.profile import GroupDescription, describe_groups
+from ..runtime.profile import ASSUMED_RATE, GroupDescription, describe_groups
 from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
 from .interrupts import surfacing_interrupts
@@ -39,7 +40,20 @@ from .programs.options import Options
 from .programs.tuning_database import Configurations
 
 _REMARKS = 1000  # lines kept of each list of the report
+# By the keys of groups: a kernel's symbol, itself, and the names of its operands by their numbers; or why there is none.
+Kernels: TypeAlias = dict[str, tuple[str, BuiltKernel, dict[int, str]] | str]
 Progress = Callable[[str, float], None]  # what is being done, and the fraction of the whole that is behind
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model after all passes: its kernels in the order in which they run, what they need, and where every byte lies."""
+
+    model: ir.Model
+    lowered: list[LoweredGroup]
+    draft: PlanDraft
+    plan: Plan
+    context: Context
 
 
 @surfacing_interrupts()
@@ -53,8 +67,32 @@ def compile_model(model: ir.Model, options: Options, *, name: str, output: Path,
     """
     tell = progress or (lambda text, fraction: None)
     target = options.target
+    planned = plan_model(model, options, tell)
+    tell("generating code", 0.4)
+    functions = {item.symbol: item.kernel.function for item in planned.lowered}
+    library = build_library(planned.plan, functions, target, profile=options.profile)
+    tell("writing the program", 0.9)
+    offsets = {b.name: b.offset for b in planned.plan.buffers if b.role is Role.CONSTANT}
+    sources = _constant_sources(planned.draft, offsets)
+    described = _descriptions(model, planned.lowered, planned.context, target, has_groups=options.profile)
+    write_program(output, planned.plan, library, sources, {"name": name, **described})
+    tell("done", 1.0)
+
+
+@surfacing_interrupts()
+def plan_model(model: ir.Model, options: Options, progress: Progress | None = None, known: Kernels | None = None) -> PlannedModel:
+    """All of a compilation that comes before native code, which takes most of its time. The model is changed.
+
+    Args:
+        known: as of `lower_groups`.
+
+    Raises:
+        As `compile_model`.
+    """
+    tell = progress or (lambda text, fraction: None)
+    target = options.target
     passes = parse_pipeline(named_pipeline(options.pipeline), PASSES)
-    context = Context(target, precision=options.precision)
+    context = Context(target, precision=options.precision, weights=options.weights)
     tell("inferring shapes", 0.0)
     infer_facts(model)
     check_nodes(model)
@@ -64,20 +102,12 @@ def compile_model(model: ir.Model, options: Options, *, name: str, output: Path,
 
     run_pipeline(model, passes, context, on_pass=passed)
     tell("choosing kernels", 0.2)
-    lowered, aliases = lower_groups(model, target, options.precision, options.configurations)
+    lowered, aliases = lower_groups(model, target, options.precision, options.configurations, known)
     if target.threads > 1:
         lowered = without_small_regions(lowered)
     _remark_lowering(context, lowered, aliases)
     draft = draft_plan(model, lowered, target, aliases)
-    plan = run_plan_pipeline(draft.plan, passes, context)
-    tell("generating code", 0.4)
-    functions = {item.symbol: item.kernel.function for item in lowered}
-    library = build_library(plan, functions, target, profile=options.profile)
-    tell("writing the program", 0.9)
-    sources = _constant_sources(draft, {b.name: b.offset for b in plan.buffers if b.role is Role.CONSTANT})
-    manifest = {"name": name, **_descriptions(model, lowered, context, target, has_groups=options.profile)}
-    write_program(output, plan, library, sources, manifest)
-    tell("done", 1.0)
+    return PlannedModel(model, lowered, draft, run_plan_pipeline(draft.plan, passes, context), context)
 
 
 @surfacing_interrupts()
@@ -86,16 +116,20 @@ def lower_groups(
     target: Target,
     precision: Precision = "float32",
     configurations: Configurations = MappingProxyType({}),
+    known: Kernels | None = None,
 ) -> tuple[list[LoweredGroup], Aliases]:
     """A kernel for each node that computes something, in the graph's order, and where values lie that need none.
 
     Equal groups share a kernel. Empty tensors need none. A fused group that no template takes is taken apart, and its operators
     are lowered one by one; so what can do without a kernel is known when all others have theirs.
 
+    Args:
+        known: kernels that other graphs have got, by target and configurations equal to these; what is found is added.
+
     Raises:
         UnsupportedModelError: operators that no template takes; all of them at once.
     """
-    lowering = _Lowering(model, target, precision, configurations)
+    lowering = _Lowering(model, target, precision, configurations, {} if known is None else known)
     lowering.lower(model.graph)
     aliases = aliases_of(model)
     for node in model.graph:
@@ -111,12 +145,14 @@ def lower_groups(
 class _Lowering:
     """The kernels found so far, by the structure of their groups, and the groups that they compute, by node."""
 
-    def __init__(self, model: ir.Model, target: Target, precision: Precision, configurations: Configurations) -> None:
+    def __init__(
+        self, model: ir.Model, target: Target, precision: Precision, configurations: Configurations, known: Kernels
+    ) -> None:
         self.model = model
         self.target = target
         self.reader = GroupReader(model, target, precision)
         self.configurations = configurations
-        self.kernels: dict[str, tuple[str, BuiltKernel, dict[int, str]] | str] = {}
+        self.kernels = known
         self.groups: dict[ir.Node, LoweredGroup] = {}
         self.obstacles: list[str] = []
 
@@ -206,6 +242,7 @@ def _descriptions(
     found: dict[str, object] = {"report": _report(lowered, context, alone)}
     if has_groups:
         times = predicted_us(lowered, target)
+        found[ASSUMED_RATE] = target.machine.flops_per_second * target.threads
         found["groups"] = describe_groups(
             {
                 label: _description(model, item, alone, times.get(label, 0.0))

@@ -34,7 +34,8 @@ def _operand(group: Group, name: str) -> str:
     literal = group.literals.get(name)
     if literal is not None and literal.dtype.kind in "iu":
         return _text(literal)
-    return f"{'const ' if name in group.constants else ''}{group.types[name]}{group.formats.get(name, '')}"
+    less = " less a zero point" * (name in group.zero_points)
+    return f"{'const ' if name in group.constants else ''}{group.types[name]}{group.formats.get(name, '')}{less}"
 
 
 def _text(value: Any) -> str:

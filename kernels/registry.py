@@ -24,7 +24,16 @@ from .convolution import convolution_gpu as gpu_convolution
 from .elementwise import elementwise, one_hot, random_numbers, trilu
 from .groups.configuration import TEMPLATE, Configuration, ignored
 from .groups.group import Group
-from .linalg import determinant, gathered_matmul, matmul, matmul_tiles, product_rows, strassen_matmul
+from .linalg import (
+    dequantized_matmul,
+    determinant,
+    fixed_point_matmul,
+    gathered_matmul,
+    matmul,
+    matmul_tiles,
+    product_rows,
+    strassen_matmul,
+)
 from .linalg import matmul_gpu as gpu_matmul
 from .movement import gather, injective, scatter, sequence
 from .pooling import pooling, pooling_channels_last, pooling_indices, regions
@@ -35,7 +44,14 @@ from .reduction import reduction_gpu as gpu_reduction
 from .sampling import grid_sample, resize
 from .sorting import selection, suppression, topk, unique
 from .template.contract import BuiltKernel, Candidate, Planner, Refusal, Template, at_floors
-from .template.values import anchors_of, has_epilogue_only, has_prologue_and_epilogue_only, pointwise_obstacle, read_narrow
+from .template.values import (
+    anchors_of,
+    has_epilogue_only,
+    has_prologue_and_epilogue_only,
+    pointwise_obstacle,
+    read_narrow,
+    read_weights,
+)
 
 _MAX_ELEMENTS = 2**31 - 1
 _MOST_TIMES = 3.0  # the least time predicted, beyond which a candidate is not measured
@@ -79,6 +95,8 @@ TEMPLATES: tuple[Template, ...] = (
     Template("topk", at_floors(topk.build, topk.obstacle), topk.OPERATORS),
     Template("strassen_matmul", strassen_matmul.plan, frozenset(["MatMul", "Gemm"])),
     Template("matmul", matmul.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
+    Template("fixed_point_matmul", fixed_point_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_weights=True),
+    Template("dequantized_matmul", dequantized_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_weights=True),
     Template("product_rows", product_rows.plan, product_rows.OPERATORS, has_surroundings=True),
     Template(
         "gathered_matmul",
@@ -193,15 +211,15 @@ def _templates_for(group: Group, target: Target) -> list[Template]:
 
 def _is_prologued(group: Group) -> bool:
     """Whether a group has a prologue beyond Casts of bfloat16 and float16 operands to float32."""
-    is_bare = not anchors_of(group) or has_epilogue_only(group) or has_epilogue_only(read_narrow(group))
+    is_bare = not anchors_of(group) or any(map(has_epilogue_only, (group, read_narrow(group), read_weights(group))))
     return not is_bare and has_prologue_and_epilogue_only(group)
 
 
 def _plan(template: Template, group: Group, target: Target) -> Candidate | Refusal:
     """What a template would do for a group as it sees it."""
     if group.formats and template.name not in _READ_FORMATS:
-        return Refusal("reads operands without scales and zero points")
-    seen = read_narrow(group) if template.reads_narrow else group
+        return Refusal("reads operands without scales")
+    seen = read_narrow(group) if template.reads_narrow else read_weights(group) if template.reads_weights else group
     is_bare = not anchors_of(group) or has_epilogue_only(seen)
     takes_prologue = template.has_prologue and _is_prologued(group)
     if not is_bare and not template.has_surroundings and not takes_prologue:

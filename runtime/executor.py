@@ -17,7 +17,7 @@ from .cuda_device import CudaDevice, NoDevice
 from .device import Arena, Device, Executable, Invocation
 from .errors import ArenaMemoryError, InputError, OptionError, ProgramFileError
 from .plan import Launch, Plan, Port, Role, step_reads, step_writes
-from .profile import Profile, Recorder, descriptions_of
+from .profile import Profile, Recorder, assumed_rate_of, descriptions_of
 from .program_file import Program, read_program, save_program
 from .report import render_report
 from .sharing import Shared
@@ -137,7 +137,8 @@ class CompiledModel(Shared):
         for _ in range(runs + 1):
             context(*inputs, **named)
         name = str(self._program.manifest.get("name", "model"))
-        return Profile(name, self.plan, descriptions_of(self._program), recorder.stamps_ns()[1:])
+        described, rate = descriptions_of(self._program), assumed_rate_of(self._program)
+        return Profile(name, self.plan, described, recorder.stamps_ns()[1:], assumed_flops_per_second=rate)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a `.prefuse` file, whole or not at all.

@@ -10,6 +10,9 @@ from typing import Literal, TypeAlias, get_args
 # float32: the error against float64 is at most twice that of ONNX Runtime in float32. float32-fast: at most 2e-5 relative.
 Precision: TypeAlias = Literal["float32", "float32-fast", "bfloat16", "float16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+# What large weights of matrix products are stored as, with scales, while their rows stay float32.
+Weights: TypeAlias = Literal["int8", "int4"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from .errors import OptionError
 from .plan import Launch, Plan, Step, step_reads, step_writes
 from .program_file import Program
 
+ASSUMED_RATE = "assumed_flops_per_second"  # in the manifest of a program
 _LARGE_CHANGE = 0.1  # beyond what two measurements on an idle machine differ by
 
 
@@ -116,6 +117,7 @@ class Profile:
     descriptions: Mapping[str, GroupDescription]  # by the label of a launch
     stamps_ns: np.ndarray
     limits: Limits | None = None
+    assumed_flops_per_second: float = 0.0  # multiply-adds of the machine predicted for, on all threads; 0 where it is unknown
 
     @property
     def time_us(self) -> float:
@@ -147,6 +149,19 @@ class Profile:
         return sum(launches) if all(launches) else 0.0
 
     @property
+    def speed(self) -> float:
+        """Multiply-adds of this run's limits over those that were predicted with: a host may grant another clock than when the
+        machine was fitted. 1 where one of the two is unknown."""
+        if self.limits is None or not self.assumed_flops_per_second:
+            return 1.0
+        return self.limits.flops_per_second / self.assumed_flops_per_second
+
+    @property
+    def predicted_now_us(self) -> float:
+        """`predicted_us` at the clock of this run."""
+        return self.predicted_us / self.speed
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes that all steps together read and write, at least."""
         return sum(step.bytes_moved for step in self.steps)
@@ -169,6 +184,8 @@ class Profile:
             "calls": len(self.stamps_ns),
             "time_us": self.time_us,
             "predicted_us": self.predicted_us,
+            "predicted_now_us": self.predicted_now_us,
+            "speed": self.speed,
             "bytes_moved": self.bytes_moved,
             "limits": None if limits is None else asdict(limits),
             "steps": steps,
@@ -252,6 +269,11 @@ def descriptions_of(program: Program) -> dict[str, GroupDescription]:
     return {str(label): _read_group(group) for label, group in groups.items()} if isinstance(groups, Mapping) else {}
 
 
+def assumed_rate_of(program: Program) -> float:
+    """Multiply-adds, two flops each, a second of the machine that a program's launches were predicted for; 0 if it says none."""
+    return _number(program.manifest.get(ASSUMED_RATE))
+
+
 def _read_group(group: object) -> GroupDescription:
     """Of a file that anybody may have written: what is not as it should be is left out."""
     if not isinstance(group, Mapping):
@@ -264,11 +286,11 @@ def _read_group(group: object) -> GroupDescription:
         tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2),
         tuple(map(str, alone)),
         tuple(map(str, computing)),
-        _time(group.get("predicted_us")),
+        _number(group.get("predicted_us")),
     )
 
 
-def _time(value: object) -> float:
+def _number(value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < inf:
         return float(value)
     return 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...runtime.errors import InputError, InvalidModelError, OptionError
-from ...runtime.precision import PRECISIONS
+from ...runtime.precision import PRECISIONS, WEIGHTS
 from ..api import build_graph, drive, open_cache
 from ..pipeline.progress import ConsoleProgress
 from ..programs.builder import Builder
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ...runtime.staged.staged_model import StagedModel
     from ..debugging.compilation import Compilation
 
+_MOST_MESSAGE_BYTES = 1_900_000_000  # protobuf holds less than 2 GiB
 _FILE_COLUMNS = 200  # of tables that no terminal shows
 
 Shapes = dict[str, tuple[int, ...]]
@@ -72,6 +74,7 @@ class CompileArguments:
     no_cache: bool = False
     database: Path | None = None
     no_tuning: bool = False
+    weights: str | None = None
 
     def options(self, *, profile: bool = False) -> Options:
         """Them as the compiler's options, for a program with counters if `profile`.
@@ -85,6 +88,7 @@ class CompileArguments:
             "pipeline": self.pipeline,
             "profile": profile,
             "tuning": False if self.no_tuning else self.database,
+            "weights": self.weights,
         }
         return parse_options(self.target, self.precision, {key: value for key, value in extra.items() if value is not None})
 
@@ -120,6 +124,11 @@ _COMPILE_OPTIONS = (
     _PIPELINE,
     click.option("--no-cache", is_flag=True, help="Neither use nor fill the cache of compiled programs."),
     DATABASE,
+    click.option(
+        "--weights",
+        type=click.Choice(WEIGHTS),
+        help="Store large float32 weights of matrix products as int8 by columns, or int4 by blocks of 32 along k.",
+    ),
     click.option("--no-tuning", is_flag=True, help="Use no results of prefuse tune, not even those that come with prefuse."),
 )
 
@@ -271,3 +280,32 @@ def check_output(path: Path, option: str = "--output") -> None:
     """Raise OptionError early if a file could not be written to `path` after minutes of work."""
     if path.is_dir() or not path.resolve().parent.is_dir():
         raise OptionError(option, f"{path} is a folder, or lies in none", "give the path of a file")
+
+
+def write_model(graph: ir.Model, path: Path) -> None:
+    """Write a model to .onnx, or as text to .txt, whole or not at all.
+
+    Weights that the model has in other files are written, too: into it, or where they are more than a message holds, beside it
+    into `path`.data.
+
+    Raises:
+        OptionError: it cannot be written there.
+    """
+    import onnx_ir as ir
+
+    from ..ir.printer import print_model
+
+    temporary = path.with_name(f".{path.name}.{time.monotonic_ns()}.tmp{path.suffix}")
+    try:
+        if path.suffix == ".txt":
+            temporary.write_text(print_model(graph))
+        else:
+            tensors = [value.const_value for value in graph.graph.initializers.values() if value.const_value is not None]
+            is_large = sum(tensor.nbytes for tensor in tensors) > _MOST_MESSAGE_BYTES
+            written = graph if is_large else ir.external_data.load_to_model(graph)
+            ir.save(written, temporary, format="protobuf", external_data=f"{path.name}.data" if is_large else None)
+        temporary.replace(path)
+    except OSError as error:
+        raise OptionError("--output", f"{path} cannot be written: {error.strerror or error}", "check the folder") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import time
 from pathlib import Path
 
 import click
-import onnx_ir as ir
 
 from ...runtime.errors import OptionError
 from ...runtime.target import Target
@@ -16,7 +14,7 @@ from ..ir.printer import print_model
 from ..pipeline import Context, Pass, PassRecord, format_pipeline, parse_pipeline, run_pipeline
 from ..pipeline.pass_table import DEFAULT_PIPELINE, PASSES, named_pipeline
 from ..programs.options import parse_precision
-from .common import JSON, MODEL, PRECISION, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, table
+from .common import JSON, MODEL, PRECISION, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, table, write_model
 
 
 @click.command("opt")
@@ -62,7 +60,7 @@ def command(
     graph = concrete_model(model, shapes) if shapes else import_model(model)
     records = run_pipeline(graph, passes, context, start=_place(start), stop=_place(stop), keep_texts=print_changed)
     if output:
-        _write(graph, output)
+        write_model(graph, output)
     said = [str(remark) for remark in context.remarks]
     times = [{"pass": record.name, "changed": record.changed, "seconds": record.seconds} for record in records]
     data = {"pipeline": format_pipeline(passes), "passes": times, "remarks": said}
@@ -86,18 +84,3 @@ def _difference(record: PassRecord) -> str:
     before, after = ((text or "").splitlines() for text in (record.before_text, record.after_text))
     lines = difflib.unified_diff(before, after, f"before {record.name}", f"after {record.name}", n=1, lineterm="")
     return "\n".join(lines)
-
-
-def _write(graph: ir.Model, path: Path) -> None:
-    """Write a model whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{time.monotonic_ns()}.tmp{path.suffix}")
-    try:
-        if path.suffix == ".txt":
-            temporary.write_text(print_model(graph))
-        else:
-            ir.save(graph, temporary, format="protobuf")
-        temporary.replace(path)
-    except OSError as error:
-        raise OptionError("--output", f"{path} cannot be written: {error.strerror or error}", "check the folder") from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
-from ...runtime.profile import Limits, Profile
+from ...runtime.profile import Limits, Profile, StepProfile
 from ...runtime.staged.staged_model import StagedModel, load
 from ...runtime.target import Target
 from ..debugging.comparison import Match, match_steps, profile_in_turns
@@ -37,6 +37,7 @@ from .common import (
 
 _LABEL = 64  # characters shown of a group
 _ROWS = 40  # groups shown, those that take longest
+_SAME_SPEED = 0.02  # by which multiply-adds measured twice at one clock differ
 _CHANGED = (
     "the limits before and after the calls differ by {change:.0%}: other work took the cores, or two of them were one, "
     "so times and limits may be of different moments; profile again\n"
@@ -106,16 +107,26 @@ def _whole(net: CompiledModel | StagedModel) -> CompiledModel:
 
 
 def _head(profile: Profile, limits: Limits) -> str:
-    predicted = f"{profile.predicted_us / 1e3:.3f} ms predicted, " if profile.predicted_us else ""
     return (
         f"{profile.name} for {profile.plan.target}: {profile.time_us / 1e3:.3f} ms a call (median of {len(profile.stamps_ns)}), "
-        f"{predicted}"
+        f"{_predicted(profile)}"
         f"{size_text(profile.bytes_moved)} moved\n"
         f"limits: {limits.flops_per_second / 1e9:.0f} GFLOP/s, {_narrow_limits(limits)}"
         f"{limits.bytes_per_second / 1e9:.1f} GB/s ({limits.method})\n"
         "a roofline above 100% says that the data lay in caches, which are faster than memory\n"
         f"{_CHANGED.format(change=limits.change) * limits.has_changed}"
     )
+
+
+def _predicted(profile: Profile) -> str:
+    """What the cost model expected; beside it what it expects at this run's clock, where that is not the one it was fitted at."""
+    if not profile.predicted_us:
+        return ""
+    text = f"{profile.predicted_us / 1e3:.3f} ms predicted, "
+    if abs(profile.speed - 1) <= _SAME_SPEED:
+        return text
+    now = f"{profile.predicted_now_us / 1e3:.3f} ms at this run's clock"
+    return f"{text}{now} (multiply-adds at {profile.speed:.2f} of the fitted rate), "
 
 
 def _narrow_limits(limits: Limits) -> str:
@@ -174,7 +185,7 @@ def _compared(first: Profile, second: Profile, name: str) -> Table:
     return table("Side by side", columns, rows)
 
 
-def _match_row(match: Match) -> tuple[object, ...]:
+def _match_row(match: Match[StepProfile]) -> tuple[object, ...]:
     sizes = map(size_text, match.bytes_moved)
     return _short(match.label), len(match.first), len(match.second), *_pair(match.time_us), *sizes
 

@@ -5,21 +5,49 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from ...runtime.executor import CompiledModel
-from ...runtime.profile import Profile, StepProfile
+from ...runtime.profile import GroupDescription, Profile
 
 _CALLS_A_TURN = 5
 
 
+class TimedStep(Protocol):
+    """A step of a program with the time that it took, or is thought to take."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def group(self) -> GroupDescription: ...
+
+    @property
+    def time_us(self) -> float: ...
+
+    @property
+    def bytes_moved(self) -> int: ...
+
+
+S = TypeVar("S", bound=TimedStep)
+S_co = TypeVar("S_co", bound=TimedStep, covariant=True)
+
+
+class TimedProgram(Protocol[S_co]):
+    """A program's steps in their order: a profile, or a prediction."""
+
+    @property
+    def steps(self) -> tuple[S_co, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Match:
+class Match(Generic[S]):
     """Steps of two programs that compute the same nodes; one side may be empty."""
 
-    first: tuple[StepProfile, ...]
-    second: tuple[StepProfile, ...]
+    first: tuple[S, ...]
+    second: tuple[S, ...]
 
     @property
     def time_us(self) -> tuple[float, float]:
@@ -49,8 +77,8 @@ def profile_in_turns(nets: Sequence[CompiledModel], inputs: Mapping[str, object]
     return tuple(replace(first, stamps_ns=stamps) for first, stamps in zip(found[0], merged, strict=True))
 
 
-def match_steps(first: Profile, second: Profile) -> tuple[Match, ...]:
-    """The steps of two profiles beside each other, in order of the first profile, then of the second.
+def match_steps(first: TimedProgram[S], second: TimedProgram[S]) -> tuple[Match[S], ...]:
+    """The steps of two programs of one model beside each other, in order of the first, then of the second.
 
     Those are joined that are built around the same imported nodes. A step that is built around none stands with the first that
     shares the most nodes with it; what shares none, with all that shares nodes with it. So steps that touch, because both hold
@@ -63,14 +91,14 @@ def match_steps(first: Profile, second: Profile) -> tuple[Match, ...]:
         for name in step.group.nodes if step.group.computing else ():
             users[name][roots[step.group.computing[0]]] = None
     lone = _joined(step.group.nodes for _, step in steps if not step.group.computing)
-    found: dict[tuple[str, str] | int, tuple[list[StepProfile], list[StepProfile]]] = {}
+    found: dict[tuple[str, str] | int, tuple[list[S], list[S]]] = {}
     for number, (side, step) in enumerate(steps):
         found.setdefault(_place(step, roots, users, lone) or number, ([], []))[side].append(step)
     return tuple(Match(tuple(one), tuple(other)) for one, other in found.values())
 
 
 def _place(
-    step: StepProfile, roots: Mapping[str, str], users: Mapping[str, Mapping[str, None]], lone: Mapping[str, str]
+    step: TimedStep, roots: Mapping[str, str], users: Mapping[str, Mapping[str, None]], lone: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """What a step stands with: the root of what it is built around, or of its nodes; None for a step without nodes."""
     if step.group.computing:

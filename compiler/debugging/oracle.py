@@ -5,41 +5,20 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from ..ir.constants import constant_tensor
-from ..ir.facts import dtype_name
+from ..engines.onnxruntime_session import OnnxRuntimeSession, serialized
+from ..engines.random_inputs import random_inputs
 from ..ir.functions import inline_all
 from ..pipeline import Context, Pass, PassError, run_pipeline
 
 Engine = Literal["onnxruntime", "reference"]
 Arrays = dict[str, np.ndarray]
 
-_SYMBOLIC_SIZES = (2, 3, 4)  # what symbolic dimensions are bound to, in order of appearance
-_MAX_ONNXRUNTIME_IR = 13  # the newest file format that ONNX Runtime 1.31 reads; what it lacks of later ones changes no numbers
-_MAX_PROTO_BYTES = 1_900_000_000  # protobuf holds less than 2 GiB; leave room for what is not weights
-
-
-def random_inputs(model: ir.Model, seed: int = 0) -> Arrays:
-    """Inputs that the model accepts: floats of the standard normal distribution, integers small enough to index with.
-
-    A symbolic dimension gets the same small size wherever its name stands. Deterministic in the model and `seed`.
-    """
-    generator = np.random.default_rng(seed)
-    sizes: dict[str, int] = {}
-    inputs = {}
-    for value in model.graph.inputs:
-        if value.is_initializer():
-            continue
-        assert value.dtype is not None, f"input {value.name} has no element type"
-        assert value.shape is not None, f"input {value.name} has no shape"
-        shape = tuple(dim if isinstance(dim, int) else _size_of(dim, sizes) for dim in value.shape)
-        inputs[str(value.name)] = _random_array(generator, shape, value)
-    return inputs
+__all__ = ["Arrays", "BisectResult", "Engine", "bisect_pipeline", "random_inputs", "relative_error", "run_model"]
 
 
 def run_model(
@@ -51,7 +30,10 @@ def run_model(
         Exception: whatever the engine raises for a model that it cannot run.
     """
     names = [str(value.name) for value in model.graph.outputs]
-    results = _run_onnxruntime(model, inputs, optimize) if engine == "onnxruntime" else _run_reference(model, inputs)
+    if engine == "onnxruntime":
+        results = OnnxRuntimeSession(model, optimize=optimize).run(inputs)
+    else:
+        results = _run_reference(model, inputs)
     return dict(zip(names, map(np.asarray, results), strict=True))
 
 
@@ -151,76 +133,11 @@ def _expose(model: ir.Model, values: Sequence[ir.Value]) -> None:
     model.graph.outputs.extend(value for value in values if value not in present)
 
 
-def _run_onnxruntime(model: ir.Model, inputs: Mapping[str, np.ndarray], optimize: bool) -> Sequence[np.ndarray]:
-    import onnxruntime  # slow to import, and only the debugging verbs need it
-
-    options = onnxruntime.SessionOptions()
-    levels = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
-    options.log_severity_level = 3  # errors only
-    if model.ir_version > _MAX_ONNXRUNTIME_IR:
-        model = model.clone()
-        model.ir_version = _MAX_ONNXRUNTIME_IR
-    with tempfile.TemporaryDirectory() as folder:
-        session = onnxruntime.InferenceSession(_serialize(model, folder), options, providers=["CPUExecutionProvider"])
-        results: Sequence[np.ndarray] = session.run(None, dict(inputs))
-    return results
-
-
 def _run_reference(model: ir.Model, inputs: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
     from onnx.reference import ReferenceEvaluator  # imports every operator's implementation
 
     with tempfile.TemporaryDirectory() as folder:
-        return list(ReferenceEvaluator(_serialize(model, folder)).run(None, dict(inputs)))
-
-
-def _serialize(model: ir.Model, folder: str) -> str | bytes:
-    """One message, or a file in `folder` where the weights do not fit into a message or lie in files of their own."""
-    weights = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
-    is_external = any(isinstance(tensor, ir.ExternalTensor) for tensor in weights)
-    if not is_external and sum(tensor.nbytes for tensor in weights) <= _MAX_PROTO_BYTES:
-        message: bytes = ir.to_proto(model).SerializeToString()
-        return message
-    path = Path(folder) / "model.onnx"
-    ir.save(model, path, external_data="weights")
-    return str(path)
-
-
-def _random_array(generator: np.random.Generator, shape: tuple[int, ...], value: ir.Value) -> np.ndarray:
-    assert value.dtype is not None
-    dtype = np.dtype(dtype_name(value.dtype))
-    if value.dtype.is_floating_point():
-        return generator.standard_normal(shape).astype(dtype)
-    return generator.integers(0, _index_bound(value), shape).astype(dtype)
-
-
-def _index_bound(value: ir.Value) -> int:
-    """A bound below which an integer is legal for every Gather that reads `value` directly or through a Cast; 2 elsewhere."""
-    bounds = []
-    for user, index in value.uses():
-        if user.op_type == "Cast":
-            bounds.append(_index_bound(user.outputs[0]))
-        elif user.op_type.startswith("Gather") and index == 1 and user.inputs[0] is not None:
-            bounds.append(_gathered_size(user, user.inputs[0]))
-        else:
-            bounds.append(2)
-    return max(min(bounds, default=2), 1)
-
-
-def _gathered_size(gather: ir.Node, data: ir.Value) -> int:
-    tensor = constant_tensor(data)
-    shape = data.shape if tensor is None else tensor.shape
-    attribute = gather.attributes.get("axis")
-    axis = 0 if attribute is None else attribute.as_int()
-    size = None if shape is None or gather.op_type == "GatherND" else shape[axis]
-    return size if isinstance(size, int) else 2
-
-
-def _size_of(dim: ir.SymbolicDim, sizes: dict[str, int]) -> int:
-    """The size of a symbolic dimension; an unnamed one gets the first size."""
-    if dim.value is None:
-        return _SYMBOLIC_SIZES[0]
-    return sizes.setdefault(dim.value, _SYMBOLIC_SIZES[len(sizes) % len(_SYMBOLIC_SIZES)])
+        return list(ReferenceEvaluator(serialized(model, folder)).run(None, dict(inputs)))
 
 
 def _flat_float64(array: np.ndarray) -> np.ndarray:

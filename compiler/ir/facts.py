@@ -30,6 +30,7 @@ from .scopes import read_values, subgraphs_of
 
 SOURCE_KEY = "prefuse.source"  # metadata of a node made from others: their sources
 ORIGINS_KEY = "prefuse.origins"  # metadata of a node made from others: the names of the imported nodes that it stands for, JSON
+KEPT_FLOAT_KEY = "prefuse.kept_float"  # metadata of a product: why it was not quantized with the others
 _STACK_KEY = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _POOLS, _POOLS_OPSET = ("AveragePool", "LpPool", "MaxPool"), 22

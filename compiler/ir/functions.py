@@ -250,6 +250,11 @@ def _origins_of(constants: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> list
     ]
 
 
+def metadata_of(call: ir.Node) -> list[dict[str, str]]:
+    """The metadata of each node that a call stands for, in the order of its body; its own, if it is no fused group."""
+    return [origin["metadata"] for origin in _origins(call)] if is_fused(call) else [dict(call.metadata_props)]
+
+
 def _origins(call: ir.Node) -> list[_Origin]:
     origins: list[_Origin] = json.loads(call.metadata_props.get(_NODES_KEY, "[]"))
     return origins

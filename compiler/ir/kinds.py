@@ -12,6 +12,7 @@ from enum import IntEnum
 import onnx_ir as ir
 
 from .constants import scalar_constant
+from .stored_weights import is_stored_weights
 
 
 class Kind(IntEnum):
@@ -19,7 +20,7 @@ class Kind(IntEnum):
 
     ELEMENTWISE = 0  # output[i] depends on input[i] alone
     BROADCAST = 1  # the same with NumPy broadcasting between inputs
-    OPERAND = 2  # a Cast (with a zero point, DequantizeLinear) to float32 for readers that take what is narrow themselves
+    OPERAND = 2  # a Cast (with zero points or scales, DequantizeLinear) to float32 that its readers' kernels do in their loads
     INJECTIVE = 3  # output[i] reads one element of an input at a computed place, or none
     VIEW = 4  # the same bytes under another shape: no kernel at all
     REDUCTION = 5  # output[i] reads a row or a window
@@ -64,7 +65,7 @@ def is_known(node: ir.Node) -> bool:
     """Whether lowering has its own way of computing this operator."""
     if node.domain not in ("", "ai.onnx") or node.op_type not in KIND_OF_OPERATOR:
         return False
-    return node.op_type != "DequantizeLinear" or _is_offset(node)
+    return node.op_type != "DequantizeLinear" or _is_offset(node) or is_stored_weights(node)
 
 
 def _is_offset(node: ir.Node) -> bool:
@@ -84,6 +85,8 @@ def _is_operand(cast: ir.Node) -> bool:
     """Whether products or one pooling alone read a Cast to float32 from a narrow type, or one pointwise node an image that was
     rounded to it."""
     source, result = cast.inputs[0], cast.outputs[0]
+    if is_stored_weights(cast):
+        return True
     if source is not None and source.dtype in _BYTES:
         return _is_byte_operand(cast)
     if source is None or source.dtype not in _NARROW or result.dtype != ir.DataType.FLOAT or result.is_graph_output():

@@ -14,6 +14,7 @@ from .matching import has_same_shape, int_constants, static_shape
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _TYPES = (*FLOATS, ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64)
+_STORED_TYPES = (ir.DataType.INT8, ir.DataType.UINT8)
 # Their results have the shape of their first operands.
 ROW_OPERATORS = frozenset(["LayerNormalization", "LogSoftmax", "RMSNormalization", "Softmax"])
 _REDUCTION_NAMES = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
@@ -94,8 +95,9 @@ def reduced_axes(node: ir.Node) -> tuple[int, ...] | None:
 
 
 def has_row_types(node: ir.Node) -> bool:
-    """Whether all that a node reads and makes is of types that rows are computed in."""
-    return all(value is None or not value.name or value.dtype in _TYPES for value in (*node.inputs, *node.outputs))
+    """Whether all that a node reads and makes is of types that rows are computed in; 8 bits may be made of them, too."""
+    results = () if node.op_type == "Cast" and node.outputs[0].dtype in _STORED_TYPES else node.outputs
+    return all(value is None or not value.name or value.dtype in _TYPES for value in (*node.inputs, *results))
 
 
 def claimed_nodes(graph: ir.Graph) -> dict[ir.Node, ir.Node]:

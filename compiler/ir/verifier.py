@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 
 import onnx
 import onnx_ir as ir
@@ -103,8 +105,9 @@ class _Verifier:
             raise VerificationError(
                 f"{where}: no {known} {node.domain or 'ai.onnx'}.{node.op_type} in opset {dict(self._opsets)}"
             )
-        _verify_arity(node, schema, where)
-        _verify_attributes(node, schema, where)
+        signature = _signature(schema.name, schema.since_version, schema.domain)
+        _verify_arity(node, signature, where)
+        _verify_attributes(node, signature, where)
         self._verify_types(node, where)
 
     def _verify_types(self, node: ir.Node, where: str) -> None:
@@ -136,26 +139,55 @@ def _verify_call(node: ir.Node, function: ir.Function, where: str) -> None:
         _require_equal_facts(value, inner.type, inner.shape, f"{where}: its body gives")
 
 
-def _verify_arity(node: ir.Node, schema: onnx.defs.OpSchema, where: str) -> None:
-    inputs, outputs = len(node.inputs), len(node.outputs)
-    legal = schema.min_input <= inputs <= schema.max_input
-    _require(legal, f"{where}: {inputs} inputs, legal are {schema.min_input} to {schema.max_input}")
-    legal = schema.min_output <= outputs <= schema.max_output
-    _require(legal, f"{where}: {outputs} outputs, legal are {schema.min_output} to {schema.max_output}")
-    for value, parameter in zip(node.inputs, schema.inputs, strict=False):
-        required = parameter.option == onnx.defs.OpSchema.FormalParameterOption.Single
-        _require(value is not None or not required, f"{where}: required input {parameter.name} is absent")
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """What a schema says of a node, read once: each look at one of ONNX's schemas copies its parameters or attributes.
+
+    `required`: positions and names of the inputs that may not be absent, and names of such attributes.
+    """
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    required_inputs: tuple[tuple[int, str], ...]
+    attributes: Mapping[str, onnx.defs.OpSchema.AttrType]
+    required_attributes: tuple[str, ...]
 
 
-def _verify_attributes(node: ir.Node, schema: onnx.defs.OpSchema, where: str) -> None:
+@cache
+def _signature(op_type: str, version: int, domain: str) -> _Signature:
+    schema = onnx.defs.get_schema(op_type, version, domain)
+    single, attributes = onnx.defs.OpSchema.FormalParameterOption.Single, schema.attributes
+    return _Signature(
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        tuple((place, one.name) for place, one in enumerate(schema.inputs) if one.option == single),
+        {name: one.type for name, one in attributes.items()},
+        tuple(name for name, one in attributes.items() if one.required),
+    )
+
+
+def _verify_arity(node: ir.Node, signature: _Signature, where: str) -> None:
+    for what, count, (least, most) in (
+        ("inputs", len(node.inputs), signature.inputs),
+        ("outputs", len(node.outputs), signature.outputs),
+    ):
+        if not least <= count <= most:
+            raise VerificationError(f"{where}: {count} {what}, legal are {least} to {most}")
+    for place, name in signature.required_inputs:
+        if place < len(node.inputs) and node.inputs[place] is None:
+            raise VerificationError(f"{where}: required input {name} is absent")
+
+
+def _verify_attributes(node: ir.Node, signature: _Signature, where: str) -> None:
     for name, attribute in node.attributes.items():
-        known = schema.attributes.get(name)
+        known = signature.attributes.get(name)
         if known is None:
             raise VerificationError(f"{where}: {node.op_type} has no attribute {name}")
-        legal = known.type == _ATTRIBUTE_TYPES[attribute.type]
-        _require(legal, f"{where}: attribute {name} is of type {attribute.type.name}, legal is {known.type}")
-    for name, known in schema.attributes.items():
-        _require(not known.required or name in node.attributes, f"{where}: required attribute {name} is absent")
+        if known != _ATTRIBUTE_TYPES[attribute.type]:
+            raise VerificationError(f"{where}: attribute {name} is of type {attribute.type.name}, legal is {known}")
+    for name in signature.required_attributes:
+        if name not in node.attributes:
+            raise VerificationError(f"{where}: required attribute {name} is absent")
 
 
 def _require(legal: bool, fault: str) -> None:
@@ -180,13 +212,14 @@ def _fail_undefined(value: ir.Value, where: str, graph: ir.Graph) -> None:
 
 def _require_equal_facts(value: ir.Value, kind: ir.TypeProtocol | None, shape: ir.Shape | None, source: str) -> None:
     """Where both are known, the recorded facts of `value` must be the ones given; symbolic dimensions match anything."""
-    if kind is not None and value.type is not None:
-        _require(kind == value.type, f"{source} %{value.name} type {kind}, recorded is {value.type}")
-    if shape is None or value.shape is None:
+    recorded, dims = value.type, value.shape
+    if kind is not None and recorded is not None and kind != recorded:
+        raise VerificationError(f"{source} %{value.name} type {kind}, recorded is {recorded}")
+    if shape is None or dims is None:
         return
-    pairs = zip(shape, value.shape, strict=False)
-    legal = len(shape) == len(value.shape) and all(a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in pairs)
-    _require(legal, f"{source} %{value.name} shape {shape}, recorded is {value.shape}")
+    pairs = zip(shape, dims, strict=False)
+    if len(shape) != len(dims) or any(a != b and isinstance(a, int) and isinstance(b, int) for a, b in pairs):
+        raise VerificationError(f"{source} %{value.name} shape {shape}, recorded is {dims}")
 
 
 def _check_calls_end(model: ir.Model) -> None:

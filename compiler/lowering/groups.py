@@ -15,9 +15,10 @@ from ...runtime.target import Target
 from ..ir.bounds import Bounded, bounded_of, trim_of
 from ..ir.constants import constant_tensor
 from ..ir.facts import tensor_type
-from ..ir.functions import body_of, is_fused
-from ..ir.residual_branches import convolutions_on_branches
+from ..ir.functions import body_of, is_fused, metadata_of
+from ..ir.stored_weights import ROW_BITS
 from .product_chains import precise_products
+from .residual_branches import convolutions_on_branches
 
 _LITERAL_ELEMENTS = 64  # integer constants up to this size are parameters: axes, pads, permutations, steps
 
@@ -102,7 +103,7 @@ def _group(model: ir.Model, nodes: tuple[ir.Node, ...], call: ir.Node, names: di
     literals, constants = _literals(call)
     literals |= _shaping_floats(call, nodes, name)
     ops = []
-    for node in nodes:
+    for node, metadata in zip(nodes, metadata_of(call), strict=True):
         if node.op_type == "Constant" and node.domain == "":
             array = constant_tensor(node.outputs[0])
             assert array is not None
@@ -110,9 +111,15 @@ def _group(model: ir.Model, nodes: tuple[ir.Node, ...], call: ir.Node, names: di
             continue
         inputs = tuple(name(value) for value in node.inputs)
         outputs = tuple(name(value) for value in node.outputs)
-        ops.append(Op(node.op_type, inputs, outputs, dict(_attributes(node)), _version(model, node)))
+        attributes = dict(_attributes(node)) | _row_bits(metadata)
+        ops.append(Op(node.op_type, inputs, outputs, attributes, _version(model, node)))
     inputs = tuple(dict.fromkeys(str(v.name) for v in call.inputs if v is not None))
     return Group(tuple(ops), inputs, tuple(str(v.name) for v in call.outputs if v.name), types, constants, literals)
+
+
+def _row_bits(metadata: Mapping[str, str]) -> dict[str, int]:
+    """The attribute that tells kernels how far they may round the rows of a product, where a user allowed it."""
+    return {ROW_BITS: int(metadata[ROW_BITS])} if metadata.get(ROW_BITS, "").isdecimal() else {}
 
 
 def _literals(call: ir.Node) -> tuple[dict[str, np.ndarray], frozenset[str]]:

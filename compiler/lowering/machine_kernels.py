@@ -64,6 +64,12 @@ def far_bytes(machine: Machine) -> int:
     return min(max(_FAR_CACHES * machine.l3.size_bytes, _LEAST_FAR_BYTES), _MOST_FAR_BYTES)
 
 
+def sweep_kernel(target: Target, size_bytes: int) -> tuple[Any, int]:
+    """A kernel of (memory, result) in which each thread reads its share of so many bytes, 4 MiB at least: smaller caches hold
+    nothing else then. And the int32 of its result."""
+    return _Writer(target, size_bytes // 4).read("sweep", size_bytes).function, target.threads * _RESULTS
+
+
 def _probes(target: Target, elements: int) -> tuple[Probe, ...]:
     """By the names of the numbers of `Machine.as_fit` that follow from them. What stores small integers comes after what
     multiplies, which would meet them as subnormal floats."""

@@ -25,15 +25,15 @@ def without_small_regions(lowered: list[LoweredGroup]) -> list[LoweredGroup]:
     serial: dict[str, Any] = {}
     for item in lowered:
         if item.kernel.work < _WORTH_WAKING and item.symbol not in serial:
-            serial[item.symbol] = _on_one_thread(item.kernel.function)
+            serial[item.symbol] = on_one_thread(item.kernel.function)
     return [
         replace(item, kernel=replace(item.kernel, function=serial[item.symbol])) if item.symbol in serial else item
         for item in lowered
     ]
 
 
-def _on_one_thread(function: Any) -> Any:
-    """The function whose parallel loops run one iteration after the other."""
+def on_one_thread(function: Any) -> Any:
+    """A PrimFunc whose parallel loops run one iteration after the other."""
 
     def replaced(loop: Any) -> Any:
         if loop.kind != tirx.ForKind.PARALLEL:

@@ -26,7 +26,7 @@ import onnx_ir as ir
 from ...runtime.errors import CompileError, OptionError
 from ...runtime.plan import Plan
 from ...runtime.plan_checker import check_plan
-from ...runtime.precision import Precision
+from ...runtime.precision import Precision, Weights
 from ...runtime.target import Target
 from ..ir.functions import fused_names, is_fused
 from ..ir.kernel_choice import Ask, KernelChoice, NoKernel
@@ -73,6 +73,7 @@ class Context:
     target: Target
     source: str = "model.onnx"
     precision: Precision = "float32"
+    weights: Weights | None = None  # in which weights of products are to be stored, if the user says so
     remarks: list[Remark] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
     known_choices: dict[str, KernelChoice | NoKernel] = field(default_factory=dict)  # by the structure of groups

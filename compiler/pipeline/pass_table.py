@@ -26,6 +26,8 @@ PASSES: dict[str, str] = {
     "fuse-gather": "prefuse.passes.fusion.fuse_gather:FuseGather",
     "assign-formats": "prefuse.passes.precision.assign_formats:AssignFormats",
     "sink-scales": "prefuse.passes.precision.sink_scales:SinkScales",
+    "keep-weights": "prefuse.passes.precision.keep_weights:KeepWeights",
+    "quantize-weights": "prefuse.passes.precision.quantize_weights:QuantizeWeights",
     "place-casts": "prefuse.passes.precision.place_casts:PlaceCasts",
     "choose-layout": "prefuse.passes.layout.choose_layout:ChooseLayout",
     "fuse-rows": "prefuse.passes.fusion.fuse_rows:FuseRows",
@@ -39,11 +41,11 @@ PASSES: dict[str, str] = {
 # Structure first, then what ONNX spells out as its own operators, then what moves weights together, then groups; fuse-epilogue
 # once more for what transposes stood between.
 DEFAULT_PIPELINE = (
-    "canonicalize,unroll-loops,eliminate-dead,merge-equal,sink-scales,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
+    "canonicalize,unroll-loops,eliminate-dead,merge-equal,sink-scales,keep-weights,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
     "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,order-concats,concat-to-split-weight,merge-parallel-matmul,"
     "fold-batchnorm,canonicalize,eliminate-dead,"
-    "fuse-attention,sink-reorders,fuse-gather,assign-formats,place-casts,"
+    "fuse-attention,sink-reorders,fuse-gather,quantize-weights,assign-formats,place-casts,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
     "order-nodes,plan-memory"
 )

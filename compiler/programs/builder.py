@@ -44,13 +44,25 @@ class BuildStages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """How the programs of one `compile` call are made. `cache` None keeps none of them."""
+    """How the programs of one `compile` call are made. `cache` None keeps none of them.
+
+    `quantize` makes of an imported model the one to compile; how, `options.quantization` says, so that keys depend on it.
+    """
 
     options: Options
     name: str
     compile_model: CompileModel
     cache: ProgramCache | None = None
     progress: Progress | None = None
+    quantize: Callable[[ir.Model, Progress | None], ir.Model] | None = None
+
+    def prepared(self, model: ir.Model) -> ir.Model:
+        """The model to compile in the place of an imported one, which stays as it is.
+
+        Raises:
+            CompileError: it cannot be quantized as the options say.
+        """
+        return model if self.quantize is None else self.quantize(model, self.progress)
 
     def key(self, *content: str) -> str:
         """The cache key of a program that depends on `content` beside the options and the compiler."""

@@ -64,7 +64,11 @@ def _weights(graph: ir.Graph) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
 
 
 def _node_bytes(node: onnx.NodeProto) -> bytes:
-    node.ClearField("metadata_props")
+    from ..ir.stored_weights import ROW_BITS
+
+    kept = [entry for entry in node.metadata_props if entry.key == ROW_BITS]  # which decides how exact a program is
+    del node.metadata_props[:]
+    node.metadata_props.extend(kept)
     node.ClearField("doc_string")
     return bytes(node.SerializeToString(deterministic=True))
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...runtime.errors import OptionError
-from ...runtime.precision import PRECISIONS, Precision
+from ...runtime.precision import PRECISIONS, WEIGHTS, Precision, Weights
 from ...runtime.target import Target
 from .tuning_database import Configurations, digest_of, known_configurations
 
-EXTRA_OPTIONS = ("pipeline", "profile", "random", "threads", "tuning")
+INT8 = "int8"  # a precision beside those of float programs
+EXTRA_OPTIONS = ("pipeline", "profile", "random", "threads", "tuning", "weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,9 @@ class Options:
     """Everything beside the model that decides the compiled program. `pipeline` None is the default pipeline.
 
     `random` says that the model may draw random numbers, `profile` that the program shall have counters; `configurations` are
-    what is known to be best for some problems.
+    what is known to be best for some problems. `weights`: what large weights of products are stored as, if not as they come.
+    `quantization`, where it is not empty, tells how the model is quantized before anything else is done with it; `precision` is
+    then that of what is not quantized.
     """
 
     target: Target
@@ -28,17 +31,20 @@ class Options:
     random: bool = False
     profile: bool = False
     configurations: Configurations = field(default_factory=dict)
+    weights: Weights | None = None
+    quantization: str = ""
 
     def __str__(self) -> str:
-        flags = " random" * self.random + " profile" * self.profile
+        flags = " random" * self.random + " profile" * self.profile + (f" weights={self.weights}" if self.weights else "")
         flags += f" tuning={digest_of(self.configurations)}" if self.configurations else ""
+        flags += f" quantization={self.quantization}" if self.quantization else ""
         return (
             f"target={self.target} {self.target.machine} precision={self.precision} pipeline={self.pipeline or 'default'}{flags}"
         )
 
 
-def parse_options(target: str, precision: str, extra: Mapping[str, object]) -> Options:
-    """Check what the user asked for.
+def parse_options(target: str, precision: str, extra: Mapping[str, object], *, quantizes: bool = False) -> Options:
+    """Check what the user asked for. `quantizes`: the precision may be "int8", which the caller then sees to.
 
     Raises:
         OptionError: an unknown option, or a value that an option does not take.
@@ -55,14 +61,25 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object]) -> O
     profile = _flag(extra, "profile", "say whether the program shall have counters")
     if pipeline is not None:
         pipeline = _check_pipeline(pipeline)
-    exactness = parse_precision(precision)
+    quantization = INT8 if quantizes and precision == INT8 else ""
+    exactness = "float32" if quantization else parse_precision(precision)
     parsed = Target.parse(target, threads)
+    if quantization:
+        exactness = _precision_beside_int8(parsed)
     if profile and parsed.is_gpu:
         raise OptionError(
             "profile", f"programs for {parsed} have no counters", "leave it out, and time them with the GPU's tools"
         )
     configurations = known_configurations(extra.get("tuning", True), parsed, exactness)
-    return Options(parsed, exactness, pipeline, random, profile, configurations)
+    weights = parse_weights(extra.get("weights"), parsed)
+    return Options(parsed, exactness, pipeline, random, profile, configurations, weights, quantization)
+
+
+def _precision_beside_int8(target: Target) -> Precision:
+    """How exactly to compute what is not quantized: the fastest way that is more exact than 8 bits."""
+    if target.is_gpu:
+        raise OptionError("precision", f"programs for {target} are not quantized", 'compile for "cpu", or in "float16"')
+    return "bfloat16" if target.has("avx512_bf16") or target.has_tiles else "float32-fast"
 
 
 def parse_precision(text: str) -> Precision:
@@ -70,7 +87,21 @@ def parse_precision(text: str) -> Precision:
     for known in PRECISIONS:
         if text == known:
             return known
-    raise OptionError("precision", f"unknown precision {text!r}", suggest(str(text), PRECISIONS))
+    if text == INT8:
+        raise OptionError("precision", "the model is not quantized here", "quantize it before: prefuse quantize MODEL")
+    raise OptionError("precision", f"unknown precision {text!r}", suggest(str(text), (*PRECISIONS, INT8)))
+
+
+def parse_weights(wanted: object, target: Target) -> Weights | None:
+    """What weights are to be stored as, by the user. Raises OptionError for what is unknown, or what the target cannot read."""
+    if wanted is None:
+        return None
+    found = next((known for known in WEIGHTS if wanted == known), None)
+    if found is None:
+        raise OptionError("weights", f"unknown weights {wanted!r}", suggest(str(wanted), WEIGHTS))
+    if target.is_gpu:
+        raise OptionError("weights", f"no kernel for {target} reads weights of few bits", "leave it out, or compile for a CPU")
+    return found
 
 
 def _flag(extra: Mapping[str, object], name: str, fix: str) -> bool:
@@ -87,7 +118,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
 
 
-_ARGUMENTS = ("args", "kwargs", "target", "precision", "name", "cache", "progress")
+_ARGUMENTS = ("args", "calibration", "kwargs", "target", "precision", "name", "cache", "progress")
 
 
 def _check_pipeline(pipeline: object) -> str:

@@ -68,7 +68,7 @@ class ModuleSource:
 
         self._builder.report("export", 0.0)
         model, result = export_module(self._module, call.structure, [self._example(tensor) for tensor in call.tensors])
-        return prepare_graph(model, self._builder.name), result
+        return self._builder.prepared(prepare_graph(model, self._builder.name)), result
 
     def _key(self, call: Call) -> str | None:
         """What decides the exported graph, without exporting; None if it cannot be known, or nothing is kept."""
@@ -110,6 +110,7 @@ class GraphSource:
         from ..ir.facts import dtype_name
 
         self._model = model
+        self._prepared: ir.Model | None = None  # what is compiled, once it is needed
         self._shaping = frozenset(shaping_inputs(model))
         self._builder = builder
         self._build = build
@@ -161,7 +162,9 @@ class GraphSource:
             for name, content in zip(known, call.values, strict=True)
         }
         free = {name: shape for name, shape in shapes.items() if name not in values}
-        return bind_dimensions(bind_values(bind_dtypes(self._model, dtypes), values), free)
+        if self._prepared is None:
+            self._prepared = self._builder.prepared(self._model)
+        return bind_dimensions(bind_values(bind_dtypes(self._prepared, dtypes), values), free)
 
     def _shapes(self, keys: Sequence[TensorKey]) -> dict[str, tuple[int, ...]]:
         return {name: shape for name, (shape, _) in zip(self._names, keys, strict=True) if name in self._dtypes}

@@ -66,7 +66,9 @@ def _structured(model: ir.Model, builder: Builder) -> ir.Model | None:
     passes = [one for one in parse_pipeline(STRUCTURE_PIPELINE, PASSES) if isinstance(one, Pass)]
     infer_facts(changed)
     check_nodes(changed)
-    run_pipeline(changed, passes, Context(builder.options.target, precision=builder.options.precision))
+    run_pipeline(
+        changed, passes, Context(builder.options.target, precision=builder.options.precision, weights=builder.options.weights)
+    )
     infer_facts(changed)
     stages = partition(tuple(changed.graph))
     is_one = len([stage for stage in stages if stage.compiled]) <= 1 and not any(stage.host for stage in stages)

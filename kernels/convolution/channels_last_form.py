@@ -218,7 +218,6 @@ def vector_cycles(form: ChannelsLast, target: Target, number_format: Format) -> 
     """Cycles in which vectors of output channels make the products of a form's anchor, in words where the format has them."""
     one, machine = extents_of(form), number_format.machine(machine_of(target, number_format.sums))
     cycles = channels_last_cycles(in_words(one, number_format.k_pack) if number_format.k_pack > 1 else one, machine)
-    cycles *= number_format.steps if "int" in number_format.sums else 1
     return cycles if form.anchor.inputs[0] in form.operands else cycles + direct_cycles(one, machine)
 
 

@@ -51,7 +51,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     one = convolution_of(group, anchor, window)
     operations = 2 * one.images * one.groups * one.rows * one.columns * one.outputs * one.depth
     scattered = scattered_cycles(group.types[anchor.outputs[0]].elements) if one.phases > 1 else 0.0
-    cycles = number_format.steps * channels_first_cycles(one, machine_of(target, number_format.sums)) + scattered
+    cycles = channels_first_cycles(one, number_format.machine(machine_of(target, number_format.sums))) + scattered
     alone = with_bytes(Estimate(cycles, operations), group)
     estimate = with_epilogue(alone, group, target.machine, anchor)
     return Candidate(estimate, lambda: _Convolution(group, anchor, window, target, number_format).build())

@@ -18,9 +18,9 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_pairs_of_taps, pays_to_fill_pairs
-from ..formats.bfloat16 import word_at
-from ..formats.format import BF16_DOT, Format, format_for
+from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_words_of_taps, pays_to_fill_pairs
+from ..formats import bfloat16, int8
+from ..formats.format import BF16_DOT, F32, Format, format_for
 from ..formats.multiply_add import factor
 from ..groups.group import Group
 from ..microkernels.packing import PackPanels, PackSums, pack_in_kernel
@@ -30,8 +30,8 @@ from ..template.kernel import finish, machine_of, new_builder
 from ..template.loops import sweep
 from ..template.values import GroupValues
 from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, extents_of, vector_cycles
-from .depthwise_channels_last import Depthwise, is_depthwise
-from .padded_input import Image, padded_image
+from .depthwise_channels_last import Depthwise, is_depthwise, sums_bytes
+from .padded_input import BITS, Image, padded_image
 from .window import Window, clipped_taps, read_window, share_of_padding
 
 _WORK_PER_OPERATION = 16
@@ -45,7 +45,7 @@ _PANEL_BYTES = 384 * 1024  # of a panel that stays in L2 while the next one is p
 _NEAR_BYTES = 512 * 1024  # of weights that stay near from one output row to the next
 _EPILOGUE_SHARE = 0.25  # of L3, of results and epilogue operands above which tiles prefetch theirs during the sum
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
-_EACH_BYTE = 0x01010101
+_BYTES, _EACH_BYTE = 4, 0x01010101  # of a word
 _ORDERS = {  # of the loops around a register tile, outermost first
     "by line": ("image", "line", "group", "n", "m"),
     "by panel": ("group", "n", "image", "line", "m"),
@@ -64,13 +64,16 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     number_format = convolution_format(form, target)
     if number_format is None:
         return Refusal(f"no convolution of {source.dtype}")
-    if packs_taps(form, read_window(form.inner, form.anchor), target):
-        cycles, unit = channels_last_cycles(in_pairs_of_taps(extents_of(form)), target.machine), "dot"
+    if taps := tap_format(form, read_window(form.inner, form.anchor), target):
+        words, machine = in_words_of_taps(extents_of(form), taps.k_pack), taps.machine(machine_of(target, taps.sums))
+        cycles, unit = channels_last_cycles(words, machine), "dot"
     else:
         cycles, unit = vector_cycles(form, target, number_format), "dot" if number_format.k_pack > 1 else "fma"
+    if is_depthwise(form) and sums_bytes(form):
+        cycles = vector_cycles(form, target, F32)
     estimate = convolution_estimate(form, cycles, target, unit=unit)
     if is_depthwise(form):
-        if "int" in number_format.sums:
+        if "int" in number_format.sums and not sums_bytes(form):
             return Refusal("has integers of one channel a group, which no dot product multiplies")
         return Candidate(estimate, lambda: _build_depthwise(form, target))
     return Candidate(estimate, lambda: _Convolution(form, target, number_format).build())
@@ -110,8 +113,8 @@ class _Convolution:
         self.groups = form.anchor.attribute("group", 1)
         self.out_channels = form.inner.types[form.anchor.outputs[0]].shape[1]
         self.is_last = form.anchor.inputs[0] in form.operands
-        self.packs_taps = packs_taps(form, self.window, target)
-        self.format = BF16_DOT if self.packs_taps else number_format
+        taps = tap_format(form, self.window, target)
+        self.packs_taps, self.format = taps is not None, taps or number_format
         self.accumulator = self.format.sums
         if not self.packs_taps:  # a pair of channels is one element
             self.channels = ceil(self.channels / self.format.k_pack)
@@ -131,8 +134,9 @@ class _Convolution:
         if self.packs_taps:
             reaches[-1] += -window.kernel[-1] % self.format.k_pack
         k_pack = 1 if self.packs_taps else self.format.k_pack
-        rounds, fill = self.packs_taps, self._padding()
-        image = padded_image(self.builder, self.form, self.begins, reaches, k_pack=k_pack, rounds=rounds, fill=fill)
+        planes = "" if not self.packs_taps else BITS if self.format is BF16_DOT else self.source.dtype
+        fill = self._padding(k_pack)
+        image = padded_image(self.builder, self.form, self.begins, reaches, k_pack=k_pack, planes=planes, fill=fill)
         if isinstance(image, Refusal):
             return image
         flops = self._product(image)
@@ -147,12 +151,12 @@ class _Convolution:
             return None
         return self.builder.bind(tirx.Cast("int32", GroupValues(self.form.inner, self.builder).read(name, ())))
 
-    def _padding(self) -> Expr:
-        """The element that stands for zero around the image."""
+    def _padding(self, k_pack: int) -> Expr:
+        """The element of `k_pack` channels that stands for zero around the image."""
         zero = self._zero_point()
         if zero is None:
             return 0
-        if self.format.k_pack == 1:
+        if k_pack == 1:
             return tirx.Cast(self.source.dtype, zero)
         return self.builder.bind((zero & tirx.const(255, "int32")) * tirx.const(_EACH_BYTE, "int32"))
 
@@ -282,12 +286,14 @@ class _Convolution:
         return spans
 
     def _taps(self, image: Image, corner: Expr, ks: Index) -> Expr:
-        """A 32-bit pair of neighbouring taps of a window's row; the last of an odd number is paired with zero, since what follows
-        it in memory may be infinite."""
+        """A word of neighbouring taps of a window's row. The last of an odd number of bfloat16 taps is paired with zero, since
+        what follows it in memory may be infinite; bytes that follow are multiplied by zero."""
         *downs, channel, number = ks
         places = (k * dilation for k, dilation in zip(downs, self.window.dilations, strict=False))
-        word = word_at(image.buffer, corner + image.offset(0, channel, *places, 2 * number))
-        taps = self.window.kernel[-1]
+        word_at, taps = bfloat16.word_at if self.format is BF16_DOT else int8.word_at, self.window.kernel[-1]
+        word = word_at(image.buffer, corner + image.offset(0, channel, *places, self.format.k_pack * number))
+        if self.format is not BF16_DOT:
+            return word
         return tirx.Select(number == taps // 2, word & tirx.const(0xFFFF, "int32"), word) if taps % 2 else word
 
     def _orders(self, depth: int, outputs: int) -> dict[str, tuple[str, ...]]:
@@ -333,7 +339,7 @@ class _Convolution:
         shape = (self.groups, self.out_channels // self.groups, kind.shape[1], *window.kernel)
         places, k_pack = range(3, len(shape)), self.format.k_pack
         order = (0, 1, *places[:-1], 2, places[-1]) if self.packs_taps else (0, 1, *places, 2)
-        pack = PackPanels(shape, order, 1, 1, tile, k_pack=k_pack, rounds=self.packs_taps)
+        pack = PackPanels(shape, order, 1, 1, tile, k_pack=k_pack, rounds=self.packs_taps and self.format is BF16_DOT)
         if name not in self.form.inner.constants:
             return pack_in_kernel(self.builder, self.builder.parameter(name, kind.elements, kind.dtype), pack)
         key = f"{name}/last"
@@ -373,17 +379,22 @@ def _fills_words(form: ChannelsLast, one: Format, target: Target) -> bool:
     return form.anchor.op_type == "Conv" and one is BF16_DOT and target.multiplies_pairs and pays
 
 
-def packs_taps(form: ChannelsLast, window: Window, target: Target) -> bool:
-    """Whether a Conv goes by dot products of pairs of neighbouring taps in a row, of an NCHW copy rounded to bfloat16.
+def tap_format(form: ChannelsLast, window: Window, target: Target) -> Format | None:
+    """The format of a Conv that goes by dot products of words of neighbouring taps in a row, of an NCHW copy; None: it does not.
 
-    This is for an odd number of channels, of bfloat16 or, where the precision allows rounding, float32.
+    This is for channels that fill no words: of bytes, and, rounded to bfloat16, of float32 where the precision allows it.
     """
-    source, weights, result = (form.inner.types[name] for name in (*form.anchor.inputs[:2], form.anchor.outputs[0]))
-    if not form.outer.tolerance.may_round or not target.multiplies_pairs or form.anchor.inputs[1] not in form.inner.constants:
-        return False
-    has_pairs = window.kernel[-1] > 1 and window.dilations[-1] == 1 and weights.shape[1] % 2 == 1
+    name, weights_name = form.anchor.inputs[:2]
+    source, weights, result = (form.inner.types[one] for one in (name, weights_name, form.anchor.outputs[0]))
+    if window.kernel[-1] == 1 or window.dilations[-1] > 1 or weights_name not in form.inner.constants:
+        return None
+    one = format_for(form.inner.storage(name), form.inner.storage(weights_name), target, lambda one: one.packs_a)
+    if one is not None and one.k_pack == _BYTES:
+        return one if weights.shape[1] % _BYTES and (weights.shape[1] > 1 or form.anchor.attribute("group", 1) == 1) else None
+    if not form.outer.tolerance.may_round or not target.multiplies_pairs or weights.shape[1] % 2 == 0:
+        return None
     is_long = result.elements * prod(weights.shape[1:]) >= _LEAST_ROUNDED
-    return has_pairs and is_long and source.dtype == weights.dtype == "float32"
+    return BF16_DOT if is_long and source.dtype == weights.dtype == "float32" else None
 
 
 def deal(builder: KernelBuilder, extents: dict[str, int], work: int, body: Callable[[dict[str, Expr]], None]) -> None:

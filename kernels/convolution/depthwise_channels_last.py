@@ -3,6 +3,8 @@
 There is no padded copy: taps in the padding are skipped. At the ends of a row the positions of a strip share the taps that lie in
 the image for all of them, and each adds its own others.
 
+Bytes are multiplied as float32, less their zero point: sums of integers stay below 2^24, and their weights stay 8 bits.
+
 bfloat16 images are read as 32-bit pairs of channels. A shift makes float32 of the even channels and a mask of the odd ones; both
 have accumulators and weights of their own, and are interleaved when the sums are complete.
 """
@@ -29,6 +31,8 @@ from .window import Window, clipped_taps
 _STRIP = 8  # positions of a strip: 8 accumulators hide the latency of both FMA units
 _ROW_TAPS = 8  # taps of a row of bfloat16 pairs at once: the weights of more do not stay in registers
 _EDGE_SUMS = 4  # accumulators at the ends of a row: positions times vectors of channels, to hide their latency
+_BYTES = ("uint8", "int8")
+_MOST_BYTE_TAPS = 2**24 // (255 * 128)  # whose sums float32 holds exactly
 _WORK_PER_OPERATION = 8  # floating-point operations that count as one scalar operation of the work dealt to threads
 
 
@@ -37,6 +41,12 @@ def is_depthwise(form: ChannelsLast) -> bool:
     source, weights = (form.inner.types[name].shape for name in form.anchor.inputs[:2])
     is_single = form.anchor.attribute("group", 1) == source[1] == weights[0] and weights[1] == 1
     return is_single and form.anchor.inputs[0] in form.operands
+
+
+def sums_bytes(form: ChannelsLast) -> bool:
+    """Whether a depthwise convolution is one of bytes, whose sums float32 holds exactly."""
+    source, weights = (form.inner.types[name] for name in form.anchor.inputs[:2])
+    return source.dtype in _BYTES and weights.dtype in _BYTES and prod(weights.shape[2:]) <= _MOST_BYTE_TAPS
 
 
 @dataclass(frozen=True)
@@ -67,11 +77,13 @@ class Depthwise:
         self.anchor: Op = form.anchor
         self.images, self.channels = form.inner.types[form.anchor.inputs[0]].shape[:2]
         self.dtype = form.inner.types[form.anchor.inputs[0]].dtype
-        self.accumulator = accumulator_type(self.dtype)
+        self.accumulator = "float32" if self.dtype in _BYTES else accumulator_type(self.dtype)
         # Channels that are loaded as one 32-bit pair. No dot product applies: channels are not summed over.
         self.per_word = 2 if self.dtype == "bfloat16" and self.channels % 2 == 0 and not form.is_computed() else 1
         self.packed: dict[str, Operand] = {}
         self.load: Reader = form.readers(builder)[form.anchor.inputs[0]]
+        zero = form.inner.zero_points.get(form.anchor.inputs[0])
+        self.zero_point = zero and builder.bind(tirx.Cast(self.accumulator, GroupValues(form.inner, builder).read(zero, ())))
 
     def emit(self) -> int:
         """Write the loops; returns the convolution's floating-point operations."""
@@ -191,6 +203,7 @@ class Depthwise:
                 continue
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 x = tirx.Cast(self.accumulator, self.load((image, first + offset + lane, *rows, column)))
+                x = x - self.zero_point if self.zero_point is not None else x
                 product = x * tirx.Cast(self.accumulator, weights[base + offset + lane])
                 builder.store(sums[0], number * lanes + lane, sums[0][number * lanes + lane] + product)
 

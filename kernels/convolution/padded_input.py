@@ -17,7 +17,7 @@ from ..template.contract import Refusal
 from ..template.loops import accumulator_type
 from .channels_last_form import ChannelsLast
 
-_BITS = "uint16"  # type of bfloat16 numbers as bits
+BITS = "uint16"  # type of bfloat16 numbers as bits
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,15 @@ def padded_image(
     reaches: Sequence[int],
     *,
     k_pack: int = 1,
-    rounds: bool = False,
+    planes: str = "",
     fill: Expr = 0,
 ) -> Image | Refusal:
     """The anchor's input in place, or a zero-padded copy that begins `begins` positions before it in each dimension.
 
     Positions in [0, `reaches`) are read, counted from there. An element has `k_pack` neighbouring channels, as a 32-bit pair; an
     odd number of channels is always copied, padded with a zero (targets with AVX512_BF16 only). An input with a prologue must be
-    copied. With `rounds` the input is always copied, NCHW in bfloat16. Padding is `fill`, an element of the copy.
+    copied. With `planes` the input is always copied, NCHW as elements of that type: "uint16" are bfloat16 numbers. Padding is
+    `fill`, an element of the copy.
     """
     name = form.anchor.inputs[0]
     kind, parameter = form.inner.types[name], form.operands.get(name, name)
@@ -62,9 +63,9 @@ def padded_image(
         kind = TensorType((kind.shape[0], kind.shape[1] // k_pack, *kind.shape[2:]), "int32")
     extents = kind.shape[2:]
     is_last = name in form.operands
-    if rounds:
-        staged = Image(builder.workspace(prod(kind.shape[:2]) * prod(reaches), _BITS), _strides(kind.shape[1], reaches, False))
-        _Copy(builder, form, None, staged.buffer, kind.shape, _BITS, False, begins, reaches).emit()
+    if planes:
+        staged = Image(builder.workspace(prod(kind.shape[:2]) * prod(reaches), planes), _strides(kind.shape[1], reaches, False))
+        _Copy(builder, form, None, staged.buffer, kind.shape, planes, False, begins, reaches, fill=fill).emit()
         return staged
     if not any(begins) and all(reach <= extent for reach, extent in zip(reaches, extents, strict=True)):
         if form.is_computed():
@@ -86,11 +87,11 @@ def _filled_image(
     name = form.anchor.inputs[0]
     kind = form.inner.types[name]
     images, channels = kind.shape[:2]
-    pitch = spread_pitch(channels + -channels % k_pack, np.dtype(_BITS).itemsize, builder.machine)
-    buffer = builder.workspace(images * pitch * prod(reaches), _BITS)
-    source = builder.parameter(form.operands[name], kind.elements, _BITS)
+    pitch = spread_pitch(channels + -channels % k_pack, np.dtype(BITS).itemsize, builder.machine)
+    buffer = builder.workspace(images * pitch * prod(reaches), BITS)
+    source = builder.parameter(form.operands[name], kind.elements, BITS)
     shape, begins, extents = _lines(kind.shape, begins, reaches)
-    _Copy(builder, form, source, buffer, shape, _BITS, True, begins, extents, zeros=pitch - channels).emit()
+    _Copy(builder, form, source, buffer, shape, BITS, True, begins, extents, zeros=pitch - channels).emit()
     return Image(buffer, _strides(pitch // k_pack, reaches, True), k_pack)
 
 
@@ -112,7 +113,7 @@ def _strides(channels: int, extents: Sequence[int], is_last: bool) -> tuple[int,
 class _Copy:
     """A zero-padded copy of images as elements of `dtype`, row by row.
 
-    `shape` may have one dimension of extent 1 more than the input. An NHWC input of `dtype` _BITS without prologue is copied bit
+    `shape` may have one dimension of extent 1 more than the input. An NHWC input of `dtype` BITS without prologue is copied bit
     by bit. In an NHWC copy (`is_last`) each position may have `zeros` more elements after its channels.
     """
 
@@ -185,9 +186,9 @@ class _Copy:
         def convert(value: Expr) -> Expr:
             if self.dtype == str(value.ty):
                 return value
-            if self.dtype != _BITS:
+            if self.dtype != BITS:
                 return tirx.Cast(self.dtype, value)
-            return tirx.reinterpret(_BITS, rounded(value, self.builder.name, has_instruction=self.builder.has_bfloat16))
+            return tirx.reinterpret(BITS, rounded(value, self.builder.name, has_instruction=self.builder.has_bfloat16))
 
         self.builder.vector_loop(count, lanes, lambda i: self.builder.store(self.target, base + i, convert(element(i))))
 

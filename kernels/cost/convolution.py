@@ -189,10 +189,10 @@ def pays_to_fill_pairs(one: Convolution, machine: Machine) -> bool:
     return channels_last_cycles(in_words(one, 2), machine) < channels_last_cycles(one, machine)
 
 
-def in_pairs_of_taps(one: Convolution) -> Convolution:
-    """The convolution whose elements are words of two neighbouring taps of a row, in a copy of the image as bfloat16."""
+def in_words_of_taps(one: Convolution, k_pack: int) -> Convolution:
+    """The convolution whose elements are words of `k_pack` neighbouring taps of a row, in a copy of the image."""
     height, width = one.kernel
-    return replace(one, kernel=(height, ceil(width / 2)), is_copied=True, k_pack=2)
+    return replace(one, kernel=(height, ceil(width / k_pack)), is_copied=True, k_pack=k_pack)
 
 
 def spread_pitch(elements: int, item_bytes: int, machine: Machine) -> int:

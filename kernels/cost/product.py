@@ -15,19 +15,16 @@ _BLOCK_SHARE = 0.5  # of L2 for a block of result rows, which the row part reads
 _MIN_BLOCK_ROWS = 32  # rows a thread from which on FMAs with a vector of weights take longer than loading it
 
 
-def product_estimate(
-    m: int, n: int, k: int, machine: Machine, *, k_pack: int = 1, batch: int = 1, unit: str = "fma", steps: int = 0
-) -> Estimate:
+def product_estimate(m: int, n: int, k: int, machine: Machine, *, k_pack: int = 1, batch: int = 1, unit: str = "fma") -> Estimate:
     """The estimate of `batch` products of m x k by k x n by the best register tile, `k_pack` neighbours along k at once.
 
-    `unit` makes them, each in the time of `steps` multiply-adds of float32: where that is 0, a dot product takes one, and all
-    else as many as there are neighbours.
+    `unit` makes them: multiply-adds as many as there are neighbours, all others one, where the core has them.
 
     Its bytes are those of float32 products by constant weights; `estimate.with_bytes` counts those of a group.
     """
     how = {"shifted_loads": False, "b_padded": True, "streams_b": True, "cuts_last": True}
     best = ranked_tiles(m, n, ceil(k / k_pack), machine, **how)[0]
-    item, steps = machine.item_bytes, steps or (1 if unit == "dot" and machine.dots else k_pack)
+    item, steps = machine.item_bytes, k_pack if unit == "fma" or not machine.dots else 1
     return Estimate(
         batch * best.cycles * steps,
         2 * batch * m * n * k,

@@ -59,7 +59,8 @@ def _estimate(merged: Group, target: Target) -> Estimate:
             body += one
         else:
             beside += one.cycles(machine) * merged.types[op.outputs[0]].elements / machine.lanes
-    if cut := choose_blocks(merged, Steps(machine.lanes, target.machine.lanes)):
+    cut = None if has_block_scales(merged) else choose_blocks(merged, Steps(machine.lanes, target.machine.lanes))
+    if cut is not None:
         cycles = prod(shape) / machine.lanes * body.cycles(machine) + cut.block_cycles(Steps(machine.lanes, target.machine.lanes))
     else:
         cycles = rows * (scalar_steps(inner, machine.lanes) * body.cycles(machine) + (_ROW_CYCLES if rows > 1 else 0.0))
@@ -77,11 +78,20 @@ def _build(group: Group, target: Target) -> BuiltKernel:
 
     work = prod(shape) * pointwise_cost(group)
     lanes = narrowest_lanes(builder, merged)
-    if not builder.is_grid and (cut := choose_blocks(merged, Steps(lanes, builder.lanes("float32")))):
+    if (
+        not builder.is_grid
+        and not has_block_scales(group)
+        and (cut := choose_blocks(merged, Steps(lanes, builder.lanes("float32"))))
+    ):
         map_blocks(builder, cut, lanes, work)
     else:
         map_elements(builder, shape, lanes, work, element)
     return finish("elementwise", builder, merged, flops=work, inplace=same_place_operands(group))
+
+
+def has_block_scales(group: Group) -> bool:
+    """Whether a DequantizeLinear has scales along an axis, or of blocks."""
+    return any(op.op_type == "DequantizeLinear" and group.types[op.inputs[1]].elements > 1 for op in group.ops)
 
 
 def _choices_as_bits(group: Group) -> Group:
@@ -95,8 +105,11 @@ def _choices_as_bits(group: Group) -> Group:
 def merge_dimensions(group: Group) -> Group:
     """The same group over fewer, longer dimensions, all values of one rank (at least 1).
 
-    Neighbouring dimensions merge when each value spans all of them or none, so that most groups become one flat loop.
+    Neighbouring dimensions merge when each value spans all of them or none, so that most groups become one flat loop. Scales of
+    blocks do neither: their groups stay as they are.
     """
+    if has_block_scales(group):
+        return group
     shape = group.types[group.outputs[0]].shape or (1,)
     padded = {name: (1,) * (len(shape) - len(kind.shape)) + kind.shape for name, kind in group.types.items()}
     runs: list[list[int]] = []

@@ -24,7 +24,7 @@ Inputs = list[Expr]  # None for an absent optional input, which only Clip has
 Scalar = Callable[["Element", Inputs], Expr]
 
 _NARROW_FLOATS = ("float16", "bfloat16")
-_OF_CODES = ("Cast", "IsInf", "IsNaN")  # operators on elements that are stored as a code (minifloats)
+_OF_CODES = ("Cast", "DequantizeLinear", "IsInf", "IsNaN")  # operators on elements that are stored as a code (minifloats)
 _FLOATS = ("float32", "float64", *_NARROW_FLOATS)
 
 

@@ -16,18 +16,17 @@ from ...runtime.target import Target
 
 # FMAs of vectors, dot products (VDPBF16PS, VPDPBUSD), the same in two steps for 16-bit integers (VPMADDWD), AMX tiles.
 Unit: TypeAlias = Literal["fma", "dot", "madd", "tile"]
-Granularity: TypeAlias = Literal["none", "tensor", "channel", "group"]  # what has a scale, and a zero point, of its own
+Granularity: TypeAlias = Literal["none", "tensor", "channel", "group"]  # what has a scale of its own
 _WORD_BITS = 32
 _CHAIN = 1024  # additions in a chain: more have over twice the error of ONNX Runtime's sums, which are made of blocks of k
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How an operand is stored: its type, and the scales and zero points that make real numbers of its elements."""
+    """How an operand is stored: its type, and the scales that make real numbers of its elements."""
 
     dtype: str
     scales: Granularity = "none"
-    has_zero_points: bool = False
     is_packed: bool = False  # as in TensorType
 
     @property
@@ -36,7 +35,7 @@ class Storage:
         return TensorType((), self.dtype, self.is_packed).bits
 
     def __str__(self) -> str:
-        return f" by {self.scales}" * (self.scales != "none") + " with zero points" * self.has_zero_points
+        return f" by {self.scales}" * (self.scales != "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +70,17 @@ class Format:
         return self.k_pack > 1 and self.a.bits * self.k_pack == _WORD_BITS
 
     def machine(self, machine: Machine) -> Machine:
-        """A core with the registers that are left for sums and factors."""
-        return replace(machine, registers=machine.registers - self.registers)
+        """A core as the format uses it: with the registers that are left for sums and factors, and, where these are integers,
+        with its operations in a cycle as multiply-adds and as dot products.
 
-    @property
-    def steps(self) -> int:
-        """Multiply-adds of float32 that take as long as one of this format: of integers alone, a product takes two instructions
-        and its sum a third; VPMADDWD takes half a word."""
-        return {"dot": 1, "madd": 2}.get(self.unit, self.k_pack if "float" in self.sums else 3 * self.k_pack)
+        VPDPBUSD is made where multiply-adds are, as often. VPMADDWD takes half a word. Of integers one by one a product takes two
+        instructions and its sum a third.
+        """
+        left = replace(machine, registers=machine.registers - self.registers)
+        if "float" in self.sums:
+            return left
+        rate = machine.multiply_adds / {"dot": 1, "madd": 2}.get(self.unit, 3)
+        return replace(left, multiply_adds=rate, dots=rate)
 
     def runs_on(self, target: Target) -> bool:
         """Whether the target has the format's instructions; GPUs have those with a k-pack of 1 only."""

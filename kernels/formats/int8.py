@@ -22,6 +22,7 @@ _DOT, _DOT_LANES = "tirx.prefuse_int8_dot", 16
 _DOT_FUNCTION = "prefuse_int8_dot"
 _MADD = "tirx.prefuse_int8_madd"
 _MADD_FUNCTION, _MADD_LANES = "prefuse_int8_madd", (8, 16)
+_WORD_FUNCTION = "prefuse_int8_word"
 _PURE = 1  # TVM's CallEffectKind of an operator without side effects
 _BYTES = 4  # of a word
 _SIGN_BITS = -0x7F7F7F80  # the highest bit of each byte of a word
@@ -31,11 +32,21 @@ def llvm_functions(target: Target) -> str:
     """The functions that kernels for a target call. Where its instructions are only imitated, so are they."""
     is_emulated = target.level == BFLOAT16_EMULATED
     has_words = target.has("avx512bw") and not is_emulated
-    madds = [_madd_function(8, "avx2.pmadd.wd"), _madd_function(16, "avx512.pmaddw.d.512") if has_words else _loose_madd(16)]
+    madds = [
+        _WORD_LOAD,
+        _madd_function(8, "avx2.pmadd.wd"),
+        _madd_function(16, "avx512.pmaddw.d.512") if has_words else _loose_madd(16),
+    ]
     if not target.has("avx512_vnni"):
         return "".join(madds)
     return "".join(madds) + (_loose_dot() if is_emulated else _DOT_INSTRUCTION)
 
+
+_WORD_LOAD = f"""
+define i32 @{_WORD_FUNCTION}(ptr %p) alwaysinline {{
+  %r = load i32, ptr %p, align 1
+  ret i32 %r
+}}"""
 
 _DOT_INSTRUCTION = f"""
 declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32>, <64 x i8>, <64 x i8>)
@@ -103,6 +114,11 @@ def _loose_madd(lanes: int) -> str:
 
 def _loose_dot() -> str:
     return _loose_function(_DOT_FUNCTION, _DOT_LANES)
+
+
+def word_at(buffer: Any, offset: Expr) -> Expr:
+    """The word of the four elements from `offset` on of a buffer of bytes, at any address."""
+    return tirx.call_pure_extern("int32", _WORD_FUNCTION, tirx.address_of(buffer[offset]))
 
 
 def dot(total: Expr, a: Expr, b: Expr) -> Expr:

@@ -37,8 +37,9 @@ class Group:
     `constants` are the inputs whose bytes never change; `literals` small constants whose values are known at compile time, and
     may be immediates in a kernel's code. `precision` bounds the errors of its results; `configuration` names tuned choices among
     the legal ones. With `is_on_branch` the result is added to a residual stream, so that its errors are a part of the sum only.
-    `formats`: the storage of operands with scales and zero points, which their types do not tell. `zero_points`: the names of
-    the scalars that anchors are to subtract from operands of 8 bits, by the names of those.
+    `formats`: the storage of operands with scales, which their types do not tell. `zero_points`: the names of
+    the scalars that anchors are to subtract from operands of 8 bits, by the names of those. `weights`: the DequantizeLinear of
+    constant operands that anchors read as integers, by the names of these.
     """
 
     ops: tuple[Op, ...]
@@ -52,6 +53,7 @@ class Group:
     is_on_branch: bool = False
     formats: Mapping[str, Storage] = field(default_factory=dict)
     zero_points: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, Op] = field(default_factory=dict)
 
     @cached_property
     def producers(self) -> dict[str, Op]:
@@ -91,12 +93,13 @@ class Group:
             for op in self.ops
         ]
         outputs = [number(name) for name in self.outputs]
+        zeros = [(number(name), number(zero)) for name, zero in self.zero_points.items()]
         facts = [
             (str(self.types[name]), self.formats.get(name), name in self.constants, _frozen(self.literals.get(name)))
             for name in numbers
             if name
         ]
-        return repr((ops, outputs, facts, self.precision, self.is_on_branch))
+        return repr((ops, outputs, sorted(zeros), facts, self.precision, self.is_on_branch))
 
     def value_order(self) -> dict[str, int]:
         """Names to the numbers that `key` gave them, so that a kernel built for an equal group can be bound to this one."""
@@ -105,6 +108,8 @@ class Group:
             for name in (*op.inputs, *op.outputs):
                 if name:
                     numbers.setdefault(name, len(numbers))
+        for zero in self.zero_points.values():
+            numbers.setdefault(zero, len(numbers))
         return numbers
 
     @property

@@ -109,6 +109,7 @@ class Template:
     that is empty. `has_surroundings`: it reads its operands through views and prologues and stores its result through views; else
     groups of its anchors with such operators are not for it. `has_prologue`: it computes a prologue of its first operand where it
     reads it. `reads_narrow`: it loads bfloat16 and float16 operands directly; it is shown the group without the Casts to float32.
+    `reads_weights`: it loads constant integers with scales directly; it is shown the group without their DequantizeLinear.
     """
 
     name: str
@@ -117,3 +118,4 @@ class Template:
     has_surroundings: bool = False
     reads_narrow: bool = False
     has_prologue: bool = False
+    reads_weights: bool = False

@@ -72,7 +72,11 @@ class GroupValues:
         names = op.inputs
         dtypes = [types[name].dtype if name else "" for name in names]
         shape = types[op.outputs[0]].shape
-        inputs = [self.read(name, broadcast_index(index, shape, types[name].shape)) if name else None for name in names]
+        places = [_scale_index(op, index, position, types[name].shape) if name else None for position, name in enumerate(names)]
+        inputs = [
+            None if not name else self.read(name, broadcast_index(index, shape, types[name].shape) if place is None else place)
+            for name, place in zip(names, places, strict=True)
+        ]
         dtype, builder = types[op.outputs[0]].dtype, self.builder
         return pointwise.apply(
             op,
@@ -85,6 +89,16 @@ class GroupValues:
             is_rough=self.group.tolerance.may_round,
             is_grid=builder.is_grid,
         )
+
+
+def _scale_index(op: Op, index: Index, position: int, shape: tuple[int, ...]) -> Index | None:
+    """Where a DequantizeLinear of scales along an axis, or of blocks, reads these; None for what broadcasts."""
+    if op.op_type != "DequantizeLinear" or position == 0 or not shape:
+        return None
+    axis, block = op.attribute("axis", 1) % len(index), op.attribute("block_size", 0)
+    if not block:
+        return (index[axis],) if len(shape) == 1 and shape != (1,) else None
+    return tuple(tirx.floordiv(i, block) if d == axis else i for d, i in enumerate(index))
 
 
 def source_offset(group: Group, name: str, index: tuple[int, ...]) -> int:
@@ -160,6 +174,23 @@ def read_narrow(group: Group) -> Group:
     )
     zeros = {op.inputs[0]: op.inputs[2] for op in widened.values() if len(op.inputs) > 2 and op.inputs[2]}
     return replace(group, ops=ops, zero_points={**group.zero_points, **zeros})
+
+
+def read_weights(group: Group) -> Group:
+    """The group without the DequantizeLinear of a product's constant right operand, whose kernel loads integers and scales as
+    they lie: `weights` of the group tells it."""
+    anchors = anchors_of(group)
+    if len(anchors) != 1 or anchors[0].op_type not in ("Gemm", "MatMul") or len(anchors[0].inputs) < 2:
+        return group
+    (anchor,) = anchors
+    scaling = group.producers.get(anchor.inputs[1])
+    if scaling is None or scaling.op_type != "DequantizeLinear" or scaling.inputs[0] not in group.constants:
+        return group
+    if group.reader_counts[anchor.inputs[1]] != 1:
+        return group
+    direct = replace(anchor, inputs=(anchor.inputs[0], scaling.inputs[0], *anchor.inputs[2:]))
+    ops = tuple(direct if op is anchor else op for op in group.ops if op is not scaling)
+    return replace(group, ops=ops, weights={scaling.inputs[0]: scaling})
 
 
 def surroundings(group: Group) -> tuple[Op, ...]:

@@ -7,6 +7,7 @@ order. `prefuse doctor --fit` measures what differs from machine to machine and 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import TypeGuard
 
 LINE_BYTES = 64  # of a cache line, on every processor that we compile for
 _KIB, _MIB = 1 << 10, 1 << 20
+_MOST_L3_OF_CORE = 16 * _MIB  # more than any core has of an L3 that all use, but for those of few cores and stacked caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,11 @@ class Machine:
     def lanes(self) -> int:
         """Numbers in a vector."""
         return max(self.vector_bytes // self.item_bytes, 1)
+
+    @property
+    def flops_per_second(self) -> float:
+        """Of multiply-adds of float32, two each, on one core."""
+        return 2 * self.multiply_adds * self.vector_bytes / 4 * self.ghz * 1e9
 
     def of_items(self, item_bytes: int) -> Machine:
         """The same core as it computes numbers of so many bytes, four at least."""
@@ -241,9 +248,16 @@ def core_of(cpu_model: str) -> str:
 
 
 def host_machine(cpu_model: str, lanes: int) -> Machine:
-    """The row of this machine's processor, with the sizes and ways of caches that its system tells."""
+    """The row of this machine's processor, with the sizes and ways of caches that its system tells.
+
+    Virtual machines are told all of an L3 that tens of cores of their host share; of it no more counts than `_MOST_L3_OF_CORE`
+    for each core that is there.
+    """
     machine = row(core_of(cpu_model), lanes)
-    found = system_caches()
+    found = dict(system_caches())
+    if "l3" in found:
+        size_bytes, ways = found["l3"]
+        found["l3"] = min(size_bytes, _MOST_L3_OF_CORE * (os.cpu_count() or 1)), ways
     return replace(
         machine,
         **{  # type: ignore[arg-type]

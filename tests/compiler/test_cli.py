@@ -342,6 +342,25 @@ def test_profile_tells_of_a_machine_that_changed(prefuse_cli: Terminal, model: P
     assert "differ by" not in prefuse_cli(*arguments)
 
 
+def test_profile_predicts_at_the_clock_of_the_run(prefuse_cli: Terminal, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that grants 0.8 of the clock that the row has makes everything 1.25 times as long."""
+    from prefuse.compiler.cli import profile
+    from prefuse.runtime.profile import Limits
+    from prefuse.runtime.target import Target
+
+    rate = Target.parse("cpu:avx2,machine=zen3").machine.flops_per_second
+    assert rate == 2 * 2 * 8 * 3.4e9
+    arguments = ("profile", model, "--runs", 1, "--target", "cpu:avx2,machine=zen3", "--threads", 2)
+    for speed, differs in ((0.8, True), (1.01, False)):
+        limits = Limits(2 * speed * rate, 30e9)
+        monkeypatch.setattr(profile, "measure", lambda net, limits=limits: limits)
+        assert ("at this run's clock (multiply-adds at 0.80 of the fitted rate)" in prefuse_cli(*arguments)) == differs
+        found = prefuse_cli.json(*arguments)
+        assert found["speed"] == pytest.approx(speed)
+        assert found["predicted_now_us"] == pytest.approx(found["predicted_us"] / speed)
+        assert found["predicted_us"] > 0
+
+
 def test_profile_compares_pipelines(prefuse_cli: Terminal, model: Path) -> None:
     arguments = ("profile", model, "--runs", 2, "--threads", 1, "--compare", "none")
     assert "steps of none" in prefuse_cli(*arguments)
@@ -400,6 +419,8 @@ def test_explain(prefuse_cli: Terminal, rejoined: Path) -> None:
         (["profile", "{model}", "--trace", "/no/such/folder/t.json"], 1, "give the path of a file"),
         (["profile", "{model}", "--target", "cuda:sm_90"], 1, "programs for cuda:sm_90 have no counters"),
         (["profile", "{model}", "--runs", "0"], 2, "--runs"),
+        (["predict", "x.prefuse"], 1, "predict needs a model"),
+        (["predict", "{model}", "--target", "cuda:sm_90"], 1, "is not estimated"),
     ],
 )
 def test_faults_of_questions(prefuse_cli: Terminal, model: Path, arguments: list[str], status: int, message: str) -> None:

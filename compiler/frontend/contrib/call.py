@@ -121,6 +121,12 @@ class Call:
         infer_node(node, self._model)
         return tuple(outputs)
 
+    def annotate(self, value: ir.Value, key: str, text: str) -> None:
+        """Say something of a node that was written, by what it makes, in its metadata."""
+        node = value.producer()
+        assert node in self._made
+        node.metadata_props[key] = text
+
     def like(self, value: ir.Value, number: float) -> ir.Value:
         """A scalar constant of the element type of `value`."""
         return self.constant(np.array(number, self.dtype(value).numpy()))

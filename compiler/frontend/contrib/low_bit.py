@@ -8,9 +8,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ...ir.constants import constant_tensor
+from ...ir.stored_weights import ROW_BITS
 from .activations import Results, add_all
 from .call import Call, RefusedNodeError
 
+_INT8_ROWS = 4  # the accuracy level at which rows may be rounded to int8; at all others they are float32 here
 _UNSIGNED = {2: ir.DataType.UINT2, 4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
 # The 16 numbers of bitsandbytes' formats: FP4, and the quantiles of the normal distribution (Dettmers et al., arXiv 2305.14314).
 _FP4 = (0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
@@ -27,13 +29,13 @@ def matmul_n_bits(call: Call) -> Results:
     bits, columns, depth = call.integer("bits", 4), call.integer("N"), call.integer("K")
     if call.integer("weight_prepacked", 0):
         raise RefusedNodeError("prepacked weights are not taken")
-    call.ignore("accuracy_level")  # of float32 nothing is lost
+    level = call.integer("accuracy_level", 0)
     block = call.integer("block_size")
     shape = columns, -(-depth // block)
-    weight = dequantized(call, call.input(1), call.input(2), call.optional(3), bits, shape, block)
-    if shape[1] * block != depth:
-        weight = call.op("Slice", weight, [0], [depth], [1])
+    weight = dequantized(call, call.input(1), call.input(2), call.optional(3), bits, shape, block, depth)
     product = call.op("MatMul", call.input(0), call.op("Transpose", weight, perm=[1, 0]))
+    if level == _INT8_ROWS:
+        call.annotate(product, ROW_BITS, "8")
     return (add_all(call, product, call.optional(5)),)
 
 
@@ -82,9 +84,17 @@ def gather_block_quantized(call: Call) -> Results:
 
 
 def dequantized(
-    call: Call, packed: ir.Value, scale: ir.Value, zero: ir.Value | None, bits: int, shape: tuple[int, ...], block: int
+    call: Call,
+    packed: ir.Value,
+    scale: ir.Value,
+    zero: ir.Value | None,
+    bits: int,
+    shape: tuple[int, ...],
+    block: int,
+    depth: int | None = None,
 ) -> ir.Value:
     """The weight [..., blocks * block] whose rows lie packed in bytes; `shape` is that of the scales [..., blocks].
+    With `depth` only so many columns of it.
 
     Zero points are floats, or integers packed along the blocks; those of rows of one block may be packed along the rows.
     """
@@ -97,7 +107,9 @@ def dequantized(
         blocks = call.op("Reshape", call.op("Cast", weight, to=int(call.dtype(scale))), [*shape, block])
         centred = call.op("Sub", blocks, call.op("Reshape", zero, [*shape, 1]))
         scaled = call.op("Mul", centred, call.op("Reshape", scale, [*shape, 1]))
-        return call.op("Reshape", scaled, [*shape[:-1], count])
+        whole = call.op("Reshape", scaled, [*shape[:-1], count])
+        return whole if depth in (None, count) else call.op("Slice", whole, [0], [depth], [-1])
+    weight = weight if depth in (None, count) else _first_columns(call, weight, depth)
     points = _zero_points(call, zero, bits, shape)
     return call.op("DequantizeLinear", weight, scale, points, axis=len(shape) - 1, block_size=block)
 
@@ -114,6 +126,16 @@ def _zero_points(call: Call, zero: ir.Value | None, bits: int, shape: tuple[int,
         return _retyped(call, zero, bits, shape)
     rows = call.known(zero, "zero_points").reshape(*along[:-1], -1)
     return call.constant(_unpacked(rows, bits)[..., : along[-1]].astype(kind.numpy()).reshape(shape))
+
+
+def _first_columns(call: Call, weight: ir.Value, count: int) -> ir.Value:
+    """The first columns of constant integers; nothing is read."""
+    tensor = constant_tensor(weight)
+    assert tensor is not None
+    shape = ir.Shape((*tensor.shape.numpy()[:-1], count))
+    return call.retyped(
+        ir.LazyTensor(lambda: ir.tensor(tensor.numpy()[..., :count], dtype=tensor.dtype), dtype=tensor.dtype, shape=shape)
+    )
 
 
 def _retyped(call: Call, value: ir.Value, bits: int, shape: tuple[int, ...]) -> ir.Value:

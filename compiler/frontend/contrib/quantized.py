@@ -96,12 +96,13 @@ def gemm(call: Call) -> Results:
         call.op("Transpose", call.input(position), perm=[1, 0]) if call.integer(name, 0) else call.input(position)
         for position, name in ((0, "transA"), (3, "transB"))
     )
-    product = call.op("MatMulInteger", a, b, call.input(2), call.input(5))
-    total = add_all(call, product, call.optional(6))
+    total = call.op("Cast", call.op("MatMulInteger", a, b, call.input(2), call.input(5)), to=_FLOAT)
+    bias = call.optional(6)
+    total = total if bias is None else call.op("Add", total, call.op("Cast", bias, to=_FLOAT))
     scale = call.op("Mul", call.input(1), call.input(4))
     alpha = call.number("alpha", 1.0)
     scale = scale if alpha == 1 else call.op("Mul", scale, call.like(scale, alpha))
-    y = call.op("Mul", call.op("Cast", total, to=_FLOAT), scale)
+    y = call.op("Mul", total, scale)
     return (y if call.optional(7) is None else _quantized(call, y, 7, call.input(0)),)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
-from prefuse.compiler.debugging import oracle
 from prefuse.compiler.debugging.oracle import BisectResult, Engine, bisect_pipeline, random_inputs, relative_error, run_model
+from prefuse.compiler.engines import onnxruntime_session
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.functions import fuse_into_function
 from prefuse.compiler.ir.printer import print_model
@@ -67,7 +67,7 @@ def test_weights_too_large_for_one_message(monkeypatch: pytest.MonkeyPatch) -> N
     model = model_of("main (float[2] x) => (y) <float[2] w = {1, 2}> { y = Add(x, w) }")
     inputs, before = random_inputs(model), print_model(model)
     expected = run_model(model, inputs)["y"]
-    monkeypatch.setattr(oracle, "_MAX_PROTO_BYTES", 1)
+    monkeypatch.setattr(onnxruntime_session, "_MAX_PROTO_BYTES", 1)
     assert np.array_equal(run_model(model, inputs)["y"], expected)
     assert print_model(model) == before
     assert isinstance(model.graph.initializers["w"].const_value, ir.TensorProtocol)

@@ -154,8 +154,7 @@ def test_a_file_that_is_not_there_is_an_error(path: Path) -> None:
 
 def test_options_tell_configurations_apart(path: Path) -> None:
     add_findings(path, HERE, {"p": FOUND})
-    arguments = {"target": "cpu:avx2,threads=3", "precision": "float32"}
-    plain, tuned = (str(parse_options(**arguments, extra={"tuning": tuning})) for tuning in (False, path))
+    plain, tuned = (str(parse_options("cpu:avx2,threads=3", "float32", {"tuning": tuning})) for tuning in (False, path))
     assert plain != tuned
     assert digest_of({"p": {"a": "1", "b": "2"}}) == digest_of({"p": {"b": "2", "a": "1"}})
     assert digest_of({"p": {"a": "1"}}) != digest_of({"p": {"a": "2"}})

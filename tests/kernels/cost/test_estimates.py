@@ -8,11 +8,12 @@ from math import inf
 import numpy as np
 import pytest
 from prefuse.kernels.codegen.builder import KernelBuilder
-from prefuse.kernels.cost.convolution import channels_last_tile
+from prefuse.kernels.cost.convolution import Convolution, channels_last_cycles, channels_last_tile, in_words
 from prefuse.kernels.cost.estimate import Estimate, floors
 from prefuse.kernels.cost.product import product_estimate
 from prefuse.kernels.cost.register_tile import ranked_tiles
 from prefuse.kernels.cost.strassen import strassen_choices
+from prefuse.kernels.formats.format import U8_DOT, U8_MADD, Format
 from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.registry import build_kernel, candidates
 from prefuse.kernels.template.contract import BuiltKernel
@@ -90,6 +91,18 @@ def test_pairs_are_multiplied_at_once_by_dot_products_alone() -> None:
     )
     assert dots.cycles < 0.6 * plain.cycles < 0.9 * pairs.cycles
     assert (plain.unit, pairs.unit, dots.unit) == ("fma", "fma", "dot")
+
+
+@pytest.mark.parametrize("machine", [row(name, 8) for name in names()], ids=lambda machine: machine.name)
+@pytest.mark.parametrize("form", [U8_DOT, U8_MADD], ids=lambda form: form.name)
+def test_products_of_bytes_take_as_long_in_a_convolution(form: Format, machine: Machine) -> None:
+    """Whatever dot products of bfloat16 the core has: a 1x1 window is a product."""
+    one = Convolution.of_dimensions((1, 1, 256, 128), (28, 28), (28, 28), (1, 1), (1, 1), (1, 1), has_pads=False, element_bytes=1)
+    core = form.machine(machine)
+    convolution = channels_last_cycles(in_words(one, form.k_pack), core)
+    plain = product_estimate(784, 128, 256, core, k_pack=form.k_pack, unit=form.unit).cycles
+    assert plain >= 784 * 128 * 64 * (2 if form is U8_MADD else 1) / (machine.multiply_adds * machine.lanes)
+    assert 0.9 * plain < convolution < 1.1 * plain
 
 
 def test_what_cannot_be_written_is_no_candidate() -> None:

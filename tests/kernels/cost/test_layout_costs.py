@@ -12,8 +12,8 @@ from prefuse.kernels.cost.convolution import (
     channels_last_cycles,
     channels_last_tile,
     channels_last_tiles,
-    in_pairs_of_taps,
     in_words,
+    in_words_of_taps,
     pays_to_fill_pairs,
     spread_pitch,
 )
@@ -72,8 +72,8 @@ def test_pairs_of_odd_channels_cost_a_copy() -> None:
     few, many, groups = (replace(points, outputs=16), replace(points, kernel=(3, 3), is_padded=True), replace(points, groups=2))
     assert [pays_to_fill_pairs(one, ZEN5) for one in (points, few, many, groups)] == [True, False, True, False]
     taps = [replace(many, inputs=inputs, kernel=(3, width)) for inputs, width in ((3, 3), (5, 3), (37, 2), (5, 5), (37, 1))]
-    assert [in_pairs_of_taps(one).depth <= in_words(one, 2).depth for one in taps] == [True, False, True, True, False]
-    assert channels_last_cycles(in_pairs_of_taps(taps[0]), ZEN5) < channels_last_cycles(taps[0], ZEN5)
+    assert [in_words_of_taps(one, 2).depth <= in_words(one, 2).depth for one in taps] == [True, False, True, True, False]
+    assert channels_last_cycles(in_words_of_taps(taps[0], 2), ZEN5) < channels_last_cycles(taps[0], ZEN5)
 
 
 def test_wide_tiles_of_short_sums() -> None:

@@ -85,20 +85,35 @@ def group_of_product() -> Group:
 def test_scales_make_another_kernel() -> None:
     """Groups of equal types whose operands are stored otherwise have another key, another problem, and no format yet."""
     bare = group_of_product()
-    scaled = replace(bare, formats={"x1": Storage("float32", "channel", has_zero_points=True)})
+    scaled = replace(bare, formats={"x1": Storage("float32", "channel")})
     assert bare.storage("x1") == Storage("float32")
     assert scaled.storage("x1").scales == "channel"
     assert bare.key() != scaled.key()
     assert problem_of(bare) != problem_of(scaled)
-    assert "float32[4,5] by channel with zero points" in problem_of(scaled)
+    assert "float32[4,5] by channel" in problem_of(scaled)
     for target, template, reason in (
         (AVX2, "matmul", "no product of float32"),
         (AMX, "matmul_tiles", "no product of float32 as float32 on the tile unit"),
-        (AVX2, "strassen_matmul", "reads operands without scales and zero points"),
+        (AVX2, "strassen_matmul", "reads operands without scales"),
     ):
         built = build_kernel(scaled, target)
         assert isinstance(built, tuple)
         assert (template, reason) in built
+
+
+def test_zero_points_make_another_kernel() -> None:
+    """Which operand has one counts, not what it is called."""
+    operands, result = (np.zeros((3, 4), np.uint8), np.zeros((4, 5), np.int8)), np.zeros((3, 5), np.int32)
+    bytes_alone = operator("MatMul", *operands, expected=[result], variables=[1]).group
+    types = {**bytes_alone.types, "z": TensorType((), "uint8"), "zero": TensorType((), "uint8")}
+    one, same, other = (
+        replace(bytes_alone, types=types, zero_points=zeros) for zeros in ({"x0": "z"}, {"x0": "zero"}, {"x1": "z"})
+    )
+    assert one.key() == same.key()
+    assert len({bytes_alone.key(), one.key(), other.key()}) == 3
+    assert "uint8[3,4] less a zero point" in problem_of(one) == problem_of(same)
+    assert len({problem_of(bytes_alone), problem_of(one), problem_of(other)}) == 3
+    assert (one.value_order()["z"], same.value_order()["zero"]) == (3, 3)
 
 
 def test_packed_types_are_stored_so() -> None:

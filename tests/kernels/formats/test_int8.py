@@ -61,18 +61,41 @@ def test_products(dtype: str, zero: int | None, level: str) -> None:
 def test_convolutions(dtype: str, zero: int | None, level: str) -> None:
     """Padding is zero, which stands as the zero point in memory."""
     cases = []
-    for channels, kernel, pad, stride, groups in (
-        (12, 1, 0, 1, 1),
-        (8, 3, 1, 1, 1),
-        (16, 3, 1, 2, 2),
-        (6, 3, 2, 1, 1),
-        (20, 5, 0, 2, 1),
-    ):
-        a, b = extremes(dtype, 2, channels, 9, 7), extremes("int8", 18, channels // groups, kernel, kernel)
-        padded = np.pad(a.astype(np.int64) - (zero or 0), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
-        windows = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
-        parts = zip(np.split(windows, groups, 1), np.split(b.astype(np.int64), groups), strict=True)
-        exact = np.concatenate([np.einsum("nchwij,ocij->nohw", part, w) for part, w in parts], 1)
-        one = case_of("Conv", a, b, zero, exact, pads=(pad,) * 4, strides=(stride,) * 2, group=groups)
+    for shape in SHAPES:
+        one = convolution_case(dtype, zero, *shape)
         cases += [one, channels_last(one, template="convolution_channels_last")]
     check(cases, target_of(level))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", None), ("uint8", 114), ("int8", 0), ("int8", -128)])
+def test_taps_as_words(dtype: str, zero: int | None, level: str) -> None:
+    """Channels that fill no words: neighbouring taps of a row do, of images in either layout."""
+    cases = []
+    for shape in ((3, 7, 3, 2, 1), (1, 5, 2, 1, 1), (2, 2, 0, 1, 1), (10, 3, 1, 1, 2), (7, 4, 2, 3, 1)):
+        one = convolution_case(dtype, zero, *shape)
+        cases += [channels_last(one, template="convolution_channels_last")]
+        cases += [channels_last(one, template="convolution_channels_last", keep_first=("a",))] if shape[0] == 3 else []
+    check(cases, target_of(level))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", None), ("uint8", 114), ("int8", None), ("int8", -128)])
+def test_depthwise(dtype: str, zero: int | None, level: str) -> None:
+    """Taps in the padding are skipped: they are the zero point."""
+    cases = [
+        channels_last(convolution_case(dtype, zero, *shape, outputs=shape[0]), template="convolution_channels_last")
+        for shape in ((18, 3, 1, 1, 18), (37, 3, 1, 2, 37), (5, 5, 2, 1, 5), (64, 2, 0, 1, 64))
+    ]
+    check(cases, target_of(level))
+
+
+def convolution_case(dtype: str, zero: int | None, channels: int, *window: int, outputs: int = 18) -> Case:
+    """A convolution of extremes with a window of (extent, padding, stride, groups)."""
+    kernel, pad, stride, groups = window
+    a, b = extremes(dtype, 2, channels, 9, 7), extremes("int8", outputs, channels // groups, kernel, kernel)
+    padded = np.pad(a.astype(np.int64) - (zero or 0), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
+    parts = zip(np.split(windows, groups, 1), np.split(b.astype(np.int64), groups), strict=True)
+    exact = np.concatenate([np.einsum("nchwij,ocij->nohw", part, w) for part, w in parts], 1)
+    return case_of("Conv", a, b, zero, exact, pads=(pad,) * 4, strides=(stride,) * 2, group=groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 from prefuse.compiler.ir.facts import infer_facts
-from prefuse.compiler.ir.residual_branches import convolutions_on_branches
+from prefuse.compiler.lowering.residual_branches import convolutions_on_branches
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.compiler.pipeline.pass_table import PASSES
 from prefuse.runtime.target import Target

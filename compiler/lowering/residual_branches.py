@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 
 import onnx_ir as ir
 
-from .functions import body_of, is_fused
+from ..ir.functions import body_of, is_fused
 
 _SAME = frozenset(["Cast", "Identity", "Reshape", "Transpose"])
 
