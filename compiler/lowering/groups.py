@@ -17,7 +17,7 @@ from ..ir.constants import constant_tensor
 from ..ir.facts import tensor_type
 from ..ir.functions import body_of, is_fused, metadata_of
 from ..ir.kinds import Kind, kind_of
-from ..ir.node_precision import most_exact, precision_in
+from ..ir.operand_formats import most_exact, precision_in
 from ..ir.stored_weights import ROW_BITS
 from .product_chains import precise_products
 from .residual_branches import convolutions_on_branches
