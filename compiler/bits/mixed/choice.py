@@ -17,6 +17,7 @@ RESOURCES: Mapping[Objective, str] = {"latency": "time", "size": "bytes"}
 
 Numbers: TypeAlias = Mapping[tuple[str, str], float]  # by unit and format
 _NO_TIME = 1e-3  # microseconds: what a step back costs at least, when steps are ranked
+_SURPRISE = 0.05  # of a unit's time: what it may take more than predicted before that counts
 _SAME = 1e-6  # relative: sizes within it are equal
 
 
@@ -47,6 +48,29 @@ class Table:
 
     def total_time_us(self, formats: Formats) -> float:
         return self.problem("latency", None).totals(formats)["time"]
+
+    def corrected(self, formats: Formats, measured_us: Mapping[str, float]) -> Table:
+        """The table with longer times for the units that took longer in a program of these formats than all that is known of
+        them, casts of what they make included: their kernels are others beside such neighbours."""
+        times = dict(self.time_us)
+        casts = self._cast_times(formats)
+        for name, form in formats.items():
+            more = measured_us.get(name, 0.0) - casts.get(name, 0.0) - self.time_us[name, form]
+            if name != REST and more > _SURPRISE * self.time_us[name, form]:
+                times[name, form] += more
+        return replace(self, time_us=times)
+
+    def _cast_times(self, formats: Formats) -> dict[str, float]:
+        """Microseconds of the casts of what each unit makes."""
+        found: dict[str, float] = {}
+        for cast in self.casts:
+            row = cast.costs["time"][self.choices[cast.maker].index(formats[cast.maker])]
+            forms = {
+                cast.forms(place, len(self.choices[reader]))[self.choices[reader].index(formats[reader])]
+                for place, reader in enumerate(cast.readers)
+            }
+            found[cast.maker] = found.get(cast.maker, 0.0) + sum(row[form] for form in forms)
+        return found
 
     def problem(self, objective: Objective, budget: float | None) -> Problem:
         """The assignment that is sought, with no more damage than `budget`."""

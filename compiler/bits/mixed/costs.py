@@ -32,10 +32,14 @@ Times = Mapping[tuple[str, str], float]  # microseconds by unit and format
 
 @dataclass(frozen=True)
 class StepOwners:
-    """Which units the steps of programs belong to, by the imported nodes that are in them."""
+    """Which units the steps of programs belong to, by the imported nodes that are in them.
+
+    `work` is of each unit, by which a step is divided that computes several.
+    """
 
     units: Mapping[str, str]  # the unit of an imported node
     readers: Mapping[str, tuple[str, ...]]  # of an imported node that is of no unit, the units that read it
+    work: Mapping[str, float]
 
     @staticmethod
     def of(model: ir.Model, units: Sequence[Unit]) -> StepOwners:
@@ -46,7 +50,7 @@ class StepOwners:
             found = dict.fromkeys(names[one] for value in node.outputs for one in value.consumers() if one in names)
             if node not in names and found:
                 readers |= dict.fromkeys(_origins(node), tuple(found))
-        return StepOwners(owners, readers)
+        return StepOwners(owners, readers, {unit.name: float(unit.weights.size) for unit in units})
 
     def owners(self, step: StepProfile) -> tuple[str, ...]:
         """The units that a step computes; without any, those whose operands it alone prepares: none for what is in `REST`."""
@@ -59,23 +63,28 @@ class StepOwners:
         """The units that read what a step of `REST` makes."""
         return tuple(dict.fromkeys(unit for name in step.group.nodes for unit in self.readers.get(name, ())))
 
+    def times_us(self, steps: Sequence[StepProfile]) -> dict[str, float]:
+        """Microseconds of units and of `REST` in one program."""
+        found: dict[str, float] = defaultdict(float)
+        for step in steps:
+            units = self.owners(step) or (REST,)
+            total = sum(self.work.get(name, 0.0) for name in units)
+            for name in units:
+                found[name] += step.time_us * (self.work[name] / total if total else 1 / len(units))
+        return found
+
 
 def unit_times(
-    owners: StepOwners,
-    work: Mapping[str, float],
-    choices: Mapping[str, tuple[str, ...]],
-    steps: Mapping[str, Sequence[StepProfile]],
-    rest: str,
+    owners: StepOwners, choices: Mapping[str, tuple[str, ...]], steps: Mapping[str, Sequence[StepProfile]], rest: str
 ) -> dict[tuple[str, str], float]:
     """Microseconds of each format of each unit, and of `REST`.
 
     Args:
-        work: of each unit, by which a step is divided that computes several.
         choices: the formats of each unit.
         steps: of the program of each format.
         rest: the format of `REST` in programs of integers.
     """
-    own = {form: _shared(row, owners, work) for form, row in steps.items()}
+    own = {form: owners.times_us(row) for form, row in steps.items()}
     beside = {form: _beside(row, owners) for form, row in steps.items()}
     times = {}
     for name, formats in choices.items():
@@ -84,17 +93,6 @@ def unit_times(
             if form in own:
                 times[name, form] = max(own[form][name] + more, 0.0)
     return times
-
-
-def _shared(steps: Sequence[StepProfile], owners: StepOwners, work: Mapping[str, float]) -> dict[str, float]:
-    """Microseconds of units and of `REST` in one program."""
-    found: dict[str, float] = defaultdict(float)
-    for step in steps:
-        units = owners.owners(step) or (REST,)
-        total = sum(work.get(name, 0.0) for name in units)
-        for name in units:
-            found[name] += step.time_us * (work[name] / total if total else 1 / len(units))
-    return found
 
 
 def _beside(steps: Sequence[StepProfile], owners: StepOwners) -> dict[str, float]:

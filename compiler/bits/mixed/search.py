@@ -32,6 +32,7 @@ Progress = Callable[[str, float], None]
 _AIM = 0.97  # of the error that is allowed: other inputs lose a little more or less
 _ENOUGH = 0.85  # of the damage that is allowed: what takes less is solved again, by what was measured of it
 _ROUNDS = 3  # of solving, the later ones by damages as they were measured
+_LONGER = 1.03  # times what was predicted of a program: what takes longer is solved again with the times of its steps
 _RECOVERIES = 4
 _FARTHER = 0.9  # each recovery leaves so much of the damage that would fit by what was measured
 _DAMAGE_BATCHES, _DAMAGE_SECONDS = 4, 10.0  # at most, and about: to measure damages with
@@ -94,6 +95,14 @@ def _calibrated(model: ir.Model, data: object | None, options: Options, progress
     return found, split
 
 
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A program and the microseconds of a call, when it was measured."""
+
+    trial: Trial
+    time_us: float
+
+
 @dataclass
 class _Search:
     """One search on its way."""
@@ -108,19 +117,22 @@ class _Search:
     choices: Mapping[str, tuple[str, ...]] = field(init=False)
     held_out: list[Batch] = field(init=False)
     bench: Bench = field(init=False)
+    owners: StepOwners = field(init=False)
 
     def __post_init__(self) -> None:
         legal = candidates(self.calibrated)
         self.pinned = self.request.plan.formats(self.calibrated.units, legal)
         self.choices = {name: (self.pinned[name],) if name in self.pinned else forms for name, forms in legal.items()}
         self.held_out = self.split.held_out()
+        self.owners = StepOwners.of(self.calibrated.model, self.calibrated.units)
         self.bench = Bench(self.calibrated, self.held_out, self.options, self.request.metric, self.drive, self.progress)
 
     def run(self, begin: float) -> Findings:
         uniforms = self._uniforms()
         profiles = self.bench.profiles(list(uniforms.values()), 0.45)
         table = self._table(uniforms, dict(zip(uniforms, profiles, strict=True)))
-        mixed = self._mixed(table)
+        timed = [_Timed(trial, profile.time_us) for trial, profile in zip(uniforms.values(), profiles, strict=True)]
+        table, mixed = self._mixed(table, min(timed, key=lambda one: one.time_us))
         programs = self._measured(list(uniforms.values()), mixed)
         best, reason = best_of([one for one, _ in programs], self.request.max_error, self.request.objective)
         trial = next(trial for one, trial in programs if one is best)
@@ -158,12 +170,10 @@ class _Search:
 
     def _table(self, uniforms: Mapping[str, Trial], profiles: Mapping[str, Profile]) -> Table:
         units = self.calibrated.units
-        owners = StepOwners.of(self.calibrated.model, units)
         rest = uniforms[next(iter(uniforms))].formats[REST]
         rest = self.options.precision if self.options.precision in profiles else rest
-        work = {unit.name: float(unit.weights.size) for unit in units}
         steps = {form: profile.steps for form, profile in profiles.items()}
-        times = unit_times(owners, work, self.choices, steps, rest)
+        times = unit_times(self.owners, self.choices, steps, rest)
         sizes = {(unit.name, form): weight_bytes(unit, form) for unit in units for form in self.choices[unit.name]}
         sizes |= {(REST, form): 0 for form in self.choices[REST]}
         metric = self.request.metric
@@ -200,8 +210,8 @@ class _Search:
 
     # Solving, measuring, recovering -----------------------------------------------------------------------------------
 
-    def _mixed(self, table: Table) -> list[Trial]:
-        """Programs of several formats, the later ones with what was learnt of those before."""
+    def _mixed(self, table: Table, reference: _Timed) -> tuple[Table, list[Trial]]:
+        """Programs of several formats, the later ones with what was learnt of those before; and the table with that."""
         metric, max_error = self.request.metric, self.request.max_error
         bound, scale = metric.damage(max_error * _AIM), 1.0
         tried: list[Trial] = []
@@ -210,13 +220,22 @@ class _Search:
             if any(trial.formats == formats for trial in self.bench.trials):
                 break
             tried.append(trial := self.bench.trial(f"mixed {number + 1}", formats, 0.65 + 0.08 * number))
-            damage = metric.damage(trial.error)
-            if _ENOUGH * bound <= damage <= metric.damage(max_error) or not table.total_damage(formats):
+            damage, predicted_us = metric.damage(trial.error), table.total_time_us(formats)
+            is_near = _ENOUGH * bound <= damage <= metric.damage(max_error) or not table.total_damage(formats)
+            table, time_us = self._corrected(table, trial, reference)
+            if is_near and (self.request.objective == "size" or time_us <= _LONGER * predicted_us):
                 break
-            scale = damage / table.total_damage(formats)
+            scale = damage / table.total_damage(formats) if table.total_damage(formats) else scale
         if tried and not any(trial.error <= max_error for trial in tried):
             tried += self._recovered(table, min(tried, key=lambda trial: trial.error), bound)
-        return tried
+        return table, tried
+
+    def _corrected(self, table: Table, trial: Trial, reference: _Timed) -> tuple[Table, float]:
+        """The table with what is learnt of a program's steps, and its microseconds, at the clock of when the table was made."""
+        profile, beside = self.bench.profiles([trial, reference.trial], 0.7)
+        drift = beside.time_us / reference.time_us
+        times = {name: time_us / drift for name, time_us in self.owners.times_us(profile.steps).items()}
+        return table.corrected(trial.formats, times), profile.time_us / drift
 
     def _recovered(self, table: Table, trial: Trial, bound: float) -> list[Trial]:
         """Programs with ever more units in formats that damage less, until one keeps the error."""

@@ -73,6 +73,17 @@ def test_formats_that_ruin_outputs_are_none() -> None:
     assert found.formats["b"] == "int8"
 
 
+def test_units_that_took_longer_are_corrected() -> None:
+    """By what is more than their time and casts; small surprises are noise, and shorter times those of other neighbours."""
+    cast = Cast("a", ("b",), {"time": ((0.0, 3.0), (3.0, 0.0))})
+    one = table((cast,), a=(10, 4, 1e-4), b=(10, 4, 1e-4), c=(10, 4, 1e-4), d=(10, 4, 1e-4))
+    formats = {"a": "float32-fast", "b": "int8", "c": "int8", "d": "int8", REST: "float32-fast"}
+    found = one.corrected(formats, {"a": 18.0, "b": 3.0, "c": 4.1, "d": 6.0, REST: 9.0})
+    changed = {pair: time_us for pair, time_us in found.time_us.items() if time_us != one.time_us[pair]}
+    assert changed == {("a", "float32-fast"): 15.0, ("d", "int8"): 6.0}
+    assert found.total_time_us(formats) == 18 + 4 + 4 + 6 + 1
+
+
 def test_recovery_takes_what_saves_most_damage_a_microsecond() -> None:
     one = table(cheap=(6, 5, 2e-4), dear=(60, 5, 3e-4), small=(6, 5, 1e-5))
     everything = dict.fromkeys(("cheap", "dear", "small"), "int8") | {REST: "float32-fast"}
