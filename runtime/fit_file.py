@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .errors import OptionError
+from .files.user_folder import user_folder
 from .measurement_file import MeasurementFile
-from .user_folder import user_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from .errors import OptionError
-from .user_folder import locked_file, replace_file
+from .files.user_folder import locked_file, replace_file
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...runtime.errors import OptionError
+from ...runtime.files.user_folder import user_folder
 from ...runtime.measurement_file import MeasurementFile
 from ...runtime.precision import Precision
 from ...runtime.target import Target, host_cpu_model
-from ...runtime.user_folder import user_folder
 from .digest import combine
 
 Configurations: TypeAlias = Mapping[str, Mapping[str, str]]  # of problems

@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from ...compiler.ir.assignments.node_precision import precision_in
+from ...compiler.ir.assignments.operand_formats import FORMATS, Format, Formats, assign_operand_formats
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import KEPT_FLOAT_KEY
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import static_shape
-from ...compiler.ir.node_precision import precision_in
-from ...compiler.ir.operand_formats import FORMATS, Format, Formats, assign_operand_formats
 from ...compiler.ir.opset_raise import OLDEST
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.stored_weights import reads_stored_weights

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from ...runtime.precision import PRECISIONS, Precision
+from ....runtime.precision import PRECISIONS, Precision
 
 PRECISION_KEY = "prefuse.precision"  # metadata of a node: its precision, as "float32-fast"
 _RISING: tuple[Precision, ...] = ("bfloat16", "float16", "float32-fast", "float32")
