@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
+from ..runtime.files.user_folder import user_folder
 from ..runtime.staged.staged_model import StagedModel
-from ..runtime.user_folder import user_folder
 from .frontend.pytree import is_tensor
 from .programs.builder import Builder, CompileModel, Progress
 from .programs.cache import ProgramCache

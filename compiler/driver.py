@@ -22,10 +22,10 @@ from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
 from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
+from .ir.assignments.node_precision import CHOICES_KEY
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import computing_names, inline_function, is_fused, original_names
-from .ir.operand_formats import CHOICES_KEY
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import GroupReader

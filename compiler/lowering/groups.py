@@ -12,12 +12,12 @@ import onnx_ir as ir
 from ...kernels.groups.group import Group, Op
 from ...runtime.precision import Precision
 from ...runtime.target import Target
+from ..ir.assignments.node_precision import most_exact, precision_in
 from ..ir.bounds import Bounded, bounded_of, trim_of
 from ..ir.constants import constant_tensor
 from ..ir.facts import tensor_type
 from ..ir.functions import body_of, is_fused, metadata_of
 from ..ir.kinds import Kind, kind_of
-from ..ir.operand_formats import most_exact, precision_in
 from ..ir.stored_weights import ROW_BITS
 from .product_chains import precise_products
 from .residual_branches import convolutions_on_branches

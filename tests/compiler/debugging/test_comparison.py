@@ -112,7 +112,7 @@ def test_pipelines_with_a_name() -> None:
 
 
 def test_the_limits_of_this_machine_are_plausible() -> None:
-    limits = measure_limits(Target.parse("cpu", threads=1))
+    limits = measure_limits(Target.parse("cpu:avx2", threads=1))
     assert 1e9 < limits.flops_per_second < 1e12
     assert 1e8 < limits.bytes_per_second < 1e12
     assert "1 thread:" in limits.method
