@@ -36,8 +36,8 @@ class AssignFormats(Pass):
     After:   y = MatMul(h as bfloat16, w as bfloat16)
 
     The assignment is metadata of the nodes (`compiler/ir/assignments/operand_formats.py`); place-casts acts on it, and no
-    number changes before. An assignment that was there is replaced. A node whose metadata name a precision has that in the place of the
-    program's.
+    number changes before. An assignment that was there is replaced. A node whose metadata name a precision has that in the
+    place of the program's.
 
     Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
     all products where the target multiplies the type no faster than float32. Recurrent operators get narrow weights: their kernel
