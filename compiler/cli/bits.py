@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...runtime.errors import OptionError
 from ..api import drive
 from ..bits.mixed.choice import OBJECTIVES
 from ..bits.mixed.drawing import check_installed, write_html, write_png
@@ -93,10 +92,6 @@ def command(
     plan = BitsPlan(plan.units, {**plan.overrides, **overrides})
     request = request_of(max_error, metric, objective, plan)
     options = parse_options(target, MIXED, {} if threads is None else {"threads": threads}, quantizes=True)
-    if missing := options.target.missing_features():
-        raise OptionError(
-            "target", f"this CPU lacks {', '.join(missing)}", "programs are measured: choose what this machine runs"
-        )
     progress = ConsoleProgress()
     try:
         found = search(concrete_model(model, shapes), calibration, options, request, drive, progress)

@@ -17,6 +17,7 @@ RESOURCES: Mapping[Objective, str] = {"latency": "time", "size": "bytes"}
 
 Numbers: TypeAlias = Mapping[tuple[str, str], float]  # by unit and format
 _NO_TIME = 1e-3  # microseconds: what a step back costs at least, when steps are ranked
+_NOISE = 0.01  # by which times of one run differ that are equal
 _SURPRISE = 0.05  # of a unit's time: what it may take more than predicted before that counts
 _SAME = 1e-6  # relative: sizes within it are equal
 
@@ -174,13 +175,16 @@ class Measured:
 def best_of(programs: Sequence[Measured], max_error: float, objective: Objective) -> tuple[Measured, str]:
     """The program to take of those that were measured in one run, and why.
 
-    It is the fastest (or smallest) within the budget; of equals a uniform one. Where none is within, the one of least error.
+    It is the fastest (or smallest) within the budget. Of those within 1% of its time a uniform one is taken, else that of least
+    error, as other inputs lose a little more or less. Where none is within the budget, it is the one of least error.
     """
     within = [one for one in programs if one.error <= max_error]
     if not within:
         least = min(programs, key=lambda one: (one.error, one.time_us))
         return least, f"no program keeps the error within {max_error:.3g}: the least that was reached is {least.error:.3g}"
-    best = min(within, key=lambda one: (*_rank(one, objective), not one.is_uniform))
+    first = min(within, key=lambda one: _rank(one, objective))
+    near = [one for one in within if _is_as_good(one, first, objective)]
+    best = min(near, key=lambda one: (not one.is_uniform, one.error))
     uniforms = [one for one in within if one.is_uniform]
     if not uniforms:
         return best, "no program of one format keeps the error within the budget"
@@ -195,6 +199,12 @@ def best_of(programs: Sequence[Measured], max_error: float, objective: Objective
         best,
         f"{rival.time_us / best.time_us:.2f} times as fast as {rival.name}, the fastest program of one format within the error",
     )
+
+
+def _is_as_good(one: Measured, other: Measured, objective: Objective) -> bool:
+    """Whether a program is as fast as another, but for what measurements differ by, or as small."""
+    is_as_fast = one.time_us <= (1 + _NOISE) * other.time_us
+    return is_as_fast and (objective == "latency" or one.size_bytes == other.size_bytes)
 
 
 def _rank(one: Measured, objective: Objective) -> tuple[float, ...]:

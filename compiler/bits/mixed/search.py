@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ....runtime.errors import OptionError
 from ...ir.assignments.node_precision import CHOICES_KEY
 from ...programs.builder import CompileModel
 from ...programs.options import Options
@@ -57,9 +58,12 @@ def search(
 
     Raises:
         InputError: the data do not fit the model, or there are none in them.
-        OptionError: the plan names units or formats that are not there.
+        OptionError: the plan names units or formats that are not there; or this machine could not run programs for the target.
         UnsupportedModelError: the model cannot be compiled into one program, or ONNX Runtime cannot run it.
     """
+    if missing := options.target.missing_features():
+        what = f"this CPU lacks {', '.join(missing)}, and formats are chosen by what is measured"
+        raise OptionError("target", what, "choose what this machine can run, or give a plan of all units as bits=")
     begin, tell = time.perf_counter(), progress or (lambda text, fraction: None)
     calibrated, split = _calibrated(model, data, options, tell)
     return _Search(calibrated, split, options, request, drive, tell).run(begin)

@@ -15,6 +15,7 @@ from prefuse.compiler.bits.mixed import drawing
 from prefuse.compiler.cli import cli
 from prefuse.runtime.errors import CompileError, OptionError
 from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.target import Target
 
 from ...quantization.models import batches, residual_network
 
@@ -95,6 +96,12 @@ def test_bad_arguments(model: Path, tmp_path: Path, arguments: list[str], messag
     given = ["--calibration", str(tmp_path / "data.npz"), *arguments]
     with pytest.raises(CompileError, match=message):
         CliRunner().invoke(cli, ["bits", str(model), *given], catch_exceptions=False)
+
+
+def test_targets_that_this_machine_cannot_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "missing_features", lambda self: ("avx512f",))
+    with pytest.raises(OptionError, match="this CPU lacks avx512f, and formats are chosen by what is measured"):
+        CliRunner().invoke(cli, ["bits", str(model)], catch_exceptions=False)
 
 
 def test_unknown_formats_are_wrong_usage(model: Path) -> None:

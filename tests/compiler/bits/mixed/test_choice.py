@@ -142,6 +142,15 @@ def test_a_uniform_program_is_taken_that_is_no_slower() -> None:
     assert best_of([mixed, program("bfloat16", 8e-3, 20, 7)], 1e-2, "size")[0].name == "bfloat16"
 
 
+def test_of_programs_that_are_as_fast_the_least_error() -> None:
+    """Within 1% of the fastest: one of one format first."""
+    fastest, exact, slower = program("mixed 1", 9.9e-3, 20), program("mixed 2", 8e-3, 20.1), program("mixed 3", 1e-3, 20.3)
+    assert best_of([fastest, exact, slower], 1e-2, "latency")[0] is exact
+    uniform = program("int8", 9.95e-3, 20.15)
+    assert best_of([fastest, exact, slower, uniform], 1e-2, "latency")[0] is uniform
+    assert best_of([fastest, exact, uniform], 9.92e-3, "latency")[0] is exact
+
+
 def test_impossible_budgets_end_with_the_least_error() -> None:
     best, reason = best_of([program("int8", 4e-2, 10), program("bfloat16", 8e-3, 20)], 1e-5, "latency")
     assert best.name == "bfloat16"

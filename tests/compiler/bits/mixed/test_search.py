@@ -60,7 +60,7 @@ def test_the_error_is_kept_and_nothing_of_one_format_is_better(make: Callable[[]
         assert one.is_kept
         assert one.error <= max_error
         within = [program for program in one.programs if program.error <= max_error]
-        assert one.chosen.time_us == min(program.time_us for program in within)
+        assert one.chosen.time_us <= 1.01 * min(program.time_us for program in within)
         assert any(program.is_uniform for program in within)
         assert set(one.formats) == {*(unit.name for unit in one.calibrated.units), REST}
         assert all(one.formats[name] in forms for name, forms in one.table.choices.items())
