@@ -11,7 +11,9 @@ from ...runtime.precision import PRECISIONS, WEIGHTS, Precision, Weights
 from ...runtime.target import Target
 from .tuning_database import Configurations, digest_of, known_configurations
 
-INT8 = "int8"  # a precision beside those of float programs
+INT8, MIXED = "int8", "mixed"  # precisions beside those of float programs
+QUANTIZATIONS = (INT8, MIXED)
+MIXED_OPTIONS = ("bits", "max_error", "metric", "objective")  # of precision="mixed", which parse_options leaves to others
 EXTRA_OPTIONS = ("pipeline", "profile", "random", "threads", "tuning", "weights")
 
 
@@ -44,7 +46,7 @@ class Options:
 
 
 def parse_options(target: str, precision: str, extra: Mapping[str, object], *, quantizes: bool = False) -> Options:
-    """Check what the user asked for. `quantizes`: the precision may be "int8", which the caller then sees to.
+    """Check what the user asked for. `quantizes`: the precision may be "int8" or "mixed", which the caller then sees to.
 
     Raises:
         OptionError: an unknown option, or a value that an option does not take.
@@ -61,7 +63,7 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object], *, q
     profile = _flag(extra, "profile", "say whether the program shall have counters")
     if pipeline is not None:
         pipeline = _check_pipeline(pipeline)
-    quantization = INT8 if quantizes and precision == INT8 else ""
+    quantization = next((one for one in QUANTIZATIONS if quantizes and precision == one), "")
     exactness = "float32" if quantization else parse_precision(precision)
     parsed = Target.parse(target, threads)
     if quantization:
@@ -89,7 +91,9 @@ def parse_precision(text: str) -> Precision:
             return known
     if text == INT8:
         raise OptionError("precision", "the model is not quantized here", "quantize it before: prefuse quantize MODEL")
-    raise OptionError("precision", f"unknown precision {text!r}", suggest(str(text), (*PRECISIONS, INT8)))
+    if text == MIXED:
+        raise OptionError("precision", "no formats are searched for here", "use prefuse.compile, or prefuse bits MODEL")
+    raise OptionError("precision", f"unknown precision {text!r}", suggest(str(text), (*PRECISIONS, *QUANTIZATIONS)))
 
 
 def parse_weights(wanted: object, target: Target) -> Weights | None:
@@ -118,7 +122,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
 
 
-_ARGUMENTS = ("args", "calibration", "kwargs", "target", "precision", "name", "cache", "progress")
+_ARGUMENTS = ("args", "calibration", "kwargs", "target", "precision", "name", "cache", "progress", *MIXED_OPTIONS)
 
 
 def _check_pipeline(pipeline: object) -> str:

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from ...compiler.ir.assignments.node_precision import precision_in
-from ...compiler.ir.assignments.operand_formats import FORMATS, Format, Formats, assign_operand_formats
+from ...compiler.ir.assignments.operand_formats import FORMATS, Format, Formats, assign_operand_formats, precision_in
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import KEPT_FLOAT_KEY
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
@@ -35,9 +34,9 @@ class AssignFormats(Pass):
     Before:  y = MatMul(h, w)
     After:   y = MatMul(h as bfloat16, w as bfloat16)
 
-    The assignment is metadata of the nodes (`compiler/ir/operand_formats.py`); place-casts acts on it, and no number changes
-    before. An assignment that was there is replaced. A node whose metadata name a precision (`compiler/ir/node_precision.py`) has
-    that in the place of the program's.
+    The assignment is metadata of the nodes (`compiler/ir/assignments/operand_formats.py`); place-casts acts on it, and no
+    number changes before. An assignment that was there is replaced. A node whose metadata name a precision has that in the place of the
+    program's.
 
     Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
     all products where the target multiplies the type no faster than float32. Recurrent operators get narrow weights: their kernel
