@@ -79,6 +79,15 @@ class TiledRows:
         self._group = self.blocks * LINES * self._pitch
         self._buffer = builder.workspace(groups * self._group, "uint16")
 
+    @property
+    def is_rough(self) -> bool:
+        """Whether what rows are rounded to is no more exact than bfloat16."""
+        return self.terms == 1
+
+    def finished(self, total: Expr, row: Expr, line: Expr) -> Expr:
+        """The product of a row by line `line`, over all directions, of the weights: the sum itself."""
+        return total
+
     def clear_rest(self) -> None:
         """Store zeros to the padding rows."""
         if rest := self.blocks * LINES - self.rows:

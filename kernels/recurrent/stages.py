@@ -16,6 +16,7 @@ from .cells import Cell, Stage
 from .operands import PackGates, RecurrentOperands
 from .products import GateTile, RowProduct, choose_gate_tile, row_format
 from .products_amx import GatePanels, TiledRows, TiledWeights, pays, terms_of
+from .quantized_rows import ByteProduct
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class StagePlan:
     """A stage, its rows of the state, register tiles, and weights packed in `panels` panels: `weights`, or `tiled` for AMX."""
 
     stage: Stage
-    rows: RowProduct | TiledRows
+    rows: RowProduct | ByteProduct | TiledRows
     tiles: GateTile
     panels: int
     near_bytes: int  # of L2
@@ -47,11 +48,6 @@ class StagePlan:
         """Whether a tile's input projection is prefetched: `share_bytes`, all of it, exceed L2."""
         return self.tiled is None and self.tiles.tile.rows > 1 and share_bytes > self.near_bytes
 
-    @property
-    def is_rough(self) -> bool:
-        """Whether rows are rounded to bfloat16, so that gates need no smaller error."""
-        return self.rows.terms == 1 if isinstance(self.rows, TiledRows) else self.rows.rounds
-
     def place_of(self, gate: int) -> tuple[int, int]:
         """The part of a panel that has a gate's sums, and the column there of its first unit."""
         part, position = divmod(self.stage.gates.index(gate), len(self.stage.gates) // self.tiles.parts)
@@ -61,6 +57,8 @@ class StagePlan:
 def plan_stage(operands: RecurrentOperands, cell: Cell, stage: Stage, unit: TileUnit | None, target: Target) -> StagePlan:
     """The plan of a stage on vectors, or by AMX where `unit` is given and faster."""
     gates, builder = stage.gates, operands.builder
+    if operands.is_quantized(operands.r):
+        return _plan_on_bytes(operands, cell, stage, target)
     terms = terms_of(operands.group, operands.x, operands.r, target)
     if unit is not None and pays(operands.batch, len(gates) * operands.hidden, operands.hidden, terms, target.machine):
         return _plan_on_tiles(operands, cell, stage, terms, unit)
@@ -75,6 +73,16 @@ def plan_stage(operands: RecurrentOperands, cell: Cell, stage: Stage, unit: Tile
     )
     weights = operands.weights(operands.r, PackGates(cell.gates, gates, tiles.units, number_format.k_pack, tiles.parts))
     return StagePlan(stage, rows, tiles, ceil(operands.hidden / tiles.units), target.machine.l2.size_bytes, weights)
+
+
+def _plan_on_bytes(operands: RecurrentOperands, cell: Cell, stage: Stage, target: Target) -> StagePlan:
+    """The plan of a stage by weights of int8 on vectors."""
+    rows = ByteProduct(operands, operands.r, operands.directions * operands.batch, target)
+    machine = rows.format.machine(machine_of(target, operands.dtype))
+    tiles = choose_gate_tile(operands.batch, len(stage.gates), operands.hidden, rows.steps, machine)
+    pack = PackGates(cell.gates, stage.gates, tiles.units, rows.format.k_pack, tiles.parts, joins_neighbours=True)
+    panels, near_bytes = ceil(operands.hidden / tiles.units), target.machine.l2.size_bytes
+    return StagePlan(stage, rows, tiles, panels, near_bytes, operands.weights(operands.r, pack))
 
 
 def _plan_on_tiles(operands: RecurrentOperands, cell: Cell, stage: Stage, terms: int, unit: TileUnit) -> StagePlan:
