@@ -26,6 +26,8 @@ from .programs.specialize import SpecializedModel
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from .quantization.units import UnitFormat
+
 
 def drive(model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None) -> None:
     """The real driver, imported at the first compilation: it needs TVM, which takes seconds to import."""
@@ -55,14 +57,15 @@ def compile_model(
     """
     checked = parse_options(target, precision, options, quantizes=True)
     if calibration is not None and not checked.quantization:
-        raise OptionError("calibration", f"data given for {precision}, which needs none", 'use precision="int8", or leave it out')
+        fix = 'use precision="int8" or "int8-rows", or leave it out'
+        raise OptionError("calibration", f"data given for {precision}, which needs none", fix)
     if name is not None and (not isinstance(name, str) or not name):
         raise OptionError("name", f"{name!r} is no name", "give a string, or leave it out")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise OptionError("kwargs", f"{kwargs!r} is no dictionary", "give the keyword inputs by name")
     builder = Builder(checked, name or _default_name(model), driver, open_cache(cache), reporter(progress))
     if checked.quantization:
-        builder = _quantizing(builder, calibration)
+        builder = quantizing(builder, calibration)
     inputs = None if args is None and not kwargs else (_as_tuple(args), dict(kwargs or {}))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
@@ -100,11 +103,12 @@ def _compile_imported(
     return compiled
 
 
-def _quantizing(builder: Builder, calibration: object | None) -> Builder:
-    """A builder that quantizes with this calibration data what it compiles. Raises InputError for what is no data."""
+def quantizing(builder: Builder, calibration: object | None) -> Builder:
+    """A builder that quantizes with this calibration data, if any, what it compiles. Raises InputError for what is no data."""
     from .quantization.uniform import UniformQuantizer
 
-    quantizer = UniformQuantizer(calibration, builder.options.target)
+    form: UnitFormat = "int8-rows" if builder.options.quantization == "int8-rows" else "int8"
+    quantizer = UniformQuantizer(calibration, builder.options.target, form)
     options = replace(builder.options, quantization=f"{builder.options.quantization} {quantizer.digest}")
     return replace(builder, options=options, quantize=quantizer)
 
@@ -127,12 +131,12 @@ def _import(model: object, builder: Builder) -> ir.Model:
 
 
 def build_graph(graph: ir.Model, builder: Builder) -> CompiledModel | StagedModel:
-    """The program of a graph with static inputs.
+    """The program of a graph with static inputs, quantized where the builder does that.
 
     Raises:
         CompileError: it cannot be compiled.
     """
-    return build(builder, graph_key(graph, builder), lambda: graph)
+    return build(builder, graph_key(graph, builder), lambda: builder.prepared(graph))
 
 
 def build(builder: Builder, key: str, model: Callable[[], ir.Model]) -> CompiledModel | StagedModel:

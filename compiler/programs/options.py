@@ -11,7 +11,8 @@ from ...runtime.precision import PRECISIONS, WEIGHTS, Precision, Weights
 from ...runtime.target import Target
 from .tuning_database import Configurations, digest_of, known_configurations
 
-INT8 = "int8"  # a precision beside those of float programs
+# Precisions beside those of float programs: ranges of tensors, from calibration data; ranges of rows, found while a program runs.
+QUANTIZED = ("int8", "int8-rows")
 EXTRA_OPTIONS = ("pipeline", "profile", "random", "threads", "tuning", "weights")
 
 
@@ -44,7 +45,7 @@ class Options:
 
 
 def parse_options(target: str, precision: str, extra: Mapping[str, object], *, quantizes: bool = False) -> Options:
-    """Check what the user asked for. `quantizes`: the precision may be "int8", which the caller then sees to.
+    """Check what the user asked for. `quantizes`: the precision may be of `QUANTIZED`, which the caller then sees to.
 
     Raises:
         OptionError: an unknown option, or a value that an option does not take.
@@ -61,7 +62,7 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object], *, q
     profile = _flag(extra, "profile", "say whether the program shall have counters")
     if pipeline is not None:
         pipeline = _check_pipeline(pipeline)
-    quantization = INT8 if quantizes and precision == INT8 else ""
+    quantization = precision if quantizes and precision in QUANTIZED else ""
     exactness = "float32" if quantization else parse_precision(precision)
     parsed = Target.parse(target, threads)
     if quantization:
@@ -87,9 +88,9 @@ def parse_precision(text: str) -> Precision:
     for known in PRECISIONS:
         if text == known:
             return known
-    if text == INT8:
+    if text in QUANTIZED:
         raise OptionError("precision", "the model is not quantized here", "quantize it before: prefuse quantize MODEL")
-    raise OptionError("precision", f"unknown precision {text!r}", suggest(str(text), (*PRECISIONS, INT8)))
+    raise OptionError("precision", f"unknown precision {text!r}", suggest(str(text), (*PRECISIONS, *QUANTIZED)))
 
 
 def parse_weights(wanted: object, target: Target) -> Weights | None:

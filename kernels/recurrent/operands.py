@@ -123,7 +123,7 @@ class RecurrentOperands:
         return name in self.group.weights
 
     def weights(self, name: str, pack: PackGates) -> Buffer:
-        """Packed weights: at compile time if they are constant, else by the kernel; int32 elements for a `k_pack` of more than 1."""
+        """Packed weights: at compile time if they are constant, else by the kernel; int32 elements for a `k_pack` above 1."""
         kind = pack.packed_type(self.group.types[name])
         if name not in self.group.constants:
             return self._stage(name, pack, kind)

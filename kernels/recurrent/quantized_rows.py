@@ -1,6 +1,6 @@
 """Products of a recurrence by weights of int8: each row of the input, or of a state, is rounded to uint8 by its own range.
 
-Row r is s * (q - z) for its numbers q of 0 to 255, with a scale s and a zero point z that are found when it is rounded; column c of
+Row r is s * (q - z) for its numbers q of 0 to 255, with a scale s and a zero point z that are found when it is rounded; a line of
 the weights is t * w. So the product is s * t * (sum of q * w - z * sum of w): the sums are those of integers, exact in 32 bits.
 Zero is exact, as least and greatest of a row include it. A row with NaN or an infinity has a scale of NaN.
 """
@@ -23,7 +23,6 @@ from ..template.contract import Operand
 from .operands import RecurrentOperands
 from .products import Element, pitch_of
 
-LONGEST_SUM = 65_000  # products of a uint8 and an int8 number that surely stay below 2^31
 _LEVELS = 255.0
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 _INFINITY, _SIZE = 0x7F800000, 0x7FFFFFFF  # of the bits of a float32: the least that is not finite; all but the sign
@@ -88,9 +87,8 @@ class QuantizedRows:
 
     def finished(self, total: Expr, row: Expr, line: Expr) -> Expr:
         """The float32 product of a row by line `line`, over all directions, of the weights: `total` is the sum of integers."""
-        sums, scale = self._line_sums(), self._line_scales()
-        centred = total - self._zeros[row] * sums[line]
-        return tirx.Cast("float32", centred) * (self._scales[row] * scale[line])
+        centred = total - self._zeros[row] * self._line_sums()[line]
+        return tirx.Cast("float32", centred) * (self._scales[row] * self._line_scale(line))
 
     def _line_sums(self) -> Buffer:
         key, pack = f"{self.weights}:sums", PackSums()
@@ -98,16 +96,17 @@ class QuantizedRows:
         self.operands.packed[key] = Operand(self.weights, pack)
         return self.builder.parameter(key, kind.elements, kind.dtype)
 
-    def _line_scales(self) -> Buffer:
-        name = self.operands.group.weights[self.weights].inputs[1]
-        return self.builder.parameter(name, self.operands.group.types[name].elements, "float32")
+    def _line_scale(self, line: Expr) -> Expr:
+        group, name = self.operands.group, self.operands.group.weights[self.weights].inputs[1]
+        if name not in group.inputs:  # the one of a single line is no operand
+            return tirx.const(float(group.literals[name].item()), "float32")
+        return self.builder.parameter(name, group.types[name].elements, "float32")[line]
 
     def _range(self, element: Element) -> tuple[Expr, Expr, Expr]:
         """The least and the greatest of a row's elements and zero, and whether all are finite."""
         builder, lanes = self.builder, self.builder.lanes("float32")
-        found = [
-            builder.local(lanes, kind, name) for kind, name in (("float32", "least"), ("float32", "most"), ("int32", "bits"))
-        ]
+        kinds = {"least": "float32", "most": "float32", "bits": "int32"}
+        found = [builder.local(lanes, kind, name) for name, kind in kinds.items()]
         joins = (tirx.min, tirx.max, tirx.max)
         for part in found:
             with builder.loop(lanes, "vectorized", "lane") as lane:

@@ -21,6 +21,7 @@ from ..codegen.builder import Buffer, Expr
 from ..cost.estimate import Estimate, with_bytes
 from ..cost.product import recurrence_cycles
 from ..expressions import pointwise
+from ..formats.format import LONGEST_SUM
 from ..groups.group import Group, Op
 from ..microkernels.amx_blocks import tile_chunks
 from ..microkernels.amx_packing import LINES
@@ -34,7 +35,7 @@ from .cells import HIDDEN, Activation, Cell, activations_of, cell_of
 from .operands import RecurrentOperands
 from .products import Element, RowProduct, pitch_of
 from .projection import project
-from .quantized_rows import LONGEST_SUM, ByteProduct
+from .quantized_rows import ByteProduct
 from .stages import StagePlan, plan_stage
 
 OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
@@ -108,8 +109,8 @@ class _Place:
 class _Unit:
     """Hidden unit `j` of a row of the batch: the `Unit` that a cell's arithmetic sees.
 
-    Offsets of the row's unit 0: `sums` in each of the finished tiles, `share` in the input projection, `line` in the states. `row`
-    is its number over all directions.
+    Offsets of the row's unit 0: `sums` in each of the finished tiles, `share` in the input projection, `line` in the states.
+    `row` is its number over all directions.
     """
 
     recurrence: _Recurrence

@@ -1,4 +1,4 @@
-"""Recurrences by weights of int8, whose rows are rounded to uint8: the first step against exact integers, many steps by their error.
+"""Recurrences by weights of int8, whose rows are rounded to uint8: the first step exactly, many steps by their error.
 
 A first step's rows are multiples of 1/128 with a range of 255 of them, so that they are rounded to themselves, whatever the last
 bits of their scale are.
@@ -46,9 +46,8 @@ def case(op: str, arrays: Arrays, expected: Sequence[np.ndarray], tolerance: flo
     for name in which:
         numbers, scale = quantized(held.pop(name))
         held |= {f"{name}_int8": numbers, f"{name}_scale": scale}
-        ops.append(
-            Op("DequantizeLinear", (f"{name}_int8", f"{name}_scale"), (name,), {"axis": 2, "block_size": numbers.shape[2]}, 22)
-        )
+        form = {"axis": 2, "block_size": numbers.shape[2]}
+        ops.append(Op("DequantizeLinear", (f"{name}_int8", f"{name}_scale"), (name,), form, 22))
     types = dict(plain.group.types)
     types |= {name: replace(types[name[0]], shape=a.shape, dtype=str(a.dtype)) for name, a in held.items() if name not in types}
     constants = frozenset(name for name in held if name[0] in "wrb")
@@ -129,10 +128,9 @@ def test_zeros_large_and_small_numbers() -> None:
 
 def test_same_bits_on_any_threads_and_again() -> None:
     def results(count: int) -> list[np.ndarray]:
-        cases = [
-            steps("GRU", without(operands("GRU", 3, 8, 7, 320, d), "lengths"), direction=n)
-            for d, n in ((1, "forward"), (2, "bidirectional"))
-        ]
+        ways = {"forward": 1, "bidirectional": 2}
+        many = {name: without(operands("GRU", 3, 8, 7, 320, number), "lengths") for name, number in ways.items()}
+        cases = [steps("GRU", arrays, direction=name) for name, arrays in many.items()]
         run(cases, target_of("avx512vnni", count))
         return [array for made in cases for array in made.got]
 
