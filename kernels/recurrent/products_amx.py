@@ -20,7 +20,7 @@ from ..codegen.builder import Expr, KernelBuilder, unravel
 from ..cost.amx import tile_step_cycles, vector_step_cycles
 from ..groups.group import Group
 from ..microkernels.amx_blocks import AmxMicroKernel, TileOperand, packed_operand, tile_chunks
-from ..microkernels.amx_packing import LINES, TERM_ELEMENTS, PackTiles, PanelLayout
+from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, PanelLayout
 from ..microkernels.amx_unit import DEPTH, ROWS, TileUnit, tile_unit
 from ..microkernels.bf16_split import split
 from ..microkernels.packed_gemm import Scratch
@@ -136,7 +136,7 @@ class TiledWeights:
 
     def multiply(self, group: Expr, block: Expr, panel: Expr, sums: Scratch) -> None:
         """Store the product of a group's block of rows with its panel to `sums`, 32 rows of 32 float32."""
-        size = self._steps * self.rows.terms * TERM_ELEMENTS // 2
+        size = self._steps * self.rows.terms * TERM_WORDS
         base = self.builder.bind((group * self.panels + panel) * size)
         b = packed_operand(self._buffer, base, self.rows.terms, words=True)
         has_short = self.rows.blocks > 1 and 0 < self.rows.rows % LINES <= ROWS
