@@ -55,9 +55,8 @@ def compile(
             most 2e-5, relative to the norm of each output; "bfloat16" and "float16", in which products read their operands;
             "int8", in which products by constant weights do, with ranges from `calibration`; "int8-rows", in which matrix
             products and recurrences do, with a range for each row that is found while the program runs (docs/quantization.md).
-        calibration: for "int8", batches of inputs like those of later calls: an iterable of mappings by name, tuples, or arrays,
-            or the path of an .npz file or of a folder of them. Without it random inputs are assumed, with a warning. "int8-rows"
-            needs none; with it convolutions, which have no rows, are quantized, too.
+        calibration: batches of inputs like those of later calls: an iterable of mappings by name, tuples, or arrays, or the path
+            of an .npz file or a folder. Without it "int8" warns and assumes random ones, "int8-rows" leaves convolutions float.
         name: what reports call the program.
         cache: whether compiled programs are kept on disk: True is $PREFUSE_CACHE or the platform's folder for caches.
         progress: True shows a bar; a function is called with the stage and the fraction done.

@@ -11,7 +11,7 @@ from math import prod
 
 import onnx_ir as ir
 
-from ...kernels.formats.format import LONGEST_SUM
+from ...runtime.precision import LONGEST_SUM
 from .constants import constant_tensor
 
 PRODUCTS = ("Gemm", "MatMul")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ...kernels.formats.format import LONGEST_SUM
+from ...runtime.precision import LONGEST_SUM
 from ..ir.constants import add_constant, constant_array, constant_tensor
 from ..ir.facts import infer_node
 from ..ir.matching import static_shape

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ...kernels.formats.format import LONGEST_SUM
+from ...runtime.precision import LONGEST_SUM
 from ..ir.constants import constant_array, constant_tensor
 from ..ir.matching import input_at, rank_of, static_shape
 

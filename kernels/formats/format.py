@@ -18,7 +18,6 @@ from ...runtime.target import Target
 # TDPBUSD, TDPBSSD).
 Unit: TypeAlias = Literal["fma", "dot", "madd", "tile"]
 Granularity: TypeAlias = Literal["none", "tensor", "channel", "group"]  # what has a scale of its own
-LONGEST_SUM = 65_000  # products of a uint8 and an int8 number that surely stay below 2^31
 _WORD_BITS = 32
 _CHAIN = 1024  # additions in a chain: more have over twice the error of ONNX Runtime's sums, which are made of blocks of k
 

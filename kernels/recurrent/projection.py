@@ -13,8 +13,10 @@ from ..template.kernel import machine_of
 from .cells import Cell
 from .operands import PackGates, RecurrentOperands
 from .products import Element, RowProduct, row_format
-from .products_amx import Store, pays, project_on_tiles, terms_of
+from .products_amx import Store, TiledBytes, TiledRows, pays, project_on_tiles, terms_of
 from .quantized_rows import ByteProduct
+
+_BYTES_OF_WORD = 4
 
 
 def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, target: Target) -> Buffer:
@@ -26,9 +28,11 @@ def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, tar
         biased = value + _bias(operands, cell, direction, column) if operands.bias else value
         builder.store(projected, (direction * rows + m) * columns + column, biased)
 
-    terms = 0 if operands.is_quantized(operands.w) else terms_of(operands.group, operands.x, operands.w, target)
-    if pays(rows, columns, depth, terms, target.machine):
-        project_on_tiles(operands, terms, target, store)
+    terms = terms_of(operands.group, operands.x, operands.w, target)
+    if operands.is_quantized(operands.w) and target.has_tiles and pays(rows, columns, depth, 1, target.machine, _BYTES_OF_WORD):
+        project_on_tiles(operands, TiledBytes(operands, operands.w, 1, rows), target, store)
+    elif pays(rows, columns, depth, terms, target.machine):
+        project_on_tiles(operands, TiledRows(builder, 1, rows, depth, terms), target, store)
     else:
         _project_on_vectors(builder, operands, target, store)
     return projected

@@ -70,8 +70,12 @@ class QuantizedRows:
         builder = self.builder
         least, greatest, is_finite = self._range(element)
         nothing, level = tirx.const(0, "float32"), tirx.const(1 / _LEVELS, "float32")
-        step = tirx.max(greatest * level - least * level, tirx.const(_SMALLEST_SCALE, "float32"))
-        scale = builder.name(tirx.Select(is_finite, step, tirx.const(1, "float32")))
+        step = builder.name(greatest * level - least * level)
+        # A row of zeros, as states are before the first step, has the scale 1: products of subnormal scales are slow.
+        is_usual = tirx.And(is_finite, step > nothing)
+        scale = builder.name(
+            tirx.Select(is_usual, tirx.max(step, tirx.const(_SMALLEST_SCALE, "float32")), tirx.const(1, "float32"))
+        )
         inverse = builder.name(tirx.const(1, "float32") / scale)
         zero = builder.name(tirx.Select(is_finite, tirx.nearbyint(nothing - least * inverse), nothing))
         builder.store(self._scales, row, tirx.Select(is_finite, scale, tirx.const(float("nan"), "float32")))

@@ -16,16 +16,16 @@ from math import ceil, prod
 from tvm import tirx
 
 from ...runtime.plan import TensorType
+from ...runtime.precision import LONGEST_SUM
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr
 from ..cost.estimate import Estimate, with_bytes
 from ..cost.product import recurrence_cycles
 from ..expressions import pointwise
-from ..formats.format import LONGEST_SUM
 from ..groups.group import Group, Op
 from ..microkernels.amx_blocks import tile_chunks
 from ..microkernels.amx_packing import LINES
-from ..microkernels.amx_unit import tile_unit
+from ..microkernels.amx_unit import BF16_TILES, U8_TILES, tile_unit
 from ..microkernels.packed_gemm import Scratch
 from ..microkernels.register_tile import sum_tile
 from ..template.contract import BuiltKernel, Candidate, Refusal
@@ -185,7 +185,8 @@ class _Recurrence:
             self.projected = project(self.builder, operands, self.cell, self.target)
             for name in dict.fromkeys(name for stage in self.cell.stages for name in stage.writes):
                 self.states[name] = self.builder.workspace(self.size * (2 if name == HIDDEN else 1), dtype)
-            unit = tile_unit(self.builder, self.target) if self.target.has_tiles else None
+            product = U8_TILES if operands.is_quantized(operands.r) else BF16_TILES
+            unit = tile_unit(self.builder, self.target, product) if self.target.has_tiles else None
             plans = [plan_stage(operands, self.cell, stage, unit, self.target) for stage in self.cell.stages]
             self._set_initial_states()
             self._emit_steps(plans)

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from prefuse.kernels.groups.group import Op
+from prefuse.kernels.recurrent import products_amx, projection, stages
 from prefuse.kernels.registry import build_kernel
-from prefuse.runtime.target import Target
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.target import AMX_EMULATED, Target
 
 from ..harness import Case, check, run, target_of
 from .test_recurrent import GATES, Arrays, operands, runtime, without
@@ -148,3 +150,48 @@ def test_other_forms_are_refused() -> None:
     refused = build_kernel(replace(made.group, types=types), Target("cpu", "avx512", 1))
     assert isinstance(refused, tuple)
     assert any("not int8 with a scale for each line" in reason for _, reason in refused)
+
+
+@pytest.fixture
+def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products, too, for which vectors are faster."""
+    for module in (projection, stages):
+        monkeypatch.setattr(module, "pays", lambda *size: size[3] > 0)
+
+
+@pytest.mark.usefixtures("tiles_always")
+@pytest.mark.parametrize("op", GATES)
+def test_on_tiles(op: str) -> None:
+    """On the unit itself: batches of half a block, a whole one and a ragged second one; one of the two weights alone."""
+    both = operands(op, 4, 9, 5, 19, 2)
+    cases = [
+        first_step(op, 1, 1, 2),
+        first_step(op, 9, 7, 37, "bidirectional"),
+        first_step(op, 32, 64, 64, "reverse"),
+        first_step(op, 35, 70, 33, "bidirectional"),
+        first_step(op, 20, 70, 33, which="r"),
+        first_step(op, 20, 70, 33, which="w"),
+        steps(op, both, direction="bidirectional"),
+    ]
+    check(cases, target_of("amx"))
+
+
+@pytest.mark.usefixtures("tiles_always")
+@pytest.mark.parametrize("op", GATES)
+def test_loops_of_tiles_give_the_bits_of_vectors(op: str) -> None:
+    """Sums are exact; the projection of inputs is rounded after them in the same way."""
+    on_tiles, on_vectors = (first_step(op, 3, 9, 18) for _ in range(2))
+    kernel = build_kernel(on_tiles.group, Target("cpu", "amx", 1))
+    assert isinstance(kernel, BuiltKernel)
+    assert "tdpbusd" in str(kernel.function)
+    assert "tdpbf16ps" not in str(kernel.function)
+    run([on_tiles], target_of(AMX_EMULATED, 1))
+    run([on_vectors], target_of("avx512vnni", 1))
+    for got, expected in zip(on_tiles.got, on_vectors.got, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_a_single_row_is_left_to_vectors() -> None:
+    machine = Target("cpu", "amx", 2).machine
+    assert not products_amx.pays(1, 1536, 512, 1, machine, 4)
+    assert products_amx.pays(32, 1536, 512, 1, machine, 4)
