@@ -53,8 +53,7 @@ def compile(
             "cuda:sm_90", "rocm:gfx942" and the like, for which no GPU need be here.
         precision: "float32", whose error against float64 is at most twice that of ONNX Runtime in float32; "float32-fast", at
             most 2e-5, relative to the norm of each output; "bfloat16" and "float16", in which products read their operands;
-            "int8", in which products by constant weights do, with ranges from `calibration`; "int8-rows", in which matrix
-            products and recurrences do, with a range for each row that is found while the program runs (docs/quantization.md).
+            "int8" and "int8-rows", 8 bits by ranges of tensors from `calibration`, or of each row (docs/quantization.md).
         calibration: batches of inputs like those of later calls: an iterable of mappings by name, tuples, or arrays, or the path
             of an .npz file or a folder. Without it "int8" warns and assumes random ones, "int8-rows" leaves convolutions float.
         name: what reports call the program.
