@@ -352,15 +352,20 @@ class MatMulKernel:
         return store
 
     def _correction(self) -> Callable[[Expr, Expr, Expr], Expr]:
-        """What makes the sum of (a - z) * b, in the type that the epilogue reads, of that of a * b, for its matrix and column.
+        """What makes the sum of (a - z) * b, in the type that the epilogue reads, of that of a * b, for its matrix and column."""
+        kind = self.dtype if "float" in self.dtype and "int" in self.accumulator else self.accumulator
+        excess = self.excess()
+        return lambda batch, n, value: tirx.Cast(kind, value if excess is None else value - excess(batch, n))
+
+    def excess(self) -> Callable[[Expr, Expr], Expr] | None:
+        """How much the sum of a * b is more than that of (a - z) * b, for its matrix and column; None: they are equal.
 
         sum (a - z) b = sum a b - z sum b (Jacob et al.: Quantization and Training of Neural Networks for Efficient
         Integer-Arithmetic-Only Inference, CVPR 2018, 2.3); the sums of constant b are made at compile time.
         """
-        kind = self.dtype if "float" in self.dtype and "int" in self.accumulator else self.accumulator
         has_zero_point = self.a.name in self.group.zero_points
         if self.format.k_pack == 1 or not (has_zero_point or self.format.offset):
-            return lambda batch, n, value: tirx.Cast(kind, value)
+            return None
         b = self.b
         pack = PackSums(*b.layout())
         count = pack.packed_type(self.group.types[b.name]).elements
@@ -369,11 +374,7 @@ class MatMulKernel:
         zero = tirx.const(self.format.offset, "int32")
         if has_zero_point:
             zero = self.builder.bind(self._zero_point(self.a) + zero)
-
-        def corrected(batch: Expr, n: Expr, value: Expr) -> Expr:
-            return tirx.Cast(kind, value - zero * sums[b.matrix_of(self.batch, batch) * b.lines + n])
-
-        return corrected
+        return lambda batch, n: zero * sums[b.matrix_of(self.batch, batch) * b.lines + n]
 
     def _with_bias(self, index: Index, value: Expr) -> Expr:
         """alpha * value + beta * C for Gemm."""

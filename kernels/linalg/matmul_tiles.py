@@ -18,7 +18,7 @@ from ..cost.amx import tile_product_cycles
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..formats.format import formats_for
 from ..groups.group import Group, Op
-from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, packed_operand, tile_threads
+from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, begin_sums, packed_operand, tile_threads
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, StepPacker
 from ..microkernels.amx_unit import ROWS, tile_dot_of, tile_unit
 from ..microkernels.packed_gemm import Scratch
@@ -71,6 +71,11 @@ class AmxProduct(MatMulKernel):
         self.unit = tile_unit(self.builder, target, self.product)
         self.near_bytes = target.machine.l2.part_bytes(_NEAR_SHARE)
         self.blocks = AmxMicroKernel(self.builder, self.unit, (self.steps,), self.terms, halves)
+
+    def _correction(self) -> Callable[[Expr, Expr, Expr], Expr]:
+        """Only the conversion to what the epilogue reads: sums begin with what zero points take away."""
+        kind = self.dtype if "float" in self.dtype else self.product.sums
+        return lambda batch, n, value: tirx.Cast(kind, value)
 
     @property
     def flops(self) -> int:
@@ -234,10 +239,14 @@ class AmxProduct(MatMulKernel):
         builder, store = self.builder, self.store()
         is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
         panel = b(self.b.matrix_of(self.batch, batch), n)
-        self.blocks.multiply(a, panel, sums, is_short=is_short, then=self._next(panel, m) if prefetches else None)
         top, left, skipped = builder.bind(m * LINES), builder.bind(n * LINES), builder.bind(m * LINES - self._first_row(m))
         whole = self.b.lines % LINES == 0
         width = LINES if whole else builder.bind(tirx.min(self.b.lines - left, LINES))
+        excess, first = self.excess(), None
+        if excess is not None:
+            first = begin_sums(builder, sums, width, lambda c: -excess(batch, left + c))
+        then = self._next(panel, m) if prefetches else None
+        self.blocks.multiply(a, panel, sums, is_short=is_short, then=then, first=first)
         with builder.loop(builder.bind(tirx.min(self.a.lines - top, LINES)), name="row") as row:
             line, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
             lanes = builder.lanes("float32")
