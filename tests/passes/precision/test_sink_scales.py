@@ -65,7 +65,7 @@ def test_one_kernel_of_integers(op: str, dtype: str) -> None:
     assert len(products) == 1
     assert "quant" not in {kernel.template for kernel in net.plan.kernels}
     constants = sum(buffer.size_bytes for buffer in net.plan.buffers if buffer.space == "constants")
-    assert constants < 1.3 * weights.nbytes + 4096  # panels are filled up to whole tiles
+    assert constants < 2 * weights.nbytes + 4096  # panels are filled up to whole tiles, 64 deep and 32 wide on AMX; floats take 4
     x = rng.standard_normal(shape).astype(np.float32)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
