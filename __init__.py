@@ -52,11 +52,9 @@ def compile(
             "cuda:sm_90", "rocm:gfx942" and the like, for which no GPU need be here.
         precision: "float32", whose error against float64 is at most twice that of ONNX Runtime in float32; "float32-fast", at
             most 2e-5, relative to the norm of each output; "bfloat16" and "float16", in which products read their operands;
-            "int8" and "int8-rows", 8 bits by ranges of tensors from `calibration`, or of each row (docs/quantization.md);
-            "mixed", the formats that make the program best within an error (docs/bits.md).
+            "int8", "int8-rows", by ranges of tensors from `calibration`, or of rows (docs/quantization.md); "mixed" (docs/bits.md).
         calibration: batches of inputs like those of later calls: an iterable of mappings by name, tuples, or arrays, or the path
-            of an .npz file or a folder. "int8" and "mixed" warn without it, and assume random ones; "int8-rows" then leaves
-            convolutions float.
+            of an .npz file or folder. Without it "int8" and "mixed" assume random ones; "int8-rows" leaves convolutions float.
         name: what reports call the program.
         cache: whether compiled programs are kept on disk: True is $PREFUSE_CACHE or the platform's folder for caches.
         progress: True shows a bar; a function is called with the stage and the fraction done.
