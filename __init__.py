@@ -52,7 +52,7 @@ def compile(
             "cuda:sm_90", "rocm:gfx942" and the like, for which no GPU need be here.
         precision: "float32", whose error against float64 is at most twice that of ONNX Runtime in float32; "float32-fast", at
             most 2e-5, relative to the norm of each output; "bfloat16" and "float16", in which products read their operands;
-            "int8", "int8-rows", by ranges of tensors from `calibration`, or of rows (docs/quantization.md); "mixed" (docs/bits.md).
+            "int8", "int8-rows": ranges of tensors by `calibration`, or of rows (docs/quantization.md); "mixed" (docs/bits.md).
         calibration: batches of inputs like those of later calls: an iterable of mappings by name, tuples, or arrays, or the path
             of an .npz file or folder. Without it "int8" and "mixed" assume random ones; "int8-rows" leaves convolutions float.
         name: what reports call the program.

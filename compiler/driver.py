@@ -22,7 +22,7 @@ from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
 from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
-from .ir.assignments.operand_formats import CHOICES_KEY
+from .ir.assignments.node_precision import CHOICES_KEY
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import computing_names, inline_function, is_fused, original_names

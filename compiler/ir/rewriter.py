@@ -10,7 +10,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from .assignments.operand_formats import assign_precision, most_exact, precision_in
+from .assignments.node_precision import assign_precision, most_exact, precision_in
 from .cloning import copy_facts
 from .constants import constant_tensor
 from .facts import ORIGINS_KEY, SOURCE_KEY, infer_node, origins_of, source_of

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ...kernels.groups.group import Group, Op
 from ...runtime.precision import Precision
 from ...runtime.target import Target
-from ..ir.assignments.operand_formats import most_exact, precision_in
+from ..ir.assignments.node_precision import most_exact, precision_in
 from ..ir.bounds import Bounded, bounded_of, trim_of
 from ..ir.constants import constant_tensor
 from ..ir.facts import tensor_type

@@ -49,16 +49,22 @@ class Table:
     def total_time_us(self, formats: Formats) -> float:
         return self.problem("latency", None).totals(formats)["time"]
 
-    def corrected(self, formats: Formats, measured_us: Mapping[str, float]) -> Table:
-        """The table with longer times for the units that took longer in a program of these formats than all that is known of
-        them, casts of what they make included: their kernels are others beside such neighbours."""
-        times = dict(self.time_us)
+    def corrected(self, formats: Formats, units_us: Mapping[str, float], call_us: float) -> Table:
+        """The table with longer times for the units that took longer in a program of these formats (`units_us`) than all that is
+        known of them, casts of what they make included: their kernels are others beside such neighbours.
+
+        All together they are no longer than what the program (`call_us`) took beyond what was predicted: what single steps took
+        more than that is noise.
+        """
         casts = self._cast_times(formats)
+        surprises = {}
         for name, form in formats.items():
-            more = measured_us.get(name, 0.0) - casts.get(name, 0.0) - self.time_us[name, form]
+            more = units_us.get(name, 0.0) - casts.get(name, 0.0) - self.time_us[name, form]
             if name != REST and more > _SURPRISE * self.time_us[name, form]:
-                times[name, form] += more
-        return replace(self, time_us=times)
+                surprises[name, form] = more
+        left = max(call_us - self.total_time_us(formats), 0.0)
+        share = min(left / sum(surprises.values()), 1.0) if surprises else 0.0
+        return replace(self, time_us={pair: time_us + share * surprises.get(pair, 0.0) for pair, time_us in self.time_us.items()})
 
     def _cast_times(self, formats: Formats) -> dict[str, float]:
         """Microseconds of the casts of what each unit makes."""

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ....runtime.precision import Precision
 from ....runtime.report import size
-from ...ir.assignments.operand_formats import CHOICES_KEY
+from ...ir.assignments.node_precision import CHOICES_KEY
 from ...quantization.quantizer import Calibrated
 from ..solver import Solution
 from .choice import Measured, Objective, Table

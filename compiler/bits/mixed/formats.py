@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import onnx_ir as ir
 
 from ....runtime.precision import Precision
-from ...ir.assignments.operand_formats import assign_precision
+from ...ir.assignments.node_precision import assign_precision
 from ...quantization.quantizer import Calibrated
 from ...quantization.units import Unit, UnitFormat
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ....runtime.profile import Profile
-from ...ir.assignments.operand_formats import CHOICES_KEY
+from ...ir.assignments.node_precision import CHOICES_KEY
 from ...programs.builder import CompileModel
 from ...programs.options import Options
 from ...quantization.batches import Batch, Batches
@@ -26,7 +25,7 @@ from .costs import StepOwners, casts, unit_times
 from .findings import Findings
 from .formats import FORMATS, INDICATED, REST, Formats, candidates, placed, uniform, weight_bytes
 from .request import Request
-from .trials import Bench, Trial
+from .trials import Bench, Times, Trial
 
 Progress = Callable[[str, float], None]
 _AIM = 0.97  # of the error that is allowed: other inputs lose a little more or less
@@ -129,9 +128,9 @@ class _Search:
 
     def run(self, begin: float) -> Findings:
         uniforms = self._uniforms()
-        profiles = self.bench.profiles(list(uniforms.values()), 0.45)
-        table = self._table(uniforms, dict(zip(uniforms, profiles, strict=True)))
-        timed = [_Timed(trial, profile.time_us) for trial, profile in zip(uniforms.values(), profiles, strict=True)]
+        times = self.bench.times(list(uniforms.values()), 0.45)
+        table = self._table(uniforms, dict(zip(uniforms, times, strict=True)))
+        timed = [_Timed(trial, found.call_us) for trial, found in zip(uniforms.values(), times, strict=True)]
         table, mixed = self._mixed(table, min(timed, key=lambda one: one.time_us))
         programs = self._measured(list(uniforms.values()), mixed)
         best, reason = best_of([one for one, _ in programs], self.request.max_error, self.request.objective)
@@ -168,18 +167,18 @@ class _Search:
             for number, form in enumerate(offered)
         }
 
-    def _table(self, uniforms: Mapping[str, Trial], profiles: Mapping[str, Profile]) -> Table:
+    def _table(self, uniforms: Mapping[str, Trial], times: Mapping[str, Times]) -> Table:
         units = self.calibrated.units
         rest = uniforms[next(iter(uniforms))].formats[REST]
-        rest = self.options.precision if self.options.precision in profiles else rest
-        steps = {form: profile.steps for form, profile in profiles.items()}
-        times = unit_times(self.owners, self.choices, steps, rest)
+        rest = self.options.precision if self.options.precision in times else rest
+        steps = {form: found.steps for form, found in times.items()}
+        units_us = unit_times(self.owners, self.choices, steps, rest)
         sizes = {(unit.name, form): weight_bytes(unit, form) for unit in units for form in self.choices[unit.name]}
         sizes |= {(REST, form): 0 for form in self.choices[REST]}
         metric = self.request.metric
         measured = [Uniform(form, trial.formats, metric.damage(trial.error)) for form, trial in uniforms.items()]
         damages = scaled(self._damages(), measured, self.choices)
-        return Table(self.choices, times, sizes, damages, casts(units, self.choices, self.options.target))
+        return Table(self.choices, units_us, sizes, damages, casts(units, self.choices, self.options.target))
 
     def _damages(self) -> dict[tuple[str, str], float]:
         """Squared relative error of the outputs with each unit alone in each of its formats."""
@@ -232,10 +231,10 @@ class _Search:
 
     def _corrected(self, table: Table, trial: Trial, reference: _Timed) -> tuple[Table, float]:
         """The table with what is learnt of a program's steps, and its microseconds, at the clock of when the table was made."""
-        profile, beside = self.bench.profiles([trial, reference.trial], 0.7)
-        drift = beside.time_us / reference.time_us
-        times = {name: time_us / drift for name, time_us in self.owners.times_us(profile.steps).items()}
-        return table.corrected(trial.formats, times), profile.time_us / drift
+        found, beside = self.bench.times([trial, reference.trial], 0.7)
+        drift = beside.call_us / reference.time_us
+        units_us = {name: time_us / drift for name, time_us in self.owners.times_us(found.steps).items()}
+        return table.corrected(trial.formats, units_us, found.call_us / drift), found.call_us / drift
 
     def _recovered(self, table: Table, trial: Trial, bound: float) -> list[Trial]:
         """Programs with ever more units in formats that damage less, until one keeps the error."""
@@ -258,11 +257,11 @@ class _Search:
         if not any(one.error <= self.request.max_error for one in trials) and not self.pinned:
             exact = self.bench.trial(_EXACT, dict.fromkeys(self.choices, _EXACT), 0.9)
             uniforms, trials = [*uniforms, exact], [*trials, exact]
-        profiles = self.bench.profiles(trials, 0.92)
+        times = self.bench.times(trials, 0.92)
         is_uniform = {id(one) for one in uniforms}
         return [
-            (Measured(one.name, one.error, profile.time_us, one.size_bytes, id(one) in is_uniform), one)
-            for one, profile in zip(trials, profiles, strict=True)
+            (Measured(one.name, one.error, found.call_us, one.size_bytes, id(one) in is_uniform), one)
+            for one, found in zip(trials, times, strict=True)
         ]
 
     def _front(self, table: Table) -> tuple[Solution, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ....runtime.errors import UnsupportedModelError
 from ....runtime.executor import CompiledModel
-from ....runtime.profile import Profile, profile_in_turns
+from ....runtime.profile import Profile, StepProfile, profile_in_turns
 from ...programs.builder import CompileModel
 from ...programs.cache import build_uncached
 from ...programs.options import Options
@@ -24,6 +24,7 @@ Progress = Callable[[str, float], None]
 _SECONDS = 1.0  # of calls of each program that are timed
 _LEAST_CALLS, _MOST_CALLS = 10, 1000
 _PROBE_CALLS = 3
+_QUANTILE = 0.25
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,24 @@ class Trial:
     def size_bytes(self) -> int:
         """What its weights take."""
         return next((space.size_bytes for space in self.net.plan.spaces if space.name == "constants"), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What a program takes, in microseconds: a call, and each of its steps. Of several calls it is the lower quartile, as other
+    work on the machine makes them only longer."""
+
+    call_us: float
+    steps: tuple[StepProfile, ...]
+
+
+def times_of(profile: Profile) -> Times:
+    """Those of a profile."""
+    stamps = profile.stamps_ns
+    call_ns = float(np.quantile(stamps[:, -1] - stamps[:, 0], _QUANTILE))
+    steps_us = np.quantile(np.diff(stamps, axis=1), _QUANTILE, axis=0) / 1e3
+    steps = (replace(step, time_us=time_us) for step, time_us in zip(profile.steps, steps_us.tolist(), strict=True))
+    return Times(call_ns / 1e3, tuple(steps))
 
 
 class Bench:
@@ -89,13 +108,13 @@ class Bench:
             )
         return self._known[key]
 
-    def profiles(self, trials: Sequence[Trial], fraction: float) -> list[Profile]:
-        """The steps of programs over a second of calls each, some of each in turn."""
+    def times(self, trials: Sequence[Trial], fraction: float) -> list[Times]:
+        """What programs take, over a second of calls each, some of each in turn."""
         self._progress("measuring programs", fraction)
         batch: Mapping[str, object] = self._batches[0]
         slowest = max(trial.net.profile(runs=_PROBE_CALLS, **batch).time_us for trial in trials)
         calls = int(np.clip(_SECONDS * 1e6 / max(slowest, 1.0), _LEAST_CALLS, _MOST_CALLS))
-        return list(profile_in_turns([trial.net for trial in trials], batch, calls))
+        return list(map(times_of, profile_in_turns([trial.net for trial in trials], batch, calls)))
 
     def _compiled(self, name: str, formats: Formats) -> CompiledModel:
         model = placed(self._calibrated, formats, self._options.precision)

@@ -78,10 +78,15 @@ def test_units_that_took_longer_are_corrected() -> None:
     cast = Cast("a", ("b",), {"time": ((0.0, 3.0), (3.0, 0.0))})
     one = table((cast,), a=(10, 4, 1e-4), b=(10, 4, 1e-4), c=(10, 4, 1e-4), d=(10, 4, 1e-4))
     formats = {"a": "float32-fast", "b": "int8", "c": "int8", "d": "int8", REST: "float32-fast"}
-    found = one.corrected(formats, {"a": 18.0, "b": 3.0, "c": 4.1, "d": 6.0, REST: 9.0})
+    took = {"a": 18.0, "b": 3.0, "c": 4.1, "d": 6.0, REST: 9.0}
+    found = one.corrected(formats, took, 40.0)
     changed = {pair: time_us for pair, time_us in found.time_us.items() if time_us != one.time_us[pair]}
     assert changed == {("a", "float32-fast"): 15.0, ("d", "int8"): 6.0}
     assert found.total_time_us(formats) == 18 + 4 + 4 + 6 + 1
+    assert one.total_time_us(formats) == 26
+    halved = one.corrected(formats, took, 26 + (5 + 2) / 2)
+    assert halved.total_time_us(formats) == pytest.approx(26 + (5 + 2) / 2), "no more than the program took"
+    assert one.corrected(formats, took, 20.0) == one, "it was faster than predicted"
 
 
 def test_recovery_takes_what_saves_most_damage_a_microsecond() -> None:

@@ -8,13 +8,8 @@ import onnx_ir as ir
 import pytest
 from prefuse.compiler.driver import plan_model
 from prefuse.compiler.frontend.importer import import_model
-from prefuse.compiler.ir.assignments.operand_formats import (
-    PRECISION_KEY,
-    assign_precision,
-    most_exact,
-    operand_formats,
-    precision_in,
-)
+from prefuse.compiler.ir.assignments.node_precision import PRECISION_KEY, assign_precision, most_exact, precision_in
+from prefuse.compiler.ir.assignments.operand_formats import operand_formats
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.rewriter import copy_source
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
