@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 from onnxruntime import quantization
-from onnxruntime.quantization.shape_inference import quant_pre_process
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.compiler.pipeline.pass_table import PASSES
@@ -53,8 +52,8 @@ def _folded(task: Task) -> Path:
     if not path.exists():
         model = import_model(task.onnx_path)
         run_pipeline(model, parse_pipeline(_FOLDING, PASSES), Context(Target.parse("cpu")))
-        proto = ir.to_proto(model)
-        quant_pre_process(proto, str(path), skip_symbolic_shape=True)
+        ir.external_data.load_to_model(model)  # the tools move files that they cannot read then
+        path.write_bytes(ir.to_proto(model).SerializeToString())
     return path
 
 
