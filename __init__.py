@@ -52,10 +52,9 @@ def compile(
             "cuda:sm_90", "rocm:gfx942" and the like, for which no GPU need be here.
         precision: "float32", whose error against float64 is at most twice that of ONNX Runtime in float32; "float32-fast", at
             most 2e-5, relative to the norm of each output; "bfloat16" and "float16", in which products read their operands;
-            "int8", in which products by constant weights do, with ranges from `calibration` (docs/quantization.md); "mixed": each
-            of these products has the format that makes the program best within an error (docs/bits.md).
-        calibration: for these two, batches of inputs like those of later calls: an iterable of mappings by name, tuples, or
-            arrays, or the path of an .npz file or of a folder of them. Without it random ones are assumed, with a warning.
+            "int8", "int8-rows": ranges of tensors by `calibration`, or of rows (docs/quantization.md); "mixed" (docs/bits.md).
+        calibration: batches of inputs like those of later calls: an iterable of mappings by name, tuples, or arrays, or the path
+            of an .npz file or folder. Without it "int8" and "mixed" assume random ones; "int8-rows" leaves convolutions float.
         name: what reports call the program.
         cache: whether compiled programs are kept on disk: True is $PREFUSE_CACHE or the platform's folder for caches.
         progress: True shows a bar; a function is called with the stage and the fraction done.

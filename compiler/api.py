@@ -19,7 +19,7 @@ from .programs.builder import Builder, CompileModel, Progress
 from .programs.cache import ProgramCache
 from .programs.digest import model_digest
 from .programs.file_memory import FileMemory
-from .programs.options import MIXED, MIXED_OPTIONS, Options, parse_options
+from .programs.options import MIXED, MIXED_OPTIONS, QUANTIZATIONS, Options, parse_options
 from .programs.sources import GraphSource, ModuleSource
 from .programs.specialize import SpecializedModel
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from .bits.mixed.quantizer import MixedQuantizer
     from .quantization.uniform import UniformQuantizer
+    from .quantization.units import UnitFormat
 
 
 def drive(model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None) -> None:
@@ -59,7 +60,7 @@ def compile_model(
     mixed = {name: value for name, value in options.items() if name in MIXED_OPTIONS}
     checked = parse_options(target, precision, {name: options[name] for name in options.keys() - mixed}, quantizes=True)
     if calibration is not None and not checked.quantization:
-        fix = 'use precision="int8" or "mixed", or leave it out'
+        fix = f"use precision={', '.join(map(repr, QUANTIZATIONS))}, or leave it out"
         raise OptionError("calibration", f"data given for {precision}, which needs none", fix)
     if mixed and checked.quantization != MIXED:
         name_of, given = next(iter(mixed.items()))
@@ -70,7 +71,7 @@ def compile_model(
         raise OptionError("kwargs", f"{kwargs!r} is no dictionary", "give the keyword inputs by name")
     builder = Builder(checked, name or _default_name(model), driver, open_cache(cache), reporter(progress))
     if checked.quantization:
-        builder = _quantizing(builder, calibration, mixed)
+        builder = quantizing(builder, calibration, mixed)
     inputs = None if args is None and not kwargs else (_as_tuple(args), dict(kwargs or {}))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
@@ -108,8 +109,8 @@ def _compile_imported(
     return compiled
 
 
-def _quantizing(builder: Builder, calibration: object | None, mixed: Mapping[str, object]) -> Builder:
-    """A builder that quantizes with this calibration data what it compiles.
+def quantizing(builder: Builder, calibration: object | None, mixed: Mapping[str, object] | None = None) -> Builder:
+    """A builder that quantizes with this calibration data, if any, what it compiles; `mixed` are the options of mixed formats.
 
     Raises:
         InputError: it is no calibration data.
@@ -120,11 +121,12 @@ def _quantizing(builder: Builder, calibration: object | None, mixed: Mapping[str
         from .bits.mixed.quantizer import MixedQuantizer
         from .bits.mixed.request import request_of
 
-        quantizer = MixedQuantizer(calibration, builder.options, request_of(**mixed), builder.compile_model)
+        quantizer = MixedQuantizer(calibration, builder.options, request_of(**(mixed or {})), builder.compile_model)
     else:
         from .quantization.uniform import UniformQuantizer
 
-        quantizer = UniformQuantizer(calibration, builder.options.target)
+        form: UnitFormat = "int8-rows" if builder.options.quantization == "int8-rows" else "int8"
+        quantizer = UniformQuantizer(calibration, builder.options.target, form)
     options = replace(builder.options, quantization=f"{builder.options.quantization} {quantizer.digest}")
     return replace(builder, options=options, quantize=quantizer, is_for_shapes=builder.options.quantization == MIXED)
 
@@ -147,12 +149,12 @@ def _import(model: object, builder: Builder) -> ir.Model:
 
 
 def build_graph(graph: ir.Model, builder: Builder) -> CompiledModel | StagedModel:
-    """The program of a graph with static inputs.
+    """The program of a graph with static inputs, quantized where the builder does that.
 
     Raises:
         CompileError: it cannot be compiled.
     """
-    return build(builder, graph_key(graph, builder), lambda: graph)
+    return build(builder, graph_key(graph, builder), lambda: builder.prepared(graph))
 
 
 def build(builder: Builder, key: str, model: Callable[[], ir.Model]) -> CompiledModel | StagedModel:

@@ -90,7 +90,7 @@ def _build_depthwise(form: ChannelsLast, target: Target) -> BuiltKernel:
 @dataclass(frozen=True)
 class _Product:
     """The product of register tiles over lines of `rows` positions; `depth`: extents of the loops over k; `extents`: of the loops
-    around a tile; `prefetched`: what is prefetched, as of `_prefetched`."""
+    around a tile; `prefetched`: what is prefetched, as of `_prefetched`; `first_sums`: what sums begin with."""
 
     image: Image
     weights: Buffer
@@ -99,6 +99,7 @@ class _Product:
     rows: int
     extents: Mapping[str, int]
     prefetched: str
+    first_sums: Callable[[Expr, Expr], Expr] | None
 
 
 class _Convolution:
@@ -160,18 +161,22 @@ class _Convolution:
             return tirx.Cast(self.source.dtype, zero)
         return self.builder.bind((zero & tirx.const(255, "int32")) * tirx.const(_EACH_BYTE, "int32"))
 
-    def _correction(self) -> Callable[[Expr, Expr], Expr]:
-        """What makes the sums of elements less their zero point of sums of words, for their output channel (matmul.py)."""
+    def _first_sums(self, tile: int) -> Callable[[Expr, Expr], Expr] | None:
+        """What sums of words begin with, for their group and output channel of it, to be those of elements less their zero point
+        (matmul.py); None: nothing."""
         zero = self._zero_point()
         if self.format.k_pack == 1 or (zero is None and not self.format.offset):
-            return lambda channel, value: value
-        name, offset = self.anchor.inputs[1], tirx.const(self.format.offset, "int32")
-        zero = offset if zero is None else self.builder.bind(zero + offset)
+            return None
+        name, factor = self.anchor.inputs[1], tirx.const(-self.format.offset, "int32")
+        factor = factor if zero is None else self.builder.bind(factor - zero)
         kind = self.form.inner.types[name]
-        pack = PackSums(kind.shape, tuple(range(len(kind.shape))), 0, 1)
+        pack = PackSums(
+            (self.groups, kind.shape[0] // self.groups, *kind.shape[1:]), tuple(range(len(kind.shape) + 1)), 1, 1, tile
+        )
+        channels = pack.packed_type(kind).shape[1]
         self.packed[f"{name}/sums"] = Operand(name, pack)
-        sums = self.builder.parameter(f"{name}/sums", self.out_channels, "int32")
-        return lambda channel, value: value - zero * sums[channel]
+        sums = self.builder.parameter(f"{name}/sums", self.groups * channels, "int32")
+        return lambda group, channel: factor * sums[group * channels + channel]
 
     # The product ------------------------------------------------------------------------------------------------------
 
@@ -186,19 +191,18 @@ class _Convolution:
         lanes = builder.lanes(self.accumulator)
         words = prod(depth) if self.packs_taps else inputs  # pairs of taps: neighbouring windows share none
         machine, has_words = self.format.machine(machine_of(self.target, self.accumulator)), self.format.k_pack > 1
-        self.correct = self._correction()
         self.zero_point = self._zero_point() if self.format.k_pack == 1 else None
         pitch = (image.strides[-1] if self.is_last else words) * window.strides[-1]
         ranked = channels_last_tiles(rows, outputs, prod(depth), words, machine, pitch=pitch, pairs=has_words)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
-        weights = self._weights(tile.columns)
+        weights, first_sums = self._weights(tile.columns), self._first_sums(tile.columns)
         if not flops:
             return 0
         panels = -(-outputs // tile.columns)
         extents = {"image": images, "line": lines, "group": self.groups, "m": -(-rows // tile.rows), "n": panels}
         order = builder.choose("order", self._orders(prod(depth), outputs))
         product = _Product(
-            image, weights, tile, depth, rows, extents, self._prefetched(order, extents, prod(depth) * tile.columns)
+            image, weights, tile, depth, rows, extents, self._prefetched(order, extents, prod(depth) * tile.columns), first_sums
         )
         deal(
             builder,
@@ -244,9 +248,13 @@ class _Convolution:
         before, spans = self._panel_prefetch(product, panel, place), self._spans(lead, start, tile.rows)
         first = builder.bind(place["n"] * tile.columns)
         self._prefetch_epilogue(tile, number, lead, start, builder.bind(group * outputs + first))
-        sums = sum_tile(builder, tile, self.format, depth, a, b, before, spans)
+        first_sums = product.first_sums
+        begins = None if first_sums is None else lambda column: first_sums(group, first + column)
+        sums, place_of_sums = builder.aligned_local(tile.rows * tile.columns, self.accumulator, "tile")
+        sum_tile(builder, tile, self.format, depth, a, b, before, spans, into=(sums, place_of_sums), first=begins)
         with builder.loop(tile.rows, name="row") as row:
-            index, base = self._index(number, lead, builder.bind(start + row)), builder.bind(row * tile.columns)
+            index = self._index(number, lead, builder.bind(start + row))
+            base = builder.bind(row * tile.columns + place_of_sums)
             each_column(builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c]))
 
     def _prefetch_epilogue(self, tile: Tile, number: Expr, lead: Index, start: Expr, channel: Expr) -> None:
@@ -351,7 +359,6 @@ class _Convolution:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
         if bias:
             value = value + tirx.Cast(self.accumulator, GroupValues(self.form.inner, self.builder).read(bias, (channel,)))
-        value = self.correct(channel, value)
         number, *place = index
         dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
         self.form.store_epilogue(self.builder, (number, channel, *place), tirx.Cast(dtype, value))

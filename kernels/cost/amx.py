@@ -35,9 +35,10 @@ def _whole(extent: int, step: int) -> int:
     return ceil(extent / step) * step
 
 
-def tile_step_cycles(rows: int, columns: int, depth: int, terms: int, machine: Machine) -> float:
+def tile_step_cycles(rows: int, columns: int, depth: int, terms: int, machine: Machine, k_pack: int = 2) -> float:
     """Cycles of a recurrence's product of one step by AMX: weights come from L2 or L3, and A is packed at each step."""
-    return _blocks_cycles(rows, columns, depth, terms, machine) + rows * depth * terms / _SPLIT_ELEMENTS + rows * columns / 4
+    packed = rows * depth * terms / _SPLIT_ELEMENTS
+    return _blocks_cycles(rows, columns, depth, terms, machine, k_pack) + packed + rows * columns / 4
 
 
 def vector_step_cycles(rows: int, columns: int, depth: int, machine: Machine) -> float:

@@ -101,6 +101,7 @@ class TileProduct:
     `store(batch, m, r, c, value)`, the epilogue, gets the element of C at column c of row r of the plane; with `overlaps` it may
     be called more than once for an element.
     `shares_b`: neighbouring batches often have the same B. `panel(batch, number)`: a tile's packed panel of B, for prefetching.
+    `first(batch, column)`: what sums of a column of the plane begin with, also of those beyond the last that are read; None: 0.
     """
 
     batch: int
@@ -117,6 +118,7 @@ class TileProduct:
     shares_b: bool = False
     panel: Callable[[Expr, Expr], Panel] | None = None
     overlaps: bool = False
+    first: Callable[[Expr, Expr], Expr] | None = None
 
     @property
     def flops(self) -> int:
@@ -189,7 +191,8 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
     prefetches = tile.rows >= _PREFETCHING_ROWS and not builder.is_grid
     panel = product.panel(batch, n_tile) if product.panel is not None and prefetches else None
-    finished = builder.local(tile.rows * tile.columns, product.format.sums, "tile")
+    first = product.first
+    finished, base = builder.aligned_local(tile.rows * tile.columns, product.format.sums, "tile")
 
     def add_up(tile: Tile) -> None:
         sum_tile(
@@ -200,7 +203,8 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
             lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
             lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
             None if panel is None else lambda ks: panel.prefetch(builder, ks[0]),
-            into=(finished, 0),
+            into=(finished, base),
+            first=None if first is None else lambda column: first(batch, n_start + column),
         )
 
     if rest < tile.rows:
@@ -213,7 +217,7 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
     m_end = tirx.min(m_begin + tile.rows, product.m)
     with builder.loop(builder.bind(m_end - m_begin), name="row") as row:
         m = builder.bind(m_begin + row)
-        line = builder.bind((m - m_start) * tile.columns)
+        line = builder.bind((m - m_start) * tile.columns + base)
         for begin, end, r in _segments(builder, plane, n_begin, tile.columns):
             _emit_segment(builder, product, (batch, m, r), begin, end, finished, builder.bind(line - n_start))
 
@@ -228,15 +232,18 @@ def sum_tile(
     before: Callable[[Index], None] | None = None,
     spans: Mapping[int, tuple[Expr, Expr]] | None = None,
     into: tuple[Buffer, Expr] | None = None,
+    first: Callable[[Expr], Expr] | None = None,
 ) -> Buffer:
     """The micro-kernel: sums over k of a(row, ks) * b(column, ks), accumulated in registers.
 
     Returns an array of `tile.rows` x `tile.columns` sums, row-major, in L1 for the epilogue: that of `into` (buffer, first
     element) where given. `depth`: extents of the loops over k. `before(ks)` emits statements before the products of each k, such
-    as prefetches. `spans` restricts a loop over k, by its number, to iterations [begin, end). Sums of more products than the
-    format's longest chain are made of partial sums over blocks of k, for their error.
+    as prefetches. `spans` restricts a loop over k, by its number, to iterations [begin, end). Sums of a column begin with
+    `first(column)`, 0 where that is None. Sums of more products than the format's longest chain are made of partial sums over
+    blocks of k, for their error.
     """
     spans, dtype, longest = spans or {}, number_format.sums, number_format.longest_chain
+    begin = first or (lambda column: tirx.const(0, dtype))
     multiply_add = multiply_add_of(number_format)
     depth, joined = _in_blocks(depth, longest, spans)
     sums = builder.local(tile.rows * tile.columns, dtype, "acc")
@@ -244,33 +251,33 @@ def sum_tile(
     cells = [(row, row * tile.columns + v * tile.lanes, v * tile.lanes) for row, v in nest(range(tile.rows), range(tile.vectors))]
     kinds, outer = _loop_kinds(depth, len(cells), spans), _outer_loops(depth, longest)
 
-    def fill(to: Buffer, begin: Expr, element: Callable[[Expr], Expr]) -> None:
-        for _, at, _ in cells:
+    def fill(to: Buffer, origin: Expr, element: Callable[[Expr, Expr], Expr]) -> None:
+        for _, at, column in cells:
             with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-                builder.store(to, begin + at + lane, element(at + lane))
+                builder.store(to, origin + at + lane, element(at + lane, column + lane))
 
     def loop(stack: ExitStack, axes: range) -> Index:
         ks = []
         for axis in axes:
-            begin, end = spans.get(axis, (0, depth[axis]))
-            k = stack.enter_context(builder.loop(end - begin, kinds[axis], "k"))
-            ks.append(builder.bind(begin + k) if axis in spans else k)
+            low, high = spans.get(axis, (0, depth[axis]))
+            k = stack.enter_context(builder.loop(high - low, kinds[axis], "k"))
+            ks.append(builder.bind(low + k) if axis in spans else k)
         return tuple(ks)
 
     if outer:
-        fill(finished, base, lambda at: tirx.const(0, dtype))
+        fill(finished, base, lambda at, column: begin(column))
     with ExitStack() as blocks:
-        first = loop(blocks, range(outer))
-        fill(sums, 0, lambda at: tirx.const(0, dtype))
+        block = loop(blocks, range(outer))
+        fill(sums, 0, lambda at, column: tirx.const(0, dtype) if outer else begin(column))
         if prod(depth):
             with ExitStack() as loops:
-                ks = joined((*first, *loop(loops, range(outer, len(depth)))))
+                ks = joined((*block, *loop(loops, range(outer, len(depth)))))
                 if before is not None:
                     before(ks)
                 for row, at, column in cells:
                     with builder.loop(tile.lanes, "vectorized", "lane") as lane:
                         builder.store(sums, at + lane, multiply_add(sums[at + lane], a(row, ks), b(column + lane, ks)))
-        fill(finished, base, lambda at: finished[base + at] + sums[at] if outer else sums[at])
+        fill(finished, base, lambda at, column: finished[base + at] + sums[at] if outer else sums[at])
     return finished
 
 

@@ -17,11 +17,11 @@ from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import static_shape
 from ...compiler.ir.opset_raise import OLDEST
 from ...compiler.ir.rewriter import Rejection
-from ...compiler.ir.stored_weights import reads_stored_weights
+from ...compiler.ir.stored_weights import RECURRENT, reads_integers, reads_stored_weights
 from ...compiler.pipeline import Context, Pass
 from ..fusion.fuse_rows.columns import column_fault, is_by_column
 from .predictions import Predictions
-from .products import CONVOLUTIONS, RECURRENT, depth_of, is_constant, is_depthwise, is_narrow, multiply_adds, result_rows
+from .products import CONVOLUTIONS, depth_of, is_constant, is_depthwise, is_narrow, multiply_adds, result_rows
 
 _LARGEST_FLOAT16 = 65504.0
 _MOST_DIMENSIONS = 3  # spatial dimensions of kernels that load bfloat16 and float16 operands
@@ -101,7 +101,9 @@ class _Policy:
             fault = self._fault(node) if positions else ""
             wanted = self._worth_rounding(node) if positions and not fault else (0, 1)
         elif node.op_type in RECURRENT and not node.domain:
-            positions, fault, wanted = [1, 2], self._recurrent_fault(node), (1, 2)
+            stored = reads_integers(node)
+            positions, wanted = [position for position in (1, 2) if position not in stored], (1, 2)
+            fault = self._recurrent_fault(node) if positions else "its weights are integers"
         else:
             return {}
         if fault:
