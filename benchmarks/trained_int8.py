@@ -20,6 +20,7 @@ import onnx_ir as ir
 import prefuse
 from prefuse.compiler.frontend.dimensions import bind_dimensions
 from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.ir.constants import constant_tensor
 from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
 from prefuse.compiler.quantization.quantizer import calibrate
 from prefuse.runtime.executor import CompiledModel
@@ -191,7 +192,9 @@ def _row(
     model: str, name: str, measure: str, value: float, program: CompiledModel, times: Mapping[str, float], graph: ir.Model
 ) -> Row:
     sizes = {space.name: space.size_bytes for space in program.plan.spaces}
-    weights = sum(one.const_value.nbytes for one in graph.graph.initializers.values() if one.const_value is not None)
+    made = [value for node in graph.graph if node.op_type == "Constant" for value in node.outputs]
+    tensors = [constant_tensor(value) for value in (*graph.graph.initializers.values(), *made)]
+    weights = sum(one.nbytes for one in tensors if one is not None)
     return Row(model, name, measure, value, sizes.get("constants", 0), weights, times[name])
 
 
