@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,10 @@ def small_lenet(model: ir.Model, calibration: Sequence[Batch], threads: int) -> 
 
 def line_rows(threads: int, seconds: float) -> Iterator[Row]:
     """The recogniser of PP-OCRv4 in rapidocr-onnxruntime: the share of 100 rendered lines with the text that float32 reads."""
-    import rapidocr_onnxruntime
-
-    path = Path(rapidocr_onnxruntime.__file__).parent / "models" / "ch_PP-OCRv4_rec_infer.onnx"
-    model = import_model(path)
+    package = find_spec("rapidocr_onnxruntime")  # imported, it would want OpenCV
+    if package is None or package.origin is None:
+        raise click.UsageError("rapidocr-onnxruntime is not installed: pip install --no-deps rapidocr-onnxruntime")
+    model = import_model(Path(package.origin).parent / "models" / "ch_PP-OCRv4_rec_infer.onnx")
     (x,) = model.graph.inputs
     shape = (1, 3, _LINE_HEIGHT, _LINE_WIDTH)
     model = bind_dimensions(model, {str(x.name): shape})
