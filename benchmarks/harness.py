@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
@@ -75,11 +76,12 @@ class Settings:
     small: bool = False
     batch: int = 1
     seconds: float = 3.0
+    folder: Path | None = None  # where models and what engines make of them are kept for other runs
 
 
 def measure(model: str, settings: Settings, progress: Callable[[str], None]) -> Measurement:
     """Every engine on one model, in the order of `settings.engines`; `progress` is told what is being done."""
-    with TemporaryDirectory(prefix="prefuse-benchmark-") as folder:
+    with TemporaryDirectory(prefix="prefuse-benchmark-") if settings.folder is None else nullcontext(settings.folder) as folder:
         progress("export and float64 reference")
         task, exact = make_task(model, settings.small, settings.batch, settings.threads, Path(folder))
         results: dict[str, Result] = {}

@@ -111,7 +111,7 @@ TEMPLATES: tuple[Template, ...] = (
     _channels_last("transposed_convolution_channels_last", transposed_convolution_channels_last.plan, {"ConvTranspose"}),
     _channels_last("pooling_channels_last", pooling_channels_last.plan, pooling.OPERATORS),
     Template("convolution", convolution.plan, frozenset(["Conv", "ConvTranspose"]), has_prologue=True, reads_narrow=True),
-    Template("recurrent", recurrent.plan, recurrent.OPERATORS, reads_narrow=True),
+    Template("recurrent", recurrent.plan, recurrent.OPERATORS, reads_narrow=True, reads_weights=True),
     Template("linear_attention", at_floors(linear_attention.build, linear_attention.obstacle), linear_attention.OPERATORS),
     Template("selection", at_floors(selection.build, selection.obstacle), selection.OPERATORS),
     Template("suppression", at_floors(suppression.build, suppression.obstacle), suppression.OPERATORS),
@@ -211,7 +211,7 @@ def _templates_for(group: Group, target: Target) -> list[Template]:
 
 def _is_prologued(group: Group) -> bool:
     """Whether a group has a prologue beyond Casts of bfloat16 and float16 operands to float32."""
-    is_bare = not anchors_of(group) or any(map(has_epilogue_only, (group, read_narrow(group), read_weights(group))))
+    is_bare = not anchors_of(group) or any(map(has_epilogue_only, (group, read_narrow(group), read_weights(read_narrow(group)))))
     return not is_bare and has_prologue_and_epilogue_only(group)
 
 
@@ -219,7 +219,8 @@ def _plan(template: Template, group: Group, target: Target) -> Candidate | Refus
     """What a template would do for a group as it sees it."""
     if group.formats and template.name not in _READ_FORMATS:
         return Refusal("reads operands without scales")
-    seen = read_narrow(group) if template.reads_narrow else read_weights(group) if template.reads_weights else group
+    seen = read_narrow(group) if template.reads_narrow else group
+    seen = read_weights(seen) if template.reads_weights else seen
     is_bare = not anchors_of(group) or has_epilogue_only(seen)
     takes_prologue = template.has_prologue and _is_prologued(group)
     if not is_bare and not template.has_surroundings and not takes_prologue:

@@ -13,6 +13,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # What large weights of matrix products are stored as, with scales, while their rows stay float32.
 Weights: TypeAlias = Literal["int8", "int4"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+LONGEST_SUM = 65_000  # products of a uint8 and an int8 number that surely stay below 2^31
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,16 @@ ENGINES: dict[str, EngineSpec] = {
     "onnxruntime": EngineSpec("onnxruntime_cpu", "onnxruntime"),
     "openvino": EngineSpec("openvino_cpu", "openvino"),
     "openvino-bf16": EngineSpec("openvino_cpu", "openvino", "prepare_bfloat16"),
+    "prefuse-int8": EngineSpec("prefuse_int8", "prefuse"),
+    "prefuse-int8-plain": EngineSpec("prefuse_int8", "prefuse", "prepare_plain"),
+    "prefuse-int8-rows": EngineSpec("prefuse_int8", "prefuse", "prepare_rows"),
+    "openvino-int8": EngineSpec("openvino_int8", "nncf"),
+    "onnxruntime-int8": EngineSpec("onnxruntime_int8", "onnxruntime"),
+    "onnxruntime-int8-dynamic": EngineSpec("onnxruntime_int8", "onnxruntime", "prepare_dynamic"),
     "torch": EngineSpec("torch_eager", "torch"),
     "torch.compile": EngineSpec("torch_compile", "torch"),
     "torch.compile-bf16": EngineSpec("torch_compile", "torch", "prepare_bfloat16"),
 }
-DEFAULT_ENGINES = tuple(name for name in ENGINES if not name.startswith("prefuse-") and not name.endswith("-bf16"))
+INT8_ENGINES = tuple(name for name in ENGINES if "-int8" in name)
+_OTHERS = (*INT8_ENGINES, *(name for name in ENGINES if name.startswith("prefuse-") or name.endswith("-bf16")))
+DEFAULT_ENGINES = tuple(name for name in ENGINES if name not in _OTHERS)

@@ -18,10 +18,10 @@ from rich.table import Table
 
 from ...runtime.errors import InputError, InvalidModelError, OptionError
 from ...runtime.precision import PRECISIONS, WEIGHTS
-from ..api import build_graph, drive, open_cache
+from ..api import build_graph, drive, open_cache, quantizing
 from ..pipeline.progress import ConsoleProgress
 from ..programs.builder import Builder
-from ..programs.options import Options, parse_options
+from ..programs.options import QUANTIZED, Options, parse_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,6 +75,7 @@ class CompileArguments:
     database: Path | None = None
     no_tuning: bool = False
     weights: str | None = None
+    calibration: Path | None = None
 
     def options(self, *, profile: bool = False) -> Options:
         """Them as the compiler's options, for a program with counters if `profile`.
@@ -90,7 +91,12 @@ class CompileArguments:
             "tuning": False if self.no_tuning else self.database,
             "weights": self.weights,
         }
-        return parse_options(self.target, self.precision, {key: value for key, value in extra.items() if value is not None})
+        given = {key: value for key, value in extra.items() if value is not None}
+        options = parse_options(self.target, self.precision, given, quantizes=True)
+        if self.calibration is not None and not options.quantization:
+            what = f"data given for {self.precision}, which needs none"
+            raise OptionError("--calibration", what, f"use --precision {' or '.join(QUANTIZED)}, or leave it out")
+        return options
 
 
 _TARGET = click.option(
@@ -99,13 +105,19 @@ _TARGET = click.option(
     show_default=True,
     help="Compile for: cpu, cpu:avx2, cpu:avx512, cpu:avx512vnni, cpu:avx512bf16, cpu:amx, cuda, cuda:sm_90, rocm:gfx942.",
 )
+_EXACTNESS = (
+    "How exactly to compute: float32-fast allows errors of 2e-5 relative to the norm of an output; bfloat16 and float16 "
+    "store what matrix products read in that type"
+)
 PRECISION = click.option(
+    "--precision", type=click.Choice(PRECISIONS), default="float32", show_default=True, help=f"{_EXACTNESS}."
+)
+_ANY_PRECISION = click.option(
     "--precision",
-    type=click.Choice(PRECISIONS),
+    type=click.Choice((*PRECISIONS, *QUANTIZED)),
     default="float32",
     show_default=True,
-    help="How exactly to compute: float32-fast allows errors of 2e-5 relative to the norm of an output; bfloat16 and float16 "
-    "store what matrix products read in that type.",
+    help=f"{_EXACTNESS}; int8 multiplies 8-bit numbers by ranges of --calibration, int8-rows by those of each row.",
 )
 _PIPELINE = click.option(
     "--pipeline", help="The passes to run, such as canonicalize,fuse-epilogue{max-ops=4}; or default, or no-fusion."
@@ -118,7 +130,13 @@ DATABASE = click.option(
 THREADS = click.option("--threads", type=int, help="Threads of one call; all cores of this process if left out.")
 _COMPILE_OPTIONS = (
     _TARGET,
-    PRECISION,
+    _ANY_PRECISION,
+    click.option(
+        "--calibration",
+        type=click.Path(path_type=Path),
+        help="For int8, inputs like those that the model will see: an .npz file with an array for each input, or a folder of "
+        "such files.",
+    ),
     THREADS,
     click.option("--random", is_flag=True, help="Take a model that draws random numbers, whose calls differ."),
     _PIPELINE,
@@ -185,6 +203,8 @@ def compile_graph(
 ) -> CompiledModel | StagedModel:
     """Compile a graph as the command line asks, with a progress bar."""
     builder = Builder(arguments.options(profile=profile), name, drive, open_cache(not arguments.no_cache), ConsoleProgress())
+    if builder.options.quantization:
+        builder = quantizing(builder, arguments.calibration)
     with builder.reporting():
         return build_graph(graph, builder)
 

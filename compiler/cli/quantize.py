@@ -14,14 +14,16 @@ from ...runtime.target import Target
 from ..pipeline.progress import ConsoleProgress
 from ..quantization.batches import Batches
 from ..quantization.budget import HELD_OUT_EVERY, Outcome, Split, meet_budget
-from ..quantization.quantizer import ASSUMED, Calibrated, Settings, assumed_batches, calibrate
+from ..quantization.quantizer import ASSUMED, Calibrated, Settings, assumed_batches, calibrate, uncalibrated
 from ..quantization.ranges import RANGE_METHODS, RangeMethod
-from ..quantization.units import Unit
 from .common import JSON, MODEL, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, size_text, table, write_model
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from rich.table import Table
+
+
+ACTIVATIONS = ("static", "rows")
 
 
 @click.command("quantize")
@@ -35,7 +37,14 @@ if TYPE_CHECKING:
 )
 @click.option("--max-error", type=click.FloatRange(0, min_open=True), help="Greatest relative error of an output.")
 @click.option("--ranges", type=click.Choice(RANGE_METHODS), default="minmax", show_default=True, help="How ranges are chosen.")
-@click.option("--rows", is_flag=True, help="Matrix products take a range for each row, found while the program runs.")
+@click.option(
+    "--activations",
+    type=click.Choice(ACTIVATIONS),
+    default="static",
+    show_default=True,
+    help="static: one range a tensor, from --calibration; rows: matrix products take one for each row, found while the program "
+    "runs. Recurrences do so in any case, and convolutions never.",
+)
 @click.option("--no-smooth", is_flag=True, help="Leave the scales of activations where they are.")
 @SHAPES
 @JSON
@@ -45,7 +54,7 @@ def command(
     calibration: Path | None,
     max_error: float | None,
     ranges: RangeMethod,
-    rows: bool,
+    activations: str,
     no_smooth: bool,
     shapes: Shapes,
     as_json: bool,
@@ -64,10 +73,15 @@ def command(
     from ..frontend.importer import import_model
 
     graph = concrete_model(model, shapes) if shapes else import_model(model)
-    split = _split(graph, calibration)
+    split = _split(graph, calibration, needs_ranges=activations == "static")
     try:
-        calibrated = calibrate(graph, split, Target.parse("cpu"), Settings(ranges, not no_smooth), progress)
-        assignment = {**calibrated.uniform(), **(calibrated.uniform("int8-rows") if rows else {})}
+        target = Target.parse("cpu")
+        if calibration is None and activations == "rows":
+            calibrated = uncalibrated(graph, target)
+            assignment = calibrated.uniform("int8-rows")
+        else:
+            calibrated = calibrate(graph, split, target, Settings(ranges, not no_smooth), progress)
+            assignment = {**calibrated.uniform(), **(calibrated.uniform("int8-rows") if activations == "rows" else {})}
         outcome = meet_budget(calibrated, assignment, split.held_out(), max_error, progress)
     finally:
         progress("done", 1.0)
@@ -76,11 +90,12 @@ def command(
     show(as_json, _data(calibrated, outcome, split, path), *_parts(calibrated, outcome, split, max_error, path, seconds))
 
 
-def _split(graph: ir.Model, path: Path | None) -> Split:
+def _split(graph: ir.Model, path: Path | None, *, needs_ranges: bool) -> Split:
     """The batches of a file or folder; without one random ones, of which the user is told."""
     if path is not None:
         return Split(Batches(path, graph.graph.inputs))
-    click.echo(f"warning: {ASSUMED}: give --calibration", err=True)
+    measured = "no calibration data: the error is measured on random inputs, and convolutions stay float"
+    click.echo(f"warning: {ASSUMED if needs_ranges else measured}: give --calibration", err=True)
     return Split(assumed_batches(graph))
 
 
@@ -91,17 +106,24 @@ def _data(calibrated: Calibrated, outcome: Outcome, split: Split, path: Path) ->
         "uniform_error": outcome.uniform_error,
         "batches": split.count,
         "is_held_out": split.is_split,
-        "units": [_unit(calibrated, outcome, unit) for unit in calibrated.units],
+        "units": _units(calibrated, outcome),
     }
 
 
-def _unit(calibrated: Calibrated, outcome: Outcome, unit: Unit) -> dict[str, object]:
+def _units(calibrated: Calibrated, outcome: Outcome) -> list[dict[str, object]]:
+    """What became of products and recurrences, in the order of the model."""
+    quantizable = {unit.node for unit in calibrated.units} | set(calibrated.recurrences)
+    return [_unit(calibrated, outcome, node) for node in calibrated.model.graph if node in quantizable]
+
+
+def _unit(calibrated: Calibrated, outcome: Outcome, node: ir.Node) -> dict[str, object]:
+    name = str(node.name)
     return {
-        "name": unit.name,
-        "operator": unit.node.op_type,
-        "format": outcome.assignment.get(unit.name, "float32"),
-        "damage": outcome.damage.get(unit.name),
-        "reason": calibrated.left.get(unit.name, "too much damage" if unit.name in outcome.returned else ""),
+        "name": name,
+        "operator": node.op_type,
+        "format": outcome.assignment.get(name, "float32"),
+        "damage": outcome.damage.get(name),
+        "reason": calibrated.left.get(name, "too much damage" if name in outcome.returned else ""),
     }
 
 
@@ -109,7 +131,7 @@ def _parts(
     calibrated: Calibrated, outcome: Outcome, split: Split, max_error: float | None, path: Path, seconds: float
 ) -> Iterator[str | Table]:
     """What people are told."""
-    units = [_unit(calibrated, outcome, unit) for unit in calibrated.units]
+    units = _units(calibrated, outcome)
     rows = [(one["name"], one["operator"], one["format"], _damage(one["damage"]), one["reason"]) for one in units]
     yield table("Products by constant weights", ("name", "operator", "format", "error alone", "why"), rows)
     where = "held-out batches" if split.is_split else f"the batches it was calibrated with (give {HELD_OUT_EVERY} or more)"

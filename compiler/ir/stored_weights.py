@@ -1,6 +1,7 @@
 """Constant weights of products that lie as integers of 2, 4 or 8 bits with scales, and are multiplied as they lie.
 
-In the graph they are a DequantizeLinear of constants that one product alone reads as its right operand.
+In the graph they are a DequantizeLinear of constants that one product alone reads as its right operand, or one recurrence as the
+weights of its inputs or of its states.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from math import prod
 
 import onnx_ir as ir
 
+from ...runtime.precision import LONGEST_SUM
 from .constants import constant_tensor
 
 PRODUCTS = ("Gemm", "MatMul")
-ROW_BITS = "prefuse.row_bits"  # metadata of a product: 8 where its rows may be rounded to int8 by blocks
+RECURRENT = frozenset(["GRU", "LSTM", "RNN"])
+# Metadata of a product: 8 where its rows may be rounded to int8 by blocks. Of a recurrence: 8 where the rows of its inputs and of
+# its states may be rounded to uint8, each by its own range.
+ROW_BITS = "prefuse.row_bits"
+_RECURRENT_WEIGHTS = (1, 2)
 BITS: dict[ir.DataType, int] = {
     ir.DataType.INT2: 2,
     ir.DataType.UINT2: 2,
@@ -98,10 +104,36 @@ def is_stored_weights(node: ir.Node) -> bool:
     if len(readers) != 1 or (result.is_graph_output() and not isinstance(node.graph, ir.Function)):
         return False
     product, position = readers[0]
+    if product.op_type in RECURRENT and product.domain == "":
+        return position in _RECURRENT_WEIGHTS and not recurrent_fault(product, node)
     if product.op_type not in PRODUCTS or product.domain != "" or position != 1 or product_fault(product):
         return False
     form = form_of(node)
     return not isinstance(form, str) and not form.fault(k_axis_of(product))
+
+
+def recurrent_fault(recurrence: ir.Node, scaling: ir.Node) -> str:
+    """Why the kernel of a recurrence does not multiply what a DequantizeLinear, one of its weights, reads; empty if it does."""
+    form, rows = form_of(scaling), recurrence.inputs[0]
+    if isinstance(form, str):
+        return form
+    is_allowed = recurrence.metadata_props.get(ROW_BITS) == "8" or isinstance(recurrence.graph, ir.Function)
+    if not is_allowed:
+        return "nothing says that rows may be rounded to 8 bits"
+    if form.dtype != ir.DataType.INT8 or len(form.shape) != 3 or len(scaling.inputs) > 2:
+        return "weights are not int8 without zero points"
+    if rows is None or rows.dtype != ir.DataType.FLOAT:
+        return "rows are not float32"
+    if form.axis != 2 or form.block < max(form.shape[2], 1) or form.scales != (*form.shape[:2], 1):
+        return "scales are not one for each line of the weights"
+    return "" if form.shape[2] <= LONGEST_SUM else f"sums of {form.shape[2]} products could pass 2^31"
+
+
+def reads_integers(recurrence: ir.Node) -> tuple[int, ...]:
+    """The positions of a recurrence's weights that lie as integers."""
+    found = ((position, recurrence.inputs[position]) for position in _RECURRENT_WEIGHTS)
+    producers = [(position, None if value is None else value.producer()) for position, value in found]
+    return tuple(position for position, producer in producers if producer is not None and is_stored_weights(producer))
 
 
 def k_axis_of(product: ir.Node) -> int:

@@ -22,6 +22,7 @@ from .formats import Affine, unsigned_affine
 from .histogram import ChannelMoments, Histogram
 from .placement import place_rows, place_static
 from .ranges import RangeMethod, choose_range
+from .recurrences import find_recurrences, place_recurrences, recurrence_fault
 from .smoothing import smooth, smoothable
 from .units import Unit, UnitFormat, fault_of, find_units
 
@@ -56,8 +57,8 @@ class Settings:
 class Calibrated:
     """A float model, prepared, and what calibration has seen of its values: `place` quantizes it.
 
-    `left` says of units that no 8-bit format takes why not; `smoothed` are the exponents of scales that were moved into weights,
-    by the names of the activations.
+    `left` says of units and recurrences that no 8-bit format takes why not; `smoothed` are the exponents of scales that were
+    moved into weights, by the names of the activations.
     """
 
     model: ir.Model
@@ -77,18 +78,26 @@ class Calibrated:
             return self.left[unit.name]
         return fault_of(unit, form)
 
+    @property
+    def recurrences(self) -> tuple[ir.Node, ...]:
+        """The recurrent operators that could be quantized, in the model's order."""
+        return find_recurrences(self.model)
+
     def uniform(self, form: UnitFormat = "int8") -> Assignment:
-        """One format for all units that can have it."""
-        return {unit.name: form for unit in self.units if not self.fault(unit, form)}
+        """One format for all units that can have it; recurrences round their rows in any case."""
+        found: dict[str, UnitFormat] = {unit.name: form for unit in self.units if not self.fault(unit, form)}
+        return found | {str(node.name): "int8-rows" for node in self.recurrences if node.name not in self.left}
 
     def place(self, assignment: Assignment) -> ir.Model:
-        """A new model, weights shared, whose units have the formats that `assignment` names, those left out float32."""
+        """A new model, weights shared, whose units and recurrences have the formats that `assignment` names, those left out
+        float32."""
         model = self.model.clone()
         units = [unit for unit in find_units(model) if unit.name in assignment]
         static = [unit for unit in units if assignment[unit.name] == "int8"]
         flow = find_flow(model.graph, [unit.node for unit in static])
         place_rows(model, [unit for unit in units if assignment[unit.name] == "int8-rows"])
         place_static(model, static, flow, self._formats(flow))
+        place_recurrences(model, [node for node in find_recurrences(model) if node.name in assignment])
         for unit in find_units(model):
             if reason := self.left.get(unit.name):
                 unit.node.metadata_props[KEPT_FLOAT_KEY] = reason
@@ -132,6 +141,7 @@ def calibrate(
     units = find_units(prepared)
     left = {unit.name: reason for unit in units if (reason := fault_of(unit, "int8"))}
     left |= _without_kernel(prepared, [unit for unit in units if unit.name not in left], target)
+    left |= _left_recurrences(prepared)
     taken = [unit for unit in units if unit.name not in left]
     smoothed = _smooth(prepared, taken, batches, progress) if chosen.is_smooth else {}
     histograms = {name: Histogram() for name in _observed(prepared, taken)}
@@ -140,6 +150,19 @@ def calibrate(
         if histograms[str(unit.activations.name)].odd:
             left[unit.name] = "its activations have NaN or infinities on calibration data"
     return Calibrated(prepared, chosen, histograms, left, smoothed)
+
+
+def uncalibrated(model: ir.Model, target: Target) -> Calibrated:
+    """A float model, prepared, without data: its units can have ranges of rows alone, which is what `left` says of the others."""
+    prepared = prepare(model, target)
+    faults = {unit.name: fault_of(unit, "int8-rows") for unit in find_units(prepared)}
+    left = {name: f"{reason} (calibration data would give ranges of tensors)" for name, reason in faults.items() if reason}
+    return Calibrated(prepared, Settings(is_smooth=False), {}, left | _left_recurrences(prepared))
+
+
+def _left_recurrences(model: ir.Model) -> dict[str, str]:
+    """Why recurrences stay float."""
+    return {str(node.name): reason for node in find_recurrences(model) if (reason := recurrence_fault(model, node))}
 
 
 def assumed_batches(model: ir.Model) -> list[Batch]:

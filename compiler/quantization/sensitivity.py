@@ -36,6 +36,8 @@ def damages(
 ) -> dict[str, float]:
     """The squared relative error of the model's worst output when one unit alone has its format, by the names of units.
 
+    Of recurrences it is that of their weights: what their rows lose no other runtime shows.
+
     Raises:
         Exception: what ONNX Runtime raises for a model that it cannot run.
     """
@@ -51,7 +53,15 @@ def damages(
             done += 1
             if progress is not None:
                 progress(f"measuring {name}", done / steps)
-    return {name: relative_error(squares) ** 2 for name, squares in totals.items()}
+    found = {name: relative_error(squares) ** 2 for name, squares in totals.items()}
+    alone = {name: calibrated.place({name: form}) for name, form in assignment.items() if name not in found}
+    return found | {name: _damage(calibrated.model, one, batches) for name, one in alone.items()}
+
+
+def _damage(model: ir.Model, quantized: ir.Model, batches: Sequence[Batch]) -> float:
+    exact, other = (OnnxRuntimeSession(one, optimize=False) for one in (model, quantized))
+    squares = [squared_error(other.run(batch), exact.run(batch)) for batch in batches]
+    return relative_error(np.sum(squares, axis=0)) ** 2 if squares else 0.0
 
 
 def switched(calibrated: Calibrated, assignment: Assignment) -> tuple[ir.Model, Mapping[str, str]]:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.precision import LONGEST_SUM
 from ..ir.constants import constant_array, constant_tensor
 from ..ir.matching import input_at, rank_of, static_shape
 
@@ -16,7 +17,6 @@ from ..ir.matching import input_at, rank_of, static_shape
 # activations, found while the program runs.
 UnitFormat: TypeAlias = Literal["int8", "int8-rows"]
 
-LONGEST_SUM = 65_000  # products of a uint8 and an int8 number that surely stay below 2^31
 _OPERATORS = ("Conv", "Gemm", "MatMul")
 
 

@@ -1,11 +1,11 @@
-"""Inputs of AMX convolutions: a copy in bfloat16 terms, NHWC, zero-padded around the image and to whole tiles of channels.
+"""Inputs of AMX convolutions: a copy in bfloat16 terms or bytes, NHWC, padded around the image and to whole tiles of channels.
 
 Signals and images are volumes (planes, rows, columns) with one plane, or one column. With strides the image is split into phases,
 position (z, y, x) into phase (z mod stride, y mod stride, x mod stride): in a phase every tap reads contiguous positions, as with
 stride 1. Result (r, c) of a plane is position r * width + c, so that 16 neighbours are the rows of a tile; positions beyond the
 end of a row of the result are computed and not stored.
 
-Few channels would fill a small part of a tile's 32 values of k. Then the channels of all columns of the window are copied side by
+Few channels would fill a small part of a row of a tile. Then the channels of all columns of the window are copied side by
 side for each position of the result (a partial im2col), and k runs over the window's planes and rows alone. Each group of
 channels is padded by itself.
 """
@@ -23,7 +23,7 @@ from ...runtime.plan import TensorType
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, unravel
 from ..microkernels.amx_blocks import TileOperand
 from ..microkernels.amx_packing import LINES
-from ..microkernels.amx_unit import DEPTH, ROWS
+from ..microkernels.amx_unit import BF16_TILES, ROWS, TileDot
 from ..microkernels.bf16_split import split
 from ..microkernels.packed_gemm import Scratch
 from .channels_last_form import ChannelsLast
@@ -50,9 +50,9 @@ def of_volume(place: Sequence[T], rank: int) -> tuple[T, ...]:
 class TiledImage:
     """The layout of the copy of an input [image, channel, *spatial].
 
-    16-bit elements [image, phase, plane, row, column, term, group, channel]: a phase has `extents`, its positions are `strides`
+    Numbers, as bits, [image, phase, plane, row, column, term, group, channel]: a phase has `extents`, its positions are `strides`
     apart in the input and begin `begins` before it. `in_place`: the input itself has this layout, and no position beyond its end
-    may be read. With `joined` > 1 a position has the channels of so many neighbouring columns.
+    may be read. With `joined` > 1 a position has the channels of so many neighbouring columns. `product` multiplies the tiles.
     """
 
     source: TensorType
@@ -64,6 +64,7 @@ class TiledImage:
     groups: int = 1
     joined: int = 1
     in_place: bool = False
+    product: TileDot = BF16_TILES
 
     @property
     def inputs(self) -> Place:
@@ -71,8 +72,9 @@ class TiledImage:
 
     @property
     def line(self) -> int:
-        """Elements of one term of a zero-padded row of the input, from which joined columns are copied."""
-        return line_elements(self.source.shape[1], self.extents[2], self.strides[2], self.joined)
+        """Elements of one term of a padded row of the input, from which joined columns are copied, a tile's row at once."""
+        columns = (self.extents[2] - 1) * self.strides[2] + self.joined
+        return columns * self.source.shape[1] + self.product.depth
 
     @property
     def of_group(self) -> int:
@@ -82,7 +84,7 @@ class TiledImage:
     @property
     def group_channels(self) -> int:
         """Channels of a group, padded to whole tiles."""
-        return ceil(self.of_group * self.joined / DEPTH) * DEPTH
+        return ceil(self.of_group * self.joined / self.product.depth) * self.product.depth
 
     @property
     def channels(self) -> int:
@@ -93,7 +95,11 @@ class TiledImage:
     def pitch(self) -> int:
         """Elements from position to position; a cache line more where a tile's rows would conflict in L1."""
         pitch = self.channels * self.terms
-        return pitch + DEPTH if has_set_conflicts(pitch) and not self.in_place else pitch
+        return pitch + self.product.depth if self._has_conflicts(pitch) and not self.in_place else pitch
+
+    def _has_conflicts(self, elements: int) -> bool:
+        """Whether rows of a tile, so many elements apart, conflict in two sets of L1."""
+        return elements * self.product.bits // 8 % _BAD_STRIDE_BYTES == 0
 
     @property
     def phase_elements(self) -> int:
@@ -119,17 +125,17 @@ class TiledImage:
         return self.positions(outputs) > LINES and 0 < self.positions(outputs) % LINES <= ROWS
 
     def lies_in_place(self, form: ChannelsLast, outputs: Sequence[Place]) -> bool:
-        """Whether the anchor's input itself has this layout: bfloat16, NHWC, whole tiles of channels, no padding is read."""
+        """Whether the anchor's input itself has this layout: not float32, NHWC, whole tiles of channels, no padding is read."""
         name = form.anchor.inputs[0]
-        is_plain = self.source.dtype == "bfloat16" and name in form.operands and self.joined == 1
+        is_plain = self.source.dtype != "float32" and name in form.operands and self.joined == 1
         is_same = not any(self.begins) and prod(self.phases) == 1 and self.extents == self.inputs
-        is_whole = self.of_group % DEPTH == 0 and all(self.positions(one) >= LINES for one in outputs)
-        return is_plain and is_same and is_whole and not has_set_conflicts(self.channels)
+        is_whole = self.of_group % self.product.depth == 0 and all(self.positions(one) >= LINES for one in outputs)
+        return is_plain and is_same and is_whole and not self._has_conflicts(self.channels)
 
     def lines(self, buffer: Buffer, place: tuple[Expr, Expr, Expr], group: Expr, taps: Sequence[Taps]) -> TileOperand:
         """Tiles of 32 positions from `place` (image, plane, position in it) on, for windows with `taps` from the copy's origin.
 
-        Steps are (plane, row, column of the window, 32 channels).
+        Steps are (plane, row, column of the window, channels of a tile's row).
         """
         image, plane, first = place
         position = plane * (self.extents[1] * self.extents[2]) + first
@@ -139,18 +145,19 @@ class TiledImage:
             places = [_phase_of(one.at(k), stride) for one, k, stride in zip(taps, ks, self.strides, strict=False)]
             phase = row_major([phase for phase, _ in places], self.phases)
             ahead = row_major([ahead for _, ahead in places], self.extents)
-            channel = term * self.channels + ks[3] * DEPTH
+            channel = term * self.channels + ks[3] * self.product.depth
             return base + phase * self.phase_elements + (ahead + half * ROWS) * self.pitch + channel
 
         return TileOperand(buffer, self.pitch, at)
 
     # Filling ----------------------------------------------------------------------------------------------------------
 
-    def fill(self, builder: KernelBuilder, form: ChannelsLast) -> Buffer:
-        """The anchor's input in place, or the copy in the workspace, whose rows are dealt to the threads."""
+    def fill(self, builder: KernelBuilder, form: ChannelsLast, padding: Expr = 0) -> Buffer:
+        """The anchor's input in place, or the copy in the workspace, whose rows are dealt to the threads. Around the image lie
+        numbers `padding`."""
         if self.in_place:
-            return builder.parameter(form.operands[form.anchor.inputs[0]], self.source.elements, "uint16")
-        target = builder.workspace(self.elements, "uint16")
+            return builder.parameter(form.operands[form.anchor.inputs[0]], self.source.elements, self.product.numbers)
+        target = builder.workspace(self.elements, self.product.numbers)
         extents = self.source.shape[0], *self.phases, *self.extents[:2]
         with builder.chunks(prod(extents), self.elements) as line:
             image, *numbers = (builder.bind(part) for part in unravel(line, extents))
@@ -161,15 +168,17 @@ class TiledImage:
             exists = builder.bind(tirx.And(*inside))
             to = Scratch(target, builder.bind(line * (self.extents[2] * self.pitch)))
             if self.joined > 1:
-                self._fill_joined(builder, form, to, (image, z, y), exists)
+                self._fill_joined(builder, form, to, (image, z, y), exists, padding)
             else:
-                self._fill_line(builder, form, to, (image, z, y, numbers[2]), exists)
+                self._fill_line(builder, form, to, (image, z, y, numbers[2]), exists, padding)
         rest = self.elements - LINES * self.pitch
         self._clear(builder, target, rest, self.elements - rest)
         return target
 
-    def _fill_line(self, builder: KernelBuilder, form: ChannelsLast, to: Scratch, place: Index, exists: Expr) -> None:
-        """Copy the positions of one phase in a row; those in the padding are zeros."""
+    def _fill_line(
+        self, builder: KernelBuilder, form: ChannelsLast, to: Scratch, place: Index, exists: Expr, padding: Expr
+    ) -> None:
+        """Copy the positions of one phase in a row, and those in the padding."""
         *lead, phase = place
         with builder.loop(self.extents[2], name="column") as column:
             at = builder.bind(to.base + column * self.pitch)
@@ -178,14 +187,17 @@ class TiledImage:
             with builder.when(inside):
                 self._fill_position(builder, form, to.buffer, at, (*lead, x))
             with builder.when(tirx.Not(inside)):
-                self._clear(builder, to.buffer, at, self.pitch)
+                self._clear(builder, to.buffer, at, self.pitch, padding)
 
-    def _fill_joined(self, builder: KernelBuilder, form: ChannelsLast, to: Scratch, place: Index, exists: Expr) -> None:
+    def _fill_joined(
+        self, builder: KernelBuilder, form: ChannelsLast, to: Scratch, place: Index, exists: Expr, padding: Expr
+    ) -> None:
         """Copy a row's terms with channels last, then for each position of the result those of the window's columns."""
         (image, *lead), channels, begin = place, self.source.shape[1], self.begins[2]
-        line = builder.local(self.terms * self.line, "uint16", "line")
-        self._clear(builder, line, 0, self.terms * self.line)
-        count = min(self.inputs[2], (self.line - DEPTH) // channels - begin)
+        numbers, of_step = self.product.numbers, self.product.depth
+        line = builder.local(self.terms * self.line, numbers, "line")
+        self._clear(builder, line, 0, self.terms * self.line, padding)
+        count = min(self.inputs[2], (self.line - of_step) // channels - begin)
         with builder.when(exists), builder.loop(channels, name="channel") as channel:
 
             def store(x: Expr) -> None:
@@ -196,11 +208,11 @@ class TiledImage:
         with builder.loop(self.extents[2], name="column") as column:
             at, source = (builder.bind(column * step) for step in (self.pitch, self.strides[2] * channels))
             for term in range(self.terms):
-                for first in range(0, self.channels, DEPTH):
-                    with builder.loop(DEPTH, "vectorized", "lane") as lane:
+                for first in range(0, self.channels, of_step):
+                    with builder.loop(of_step, "vectorized", "lane") as lane:
                         number = line[source + (term * self.line + first) + lane]
                         is_read = first + lane < channels * self.joined
-                        value = tirx.Select(is_read, number, tirx.const(0, "uint16"))
+                        value = tirx.Select(is_read, number, tirx.const(0, numbers))
                         builder.store(to.buffer, to.base + at + (term * self.channels + first) + lane, value)
             self._clear(builder, to.buffer, to.base + at + self.terms * self.channels, self.pitch - self.terms * self.channels)
 
@@ -215,14 +227,15 @@ class TiledImage:
                 for term, part in enumerate(self._parts(builder, form, (image, first + i, *lead))):
                     builder.store(target, at + begin + (term * self.channels) + i, part)
 
-            builder.vector_loop(count, builder.lanes("float32"), store)
+            lanes = builder.lanes("float32") if self.product is BF16_TILES else self.product.depth
+            builder.vector_loop(count, lanes, store)
             for term in range(self.terms):
                 rest = self.channels // groups - count
                 self._clear(builder, target, at + begin + (term * self.channels + count), rest)
         self._clear(builder, target, at + self.terms * self.channels, self.pitch - self.terms * self.channels)
 
     def _parts(self, builder: KernelBuilder, form: ChannelsLast, index: Index) -> list[Expr]:
-        """The bfloat16 terms of the input's element at (image, channel, plane, row, column), as bits."""
+        """The terms of the input's element at (image, channel, plane, row, column), as bits."""
         image, channel, *at = index
         place = of_volume(at, len(self.source.shape) - 2)
         if self.source.dtype == "float32":
@@ -230,22 +243,13 @@ class TiledImage:
         name = form.anchor.inputs[0]
         at_memory = (image, *place, channel) if name in form.operands else (image, channel, *place)
         parameter = form.operands.get(name, name)
-        bits = builder.parameter(parameter, self.source.elements, "uint16")
+        bits = builder.parameter(parameter, self.source.elements, self.product.numbers)
         return [bits[row_major(at_memory, form.outer.types[parameter].shape)]]
 
-    def _clear(self, builder: KernelBuilder, target: Buffer, begin: Expr, count: int) -> None:
-        zero = tirx.const(0, "uint16")
-        builder.vector_loop(count, builder.lanes("uint16"), lambda i: builder.store(target, begin + i, zero))
-
-
-def has_set_conflicts(elements: int) -> bool:
-    """Whether rows of a tile, so many 16-bit elements apart, conflict in two sets of L1."""
-    return 2 * elements % _BAD_STRIDE_BYTES == 0
-
-
-def line_elements(channels: int, columns: int, stride: int, joined: int) -> int:
-    """Elements of a row of the input from which `joined` columns of the window are copied for `columns` positions."""
-    return ((columns - 1) * stride + joined) * channels + DEPTH
+    def _clear(self, builder: KernelBuilder, target: Buffer, begin: Expr, count: int, number: Expr = 0) -> None:
+        number = tirx.const(number, self.product.numbers) if isinstance(number, int) else number
+        lanes = builder.lanes(self.product.numbers)
+        builder.vector_loop(count, lanes, lambda i: builder.store(target, begin + i, number))
 
 
 def _phase_of(tap: Expr, stride: int) -> tuple[Expr, Expr]:

@@ -1,7 +1,7 @@
 """Implicit GEMM by AMX: rows of tiles are positions of an image, columns are output channels.
 
-The image is copied once, as zero-padded bfloat16 terms (amx_input.py); every tap loads its tiles from there, and no im2col matrix
-exists. Weights are packed into AMX tiles at compile time.
+The image is copied once, as padded bfloat16 terms or bytes (amx_input.py); every tap loads its tiles from there, and no im2col
+matrix exists. Weights are packed into AMX tiles at compile time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, share, unravel
 from ..cost.amx import tile_convolution_cycles
 from ..cost.estimate import Estimate
-from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, packed_operand, tile_threads
-from ..microkernels.amx_packing import LINES, TERM_ELEMENTS, PackTiles, PanelLayout
-from ..microkernels.amx_unit import DEPTH, ROWS, tile_unit
+from ..formats.format import BF16X1, Format, formats_for
+from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, begin_sums, packed_operand, tile_threads
+from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, PanelLayout
+from ..microkernels.amx_unit import ROWS, tile_unit
 from ..microkernels.packed_gemm import Scratch
+from ..microkernels.packing import PackSums
 from ..template.contract import BuiltKernel, Operand
 from ..template.kernel import finish, new_builder
 from ..template.values import GroupValues
@@ -32,31 +34,43 @@ _NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positi
 _WORK_PER_DOT = 16  # cycles of a product of two tiles
 
 
-def tiles_obstacle(form: ChannelsLast) -> str:
+def tiles_obstacle(form: ChannelsLast, target: Target) -> str:
     """Why a form's anchor, a convolution, cannot be computed by AMX; empty if it can."""
     anchor, inner = form.anchor, form.inner
     source, weights = (inner.types[name] for name in anchor.inputs[:2])
     result = inner.types[anchor.outputs[0]]
-    if source.dtype != weights.dtype or source.dtype not in ("float32", "bfloat16") or result.dtype != "float32":
+    formats = _tile_formats(form, target)
+    if not formats or result.dtype not in ("float32", formats[0].sums):
         return f"no convolution of {source.dtype} and {weights.dtype} as {result.dtype} on the tile unit"
     if len(source.shape) not in (3, 4, 5):
         return "is not of signals, images or volumes"
     if anchor.inputs[1] not in inner.constants:
         return "weights that change are not packed into tiles"
-    if source.dtype == "bfloat16" and form.is_computed():
-        return "bfloat16 that the kernel computes itself is not read as bits"
+    if source.dtype != "float32" and form.is_computed():
+        return f"{source.dtype} that the kernel computes itself is not read as bits"
+    if formats[0].sums == "int32" and anchor.op_type != "Conv":
+        return "transposed convolutions of integers are not made by tiles"
     return "" if source.elements * weights.elements * result.elements else "has nothing to multiply"
 
 
-def terms_of(form: ChannelsLast) -> int:
-    """The number of bfloat16 terms of which the operands of a form's anchor are sums: 1 for bfloat16 ones."""
-    is_narrow = form.inner.types[form.anchor.inputs[0]].dtype == "bfloat16"
-    return 1 if is_narrow else form.outer.tolerance.terms
+def tile_format(form: ChannelsLast, target: Target) -> Format:
+    """The format by which tiles multiply the operands of a form's anchor, to which there is no obstacle: of float32, with the
+    fewest terms that the precision allows, where one is bfloat16 itself, to which operands are rounded as they are packed."""
+    found, terms = _tile_formats(form, target), form.outer.tolerance.terms
+    if terms == 1 and found[0].a.dtype == "float32":
+        return BF16X1
+    return next((one for one in found if one.terms >= terms), found[-1])
+
+
+def _tile_formats(form: ChannelsLast, target: Target) -> tuple[Format, ...]:
+    a, b = map(form.inner.storage, form.anchor.inputs[:2])
+    return formats_for(a, b, target, unit="tile")
 
 
 def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Estimate:
     """The estimate of a form's anchor by AMX, with the copy of its input unless tiles are loaded in place."""
-    cycles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=not image.in_place)
+    copies, k_pack = not image.in_place, image.product.k_pack
+    cycles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=copies, k_pack=k_pack)
     return convolution_estimate(form, cycles, target, unit="tile")
 
 
@@ -87,14 +101,15 @@ class TiledWindows:
     def __init__(self, form: ChannelsLast, target: Target, image: TiledImage) -> None:
         self.form, self.anchor, self.image, self.target = form, form.anchor, image, target
         self.builder = new_builder(target)
-        self.unit = tile_unit(self.builder, target)
+        self.unit = tile_unit(self.builder, target, image.product)
         self.outputs = form.inner.types[form.anchor.outputs[0]].shape[1] // image.groups  # channels of a group
         self.packed: dict[str, Operand] = {}
 
     def build(self, template: str, products: Sequence[WindowProduct]) -> BuiltKernel:
         builder, image = self.builder, self.image
         self.form.copy_pieces(builder)
-        source = image.fill(builder, self.form)
+        source = image.fill(builder, self.form, self._padding())
+        self.excess = self._excess()
         weights = [self._weights(number, product) for number, product in enumerate(products)]
         dots = sum(prod(self._extents(product).values()) * prod(self._steps(product)) * 4 for product in products)
         threads = builder.threads_for(dots * _WORK_PER_DOT)
@@ -120,10 +135,10 @@ class TiledWindows:
         }
 
     def _steps(self, product: WindowProduct) -> tuple[int, ...]:
-        return (*(one.count for one in product.taps), self.image.group_channels // DEPTH)
+        return (*(one.count for one in product.taps), self.image.group_channels // self.image.product.depth)
 
     def _panel_words(self, product: WindowProduct) -> int:
-        return prod(self._steps(product)) * self.image.terms * TERM_ELEMENTS // 2
+        return prod(self._steps(product)) * self.image.terms * TERM_WORDS
 
     def _flops(self, products: Sequence[WindowProduct]) -> int:
         image, flops = self.image, 0
@@ -134,13 +149,39 @@ class TiledWindows:
         return flops
 
     def _weights(self, number: int, product: WindowProduct) -> tuple[Buffer, bool]:
-        """The packed weights of a product, as 32-bit pairs, and whether they exceed L2."""
+        """The packed weights of a product, as words, and whether they exceed L2."""
         name, image = self.anchor.inputs[1], self.image
         key = f"{name}/tiles{number}"
-        pack = PackTiles(product.weights, image.terms, True, image.of_group * image.joined)
+        pack = PackTiles(product.weights, image.terms, True, image.of_group * image.joined, image.product)
         self.packed[key] = Operand(name, pack)
-        elements = pack.packed_type(self.form.inner.types[name]).elements
-        return self.builder.parameter(key, elements // 2, "uint32"), 2 * elements > self.target.machine.l2.part_bytes(_NEAR_SHARE)
+        words = pack.packed_type(self.form.inner.types[name]).elements // image.product.k_pack
+        return self.builder.parameter(key, words, "uint32"), 4 * words > self.target.machine.l2.part_bytes(_NEAR_SHARE)
+
+    # Zero points ------------------------------------------------------------------------------------------------------
+
+    def _zero_point(self) -> Expr | None:
+        """What is subtracted from each element of the image, int32; None: nothing."""
+        name = self.form.inner.zero_points.get(self.anchor.inputs[0])
+        if name is None:
+            return None
+        return self.builder.bind(tirx.Cast("int32", GroupValues(self.form.inner, self.builder).read(name, ())))
+
+    def _padding(self) -> Expr:
+        """The number that stands for zero around the image."""
+        zero = self._zero_point()
+        return 0 if zero is None else self.builder.bind(tirx.Cast("uint8", zero & tirx.const(255, "int32")))
+
+    def _excess(self) -> Callable[[Expr], Expr] | None:
+        """How much a sum is more than that of elements less their zero point, for its output channel (matmul.py)."""
+        zero = self._zero_point()
+        if zero is None:
+            return None
+        name = self.anchor.inputs[1]
+        kind = self.form.inner.types[name]
+        pack = PackSums(kind.shape, tuple(range(len(kind.shape))), 0, 1)
+        self.packed[f"{name}/sums"] = Operand(name, pack)
+        sums = self.builder.parameter(f"{name}/sums", pack.packed_type(kind).elements, "int32")
+        return lambda channel: zero * sums[channel]
 
     # A block ----------------------------------------------------------------------------------------------------------
 
@@ -162,19 +203,32 @@ class TiledWindows:
         halves = 1 if positions <= ROWS else 2, 1 if self.outputs <= ROWS else 2
         is_short = tirx.EQ(at["m"], extents["m"] - 1) if image.has_short(product.outputs) else None
         block = AmxMicroKernel(builder, self.unit, steps, image.terms, halves)
-        block.multiply(a, self._panel(weights, base, steps), sums, is_short=is_short, then=then)
+        panel, begin = self._panel(weights, base, steps), self._begin(at["n"], group, sums)
+        block.multiply(a, panel, sums, is_short=is_short, then=then, first=begin)
         self._finish(product, at, group, phase, first, sums)
+
+    def _begin(self, n: Expr, group: Expr, sums: Scratch) -> Scratch | None:
+        """What the sums of a block's channels begin with; None: zeros."""
+        if self.excess is None:
+            return None
+        excess, left = self.excess, self.builder.bind(n * LINES)
+        first = self.builder.bind(group * self.outputs + left)
+        return begin_sums(self.builder, sums, self._channels(left), lambda c: -excess(first + c))
+
+    def _channels(self, left: Expr) -> Expr:
+        """Channels of a block whose first channel in its group is `left`."""
+        return LINES if self.outputs % LINES == 0 else self.builder.bind(tirx.min(self.outputs - left, LINES))
 
     def _panel(self, weights: Buffer, base: Expr, steps: tuple[int, ...]) -> TileOperand:
         """A panel of weights, whose steps are numbered by loops of these extents."""
-        lines = packed_operand(weights, base, self.image.terms, words=True)
+        lines = packed_operand(weights, base, self.image.terms, words=True, product=self.image.product)
         return TileOperand(lines.buffer, lines.stride, lambda ks, term, half: lines.at((row_major(ks, steps),), term, half))
 
     def _finish(self, product: WindowProduct, at: dict[str, Expr], group: Expr, phase: Expr, first: Expr, sums: Scratch) -> None:
         """The epilogue of a block whose first row is position `first` of its plane."""
         builder, width, columns = self.builder, self.image.extents[2], product.outputs[2]
         left, top = builder.bind(at["n"] * LINES), builder.bind(at["m"] * LINES)
-        count = LINES if self.outputs % LINES == 0 else builder.bind(tirx.min(self.outputs - left, LINES))
+        count = self._channels(left)
         skipped = builder.bind(top - first)  # rows that the previous block stores
         with builder.loop(builder.bind(tirx.min(self.image.positions(product.outputs) - top, LINES)), name="row") as row:
             position, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
@@ -192,5 +246,6 @@ class TiledWindows:
     def _store(self, index: Index, value: Expr) -> None:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""
         if bias:
-            value = value + GroupValues(self.form.inner, self.builder).read(bias, (index[1],))
-        self.form.store_epilogue(self.builder, index, value)
+            value = value + tirx.Cast(self.unit.product.sums, GroupValues(self.form.inner, self.builder).read(bias, (index[1],)))
+        dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
+        self.form.store_epilogue(self.builder, index, tirx.Cast(dtype, value))

@@ -16,7 +16,7 @@ from ..microkernels.amx_packing import LINES
 from ..template.contract import Candidate, Refusal
 from .amx_input import TiledImage, as_volume
 from .channels_last_form import ChannelsLast, channels_last_form
-from .implicit_gemm_amx import TiledWindows, WindowProduct, terms_of, tiles_estimate, tiles_obstacle
+from .implicit_gemm_amx import TiledWindows, WindowProduct, tile_format, tiles_estimate, tiles_obstacle
 from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
 from .window import Taps, Window, read_window
 
@@ -32,7 +32,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return form
     if form.anchor.op_type != "ConvTranspose":
         return Refusal("has no transposed convolution for the tile unit")
-    if reason := tiles_obstacle(form):
+    if reason := tiles_obstacle(form, target):
         return Refusal(reason)
     window = read_window(form.inner, form.anchor)
     phases = phase_products(window)
@@ -41,16 +41,16 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     if not all(one.count for product in phases for one in product.taps):
         return Refusal("some phases of output positions are the bias alone")
     leads, reaches = reaches_of(phases)
-    image = _image(form, phases, leads, reaches)
+    image = _image(form, phases, leads, reaches, target)
     parts = [_product(form, window, one, leads) for one in phases]
     return Candidate(tiles_estimate(form, target, image), lambda: TiledWindows(form, target, image).build(_TEMPLATE, parts))
 
 
-def _image(form: ChannelsLast, phases: list[PhaseProduct], leads: list[int], reaches: list[int]) -> TiledImage:
+def _image(form: ChannelsLast, phases: list[PhaseProduct], leads: list[int], reaches: list[int], target: Target) -> TiledImage:
     """The layout of the input that the kernel reads."""
-    source, groups = form.inner.types[form.anchor.inputs[0]], form.anchor.attribute("group", 1)
+    source, groups, one = form.inner.types[form.anchor.inputs[0]], form.anchor.attribute("group", 1), tile_format(form, target)
     ones = (1, 1, 1)
-    image = TiledImage(source, ones, as_volume(leads, 0), ones, as_volume(reaches, 1), terms_of(form), groups)
+    image = TiledImage(source, ones, as_volume(leads, 0), ones, as_volume(reaches, 1), one.terms, groups)
     return replace(image, in_place=image.lies_in_place(form, [as_volume(one.positions, 1) for one in phases]))
 
 

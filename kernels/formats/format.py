@@ -14,7 +14,8 @@ from ...runtime.hardware.machine import Machine
 from ...runtime.plan import TensorType
 from ...runtime.target import Target
 
-# FMAs of vectors, dot products (VDPBF16PS, VPDPBUSD), the same in two steps for 16-bit integers (VPMADDWD), AMX tiles.
+# FMAs of vectors, dot products (VDPBF16PS, VPDPBUSD), the same in two steps for 16-bit integers (VPMADDWD), AMX tiles (TDPBF16PS,
+# TDPBUSD, TDPBSSD).
 Unit: TypeAlias = Literal["fma", "dot", "madd", "tile"]
 Granularity: TypeAlias = Literal["none", "tensor", "channel", "group"]  # what has a scale of its own
 _WORD_BITS = 32
@@ -44,9 +45,9 @@ class Format:
 
     One operation of `unit` takes `k_pack` neighbours along k. Those of `b`, and of `a` where they fill 32 bits, are loaded as one
     32-bit word, the first in the lowest bits (VNNI layout). A sum of more than `longest_chain` operations is made of partial sums
-    over blocks of k; None: never, as sums are exact. With AMX an operand is the sum of `terms` bfloat16 numbers. `feature`: what
-    the CPU must have; `registers`: vectors that a multiply-add needs beside its sum and its factors. What is read of `a` is its
-    number plus `offset`.
+    over blocks of k; None: never, as sums are exact. With AMX an operand of floats is the sum of `terms` bfloat16 numbers.
+    `feature`: what the CPU must have; `registers`: vectors that a multiply-add needs beside its sum and its factors. What is read
+    of `a` is its number plus `offset`.
     """
 
     name: str
@@ -115,6 +116,8 @@ U8_DOT = Format("u8*s8 dot", _UINT8, _INT8, "int32", "dot", 4, None, feature="av
 U8_MADD = Format("u8*s8 madd", _UINT8, _INT8, "int32", "madd", 4, None, registers=4)
 S8_DOT = Format("s8*s8 dot", _INT8, _INT8, "int32", "dot", 4, None, feature="avx512_vnni", offset=128)
 S8_MADD = Format("s8*s8 madd", _INT8, _INT8, "int32", "madd", 4, None, registers=4, offset=128)
+U8_TILE = Format("u8*s8 tile", _UINT8, _INT8, "int32", "tile", 4, None)
+S8_TILE = Format("s8*s8 tile", _INT8, _INT8, "int32", "tile", 4, None)
 _BYTES = ("uint8", "int8")
 _NARROW = ("float16", "bfloat16")  # types whose sums are float32
 _WIDE = ("float64", "int32", "int64", "uint32", "uint64")
@@ -135,6 +138,8 @@ FORMATS: tuple[Format, ...] = (
     BF16X1,
     BF16X2,
     BF16X3,
+    U8_TILE,
+    S8_TILE,
 )
 
 

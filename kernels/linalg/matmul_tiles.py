@@ -1,8 +1,8 @@
-"""MatMul and Gemm by AMX, of bfloat16 operands or of float32 ones as sums of bfloat16 terms.
+"""MatMul and Gemm by AMX, of bfloat16 operands, of float32 ones as sums of bfloat16 terms, or of bytes.
 
 Weights are packed into AMX tiles at compile time, other operands by the kernel. If all of A fits L2, it is packed once and each
 thread multiplies it by panels of B of its own, so that weights come from memory once; else each thread packs blocks of its own
-rows and multiplies each by all panels of B. bfloat16 rows that fill whole tiles are read in place.
+rows and multiplies each by all panels of B. Rows of bfloat16 or bytes that fill whole tiles are read in place.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share, unravel
 from ..cost.amx import tile_product_cycles
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
-from ..formats.format import BF16X1, formats_for
+from ..formats.format import formats_for
 from ..groups.group import Group, Op
-from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, packed_operand, tile_threads
-from ..microkernels.amx_packing import LINES, TERM_ELEMENTS, PackTiles, StepPacker
-from ..microkernels.amx_unit import DEPTH, ROWS, tile_unit
+from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, begin_sums, packed_operand, tile_threads
+from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, StepPacker
+from ..microkernels.amx_unit import ROWS, tile_dot_of, tile_unit
 from ..microkernels.packed_gemm import Scratch
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish
@@ -34,12 +34,17 @@ PanelAt = Callable[[Expr, Expr], TileOperand]  # of (matrix, panel)
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
-    """Takes one MatMul or Gemm of float32 or bfloat16 operands with float32 sums and an epilogue of pointwise operators."""
+    """Takes one MatMul or Gemm of float32 or bfloat16 operands with float32 sums, or of bytes by signed ones with sums of
+    integers, and an epilogue of pointwise operators."""
     anchor = anchor_of(group)
     dtypes = [group.types[name].dtype for name in (*anchor.inputs[:2], anchor.outputs[0])]
     a, b = map(group.storage, anchor.inputs[:2])
-    if not formats_for(a, b, target, unit="tile") or dtypes[2] != "float32":
+    formats = formats_for(a, b, target, unit="tile")
+    if not formats or dtypes[2] not in ("float32", formats[0].sums):
         return Refusal(f"no product of {' and '.join(dict.fromkeys(dtypes[:2]))} as {dtypes[2]} on the tile unit")
+    zeros, is_constant = group.zero_points, anchor.inputs[1] in group.constants
+    if anchor.inputs[1] in zeros or (anchor.inputs[0] in zeros and not is_constant):
+        return Refusal("a zero point needs the sums of constant numbers that are multiplied by it")
     if anchor.inputs[0] == anchor.inputs[1] and anchor.inputs[0] in group.constants:
         return Refusal("both operands are one constant")
     product = AmxProduct(group, anchor, target)
@@ -58,12 +63,13 @@ class AmxProduct(MatMulKernel):
         a, b = map(group.storage, anchor.inputs[:2])
         tiles = formats_for(a, b, target, unit="tile")
         self.format = next((one for one in tiles if one.terms >= group.tolerance.terms), tiles[-1])
-        self.terms = self.format.terms
+        self.accumulator = self.format.sums
+        self.terms, self.product = self.format.terms, tile_dot_of(self.format)
         self.matrices = prod(self.batch)
         self.rows, self.columns = ceil(self.a.lines / LINES), ceil(self.b.lines / LINES)
-        self.steps = ceil(self.a.depth / DEPTH)
+        self.steps = ceil(self.a.depth / self.product.depth)
         halves = 1 if self.a.lines <= ROWS else 2, 1 if self.b.lines <= ROWS else 2
-        self.unit = tile_unit(self.builder, target)
+        self.unit = tile_unit(self.builder, target, self.product)
         self.near_bytes = target.machine.l2.part_bytes(_NEAR_SHARE)
         self.blocks = AmxMicroKernel(self.builder, self.unit, (self.steps,), self.terms, halves)
 
@@ -76,7 +82,9 @@ class AmxProduct(MatMulKernel):
         machine, size = self.target.machine, (self.a.lines, self.b.lines, self.a.depth)
         packs_a, packs_b = (side.name not in self.group.constants for side in (self.a, self.b))
         packs_a = packs_a and not self._reads_rows()
-        cycles = self.matrices * tile_product_cycles(*size, self.terms, machine, packs_a=packs_a, packs_b=packs_b)
+        k_pack = self.product.k_pack
+        one = tile_product_cycles(*size, self.terms, machine, packs_a=packs_a, packs_b=packs_b, k_pack=k_pack)
+        cycles = self.matrices * one
         alone = with_bytes(Estimate(cycles, self.flops, unit="tile"), self.group)
         return with_epilogue(alone, self.group, machine, self.anchor)
 
@@ -86,7 +94,7 @@ class AmxProduct(MatMulKernel):
         threads = builder.threads_for(dots * _WORK_PER_DOT)
         b = self._constant_panels(self.b, True) if self.b.name in self.group.constants else self._packed_panels(self.b, True)
         packer = self._packer(self.a, False)
-        a_bytes = 2 * packer.panel_elements * packer.panels * prod(self.a.batch)
+        a_bytes = 4 * packer.panel_words * packer.panels * prod(self.a.batch)
         if self.a.name in self.group.constants:
             self._walk(self._constant_panels(self.a, False), b, threads, columns_outside=True)
         elif self._reads_rows():
@@ -100,17 +108,17 @@ class AmxProduct(MatMulKernel):
     # Operands ---------------------------------------------------------------------------------------------------------
 
     def _source(self, side: Side) -> Buffer:
-        """The operand in place: float32, or the bits of bfloat16."""
-        return self.builder.parameter(
-            side.name, self.group.types[side.name].elements, "uint16" if self.format is BF16X1 else "float32"
-        )
+        """The operand in place: float32, or bits."""
+        kind = "float32" if self.format.a.dtype == "float32" else self.product.numbers
+        return self.builder.parameter(side.name, self.group.types[side.name].elements, kind)
 
     def _reads_rows(self) -> bool:
         """Whether tiles of A are loaded in place."""
         a = self.a
-        if self.format is not BF16X1 or a.lines_last or a.name in self.group.constants:
+        if self.format.a.dtype == "float32" or a.lines_last or a.name in self.group.constants:
             return False
-        return a.depth % DEPTH == 0 and a.lines >= LINES and 2 * a.depth % _BAD_STRIDE_BYTES != 0
+        pitch_bytes = self.group.types[a.name].bytes_of(a.depth)
+        return a.depth % self.product.depth == 0 and a.lines >= LINES and pitch_bytes % _BAD_STRIDE_BYTES != 0
 
     def _first_row(self, m: Expr) -> Expr:
         """The first row of A of panel `m` (32 rows). In place the last panel is moved back to end with A, and overlaps."""
@@ -122,49 +130,53 @@ class AmxProduct(MatMulKernel):
         return self.rows > 1 and 0 < self.a.lines % LINES <= ROWS
 
     def _rows_in_place(self) -> PanelAt:
-        source, depth = self._source(self.a), self.a.depth
+        source, depth, of_step = self._source(self.a), self.a.depth, self.product.depth
 
         def lines(matrix: Expr, panel: Expr) -> TileOperand:
             base = self.builder.bind((matrix * self.a.lines + self._first_row(panel)) * depth)
-            return TileOperand(source, depth, lambda ks, _, half: base + half * (ROWS * depth) + ks[0] * DEPTH)
+            return TileOperand(source, depth, lambda ks, _, half: base + half * (ROWS * depth) + ks[0] * of_step)
 
         return lines
 
-    def _constant_panels(self, side: Side, pairs: bool) -> PanelAt:
+    def _constant_panels(self, side: Side, words: bool) -> PanelAt:
         """The panels of a constant operand, packed at compile time."""
-        pack = PackTiles(side.pack(LINES), self.terms, pairs)
+        pack = PackTiles(side.pack(LINES), self.terms, words, product=self.product)
         self.packed[side.name] = Operand(side.name, pack)
         elements = pack.packed_type(self.group.types[side.name]).elements
-        buffer = self.builder.parameter(side.name, elements // 2 if pairs else elements, "uint32" if pairs else "uint16")
-        return self._lines(side, buffer, pairs)
+        return self._lines(side, self.builder.parameter(side.name, *self._stored(elements // self.product.k_pack, words)), words)
 
-    def _packer(self, side: Side, pairs: bool) -> StepPacker:
+    def _stored(self, count: int, words: bool) -> tuple[int, str]:
+        """Elements of a buffer of so many words, and their type."""
+        return (count, "uint32") if words else (count * self.product.k_pack, self.product.numbers)
+
+    def _packer(self, side: Side, words: bool) -> StepPacker:
         def element(matrix: Expr, line: Expr, k: Expr) -> Expr:
             return self._source(side)[side.offset(matrix, line, k)]
 
-        along_depth = not side.lines_last and self.format is not BF16X1
-        return StepPacker(self.builder, element, side.lines, side.depth, self.terms, pairs, along_depth)
+        along_depth = not side.lines_last and self.format.a.dtype == "float32"
+        return StepPacker(self.builder, element, side.lines, side.depth, self.terms, words, along_depth, self.product)
 
-    def _packed_panels(self, side: Side, pairs: bool) -> PanelAt:
+    def _packed_panels(self, side: Side, words: bool) -> PanelAt:
         """The panels of an operand that the kernel packs as a whole before the product."""
-        builder, packer = self.builder, self._packer(side, pairs)
-        per_word = 2 if pairs else 1
+        builder, packer = self.builder, self._packer(side, words)
         matrices, step = prod(side.batch), packer.panel_elements // packer.steps
-        buffer = builder.workspace(matrices * packer.panels * packer.panel_elements // per_word, "uint32" if pairs else "uint16")
+        buffer = builder.workspace(*self._stored(matrices * packer.panels * packer.panel_words, words))
         extents = matrices, packer.panels, packer.steps
-        with builder.chunks(prod(extents), prod(extents) * step) as chunk:
+        with builder.chunks(prod(extents), prod(extents) * packer.panel_words // packer.steps * 2) as chunk:
             matrix, panel, k = (builder.bind(i) for i in unravel(chunk, extents))
-            packer.pack(buffer, builder.bind(chunk * (step // per_word)), matrix, panel, k)
-        return self._lines(side, buffer, pairs)
+            packer.pack(buffer, builder.bind(chunk * step), matrix, panel, k)
+        return self._lines(side, buffer, words)
 
-    def _lines(self, side: Side, buffer: Buffer, pairs: bool) -> PanelAt:
-        packer = self._packer(side, pairs)
-        size = packer.panel_elements // (2 if pairs else 1)
+    def _lines(self, side: Side, buffer: Buffer, words: bool) -> PanelAt:
+        packer = self._packer(side, words)
 
         def lines(matrix: Expr, panel: Expr) -> TileOperand:
-            return packed_operand(buffer, self.builder.bind((matrix * packer.panels + panel) * size), self.terms, words=pairs)
+            return self._panel(buffer, (matrix * packer.panels + panel) * packer.panel_elements, words)
 
         return lines
+
+    def _panel(self, buffer: Buffer, base: Expr, words: bool) -> TileOperand:
+        return packed_operand(buffer, self.builder.bind(base), self.terms, words=words, product=self.product)
 
     # Loops ------------------------------------------------------------------------------------------------------------
 
@@ -189,8 +201,8 @@ class AmxProduct(MatMulKernel):
     def _pack_and_walk(self, packer: StepPacker, b: PanelAt, threads: int) -> None:
         """Each thread packs as many panels of its rows of A as L2 holds and multiplies them by all panels of B, in turn."""
         builder, size = self.builder, packer.panel_elements
-        panels = max(min(self.near_bytes // (2 * size), ceil(self.matrices * self.rows / threads), self.rows), 1)
-        scratch = builder.workspace(threads * panels * size, "uint16")
+        panels = max(min(self.near_bytes // (4 * packer.panel_words), ceil(self.matrices * self.rows / threads), self.rows), 1)
+        scratch = builder.workspace(threads * panels * size, self.product.numbers)
         extents = self.matrices, ceil(self.rows / panels)
         with tile_threads(builder, self.unit, threads) as (thread, sums):
             near = builder.bind(thread * (panels * size))
@@ -201,8 +213,7 @@ class AmxProduct(MatMulKernel):
                 count = builder.bind(tirx.min(self.rows - first, panels))
                 self._pack_panels(packer, scratch, near, self.a.matrix_of(self.batch, batch), first, count)
                 with builder.loop(self.columns, name="n") as n, builder.loop(count, name="m") as m:
-                    a = packed_operand(scratch, builder.bind(near + m * size), self.terms, words=False)
-                    self._block(a, b, sums, batch, builder.bind(first + m), n)
+                    self._block(self._panel(scratch, near + m * size, words=False), b, sums, batch, builder.bind(first + m), n)
 
     def _pack_panels(self, packer: StepPacker, to: Buffer, base: Expr, matrix: Expr, first: Expr, count: Expr) -> None:
         builder, size = self.builder, packer.panel_elements // packer.steps
@@ -212,7 +223,7 @@ class AmxProduct(MatMulKernel):
 
     def _next(self, panel: TileOperand, m: Expr) -> NextPanel | None:
         """The panel of B to prefetch while all rows are multiplied by this one; None unless B is constant and exceeds L2."""
-        size = self.steps * self.terms * TERM_ELEMENTS // 2
+        size = self.steps * self.terms * TERM_WORDS
         if self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
             return None
         return NextPanel(self.builder.bind(panel.at((self.steps,), 0, 0)), m, self.rows)
@@ -221,13 +232,17 @@ class AmxProduct(MatMulKernel):
         self, a: TileOperand, b: PanelAt, sums: Scratch, batch: Expr, m: Expr, n: Expr, *, prefetches: bool = False
     ) -> None:
         """A 32 x 32 block of C, and its epilogue."""
-        builder, store = self.builder, self.store()
+        builder, store = self.builder, self.store(is_corrected=True)
         is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
         panel = b(self.b.matrix_of(self.batch, batch), n)
-        self.blocks.multiply(a, panel, sums, is_short=is_short, then=self._next(panel, m) if prefetches else None)
         top, left, skipped = builder.bind(m * LINES), builder.bind(n * LINES), builder.bind(m * LINES - self._first_row(m))
         whole = self.b.lines % LINES == 0
         width = LINES if whole else builder.bind(tirx.min(self.b.lines - left, LINES))
+        of_zero_points, first = self._first_sums(LINES), None
+        if of_zero_points is not None:
+            first = begin_sums(builder, sums, width, lambda c: of_zero_points(batch, left + c))
+        then = self._next(panel, m) if prefetches else None
+        self.blocks.multiply(a, panel, sums, is_short=is_short, then=then, first=first)
         with builder.loop(builder.bind(tirx.min(self.a.lines - top, LINES)), name="row") as row:
             line, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
             lanes = builder.lanes("float32")

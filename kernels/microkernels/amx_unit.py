@@ -1,13 +1,15 @@
-"""AMX-BF16: eight tile registers of 16 rows of 64 bytes, and the product of two of them added to a third.
+"""AMX: eight tile registers of 16 rows of 64 bytes, and the product of two of them added to a third.
 
-Operand tiles hold bfloat16: A 16 rows by 32 k, B 16 pairs of k by 16 columns, in VNNI layout (the two k of a pair side by side).
-So both are 32-bit pairs of neighbours along k. An accumulator tile holds 16 x 16 float32. The instructions are LDTILECFG,
-TILELOADD and TDPBF16PS (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2). `EmulatedTiles` computes what
-the manual says that they compute, in plain loops over local arrays, so that kernels run and are tested on machines without AMX.
+Operand tiles hold words: 32-bit lanes of neighbours along k, two bfloat16 numbers or four bytes, the first in the lowest bits
+(VNNI layout). A is 16 rows by 16 words, B 16 words by 16 columns. An accumulator tile holds 16 x 16 sums of 32 bits: float32 of
+bfloat16, int32 of bytes. The instructions are LDTILECFG, TILELOADD, TDPBF16PS, TDPBUSD and TDPBSSD (Intel 64 and IA-32
+Architectures Software Developer's Manual, volume 2). `EmulatedTiles` computes what the manual says that they compute, in plain
+loops over local arrays, so that kernels run and are tested on machines without AMX.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,19 +17,59 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..formats.format import S8_TILE, U8_TILE, Format
 
 ROWS = 16  # of a tile
-DEPTH = 32  # values of k of a product of two tiles
+DEPTH = 32  # values of k of a product of two tiles of bfloat16
 COLUMNS = 16  # of an accumulator tile
-WORDS = 16  # 32-bit pairs in a row of a tile
-TILE_ELEMENTS = ROWS * DEPTH  # bfloat16 numbers of an operand's tile, 1 KiB
+WORDS = 16  # in a row of a tile
+TILE_WORDS = ROWS * WORDS  # 1 KiB
 REGISTERS = 8
 
 _EXPONENT = 0x7F800000  # mask of a float32's exponent bits
 
 
+@dataclass(frozen=True, slots=True)
+class TileDot:
+    """A product of two operand tiles: its instruction, the bits of an operand's number, and the type of the sums.
+
+    Numbers of `bits` are read and packed as unsigned integers; the instruction says what they mean.
+    """
+
+    instruction: str
+    bits: int
+    sums: str
+
+    @property
+    def k_pack(self) -> int:
+        """Numbers in a word."""
+        return 32 // self.bits
+
+    @property
+    def depth(self) -> int:
+        """Values of k of a product of two tiles, which are the numbers in a row of a tile of A."""
+        return WORDS * self.k_pack
+
+    @property
+    def numbers(self) -> str:
+        """The type of an operand's number, as bits."""
+        return f"uint{self.bits}"
+
+
+BF16_TILES = TileDot("tdpbf16ps", 16, "float32")
+U8_TILES = TileDot("tdpbusd", 8, "int32")
+S8_TILES = TileDot("tdpbssd", 8, "int32")
+
+
+def tile_dot_of(number_format: Format) -> TileDot:
+    """The product of tiles by which a format of the tile unit multiplies."""
+    return {U8_TILE: U8_TILES, S8_TILE: S8_TILES}.get(number_format, BF16_TILES)
+
+
 class TileUnit(Protocol):
     """The instructions of AMX that kernels use. Tiles are numbered from 0; one that is not loaded is undefined."""
+
+    product: TileDot
 
     def configure(self) -> None:
         """Set the shape of all tiles (LDTILECFG); first in every thread, and outside of all loops of the thread."""
@@ -38,9 +80,12 @@ class TileUnit(Protocol):
     def zero(self, tile: int) -> None:
         """Make an accumulator tile zero."""
 
+    def begin(self, tile: int, source: Buffer, offset: Expr) -> None:
+        """Make all rows of an accumulator tile the 16 sums of the source from `offset` on."""
+
     def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
-        """Load a tile of A or B, the first element at `offset`, rows `stride` elements apart: a row is 32 elements of 16 bits or
-        16 of 32, as the source's type says."""
+        """Load a tile of A or B, the first element at `offset`, rows `stride` elements apart: a row is 16 words, as so many
+        elements of the source's type."""
 
     def prefetch(self, source: Buffer, offset: Expr, stride: int) -> None:
         """Prefetch into L1 a tile that is loaded soon; arguments as of `load`."""
@@ -49,27 +94,27 @@ class TileUnit(Protocol):
         """Prefetch into L2 the cache line of an element that is loaded later."""
 
     def dot(self, sums: int, a: int, b: int) -> None:
-        """Add the product of two operand tiles to an accumulator tile (TDPBF16PS).
+        """Add the product of two operand tiles to an accumulator tile (TDPBF16PS, TDPBUSD: A unsigned, TDPBSSD: both signed).
 
-        Products of even and of odd k have accumulators of their own, which start at zero; their sum is then added to the tile.
-        Subnormal operands and results count as zero.
+        Of bfloat16, products of even and of odd k have accumulators of their own, which start at zero; their sum is then added to
+        the tile. Subnormal operands and results count as zero. Sums of integers are exact, modulo 2^32.
         """
 
     def store(self, tile: int, target: Buffer, offset: Expr, stride: int) -> None:
-        """Store an accumulator tile: 16 float32 a row, the first at `offset`, rows `stride` elements apart."""
+        """Store an accumulator tile: 16 sums a row, the first at `offset`, rows `stride` elements apart."""
 
 
-def tile_unit(builder: KernelBuilder, target: Target) -> TileUnit:
+def tile_unit(builder: KernelBuilder, target: Target, product: TileDot = BF16_TILES) -> TileUnit:
     """AMX of the target, as instructions or emulated."""
     assert target.has_tiles, f"{target} has no tiles"
-    return AmxTiles(builder) if target.level == "amx" else EmulatedTiles(builder)
+    return AmxTiles(builder, product) if target.level == "amx" else EmulatedTiles(builder, product)
 
 
 class AmxTiles:
     """The instructions themselves. Tile numbers are immediates, so LLVM neither allocates nor moves tile registers."""
 
-    def __init__(self, builder: KernelBuilder) -> None:
-        self._builder = builder
+    def __init__(self, builder: KernelBuilder, product: TileDot) -> None:
+        self._builder, self.product = builder, product
 
     def configure(self) -> None:
         form = self._builder.local(16, "uint32", "tiles")  # 64 bytes: palette, bytes of a row (16 bits a tile), rows (8 bits)
@@ -84,6 +129,9 @@ class AmxTiles:
     def zero(self, tile: int) -> None:
         self._call("tilezero", _number(tile))
 
+    def begin(self, tile: int, source: Buffer, offset: Expr) -> None:
+        self._call("tileloadd64", _number(tile), tirx.address_of(source[offset]), tirx.const(0, "int64"))
+
     def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
         self._call("tileloadd64", _number(tile), tirx.address_of(source[offset]), tirx.const(_bytes(source) * stride, "int64"))
 
@@ -95,7 +143,7 @@ class AmxTiles:
         self._builder.prefetch(source[offset], is_near=False)
 
     def dot(self, sums: int, a: int, b: int) -> None:
-        self._call("tdpbf16ps", _number(sums), _number(a), _number(b))
+        self._call(self.product.instruction, _number(sums), _number(a), _number(b))
 
     def store(self, tile: int, target: Buffer, offset: Expr, stride: int) -> None:
         self._call("tilestored64", _number(tile), tirx.address_of(target[offset]), tirx.const(4 * stride, "int64"))
@@ -107,30 +155,33 @@ class AmxTiles:
 class EmulatedTiles:
     """The same bits by loops over arrays on the thread's stack; NaNs may differ in sign and payload."""
 
-    def __init__(self, builder: KernelBuilder) -> None:
-        self._builder = builder
-        self._operands: list[Buffer] = []  # 16 x 16 32-bit pairs of bfloat16, the lower k in the low bits
+    def __init__(self, builder: KernelBuilder, product: TileDot) -> None:
+        self._builder, self.product = builder, product
+        self._operands: list[Buffer] = []  # 16 x 16 words
         self._sums: list[Buffer] = []
 
     def configure(self) -> None:
         self._operands = [self._builder.local(ROWS * WORDS, "uint32", f"operand{i}") for i in range(REGISTERS)]
-        self._sums = [self._builder.local(ROWS * COLUMNS, "float32", f"sums{i}") for i in range(REGISTERS)]
+        self._sums = [self._builder.local(ROWS * COLUMNS, self.product.sums, f"sums{i}") for i in range(REGISTERS)]
 
     def release(self) -> None:
         self._operands, self._sums = [], []
 
     def zero(self, tile: int) -> None:
         with self._builder.loop(ROWS, name="row") as row, self._builder.loop(COLUMNS, "vectorized", "lane") as lane:
-            self._builder.store(self._sums[tile], row * COLUMNS + lane, tirx.const(0, "float32"))
+            self._builder.store(self._sums[tile], row * COLUMNS + lane, tirx.const(0, self.product.sums))
+
+    def begin(self, tile: int, source: Buffer, offset: Expr) -> None:
+        with self._builder.loop(ROWS, name="row") as row, self._builder.loop(COLUMNS, "vectorized", "lane") as lane:
+            self._builder.store(self._sums[tile], row * COLUMNS + lane, source[offset + lane])
 
     def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
         with self._builder.loop(ROWS, name="row") as row, self._builder.loop(WORDS, name="word") as word:
-            if _bytes(source) == 4:
-                value = source[offset + row * stride + word]
-            else:
-                at = offset + row * stride + word * 2
-                low, high = (tirx.Cast("uint32", source[at + i]) for i in range(2))
-                value = low | (high << tirx.const(16, "uint32"))
+            numbers, bits = 4 // _bytes(source), 8 * _bytes(source)
+            at = offset + row * stride + word * numbers
+            value = tirx.Cast("uint32", source[at])
+            for i in range(1, numbers):
+                value = value | (tirx.Cast("uint32", source[at + i]) << tirx.const(i * bits, "uint32"))
             self._builder.store(self._operands[tile], row * WORDS + word, value)
 
     def prefetch(self, source: Buffer, offset: Expr, stride: int) -> None:
@@ -140,6 +191,23 @@ class EmulatedTiles:
         pass
 
     def dot(self, sums: int, a: int, b: int) -> None:
+        if self.product.bits == 8:
+            self._add_bytes(sums, a, b)
+        else:
+            self._add_pairs(sums, a, b)
+
+    def _add_bytes(self, sums: int, a: int, b: int) -> None:
+        builder, is_signed = self._builder, self.product is S8_TILES
+        with builder.loop(ROWS, name="row") as row, builder.loop(WORDS, name="word") as word:
+            left = builder.name(self._operands[a][row * WORDS + word])
+            with builder.loop(COLUMNS, "vectorized", "lane") as lane:
+                right, place = builder.name(self._operands[b][word * WORDS + lane]), row * COLUMNS + lane
+                total = self._sums[sums][place]
+                for byte in range(4):
+                    total = total + _byte(left, byte, is_signed=is_signed) * _byte(right, byte, is_signed=True)
+                builder.store(self._sums[sums], place, total)
+
+    def _add_pairs(self, sums: int, a: int, b: int) -> None:
         builder = self._builder
         with builder.loop(ROWS, name="row") as row:
             parts = [builder.local(COLUMNS, "float32", "part") for _ in range(2)]
@@ -170,6 +238,13 @@ class EmulatedTiles:
         value = self._builder.name(value)
         exponent = tirx.reinterpret("uint32", value) & tirx.const(_EXPONENT, "uint32")
         return tirx.Select(tirx.EQ(exponent, tirx.const(0, "uint32")), tirx.const(0, "float32"), value)
+
+
+def _byte(word: Expr, number: int, *, is_signed: bool) -> Expr:
+    """One of the four bytes of a word, as int32."""
+    if is_signed:
+        return tirx.reinterpret("int32", word << tirx.const(24 - 8 * number, "uint32")) >> tirx.const(24, "int32")
+    return tirx.Cast("int32", (word >> tirx.const(8 * number, "uint32")) & tirx.const(255, "uint32"))
 
 
 def _bytes(buffer: Buffer) -> int:

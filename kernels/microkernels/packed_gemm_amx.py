@@ -10,7 +10,7 @@ from tvm import tirx
 
 from ..codegen.builder import Expr, KernelBuilder
 from .amx_blocks import AmxMicroKernel, packed_operand
-from .amx_packing import LINES, TERM_ELEMENTS, StepPacker
+from .amx_packing import LINES, TERM_ELEMENTS, TERM_WORDS, StepPacker
 from .amx_unit import DEPTH, ROWS, TileUnit
 from .packed_gemm import WHOLE, Bounds, Element, Scratch, ScratchMatrix, Store
 
@@ -45,7 +45,7 @@ class AmxPanels:
     def _pack(self, to: Scratch, element: Element, *, lies_along_depth: bool) -> None:
         builder, terms = self.builder, self.terms
         packer = StepPacker(builder, lambda _, line, k: element(k, line), self.columns, self.depth, terms, True, lies_along_depth)
-        step_words = terms * TERM_ELEMENTS // 2
+        step_words = terms * TERM_WORDS
         with builder.loop(packer.panels, name="panel") as panel, builder.loop(packer.steps, name="step") as step:
             at = builder.bind(to.base + (panel * packer.steps + step) * step_words)
             packer.pack(to.buffer, at, 0, panel, step)
@@ -76,7 +76,7 @@ class AmxPanels:
         """The packed rows of A by `width` columns from `column` on, to the block of C in scratch."""
         scratch, steps = self.scratch, ceil(self.depth / DEPTH)
         product = AmxMicroKernel(self.builder, scratch.unit, (steps,), self.terms, (2, 1 if width <= ROWS else 2))
-        panel = self.builder.bind(b.base + tirx.floordiv(column, LINES) * (steps * self.terms * TERM_ELEMENTS // 2))
+        panel = self.builder.bind(b.base + tirx.floordiv(column, LINES) * (steps * self.terms * TERM_WORDS))
         rows = packed_operand(scratch.rows.buffer, scratch.rows.base, self.terms, words=False)
         product.multiply(rows, packed_operand(b.buffer, panel, self.terms, words=True), scratch.sums)
 
@@ -90,4 +90,4 @@ class AmxPanels:
 
 def panel_words(depth: int, columns: int, terms: int) -> int:
     """32-bit pairs that the panels of a `depth` x `columns` operand take."""
-    return ceil(columns / LINES) * ceil(depth / DEPTH) * terms * TERM_ELEMENTS // 2
+    return ceil(columns / LINES) * ceil(depth / DEPTH) * terms * TERM_WORDS

@@ -20,7 +20,8 @@ class PackGates:
     """Pack weights [directions, of * hidden, depth] into [directions, panels, parts, depth (k), gates / parts, columns].
 
     `gates` are those of the `of` gates that are packed; a panel has the same `columns` hidden units of each of them, in `parts`
-    equal parts, padded with zeros. With `k_pack` > 1 numbers k, k + ceil(depth / k_pack), ... lie side by side: a last dimension.
+    equal parts, padded with zeros. With `k_pack` > 1 numbers k, k + ceil(depth / k_pack), ... lie side by side, or neighbours
+    along k if `joins_neighbours`: a last dimension.
     """
 
     of: int
@@ -28,6 +29,7 @@ class PackGates:
     columns: int
     k_pack: int = 1
     parts: int = 1
+    joins_neighbours: bool = False
 
     def packed_type(self, source: TensorType) -> TensorType:
         directions, lines, depth = source.shape
@@ -41,6 +43,9 @@ class PackGates:
         padded = np.zeros((directions, parts * gates, panels * self.columns, depth + -depth % self.k_pack), array.dtype)
         padded[:, :, :lines, :depth] = array.reshape(directions, self.of, lines, depth)[:, list(self.gates)]
         packed = padded.reshape(directions, parts, gates, panels, self.columns, -1).transpose(0, 3, 1, 5, 2, 4)
+        if self.joins_neighbours:
+            words = packed.reshape(*packed.shape[:3], -1, self.k_pack, *packed.shape[4:])
+            return np.ascontiguousarray(np.moveaxis(words, 4, -1))
         return np.stack(np.split(packed, self.k_pack, 3), -1) if self.k_pack > 1 else np.ascontiguousarray(packed)
 
 
@@ -113,8 +118,12 @@ class RecurrentOperands:
         """Offset in the operator's initial and last states."""
         return (b * self.directions + direction if self.batch_first else direction * self.batch + b) * self.hidden
 
+    def is_quantized(self, name: str) -> bool:
+        """Whether weights lie as int8 with a scale for each line, so that rows are rounded to 8 bits, too."""
+        return name in self.group.weights
+
     def weights(self, name: str, pack: PackGates) -> Buffer:
-        """Packed weights: at compile time if they are constant, else by the kernel; int32 elements for a `k_pack` of 2."""
+        """Packed weights: at compile time if they are constant, else by the kernel; int32 elements for a `k_pack` above 1."""
         kind = pack.packed_type(self.group.types[name])
         if name not in self.group.constants:
             return self._stage(name, pack, kind)

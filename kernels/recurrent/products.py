@@ -112,6 +112,15 @@ class RowProduct:
         """Whether rows are rounded before they are multiplied."""
         return self.format.packs_a
 
+    @property
+    def is_rough(self) -> bool:
+        """Whether what they are rounded to is no more exact than bfloat16."""
+        return self.rounds
+
+    def finished(self, total: Expr, row: Expr, line: Expr) -> Expr:
+        """The product of a row by line `line`, over all directions, of the weights: the sum itself."""
+        return total
+
     def round_row(self, row: Expr, element: Element) -> None:
         """Round a row to pairs in the workspace; nothing if the format has no pairs."""
         if not self.rounds:

@@ -13,7 +13,10 @@ from ..template.kernel import machine_of
 from .cells import Cell
 from .operands import PackGates, RecurrentOperands
 from .products import Element, RowProduct, row_format
-from .products_amx import Store, pays, project_on_tiles, terms_of
+from .products_amx import Store, TiledBytes, TiledRows, pays, project_on_tiles, terms_of
+from .quantized_rows import ByteProduct
+
+_BYTES_OF_WORD = 4
 
 
 def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, target: Target) -> Buffer:
@@ -26,8 +29,10 @@ def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, tar
         builder.store(projected, (direction * rows + m) * columns + column, biased)
 
     terms = terms_of(operands.group, operands.x, operands.w, target)
-    if pays(rows, columns, depth, terms, target.machine):
-        project_on_tiles(operands, terms, target, store)
+    if operands.is_quantized(operands.w) and target.has_tiles and pays(rows, columns, depth, 1, target.machine, _BYTES_OF_WORD):
+        project_on_tiles(operands, TiledBytes(operands, operands.w, 1, rows), target, store)
+    elif pays(rows, columns, depth, terms, target.machine):
+        project_on_tiles(operands, TiledRows(builder, 1, rows, depth, terms), target, store)
     else:
         _project_on_vectors(builder, operands, target, store)
     return projected
@@ -35,18 +40,20 @@ def project(builder: KernelBuilder, operands: RecurrentOperands, cell: Cell, tar
 
 def _project_on_vectors(builder: KernelBuilder, operands: RecurrentOperands, target: Target, store: Store) -> None:
     depth, columns, rows = operands.inputs, operands.gates * operands.hidden, operands.steps * operands.batch
-    number_format = row_format(operands.group, operands.x, operands.w, rows, target)
-    product = RowProduct(builder, number_format, rows, depth)
+    product = _row_product(operands, rows, target)
+    number_format = product.format
     tile = choose_tile(
         rows,
         columns,
         product.steps,
-        machine_of(target, operands.dtype),
+        number_format.machine(machine_of(target, operands.dtype)),
         shifted_loads=False,
         b_padded=True,
         cuts_last=True,
     )
-    weights = operands.weights(operands.w, PackGates(1, (0,), tile.columns, number_format.k_pack))
+    joins = operands.is_quantized(operands.w)
+    pack = PackGates(1, (0,), tile.columns, number_format.k_pack, joins_neighbours=joins)
+    weights = operands.weights(operands.w, pack)
     panels = ceil(columns / tile.columns)
 
     def element(row: Expr) -> Element:
@@ -71,12 +78,19 @@ def _project_on_vectors(builder: KernelBuilder, operands: RecurrentOperands, tar
         number_format,
         a,
         b,
-        lambda batch, m, r, column, value: store(batch, m, column, value),
+        lambda batch, m, r, column, value: store(batch, m, column, product.finished(value, m, batch * columns + column)),
         a_padded=False,
         b_padded=True,
     )
     sizes = [operands.group.types[name].size_bytes for name in (operands.x, operands.w)]
     emit(builder, all_tiles, a_bytes=sizes[0], b_bytes=sizes[1])
+
+
+def _row_product(operands: RecurrentOperands, rows: int, target: Target) -> RowProduct | ByteProduct:
+    if operands.is_quantized(operands.w):
+        return ByteProduct(operands, operands.w, rows, target)
+    number_format = row_format(operands.group, operands.x, operands.w, rows, target)
+    return RowProduct(operands.builder, number_format, rows, operands.inputs)
 
 
 def _bias(operands: RecurrentOperands, cell: Cell, direction: Expr, column: Expr) -> Expr:

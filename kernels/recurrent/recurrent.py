@@ -15,6 +15,8 @@ from math import ceil, prod
 
 from tvm import tirx
 
+from ...runtime.plan import TensorType
+from ...runtime.precision import LONGEST_SUM
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr
 from ..cost.estimate import Estimate, with_bytes
@@ -23,7 +25,7 @@ from ..expressions import pointwise
 from ..groups.group import Group, Op
 from ..microkernels.amx_blocks import tile_chunks
 from ..microkernels.amx_packing import LINES
-from ..microkernels.amx_unit import tile_unit
+from ..microkernels.amx_unit import BF16_TILES, U8_TILES, tile_unit
 from ..microkernels.packed_gemm import Scratch
 from ..microkernels.register_tile import sum_tile
 from ..template.contract import BuiltKernel, Candidate, Refusal
@@ -33,6 +35,7 @@ from .cells import HIDDEN, Activation, Cell, activations_of, cell_of
 from .operands import RecurrentOperands
 from .products import Element, RowProduct, pitch_of
 from .projection import project
+from .quantized_rows import ByteProduct
 from .stages import StagePlan, plan_stage
 
 OPERATORS = frozenset(["GRU", "LSTM", "RNN"])
@@ -49,6 +52,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     op = group.ops[0]
     if (dtype := group.types[op.inputs[0]].dtype) not in _TYPES:
         return Refusal(f"no recurrence of {dtype}")
+    if (fault := _bytes_fault(group, op)) is not None:
+        return fault
     cell = cell_of(op)
     directions, expected = group.types[op.inputs[1]].shape[0], 2 if op.attribute("direction") == "bidirectional" else 1
     if directions != expected:
@@ -60,6 +65,20 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     if recurrence.projected_elements > _MAX_ELEMENTS:
         return Refusal("the input's share has more elements than 32-bit indices can reach")
     return Candidate(_estimate(group, op, cell, directions, target), recurrence.build)
+
+
+def _bytes_fault(group: Group, op: Op) -> Refusal | None:
+    """Why no product is by those weights of the operator that lie as integers; None if all are."""
+    for name in (one for one in op.inputs[1:3] if one in group.weights):
+        kind, scaling = group.types[name], group.weights[name]
+        scales = group.types[scaling.inputs[1]]
+        if kind.dtype != "int8" or len(scaling.inputs) > 2 or str(scales) != str(TensorType((*kind.shape[:2], 1), "float32")):
+            return Refusal(f"weights {kind} with scales {scales} are not int8 with a scale for each line")
+        if group.types[op.inputs[0]].dtype != "float32":
+            return Refusal("rows that are rounded to 8 bits are of float32")
+        if kind.shape[2] > LONGEST_SUM:
+            return Refusal(f"sums of {kind.shape[2]} products could pass 2^31")
+    return None
 
 
 def _estimate(group: Group, op: Op, cell: Cell, directions: int, target: Target) -> Estimate:
@@ -91,6 +110,7 @@ class _Unit:
     """Hidden unit `j` of a row of the batch: the `Unit` that a cell's arithmetic sees.
 
     Offsets of the row's unit 0: `sums` in each of the finished tiles, `share` in the input projection, `line` in the states.
+    `row` is its number over all directions.
     """
 
     recurrence: _Recurrence
@@ -101,6 +121,7 @@ class _Unit:
     sums: Expr
     share: Expr
     line: Expr
+    row: Expr
     j: Expr = 0
 
     def projected(self, number: int) -> Expr:
@@ -109,7 +130,8 @@ class _Unit:
     def product(self, number: int) -> Expr:
         operands = self.recurrence.operands
         part, column = self.plan.place_of(number)
-        value = self.finished[part][self.sums + column + self.j]
+        of_gate = (self.place.direction * operands.gates + number) * operands.hidden + self.j
+        value = self.plan.rows.finished(self.finished[part][self.sums + column + self.j], self.row, of_gate)
         if operands.bias and number in self.recurrence.cell.separate:
             value = value + operands.bias_of(self.place.direction, 1, number * operands.hidden + self.j)
         return value
@@ -129,7 +151,7 @@ class _Unit:
         if clipped and (bound := operands.op.attribute("clip")) is not None:
             clip = Op("Clip", ("x",), ("y",), {"min": -bound, "max": bound})
             value = pointwise.apply(clip, [self.name(value)], [operands.dtype], operands.dtype, self.name)
-        return self.activations[number](self.name, operands.dtype, value, is_rough=self.plan.is_rough)
+        return self.activations[number](self.name, operands.dtype, value, is_rough=self.plan.rows.is_rough)
 
     def name(self, value: Expr) -> Expr:
         return self.recurrence.builder.name(value)
@@ -163,7 +185,8 @@ class _Recurrence:
             self.projected = project(self.builder, operands, self.cell, self.target)
             for name in dict.fromkeys(name for stage in self.cell.stages for name in stage.writes):
                 self.states[name] = self.builder.workspace(self.size * (2 if name == HIDDEN else 1), dtype)
-            unit = tile_unit(self.builder, self.target) if self.target.has_tiles else None
+            product = U8_TILES if operands.is_quantized(operands.r) else BF16_TILES
+            unit = tile_unit(self.builder, self.target, product) if self.target.has_tiles else None
             plans = [plan_stage(operands, self.cell, stage, unit, self.target) for stage in self.cell.stages]
             self._set_initial_states()
             self._emit_steps(plans)
@@ -303,7 +326,7 @@ class _Recurrence:
             number = builder.bind(place.panel * plan.tiles.parts + part)
             plan.tiled.multiply(place.direction, tirx.floordiv(start, LINES), number, block)
             return block
-        assert isinstance(rows, RowProduct), "a stage on tiles has no place for its sums"
+        assert isinstance(rows, RowProduct | ByteProduct), "a stage on tiles has no place for its sums"
         home, state = builder.bind(place.direction * operands.batch), self._row_of(plan, place)
         panel = (place.direction * plan.panels + place.panel) * plan.tiles.parts + part
         first = builder.bind(panel * rows.steps * tile.columns)
@@ -338,7 +361,8 @@ class _Recurrence:
         length, time = self._time_of(place, b)
         share = builder.bind(self._share_of(place, time, b))
         y = builder.bind(operands.y_offset(place.direction, time, b))
-        row = _Unit(self, plan, place, self.activations[0], finished, sums, share, builder.bind(b * self.pitch))
+        line, number = builder.bind(b * self.pitch), builder.bind(place.direction * operands.batch + b)
+        row = _Unit(self, plan, place, self.activations[0], finished, sums, share, line, number)
         running = [place.step < length] if operands.lengths else []
         variants = tuple(dict.fromkeys(self.activations))  # distinct activations of the directions, in order
         for number, activations in enumerate(variants):

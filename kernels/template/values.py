@@ -19,6 +19,8 @@ Reader = Callable[[Index], Expr]
 
 _NARROW_FLOATS, _BYTES = ("bfloat16", "float16"), ("uint8", "int8")
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+# The operands that may be constant integers with scales, by operators whose kernels read such.
+_WEIGHTS = {"Gemm": (1,), "MatMul": (1,), "GRU": (1, 2), "LSTM": (1, 2), "RNN": (1, 2)}
 # By floating point type, the integer of its width whose sign bit alone is -0.0.
 _SIGN_BIT = {
     "float64": ("int64", -(2**63)),
@@ -181,20 +183,25 @@ def read_narrow(group: Group) -> Group:
 
 
 def read_weights(group: Group) -> Group:
-    """The group without the DequantizeLinear of a product's constant right operand, whose kernel loads integers and scales as
-    they lie: `weights` of the group tells it."""
+    """The group without the DequantizeLinear of a product's constant right operand, or of the constant weights of a recurrence,
+    whose kernel loads integers and scales as they lie: `weights` of the group tells it."""
     anchors = anchors_of(group)
-    if len(anchors) != 1 or anchors[0].op_type not in ("Gemm", "MatMul") or len(anchors[0].inputs) < 2:
+    if len(anchors) != 1:
         return group
     (anchor,) = anchors
-    scaling = group.producers.get(anchor.inputs[1])
-    if scaling is None or scaling.op_type != "DequantizeLinear" or scaling.inputs[0] not in group.constants:
+    read = [anchor.inputs[position] for position in _WEIGHTS.get(anchor.op_type, ()) if position < len(anchor.inputs)]
+    found = {name: op for name in read if (op := group.producers.get(name)) is not None and _is_dequantized(group, name, op)}
+    if not found:
         return group
-    if group.reader_counts[anchor.inputs[1]] != 1:
-        return group
-    direct = replace(anchor, inputs=(anchor.inputs[0], scaling.inputs[0], *anchor.inputs[2:]))
-    ops = tuple(direct if op is anchor else op for op in group.ops if op is not scaling)
-    return replace(group, ops=ops, weights={scaling.inputs[0]: scaling})
+    direct = replace(anchor, inputs=tuple(found[name].inputs[0] if name in found else name for name in anchor.inputs))
+    ops = tuple(direct if op is anchor else op for op in group.ops if all(op is not scaling for scaling in found.values()))
+    return replace(group, ops=ops, weights={scaling.inputs[0]: scaling for scaling in found.values()})
+
+
+def _is_dequantized(group: Group, name: str, producer: Op) -> bool:
+    """Whether a value is a dequantized constant that is read once."""
+    is_constant = producer.op_type == "DequantizeLinear" and producer.inputs[0] in group.constants
+    return is_constant and group.reader_counts[name] == 1
 
 
 def surroundings(group: Group) -> tuple[Op, ...]:

@@ -9,14 +9,14 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from ...compiler.ir.assignments.operand_formats import assign_operand_formats, operand_formats
 from ...compiler.ir.functions import body_of, drop_uncalled_groups, fuse_into_function, inline_function, is_fused
 from ...compiler.ir.kinds import is_pointwise
 from ...compiler.ir.matching import static_shape
-from ...compiler.ir.operand_formats import assign_operand_formats, operand_formats
+from ...compiler.ir.stored_weights import RECURRENT, reads_integers
 from ...compiler.pipeline import Context, Pass
 from .moves import IMAGE_RANKS, is_image_reader, is_pool
 from .narrowing import Narrowing
-from .products import RECURRENT
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class PlaceCasts(Pass):
     (fuse-epilogue). What no assigned node reads stays float32: normalizations, softmax, residual sums of rows, the model's
     inputs and outputs. Images that a convolution reads as bfloat16 are so read by pointwise nodes and poolings, too, and are
     stored once. What a convolution reads of a Concat, a Slice or a MaxPool is rounded before that, which gives the same numbers.
-    Recurrent operators are one function with the Casts that their kernel reads through. Always legal; the assignment, which is
+    Recurrent operators are one function with the Casts that their kernel reads through, and with what dequantizes the integers
+    among their weights. Always legal; the assignment, which is
     assign-formats' or another's, is used up.
     """
 
@@ -43,19 +44,22 @@ class PlaceCasts(Pass):
         for node in formats:
             assign_operand_formats(node, {})  # before Casts take over the metadata of what they are made for
         narrowing = Narrowing(model, formats)
-        for node in sorted(formats, key=lambda node: node.op_type in RECURRENT):
+        for node in formats:
             for position, form in formats[node].items():
                 narrowing.replace_operand(node, position, form)
-            if node.op_type in RECURRENT:
-                _join_casts(model, node, formats[node])
+        stored = {node: reads_integers(node) for node in model.graph if node.op_type in RECURRENT and node.domain == ""}
+        joined = {node: sorted({*formats.get(node, ()), *positions}) for node, positions in stored.items()}
+        for node, positions in joined.items():
+            if positions:
+                _join_casts(model, node, positions)
         _read_images_narrow(narrowing)
         _store_attention_narrow(narrowing)
         drop_uncalled_groups(model)
-        return bool(formats)
+        return bool(formats) or any(joined.values())
 
 
 def _join_casts(model: ir.Model, node: ir.Node, positions: Iterable[int]) -> None:
-    """Put a node into one function with the Casts of its operands, which its kernel reads through."""
+    """Put a node into one function with the Casts and DequantizeLinears that its kernel reads operands through."""
     values = [node.inputs[position] for position in positions]
     casts = [cast for value in values if value is not None and (cast := value.producer()) is not None]
     fuse_into_function(model, [*casts, node], node.op_type.lower())

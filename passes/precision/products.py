@@ -11,7 +11,6 @@ from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.matching import static_shape
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
-RECURRENT = frozenset(["GRU", "LSTM", "RNN"])
 
 
 def is_narrow(value: ir.Value | None) -> bool:

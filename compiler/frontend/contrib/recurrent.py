@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ...ir.stored_weights import ROW_BITS
 from .activations import Results
 from .call import Call, RefusedNodeError
 
@@ -29,19 +30,30 @@ def causal_convolution(call: Call) -> Results:
 
 
 def dynamic_quantize_lstm(call: Call) -> Results:
-    """LSTM of constant weights of 8-bit integers, whose inputs and states stay floats.
+    """LSTM of constant weights of 8-bit integers. Where these are symmetric, inputs and states are rounded to 8 bits, too, each
+    row by its own range; else they stay floats.
 
-    ONNX Runtime quantizes these at every step, by the range of as many rows of the batch as one of its threads has; so its own
-    results change with the number of threads by as much as they differ from these.
+    ONNX Runtime quantizes all inputs by one range, and states at every step by that of as many rows of the batch as one of its
+    threads has; so its own results change with the number of threads by as much as they differ from these.
     """
     attributes = call.forwarded("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size")
     attributes |= call.forwarded("input_forget")
     w, r = (_dequantized_lines(call, position, parameters) for position, parameters in ((1, 8), (2, 10)))
-    return call.ops(3, "LSTM", call.input(0), w, r, *(call.optional(position) for position in range(3, 8)), **attributes)
+    results = call.ops(3, "LSTM", call.input(0), w, r, *(call.optional(position) for position in range(3, 8)), **attributes)
+    call.annotate(results[0], ROW_BITS, "8")
+    return results
 
 
 def _dequantized_lines(call: Call, position: int, parameters: int) -> ir.Value:
-    """Weights [directions, inputs, gates] as floats [directions, gates, inputs]; a scale and zero point a direction or column."""
+    """Weights [directions, inputs, gates] as [directions, gates, inputs]; a scale and zero point a direction or column.
+
+    They stay integers, with a scale for each line, if all zero points are in the middle of the type.
+    """
     weights, scale, zero = (call.known(call.input(at), f"input {at}") for at in (position, parameters, parameters + 1))
-    scale, zero = (one.astype(np.float32).reshape(len(weights), 1, -1) for one in (scale, zero))
-    return call.constant(np.ascontiguousarray(((weights.astype(np.float32) - zero) * scale).transpose(0, 2, 1)))
+    lines, middle = weights.astype(np.int16).transpose(0, 2, 1), 128 if weights.dtype == np.uint8 else 0
+    scale, zero = (one.reshape(len(weights), -1, 1) for one in (scale.astype(np.float32), zero.astype(np.int16)))
+    if (zero == middle).all():
+        scales = np.ascontiguousarray(np.broadcast_to(scale, (*lines.shape[:2], 1)))
+        numbers = call.constant(np.ascontiguousarray(lines - middle).astype(np.int8))
+        return call.op("DequantizeLinear", numbers, scales, axis=2, block_size=max(lines.shape[2], 1))
+    return call.constant(np.ascontiguousarray((lines - zero).astype(np.float32) * scale))

@@ -137,3 +137,45 @@ def test_bad_calibration() -> None:
             prefuse.compile(model, precision="int8", calibration=batches(model, 1), target="cuda:sm_90")
         with pytest.raises(OptionError, match="prefuse quantize"):
             prefuse.tune(model, precision="int8")
+
+
+def test_rows_need_no_data(tmp_path: Path) -> None:
+    """By the command line and by `compile`: no warning of ranges, and rows whatever their sizes."""
+    path, output = tmp_path / "net.onnx", tmp_path / "q.onnx"
+    onnx.save(feed_forward(), path)
+    text, errors = run(path, "--activations", "rows", "-o", output, "--json")
+    assert "ranges of activations" not in errors
+    assert "the error is measured on random inputs" in errors
+    assert {unit["format"] for unit in json.loads(text)["units"]} == {"int8-rows"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net = prefuse.compile(path, precision="int8-rows", cache=False, threads=2)
+    (batch,) = batches(feed_forward(), 1, seed=7)
+    expected = prefuse.compile(path, cache=False)(**batch)
+    assert 1e-4 < relative(net(**batch), expected) < 3e-2
+    scaled = {name: array * np.float32(1000) for name, array in batch.items()}
+    assert relative(net(**scaled), prefuse.compile(path, cache=False)(**scaled)) < 3e-2
+
+
+def test_rows_and_convolutions(tmp_path: Path) -> None:
+    """Convolutions stay float without data, and say so; with data they have ranges of tensors."""
+    model = residual_network()
+    alone = prefuse.compile(model, precision="int8-rows", cache=False, threads=2)
+    assert isinstance(alone, CompiledModel)
+    assert "images have no rows with scales of their own (calibration data would give ranges of tensors)" in alone.report()
+    both = prefuse.compile(model, precision="int8-rows", calibration=batches(model, 4), cache=False, threads=2)
+    assert isinstance(both, CompiledModel)
+    assert "images have no rows" not in both.report()
+
+
+def test_compile_verb_quantizes(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "net.prefuse"
+    for more in (["int8", "--calibration", str(tmp_path / "data.npz")], ["int8-rows"]):
+        arguments = ["compile", str(model), "-o", str(output), "--no-cache", "--json", "--precision", *more]
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        remarks = json.loads(result.stdout)["remarks"]
+        assert any("was not quantized" in remark for remark in remarks)
+        assert any("images have no rows" in remark for remark in remarks) == (more[0] == "int8-rows")
+    with pytest.raises(OptionError, match="data given for float32"):
+        CliRunner().invoke(cli, ["compile", str(model), "--calibration", "data.npz"], catch_exceptions=False)

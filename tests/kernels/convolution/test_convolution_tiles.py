@@ -28,7 +28,7 @@ UNITS: dict[Precision, float] = {"float32": 1e-6, "float32-fast": 1.2e-5, "bfloa
 @pytest.fixture(autouse=True)
 def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small convolutions, too, for which vectors are faster."""
-    monkeypatch.setattr(implicit_gemm_amx, "tile_convolution_cycles", lambda *sizes, copies: 0.0)
+    monkeypatch.setattr(implicit_gemm_amx, "tile_convolution_cycles", lambda *sizes, **how: 0.0)
 
 
 def tiled(case: Case, precision: Precision = "float32-fast") -> Case:

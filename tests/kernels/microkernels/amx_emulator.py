@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from prefuse.runtime.target import Target, host_cpu_flags
 
-INSTRUCTIONS = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps")
+# In the order of the emulator's counts.
+INSTRUCTIONS = ("ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps", "tdpbusd", "tdpbssd")
 AMX = Target("cpu", "amx", 2)
 _SOURCE = Path(__file__).with_suffix(".c")
 

@@ -1,0 +1,21 @@
+"""The calibration data that every quantizing engine is shown: inputs like those that are measured, and never these themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .engine import Task
+
+BATCHES = 8
+
+
+def calibration_batches(task: Task) -> list[dict[str, np.ndarray]]:
+    """As many batches: floats of the normal distribution of the model's inputs, and their whole numbers in another order."""
+    return [{name: _like(array, np.random.default_rng(seed)) for name, array in task.inputs.items()} for seed in range(BATCHES)]
+
+
+def _like(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    if array.dtype.kind != "f":
+        return random.permuted(array.reshape(-1)).reshape(array.shape)
+    drawn = random.normal(array.mean(), array.std(), array.shape)
+    return drawn.astype(array.dtype)

@@ -1,0 +1,70 @@
+"""ONNX Runtime on what its own tools quantize: Q/DQ with a scale for each channel of weights, or ranges found at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+from onnxruntime import quantization
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
+from prefuse.compiler.pipeline.pass_table import PASSES
+from prefuse.runtime.target import Target
+
+from .calibration import calibration_batches
+from .engine import Outputs, Run, Task
+
+_FOLDING = "canonicalize,eliminate-dead,merge-equal,fold-batchnorm,canonicalize,eliminate-dead"
+
+
+def prepare(task: Task) -> Run:
+    """See `Engine`."""
+    path = task.onnx_path.with_suffix(".ort-int8.onnx")
+    if not path.exists():
+        kinds = {"activation_type": quantization.QuantType.QUInt8, "weight_type": quantization.QuantType.QInt8}
+        quantization.quantize_static(_folded(task), path, _Reader(task), per_channel=True, **kinds)
+    return _run(task, path)
+
+
+def prepare_dynamic(task: Task) -> Run:
+    """With ranges of activations that are found at run time."""
+    path = task.onnx_path.with_suffix(".ort-dynamic.onnx")
+    if not path.exists():
+        quantization.quantize_dynamic(_folded(task), path, per_channel=True, weight_type=quantization.QuantType.QInt8)
+    return _run(task, path)
+
+
+class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # which has no types
+    def __init__(self, task: Task) -> None:
+        self._batches: Iterator[dict[str, np.ndarray]] = iter(calibration_batches(task))
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._batches, None)
+
+
+def _folded(task: Task) -> Path:
+    """The model with constants folded and batch normalizations in the weights, by our passes, for the tools quantize what they
+    find: of the exported file they would leave convolutions float."""
+    path = task.onnx_path.with_suffix(".folded.onnx")
+    if not path.exists():
+        model = import_model(task.onnx_path)
+        run_pipeline(model, parse_pipeline(_FOLDING, PASSES), Context(Target.parse("cpu")))
+        ir.external_data.load_to_model(model)  # the tools move files that they cannot read then
+        path.write_bytes(ir.to_proto(model).SerializeToString())
+    return path
+
+
+def _run(task: Task, path: Path) -> Run:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = task.threads
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def run() -> Outputs:
+        outputs: Outputs = session.run(None, task.inputs)
+        return outputs
+
+    return run

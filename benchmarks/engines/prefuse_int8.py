@@ -1,0 +1,57 @@
+"""prefuse in 8 bits: by ranges of tensors with and without scales moved into weights, and by ranges of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import prefuse
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.quantization.quantizer import Settings, calibrate, uncalibrated
+from prefuse.runtime.target import Target
+
+from .calibration import calibration_batches
+from .engine import Outputs, Run, Task
+
+
+def prepare(task: Task) -> Run:
+    """See `Engine`."""
+    return _prepare(task, "int8")
+
+
+def prepare_plain(task: Task) -> Run:
+    """With the scales of activations where they are."""
+    return _prepare(task, "int8-plain")
+
+
+def prepare_rows(task: Task) -> Run:
+    """By ranges of rows; convolutions by those of tensors."""
+    return _prepare(task, "int8-rows")
+
+
+def _prepare(task: Task, how: str) -> Run:
+    path = task.onnx_path.with_suffix(f".{how}.prefuse")
+    if not path.exists():
+        _compile(task, how, path)
+    compiled = prefuse.load(path)
+    inputs = tuple(task.inputs.values())
+
+    def run() -> Outputs:
+        outputs = compiled(*inputs)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    return run
+
+
+def _compile(task: Task, how: str, path: Path) -> None:
+    target = Target.parse("cpu", task.threads)
+    model = import_model(task.onnx_path)
+    has_convolutions = any(node.op_type == "Conv" for node in model.graph)
+    if how == "int8-rows" and not has_convolutions:
+        calibrated = uncalibrated(model, target)
+    else:
+        calibrated = calibrate(model, calibration_batches(task), target, Settings(is_smooth=how != "int8-plain"))
+    rows = calibrated.uniform("int8-rows") if how == "int8-rows" else {}
+    static = calibrated.uniform() if how != "int8-rows" or has_convolutions else {}
+    quantized = calibrated.place({**static, **rows})
+    beside = "bfloat16" if target.has("avx512_bf16") or target.has_tiles else "float32-fast"
+    prefuse.compile(quantized, cache=False, precision=beside, threads=task.threads).save(path)
