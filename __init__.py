@@ -47,15 +47,14 @@ def compile(
         model: an `nn.Module`, compiled as in evaluation mode at its first call, once per input signature, or at once if `args`
             is given; an ONNX file, its bytes, a `ModelProto`, an `onnx_ir.Model` or an `ExportedProgram`, compiled at once, or
             once per input shape where it has symbolic dimensions. The weights are read now: later changes do not count.
-        args: example positional inputs.
-        kwargs: example keyword inputs.
+        args, kwargs: example positional and keyword inputs.
         target: "cpu" (this machine), or an instruction-set level of it such as "cpu:avx2"; "cuda" (this machine's GPU),
             "cuda:sm_90", "rocm:gfx942" and the like, for which no GPU need be here.
         precision: "float32", whose error against float64 is at most twice that of ONNX Runtime in float32; "float32-fast", at
             most 2e-5, relative to the norm of each output; "bfloat16" and "float16", in which products read their operands;
-            "int8" and "int8-rows", 8 bits by ranges of tensors from `calibration`, or of each row (docs/quantization.md).
+            "int8", "int8-rows": ranges of tensors by `calibration`, or of rows (docs/quantization.md); "mixed" (docs/bits.md).
         calibration: batches of inputs like those of later calls: an iterable of mappings by name, tuples, or arrays, or the path
-            of an .npz file or a folder. Without it "int8" warns and assumes random ones, "int8-rows" leaves convolutions float.
+            of an .npz file or folder. Without it "int8" and "mixed" assume random ones; "int8-rows" leaves convolutions float.
         name: what reports call the program.
         cache: whether compiled programs are kept on disk: True is $PREFUSE_CACHE or the platform's folder for caches.
         progress: True shows a bar; a function is called with the stage and the fraction done.
@@ -63,8 +62,8 @@ def compile(
             whether the model may draw random numbers, which makes its calls differ: without it, such a model is refused;
             `profile` (bool), whether the program shall have the counters that `profile` on the result needs; `tuning` (bool or
             path), the file of `tune` whose findings are used beside those that come with prefuse: True is the default one,
-            False uses none at all; `weights` ("int8" or "int4"), what large float32 weights of matrix products are stored as: 8
-            bits with a scale for each column, or 4 bits with one for each 32 neighbours along k. Their rows stay float32.
+            False uses none at all; `weights` ("int8" or "int4"), what large float32 weights of matrix products are stored as,
+            with scales of columns, or of 32 neighbours along k; `max_error`, `metric`, `objective`, `bits`: of "mixed".
 
     Returns:
         A callable: inputs in order or by name, NumPy arrays or torch tensors. An `nn.Module` gives its own output structure,

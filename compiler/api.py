@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING
 
 from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
+from ..runtime.files.user_folder import user_folder
 from ..runtime.staged.staged_model import StagedModel
-from ..runtime.user_folder import user_folder
 from .frontend.pytree import is_tensor
 from .programs.builder import Builder, CompileModel, Progress
 from .programs.cache import ProgramCache
 from .programs.digest import model_digest
 from .programs.file_memory import FileMemory
-from .programs.options import Options, parse_options
+from .programs.options import MIXED, MIXED_OPTIONS, QUANTIZATIONS, Options, parse_options
 from .programs.sources import GraphSource, ModuleSource
 from .programs.specialize import SpecializedModel
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from .bits.mixed.quantizer import MixedQuantizer
+    from .quantization.uniform import UniformQuantizer
     from .quantization.units import UnitFormat
 
 
@@ -55,17 +57,21 @@ def compile_model(
     Raises:
         CompileError: the model, an option or an input cannot be taken.
     """
-    checked = parse_options(target, precision, options, quantizes=True)
+    mixed = {name: value for name, value in options.items() if name in MIXED_OPTIONS}
+    checked = parse_options(target, precision, {name: options[name] for name in options.keys() - mixed}, quantizes=True)
     if calibration is not None and not checked.quantization:
-        fix = 'use precision="int8" or "int8-rows", or leave it out'
+        fix = f"use precision={', '.join(map(repr, QUANTIZATIONS))}, or leave it out"
         raise OptionError("calibration", f"data given for {precision}, which needs none", fix)
+    if mixed and checked.quantization != MIXED:
+        name_of, given = next(iter(mixed.items()))
+        raise OptionError(name_of, f"{given!r} given for precision {precision!r}", 'use precision="mixed", or leave it out')
     if name is not None and (not isinstance(name, str) or not name):
         raise OptionError("name", f"{name!r} is no name", "give a string, or leave it out")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise OptionError("kwargs", f"{kwargs!r} is no dictionary", "give the keyword inputs by name")
     builder = Builder(checked, name or _default_name(model), driver, open_cache(cache), reporter(progress))
     if checked.quantization:
-        builder = quantizing(builder, calibration)
+        builder = quantizing(builder, calibration, mixed)
     inputs = None if args is None and not kwargs else (_as_tuple(args), dict(kwargs or {}))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
@@ -103,14 +109,26 @@ def _compile_imported(
     return compiled
 
 
-def quantizing(builder: Builder, calibration: object | None) -> Builder:
-    """A builder that quantizes with this calibration data, if any, what it compiles. Raises InputError for what is no data."""
-    from .quantization.uniform import UniformQuantizer
+def quantizing(builder: Builder, calibration: object | None, mixed: Mapping[str, object] | None = None) -> Builder:
+    """A builder that quantizes with this calibration data, if any, what it compiles; `mixed` are the options of mixed formats.
 
-    form: UnitFormat = "int8-rows" if builder.options.quantization == "int8-rows" else "int8"
-    quantizer = UniformQuantizer(calibration, builder.options.target, form)
+    Raises:
+        InputError: it is no calibration data.
+        OptionError: what is given for mixed formats is not what it should be.
+    """
+    quantizer: UniformQuantizer | MixedQuantizer
+    if builder.options.quantization == MIXED:
+        from .bits.mixed.quantizer import MixedQuantizer
+        from .bits.mixed.request import request_of
+
+        quantizer = MixedQuantizer(calibration, builder.options, request_of(**(mixed or {})), builder.compile_model)
+    else:
+        from .quantization.uniform import UniformQuantizer
+
+        form: UnitFormat = "int8-rows" if builder.options.quantization == "int8-rows" else "int8"
+        quantizer = UniformQuantizer(calibration, builder.options.target, form)
     options = replace(builder.options, quantization=f"{builder.options.quantization} {quantizer.digest}")
-    return replace(builder, options=options, quantize=quantizer)
+    return replace(builder, options=options, quantize=quantizer, is_for_shapes=builder.options.quantization == MIXED)
 
 
 def _file_memory(model: object, builder: Builder) -> FileMemory | None:

@@ -22,6 +22,7 @@ from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
 from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
+from .ir.assignments.node_precision import CHOICES_KEY
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import computing_names, inline_function, is_fused, original_names
@@ -239,7 +240,7 @@ def _descriptions(
 ) -> dict[str, object]:
     """What the program's manifest says of the compilation, and of its groups, which a profile names."""
     alone = lone_groups(model, [item.node for item in lowered if len(item.group.ops) == 1], context.remarks)
-    found: dict[str, object] = {"report": _report(lowered, context, alone)}
+    found: dict[str, object] = {"report": {**_choices(model), **_report(lowered, context, alone)}}
     if has_groups:
         times = predicted_us(lowered, target)
         found[ASSUMED_RATE] = target.machine.flops_per_second * target.threads
@@ -257,6 +258,12 @@ def _description(model: ir.Model, item: LoweredGroup, alone: Mapping[str, tuple[
     reasons = alone.get(str(item.node.name), ())
     names, computing = original_names(item.node), computing_names(model, item.node)
     return GroupDescription(names, source_of(item.node), item.kernel.refused, reasons, computing, time_us)
+
+
+def _choices(model: ir.Model) -> dict[str, object]:
+    """How the formats of a mixed program were chosen, line by line."""
+    text = model.metadata_props.get(CHOICES_KEY)
+    return {"bits": text.splitlines()} if text else {}
 
 
 def _tuning_remark(symbol: str, item: LoweredGroup) -> str:

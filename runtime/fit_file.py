@@ -6,7 +6,6 @@ Files are replaced whole, under a lock, so that several processes may add to one
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,10 +14,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .errors import OptionError
-from .user_folder import locked_file, replace_file, user_folder
-
-_FORMAT, _VERSION = "prefuse machine", 1
-_FIX = "delete the file, or name another folder by PREFUSE_CACHE"
+from .files.user_folder import user_folder
+from .measurement_file import MeasurementFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ def find_fit(cpu_model: str, lanes: int, path: Path | None = None) -> Fit | None
     """
     path = path or default_fit_file()
     try:
-        return _read(path).get(cpu_model, {}).get(str(lanes))
+        return (_FILE.read(path) or {}).get(cpu_model, {}).get(str(lanes))
     except OptionError as error:
         warnings.warn(f"{path}: {error.what}; costs are estimated without what was measured", stacklevel=2)
         return None
@@ -77,40 +74,21 @@ def forget_fit(cpu_model: str, lanes: int, path: Path | None = None) -> bool:
 
 def _change(path: Path, cpu_model: str, lanes: int, fit: Fit | None) -> bool:
     """Put a fit into the file, or none; whether there was one before."""
-    try:
-        with locked_file(path):  # of two writers without it, one may lose a fit
-            try:
-                fits = _read(path)
-            except OptionError:
-                fits = {}
-            before = fits.setdefault(cpu_model, {}).pop(str(lanes), None)
-            if fit is not None:
-                fits[cpu_model][str(lanes)] = fit
-            replace_file(path, _format(fits))
-    except OSError as error:
-        raise OptionError(str(path), f"cannot be written: {error.strerror or error}", _FIX) from error
+    before = None
+
+    def changed(fits: Fits | None) -> Fits:
+        nonlocal before
+        fits = fits or {}
+        before = fits.setdefault(cpu_model, {}).pop(str(lanes), None)
+        if fit is not None:
+            fits[cpu_model][str(lanes)] = fit
+        return fits
+
+    _FILE.change(path, changed, is_replaced=True)
     return before is not None
 
 
-def _read(path: Path) -> Fits:
-    """All fits of a file; none where it is not there. Raises OptionError for one that cannot be read, or is none of ours."""
-    try:
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise OptionError(str(path), f"cannot be read: {error.strerror or error}", _FIX) from error
-    except ValueError as error:
-        raise OptionError(str(path), f"is no JSON: {error}", _FIX) from error
-    try:
-        return _parse(data)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise OptionError(str(path), f"is no file of this version of prefuse doctor --fit: {error}", _FIX) from error
-
-
 def _parse(data: Any) -> Fits:
-    if data["format"] != _FORMAT or data["version"] != _VERSION:
-        raise ValueError(f"format {data['format']!r}, version {data['version']!r}")
     return {cpu: {lanes: _parse_fit(fit) for lanes, fit in by_lanes.items()} for cpu, by_lanes in data["fits"].items()}
 
 
@@ -124,6 +102,10 @@ def _parse_fit(data: Any) -> Fit:
     return fit
 
 
-def _format(fits: Fits) -> str:
-    found = {cpu: {lanes: asdict(fit) for lanes, fit in by_lanes.items()} for cpu, by_lanes in fits.items() if by_lanes}
-    return json.dumps({"format": _FORMAT, "version": _VERSION, "fits": found}, indent=1, sort_keys=True) + "\n"
+def _format(fits: Fits) -> Mapping[str, Any]:
+    return {"fits": {cpu: {lanes: asdict(fit) for lanes, fit in by_lanes.items()} for cpu, by_lanes in fits.items() if by_lanes}}
+
+
+_FILE = MeasurementFile(
+    "prefuse machine", 1, "prefuse doctor --fit", "delete the file, or name another folder by PREFUSE_CACHE", _parse, _format
+)

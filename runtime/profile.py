@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from .plan import Launch, Plan, Step, step_reads, step_writes
 from .program_file import Program
 
 ASSUMED_RATE = "assumed_flops_per_second"  # in the manifest of a program
+_CALLS_A_TURN = 5  # of a program, when several are measured
 _LARGE_CHANGE = 0.1  # beyond what two measurements on an idle machine differ by
 
 
@@ -307,3 +309,22 @@ def _copy_label(step: Step) -> str:
 def _words(step: Step) -> Iterator[str]:
     yield type(step).__name__.lower()
     yield from (f"to {region.buffer}" for region in step_writes(step))
+
+
+class Profiled(Protocol):
+    """A program with counters."""
+
+    def profile(self, *inputs: object, runs: int = 20, **named: object) -> Profile: ...
+
+
+def profile_in_turns(nets: Sequence[Profiled], inputs: Mapping[str, object], runs: int) -> tuple[Profile, ...]:
+    """The profile of each program over `runs` calls, a few of each in turn, so that the machine is as busy for all of them.
+
+    Raises:
+        OptionError: a program has no counters.
+        InputError: the inputs are not those of the model.
+    """
+    turns = [min(_CALLS_A_TURN, runs - begin) for begin in range(0, runs, _CALLS_A_TURN)]
+    found = [[net.profile(**inputs, runs=turn) for net in nets] for turn in turns]
+    merged = (np.concatenate([one.stamps_ns for one in profiles]) for profiles in zip(*found, strict=True))
+    return tuple(replace(first, stamps_ns=stamps) for first, stamps in zip(found[0], merged, strict=True))

@@ -45,9 +45,9 @@ from .archive import (
     write_member,
     write_pieces,
 )
-from .checksum import Checksum
 from .device_binary import check_binary
 from .errors import OptionError, ProgramFileError
+from .files.checksum import Checksum
 from .plan import ALIGNMENT, Plan, Role, TensorType
 from .plan_checker import check_plan
 from .plan_text import parse_plan, print_plan

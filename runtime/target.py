@@ -215,7 +215,10 @@ def host_cpu_flags() -> frozenset[str]:
 @cache
 def host_cpu_model() -> str:
     """What distinguishes this CPU's design: maker, family and model number, as in "AuthenticAMD family 26 model 2"; the many
-    names that one design is sold by do not count. "unknown" where /proc/cpuinfo cannot be read."""
+    names that one design is sold by do not count. "unknown" where /proc/cpuinfo cannot be read.
+
+    Some hypervisors name an older design than it is: what has tiles where the named one has none gets " amx" behind it.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -223,7 +226,9 @@ def host_cpu_model() -> str:
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
     if "vendor_id" not in facts:
         return "unknown"
-    return f"{facts['vendor_id']} family {facts.get('cpu family', '?')} model {facts.get('model', '?')}"
+    model = f"{facts['vendor_id']} family {facts.get('cpu family', '?')} model {facts.get('model', '?')}"
+    has_tiles = "amx_tile" in facts.get("flags", "").split()
+    return f"{model} amx" if has_tiles and not machines.row(machines.core_of(model), 16).tile_dot_cycles else model
 
 
 def best_cpu_level() -> str:

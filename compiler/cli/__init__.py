@@ -16,6 +16,7 @@ _VERBS = {
     "run": "run a model on random or given inputs, and compare it with ONNX Runtime",
     "opt": "run passes on a model and print the graph",
     "quantize": "make products of an ONNX model 8 bits, by calibration data and within an error",
+    "bits": "find the format of each product that makes a model fastest, or smallest, within an error",
     "explain": "tell what each pass made of a node, and which kernel computes it",
     "why-not": "say why two nodes are not in one group",
     "profile": "say where the time of a model goes, and compare two pipelines",

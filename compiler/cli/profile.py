@@ -10,10 +10,10 @@ from rich.table import Table
 
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
-from ...runtime.profile import Limits, Profile, StepProfile
+from ...runtime.profile import Limits, Profile, StepProfile, profile_in_turns
 from ...runtime.staged.staged_model import StagedModel, load
 from ...runtime.target import Target
-from ..debugging.comparison import Match, match_steps, profile_in_turns
+from ..debugging.comparison import Match, match_steps
 from .common import (
     INPUTS,
     JSON,

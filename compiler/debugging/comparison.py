@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
-
-from ...runtime.executor import CompiledModel
-from ...runtime.profile import GroupDescription, Profile
-
-_CALLS_A_TURN = 5
+from ...runtime.profile import GroupDescription
 
 
 class TimedStep(Protocol):
@@ -62,19 +57,6 @@ class Match(Generic[S]):
         """The side that has fewer steps says it shorter."""
         sides = [side for side in (self.first, self.second) if side]
         return " | ".join(step.label for step in min(sides, key=len))
-
-
-def profile_in_turns(nets: Sequence[CompiledModel], inputs: Mapping[str, object], runs: int) -> tuple[Profile, ...]:
-    """The profile of each program over `runs` calls, a few of each in turn, so that the machine is as busy for all of them.
-
-    Raises:
-        OptionError: a program has no counters.
-        InputError: the inputs are not those of the model.
-    """
-    turns = [min(_CALLS_A_TURN, runs - begin) for begin in range(0, runs, _CALLS_A_TURN)]
-    found = [[net.profile(**inputs, runs=turn) for net in nets] for turn in turns]
-    merged = (np.concatenate([one.stamps_ns for one in profiles]) for profiles in zip(*found, strict=True))
-    return tuple(replace(first, stamps_ns=stamps) for first, stamps in zip(found[0], merged, strict=True))
 
 
 def match_steps(first: TimedProgram[S], second: TimedProgram[S]) -> tuple[Match[S], ...]:

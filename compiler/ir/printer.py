@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
+from .assignments.operand_formats import operand_formats
 from .constants import constant_array
-from .operand_formats import operand_formats
 
 _MAX_SHOWN_ELEMENTS = 8  # constants up to this size are printed with their values
 _INDENT = "    "

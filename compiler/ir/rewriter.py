@@ -10,6 +10,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
+from .assignments.node_precision import assign_precision, most_exact, precision_in
 from .cloning import copy_facts
 from .constants import constant_tensor
 from .facts import ORIGINS_KEY, SOURCE_KEY, infer_node, origins_of, source_of
@@ -106,7 +107,8 @@ def drop_unused_constants(model: ir.Model, values: Iterable[ir.Value | None]) ->
 
 
 def copy_source(origins: Sequence[ir.Node], node: ir.Node) -> None:
-    """Give `node` the metadata of what it was made from: all of it for one origin, the joined sources for several."""
+    """Give `node` the metadata of what it was made from: all of it for one origin; the joined sources for several, and the most
+    exact of their precisions."""
     if len(origins) == 1:
         for key, value in origins[0].metadata_props.items():
             node.metadata_props.setdefault(key, value)
@@ -114,6 +116,9 @@ def copy_source(origins: Sequence[ir.Node], node: ir.Node) -> None:
             node.metadata_props.setdefault(SOURCE_KEY, source_of(origins[0]))
     else:
         node.metadata_props[SOURCE_KEY] = ", ".join(dict.fromkeys(source_of(origin) for origin in origins))
+        precision = most_exact(precision_in(origin.metadata_props) for origin in origins)
+        if precision is not None:
+            assign_precision(node, precision)
     if not node.name and ORIGINS_KEY not in node.metadata_props:  # it is new, neither a copy under its old name nor moved
         names = dict.fromkeys(name for origin in origins for name in origins_of(origin.name, origin.metadata_props))
         node.metadata_props[ORIGINS_KEY] = json.dumps(list(names))

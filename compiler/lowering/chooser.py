@@ -10,7 +10,7 @@ from ...kernels.groups.group import Group
 from ...kernels.registry import candidates
 from ...runtime.precision import Precision
 from ...runtime.target import Target
-from ..ir.kernel_choice import KernelChoice, NoKernel, Variant
+from ..ir.assignments.kernel_choice import KernelChoice, NoKernel, Variant
 from .groups import GroupReader
 from .variants import with_variant
 

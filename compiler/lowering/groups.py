@@ -12,10 +12,12 @@ import onnx_ir as ir
 from ...kernels.groups.group import Group, Op
 from ...runtime.precision import Precision
 from ...runtime.target import Target
+from ..ir.assignments.node_precision import most_exact, precision_in
 from ..ir.bounds import Bounded, bounded_of, trim_of
 from ..ir.constants import constant_tensor
 from ..ir.facts import tensor_type
 from ..ir.functions import body_of, is_fused, metadata_of
+from ..ir.kinds import Kind, kind_of
 from ..ir.stored_weights import ROW_BITS
 from .product_chains import precise_products
 from .residual_branches import convolutions_on_branches
@@ -29,7 +31,7 @@ _SHAPED_BY_FLOATS = frozenset(["Resize"])
 class GroupReader:
     """The groups of one graph's nodes, with what the whole graph, as it was when this was made, says of each.
 
-    Nodes that are new since then keep `precision`, and are on no branch.
+    Nodes that are new since then keep `precision`, or what their metadata say, and are on no branch.
     """
 
     model: ir.Model
@@ -48,8 +50,21 @@ class GroupReader:
         Raises:
             InvalidModelError: a value has no static type.
         """
-        precision = self.precise.get(node, self.precision)
+        precision = _precision_of(self.model, node, self.precise.get(node, self.precision))
         return replace(group_of(self.model, node), precision=precision, is_on_branch=node in self.on_branches)
+
+
+def _precision_of(model: ir.Model, node: ir.Node, program: Precision) -> Precision:
+    """How exactly a kernel computes a node or a fused group: the most exact precision that is asked for of its products.
+
+    What is beside products goes with them. Without products what the nodes say decides, else the program's precision.
+    """
+    assigned = [precision_in(metadata) for metadata in metadata_of(node)]
+    if not any(assigned):
+        return program
+    nodes = body_of(model, node) if is_fused(node) else (node,)
+    products = [found or program for one, found in zip(nodes, assigned, strict=True) if kind_of(one) is Kind.OUTPUT_FUSABLE]
+    return most_exact(products or assigned) or program
 
 
 def group_of(model: ir.Model, node: ir.Node) -> Group:

@@ -11,7 +11,6 @@ from tvm import tirx
 
 from ...kernels.codegen.builder import KernelBuilder
 from ...kernels.formats.format import BF16_DOT, F32
-from ...kernels.formats.multiply_add import multiply_add_of
 from ...runtime.executor import CompiledModel
 from ...runtime.hardware.machine import Machine
 from ...runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
@@ -75,14 +74,11 @@ def _probes(target: Target, elements: int) -> tuple[Probe, ...]:
     multiplies, which would meet them as subnormal floats."""
     one, all_threads = _Writer(replace(target, threads=1), elements), _Writer(target, elements)
     levels = {name: int(getattr(target.machine, name).size_bytes * _NEAR_SHARE) for name in ("l1", "l2", "l3")}
-    products = {"multiply_adds": ("float32", F32)} | ({"dots": ("int32", BF16_DOT)} if BF16_DOT.runs_on(target) else {})
+    products = {"multiply_adds": F32} | ({"dots": BF16_DOT} if BF16_DOT.runs_on(target) else {})
     return (
         all_threads.fill(),
         one.chain(),
-        *(
-            Probe(name, multiply_add_kernel(one.target, dtype, multiply_add_of(form)), SUMS * ROUNDS)
-            for name, (dtype, form) in products.items()
-        ),
+        *(Probe(name, multiply_add_kernel(one.target, form), SUMS * ROUNDS) for name, form in products.items()),
         *(one.read(f"{name}_bytes_per_cycle", size, _READS, _WARMING) for name, size in levels.items()),
         one.read("memory_bytes", 4 * elements),
         *((all_threads.read("shared_memory_bytes", 4 * elements),) if target.threads > 1 else ()),

@@ -16,7 +16,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from ...kernels.codegen import lane_masks
+from ...kernels.codegen import cache_lines, lane_masks
 from ...kernels.expressions import ldexp
 from ...kernels.formats import bfloat16, bfloat16_emulation, int8
 from ...runtime.errors import CompileError
@@ -87,7 +87,8 @@ def compile_module(module: Any, target: Target) -> Any:
     ]
     with native:
         lowered = tvm.ir.transform.Sequential(pipeline)(module)
-    functions = lane_masks.LLVM_FUNCTIONS + ldexp.LLVM_FUNCTIONS + _bfloat16_functions(target) + int8.llvm_functions(target)
+    functions = cache_lines.LLVM_FUNCTIONS + lane_masks.LLVM_FUNCTIONS + ldexp.LLVM_FUNCTIONS
+    functions += _bfloat16_functions(target) + int8.llvm_functions(target)
     _import_functions(lowered, functions)
     return tvm.get_global_func("target.build.llvm")(lowered, native)
 

@@ -9,8 +9,8 @@ import numpy as np
 from tvm import tirx
 
 from ...kernels.codegen.builder import KernelBuilder
-from ...kernels.formats.format import BF16_DOT, F32
-from ...kernels.formats.multiply_add import MultiplyAdd, multiply_add_of
+from ...kernels.formats.format import BF16_DOT, F32, Format
+from ...kernels.formats.multiply_add import multiply_add_of
 from ...kernels.microkernels.amx_unit import COLUMNS, DEPTH, ROWS, WORDS, tile_unit
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
@@ -64,9 +64,9 @@ def measure_limits(target: Target) -> Limits:
 @cache
 def _program(target: Target) -> CompiledModel:
     plan = _plan(target)
-    functions = {"copy": _copy(target), "multiply_add": multiply_add_kernel(target, "float32", multiply_add_of(F32))}
+    functions = {"copy": _copy(target), "multiply_add": multiply_add_kernel(target, F32)}
     if BF16_DOT.runs_on(target):
-        functions["multiply_pairs"] = multiply_add_kernel(target, "int32", multiply_add_of(BF16_DOT))
+        functions["multiply_pairs"] = multiply_add_kernel(target, BF16_DOT)
     if target.has_tiles:
         functions["multiply_tiles"] = _multiply_tiles(target)
     library = build_library(plan, functions, target, profile=True)
@@ -113,18 +113,38 @@ def _copy(target: Target) -> Any:
     return builder.function()
 
 
-def multiply_add_kernel(target: Target, dtype: str, combine: MultiplyAdd) -> Any:
-    """Sums of products of `dtype`; a pair of bfloat16 numbers is an int32."""
-    lanes = target.vector_lanes
+def multiply_add_program(target: Target, number_format: Format) -> tuple[CompiledModel, int]:
+    """A program of one input, a vector of ones, that makes multiply-adds of a format in registers; and how many, words of several
+    neighbours counted as so many."""
+    threads, lanes = target.threads, target.vector_lanes
+    x, y = Region("x", 0, 8 * lanes), Region("y", 0, 4 * threads * _RESULTS)
+    plan = Plan(
+        target=str(target),
+        inputs=(Port("x", TensorType((2 * lanes,), "int32"), "x"),),
+        outputs=(Port("y", TensorType((threads * _RESULTS,), number_format.sums), "y"),),
+        spaces=(Space(ARENA, 0), Space(CONSTANTS), Space(CALLER)),
+        buffers=(Buffer("x", Role.INPUT, x.size_bytes, CALLER), Buffer("y", Role.OUTPUT, y.size_bytes, CALLER)),
+        kernels=(Kernel("multiply_add", "multiply_add", 2),),
+        steps=(Launch("multiply_add", (x,), (y,), label="multiply_add"),),
+    )
+    library = build_library(plan, {"multiply_add": multiply_add_kernel(target, number_format)}, target, profile=True)
+    net = CompiledModel(Program(plan, library, np.empty(0, np.uint8), {"name": "multiply-adds"}))
+    return net, threads * SUMS * lanes * ROUNDS * number_format.k_pack
+
+
+def multiply_add_kernel(target: Target, number_format: Format) -> Any:
+    """Sums of products of a format; neighbours along k are an int32."""
+    lanes, kind = target.vector_lanes, number_format.sums
+    combine = multiply_add_of(number_format)
     builder = KernelBuilder(target.machine, target.threads)
-    source = builder.parameter("x", _ELEMENTS, dtype)
-    result = builder.parameter("y", target.threads * _RESULTS, "float32")
+    source = builder.parameter("x", _ELEMENTS, "int32" if number_format.k_pack > 1 else kind)
+    result = builder.parameter("y", target.threads * _RESULTS, kind)
     cells = range(0, SUMS * lanes, lanes)
     with builder.chunks(target.threads, target.threads * ROUNDS) as thread:
-        sums = builder.local(SUMS * lanes, "float32")
+        sums = builder.local(SUMS * lanes, kind)
         for at in cells:
             with builder.loop(lanes, "vectorized", "lane") as lane:
-                builder.store(sums, at + lane, tirx.const(0, "float32"))
+                builder.store(sums, at + lane, tirx.const(0, kind))
         with builder.loop(ROUNDS, name="round"):
             for at in cells:
                 with builder.loop(lanes, "vectorized", "lane") as lane:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ...kernels.groups.group import Group, Op
 from ...runtime.plan import TensorType
-from ..ir.kernel_choice import Variant
+from ..ir.assignments.kernel_choice import Variant
 
 
 def with_variant(group: Group, node: ir.Node, variant: Variant) -> Group:

@@ -28,8 +28,8 @@ from ...runtime.plan import Plan
 from ...runtime.plan_checker import check_plan
 from ...runtime.precision import Precision, Weights
 from ...runtime.target import Target
+from ..ir.assignments.kernel_choice import Ask, KernelChoice, NoKernel
 from ..ir.functions import fused_names, is_fused
-from ..ir.kernel_choice import Ask, KernelChoice, NoKernel
 from ..ir.printer import print_model
 from ..ir.rewriter import Rejection
 from ..ir.verifier import verify_model

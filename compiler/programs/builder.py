@@ -47,6 +47,7 @@ class Builder:
     """How the programs of one `compile` call are made. `cache` None keeps none of them.
 
     `quantize` makes of an imported model the one to compile; how, `options.quantization` says, so that keys depend on it.
+    `is_for_shapes`: of a model whose shapes are all static, so that symbolic ones are bound before.
     """
 
     options: Options
@@ -55,6 +56,7 @@ class Builder:
     cache: ProgramCache | None = None
     progress: Progress | None = None
     quantize: Callable[[ir.Model, Progress | None], ir.Model] | None = None
+    is_for_shapes: bool = False
 
     def prepared(self, model: ir.Model) -> ir.Model:
         """The model to compile in the place of an imported one, which stays as it is.

@@ -22,9 +22,9 @@ from functools import cache
 from pathlib import Path
 
 from ...runtime.errors import ProgramFileError
+from ...runtime.files.user_folder import locked
 from ...runtime.program_file import Program, read_program
 from ...runtime.temporary_folder import temporary_folder
-from ...runtime.user_folder import locked
 
 _DEPENDENCIES = ("apache-tvm", "onnx", "onnx-ir", "numpy")
 _ABANDONED_SECONDS = 24 * 3600  # a temporary file this old belongs to nobody

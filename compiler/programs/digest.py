@@ -64,9 +64,10 @@ def _weights(graph: ir.Graph) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
 
 
 def _node_bytes(node: onnx.NodeProto) -> bytes:
+    from ..ir.assignments.node_precision import PRECISION_KEY
     from ..ir.stored_weights import ROW_BITS
 
-    kept = [entry for entry in node.metadata_props if entry.key == ROW_BITS]  # which decides how exact a program is
+    kept = [entry for entry in node.metadata_props if entry.key in (ROW_BITS, PRECISION_KEY)]  # how exact a program is
     del node.metadata_props[:]
     node.metadata_props.extend(kept)
     node.ClearField("doc_string")

@@ -13,6 +13,9 @@ from .tuning_database import Configurations, digest_of, known_configurations
 
 # Precisions beside those of float programs: ranges of tensors, from calibration data; ranges of rows, found while a program runs.
 QUANTIZED = ("int8", "int8-rows")
+MIXED = "mixed"  # each product has the format that makes the program best
+QUANTIZATIONS = (*QUANTIZED, MIXED)
+MIXED_OPTIONS = ("bits", "max_error", "metric", "objective")  # of precision="mixed", which parse_options leaves to others
 EXTRA_OPTIONS = ("pipeline", "profile", "random", "threads", "tuning", "weights")
 
 
@@ -45,7 +48,7 @@ class Options:
 
 
 def parse_options(target: str, precision: str, extra: Mapping[str, object], *, quantizes: bool = False) -> Options:
-    """Check what the user asked for. `quantizes`: the precision may be of `QUANTIZED`, which the caller then sees to.
+    """Check what the user asked for. `quantizes`: the precision may be of `QUANTIZATIONS`, which the caller then sees to.
 
     Raises:
         OptionError: an unknown option, or a value that an option does not take.
@@ -62,7 +65,7 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object], *, q
     profile = _flag(extra, "profile", "say whether the program shall have counters")
     if pipeline is not None:
         pipeline = _check_pipeline(pipeline)
-    quantization = precision if quantizes and precision in QUANTIZED else ""
+    quantization = precision if quantizes and precision in QUANTIZATIONS else ""
     exactness = "float32" if quantization else parse_precision(precision)
     parsed = Target.parse(target, threads)
     if quantization:
@@ -90,7 +93,9 @@ def parse_precision(text: str) -> Precision:
             return known
     if text in QUANTIZED:
         raise OptionError("precision", "the model is not quantized here", "quantize it before: prefuse quantize MODEL")
-    raise OptionError("precision", f"unknown precision {text!r}", suggest(str(text), (*PRECISIONS, *QUANTIZED)))
+    if text == MIXED:
+        raise OptionError("precision", "no formats are searched for here", "use prefuse.compile, or prefuse bits MODEL")
+    raise OptionError("precision", f"unknown precision {text!r}", suggest(str(text), (*PRECISIONS, *QUANTIZATIONS)))
 
 
 def parse_weights(wanted: object, target: Target) -> Weights | None:
@@ -119,7 +124,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
 
 
-_ARGUMENTS = ("args", "calibration", "kwargs", "target", "precision", "name", "cache", "progress")
+_ARGUMENTS = ("args", "calibration", "kwargs", "target", "precision", "name", "cache", "progress", *MIXED_OPTIONS)
 
 
 def _check_pipeline(pipeline: object) -> str:

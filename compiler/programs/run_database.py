@@ -7,7 +7,6 @@ replaced whole, under a lock, so that several processes may add to one; their ke
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -16,11 +15,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...runtime.errors import OptionError
+from ...runtime.files.user_folder import user_folder
+from ...runtime.measurement_file import MeasurementFile
 from ...runtime.target import Target, host_cpu_model
-from ...runtime.user_folder import locked_file, replace_file, user_folder
-
-_FORMAT, _VERSION = "prefuse runs", 1
-_FIX = "delete the file, or name another one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +86,7 @@ def read_runs(path: Path) -> RunDatabase:
     Raises:
         OptionError: it cannot be read, or is no such file.
     """
-    try:
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise OptionError(str(path), f"cannot be read: {error.strerror or error}", _FIX) from error
-    except ValueError as error:
-        raise OptionError(str(path), f"is no JSON: {error}", _FIX) from error
-    try:
-        return _parse(data)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise OptionError(str(path), f"is no file of this version of prefuse predict: {error}", _FIX) from error
+    return _FILE.read(path) or {}
 
 
 def add_runs(path: Path, place: Place, runs: Mapping[str, Run], coldness: float | None = None) -> None:
@@ -110,23 +96,17 @@ def add_runs(path: Path, place: Place, runs: Mapping[str, Run], coldness: float 
     Raises:
         OptionError: the file cannot be written.
     """
-    try:
-        with locked_file(path):  # of two writers without it, one may lose a run
-            try:
-                database = dict(read_runs(path))
-            except OptionError:
-                database = {}
-            known = database.get(place, Measured())
-            share = known.coldness if coldness is None else coldness
-            database[place] = replace(known, runs={**known.runs, **runs}, coldness=share)
-            replace_file(path, _format(database))
-    except OSError as error:
-        raise OptionError(str(path), f"cannot be written: {error.strerror or error}", "name another file") from error
+
+    def changed(before: RunDatabase | None) -> RunDatabase:
+        database = before or {}
+        known = database.get(place, Measured())
+        share = known.coldness if coldness is None else coldness
+        return {**database, place: replace(known, runs={**known.runs, **runs}, coldness=share)}
+
+    _FILE.change(path, changed, is_replaced=True)
 
 
-def _parse(data: Any) -> dict[Place, Measured]:
-    if data["format"] != _FORMAT or data["version"] != _VERSION:
-        raise ValueError(f"format {data['format']!r}, version {data['version']!r}")
+def _parse(data: Any) -> RunDatabase:
     return {
         Place(cpu, target): Measured({key: _parse_run(run) for key, run in found["runs"].items()}, _share(found["coldness"]))
         for cpu, targets in data["places"].items()
@@ -151,9 +131,12 @@ def _is_time(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0
 
 
-def _format(database: RunDatabase) -> str:
+def _format(database: RunDatabase) -> Mapping[str, Any]:
     places: dict[str, Any] = {}
     for place, found in database.items():
         runs = {key: asdict(run) for key, run in found.runs.items()}
         places.setdefault(place.cpu, {})[place.target] = {"runs": runs, "coldness": found.coldness}
-    return json.dumps({"format": _FORMAT, "version": _VERSION, "places": places}, indent=1, sort_keys=True) + "\n"
+    return {"places": places}
+
+
+_FILE = MeasurementFile("prefuse runs", 1, "prefuse predict", "delete the file, or name another one", _parse, _format)

@@ -162,6 +162,8 @@ class GraphSource:
             for name, content in zip(known, call.values, strict=True)
         }
         free = {name: shape for name, shape in shapes.items() if name not in values}
+        if self._builder.is_for_shapes:
+            return self._builder.prepared(bind_dimensions(bind_values(bind_dtypes(self._model, dtypes), values), free))
         if self._prepared is None:
             self._prepared = self._builder.prepared(self._model)
         return bind_dimensions(bind_values(bind_dtypes(self._prepared, dtypes), values), free)

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...runtime.errors import OptionError
+from ...runtime.files.user_folder import user_folder
+from ...runtime.measurement_file import MeasurementFile
 from ...runtime.precision import Precision
 from ...runtime.target import Target, host_cpu_model
-from ...runtime.user_folder import locked_file, replace_file, user_folder
 from .digest import combine
 
 Configurations: TypeAlias = Mapping[str, Mapping[str, str]]  # of problems
 SHIPPED = Path(__file__).with_name("table.json")
-_FORMAT, _VERSION = "prefuse tuning", 1
-_FIX = "name another file, or delete this one"
 _DEALING = frozenset(["block", "blocks", "split"])  # choices whose best option depends on the number of threads
 
 
@@ -117,21 +116,12 @@ def read_database(path: Path) -> Database:
     Raises:
         OptionError: it cannot be read, or is no database.
     """
-    try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise OptionError(str(path), f"cannot be read: {error.strerror or error}", "give a file of prefuse tune") from error
-    except ValueError as error:
-        raise OptionError(str(path), f"is no JSON: {error}", _FIX) from error
-    try:
-        return _parse(data)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise OptionError(str(path), f"is no database of this version: {error}", _FIX) from error
+    if (found := _FILE.read(path)) is None:
+        raise OptionError(str(path), "cannot be read: no such file", "give a file of prefuse tune")
+    return found
 
 
-def _parse(data: Any) -> dict[Section, dict[str, Finding]]:
-    if data["format"] != _FORMAT or data["version"] != _VERSION:
-        raise ValueError(f"format {data['format']!r}, version {data['version']!r}")
+def _parse(data: Any) -> Database:
     return {
         Section(cpu, target, precision): {problem: _parse_finding(one) for problem, one in findings.items()}
         for cpu, targets in data["findings"].items()
@@ -159,19 +149,20 @@ def add_findings(path: Path, section: Section, findings: Mapping[str, Finding]) 
     Raises:
         OptionError: the file cannot be written, or is there and no database.
     """
-    try:
-        with locked_file(path):  # of two writers without it, one may lose a finding
-            database = dict(read_database(path)) if path.exists() else {}
-            database[section] = {**database.get(section, {}), **findings}
-            replace_file(path, _format(database))
-    except OSError as error:
-        raise OptionError(str(path), f"cannot be written: {error.strerror or error}", "name another file") from error
+
+    def changed(before: Database | None) -> Database:
+        database = before or {}
+        return {**database, section: {**database.get(section, {}), **findings}}
+
+    _FILE.change(path, changed)
 
 
-def _format(database: Database) -> str:
+def _format(database: Database) -> Mapping[str, Any]:
     findings: dict[str, Any] = {}
     for section, found in database.items():
         place = findings.setdefault(section.cpu, {}).setdefault(section.target, {}).setdefault(section.precision, {})
         place.update({problem: asdict(one) for problem, one in found.items()})
-    data = {"format": _FORMAT, "version": _VERSION, "findings": findings}
-    return json.dumps(data, indent=1, sort_keys=True) + "\n"
+    return {"findings": findings}
+
+
+_FILE = MeasurementFile("prefuse tuning", 1, "prefuse tune", "name another file, or delete this one", _parse, _format)

@@ -14,12 +14,13 @@ import tvm
 from tvm import tirx
 from tvm.ir import PointerType, PrimType
 
-from ...runtime.hardware.machine import Machine
+from ...runtime.hardware.machine import LINE_BYTES, Machine
 from ...runtime.plan import ALIGNMENT
 from ..cost.memory import parallel_work
 from ..formats.bfloat16 import is_rounding, rounded
 from ..formats.minifloat import is_coded
 from ..groups.configuration import Choice, Configuration
+from .cache_lines import bytes_to_line
 
 Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
 Buffer: TypeAlias = Any
@@ -256,6 +257,16 @@ class KernelBuilder:
         buffer = tirx.decl_buffer((elements,), dtype, name=name, scope="local", layout=None)
         self.emit(tirx.AllocBuffer(buffer, {"disable_lower_builtin": tirx.const(True, "bool")}))
         return buffer
+
+    def aligned_local(self, elements: int, dtype: str, name: str = "acc") -> tuple[Buffer, Expr]:
+        """A small array on the stack for what is stored and loaded as whole vectors, and its first element, which begins a cache
+        line: LLVM aligns a stack to 16 bytes, and three in four of vectors of 64 bytes would lie across two lines."""
+        item_bytes = np.dtype(dtype).itemsize
+        if self.is_grid:
+            return self.local(elements, dtype, name), 0
+        buffer = self.local(elements + LINE_BYTES // item_bytes, dtype, name)
+        shift = tirx.const(item_bytes.bit_length() - 1, "int32")
+        return buffer, self.bind(bytes_to_line(buffer[0]) >> shift)
 
     # The end ----------------------------------------------------------------------------------------------------------
 

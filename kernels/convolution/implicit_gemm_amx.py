@@ -17,8 +17,8 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, share, unravel
 from ..cost.amx import tile_convolution_cycles
 from ..cost.estimate import Estimate
-from ..formats.format import Format, formats_for
-from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, packed_operand, tile_threads
+from ..formats.format import BF16X1, Format, formats_for
+from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, begin_sums, packed_operand, tile_threads
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, PanelLayout
 from ..microkernels.amx_unit import ROWS, tile_unit
 from ..microkernels.packed_gemm import Scratch
@@ -55,9 +55,11 @@ def tiles_obstacle(form: ChannelsLast, target: Target) -> str:
 
 def tile_format(form: ChannelsLast, target: Target) -> Format:
     """The format by which tiles multiply the operands of a form's anchor, to which there is no obstacle: of float32, with the
-    fewest terms that the precision allows."""
-    found = _tile_formats(form, target)
-    return next((one for one in found if one.terms >= form.outer.tolerance.terms), found[-1])
+    fewest terms that the precision allows, where one is bfloat16 itself, to which operands are rounded as they are packed."""
+    found, terms = _tile_formats(form, target), form.outer.tolerance.terms
+    if terms == 1 and found[0].a.dtype == "float32":
+        return BF16X1
+    return next((one for one in found if one.terms >= terms), found[-1])
 
 
 def _tile_formats(form: ChannelsLast, target: Target) -> tuple[Format, ...]:
@@ -107,7 +109,7 @@ class TiledWindows:
         builder, image = self.builder, self.image
         self.form.copy_pieces(builder)
         source = image.fill(builder, self.form, self._padding())
-        self.correct = self._correction()
+        self.excess = self._excess()
         weights = [self._weights(number, product) for number, product in enumerate(products)]
         dots = sum(prod(self._extents(product).values()) * prod(self._steps(product)) * 4 for product in products)
         threads = builder.threads_for(dots * _WORK_PER_DOT)
@@ -169,17 +171,17 @@ class TiledWindows:
         zero = self._zero_point()
         return 0 if zero is None else self.builder.bind(tirx.Cast("uint8", zero & tirx.const(255, "int32")))
 
-    def _correction(self) -> Callable[[Expr, Expr], Expr]:
-        """What makes the sum of elements less their zero point of a sum, for its output channel (matmul.py)."""
+    def _excess(self) -> Callable[[Expr], Expr] | None:
+        """How much a sum is more than that of elements less their zero point, for its output channel (matmul.py)."""
         zero = self._zero_point()
         if zero is None:
-            return lambda channel, value: value
+            return None
         name = self.anchor.inputs[1]
         kind = self.form.inner.types[name]
         pack = PackSums(kind.shape, tuple(range(len(kind.shape))), 0, 1)
         self.packed[f"{name}/sums"] = Operand(name, pack)
         sums = self.builder.parameter(f"{name}/sums", pack.packed_type(kind).elements, "int32")
-        return lambda channel, value: value - zero * sums[channel]
+        return lambda channel: zero * sums[channel]
 
     # A block ----------------------------------------------------------------------------------------------------------
 
@@ -201,8 +203,21 @@ class TiledWindows:
         halves = 1 if positions <= ROWS else 2, 1 if self.outputs <= ROWS else 2
         is_short = tirx.EQ(at["m"], extents["m"] - 1) if image.has_short(product.outputs) else None
         block = AmxMicroKernel(builder, self.unit, steps, image.terms, halves)
-        block.multiply(a, self._panel(weights, base, steps), sums, is_short=is_short, then=then)
+        panel, begin = self._panel(weights, base, steps), self._begin(at["n"], group, sums)
+        block.multiply(a, panel, sums, is_short=is_short, then=then, first=begin)
         self._finish(product, at, group, phase, first, sums)
+
+    def _begin(self, n: Expr, group: Expr, sums: Scratch) -> Scratch | None:
+        """What the sums of a block's channels begin with; None: zeros."""
+        if self.excess is None:
+            return None
+        excess, left = self.excess, self.builder.bind(n * LINES)
+        first = self.builder.bind(group * self.outputs + left)
+        return begin_sums(self.builder, sums, self._channels(left), lambda c: -excess(first + c))
+
+    def _channels(self, left: Expr) -> Expr:
+        """Channels of a block whose first channel in its group is `left`."""
+        return LINES if self.outputs % LINES == 0 else self.builder.bind(tirx.min(self.outputs - left, LINES))
 
     def _panel(self, weights: Buffer, base: Expr, steps: tuple[int, ...]) -> TileOperand:
         """A panel of weights, whose steps are numbered by loops of these extents."""
@@ -213,7 +228,7 @@ class TiledWindows:
         """The epilogue of a block whose first row is position `first` of its plane."""
         builder, width, columns = self.builder, self.image.extents[2], product.outputs[2]
         left, top = builder.bind(at["n"] * LINES), builder.bind(at["m"] * LINES)
-        count = LINES if self.outputs % LINES == 0 else builder.bind(tirx.min(self.outputs - left, LINES))
+        count = self._channels(left)
         skipped = builder.bind(top - first)  # rows that the previous block stores
         with builder.loop(builder.bind(tirx.min(self.image.positions(product.outputs) - top, LINES)), name="row") as row:
             position, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
@@ -233,4 +248,4 @@ class TiledWindows:
         if bias:
             value = value + tirx.Cast(self.unit.product.sums, GroupValues(self.form.inner, self.builder).read(bias, (index[1],)))
         dtype = self.form.inner.types[self.anchor.outputs[0]].dtype
-        self.form.store_epilogue(self.builder, index, tirx.Cast(dtype, self.correct(index[1], value)))
+        self.form.store_epilogue(self.builder, index, tirx.Cast(dtype, value))

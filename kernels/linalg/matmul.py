@@ -26,7 +26,7 @@ from ..groups.group import Group, Op
 from ..microkernels.packing import PackPanels, PackSums
 from ..microkernels.register_tile import Panel, Plane, TileProduct, emit, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
-from ..template.kernel import finish, machine_of, new_builder
+from ..template.kernel import finish, has_short_epilogue, machine_of, new_builder
 from ..template.loops import store_epilogue
 from ..template.values import GroupValues, anchor_of
 
@@ -166,11 +166,13 @@ class MatMulKernel:
             self.format,
             rows,
             self._in_place(b) if panels is None else self._panels(b, tile.columns, panels),
-            self.store(),
+            self.store(is_corrected=True),
             a_padded=packs_a,
             b_padded=padded,
             shares_b=self.shares_b,
             panel=self.panel_of_b(panels, self.k_steps, tile.columns) if packs_b or k_pack > 1 else None,
+            first=self._first_sums(tile.columns),
+            is_short=has_short_epilogue(self.group, self.format),
         )
         sizes = [self.group.types[side.name].size_bytes for side in (a, b)]
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
@@ -336,14 +338,15 @@ class MatMulKernel:
 
         return panel
 
-    def store(self) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
+    def store(self, *, is_corrected: bool = False) -> Callable[[Expr, Expr, Expr, Expr, Expr], None]:
+        """The epilogue of sums. `is_corrected`: they began with `_first_sums`."""
         group, builder = self.group, self.builder
         shape = group.types[self.anchor.outputs[0]].shape
-
-        correct = self._correction()
+        kind = self.dtype if "float" in self.dtype and "int" in self.accumulator else self.accumulator
+        correction = None if is_corrected else self._first_sums(1)
 
         def store(batch: Expr, m: Expr, r: Expr, n: Expr, value: Expr) -> None:
-            value = correct(batch, n, value)
+            value = tirx.Cast(kind, value if correction is None else value + correction(batch, n))
             line = batch * self.a.lines + m
             offset = line * self.b.lines + n
             index = (*unravel(line, shape[:-1]), n) if shape[-1:] == (self.b.lines,) else unravel(offset, shape)
@@ -351,29 +354,25 @@ class MatMulKernel:
 
         return store
 
-    def _correction(self) -> Callable[[Expr, Expr, Expr], Expr]:
-        """What makes the sum of (a - z) * b, in the type that the epilogue reads, of that of a * b, for its matrix and column.
+    def _first_sums(self, tile: int) -> Callable[[Expr, Expr], Expr] | None:
+        """What makes the sum of (a - z) * b of that of a * b, for its matrix and column, where sums begin with it; None: nothing.
 
         sum (a - z) b = sum a b - z sum b (Jacob et al.: Quantization and Training of Neural Networks for Efficient
-        Integer-Arithmetic-Only Inference, CVPR 2018, 2.3); the sums of constant b are made at compile time.
+        Integer-Arithmetic-Only Inference, CVPR 2018, 2.3); the sums of constant b are made at compile time, for as many columns
+        as tiles of `tile` have.
         """
-        kind = self.dtype if "float" in self.dtype and "int" in self.accumulator else self.accumulator
         has_zero_point = self.a.name in self.group.zero_points
         if self.format.k_pack == 1 or not (has_zero_point or self.format.offset):
-            return lambda batch, n, value: tirx.Cast(kind, value)
+            return None
         b = self.b
-        pack = PackSums(*b.layout())
-        count = pack.packed_type(self.group.types[b.name]).elements
-        sums = self.builder.parameter(f"{b.name}/sums", count, "int32")
+        pack = PackSums(*b.layout(), tile)
+        kind = pack.packed_type(self.group.types[b.name])
+        sums = self.builder.parameter(f"{b.name}/sums", kind.elements, "int32")
         self.packed[f"{b.name}/sums"] = Operand(b.name, pack)
-        zero = tirx.const(self.format.offset, "int32")
+        factor = tirx.const(-self.format.offset, "int32")
         if has_zero_point:
-            zero = self.builder.bind(self._zero_point(self.a) + zero)
-
-        def corrected(batch: Expr, n: Expr, value: Expr) -> Expr:
-            return tirx.Cast(kind, value - zero * sums[b.matrix_of(self.batch, batch) * b.lines + n])
-
-        return corrected
+            factor = self.builder.bind(factor - self._zero_point(self.a))
+        return lambda batch, n: factor * sums[b.matrix_of(self.batch, batch) * kind.shape[1] + n]
 
     def _with_bias(self, index: Index, value: Expr) -> Expr:
         """alpha * value + beta * C for Gemm."""

@@ -18,7 +18,7 @@ from ..cost.amx import tile_product_cycles
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..formats.format import formats_for
 from ..groups.group import Group, Op
-from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, packed_operand, tile_threads
+from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, begin_sums, packed_operand, tile_threads
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, StepPacker
 from ..microkernels.amx_unit import ROWS, tile_dot_of, tile_unit
 from ..microkernels.packed_gemm import Scratch
@@ -63,6 +63,7 @@ class AmxProduct(MatMulKernel):
         a, b = map(group.storage, anchor.inputs[:2])
         tiles = formats_for(a, b, target, unit="tile")
         self.format = next((one for one in tiles if one.terms >= group.tolerance.terms), tiles[-1])
+        self.accumulator = self.format.sums
         self.terms, self.product = self.format.terms, tile_dot_of(self.format)
         self.matrices = prod(self.batch)
         self.rows, self.columns = ceil(self.a.lines / LINES), ceil(self.b.lines / LINES)
@@ -231,13 +232,17 @@ class AmxProduct(MatMulKernel):
         self, a: TileOperand, b: PanelAt, sums: Scratch, batch: Expr, m: Expr, n: Expr, *, prefetches: bool = False
     ) -> None:
         """A 32 x 32 block of C, and its epilogue."""
-        builder, store = self.builder, self.store()
+        builder, store = self.builder, self.store(is_corrected=True)
         is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
         panel = b(self.b.matrix_of(self.batch, batch), n)
-        self.blocks.multiply(a, panel, sums, is_short=is_short, then=self._next(panel, m) if prefetches else None)
         top, left, skipped = builder.bind(m * LINES), builder.bind(n * LINES), builder.bind(m * LINES - self._first_row(m))
         whole = self.b.lines % LINES == 0
         width = LINES if whole else builder.bind(tirx.min(self.b.lines - left, LINES))
+        of_zero_points, first = self._first_sums(LINES), None
+        if of_zero_points is not None:
+            first = begin_sums(builder, sums, width, lambda c: of_zero_points(batch, left + c))
+        then = self._next(panel, m) if prefetches else None
+        self.blocks.multiply(a, panel, sums, is_short=is_short, then=then, first=first)
         with builder.loop(builder.bind(tirx.min(self.a.lines - top, LINES)), name="row") as row:
             line, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
             lanes = builder.lanes("float32")

@@ -80,6 +80,9 @@ class TileUnit(Protocol):
     def zero(self, tile: int) -> None:
         """Make an accumulator tile zero."""
 
+    def begin(self, tile: int, source: Buffer, offset: Expr) -> None:
+        """Make all rows of an accumulator tile the 16 sums of the source from `offset` on."""
+
     def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
         """Load a tile of A or B, the first element at `offset`, rows `stride` elements apart: a row is 16 words, as so many
         elements of the source's type."""
@@ -126,6 +129,9 @@ class AmxTiles:
     def zero(self, tile: int) -> None:
         self._call("tilezero", _number(tile))
 
+    def begin(self, tile: int, source: Buffer, offset: Expr) -> None:
+        self._call("tileloadd64", _number(tile), tirx.address_of(source[offset]), tirx.const(0, "int64"))
+
     def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
         self._call("tileloadd64", _number(tile), tirx.address_of(source[offset]), tirx.const(_bytes(source) * stride, "int64"))
 
@@ -164,6 +170,10 @@ class EmulatedTiles:
     def zero(self, tile: int) -> None:
         with self._builder.loop(ROWS, name="row") as row, self._builder.loop(COLUMNS, "vectorized", "lane") as lane:
             self._builder.store(self._sums[tile], row * COLUMNS + lane, tirx.const(0, self.product.sums))
+
+    def begin(self, tile: int, source: Buffer, offset: Expr) -> None:
+        with self._builder.loop(ROWS, name="row") as row, self._builder.loop(COLUMNS, "vectorized", "lane") as lane:
+            self._builder.store(self._sums[tile], row * COLUMNS + lane, source[offset + lane])
 
     def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
         with self._builder.loop(ROWS, name="row") as row, self._builder.loop(WORDS, name="word") as word:

@@ -66,7 +66,7 @@ class PackPanels:
 
 @dataclass(frozen=True)
 class PackSums:
-    """The sums over k of a constant operand of integers, as int32: [groups, lines].
+    """The sums over k of a constant operand of integers, as int32: [groups, lines], with zeros up to a multiple of `tile` lines.
 
     The constant is `shape`, transposed by `order`, whose first `group_axes` dimensions are groups, the next `line_axes` the rows
     of A or columns of B, the rest k.
@@ -76,20 +76,23 @@ class PackSums:
     order: tuple[int, ...]
     group_axes: int
     line_axes: int
+    tile: int = 1
 
     def packed_type(self, source: TensorType) -> TensorType:
         extents = [self.shape[axis] for axis in self.order]
         head = self.group_axes + self.line_axes
-        return TensorType((prod(extents[: self.group_axes]), prod(extents[self.group_axes : head])), "int32")
+        lines = prod(extents[self.group_axes : head])
+        return TensorType((prod(extents[: self.group_axes]), lines + -lines % self.tile), "int32")
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         turned = array.reshape(self.shape).transpose(self.order)
         head = self.group_axes + self.line_axes
         sums = turned.sum(axis=tuple(range(head, turned.ndim)), dtype=np.int32)
-        return np.ascontiguousarray(sums.reshape(prod(turned.shape[: self.group_axes]), -1))
+        lines = sums.reshape(prod(turned.shape[: self.group_axes]), prod(turned.shape[self.group_axes : head]))
+        return np.ascontiguousarray(np.pad(lines, ((0, 0), (0, -lines.shape[1] % self.tile))))
 
     def __str__(self) -> str:
-        return f"sums({self.shape},{self.order},{self.group_axes},{self.line_axes})".replace(" ", "")
+        return f"sums({self.shape},{self.order},{self.group_axes},{self.line_axes},{self.tile})".replace(" ", "")
 
 
 def pack_in_kernel(builder: KernelBuilder, source: Buffer, pack: PackPanels) -> Buffer:

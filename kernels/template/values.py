@@ -13,6 +13,7 @@ from ..expressions import pointwise
 from ..formats.minifloat import is_coded
 from ..groups.group import Group, Op
 from . import views
+from .rounding import rounding_of
 
 Reader = Callable[[Index], Expr]
 
@@ -71,6 +72,9 @@ class GroupValues:
 
     def _apply(self, op: Op, index: Index) -> Expr:
         types = self.group.types
+        if not self.builder.is_grid and (rounding := rounding_of(self.group, op)) is not None:
+            value = self.builder.name(self.read(rounding.source, index))
+            return rounding.apply(value, types[op.outputs[0]].dtype)
         names = op.inputs
         dtypes = [types[name].dtype if name else "" for name in names]
         shape = types[op.outputs[0]].shape

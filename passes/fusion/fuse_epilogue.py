@@ -11,8 +11,8 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from ...compiler.ir.aliases import is_view, view_root
+from ...compiler.ir.assignments.kernel_choice import Ask
 from ...compiler.ir.functions import fuse_into_function, group_name, is_fused
-from ...compiler.ir.kernel_choice import Ask
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import has_same_shape, static_shape
 from ...compiler.ir.rewriter import Rejection

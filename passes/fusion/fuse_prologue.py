@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from ...compiler.ir.assignments.kernel_choice import Ask
 from ...compiler.ir.cloning import ValueMap, clone_node
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.ir.functions import drop_uncalled_groups, fuse_into_function, inline_function, is_fused
-from ...compiler.ir.kernel_choice import Ask
 from ...compiler.ir.kinds import is_pointwise
 from ...compiler.ir.names import fresh_name
 from ...compiler.ir.rewriter import Rejection, copy_source, remove_nodes

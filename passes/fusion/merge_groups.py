@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from ...compiler.ir.assignments.kernel_choice import Ask
 from ...compiler.ir.functions import body_of, drop_uncalled_groups, fuse_into_function, group_name, inline_function, is_fused
-from ...compiler.ir.kernel_choice import Ask
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import has_same_shape
 from ...compiler.ir.rewriter import Rejection

@@ -11,8 +11,8 @@ from math import ceil, prod
 
 import onnx_ir as ir
 
+from ...compiler.ir.assignments.kernel_choice import AS_IT_IS, Ask, KernelChoice
 from ...compiler.ir.facts import has_static_type, tensor_type
-from ...compiler.ir.kernel_choice import AS_IT_IS, Ask, KernelChoice
 from ...compiler.ir.matching import static_shape
 from ...kernels.cost.memory import parallel_work
 from ...kernels.cost.operations import COSTLY, operations_of

@@ -9,11 +9,12 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from ...compiler.ir.assignments.node_precision import precision_in
+from ...compiler.ir.assignments.operand_formats import FORMATS, Format, Formats, assign_operand_formats
 from ...compiler.ir.constants import constant_tensor
 from ...compiler.ir.facts import KEPT_FLOAT_KEY
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import static_shape
-from ...compiler.ir.operand_formats import Format, Formats, assign_operand_formats
 from ...compiler.ir.opset_raise import OLDEST
 from ...compiler.ir.rewriter import Rejection
 from ...compiler.ir.stored_weights import RECURRENT, reads_integers, reads_stored_weights
@@ -34,8 +35,9 @@ class AssignFormats(Pass):
     Before:  y = MatMul(h, w)
     After:   y = MatMul(h as bfloat16, w as bfloat16)
 
-    The assignment is metadata of the nodes (`compiler/ir/operand_formats.py`); place-casts acts on it, and no number changes
-    before. An assignment that was there is replaced.
+    The assignment is metadata of the nodes (`compiler/ir/assignments/operand_formats.py`); place-casts acts on it, and no
+    number changes before. An assignment that was there is replaced. A node whose metadata name a precision has that in the
+    place of the program's.
 
     Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
     all products where the target multiplies the type no faster than float32. Recurrent operators get narrow weights: their kernel
@@ -44,7 +46,7 @@ class AssignFormats(Pass):
     """
 
     name: ClassVar[str] = "assign-formats"
-    precision: Format | None = None  # None: what the user asked for, if that is one of the two
+    precision: Format | None = None  # None: the node's own precision, else what the user asked for, if that is one of the two
     min_operations: int = 1 << 17  # multiply-adds of a product that is worth rounding for
     few_rows: int = 8
     weights_only: bool | None = None  # None: where the target multiplies the type no faster than float32
@@ -59,23 +61,25 @@ class AssignFormats(Pass):
         return any(changed)
 
     def _assignment(self, model: ir.Model, context: Context) -> dict[ir.Node, Formats]:
-        precision = self.precision or (context.precision if context.precision in ("bfloat16", "float16") else None)
-        if precision is None:
-            return {}
-        if not context.target.reads_narrow:
+        wanted = {node: form for node in model.graph if (form := self._wanted(node, context)) is not None}
+        if wanted and not context.target.reads_narrow:
             context.reject(self.name, Rejection(f"no kernel for {context.target} reads narrow operands"))
             return {}
-        policy = _Policy(model, context, self, precision, Predictions(model, context, precision))
+        policies = {one: _Policy(model, context, self, one, Predictions(model, context, one)) for one in set(wanted.values())}
         assignment: dict[ir.Node, Formats] = {}
-        for node in model.graph:
-            formats = policy.formats_of(node)
+        for node, form in wanted.items():
+            formats = policies[form].formats_of(node)
             if isinstance(formats, Rejection):
                 context.reject(self.name, formats)
             else:
                 assignment[node] = formats
                 if formats and node.op_type in CONVOLUTIONS:
-                    policy.predictions.record(self.name, node, formats)
+                    policies[form].predictions.record(self.name, node, formats)
         return assignment
+
+    def _wanted(self, node: ir.Node, context: Context) -> Format | None:
+        """What a node is asked to read narrow operands in: by the pass's option, by its own precision, or by the program's."""
+        return self.precision or FORMATS.get(precision_in(node.metadata_props) or context.precision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ...compiler.ir.assignments.operand_formats import Format, Formats
 from ...compiler.ir.constants import add_constant, constant_tensor
 from ...compiler.ir.facts import infer_node
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.names import fresh_name
-from ...compiler.ir.operand_formats import Format, Formats
 from ...compiler.ir.rewriter import copy_source, drop_unused_constants, graph_of
 from .moves import is_image_move, is_move, is_pool, moved_values, remove_unread_moves
 from .products import CONVOLUTIONS

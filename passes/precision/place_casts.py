@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from ...compiler.ir.assignments.operand_formats import assign_operand_formats, operand_formats
 from ...compiler.ir.functions import body_of, drop_uncalled_groups, fuse_into_function, inline_function, is_fused
 from ...compiler.ir.kinds import is_pointwise
 from ...compiler.ir.matching import static_shape
-from ...compiler.ir.operand_formats import assign_operand_formats, operand_formats
 from ...compiler.ir.stored_weights import RECURRENT, reads_integers
 from ...compiler.pipeline import Context, Pass
 from .moves import IMAGE_RANKS, is_image_reader, is_pool

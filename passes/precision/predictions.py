@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ...compiler.ir.assignments.kernel_choice import AS_IT_IS, Ask, KernelChoice, NoKernel, Variant
+from ...compiler.ir.assignments.operand_formats import Format, Formats
 from ...compiler.ir.facts import has_static_type, tensor_type
-from ...compiler.ir.kernel_choice import AS_IT_IS, Ask, KernelChoice, NoKernel, Variant
-from ...compiler.ir.operand_formats import Format, Formats
 from ...compiler.pipeline import Context
 from ...kernels.cost.memory import copy_cycles
 

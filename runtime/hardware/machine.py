@@ -240,9 +240,11 @@ def gpu_thread() -> Machine:
 
 def core_of(cpu_model: str) -> str:
     """The name of the row for a processor as `target.host_cpu_model` writes it; "generic" for one that is not known."""
-    found = re.fullmatch(r"(\w+) family (\d+) model (\d+)", cpu_model)
+    found = re.fullmatch(r"(\w+) family (\d+) model (\d+)( amx)?", cpu_model)
     if found is None:
         return GENERIC
+    if found[4]:
+        return "sapphire-rapids"
     maker, family, model = found[1], int(found[2]), int(found[3])
     return next((core for one, kin, models, core in _MODELS if (one, kin) == (maker, family) and model in models), GENERIC)
 

@@ -6,7 +6,7 @@ from math import prod
 
 import onnx_ir as ir
 
-from ....compiler.ir.kernel_choice import AS_IT_IS, Ask, NoKernel
+from ....compiler.ir.assignments.kernel_choice import AS_IT_IS, Ask, NoKernel
 from ....compiler.ir.kinds import is_pointwise
 from ....compiler.ir.matching import static_shape
 from ....compiler.ir.rewriter import Rejection

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from ....compiler.ir.assignments.kernel_choice import KernelChoice
 from ....compiler.ir.functions import drop_uncalled_groups
-from ....compiler.ir.kernel_choice import KernelChoice
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.pipeline import Context, Pass
 from ....kernels.cost.memory import conversion_cycles

@@ -8,8 +8,8 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from ....compiler.ir.assignments.kernel_choice import KernelChoice, NoKernel
 from ....compiler.ir.facts import has_static_type, tensor_type
-from ....compiler.ir.kernel_choice import KernelChoice, NoKernel
 from ....compiler.ir.kinds import Kind, kind_of
 from ....compiler.ir.matching import static_shape
 

@@ -7,10 +7,10 @@ from math import inf, prod
 
 import onnx_ir as ir
 
+from ....compiler.ir.assignments.kernel_choice import AS_IT_IS, Ask, NoKernel, Variant
 from ....compiler.ir.constants import constant_tensor
 from ....compiler.ir.facts import has_static_type
 from ....compiler.ir.functions import body_of, is_fused
-from ....compiler.ir.kernel_choice import AS_IT_IS, Ask, NoKernel, Variant
 from ....compiler.ir.kinds import Kind, is_known, is_pointwise, kind_of
 from ....compiler.ir.matching import static_shape
 from ....compiler.ir.rewriter import Rejection

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import onnx_ir as ir
 import pytest
+from prefuse.compiler.ir.assignments.kernel_choice import AS_IT_IS, KernelChoice, NoKernel, Variant
 from prefuse.compiler.ir.facts import infer_facts
-from prefuse.compiler.ir.kernel_choice import AS_IT_IS, KernelChoice, NoKernel, Variant
 from prefuse.compiler.lowering.groups import GroupReader
 from prefuse.compiler.lowering.variants import with_variant
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline

@@ -306,8 +306,8 @@ def test_tiles_of_many_images_go_by_blocks_of_their_own(images: int, whose: str)
 
 @pytest.mark.parametrize(("threads", "whose"), [(1, "thread"), (2, "all")])
 def test_threads_share_tiles_that_are_less_than_weights(threads: int, whose: str) -> None:
-    """Each would read all weights, which are 6.4 MB, for 4 or 5 tiles."""
-    built = build_kernel(forced(fast((1, 256, 14, 14), 256, 3, 1, 1, narrow="x"), 5).group, target_of("avx512", threads))
+    """Each would read all weights, which are 3.6 MB, for 4 or 5 tiles."""
+    built = build_kernel(forced(fast((1, 192, 14, 14), 192, 3, 1, 1, narrow="x"), 5).group, target_of("avx512", threads))
     assert isinstance(built, BuiltKernel)
     assert {choice.name: choice.taken for choice in built.choices}["blocks"] == whose
 

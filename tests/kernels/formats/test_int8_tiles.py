@@ -170,7 +170,7 @@ def test_the_inner_loops_are_tile_instructions(dtype: str) -> None:
         assert "vpdpbusd" not in text
         assert "tdpbf16ps" not in text
         if case.template == "matmul_tiles":
-            assert dots == loads  # blocks of 2x2 tiles
+            assert loads == dots + 4  # blocks of 2x2 tiles, whose sums begin with what the zero point takes away
 
 
 def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

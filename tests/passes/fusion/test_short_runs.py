@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 import prefuse
 import pytest
+from prefuse.compiler.ir.assignments.kernel_choice import Ask
 from prefuse.compiler.ir.facts import infer_facts
-from prefuse.compiler.ir.kernel_choice import Ask
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE, PASSES
 from prefuse.passes.fusion.short_runs import short_run_fault, stored_runs

@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 from prefuse.compiler.debugging.oracle import random_inputs, relative_error, run_model
+from prefuse.compiler.ir.assignments.operand_formats import FORMATS_KEY, Formats, assign_operand_formats, operand_formats
 from prefuse.compiler.ir.facts import infer_facts
-from prefuse.compiler.ir.operand_formats import FORMATS_KEY, Formats, assign_operand_formats, operand_formats
 from prefuse.compiler.ir.printer import print_model
 from prefuse.compiler.pipeline import Context, parse_pipeline, run_pipeline
 from prefuse.compiler.pipeline.pass_table import PASSES

@@ -11,6 +11,7 @@ import prefuse
 import pytest
 from onnx import helper, numpy_helper
 from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.target import Target
 
 rng = np.random.default_rng(5)
 TARGETS = ("cpu", "cpu:avx2")
@@ -93,7 +94,8 @@ def test_convolutions() -> None:
             assert np.ptp(wanted) > 100
             assert np.array_equal(found, wanted)
         sizes = [array.nbytes for name, array in constants.items() if name.endswith("w")]
-        assert constant_bytes(net) < 2 * sum(sizes) + 8192  # panels of few channels are mostly padding
+        # Panels of few channels are mostly padding, those of tiles, 64 bytes deep and 32 wide, above all.
+        assert constant_bytes(net) < (3 if Target.parse(target).has_tiles else 2) * sum(sizes) + 8192
 
 
 def test_matrices() -> None:

@@ -49,6 +49,9 @@ def quantized(shape: tuple[int, ...], weights: np.ndarray, op: str, zero: int, d
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+_PRODUCTS = ("matmul", "matmul_tiles", "convolution_channels_last", "convolution_tiles")
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("op", ["MatMul", "Conv"])
 def test_one_kernel_of_integers(op: str, dtype: str) -> None:
@@ -58,11 +61,11 @@ def test_one_kernel_of_integers(op: str, dtype: str) -> None:
     model = quantized(shape, weights, op, 119 if dtype == "uint8" else -9, dtype)
     net = prefuse.compile(model, cache=False, threads=2)
     assert isinstance(net, CompiledModel)
-    products = [kernel for kernel in net.plan.kernels if kernel.template in ("matmul", "convolution_channels_last")]
+    products = [kernel for kernel in net.plan.kernels if kernel.template in _PRODUCTS]
     assert len(products) == 1
     assert "quant" not in {kernel.template for kernel in net.plan.kernels}
     constants = sum(buffer.size_bytes for buffer in net.plan.buffers if buffer.space == "constants")
-    assert constants < 1.3 * weights.nbytes + 4096  # panels are filled up to whole tiles
+    assert constants < 2 * weights.nbytes + 4096  # panels are filled up to whole tiles, 64 deep and 32 wide on AMX; floats take 4
     x = rng.standard_normal(shape).astype(np.float32)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -33,6 +33,8 @@ def test_rows_are_plausible(name: str, lanes: int) -> None:
         ("AuthenticAMD family 25 model 17", "zen4"),
         ("AuthenticAMD family 26 model 2", "zen5"),
         ("GenuineIntel family 6 model 143", "sapphire-rapids"),
+        ("GenuineIntel family 6 model 167", "icelake"),
+        ("GenuineIntel family 6 model 167 amx", "sapphire-rapids"),
         ("GenuineIntel family 6 model 9999", "generic"),
         ("unknown", "generic"),
     ],

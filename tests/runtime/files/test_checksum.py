@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prefuse.runtime.checksum import Checksum
+from prefuse.runtime.files.checksum import Checksum
 
 _BYTES = np.random.default_rng(0).integers(0, 256, 200_001, np.uint8).tobytes()
 _PAGE = 4096

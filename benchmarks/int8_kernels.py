@@ -1,0 +1,210 @@
+"""How near products of 8-bit integers come to the peak of a core: `python -m benchmarks.int8_kernels --target cpu:avx512vnni`.
+
+Each problem is one kernel: bytes in, the product, scales, bias and rounding to bytes. The peak is that of the target's
+multiply-adds of the same format in registers, right before and after each problem; shares are medians over the turns, so that a
+clock that changes from second to second is in both. `--precision float32` measures the same products of floats.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeAlias
+
+import click
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from prefuse.compiler.driver import compile_model, plan_model
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.lowering.roofline import multiply_add_program
+from prefuse.compiler.programs.options import Options
+from prefuse.kernels.formats.format import BF16_DOT, F32, U8_DOT, U8_MADD, Format
+from prefuse.runtime.executor import CompiledModel, load
+from prefuse.runtime.hardware.machine import host_machine
+from prefuse.runtime.target import Target, host_cpu_model
+from rich.console import Console
+from rich.table import Table
+
+Precision: TypeAlias = Literal["int8", "float32", "bfloat16"]
+_WIDTH = 110
+_CALLS = 6  # of a problem in a turn; the first one does not count
+_ZERO = 117  # zero point of what is multiplied
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A product of `rows` x `depth` by `depth` x `columns`; or, where there is a `window`, a convolution of an image of
+    `rows` x `rows` positions and `depth` channels, channels-last, to as large a one of `columns` channels."""
+
+    rows: int
+    depth: int
+    columns: int
+    window: int = 0
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds, those with padding included."""
+        return self.rows * self.depth * self.columns * (self.rows * self.window**2 if self.window else 1)
+
+    def __str__(self) -> str:
+        if not self.window:
+            return f"{self.rows}x{self.depth}x{self.columns}"
+        return f"{self.window}x{self.window} of {self.rows}x{self.rows}x{self.depth} to {self.columns}"
+
+
+PROBLEMS = (
+    Problem(128, 768, 3072),
+    Problem(128, 3072, 768),
+    Problem(128, 768, 768),
+    Problem(56, 64, 64, 3),
+    Problem(28, 128, 128, 3),
+    Problem(14, 256, 256, 3),
+    Problem(14, 1024, 256, 1),
+    Problem(56, 64, 256, 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A problem's kernel: its template, what was chosen, and medians of its time, as it was and as it was predicted."""
+
+    problem: Problem
+    template: str
+    choices: str
+    time_us: float
+    predicted_us: float
+    share: float  # of the peak measured beside
+
+    @property
+    def gmacs(self) -> float:
+        """Multiply-adds a nanosecond."""
+        return self.problem.macs / self.time_us / 1e3
+
+
+def model_of(problem: Problem, precision: Precision) -> onnx.ModelProto:
+    """The problem between bytes: y = Q(op(DQ(x), DQ(w)) + bias), weights with a scale for each column; or between floats."""
+    rng, has_image = np.random.default_rng(0), problem.window > 0
+    columns, extent = problem.columns, problem.window
+    size = (columns, problem.depth, extent, extent) if has_image else (problem.depth, columns)
+    shape = (1, problem.rows, problem.rows, problem.depth) if has_image else (problem.rows, problem.depth)
+    spread = 1 / np.sqrt(prod(size) // columns) / 64
+    arrays: dict[str, Any] = {"bias": rng.random((columns, 1, 1) if has_image else columns).astype(np.float32)}
+    nodes, source = [], "x"
+    if precision == "int8":
+        kinds = onnx.TensorProto.UINT8, onnx.TensorProto.UINT8
+        scales = spread * (0.5 + rng.random(columns))
+        arrays |= {"w": rng.integers(-127, 128, size, np.int8), "t": scales.astype(np.float32), "s": np.float32(0.02)}
+        arrays |= {"z": np.uint8(_ZERO), "r": np.float32(0.02), "q": np.uint8(128)}
+        nodes.append(helper.make_node("DequantizeLinear", ["x", "s", "z"], ["a"]))
+        nodes.append(helper.make_node("DequantizeLinear", ["w", "t"], ["b"], axis=0 if has_image else 1))
+        source, weights = "a", "b"
+    else:
+        kinds = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT
+        arrays["w"], weights = (spread * rng.standard_normal(size)).astype(np.float32), "w"
+    if has_image:
+        nodes.append(helper.make_node("Transpose", [source], ["image"], perm=[0, 3, 1, 2]))
+        nodes.append(helper.make_node("Conv", ["image", weights], ["p"], pads=[extent // 2] * 4))
+    else:
+        nodes.append(helper.make_node("MatMul", [source, weights], ["p"]))
+    nodes.append(helper.make_node("Add", ["p", "bias"], ["c"]))
+    last = "c"
+    if precision == "int8":
+        nodes.append(helper.make_node("QuantizeLinear", ["c", "r", "q"], ["bytes"]))
+        last = "bytes"
+    nodes.append(helper.make_node("Transpose", [last], ["y"], perm=[0, 2, 3, 1]) if has_image else _same(last))
+    given = helper.make_tensor_value_info("x", kinds[0], shape)
+    result = helper.make_tensor_value_info("y", kinds[1], (*shape[:-1], columns))
+    constants = [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "main", [given], [result], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def _same(name: str) -> onnx.NodeProto:
+    return helper.make_node("Identity", [name], ["y"])
+
+
+class Bench:
+    """The compiled program of a problem, its input, and the times of its launches so far."""
+
+    def __init__(self, problem: Problem, target: Target, precision: Precision) -> None:
+        self.problem = problem
+        options = Options(target, "bfloat16" if precision == "bfloat16" else "float32", profile=True)
+        proto = model_of(problem, precision)
+        planned = plan_model(import_model(proto), options)
+        anchored = [item for item in planned.lowered if item.kernel.flops] or planned.lowered
+        self.template = "+".join(item.kernel.template for item in planned.lowered)
+        self.choices = ", ".join(f"{one.name} {one.taken}" for item in anchored for one in item.kernel.choices)
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "kernel.prefuse")
+            compile_model(import_model(proto), options, name=str(problem), output=path)
+            self.net = load(path)
+        port = self.net.plan.inputs[0]
+        rng = np.random.default_rng(1)
+        is_bytes = port.type.dtype == "uint8"
+        self.x = rng.integers(0, 256, port.type.shape, np.uint8) if is_bytes else rng.random(port.type.shape, np.float32)
+        self.predicted_us = 0.0
+
+    def time_us(self) -> float:
+        """The median of a call's launches together, now."""
+        profile = self.net.profile(self.x, runs=_CALLS)
+        self.predicted_us = profile.predicted_us
+        return float(np.median(np.diff(profile.stamps_ns[1:], axis=1).sum(axis=1))) / 1e3
+
+
+def peak_format(precision: Precision, target: Target) -> Format:
+    """The format of the multiply-adds that a precision's products are made of on a target."""
+    if precision == "int8":
+        return U8_DOT if U8_DOT.runs_on(target) else U8_MADD
+    return BF16_DOT if precision == "bfloat16" and BF16_DOT.runs_on(target) else F32
+
+
+def measure(problems: Sequence[Problem], target: Target, precision: Precision, turns: int) -> list[Measured]:
+    """All problems, in turns with the peak."""
+    peak, macs = multiply_add_program(target, peak_format(precision, target))
+    benches = [Bench(problem, target, precision) for problem in problems]
+    times: list[list[float]] = [[] for _ in benches]
+    shares: list[list[float]] = [[] for _ in benches]
+    for _ in range(turns):
+        for bench, seen, parts in zip(benches, times, shares, strict=True):
+            before = _peak_us(peak)
+            seen.append(bench.time_us())
+            best = macs / ((before + _peak_us(peak)) / 2)
+            parts.append(bench.problem.macs / seen[-1] / best)
+    return [
+        Measured(one.problem, one.template, one.choices, float(np.median(seen)), one.predicted_us, float(np.median(parts)))
+        for one, seen, parts in zip(benches, times, shares, strict=True)
+    ]
+
+
+def _peak_us(peak: CompiledModel) -> float:
+    x = np.full(peak.plan.inputs[0].type.shape, 1, np.int32)
+    return float(np.median(np.diff(peak.profile(x, runs=4).stamps_ns[1:], axis=1))) / 1e3
+
+
+@click.command()
+@click.option("--target", "text", default="cpu", show_default=True, help="Whose kernels: cpu:avx512vnni takes no tiles.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Of one call.")
+@click.option("--precision", default="int8", show_default=True, type=click.Choice(["int8", "float32", "bfloat16"]))
+@click.option("--turns", default=15, show_default=True, type=click.IntRange(1), help="Of all problems.")
+def main(text: str, threads: int, precision: Precision, turns: int) -> None:
+    """Measure all problems, costs being those of this machine."""
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    target = Target.parse(text, threads)
+    if "machine=" not in text and text != "cpu":
+        target = replace(target, machine=host_machine(host_cpu_model(), target.vector_lanes))
+    if missing := target.missing_features():
+        raise click.ClickException(f"this CPU lacks {', '.join(missing)}, which {target} needs")
+    table = Table("problem", "template", "choices", "us", "predicted", "Gmac/s", "share", title=f"{target}, {precision}")
+    for one in measure(PROBLEMS, target, precision, turns):
+        numbers = (f"{one.time_us:.1f}", f"{one.predicted_us / one.time_us:.2f}", f"{one.gmacs:.1f}", f"{one.share:.3f}")
+        table.add_row(str(one.problem), one.template, one.choices, *numbers)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
