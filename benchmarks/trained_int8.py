@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import onnx_ir as ir
 import prefuse
 from prefuse.compiler.frontend.dimensions import bind_dimensions
 from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.ir.constants import constant_tensor
 from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
 from prefuse.compiler.quantization.quantizer import calibrate
 from prefuse.runtime.executor import CompiledModel
@@ -94,10 +96,10 @@ def small_lenet(model: ir.Model, calibration: Sequence[Batch], threads: int) -> 
 
 def line_rows(threads: int, seconds: float) -> Iterator[Row]:
     """The recogniser of PP-OCRv4 in rapidocr-onnxruntime: the share of 100 rendered lines with the text that float32 reads."""
-    import rapidocr_onnxruntime
-
-    path = Path(rapidocr_onnxruntime.__file__).parent / "models" / "ch_PP-OCRv4_rec_infer.onnx"
-    model = import_model(path)
+    package = find_spec("rapidocr_onnxruntime")  # imported, it would want OpenCV
+    if package is None or package.origin is None:
+        raise click.UsageError("rapidocr-onnxruntime is not installed: pip install --no-deps rapidocr-onnxruntime")
+    model = import_model(Path(package.origin).parent / "models" / "ch_PP-OCRv4_rec_infer.onnx")
     (x,) = model.graph.inputs
     shape = (1, 3, _LINE_HEIGHT, _LINE_WIDTH)
     model = bind_dimensions(model, {str(x.name): shape})
@@ -190,7 +192,9 @@ def _row(
     model: str, name: str, measure: str, value: float, program: CompiledModel, times: Mapping[str, float], graph: ir.Model
 ) -> Row:
     sizes = {space.name: space.size_bytes for space in program.plan.spaces}
-    weights = sum(one.const_value.nbytes for one in graph.graph.initializers.values() if one.const_value is not None)
+    made = [value for node in graph.graph if node.op_type == "Constant" for value in node.outputs]
+    tensors = [constant_tensor(value) for value in (*graph.graph.initializers.values(), *made)]
+    weights = sum(one.nbytes for one in tensors if one is not None)
     return Row(model, name, measure, value, sizes.get("constants", 0), weights, times[name])
 
 

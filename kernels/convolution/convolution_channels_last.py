@@ -26,7 +26,7 @@ from ..groups.group import Group
 from ..microkernels.packing import PackPanels, PackSums, pack_in_kernel
 from ..microkernels.register_tile import Panel, Tile, split_options, sum_tile
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
-from ..template.kernel import finish, machine_of, new_builder
+from ..template.kernel import finish, has_short_epilogue, machine_of, new_builder
 from ..template.loops import sweep
 from ..template.values import GroupValues
 from .channels_last_form import ChannelsLast, channels_last_form, convolution_estimate, extents_of, vector_cycles
@@ -186,14 +186,15 @@ class _Convolution:
         inputs, outputs = self.channels // self.groups, self.out_channels // self.groups
         images, lines, rows = self._positions()
         taps = ceil(window.kernel[-1] / self.format.k_pack)
-        depth = (*window.kernel[:-1], inputs, taps) if self.packs_taps else (*window.kernel, inputs)
+        row = (inputs, taps) if self.packs_taps else (window.kernel[-1], inputs)
+        depth = (*window.kernel[:-1], prod(row)) if self._reads_runs(image) else (*window.kernel[:-1], *row)
         flops: int = 2 * images * lines * rows * self.out_channels * (self.source.shape[1] // self.groups) * prod(window.kernel)
         lanes = builder.lanes(self.accumulator)
         words = prod(depth) if self.packs_taps else inputs  # pairs of taps: neighbouring windows share none
-        machine, has_words = self.format.machine(machine_of(self.target, self.accumulator)), self.format.k_pack > 1
-        self.zero_point = self._zero_point() if self.format.k_pack == 1 else None
+        machine, k_pack = self.format.machine(machine_of(self.target, self.accumulator)), self.format.k_pack
+        self.zero_point = self._zero_point() if k_pack == 1 else None
         pitch = (image.strides[-1] if self.is_last else words) * window.strides[-1]
-        ranked = channels_last_tiles(rows, outputs, prod(depth), words, machine, pitch=pitch, pairs=has_words)
+        ranked = channels_last_tiles(rows, outputs, prod(depth), words, machine, pitch=pitch, k_pack=k_pack)
         tile = builder.choose("tile", {str(tile): tile for tile in (Tile(*shape, lanes) for shape in ranked)})
         weights, first_sums = self._weights(tile.columns), self._first_sums(tile.columns)
         if not flops:
@@ -211,6 +212,12 @@ class _Convolution:
             lambda place: self._tile(product, place),
         )
         return int(flops)
+
+    def _reads_runs(self, image: Image) -> bool:
+        """Whether all channels of a row of taps are one run of words of bytes: their loop is longer than over channels alone."""
+        window, is_short = self.window, has_short_epilogue(self.form.inner, self.format) and not self.packs_taps
+        is_run = self.groups == window.dilations[-1] == image.strides[1] == 1 and image.strides[-1] == self.channels
+        return is_short and is_run and not self._skips(len(window.kernel) - 1, 1)
 
     def _prefetched(self, order: tuple[str, ...], extents: Mapping[str, int], panel: int) -> str:
         """What tiles prefetch while they read a panel of `panel` weights: "next" (their share of the next panel into L2), "soon"
@@ -238,6 +245,7 @@ class _Convolution:
         def a(row: int, ks: Index) -> Expr:
             if self.packs_taps:
                 return self._taps(image, corner + row * step[-1], ks)
+            ks = ks if len(ks) > len(window.kernel) else (*ks[:-1], 0, ks[-1])  # of a run
             *downs, right = (k * d for k, d in zip(ks, window.dilations, strict=False))
             element = factor(self.format, image.element(corner + image.offset(0, ks[-1], *downs, row * step[-1] + right)))
             return element if self.zero_point is None else element - self.zero_point
@@ -250,12 +258,18 @@ class _Convolution:
         self._prefetch_epilogue(tile, number, lead, start, builder.bind(group * outputs + first))
         first_sums = product.first_sums
         begins = None if first_sums is None else lambda column: first_sums(group, first + column)
-        sums, place_of_sums = builder.aligned_local(tile.rows * tile.columns, self.accumulator, "tile")
-        sum_tile(builder, tile, self.format, depth, a, b, before, spans, into=(sums, place_of_sums), first=begins)
-        with builder.loop(tile.rows, name="row") as row:
+
+        def store_row(row: Expr) -> Callable[[Expr, Expr], None]:
             index = self._index(number, lead, builder.bind(start + row))
-            base = builder.bind(row * tile.columns + place_of_sums)
-            each_column(builder, first, outputs, tile, lambda c: self._store(index, group * outputs + first + c, sums[base + c]))
+            return lambda column, value: self._store(index, group * outputs + first + column, value)
+
+        if outputs % tile.columns == 0 and has_short_epilogue(self.form.inner, self.format):
+            sum_tile(builder, tile, self.format, depth, a, b, before, spans, first=begins, store_row=store_row)
+            return
+        sums = sum_tile(builder, tile, self.format, depth, a, b, before, spans, first=begins)
+        with builder.loop(tile.rows, name="row") as row:
+            base, store = builder.bind(row * tile.columns), store_row(row)
+            each_column(builder, first, outputs, tile, lambda c: store(c, sums[base + c]))
 
     def _prefetch_epilogue(self, tile: Tile, number: Expr, lead: Index, start: Expr, channel: Expr) -> None:
         """Prefetch what a tile's epilogue reads and writes, so that it arrives during the sum."""

@@ -201,24 +201,25 @@ def spread_pitch(elements: int, item_bytes: int, machine: Machine) -> int:
 
 
 def channels_last_tile(
-    positions: int, channels: int, depth: int, inputs: int, machine: Machine, *, pitch: int = 0, pairs: bool = False
+    positions: int, channels: int, depth: int, inputs: int, machine: Machine, *, pitch: int = 0, k_pack: int = 1
 ) -> tuple[int, int]:
     """Rows (positions) and vectors (of output channels) of the NHWC register tile with the fewest cycles."""
-    return channels_last_tiles(positions, channels, depth, inputs, machine, pitch=pitch, pairs=pairs)[0]
+    return channels_last_tiles(positions, channels, depth, inputs, machine, pitch=pitch, k_pack=k_pack)[0]
 
 
 def channels_last_tiles(
-    positions: int, channels: int, depth: int, inputs: int, machine: Machine, *, pitch: int = 0, pairs: bool = False
+    positions: int, channels: int, depth: int, inputs: int, machine: Machine, *, pitch: int = 0, k_pack: int = 1
 ) -> list[tuple[int, int]]:
     """All NHWC register tiles for so many contiguous positions: those that the model covers, fewest cycles first, then others.
 
-    Short sums of bfloat16 `pairs` are faster in wide tiles of few rows, and with many accumulators, as a dot product has a longer
-    latency. The positions that a tile reads are `pitch` float32 (or pairs) apart, `inputs` if that is 0.
+    Short sums of words (of `k_pack` numbers) are faster in wide tiles of few rows, and with many accumulators, as a dot product
+    has a longer latency. Those of bytes need neither: what they store is a fourth, in rows that share no sets of L1. The
+    positions that a tile reads are `pitch` float32 (or words) apart, `inputs` if that is 0.
     """
-    lanes, registers = machine.lanes, machine.registers
+    lanes, registers, pairs, are_bytes = machine.lanes, machine.registers, k_pack > 1, k_pack == _WORD_BYTES
     are_few, is_near = inputs < _FEW_CHANNELS, depth * 2 * lanes * _WORD_BYTES <= _L2_SHARE * machine.l2.size_bytes  # panel in L2
     share_sets = (pitch or inputs) * _WORD_BYTES % machine.l1.set_stride_bytes == 0
-    are_crowded = depth < _SHORT_DEPTH or (share_sets and (is_near or machine.l1.ways < _ENOUGH_WAYS))
+    are_crowded = (depth < _SHORT_DEPTH and not are_bytes) or (share_sets and (is_near or machine.l1.ways < _ENOUGH_WAYS))
     short = _SHORT_PAIR_ROWS if pairs and depth > inputs else _SHORT_ROWS
     rows = min(positions, _FEW_ROWS if are_few else short if are_crowded else MAX_ROWS)
     vectors = 4 if are_few or (pairs and depth * 4 * lanes * _WORD_BYTES <= machine.l1.size_bytes) else 2
@@ -226,7 +227,7 @@ def channels_last_tiles(
     fitting = [(r, v) for r, v in every if r * v + v + 1 <= registers and (v == 1 or (v - 1) * lanes < channels)]
 
     def rank(tile: tuple[int, int]) -> tuple[bool, float, tuple[int, int]]:
-        sums = registers // 2 if are_few or tile[1] > 2 else registers
+        sums = registers // 2 if are_few or (tile[1] > 2 and not are_bytes) else registers
         is_counted = tile[0] <= rows and tile[1] <= vectors and tile[0] * tile[1] <= sums
         return not is_counted, _stretch_cycles(tile, positions, channels, depth, machine, pairs=pairs), tile
 
@@ -267,7 +268,7 @@ def _tile_of(one: Convolution, machine: Machine) -> tuple[int, int]:
     pitch = spread_pitch(one.inputs * one.groups, _WORD_BYTES, machine) if is_copied else one.inputs * one.groups
     pitch *= 1 if one.is_pointwise else one.strides[1]
     (_, positions), outputs = _stretches(one), one.outputs // one.phases
-    return channels_last_tile(positions, outputs, one.depth, one.inputs, machine, pitch=pitch, pairs=one.k_pack > 1)
+    return channels_last_tile(positions, outputs, one.depth, one.inputs, machine, pitch=pitch, k_pack=one.k_pack)
 
 
 def direct_cycles(one: Convolution, machine: Machine) -> float:

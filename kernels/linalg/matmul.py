@@ -26,7 +26,7 @@ from ..groups.group import Group, Op
 from ..microkernels.packing import PackPanels, PackSums
 from ..microkernels.register_tile import Panel, Plane, TileProduct, emit, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
-from ..template.kernel import finish, machine_of, new_builder
+from ..template.kernel import finish, has_short_epilogue, machine_of, new_builder
 from ..template.loops import store_epilogue
 from ..template.values import GroupValues, anchor_of
 
@@ -172,6 +172,7 @@ class MatMulKernel:
             shares_b=self.shares_b,
             panel=self.panel_of_b(panels, self.k_steps, tile.columns) if packs_b or k_pack > 1 else None,
             first=self._first_sums(tile.columns),
+            is_short=has_short_epilogue(self.group, self.format),
         )
         sizes = [self.group.types[side.name].size_bytes for side in (a, b)]
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])

@@ -33,6 +33,8 @@ _LEAST_BLOCK = 256  # products of a partial sum (block of k): adding up shorter 
 _LONGEST_BLOCK = 1024  # products of a partial sum, at most
 _AHEAD_BYTES = 16 * 1024  # prefetch distance in a panel: hardware prefetches no further than the page it reads
 _PREFETCHING_ROWS = 3  # rows of a tile from which on prefetching pays: with fewer, memory bandwidth is the limit anyway
+_SHARING_TILES = 4  # tiles of rows from which on they prefetch the next panel together
+_NEAR_BYTES, _PANEL_BYTES = 256 * 1024, 384 * 1024  # of B, above which that pays; of a panel that stays in L2 beside the next one
 WORK_PER_OPERATION = 16  # floating-point operations that count as one scalar operation of the work dealt to threads
 
 
@@ -102,6 +104,7 @@ class TileProduct:
     be called more than once for an element.
     `shares_b`: neighbouring batches often have the same B. `panel(batch, number)`: a tile's packed panel of B, for prefetching.
     `first(batch, column)`: what sums of a column of the plane begin with, also of those beyond the last that are read; None: 0.
+    `is_short`: the epilogue is, and may be repeated for each register of a tile, so that sums need not be stored before it.
     """
 
     batch: int
@@ -119,6 +122,7 @@ class TileProduct:
     panel: Callable[[Expr, Expr], Panel] | None = None
     overlaps: bool = False
     first: Callable[[Expr, Expr], Expr] | None = None
+    is_short: bool = False
 
     @property
     def flops(self) -> int:
@@ -156,6 +160,8 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     order = builder.choose("order", loop_orders(order, extents))
     threads = builder.threads_for(product.flops // WORK_PER_OPERATION)
     split = builder.choose("split", split_options(order, extents, threads))
+    # Each panel meets all tiles of rows, on one thread: these may divide among them what is to be done for the next one.
+    parts = extents["m"] if order[-2:] == ["n", "m"] and (threads == 1 or split != "m") else 1
     with ExitStack() as loops:
         thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
         at: dict[str, Expr] = {}
@@ -163,7 +169,7 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
             begin, end = share(thread, threads, extents[axis]) if axis == split else (0, extents[axis])
             i = loops.enter_context(builder.loop(end - begin, name=axis))
             at[axis] = builder.bind(begin + i) if threads > 1 and axis == split else i
-        emit_tile(builder, product, at["batch"], at["m"], at["n"])
+        emit_tile(builder, product, at["batch"], at["m"], at["n"], parts)
 
 
 def loop_orders(order: Sequence[str], extents: Mapping[str, int]) -> dict[str, list[str]]:
@@ -179,20 +185,23 @@ def split_options(order: Sequence[str], extents: Mapping[str, int], threads: int
     return {axis: axis for axis in ranked or order[:1]}
 
 
-def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr) -> None:
-    """One register tile of C: the loop over k, then the epilogue."""
+def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr, parts: int = 1) -> None:
+    """One register tile of C: the loop over k, then the epilogue. `parts` tiles that follow each other have one panel of B."""
     tile, plane = product.tile, product.plane
     m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
     rest = tile.rows if product.a_padded or builder.is_grid else last_rows(product.m, tile.rows)
+    is_direct = product.is_short and _is_even(product, rest) and not builder.is_grid
     # A ragged last tile is moved back to end with C; what it computes twice is stored once. Unless shorter last tiles have a loop
     # over k of their own: both loops share one epilogue, or LLVM would keep an epilogue's constants in registers over a loop.
-    is_whole = product.a_padded or rest < tile.rows
+    is_whole = product.a_padded or rest < tile.rows or is_direct
     m_start = m_begin if is_whole else builder.bind(tirx.min(m_begin, product.m - tile.rows))
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
-    prefetches = tile.rows >= _PREFETCHING_ROWS and not builder.is_grid
-    panel = product.panel(batch, n_tile) if product.panel is not None and prefetches else None
-    first = product.first
-    finished, base = builder.aligned_local(tile.rows * tile.columns, product.format.sums, "tile")
+    before, first = _panel_prefetch(builder, product, batch, m_tile, n_tile, parts), product.first
+    finished = None if is_direct else builder.aligned_local(tile.rows * tile.columns, product.format.sums, "tile")
+
+    def store_row(row: int) -> Callable[[Expr, Expr], None]:
+        m = builder.bind(m_begin + row)
+        return lambda column, value: product.store(batch, m, 0, n_begin + column, value)
 
     def add_up(tile: Tile) -> None:
         sum_tile(
@@ -202,9 +211,10 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
             product.depth,
             lambda row, ks: product.a(batch, m_tile, m_start, row, ks),
             lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
-            None if panel is None else lambda ks: panel.prefetch(builder, ks[0]),
-            into=(finished, base),
+            before,
+            into=finished,
             first=None if first is None else lambda column: first(batch, n_start + column),
+            store_row=store_row if is_direct else None,
         )
 
     if rest < tile.rows:
@@ -214,12 +224,59 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
             add_up(replace(tile, rows=rest))
     else:
         add_up(tile)
+    if finished is not None:
+        _emit_epilogue(builder, product, (batch, m_begin, n_begin), m_start, n_start, finished)
+
+
+def _panel_prefetch(
+    builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile: Expr, n_tile: Expr, parts: int
+) -> Callable[[Index], None] | None:
+    """The prefetches of each step over k, if any: of rows further on in a panel that L1 does not hold, and of the next panel.
+
+    Where several tiles share a panel, the next one comes to L2 in as much time as they take together. The first of them alone
+    would wait for it: 24 KiB in 2,500 cycles are more than a core gets from L3.
+    """
+    tile, steps = product.tile, product.depth[0]
+    if product.panel is None or tile.rows < _PREFETCHING_ROWS or builder.is_grid:
+        return None
+    panel = product.panel(batch, n_tile)
+    panel_bytes = steps * tile.columns * np.dtype(str(panel.buffer.dtype)).itemsize
+    panels = ceil(product.plane.columns / tile.columns)
+    is_shared = parts >= _SHARING_TILES and panel_bytes * panels > _NEAR_BYTES and panel_bytes <= _PANEL_BYTES
+
+    def before(ks: Index) -> None:
+        if is_shared:
+            panel.prefetch_next(builder, ks[0], steps, m_tile, parts)
+        if not is_shared or panel_bytes > builder.machine.l1.size_bytes:
+            panel.prefetch(builder, ks[0])
+
+    return before
+
+
+def _is_even(product: TileProduct, rest: int) -> bool:
+    """Whether tiles have no more rows and columns than C, the last ones of `rest` rows."""
+    tile, plane = product.tile, product.plane
+    is_even = product.m % tile.rows == 0 or rest < tile.rows
+    return is_even and plane.pitch >= plane.columns and plane.columns % tile.columns == 0
+
+
+def _emit_epilogue(
+    builder: KernelBuilder,
+    product: TileProduct,
+    place: tuple[Expr, Expr, Expr],
+    m_start: Expr,
+    n_start: Expr,
+    finished: tuple[Buffer, Expr],
+) -> None:
+    """The epilogue of the sums of a tile in L1, which are those from (`m_start`, `n_start`) on, of what is inside C from `place`
+    (batch, row, column) on."""
+    (batch, m_begin, n_begin), (sums, base), tile = place, finished, product.tile
     m_end = tirx.min(m_begin + tile.rows, product.m)
     with builder.loop(builder.bind(m_end - m_begin), name="row") as row:
         m = builder.bind(m_begin + row)
         line = builder.bind((m - m_start) * tile.columns + base)
-        for begin, end, r in _segments(builder, plane, n_begin, tile.columns):
-            _emit_segment(builder, product, (batch, m, r), begin, end, finished, builder.bind(line - n_start))
+        for begin, end, r in _segments(builder, product.plane, n_begin, tile.columns):
+            _emit_segment(builder, product, (batch, m, r), begin, end, sums, builder.bind(line - n_start))
 
 
 def sum_tile(
@@ -233,28 +290,28 @@ def sum_tile(
     spans: Mapping[int, tuple[Expr, Expr]] | None = None,
     into: tuple[Buffer, Expr] | None = None,
     first: Callable[[Expr], Expr] | None = None,
+    store_row: Callable[[int], Callable[[Expr, Expr], None]] | None = None,
 ) -> Buffer:
     """The micro-kernel: sums over k of a(row, ks) * b(column, ks), accumulated in registers.
 
     Returns an array of `tile.rows` x `tile.columns` sums, row-major, in L1 for the epilogue: that of `into` (buffer, first
-    element) where given. `depth`: extents of the loops over k. `before(ks)` emits statements before the products of each k, such
-    as prefetches. `spans` restricts a loop over k, by its number, to iterations [begin, end). Sums of a column begin with
-    `first(column)`, 0 where that is None. Sums of more products than the format's longest chain are made of partial sums over
-    blocks of k, for their error.
+    element) where given. Or, where sums need no blocks of k, `store_row(row)(column, sum)` is the epilogue, of registers.
+    `depth`: extents of the loops over k. `before(ks)` emits statements before the products of each k, such as prefetches. `spans`
+    restricts a loop over k, by its number, to iterations [begin, end). Sums of a column begin with `first(column)`, 0 where that
+    is None. Sums of more products than the format's longest chain are made of partial sums over blocks of k, for their error.
     """
     spans, dtype, longest = spans or {}, number_format.sums, number_format.longest_chain
     begin = first or (lambda column: tirx.const(0, dtype))
     multiply_add = multiply_add_of(number_format)
     depth, joined = _in_blocks(depth, longest, spans)
     sums = builder.local(tile.rows * tile.columns, dtype, "acc")
-    finished, base = into or (builder.local(tile.rows * tile.columns, dtype, "tile"), 0)
-    cells = [(row, row * tile.columns + v * tile.lanes, v * tile.lanes) for row, v in nest(range(tile.rows), range(tile.vectors))]
-    kinds, outer = _loop_kinds(depth, len(cells), spans), _outer_loops(depth, longest)
+    kinds, outer = _loop_kinds(depth, tile.rows * tile.vectors, spans), _outer_loops(depth, longest)
+    finished, base = into or (sums if store_row else builder.local(tile.rows * tile.columns, dtype, "tile"), 0)
 
-    def fill(to: Buffer, origin: Expr, element: Callable[[Expr, Expr], Expr]) -> None:
-        for _, at, column in cells:
+    def each(body: Callable[[int, Expr, Expr], None]) -> None:
+        for row, v in nest(range(tile.rows), range(tile.vectors)):
             with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-                builder.store(to, origin + at + lane, element(at + lane, column + lane))
+                body(row, row * tile.columns + v * tile.lanes + lane, v * tile.lanes + lane)
 
     def loop(stack: ExitStack, axes: range) -> Index:
         ks = []
@@ -265,20 +322,34 @@ def sum_tile(
         return tuple(ks)
 
     if outer:
-        fill(finished, base, lambda at, column: begin(column))
+        each(lambda row, at, column: builder.store(finished, base + at, begin(column)))
     with ExitStack() as blocks:
         block = loop(blocks, range(outer))
-        fill(sums, 0, lambda at, column: tirx.const(0, dtype) if outer else begin(column))
+        each(lambda row, at, column: builder.store(sums, at, tirx.const(0, dtype) if outer else begin(column)))
         if prod(depth):
             with ExitStack() as loops:
                 ks = joined((*block, *loop(loops, range(outer, len(depth)))))
                 if before is not None:
                     before(ks)
-                for row, at, column in cells:
-                    with builder.loop(tile.lanes, "vectorized", "lane") as lane:
-                        builder.store(sums, at + lane, multiply_add(sums[at + lane], a(row, ks), b(column + lane, ks)))
-        fill(finished, base, lambda at, column: finished[base + at] + sums[at] if outer else sums[at])
+                each(lambda row, at, column: builder.store(sums, at, multiply_add(sums[at], a(row, ks), b(column, ks))))
+        if store_row is None:
+            each(
+                lambda row, at, column: builder.store(finished, base + at, finished[base + at] + sums[at] if outer else sums[at])
+            )
+    if store_row is not None:
+        _store_rows(builder, tile, sums, store_row)
     return finished
+
+
+def _store_rows(
+    builder: KernelBuilder, tile: Tile, sums: Buffer, store_row: Callable[[int], Callable[[Expr, Expr], None]]
+) -> None:
+    """The epilogue of sums in registers."""
+    for row in range(tile.rows):
+        store = store_row(row)
+        for v in range(tile.vectors):
+            with builder.loop(tile.lanes, "vectorized", "lane") as lane:
+                store(v * tile.lanes + lane, sums[row * tile.columns + v * tile.lanes + lane])
 
 
 def _in_blocks(

@@ -79,9 +79,9 @@ def test_pairs_of_odd_channels_cost_a_copy() -> None:
 def test_wide_tiles_of_short_sums() -> None:
     """Of few channels, and of pairs while a panel of weights stays in L1; never of more sums than half of the registers."""
     assert channels_last_tile(112, 64, 147, 3, ZEN5) == (4, 4)
-    assert channels_last_tiles(3136, 256, 32, 32, ZEN5, pairs=True)[0] == (4, 4)
-    assert channels_last_tiles(3136, 144, 12, 12, ZEN5, pairs=True)[0] == (5, 3)
+    assert channels_last_tiles(3136, 256, 32, 32, ZEN5, k_pack=2)[0] == (4, 4)
+    assert channels_last_tiles(3136, 144, 12, 12, ZEN5, k_pack=2)[0] == (5, 3)
     assert channels_last_tiles(3136, 256, 32, 32, ZEN5)[0] == (7, 2)
-    assert channels_last_tiles(32, 32, 216, 8, ZEN5, pairs=True)[0] == (8, 2)
-    assert channels_last_tiles(16, 32, 216, 216, ZEN5, pairs=True)[0] == (6, 2)  # eight sums wait for the dot products before
-    assert channels_last_tiles(3136, 256, 256, 256, ZEN5, pairs=True)[0] == (7, 2)
+    assert channels_last_tiles(32, 32, 216, 8, ZEN5, k_pack=2)[0] == (8, 2)
+    assert channels_last_tiles(16, 32, 216, 216, ZEN5, k_pack=2)[0] == (6, 2)  # eight sums wait for the dot products before
+    assert channels_last_tiles(3136, 256, 256, 256, ZEN5, k_pack=2)[0] == (7, 2)
