@@ -240,7 +240,8 @@ def test_a_failed_compilation_can_be_tried_again(cache: Path) -> None:
     ("options", "message"),
     [
         ({"pipelin": "x"}, "did you mean 'pipeline'"),
-        ({"max_error": 1e-2}, "unknown option"),
+        ({"quality": 1e-2}, "unknown option"),
+        ({"max_error": 1e-2}, 'use precision="mixed", or leave it out'),
         ({"target": "cpuu"}, "unknown target"),
         ({"target": 3}, "not a string"),
         ({"precision": "float3"}, "did you mean 'float32'"),
