@@ -10,7 +10,7 @@ import pytest
 import torch
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import host_cpu_flags
-from prefuse.tests.kernels.microkernels.amx_emulator import AMX, emulated_amx, emulator
+from prefuse.tests.kernels.microkernels.amx_emulator import AMX, emulator, running_amx
 from torch import nn
 
 __all__ = ["emulator"]
@@ -18,7 +18,7 @@ ERRORS: dict[Precision, float] = {"float32-fast": 2e-5, "bfloat16": 1e-2}
 
 
 @pytest.fixture
-def pretended_amx(emulator: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+def pretended_amx(emulator: ctypes.CDLL | None, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL | None:
     """The emulator, on a machine that says it has AMX and permits it."""
     flags = host_cpu_flags() | set(AMX.missing_features())
     monkeypatch.setattr("prefuse.runtime.target.host_cpu_flags", lambda: flags)
@@ -42,17 +42,17 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("precision", ERRORS)
-def test_a_program_on_tiles(pretended_amx: ctypes.CDLL, precision: Precision) -> None:
+def test_a_program_on_tiles(pretended_amx: ctypes.CDLL | None, precision: Precision) -> None:
     torch.manual_seed(0)
     model, x = Net().eval(), torch.randn(1, 64, 23, 22)
     with torch.no_grad():
         exact = model.double()(x.double()).numpy()
     model.float()
-    with emulated_amx(pretended_amx) as counts:
+    with running_amx(pretended_amx) as counts:
         net = prefuse.compile(model, (x,), target="cpu:amx", precision=precision, cache=False)
         first, second = (np.asarray(net(x)) for _ in range(2))
     templates = {kernel.template for kernel in net.plan.kernels}
     assert {"convolution_tiles", "matmul_tiles"} <= templates
-    assert counts["tdpbf16ps"] > 0
+    assert counts is None or counts["tdpbf16ps"] > 0
     np.testing.assert_array_equal(first, second)
     assert np.linalg.norm(first - exact) <= ERRORS[precision] * np.linalg.norm(exact)

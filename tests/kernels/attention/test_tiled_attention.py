@@ -15,7 +15,7 @@ from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED, Target
 
 from ..harness import Case, check, run, target_of
-from ..microkernels.amx_emulator import AMX, emulated_amx, emulator
+from ..microkernels.amx_emulator import AMX, emulator, running_amx
 from .attention_cases import attend, guarded, masked
 
 __all__ = ["emulator"]
@@ -63,13 +63,13 @@ def test_keys_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     check([tiled(attend((1, 2, 70, 200, 16, 24)))], target_of(AMX_EMULATED))
 
 
-def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctypes.CDLL) -> None:
+def test_the_instructions_give_the_bits_of_the_loops(emulator: ctypes.CDLL | None) -> None:
     tried = [tiled(case) for case in cases()]
     run(tried[3:4], target_of(AMX_EMULATED))
     loops = tried[3].got[0]
-    with emulated_amx(emulator) as counts:
+    with running_amx(emulator) as counts:
         check(tried, AMX)
-    assert counts["tdpbf16ps"] > counts["tilezero"] == counts["tilestored"] > 0
+    assert counts is None or counts["tdpbf16ps"] > counts["tilezero"] == counts["tilestored"] > 0
     np.testing.assert_array_equal(tried[3].got[0], loops)
 
 

@@ -18,7 +18,7 @@ from prefuse.runtime.target import AMX_EMULATED
 
 from ..expressions.test_prologues import computed, exact, laid_last, normal
 from ..harness import Case, check, run, target_of, type_of
-from ..microkernels.amx_emulator import AMX, emulated_amx, emulator
+from ..microkernels.amx_emulator import AMX, emulator, running_amx
 from .channels_last_cases import convolution, joined, transposed
 
 __all__ = ["emulator"]
@@ -165,13 +165,13 @@ def test_infinities_stay_in_their_windows() -> None:
     assert set(np.unique(case.got[0][window])) == {0.0, np.inf}  # after Relu
 
 
-def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctypes.CDLL) -> None:
+def test_the_instructions_give_the_bits_of_the_loops(emulator: ctypes.CDLL | None) -> None:
     cases = [tiled(case) for case in every_kind()]
     run(cases, target_of(AMX_EMULATED))
     loops = [case.got[0] for case in cases]
-    with emulated_amx(emulator) as counts:
+    with running_amx(emulator) as counts:
         check(cases, AMX)
-    assert counts["tdpbf16ps"] > counts["tileloadd"] > counts["tilezero"] == counts["tilestored"] > 0
+    assert counts is None or counts["tdpbf16ps"] > counts["tileloadd"] > counts["tilezero"] == counts["tilestored"] > 0
     for case, expected in zip(cases, loops, strict=True):
         np.testing.assert_array_equal(case.got[0], expected, case.label)
 

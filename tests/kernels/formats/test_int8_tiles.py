@@ -22,7 +22,7 @@ from tvm.ir import GlobalVar
 
 from ..convolution.channels_last_cases import channels_last
 from ..harness import Case, check, run, target_of, type_of
-from ..microkernels.amx_emulator import AMX, emulated_amx, emulator
+from ..microkernels.amx_emulator import AMX, emulator, running_amx
 from .test_int8 import SHAPES, case_of, convolution_case, extremes
 
 __all__ = ["emulator"]
@@ -99,14 +99,14 @@ def test_weights_beyond_the_second_cache(level: str, monkeypatch: pytest.MonkeyP
     check([channels_last(case, template="convolution_tiles")], target_of(level))
 
 
-def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctypes.CDLL) -> None:
+def test_the_instructions_give_the_bits_of_the_loops(emulator: ctypes.CDLL | None) -> None:
     """The machine code for AMX with nothing of ours in what computes the tiles: addresses, shapes and configuration included."""
     for dtype, zero in (("uint8", 114), ("int8", None)):
         cases = [*products(dtype, zero)[::2], *convolutions(dtype, zero)[::3]]
-        with emulated_amx(emulator) as counts:
+        with running_amx(emulator) as counts:
             check(cases, AMX)
-        assert counts[INSTRUCTION[dtype]] > 0
-        assert counts["tileloadd"] > counts["tilezero"] == counts["tilestored"] > 0
+        assert counts is None or counts[INSTRUCTION[dtype]] > 0
+        assert counts is None or counts["tileloadd"] > counts["tilezero"] == counts["tilestored"] > 0
 
 
 # Rounding to bytes ----------------------------------------------------------------------------------------------------

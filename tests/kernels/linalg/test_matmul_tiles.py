@@ -22,7 +22,7 @@ from prefuse.runtime.target import AMX_EMULATED, Target
 from tvm.ir import GlobalVar
 
 from ..harness import Case, check, run, target_of
-from ..microkernels.amx_emulator import AMX, emulated_amx, emulator
+from ..microkernels.amx_emulator import AMX, emulator, running_amx
 from .test_matmul import gemm, product
 from .test_paired_product import product as narrow_product
 
@@ -254,17 +254,17 @@ def test_few_lines_take_half_a_block() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "float32-fast"])
-def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctypes.CDLL, precision: Precision) -> None:
+def test_the_instructions_give_the_bits_of_the_loops(emulator: ctypes.CDLL | None, precision: Precision) -> None:
     """The machine code for AMX with nothing of ours in what computes the tiles: addresses, shapes and configuration included."""
     cases = [*(tiled(case, precision) for case in [*products()[::4], *many_rows()]), *narrow_products()[::2]]
     cases.append(operands(hard_numbers((40, 70)), hard_numbers((70, 40)), precision=precision))
     run(cases, target_of(AMX_EMULATED))
     loops = [case.got[0] for case in cases]
-    with emulated_amx(emulator) as counts:
+    with running_amx(emulator) as counts:
         check(cases[:-1], AMX)
         run(cases[-1:], AMX)
-    assert counts["tdpbf16ps"] > counts["tileloadd"] > counts["tilezero"] == counts["tilestored"] > 0
-    assert 0 < counts["tilerelease"] <= counts["ldtilecfg"]
+    assert counts is None or counts["tdpbf16ps"] > counts["tileloadd"] > counts["tilezero"] == counts["tilestored"] > 0
+    assert counts is None or 0 < counts["tilerelease"] <= counts["ldtilecfg"]
     for case, expected in zip(cases, loops, strict=True):
         np.testing.assert_array_equal(case.got[0], expected, case.label)
 

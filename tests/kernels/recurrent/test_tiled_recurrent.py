@@ -15,7 +15,7 @@ from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED
 
 from ..harness import Case, check, run, target_of
-from ..microkernels.amx_emulator import AMX, emulated_amx, emulator
+from ..microkernels.amx_emulator import AMX, emulator, running_amx
 from .test_recurrent import GATES, of_runtime, of_torch, operands, without
 
 __all__ = ["emulator"]
@@ -29,11 +29,11 @@ def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "pays", lambda *size: size[3] > 0)
 
 
-def check_on_tiles(cases: list[Case], emulator: ctypes.CDLL) -> None:
+def check_on_tiles(cases: list[Case], emulator: ctypes.CDLL | None) -> None:
     """The machine code itself, as plain loops take long to compile."""
-    with emulated_amx(emulator) as counts:
+    with running_amx(emulator) as counts:
         check(cases, AMX)
-    assert counts["tdpbf16ps"] > 0
+    assert counts is None or counts["tdpbf16ps"] > 0
 
 
 def of_precision(precision: Precision, case: Case) -> Case:
@@ -43,7 +43,7 @@ def of_precision(precision: Precision, case: Case) -> Case:
 
 @pytest.mark.parametrize("precision", ["float32", "float32-fast"])
 @pytest.mark.parametrize("op", GATES)
-def test_shapes(emulator: ctypes.CDLL, op: str, precision: Precision) -> None:
+def test_shapes(emulator: ctypes.CDLL | None, op: str, precision: Precision) -> None:
     """Batches of half a block, a whole one and a ragged second one; hidden units and inputs that divide tiles or do not."""
     cases = [
         of_torch(op, 2, 1, 1, 1),
@@ -55,7 +55,7 @@ def test_shapes(emulator: ctypes.CDLL, op: str, precision: Precision) -> None:
 
 
 @pytest.mark.parametrize("op", GATES)
-def test_attributes(emulator: ctypes.CDLL, op: str) -> None:
+def test_attributes(emulator: ctypes.CDLL | None, op: str) -> None:
     both = operands(op, 4, 9, 5, 19, 2)
     first = operands(op, 3, 9, 5, 19, 2, layout=1)
     cases = [
@@ -67,16 +67,16 @@ def test_attributes(emulator: ctypes.CDLL, op: str) -> None:
 
 
 @pytest.mark.parametrize("op", GATES)
-def test_weights_of_bfloat16(emulator: ctypes.CDLL, op: str) -> None:
+def test_weights_of_bfloat16(emulator: ctypes.CDLL | None, op: str) -> None:
     cases = [of_torch(op, 3, 9, 7, 37, "bidirectional", narrow="wr"), of_torch(op, 2, 33, 64, 32, narrow="wr")]
     check_on_tiles([of_precision("bfloat16", case) for case in cases], emulator)
 
 
-def test_many_steps_keep_the_promise_of_two_terms(emulator: ctypes.CDLL) -> None:
+def test_many_steps_keep_the_promise_of_two_terms(emulator: ctypes.CDLL | None) -> None:
     check_on_tiles([of_precision("float32-fast", of_torch("GRU", 60, 16, 32, 64))], emulator)
 
 
-def test_nan_stays_in_its_row(emulator: ctypes.CDLL) -> None:
+def test_nan_stays_in_its_row(emulator: ctypes.CDLL | None) -> None:
     case = of_precision("float32-fast", of_torch("GRU", 3, 20, 5, 19))
     x, (y, last) = case.arrays["x"].copy(), (value.copy() for value in case.expected)
     x[1, 2] = np.nan
@@ -85,10 +85,10 @@ def test_nan_stays_in_its_row(emulator: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_same_bits_on_any_threads(emulator: ctypes.CDLL, threads: int) -> None:
+def test_same_bits_on_any_threads(emulator: ctypes.CDLL | None, threads: int) -> None:
     def results(count: int) -> list[np.ndarray]:
         cases = [of_precision("float32-fast", of_torch("GRU", 2, 20, 7, 320, d)) for d in ("forward", "bidirectional")]
-        with emulated_amx(emulator):
+        with running_amx(emulator):
             run(cases, replace(AMX, threads=count))
         return [array for case in cases for array in case.got]
 
@@ -97,13 +97,13 @@ def test_same_bits_on_any_threads(emulator: ctypes.CDLL, threads: int) -> None:
 
 
 @pytest.mark.parametrize("precision", UNITS)
-def test_the_instructions_in_software_give_the_bits_of_the_loops(emulator: ctypes.CDLL, precision: Precision) -> None:
+def test_the_instructions_give_the_bits_of_the_loops(emulator: ctypes.CDLL | None, precision: Precision) -> None:
     narrow = "wr" if precision == "bfloat16" else ""
     cases = [of_precision(precision, of_torch("RNN", 2, 20, 40, 37, narrow=narrow)) for _ in range(2)]
     run([cases[0]], target_of(AMX_EMULATED))
-    with emulated_amx(emulator) as counts:
+    with running_amx(emulator) as counts:
         run([cases[1]], AMX)
-    assert counts["tdpbf16ps"] > 0
+    assert counts is None or counts["tdpbf16ps"] > 0
     for got, expected in zip(cases[1].got, cases[0].got, strict=True):
         np.testing.assert_array_equal(got, expected)
 
