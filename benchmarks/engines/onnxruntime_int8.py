@@ -52,7 +52,9 @@ def _folded(task: Task) -> Path:
     if not path.exists():
         model = import_model(task.onnx_path)
         run_pipeline(model, parse_pipeline(_FOLDING, PASSES), Context(Target.parse("cpu")))
-        ir.external_data.load_to_model(model)  # the tools move files that they cannot read then
+        for value in model.graph.initializers.values():  # the tools move files that they cannot read then
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = ir.tensor(value.const_value.numpy().copy(), name=value.name)
         path.write_bytes(ir.to_proto(model).SerializeToString())
     return path
 
