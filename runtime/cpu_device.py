@@ -33,7 +33,7 @@ class CpuArena:
 
     def __init__(self, size_bytes: int) -> None:
         try:
-            self._memory = mmap.mmap(-1, max(size_bytes, 1))
+            self._memory = mmap.mmap(-1, max(size_bytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared has no huge pages
         except (OSError, OverflowError, ValueError) as error:
             what = f"no memory for {size_bytes} bytes of activations"
             raise ArenaMemoryError("arena", what, "free memory, use fewer contexts at once or a smaller batch") from error

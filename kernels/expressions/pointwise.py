@@ -171,6 +171,8 @@ def _divide(e: Element, x: Inputs) -> Expr:
         return tirx.Select(tirx.EQ(x[1], e.const(-1)), opposite, quotient)
     if isinstance(x[1], tirx.FloatImm) and x[1].value == 0:  # TVM refuses to divide by 0; x * infinity is the same, NaN too
         return x[0] * e.const(copysign(float("inf"), x[1].value))
+    if isinstance(x[1], tirx.FloatImm) and e.dtype == "float32" and not e.is_grid and math.has_reciprocal(x[1].value):
+        return math.divided(e.name, x[0], x[1].value)
     return x[0] / x[1]
 
 

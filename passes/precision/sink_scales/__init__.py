@@ -11,7 +11,7 @@ from ....compiler.ir.rewriter import Rule, apply_rules
 from ....compiler.pipeline import Context, Pass
 from .dequantized import Dequantized
 from .integers import Integers, QLinear
-from .moved import Cancelled, Moved
+from .moved import Cancelled, Joined, Moved
 from .requantized import Requantized
 
 
@@ -29,7 +29,8 @@ class SinkScales(Pass):
     column or output channel. Unsigned weights become signed; zero points of weights other than 0 (128 of unsigned ones) need the
     sums of activations over k, which are added. The scales' product is rounded once more than before.
 
-    Nodes that move elements, and MaxPool, move 8-bit numbers, which are dequantized behind them. Where a constant scale divides
+    Nodes that move elements, and MaxPool, move 8-bit numbers, which are dequantized behind them; what a Concat joins is quantized
+    before. Where a constant scale divides
     what other constants multiply, these are divided at compile time:
 
     Before:  m = Mul(p, f);  c = Add(m, b);  y = QuantizeLinear(c, r, z)
@@ -39,7 +40,8 @@ class SinkScales(Pass):
     name: ClassVar[str] = "sink-scales"
 
     def run(self, model: ir.Model, context: Context) -> bool:
-        changed = apply_rules(model, [Moved(self.name, model.graph.opset_imports[""]), Cancelled(self.name)], context)
+        moves: list[Rule] = [Moved(self.name, model.graph.opset_imports[""]), Joined(self.name), Cancelled(self.name)]
+        changed = apply_rules(model, moves, context)
         products: list[Rule] = [
             Dequantized(self.name),
             Integers(self.name, context.target.is_gpu),

@@ -1,4 +1,4 @@
-"""8-bit numbers that are moved before they are dequantized, and scales that cancel."""
+"""8-bit numbers that are moved before they are dequantized, joined after they are quantized, and scales that cancel."""
 
 from __future__ import annotations
 
@@ -56,6 +56,41 @@ class _Move:
         copy_source((node,), moved)
         replace_node(model, node, [moved, widened], widened.outputs)
         return [moved, widened]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Finds a QuantizeLinear by one scale that is all that reads a Concat: each piece can be quantized where it is made, and
+    bytes are joined."""
+
+    name: str
+
+    def match(self, node: ir.Node) -> _Join | None:
+        if node.op_type != "QuantizeLinear" or node.domain != "" or not has_one_scale(node):
+            return None
+        source = producer_of(node.inputs[0], "Concat")
+        if source is None or len(source.outputs[0].uses()) != 1 or source.outputs[0].is_graph_output():
+            return None
+        return _Join(node, source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    node: ir.Node
+    source: ir.Node
+
+    def rewrite(self, model: ir.Model) -> Sequence[ir.Node]:
+        node, source = self.node, self.source
+        pieces = [
+            ir.Node("", "QuantizeLinear", [piece, *node.inputs[1:]], node.attributes.values(), version=node.version)
+            for piece in source.inputs
+        ]
+        joined = ir.Node("", "Concat", [piece.outputs[0] for piece in pieces], source.attributes.values(), version=source.version)
+        for piece in pieces:
+            copy_source((node,), piece)
+        copy_source((source,), joined)
+        replace_node(model, node, [*pieces, joined], joined.outputs)
+        return [*pieces, joined]
 
 
 @dataclass(frozen=True, slots=True)

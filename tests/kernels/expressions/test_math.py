@@ -204,3 +204,30 @@ def test_gelu_of_very_negative_numbers_is_nothing() -> None:
     run(cases, target_of("avx512"))
     for case in cases:
         assert np.abs(case.got[0]).max() < 1e-6
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("divisor", [3.0, 0.0235294122248888, -1.9999999, 16777215.0, 7.3e-29, 1.1e29, 0.1, 8.0])
+def test_division_by_a_constant_rounds_as_division(level: str, divisor: float) -> None:
+    """All of float32, and quotients that are next to halves between integers: where 8 bits are rounded."""
+    number = np.float32(divisor)
+    ties = (np.arange(-300, 300, dtype=np.float32) + np.float32(0.5)) * number
+    x = np.concatenate([everywhere(), *(np.nextafter(ties, np.float32(towards)) for towards in (-np.inf, np.inf)), ties])
+    types = {"x": TensorType(x.shape, "float32"), "c": TensorType((), "float32"), "y": TensorType(x.shape, "float32")}
+    group = Group(
+        (Op("Div", ("x", "c"), ("y",), {}, 14),),
+        ("x", "c"),
+        ("y",),
+        types,
+        constants=frozenset({"c"}),
+        literals={"c": np.array(number)},
+    )
+    with np.errstate(all="ignore"):
+        exact = x / number
+    case = Case(group, {"x": x, "c": np.array(number)}, [exact])
+    run([case], target_of(level))
+    is_large = np.abs(x) >= np.float32(2.0**-100)
+    np.testing.assert_array_equal(case.got[0][is_large], exact[is_large])
+    np.testing.assert_array_equal(np.signbit(case.got[0])[~np.isnan(x)], np.signbit(exact)[~np.isnan(x)])
+    small = np.abs(case.got[0][~is_large].astype(np.float64) - exact[~is_large]), np.spacing(np.abs(exact[~is_large]))
+    assert not (small[0] > small[1]).any()
