@@ -76,6 +76,7 @@ class Settings:
     small: bool = False
     batch: int = 1
     seconds: float = 3.0
+    max_error: float = float("inf")  # of engines that are told how exact to be
     folder: Path | None = None  # where models and what engines make of them are kept for other runs
 
 
@@ -84,6 +85,7 @@ def measure(model: str, settings: Settings, progress: Callable[[str], None]) -> 
     with TemporaryDirectory(prefix="prefuse-benchmark-") if settings.folder is None else nullcontext(settings.folder) as folder:
         progress("export and float64 reference")
         task, exact = make_task(model, settings.small, settings.batch, settings.threads, Path(folder))
+        task = replace(task, max_error=settings.max_error)
         results: dict[str, Result] = {}
         workers: dict[str, Worker] = {}
         for engine in settings.engines:

@@ -23,6 +23,7 @@ from .harness import Measurement, Result, Settings, measure, ratio
 
 MODELS = ("resnet50", "bert-base", "gpt2", "vit-b16", "vgg16", "unet", "bigru-linear")
 _ENGINES = ("prefuse", "prefuse-bf16", "openvino", "openvino-bf16", *INT8_ENGINES)
+_WITHIN = "prefuse-int8-within"
 _OURS = tuple(name for name in INT8_ENGINES if name.startswith("prefuse"))
 _WORST_ERROR = 1.1  # of ours, in units of the winner's
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
@@ -60,6 +61,12 @@ def verdict(model: str, one: Measurement) -> Verdict | None:
 @click.option("--engines", default=",".join(_ENGINES), show_default=True, help="Engines to compare, separated by commas.")
 @click.option("--threads", default=2, show_default=True, type=click.IntRange(min=1), help="Threads that each engine may use.")
 @click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(min=0.1), help="Time for each engine and model.")
+@click.option(
+    "--within",
+    default=float("inf"),
+    type=click.FloatRange(min=0, min_open=True),
+    help="Without the products that damage most, where the error of ours would be greater; the rest, in bfloat16, comes on top.",
+)
 @click.option("--small", is_flag=True, help="Small variants of the models: checks the benchmark, not the engines.")
 @click.option(
     "--folder",
@@ -72,6 +79,7 @@ def main(
     engines: str,
     threads: int,
     seconds: float,
+    within: float,
     small: bool,
     folder: Path | None,
     json_path: Path | None,
@@ -82,7 +90,9 @@ def main(
         raise click.BadParameter(f"unknown engine {unknown[0]!r}; use {', '.join(ENGINES)}")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    settings = Settings(chosen, threads, small, seconds=seconds, folder=folder)
+    if within == float("inf"):
+        chosen = tuple(name for name in chosen if name != _WITHIN)
+    settings = Settings(chosen, threads, small, seconds=seconds, max_error=within, folder=folder)
     console = Console(width=120)
     for model in models or MODELS:
         with console.status(model) as status:

@@ -33,6 +33,7 @@ ENGINES: dict[str, EngineSpec] = {
     "prefuse-int8": EngineSpec("prefuse_int8", "prefuse"),
     "prefuse-int8-plain": EngineSpec("prefuse_int8", "prefuse", "prepare_plain"),
     "prefuse-int8-rows": EngineSpec("prefuse_int8", "prefuse", "prepare_rows"),
+    "prefuse-int8-within": EngineSpec("prefuse_int8", "prefuse", "prepare_within"),
     "openvino-int8": EngineSpec("openvino_int8", "nncf"),
     "onnxruntime-int8": EngineSpec("onnxruntime_int8", "onnxruntime"),
     "onnxruntime-int8-dynamic": EngineSpec("onnxruntime_int8", "onnxruntime", "prepare_dynamic"),

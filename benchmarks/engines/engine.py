@@ -24,6 +24,7 @@ class Task:
     onnx_path: Path
     inputs: dict[str, np.ndarray]
     threads: int
+    max_error: float = float("inf")  # of engines that are told how exact to be
 
 
 class Engine(Protocol):

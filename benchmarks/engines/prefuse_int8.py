@@ -6,6 +6,7 @@ from pathlib import Path
 
 import prefuse
 from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.quantization.budget import Split, meet_budget
 from prefuse.compiler.quantization.quantizer import Settings, calibrate, uncalibrated
 from prefuse.runtime.target import Target
 
@@ -28,6 +29,11 @@ def prepare_rows(task: Task) -> Run:
     return _prepare(task, "int8-rows")
 
 
+def prepare_within(task: Task) -> Run:
+    """By ranges of rows, without the products that damage most where the error would be beyond `task.max_error`."""
+    return _prepare(task, f"int8-within-{task.max_error:g}")
+
+
 def _prepare(task: Task, how: str) -> Run:
     path = task.onnx_path.with_suffix(f".{how}.prefuse")
     if not path.exists():
@@ -46,12 +52,17 @@ def _compile(task: Task, how: str, path: Path) -> None:
     target = Target.parse("cpu", task.threads)
     model = import_model(task.onnx_path)
     has_convolutions = any(node.op_type == "Conv" for node in model.graph)
-    if how == "int8-rows" and not has_convolutions:
+    by_rows, batches = how not in ("int8", "int8-plain"), calibration_batches(task)
+    if by_rows and not has_convolutions:
         calibrated = uncalibrated(model, target)
     else:
-        calibrated = calibrate(model, calibration_batches(task), target, Settings(is_smooth=how != "int8-plain"))
-    rows = calibrated.uniform("int8-rows") if how == "int8-rows" else {}
-    static = calibrated.uniform() if how != "int8-rows" or has_convolutions else {}
-    quantized = calibrated.place({**static, **rows})
+        calibrated = calibrate(model, batches, target, Settings(is_smooth=how != "int8-plain"))
+    rows = calibrated.uniform("int8-rows") if by_rows else {}
+    static = calibrated.uniform() if not by_rows or has_convolutions else {}
+    assignment = {**static, **rows}
+    if how.startswith("int8-within"):
+        quantized = meet_budget(calibrated, assignment, Split(batches).held_out(), task.max_error).model
+    else:
+        quantized = calibrated.place(assignment)
     beside = "bfloat16" if target.has("avx512_bf16") or target.has_tiles else "float32-fast"
     prefuse.compile(quantized, cache=False, precision=beside, threads=task.threads).save(path)
