@@ -37,7 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "compiler.driver": ("compiler", "kernels", "runtime"),
     "compiler.predictor": ("compiler", "kernels", "runtime"),
     "compiler.tuning": ("compiler", "kernels", "runtime"),
-    "compiler.cli": ("", "compiler", "kernels", "runtime"),
+    "compiler.cli": ("", "compiler", "kernels", "passes.plan.packing", "runtime"),
     "": ("compiler", "runtime"),
 }
 SOURCES = sorted([*ROOT.glob("*.py"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))])

@@ -11,7 +11,7 @@ from typing import ClassVar
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import CompileError
 from ....runtime.plan import ALIGNMENT, Buffer, Launch, Plan, Record, Region, Role, Space, Step, Wait, step_reads, step_writes
-from .best_fit import Block, Packing, lower_bound, pack
+from ..packing import Block, Effort, Packing, pack
 
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
 
@@ -19,6 +19,8 @@ _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
 @dataclass(frozen=True)
 class PlanMemory(PlanPass):
     """Place constants one after the other, and the buffers of a context where they share bytes only when they cannot meet.
+
+    `effort` is how long memory is packed for: about a second, or a minute ("max").
 
     Before:  buffer h activation size 4096 in arena
     After:   buffer h activation size 4096 in arena at 0, and the size of each space known
@@ -32,6 +34,7 @@ class PlanMemory(PlanPass):
 
     name: ClassVar[str] = "plan-memory"
     inplace: bool = True
+    effort: Effort = "default"
 
     def run(self, plan: Plan, context: Context) -> Plan:
         lifetimes = _lifetimes(plan.steps)
@@ -45,21 +48,21 @@ class PlanMemory(PlanPass):
             if arena:
                 groups = _groups(plan.steps, arena, lifetimes) if self.inplace else [[buffer] for buffer in arena]
                 blocks = [_block(group, lifetimes) for group in groups]
-                packing = pack(blocks, ALIGNMENT)
-                _require_capacity(space, blocks, packing)
+                packing = pack(blocks, ALIGNMENT, capacity=space.capacity_bytes, effort=self.effort)
+                _require_capacity(space, packing)
                 size_bytes = packing.total_bytes
                 for group, offset in zip(groups, packing.offsets, strict=True):
                     offsets.update((buffer.name, offset) for buffer in group)
-                self._report(space, arena, blocks, packing, context)
+                self._report(space, arena, packing, context)
             spaces.append(replace(space, size_bytes=size_bytes))
         kept = (buffer for buffer in plan.buffers if buffer.role not in _ARENA_ROLES or buffer.name in lifetimes)
         buffers = tuple(replace(buffer, offset=offsets.get(buffer.name)) for buffer in kept)
         return replace(plan, spaces=tuple(spaces), buffers=buffers)
 
-    def _report(self, space: Space, arena: Sequence[Buffer], blocks: Sequence[Block], packing: Packing, context: Context) -> None:
+    def _report(self, space: Space, arena: Sequence[Buffer], packing: Packing, context: Context) -> None:
         alone = sum(buffer.size_bytes for buffer in arena)
-        bound = lower_bound(blocks, ALIGNMENT)
-        text = f"{space.name}: {packing.total_bytes} bytes for {len(arena)} buffers of {alone} bytes; the lower bound is {bound}"
+        text = f"{space.name}: {packing.total_bytes} bytes for {len(arena)} buffers of {alone} bytes; "
+        text += f"the lower bound is {packing.bound_bytes}"
         context.remark(self.name, text)
 
 
@@ -74,10 +77,14 @@ def _place_constants(constants: Sequence[Buffer], lifetimes: Mapping[str, range]
     return end
 
 
-def _require_capacity(space: Space, blocks: Sequence[Block], packing: Packing) -> None:
+def _require_capacity(space: Space, packing: Packing) -> None:
     if space.capacity_bytes is not None and packing.total_bytes > space.capacity_bytes:
-        bound = lower_bound(blocks, ALIGNMENT)
-        fix = "no order of steps given here fits" if bound > space.capacity_bytes else "a tighter packing may exist"
+        bound = packing.bound_bytes
+        fix = (
+            "no order of steps given here fits"
+            if bound > space.capacity_bytes
+            else "a tighter packing may exist (plan-memory{effort=max})"
+        )
         what = f"needs {packing.total_bytes} bytes, at least {bound}; its limit is {space.capacity_bytes}"
         raise CompileError(f"memory {space.name}", what, f"{fix}: raise the limit or use a smaller batch")
 

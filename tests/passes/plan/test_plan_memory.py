@@ -17,8 +17,8 @@ from prefuse.runtime.target import Target
 from prefuse.tests.models.plan_strategies import plans, simulated_faults
 
 
-def planned(plan: Plan, **options: bool) -> Plan:
-    return PlanMemory(**options).run(plan, Context(Target.parse("cpu:avx2", threads=1)))
+def planned(plan: Plan, *, inplace: bool = True) -> Plan:
+    return PlanMemory(inplace).run(plan, Context(Target.parse("cpu:avx2", threads=1)))
 
 
 def chain(links: int, inplace: bool, capacity_bytes: int | None = None) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .best_fit import Block, Packing
+from .instance import Block, Packing
 
 
 def packing_faults(blocks: Sequence[Block], packing: Packing, alignment: int = 1) -> tuple[str, ...]:

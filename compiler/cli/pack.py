@@ -1,0 +1,126 @@
+"""`prefuse pack`: places in one range of memory for blocks with known lifetimes, in the form of the minimalloc benchmark."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from ...passes.plan.packing import EFFORTS, Block, Packing, pack
+from ...passes.plan.packing.check import packing_faults
+from ...passes.plan.packing.instance import MOST_BYTES
+from ...runtime.errors import InputError, OptionError
+from .common import JSON, check_output, show, size_text
+
+_COLUMNS = ("lower", "upper", "size")
+
+
+@click.command("pack")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--capacity", type=click.IntRange(min=0), help="Bytes within which any packing will do; else the least is looked for."
+)
+@click.option(
+    "--alignment", default=1, show_default=True, type=click.IntRange(min=1), help="Offsets are multiples of so many bytes."
+)
+@click.option("--effort", default="max", show_default=True, type=click.Choice(list(EFFORTS)), help="About a second, or a minute.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the blocks with their offsets to this CSV file.")
+@JSON
+def command(file: Path, capacity: int | None, alignment: int, effort: str, output: Path | None, as_json: bool) -> None:
+    """Pack the blocks of FILE, a CSV file with the columns lower, upper (their lifetime, half open) and size (bytes).
+
+    Blocks with a number in a column "offset" stay there. Equal files are packed equally on every machine. The status is 1 where the
+    capacity is exceeded.
+    """
+    if output is not None:
+        check_output(output)
+    rows = _rows(file)
+    blocks = [_block(file, number, row) for number, row in enumerate(rows, 2)]
+    begin = time.perf_counter()
+    try:
+        packing = pack(blocks, alignment, capacity=capacity, effort="default" if effort == "default" else "max")
+    except ValueError as error:
+        raise InputError(str(file), str(error), "correct the sizes or offsets of these blocks") from None
+    seconds = time.perf_counter() - begin
+    assert not (faults := packing_faults(blocks, packing, alignment)), faults
+    if output is not None:
+        _write(output, rows, packing)
+    data = {
+        "blocks": len(blocks),
+        "total_bytes": packing.total_bytes,
+        "bound_bytes": packing.bound_bytes,
+        "capacity_bytes": capacity,
+        "nodes": packing.nodes,
+        "seconds": seconds,
+    }
+    show(
+        as_json, data, _sentence(packing, len(blocks), capacity), f"{packing.nodes:,} nodes of the exact search, {seconds:.2f} s"
+    )
+    if capacity is not None and packing.total_bytes > capacity:
+        raise click.exceptions.Exit(1)
+
+
+def _sentence(packing: Packing, count: int, capacity: int | None) -> str:
+    text = (
+        f"{packing.total_bytes:,} bytes ({size_text(packing.total_bytes)}) for {count} blocks; at least {packing.bound_bytes:,} "
+    )
+    text += (
+        "are needed at one time, so it is the least" if packing.total_bytes == packing.bound_bytes else "are needed at one time"
+    )
+    if capacity is None:
+        return text
+    if packing.total_bytes <= capacity:
+        return f"{text}; within the capacity of {capacity:,}"
+    why = "nothing fits" if packing.bound_bytes > capacity else "nothing that fits was found"
+    return f"{text}; the capacity is {capacity:,}: {why}"
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a file, by its columns.
+
+    Raises:
+        InputError: it is no text, or has not the columns.
+    """
+    try:
+        with file.open(newline="", encoding="utf-8") as text:
+            reader = csv.DictReader(text, strict=True)
+            names = [name.strip() for name in reader.fieldnames or ()]
+            rows = [{str(name).strip(): value or "" for name, value in row.items() if name is not None} for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(str(file), f"is no CSV file ({error})", "give a file with the columns id, lower, upper, size") from None
+    if missing := [name for name in _COLUMNS if name not in names]:
+        raise InputError(str(file), f"has no column {', '.join(missing)}", "give a file with the columns id, lower, upper, size")
+    return rows
+
+
+def _block(file: Path, line: int, row: Mapping[str, str]) -> Block:
+    """The block of a row.
+
+    Raises:
+        InputError: it has no whole numbers, or they are none of a block.
+    """
+    cells = [row[name] for name in _COLUMNS] + ([row["offset"]] if row.get("offset", "").strip() else [])
+    try:
+        lower, upper, size, *offset = (int(cell) for cell in cells)
+    except ValueError:
+        fix = "give times, bytes and offsets as whole numbers"
+        raise InputError(f"{file}, line {line}", f"{', '.join(cells)} are no whole numbers", fix) from None
+    if lower >= upper or size < 0 or min(offset, default=0) < 0:
+        fix = "lower must be less than upper, size and offset at least 0"
+        raise InputError(f"{file}, line {line}", f"{', '.join(cells)} is no block", fix)
+    if max(abs(lower), abs(upper), size, *offset) > MOST_BYTES:
+        raise InputError(f"{file}, line {line}", f"{', '.join(cells)} has a number above 2^60", "use smaller units")
+    return Block(lower, upper, size, *offset)
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, str]], packing: Packing) -> None:
+    try:
+        with path.open("w", newline="", encoding="utf-8") as text:
+            writer = csv.DictWriter(text, [*(name for name in (rows[0] if rows else _COLUMNS) if name != "offset"), "offset"])
+            writer.writeheader()
+            writer.writerows({**row, "offset": offset} for row, offset in zip(rows, packing.offsets, strict=True))
+    except OSError as error:
+        raise OptionError("--output", f"{path} cannot be written ({error.strerror})", "give another path") from None
