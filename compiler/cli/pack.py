@@ -32,8 +32,8 @@ _COLUMNS = ("lower", "upper", "size")
 def command(file: Path, capacity: int | None, alignment: int, effort: str, output: Path | None, as_json: bool) -> None:
     """Pack the blocks of FILE, a CSV file with the columns lower, upper (their lifetime, half open) and size (bytes).
 
-    Blocks with a number in a column "offset" stay there. Equal files are packed equally on every machine. The status is 1 where the
-    capacity is exceeded.
+    Blocks with a number in a column "offset" stay there. Equal files are packed equally on every machine. The status is 1 where
+    the capacity is exceeded.
     """
     if output is not None:
         check_output(output)

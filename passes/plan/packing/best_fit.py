@@ -49,7 +49,7 @@ class _Attempt:
 
 
 def _improve(instance: Instance, attempt: _Attempt, target: int, rounds: int) -> _Attempt:
-    """Move the blocks that stick out above the target a tenth of the order forward, round after round; return the best attempt."""
+    """Move the blocks that stick out above the target a tenth of the order forward, round after round; return the best."""
     best = attempt
     stride = 20 + len(attempt.order) // 10
     rank = np.empty(len(attempt.order), np.int64)
