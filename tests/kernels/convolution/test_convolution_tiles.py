@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from prefuse.kernels.convolution import convolution_tiles, implicit_gemm_amx
 from prefuse.kernels.cost import amx as tile_costs
+from prefuse.kernels.microkernels import amx_blocks
 from prefuse.kernels.registry import build_kernel, candidates
 from prefuse.kernels.template.contract import BuiltKernel, Refusal
 from prefuse.runtime.precision import Precision
@@ -101,6 +102,16 @@ def every_kind() -> list[Case]:
 @pytest.mark.parametrize("cases", [convolutions, grouped, signals, volumes, transposed_cases])
 def test_convolutions(cases: Callable[[], list[Case]]) -> None:
     check([tiled(case) for case in cases()], target_of(AMX_EMULATED))
+
+
+def test_blocks_in_a_pipeline_have_the_bits_of_blocks_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for least in (10**6, 0):
+        monkeypatch.setattr(amx_blocks, "_LEAST_STEPS", least)
+        check(cases := [tiled(case) for case in every_kind()], target_of(AMX_EMULATED))
+        results.append(cases)
+    for one, two in zip(*results, strict=True):
+        np.testing.assert_array_equal(one.got[0], two.got[0], one.label)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
