@@ -39,6 +39,7 @@ from .channels_last_form import ChannelsLast, convolution_estimate, extents_of
 from .window import Taps, Window
 
 _NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positions to the next
+_STREAMED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching from memory
 _WORK_PER_DOT = 16  # cycles of a product of two tiles
 _BUFFERS = 2  # blocks of sums of a thread: one is stored while the other is made
 
@@ -153,13 +154,21 @@ class TiledWindows:
         return flops
 
     def _weights(self, number: int, product: WindowProduct) -> tuple[Buffer, bool]:
-        """The packed weights of a product, as words, and whether they exceed L2."""
+        """The packed weights of a product, as words, and whether they are far."""
         name, image = self.anchor.inputs[1], self.image
         key = f"{name}/tiles{number}"
         pack = PackTiles(product.weights, image.terms, True, image.of_group * image.joined, image.product)
         self.packed[key] = Operand(name, pack)
         words = pack.packed_type(self.form.inner.types[name]).elements // image.product.k_pack
-        return self.builder.parameter(key, words, "uint32"), 4 * words > self.target.machine.l2.part_bytes(_NEAR_SHARE)
+        return self.builder.parameter(key, words, "uint32"), self._is_far(4 * words)
+
+    def _is_far(self, weights_bytes: int) -> bool:
+        """Whether weights are the outer loop, so that each panel comes from memory once and is prefetched: they exceed L2, or are
+        large while the image stays in L2. In a model they come from memory at each call."""
+        l2, image = self.target.machine.l2, self.image
+        image_bytes = image.elements * image.product.bits // 8
+        is_near = image_bytes <= l2.part_bytes(_NEAR_SHARE)
+        return weights_bytes > l2.part_bytes(_STREAMED_SHARE if is_near else _NEAR_SHARE)
 
     # Zero points ------------------------------------------------------------------------------------------------------
 
@@ -234,10 +243,10 @@ class TiledWindows:
         a = image.lines(source, (at["image"], at["plane"], top), group, product.taps)
         base = builder.bind((at["matrix"] * extents["n"] + at["n"]) * self._panel_words(product))
         then = None
-        if prefetches:
+        if prefetches and extents["n"] > 1:
             blocks = [extents[axis] for axis in ("image", "plane", "m")]
             number = builder.bind(row_major([at[axis] for axis in ("image", "plane", "m")], blocks))
-            then = NextPanel(builder.bind(base + self._panel_words(product)), number, prod(blocks))
+            then = NextPanel(builder.bind(base + self._panel_words(product)), number, prod(blocks), at["n"] < extents["n"] - 1)
         is_short = tirx.EQ(at["m"], extents["m"] - 1) if image.has_short(product.outputs) else None
         kernel.multiply(
             a, self._panel(weights, base, kernel.steps), to, is_short=is_short, then=then, first=first, between=between

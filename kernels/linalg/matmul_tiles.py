@@ -243,12 +243,12 @@ class AmxProduct(MatMulKernel):
             at = builder.bind(base + (panel * packer.steps + step) * size)
             packer.pack(to, at, matrix, builder.bind(first + panel), step)
 
-    def _next(self, panel: TileOperand, m: Expr) -> NextPanel | None:
-        """The panel of B to prefetch while all rows are multiplied by this one; None unless B is constant and exceeds L2."""
+    def _next(self, panel: TileOperand, m: Expr, n: Expr) -> NextPanel | None:
+        """The panel of B to prefetch while all rows are multiplied by panel `n`; None unless B is constant and exceeds L2."""
         size = self.steps * self.terms * TERM_WORDS
-        if self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
+        if self.columns == 1 or self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
             return None
-        return NextPanel(self.builder.bind(panel.at((self.steps,), 0, 0)), m, self.rows)
+        return NextPanel(self.builder.bind(panel.at((self.steps,), 0, 0)), m, self.rows, n < self.columns - 1)
 
     def _blocks(
         self, count: Expr, place: Callable[[Expr], Place], a: PanelAt, b: PanelAt, sums: Scratch, *, prefetches: bool = False
@@ -260,7 +260,7 @@ class AmxProduct(MatMulKernel):
             first = self._begin(batch, n, Scratch(sums.buffer, sums.base + _BUFFERS * LINES * LINES))
             is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
             panel = b(self.b.matrix_of(self.batch, batch), n)
-            then = self._next(panel, m) if prefetches else None
+            then = self._next(panel, m, n) if prefetches else None
             self.blocks.multiply(a(batch, m), panel, to, is_short=is_short, then=then, first=first, between=between)
 
         self.blocks.pipeline(count, sums, multiply, lambda block, of: self._epilogue(*place(block), of))

@@ -43,12 +43,14 @@ class TileOperand:
 class NextPanel:
     """The next panel of B, prefetched from memory into L2 while `blocks` blocks of A are multiplied by the current one.
 
-    It begins at element `base` of B's buffer; `block` is the number of the current block, which prefetches its share.
+    It begins at element `base` of B's buffer; `block` is the number of the current block, which prefetches its share; `exists` is
+    false behind the last panel.
     """
 
     base: Expr
     block: Expr
     blocks: int
+    exists: Expr
 
 
 @dataclass(frozen=True)
@@ -201,11 +203,16 @@ class AmxMicroKernel:
                 self.unit.prefetch(lines.buffer, lines.at(following, term, half), lines.stride)
 
     def _prefetch_next(self, buffer: Buffer, then: NextPanel, ks: Index) -> None:
-        """Prefetch this step's share of the next panel; all blocks that read the current one prefetch the whole of it."""
-        lines = ceil(2 * ROWS * self.terms / then.blocks)
-        number = self.builder.bind(then.block * prod(self.steps) + row_major(ks, self.steps))
-        for line in range(lines):
-            self.unit.prefetch_line(buffer, then.base + (number * lines + line) * WORDS)
+        """Prefetch this step's share of the next panel: evenly many lines a step, or one in each of evenly many steps. All blocks
+        that read the current panel prefetch the whole of it, once."""
+        builder, of_step, steps = self.builder, 2 * ROWS * self.terms, prod(self.steps)
+        every, lines = max(then.blocks // of_step, 1), ceil(of_step / then.blocks)
+        number = builder.bind(then.block * steps + row_major(ks, self.steps))
+        first = builder.bind(tirx.floordiv(number, every) * lines)
+        is_due = tirx.And(then.exists, first < of_step * steps)
+        with builder.when(is_due if every == 1 else tirx.And(is_due, tirx.EQ(tirx.floormod(number, every), 0))):
+            for line in range(lines):
+                self.unit.prefetch_line(buffer, then.base + (first + line) * WORDS)
 
     def _store_rows(self, epilogue: BlockEpilogue, step: Expr) -> None:
         """Store the rows of an earlier block that are this step's: evenly many a step, or one in each of evenly many steps."""

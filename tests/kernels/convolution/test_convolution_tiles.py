@@ -150,9 +150,11 @@ def test_an_image_that_the_kernel_computes() -> None:
     check([tiled(replace(case, group=replace(case.group, constants=case.group.constants | {"x1"})))], target_of(AMX_EMULATED))
 
 
-def test_weights_beyond_the_second_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(implicit_gemm_amx, "_NEAR_SHARE", 0.0)
-    cases = convolution((2, 40, 9, 9), 70, 3, 1, 1), transposed((2, 40, 3, 5, 4), 70, 2, 2)
+@pytest.mark.parametrize("share", ["_NEAR_SHARE", "_STREAMED_SHARE"])
+def test_weights_are_walked_first(share: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights beyond L2, and large ones by a small image; fewer blocks a panel than it has lines a step, and more."""
+    monkeypatch.setattr(implicit_gemm_amx, share, 0.0)
+    cases = convolution((2, 40, 9, 9), 70, 3, 1, 1), transposed((2, 40, 3, 5, 4), 70, 2, 2), convolution((1, 64, 70, 33), 40, 1)
     check([tiled(case) for case in cases], target_of(AMX_EMULATED))
 
 
