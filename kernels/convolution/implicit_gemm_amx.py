@@ -246,7 +246,8 @@ class TiledWindows:
         if prefetches and extents["n"] > 1:
             blocks = [extents[axis] for axis in ("image", "plane", "m")]
             number = builder.bind(row_major([at[axis] for axis in ("image", "plane", "m")], blocks))
-            then = NextPanel(builder.bind(base + self._panel_words(product)), number, prod(blocks), at["n"] < extents["n"] - 1)
+            ahead = tirx.Select(at["n"] < extents["n"] - 1, self._panel_words(product), 0)
+            then = NextPanel(builder.bind(base + ahead), number, prod(blocks))
         is_short = tirx.EQ(at["m"], extents["m"] - 1) if image.has_short(product.outputs) else None
         kernel.multiply(
             a, self._panel(weights, base, kernel.steps), to, is_short=is_short, then=then, first=first, between=between

@@ -248,7 +248,8 @@ class AmxProduct(MatMulKernel):
         size = self.steps * self.terms * TERM_WORDS
         if self.columns == 1 or self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
             return None
-        return NextPanel(self.builder.bind(panel.at((self.steps,), 0, 0)), m, self.rows, n < self.columns - 1)
+        ahead = self.builder.bind(tirx.Select(n < self.columns - 1, self.steps, 0))
+        return NextPanel(self.builder.bind(panel.at((ahead,), 0, 0)), m, self.rows)
 
     def _blocks(
         self, count: Expr, place: Callable[[Expr], Place], a: PanelAt, b: PanelAt, sums: Scratch, *, prefetches: bool = False

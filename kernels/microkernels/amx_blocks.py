@@ -43,14 +43,13 @@ class TileOperand:
 class NextPanel:
     """The next panel of B, prefetched from memory into L2 while `blocks` blocks of A are multiplied by the current one.
 
-    It begins at element `base` of B's buffer; `block` is the number of the current block, which prefetches its share; `exists` is
-    false behind the last panel.
+    It begins at element `base` of B's buffer (behind the last panel: the current one's, so that nothing is fetched); `block` is
+    the number of the current block, which prefetches its share.
     """
 
     base: Expr
     block: Expr
     blocks: int
-    exists: Expr
 
 
 @dataclass(frozen=True)
@@ -209,8 +208,8 @@ class AmxMicroKernel:
         every, lines = max(then.blocks // of_step, 1), ceil(of_step / then.blocks)
         number = builder.bind(then.block * steps + row_major(ks, self.steps))
         first = builder.bind(tirx.floordiv(number, every) * lines)
-        is_due = tirx.And(then.exists, first < of_step * steps)
-        with builder.when(is_due if every == 1 else tirx.And(is_due, tirx.EQ(tirx.floormod(number, every), 0))):
+        is_left = tirx.And(first < of_step * steps, tirx.EQ(tirx.floormod(number, every), 0))
+        with builder.when(is_left) if lines * then.blocks != of_step else nullcontext():  # no branch where shares are even
             for line in range(lines):
                 self.unit.prefetch_line(buffer, then.base + (first + line) * WORDS)
 
