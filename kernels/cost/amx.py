@@ -57,7 +57,7 @@ def _block_cycles(terms: int, a_tiles: int, b_tiles: int, machine: Machine) -> f
     """Cycles of a step of 16 words of k."""
     products, a_loads, b_loads = _TERM_PRODUCTS[terms]
     dots, loads = a_tiles * b_tiles * products, a_tiles * a_loads + b_tiles * b_loads
-    return max(dots * machine.tile_dot_cycles, loads * machine.tile_load_cycles)
+    return max(dots * machine.tile_dot_cycles, loads * machine.tile_l2_cycles)
 
 
 def joined_columns(one: Convolution, k_pack: int = 2) -> int:
