@@ -137,8 +137,9 @@ class _Writer:
         return Probe(name, builder.function(), 4 * block * blocks * threads * rounds, launches, warming)
 
     def tile_probes(self, levels: Mapping[str, int]) -> tuple[Probe, ...]:
-        """Products of tiles in registers; and of tiles that are loaded before, from so many bytes of a cache."""
-        registers = Probe("tile_dot_cycles", multiply_tiles_kernel(self.target), TILE_SUMS * TILE_ROUNDS)
+        """Products of tiles in registers, once the clock has fallen to theirs; and of tiles that are loaded before, from so many
+        bytes of a cache."""
+        registers = Probe("tile_dot_cycles", multiply_tiles_kernel(self.target), TILE_SUMS * TILE_ROUNDS, launches=4, warming=2)
         return registers, *(self.multiply_loaded(f"tile_{name}_cycles", levels[name]) for name in ("l1", "l2"))
 
     def multiply_loaded(self, name: str, size_bytes: int) -> Probe:

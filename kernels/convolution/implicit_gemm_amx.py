@@ -15,7 +15,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, share, unravel
-from ..cost.amx import tile_convolution_cycles
+from ..cost.amx import OVERLAP, tile_convolution_cycles
 from ..cost.estimate import Estimate
 from ..formats.format import BF16X1, Format, formats_for
 from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, begin_sums, packed_operand, tile_threads
@@ -71,7 +71,7 @@ def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Est
     """The estimate of a form's anchor by AMX, with the copy of its input unless tiles are loaded in place."""
     copies, k_pack = not image.in_place, image.product.k_pack
     cycles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=copies, k_pack=k_pack)
-    return convolution_estimate(form, cycles, target, unit="tile")
+    return convolution_estimate(form, cycles, target, unit="tile", overlap=OVERLAP)
 
 
 def as_planes(window: Window) -> Window:

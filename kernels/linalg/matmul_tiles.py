@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share, unravel
-from ..cost.amx import tile_product_cycles
+from ..cost.amx import OVERLAP, tile_product_cycles
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..formats.format import formats_for
 from ..groups.group import Group, Op
@@ -83,10 +83,18 @@ class AmxProduct(MatMulKernel):
         packs_a, packs_b = (side.name not in self.group.constants for side in (self.a, self.b))
         packs_a = packs_a and not self._reads_rows()
         k_pack = self.product.k_pack
-        one = tile_product_cycles(*size, self.terms, machine, packs_a=packs_a, packs_b=packs_b, k_pack=k_pack)
+        packs, passes = {"packs_a": packs_a, "packs_b": packs_b}, self._b_passes()
+        one = tile_product_cycles(*size, self.terms, machine, k_pack=k_pack, b_passes=passes, **packs)
         cycles = self.matrices * one
-        alone = with_bytes(Estimate(cycles, self.flops, unit="tile"), self.group)
+        alone = with_bytes(Estimate(cycles, self.flops, unit="tile", overlap=OVERLAP), self.group)
         return with_epilogue(alone, self.group, machine, self.anchor)
+
+    def _b_passes(self) -> int:
+        """How often a matrix of B is read as a whole: once where its panels are the outer loop."""
+        panel_bytes = self.steps * self.terms * TERM_WORDS * 4
+        if self.a.name in self.group.constants or panel_bytes * self.rows * prod(self.a.batch) <= self.near_bytes:
+            return 1
+        return self.rows if self._reads_rows() else ceil(self.rows / max(self.near_bytes // panel_bytes, 1))
 
     def build(self) -> BuiltKernel:
         builder = self.builder

@@ -46,8 +46,8 @@ class Machine:
     `multiply_adds`, `dots`, `loads` and `stores` are instructions of whole vectors that a core makes in a cycle; `dots` are those
     of pairs of bfloat16, 0 where there are none. A sum waits `*_latency` cycles for the one before it. `memory_bytes` come from
     memory to one core in a cycle, `shared_memory_bytes` to all cores together. Waking threads for a parallel region takes
-    `wake_cycles`, calling a kernel `launch_cycles`. A tile unit multiplies two tiles in `tile_dot_cycles`; where one is loaded for
-    each product, from L1 or L2, both take `tile_l1_cycles` or `tile_l2_cycles` together. 0 where there is none.
+    `wake_cycles`, calling a kernel `launch_cycles`. A tile unit multiplies two tiles in `tile_dot_cycles`; with a load for each
+    product, from L1 or L2, both take `tile_l1_cycles` or `tile_l2_cycles` together. 0 where there is none.
     """
 
     name: str
@@ -202,7 +202,7 @@ _ROWS: dict[str, dict[int, Machine]] = {
         3.0,
         {8: (2, 1, 2, 2), 16: (2, 0.5, 2, 1)},
         (4, 6),
-        _caches((48, 12, 128), (2048, 16, 40), (32, 15, 8)),
+        _caches((48, 12, 128), (2048, 16, 48), (32, 15, 8)),
         (5, 20),
         (16, 16, 22),
     ),
