@@ -221,13 +221,11 @@ def vector_cycles(form: ChannelsLast, target: Target, number_format: Format) -> 
     return cycles if form.anchor.inputs[0] in form.operands else cycles + direct_cycles(one, machine)
 
 
-def convolution_estimate(
-    form: ChannelsLast, cycles: float, target: Target, *, unit: str = "fma", overlap: float = 1.0
-) -> Estimate:
+def convolution_estimate(form: ChannelsLast, cycles: float, target: Target, *, unit: str = "fma") -> Estimate:
     """The estimate of a form whose anchor takes so many cycles, with its epilogue and the bytes of the whole group."""
     one = extents_of(form)
     operations = 2 * one.images * one.groups * one.rows * one.columns * one.outputs * one.depth * one.k_pack
-    alone = with_bytes(Estimate(cycles, operations, unit=unit, overlap=overlap), form.outer)
+    alone = with_bytes(Estimate(cycles, operations, unit=unit), form.outer)
     return with_epilogue(alone, form.inner, target.machine, form.anchor)
 
 

@@ -15,7 +15,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, share, unravel
-from ..cost.amx import OVERLAP, tile_convolution_cycles
+from ..cost.amx import OVERLAP, memory_share, tile_convolution_cycles
 from ..cost.estimate import Estimate
 from ..formats.format import BF16X1, Format, formats_for
 from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, begin_sums, packed_operand, tile_threads
@@ -71,7 +71,12 @@ def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Est
     """The estimate of a form's anchor by AMX, with the copy of its input unless tiles are loaded in place."""
     copies, k_pack = not image.in_place, image.product.k_pack
     cycles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=copies, k_pack=k_pack)
-    return convolution_estimate(form, cycles, target, unit="tile", overlap=OVERLAP)
+    estimate = convolution_estimate(form, cycles, target, unit="tile")
+    # A few blocks of rows prefetch a panel of several terms too late.
+    share = memory_share(
+        image.terms, is_prefetched=image.terms == 1 or extents_of(form).rows * extents_of(form).columns > 4 * LINES
+    )
+    return replace(estimate, overlap=OVERLAP, memory_share=share)
 
 
 def as_planes(window: Window) -> Window:

@@ -8,13 +8,14 @@ not hidden at all: tile loads wait in order (`OVERLAP`). All figures here were m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from ...runtime.hardware.machine import Machine
 from .convolution import Convolution
 
 OVERLAP = 0.0  # the part of a product by tiles behind which its weights arrive from L3 or memory
+_UNPREFETCHED = 0.6  # of the rate at which memory is read in order: that of weights that are not prefetched a panel ahead
 _PACKED_TERMS = 2.6  # bfloat16 terms that a core packs in a cycle, from and to L1 or L2; bytes twice as many
 _BLOCK_LINES = 32  # rows of A and columns of B of a step of the micro-kernel (2x2 tiles)
 _WORDS = 16  # of a row of a tile; a word has two values of k, or four where they are bytes
@@ -27,6 +28,7 @@ _TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their p
 # much more, or so much that each line must come back from L2 before it is stored to, one after the other.
 _LINE_CYCLES = (1.0, 3.6, 18.0)
 _EVICTING = 1.8  # times L1: what is read between two blocks and leaves nothing of the sums there
+_APART_CYCLES = 6.0  # of a tile from L2 whose rows are no neighbours, so that its lines are not fetched ahead: 4 to 8
 _VECTOR_CYCLES = 4.0  # of 16 sums: loaded, and stored as a result
 
 
@@ -34,7 +36,9 @@ _VECTOR_CYCLES = 4.0  # of 16 sums: loaded, and stored as a result
 class _Blocks:
     """The blocks of `rows` x `columns` sums over `depth` numbers, one column of blocks after the other.
 
-    `a_bytes` of A are read for each column of blocks: tiles of images overlap, so that they may be fewer than rows x depth.
+    `a_bytes` of A are read for each column of blocks: tiles of images overlap, so that they may be fewer than rows x depth. The
+    sums of `parts` neighbouring blocks, with the same rows of A, have memory of their own. With `is_a_apart` the
+    rows of a tile of A lie apart, as they do in place.
     """
 
     rows: int
@@ -43,6 +47,8 @@ class _Blocks:
     terms: int
     k_pack: int
     a_bytes: float
+    parts: int = 1
+    is_a_apart: bool = False
 
     @property
     def steps(self) -> int:
@@ -64,21 +70,19 @@ class _Blocks:
         """Of the products of 16 words of k, with what is seen of the loads beside them; or of the loads, if they are more."""
         products, *loads = _TERM_PRODUCTS[self.terms]
         dots, of_a, of_b = a_tiles * b_tiles * products, a_tiles * loads[0], b_tiles * loads[1]
-        near, far = self._loads(of_a, of_b, a_tiles, b_tiles, machine)
+        room = machine.l1.size_bytes - _SUMS_BYTES - b_tiles * self._tile_bytes
+        is_b_near = a_tiles * self._tile_bytes <= room and self.rows > a_tiles * _TILE_LINES  # the next block reads it again
+        is_a_near = self.a_bytes <= room  # the next column of blocks does
+        near = of_a * is_a_near + of_b * is_b_near
+        far = of_a + of_b - near
         l1, l2 = (_TILE_BYTES / level.bytes_per_cycle for level in (machine.l1, machine.l2))
         dot = machine.tile_dot_cycles
         seen = near * (machine.tile_l1_cycles - dot) + far * (machine.tile_l2_cycles - dot)
+        seen += _APART_CYCLES * of_a * (self.is_a_apart and not is_a_near)
         return max(dots * dot + (seen if self.terms == 1 else 0.0), near * l1 + far * l2)
 
-    def _loads(self, of_a: int, of_b: int, a_tiles: int, b_tiles: int, machine: Machine) -> tuple[int, int]:
-        """How many of the loads come from L1, and from L2: A is read again by the next column of blocks, B by the next block."""
-        room = machine.l1.size_bytes - _SUMS_BYTES - b_tiles * self._tile_bytes
-        is_b_near = a_tiles * self._tile_bytes <= room and self.rows > a_tiles * _TILE_LINES
-        near = of_a * (self.a_bytes <= room) + of_b * is_b_near
-        return near, of_a + of_b - near
-
     def _line_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
-        read = (a_tiles + b_tiles) * self._tile_bytes / machine.l1.size_bytes
+        read = (a_tiles + self.parts * b_tiles) * self._tile_bytes / machine.l1.size_bytes
         return _LINE_CYCLES[(read > 1) + (read > _EVICTING)]
 
     @property
@@ -88,15 +92,27 @@ class _Blocks:
 
 
 def tile_product_cycles(
-    m: int, n: int, k: int, terms: int, machine: Machine, *, packs_a: bool, packs_b: bool, k_pack: int = 2, b_passes: int = 1
+    m: int,
+    n: int,
+    k: int,
+    terms: int,
+    machine: Machine,
+    *,
+    packs_a: bool,
+    packs_b: bool,
+    k_pack: int = 2,
+    b_passes: int = 1,
+    is_a_apart: bool = False,
 ) -> float:
     """Cycles of m x k by k x n by AMX, of operands as sums of `terms` bfloat16 terms, or of bytes (`k_pack` 4); with `packs_a`
-    (`packs_b`) the kernel packs A (B). All of B is read `b_passes` times, each time for other rows."""
+    (`packs_b`) the kernel packs A (B). All of B is read `b_passes` times, each time for other rows.
+    `is_a_apart`: rows of A are read in place."""
     rows, columns = (_whole(extent, _BLOCK_LINES) for extent in (m, n))
     packed = (rows * packs_a + columns * packs_b) * _whole(k, _WORDS * k_pack) * terms
     b_bytes = columns * _whole(k, _WORDS * k_pack) * terms * 4 // k_pack
     again = (b_passes - 1) * machine.read_cycles(b_bytes) if b_bytes > machine.l2.size_bytes else 0.0
-    return _product_blocks(m, n, k, terms, k_pack).cycles(machine) + _packing_cycles(packed, k_pack) + again
+    blocks = replace(_product_blocks(m, n, k, terms, k_pack), is_a_apart=is_a_apart)
+    return blocks.cycles(machine) + _packing_cycles(packed, k_pack, machine) + again
 
 
 def _product_blocks(rows: int, columns: int, depth: int, terms: int, k_pack: int) -> _Blocks:
@@ -104,9 +120,14 @@ def _product_blocks(rows: int, columns: int, depth: int, terms: int, k_pack: int
     return _Blocks(rows, columns, depth, terms, k_pack, a_bytes)
 
 
-def _packing_cycles(numbers: int, k_pack: int) -> float:
-    """Of so many terms of bfloat16, or bytes, that become tiles."""
-    return numbers / (_PACKED_TERMS * k_pack / 2)
+def memory_share(terms: int, *, is_prefetched: bool) -> float:
+    """`Estimate.memory_share` of products by weights that lie as so many terms of bfloat16; three of a float32 are 6 bytes."""
+    return (1.0 if is_prefetched else _UNPREFETCHED) * min(2 / terms, 1.0)
+
+
+def _packing_cycles(numbers: int, k_pack: int, machine: Machine) -> float:
+    """Of so many terms of bfloat16, or bytes, that become tiles: they go to the cache that holds them all, and come back."""
+    return numbers / (_PACKED_TERMS * k_pack / 2) + 2 * machine.read_cycles(numbers * 4 / k_pack)
 
 
 def _whole(extent: int, step: int) -> int:
@@ -114,9 +135,13 @@ def _whole(extent: int, step: int) -> int:
     return ceil(extent / step) * step
 
 
-def tile_step_cycles(rows: int, columns: int, depth: int, terms: int, machine: Machine, k_pack: int = 2) -> float:
-    """Cycles of a recurrence's product of one step by AMX: weights come from L2 or L3, and A is packed at each step."""
-    return _product_blocks(rows, columns, depth, terms, k_pack).cycles(machine) + _packing_cycles(rows * depth * terms, k_pack)
+def tile_step_cycles(
+    rows: int, columns: int, depth: int, terms: int, machine: Machine, k_pack: int = 2, *, gates: int = 1
+) -> float:
+    """Cycles of a recurrence's product of one step by AMX: weights come from L2 or L3, and A is packed at each step. The sums of
+    all gates of a unit are kept until it is computed."""
+    blocks = replace(_product_blocks(rows, columns, depth, terms, k_pack), parts=gates)
+    return blocks.cycles(machine) + _packing_cycles(rows * depth * terms, k_pack, machine)
 
 
 def vector_step_cycles(rows: int, columns: int, depth: int, machine: Machine) -> float:
@@ -142,10 +167,10 @@ def tile_convolution_cycles(one: Convolution, terms: int, machine: Machine, *, c
     positions, depth = (one.rows // one.planes - 1) * pitch + one.columns, prod(one.kernel) // joined * channels
     outputs, matrices, planes = one.outputs // one.phases, one.groups * one.phases, one.images * one.planes
     a_bytes = positions * channels * terms * 4 / k_pack  # of an image that its taps read again and again
-    blocks = planes * matrices * _Blocks(positions, outputs, depth, terms, k_pack, a_bytes).cycles(machine)
+    blocks = planes * matrices * _Blocks(positions, outputs, depth, terms, k_pack, a_bytes, is_a_apart=True).cycles(machine)
     width = one.columns if joined > 1 else one.width
     copied = one.images * one.groups * one.height * width * channels * terms
-    return blocks + _packing_cycles(copied, k_pack) * copies
+    return blocks + _packing_cycles(copied, k_pack, machine) * copies
 
 
 def vector_product_cycles(m: int, n: int, k: int, machine: Machine, *, is_narrow: bool) -> float:

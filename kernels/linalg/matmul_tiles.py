@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share, unravel
-from ..cost.amx import OVERLAP, tile_product_cycles
+from ..cost.amx import OVERLAP, memory_share, tile_product_cycles
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..formats.format import formats_for
 from ..groups.group import Group, Op
@@ -83,10 +83,11 @@ class AmxProduct(MatMulKernel):
         packs_a, packs_b = (side.name not in self.group.constants for side in (self.a, self.b))
         packs_a = packs_a and not self._reads_rows()
         k_pack = self.product.k_pack
-        packs, passes = {"packs_a": packs_a, "packs_b": packs_b}, self._b_passes()
+        packs, passes = {"packs_a": packs_a, "packs_b": packs_b, "is_a_apart": self._reads_rows()}, self._b_passes()
         one = tile_product_cycles(*size, self.terms, machine, k_pack=k_pack, b_passes=passes, **packs)
         cycles = self.matrices * one
-        alone = with_bytes(Estimate(cycles, self.flops, unit="tile", overlap=OVERLAP), self.group)
+        share = memory_share(self.terms, is_prefetched=self.rows > 1 and passes == 1)
+        alone = with_bytes(Estimate(cycles, self.flops, unit="tile", overlap=OVERLAP, memory_share=share), self.group)
         return with_epilogue(alone, self.group, machine, self.anchor)
 
     def _b_passes(self) -> int:

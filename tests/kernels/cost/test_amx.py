@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from prefuse.kernels.cost.amx import tile_product_cycles, tile_step_cycles
+from prefuse.kernels.cost.amx import memory_share, tile_product_cycles, tile_step_cycles
 from prefuse.runtime.hardware.machine import Machine, row
 
 RAPIDS = row("sapphire-rapids", 16)
 
 
-def cycles(m: int, n: int, k: int, machine: Machine = RAPIDS, terms: int = 1, **how: int) -> float:
-    return tile_product_cycles(m, n, k, terms, machine, packs_a=False, packs_b=False, **how)
+def cycles(m: int, n: int, k: int, machine: Machine = RAPIDS, terms: int = 1, k_pack: int = 2, b_passes: int = 1) -> float:
+    how = {"packs_a": False, "packs_b": False}
+    return tile_product_cycles(m, n, k, terms, machine, k_pack=k_pack, b_passes=b_passes, **how)
 
 
 def dots(m: int, n: int, k: int) -> float:
@@ -56,3 +57,22 @@ def test_bytes_take_half_of_what_pairs_take() -> None:
     assert 0.3 < bytes_ / pairs < 0.6
     steps = [tile_step_cycles(32, 96, 512, 1, RAPIDS, k_pack) for k_pack in (2, 4)]
     assert steps[1] < steps[0]
+
+
+def test_rows_in_place_are_fetched_later_than_packed_ones() -> None:
+    packed, apart = (
+        tile_product_cycles(128, 64, 1024, 1, RAPIDS, packs_a=False, packs_b=False, is_a_apart=is_apart)
+        for is_apart in (False, True)
+    )
+    assert 1.02 < apart / packed < 1.3
+
+
+def test_gates_evict_each_other_s_sums() -> None:
+    """The sums of three gates lie until a unit is computed, while panels of 48 KiB each are read."""
+    together, alone = (tile_step_cycles(32, 1536, 256, 1, RAPIDS, gates=gates) for gates in (3, 1))
+    assert together > 1.1 * alone
+
+
+def test_three_terms_are_more_bytes() -> None:
+    assert [memory_share(terms, is_prefetched=True) for terms in (1, 2, 3)] == pytest.approx([1.0, 1.0, 2 / 3])
+    assert memory_share(1, is_prefetched=False) < 1.0
