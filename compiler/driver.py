@@ -20,6 +20,7 @@ from ..runtime.precision import Precision
 from ..runtime.profile import ASSUMED_RATE, GroupDescription, describe_groups
 from ..runtime.program_file import ConstantSource, write_program
 from ..runtime.target import Target
+from .estimates.launches import predicted_us
 from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.assignments.node_precision import CHOICES_KEY
@@ -36,7 +37,6 @@ from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
 from .pipeline.grouping import lone_groups
 from .pipeline.pass_table import PASSES, named_pipeline
-from .prediction.launches import predicted_us
 from .programs.options import Options
 from .programs.tuning_database import Configurations
 

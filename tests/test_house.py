@@ -33,7 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "compiler": ("compiler", "runtime"),
     "compiler.ir": ("compiler.ir", "compiler.pipeline", "runtime"),
     "compiler.lowering": ("compiler", "kernels", "runtime"),
-    "compiler.prediction": ("compiler", "kernels", "runtime"),
+    "compiler.estimates": ("compiler", "kernels", "runtime"),
     "compiler.driver": ("compiler", "kernels", "runtime"),
     "compiler.predictor": ("compiler", "kernels", "runtime"),
     "compiler.tuning": ("compiler", "kernels", "runtime"),

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ...runtime.errors import CompileError, UnsupportedModelError
 from ...runtime.staged.staged_model import load
 from ...runtime.target import Target
+from ..estimates.cost import bytes_of, flops_of
 from ..frontend.dimensions import is_dynamic
 from ..frontend.importer import import_model
 from ..ir.facts import has_static_type, infer_facts, source_of
@@ -21,7 +22,6 @@ from ..ir.kinds import is_known
 from ..ir.scopes import subgraphs_of
 from ..pipeline import Context, parse_pipeline, run_pipeline
 from ..pipeline.pass_table import PASSES
-from ..prediction.cost import bytes_of, flops_of
 from .common import JSON, MODEL, SHAPES, Shapes, concrete_model, is_program, show, size_text, table
 
 _UNTIL_LOWERING = "canonicalize,unroll-loops,eliminate-dead,merge-equal,decompose,canonicalize,eliminate-dead"

@@ -40,10 +40,14 @@ _PLAUSIBLE = {
     "shared_memory_bytes": (0.3, 2000.0),
     "wake_cycles": (20.0, 200_000.0),
     "launch_cycles": (2.0, 2000.0),
+    "tile_dot_cycles": (4.0, 200.0),
+    "tile_l1_cycles": (4.0, 400.0),
+    "tile_l2_cycles": (4.0, 1000.0),
 }
 _BY_DISTANCE = ("l1_bytes_per_cycle", "l2_bytes_per_cycle", "l3_bytes_per_cycle", "memory_bytes")
 _PROBES = {"loads": "l1_bytes_per_cycle"}  # of numbers that have none of their own name
-_OF_TIME = ("ghz", "wake_cycles", "launch_cycles")  # all others are counted a cycle
+_OF_TIME = ("launch_cycles", "tile_dot_cycles", "tile_l1_cycles", "tile_l2_cycles")  # in cycles; others are made in a cycle
+_TILES = ("tile_dot_cycles", "tile_l1_cycles", "tile_l2_cycles")  # the nearer the operands, the fewer
 
 Times = Mapping[str, float]  # ns of a launch, by probe
 
@@ -82,11 +86,12 @@ def refusals(numbers: Mapping[str, float], spread: Mapping[str, float], row: Mac
             found[name] = f"{number:.3g} is not between {least:g} and {most:g}"
         elif spread[name] > _LARGE_SPREAD:
             found[name] = f"the two best estimates differ by {spread[name]:.0%}: other work took the cores"
-    for near, far in pairwise(_BY_DISTANCE):
-        one, other = (numbers[name] if name not in found and name in numbers else row.as_fit()[name] for name in (near, far))
+    ordered = [*pairwise(_BY_DISTANCE), *((far, near) for near, far in pairwise(_TILES))]  # the greater number first
+    for greater, less in ordered:
+        one, other = (numbers[name] if name not in found and name in numbers else row.as_fit()[name] for name in (greater, less))
         if other > _SLACK * one:
-            what = f"{far} of {other:.3g} beside {near} of {one:.3g}"
-            found |= {name: what for name in (near, far) if name in numbers and name not in found}
+            what = f"{less} of {other:.3g} beside {greater} of {one:.3g}"
+            found |= {name: what for name in (greater, less) if name in numbers and name not in found}
     return found
 
 
@@ -130,8 +135,8 @@ def _fastest(batches: Sequence[Times]) -> tuple[Times, Times]:
 def _numbers(times: Times, row: Machine) -> dict[str, float]:
     """As of `Machine.as_fit`; those that were not measured are left out, and so is what only prepared others."""
     ghz = 1 / times["ghz"]
-    numbers = {name: 1 / (time * ghz) for name, time in times.items() if name in row.as_fit() and name not in _OF_TIME}
-    numbers |= {"ghz": ghz, "launch_cycles": times["launch_cycles"] * ghz}
+    cycles = {name: time * ghz for name, time in times.items() if name in row.as_fit()}
+    numbers = {name: time if name in _OF_TIME else 1 / time for name, time in cycles.items()} | {"ghz": ghz}
     numbers["loads"] = numbers["l1_bytes_per_cycle"] / row.vector_bytes
     if "wake_cycles" in times:
         numbers["wake_cycles"] = (times["wake_cycles"] - times["launch_cycles"]) * ghz

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from tvm import tirx
 
 from ...kernels.codegen.builder import KernelBuilder
 from ...kernels.formats.format import BF16_DOT, F32
+from ...kernels.microkernels.amx_unit import COLUMNS, TILE_WORDS, WORDS, tile_unit
 from ...runtime.executor import CompiledModel
 from ...runtime.hardware.machine import Machine
 from ...runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
@@ -18,7 +19,7 @@ from ...runtime.program_file import Program
 from ...runtime.target import Target
 from .planning import ARENA, CALLER, CONSTANTS
 from .program import build_library
-from .roofline import ROUNDS, SUMS, multiply_add_kernel
+from .roofline import ROUNDS, SUMS, TILE_ROUNDS, TILE_SUMS, multiply_add_kernel, multiply_tiles_kernel
 
 LAUNCHES = 64  # of what is too short for one
 _CHAIN = 64  # pairs of an addition and an exclusive or in a round: its loop hides behind them
@@ -31,8 +32,12 @@ _FAR_CACHES = 4  # times L3: little of what was read stays there until it is rea
 _NEAR_SHARE = 0.5  # of a cache that is read: it is a core's own, but for L3, which others use
 _STORED_BYTES = 8 << 10
 _STORE_ROUNDS = 2000
+_TILE_BYTES = 32 << 20  # loaded into tiles from a cache, in all rounds: a third of a millisecond at least, as of products
 _EVERY_THREAD = 1 << 30  # operations, which all threads pay for
 _RESULTS = 1 << 10  # int32 that a thread stores, at most
+# A step of a block of 2x2 tiles: the register that is loaded, then the products (sums, A, B) that it completes.
+_BLOCK = ((4, ()), (6, ((0, 4, 6),)), (7, ((1, 4, 7),)), (5, ((2, 5, 6), (3, 5, 7))))
+_BLOCK_TILES = len(_BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ def sweep_kernel(target: Target, size_bytes: int) -> tuple[Any, int]:
 
 def _probes(target: Target, elements: int) -> tuple[Probe, ...]:
     """By the names of the numbers of `Machine.as_fit` that follow from them. What stores small integers comes after what
-    multiplies, which would meet them as subnormal floats."""
+    multiplies, which would meet them as subnormal floats; what tiles multiply, at another clock, before what waits for memory."""
     one, all_threads = _Writer(replace(target, threads=1), elements), _Writer(target, elements)
     levels = {name: int(getattr(target.machine, name).size_bytes * _NEAR_SHARE) for name in ("l1", "l2", "l3")}
     products = {"multiply_adds": F32} | ({"dots": BF16_DOT} if BF16_DOT.runs_on(target) else {})
@@ -80,6 +85,7 @@ def _probes(target: Target, elements: int) -> tuple[Probe, ...]:
         one.chain(),
         *(Probe(name, multiply_add_kernel(one.target, form), SUMS * ROUNDS) for name, form in products.items()),
         *(one.read(f"{name}_bytes_per_cycle", size, _READS, _WARMING) for name, size in levels.items()),
+        *(one.tile_probes(levels) if target.has_tiles else ()),
         one.read("memory_bytes", 4 * elements),
         *((all_threads.read("shared_memory_bytes", 4 * elements),) if target.threads > 1 else ()),
         one.store(),
@@ -129,6 +135,31 @@ class _Writer:
                 self._each_vector(builder, lambda at: builder.store(sums, at, sums[at] ^ memory[first + at]))
             self._each_vector(builder, lambda at: builder.store(result, thread * _RESULTS + at, sums[at]))
         return Probe(name, builder.function(), 4 * block * blocks * threads * rounds, launches, warming)
+
+    def tile_probes(self, levels: Mapping[str, int]) -> tuple[Probe, ...]:
+        """Products of tiles in registers, once the clock has fallen to theirs; and of tiles that are loaded before, from so many
+        bytes of a cache."""
+        registers = Probe("tile_dot_cycles", multiply_tiles_kernel(self.target), TILE_SUMS * TILE_ROUNDS, launches=4, warming=2)
+        return registers, *(self.multiply_loaded(f"tile_{name}_cycles", levels[name]) for name in ("l1", "l2"))
+
+    def multiply_loaded(self, name: str, size_bytes: int) -> Probe:
+        """Blocks of 2x2 tiles, as kernels multiply them (`amx_blocks.py`): four loads, each with a product behind it."""
+        builder, memory, result = self._kernel()
+        unit, steps = tile_unit(builder, self.target), size_bytes // (_BLOCK_TILES * TILE_WORDS * 4)
+        rounds = _TILE_BYTES // (steps * _BLOCK_TILES * TILE_WORDS * 4)
+        with builder.chunks(1, _EVERY_THREAD):
+            unit.configure()
+            for tile in range(4):
+                unit.zero(tile)
+            with builder.loop(rounds, name="round"), builder.loop(steps, name="step") as step:
+                first = builder.bind(step * (_BLOCK_TILES * TILE_WORDS))
+                for at, (register, products) in enumerate(_BLOCK):
+                    unit.load(register, memory, first + at * TILE_WORDS, WORDS)
+                    for sums, a, b in products:
+                        unit.dot(sums, a, b)
+            unit.store(0, result, 0, COLUMNS)
+            unit.release()
+        return Probe(name, builder.function(), rounds * steps * _BLOCK_TILES, launches=2, warming=1)
 
     def store(self) -> Probe:
         """Whole vectors to L1, in order, of what changes from round to round."""

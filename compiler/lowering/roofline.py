@@ -23,8 +23,8 @@ from .program import build_library
 
 SUMS = 12  # accumulators a thread: more than the latency of an FMA times the number of FMA units
 ROUNDS = 200_000  # multiply-adds on each of them: about a millisecond
-_TILES = 6  # accumulator tiles; the other two tile registers are multiplied
-_TILE_ROUNDS = 10_000  # products added to each of them: about a third of a millisecond
+TILE_SUMS = 6  # accumulator tiles; the other two tile registers are multiplied
+TILE_ROUNDS = 10_000  # products added to each of them: about a third of a millisecond
 _RESULTS = ROWS * COLUMNS  # floats that a thread stores, at most
 _ELEMENTS = 1 << 25  # float32 copied: 128 MiB, more than caches hold
 _RUNS = 5
@@ -49,7 +49,7 @@ def measure_limits(target: Target) -> Limits:
     rates = {kernel.symbol: kernel.flops / time_ns * 1e9 for kernel, time_ns in zip(plan.kernels[1:], compute_ns, strict=True)}
     method = (
         f"measured now on {target.threads} thread{'s' * (target.threads > 1)}: {SUMS} vectors of multiply-adds in registers, "
-        f"{f'products of tiles added to {_TILES}, ' * target.has_tiles}a copy of {4 * _ELEMENTS >> 20} MiB; "
+        f"{f'products of tiles added to {TILE_SUMS}, ' * target.has_tiles}a copy of {4 * _ELEMENTS >> 20} MiB; "
         f"the best of {_RUNS} runs"
     )
     return Limits(
@@ -68,7 +68,7 @@ def _program(target: Target) -> CompiledModel:
     if BF16_DOT.runs_on(target):
         functions["multiply_pairs"] = multiply_add_kernel(target, BF16_DOT)
     if target.has_tiles:
-        functions["multiply_tiles"] = _multiply_tiles(target)
+        functions["multiply_tiles"] = multiply_tiles_kernel(target)
     library = build_library(plan, functions, target, profile=True)
     return CompiledModel(Program(plan, library, np.empty(0, np.uint8), {"name": "limits"}))
 
@@ -83,7 +83,7 @@ def _plan(target: Target) -> Plan:
     if BF16_DOT.runs_on(target):
         computing["multiply_pairs"] = 4 * sums
     if target.has_tiles:
-        computing["multiply_tiles"] = 2 * target.threads * _TILES * _TILE_ROUNDS * ROWS * COLUMNS * DEPTH
+        computing["multiply_tiles"] = 2 * target.threads * TILE_SUMS * TILE_ROUNDS * ROWS * COLUMNS * DEPTH
     return Plan(
         target=str(target),
         inputs=(Port("x", TensorType((_ELEMENTS,), "float32"), "x"),),
@@ -155,7 +155,7 @@ def multiply_add_kernel(target: Target, number_format: Format) -> Any:
     return builder.function()
 
 
-def _multiply_tiles(target: Target) -> Any:
+def multiply_tiles_kernel(target: Target) -> Any:
     """Products of one pair of tiles, added to several in turns: a product waits for the one before it on its sums."""
     builder = KernelBuilder(target.machine, target.threads)
     unit = tile_unit(builder, target)
@@ -163,13 +163,13 @@ def _multiply_tiles(target: Target) -> Any:
     result = builder.parameter("y", target.threads * _RESULTS, "float32")
     with builder.chunks(target.threads, target.threads * ROUNDS) as thread:
         unit.configure()
-        for operand in (_TILES, _TILES + 1):
+        for operand in (TILE_SUMS, TILE_SUMS + 1):
             unit.load(operand, source, 0, WORDS)
-        for tile in range(_TILES):
+        for tile in range(TILE_SUMS):
             unit.zero(tile)
-        with builder.loop(_TILE_ROUNDS, name="round"):
-            for tile in range(_TILES):
-                unit.dot(tile, _TILES, _TILES + 1)
+        with builder.loop(TILE_ROUNDS, name="round"):
+            for tile in range(TILE_SUMS):
+                unit.dot(tile, TILE_SUMS, TILE_SUMS + 1)
         unit.store(0, result, thread * _RESULTS, COLUMNS)
         unit.release()
     return builder.function()

@@ -17,7 +17,7 @@ from math import inf
 
 from ...kernels.cost.estimate import Estimate
 from ...runtime.hardware.machine import Machine
-from ..prediction.launches import Distances
+from ..estimates.launches import Distances
 
 USUAL = 1.0  # where no program was measured: as fitted on an Emerald Rapids
 _LEAST_SPREAD = 0.005  # of the near time, below which a program tells nothing

@@ -21,11 +21,11 @@ from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
 from ..driver import Kernels, PlannedModel
+from ..estimates.launches import Distances, has_parallel_loop, reuse_distances
 from ..ir.facts import source_of
 from ..ir.functions import computing_names, original_names
 from ..lowering.planning import CONSTANTS, LoweredGroup
 from ..lowering.tvm_importer import TEMPLATE
-from ..prediction.launches import Distances, has_parallel_loop, reuse_distances
 from ..programs.digest import combine
 from ..programs.run_database import Measured, Place, Run, add_runs, known_runs
 from .coldness import USUAL, Witness, farness

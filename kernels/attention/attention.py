@@ -60,16 +60,18 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return form
     if target.is_gpu:
         return Refusal("is for CPUs")
-    return Candidate(_estimate(form, target), lambda: _Kernel(form, new_builder(target, group.configuration), target).build())
+    tile_cycles = _Kernel(form, new_builder(target, group.configuration), target).tile_cycles
+    estimate = _estimate(form, target, tile_cycles)
+    return Candidate(estimate, lambda: _Kernel(form, new_builder(target, group.configuration), target).build())
 
 
-def _estimate(form: Attention, target: Target) -> Estimate:
-    """The estimate of both products and of the pointwise operators on scores between them."""
+def _estimate(form: Attention, target: Target, tile_cycles: float) -> Estimate:
+    """The estimate of both products, in `tile_cycles` each head if by AMX, and of the pointwise operators on scores between."""
     heads, size = prod(form.batch), (form.queries, form.keys, form.depth, form.width)
     scores = heads * form.queries * form.keys
     among = [op for op in form.group.ops if form.group.types[op.outputs[0]].elements == scores and op is not form.scores]
     operations = float(sum(operations_of(op.op_type) for op in among))
-    cycles = attention_cycles(heads, size, machine_of(target, form.dtype), scores_operations=operations)
+    cycles = attention_cycles(heads, size, machine_of(target, form.dtype), operations, tile_cycles)
     return with_bytes(Estimate(cycles, 2 * scores * (form.depth + form.width)), form.group)
 
 
@@ -116,14 +118,19 @@ class _Kernel:
     @cached_property
     def unit(self) -> TileUnit | None:
         """AMX, where the target has it and both products are faster by it."""
+        return tile_unit(self.builder, self.target) if self.tile_cycles else None
+
+    @cached_property
+    def tile_cycles(self) -> float:
+        """Cycles of both products of a head by AMX; 0 where these are not made by it, as they are not faster."""
         form, machine = self.form, self.target.machine
         if not self.target.has_tiles or form.dtype != "float32" or self.is_few:
-            return None
+            return 0.0
         sizes = ((form.queries, form.keys, form.depth), (form.queries, form.width, form.keys))
         pairs = zip(sizes, self.terms, strict=True)
         tiles = sum(tile_product_cycles(*size, terms, machine, packs_a=True, packs_b=True) for size, terms in pairs)
         vectors = sum(vector_product_cycles(*size, machine, is_narrow=False) for size in sizes)
-        return tile_unit(self.builder, self.target) if tiles < vectors else None
+        return tiles if tiles < vectors else 0.0
 
     @cached_property
     def format(self) -> Format:

@@ -15,10 +15,18 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, row_major, share, unravel
-from ..cost.amx import tile_convolution_cycles
+from ..cost.amx import OVERLAP, memory_share, tile_convolution_cycles
 from ..cost.estimate import Estimate
 from ..formats.format import BF16X1, Format, formats_for
-from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, begin_sums, packed_operand, tile_threads
+from ..microkernels.amx_blocks import (
+    AmxMicroKernel,
+    BlockEpilogue,
+    NextPanel,
+    TileOperand,
+    begin_sums,
+    packed_operand,
+    tile_threads,
+)
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, PanelLayout
 from ..microkernels.amx_unit import ROWS, tile_unit
 from ..microkernels.packed_gemm import Scratch
@@ -31,7 +39,9 @@ from .channels_last_form import ChannelsLast, convolution_estimate, extents_of
 from .window import Taps, Window
 
 _NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positions to the next
+_STREAMED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching from memory
 _WORK_PER_DOT = 16  # cycles of a product of two tiles
+_BUFFERS = 2  # blocks of sums of a thread: one is stored while the other is made
 
 
 def tiles_obstacle(form: ChannelsLast, target: Target) -> str:
@@ -71,7 +81,12 @@ def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Est
     """The estimate of a form's anchor by AMX, with the copy of its input unless tiles are loaded in place."""
     copies, k_pack = not image.in_place, image.product.k_pack
     cycles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=copies, k_pack=k_pack)
-    return convolution_estimate(form, cycles, target, unit="tile")
+    estimate = convolution_estimate(form, cycles, target, unit="tile")
+    # A few blocks of rows prefetch a panel of several terms too late.
+    share = memory_share(
+        image.terms, is_prefetched=image.terms == 1 or extents_of(form).rows * extents_of(form).columns > 4 * LINES
+    )
+    return replace(estimate, overlap=OVERLAP, memory_share=share)
 
 
 def as_planes(window: Window) -> Window:
@@ -113,15 +128,10 @@ class TiledWindows:
         weights = [self._weights(number, product) for number, product in enumerate(products)]
         dots = sum(prod(self._extents(product).values()) * prod(self._steps(product)) * 4 for product in products)
         threads = builder.threads_for(dots * _WORK_PER_DOT)
-        with tile_threads(builder, self.unit, threads) as (thread, sums):
+        with tile_threads(builder, self.unit, threads, _BUFFERS) as (thread, sums):
             for product, (buffer, is_far) in zip(products, weights, strict=True):
-                extents = self._extents(product)
-                axes = ("matrix", "n", "image", "plane", "m") if is_far else ("image", "plane", "m", "matrix", "n")
-                begin, end = share(thread, threads, prod(extents.values()))
-                with builder.loop(end - begin, name="block") as i:
-                    parts = unravel(builder.bind(begin + i), tuple(extents[axis] for axis in axes))
-                    at = {axis: builder.bind(part) for axis, part in zip(axes, parts, strict=True)}
-                    self._block(product, source, buffer, at, sums, prefetches=is_far)
+                share_of = share(thread, threads, prod(self._extents(product).values()))
+                self._blocks(product, source, buffer, share_of, sums, is_far=is_far)
         return finish(template, builder, self.form.outer, flops=self._flops(products), packed=self.packed)
 
     def _extents(self, product: WindowProduct) -> dict[str, int]:
@@ -149,13 +159,21 @@ class TiledWindows:
         return flops
 
     def _weights(self, number: int, product: WindowProduct) -> tuple[Buffer, bool]:
-        """The packed weights of a product, as words, and whether they exceed L2."""
+        """The packed weights of a product, as words, and whether they are far."""
         name, image = self.anchor.inputs[1], self.image
         key = f"{name}/tiles{number}"
         pack = PackTiles(product.weights, image.terms, True, image.of_group * image.joined, image.product)
         self.packed[key] = Operand(name, pack)
         words = pack.packed_type(self.form.inner.types[name]).elements // image.product.k_pack
-        return self.builder.parameter(key, words, "uint32"), 4 * words > self.target.machine.l2.part_bytes(_NEAR_SHARE)
+        return self.builder.parameter(key, words, "uint32"), self._is_far(4 * words)
+
+    def _is_far(self, weights_bytes: int) -> bool:
+        """Whether weights are the outer loop, so that each panel comes from memory once and is prefetched: they exceed L2, or are
+        large while the image stays in L2. In a model they come from memory at each call."""
+        l2, image = self.target.machine.l2, self.image
+        image_bytes = image.elements * image.product.bits // 8
+        is_near = image_bytes <= l2.part_bytes(_NEAR_SHARE)
+        return weights_bytes > l2.part_bytes(_STREAMED_SHARE if is_near else _NEAR_SHARE)
 
     # Zero points ------------------------------------------------------------------------------------------------------
 
@@ -185,35 +203,69 @@ class TiledWindows:
 
     # A block ----------------------------------------------------------------------------------------------------------
 
-    def _block(
-        self, product: WindowProduct, source: Buffer, weights: Buffer, at: dict[str, Expr], sums: Scratch, *, prefetches: bool
+    def _blocks(
+        self, product: WindowProduct, source: Buffer, weights: Buffer, of: tuple[Expr, Expr], sums: Scratch, *, is_far: bool
     ) -> None:
-        """A 32 x 32 block of the result, and its epilogue; `prefetches`: also its share of the next panel."""
-        builder, image, extents = self.builder, self.image, self._extents(product)
-        group, phase = (builder.bind(part) for part in unravel(at["matrix"], (image.groups, product.phases)))
-        first = builder.bind(image.first_of(at["m"], product.outputs))
-        a = image.lines(source, (at["image"], at["plane"], first), group, product.taps)
+        """The blocks [begin, end) `of` the result, with their epilogues. Far weights are the outer loop, and prefetched."""
+        builder, extents, (begin, end) = self.builder, self._extents(product), of
+        axes = ("matrix", "n", "image", "plane", "m") if is_far else ("image", "plane", "m", "matrix", "n")
+
+        positions = self.image.positions(product.outputs)
+        halves = 1 if positions <= ROWS else 2, 1 if self.outputs <= ROWS else 2
+        kernel = AmxMicroKernel(builder, self.unit, self._steps(product), self.image.terms, halves)
+
+        def place(block: Expr) -> dict[str, Expr]:
+            parts = unravel(builder.bind(begin + block), tuple(extents[axis] for axis in axes))
+            return {axis: builder.bind(part) for axis, part in zip(axes, parts, strict=True)}
+
+        def multiply(block: Expr, to: Scratch, between: BlockEpilogue | None) -> None:
+            at = place(block)
+            first = self._begin(at["n"], self._group_and_phase(product, at)[0], sums)
+            self._multiply(kernel, product, (source, weights), at, to, first, between, prefetches=is_far)
+
+        kernel.pipeline(end - begin, sums, multiply, lambda block, of: self._epilogue(product, place(block), of))
+
+    def _group_and_phase(self, product: WindowProduct, at: dict[str, Expr]) -> tuple[Expr, Expr]:
+        group, phase = unravel(at["matrix"], (self.image.groups, product.phases))
+        return self.builder.bind(group), self.builder.bind(phase)
+
+    def _multiply(
+        self,
+        kernel: AmxMicroKernel,
+        product: WindowProduct,
+        operands: tuple[Buffer, Buffer],
+        at: dict[str, Expr],
+        to: Scratch,
+        first: Scratch | None,
+        between: BlockEpilogue | None,
+        *,
+        prefetches: bool,
+    ) -> None:
+        """The sums of a 32 x 32 block of the result, of image and weights; `prefetches`: also its share of the next panel."""
+        builder, image, extents, (source, weights) = self.builder, self.image, self._extents(product), operands
+        group, _ = self._group_and_phase(product, at)
+        top = builder.bind(image.first_of(at["m"], product.outputs))
+        a = image.lines(source, (at["image"], at["plane"], top), group, product.taps)
         base = builder.bind((at["matrix"] * extents["n"] + at["n"]) * self._panel_words(product))
         then = None
-        if prefetches:
+        if prefetches and extents["n"] > 1:
             blocks = [extents[axis] for axis in ("image", "plane", "m")]
             number = builder.bind(row_major([at[axis] for axis in ("image", "plane", "m")], blocks))
-            then = NextPanel(builder.bind(base + self._panel_words(product)), number, prod(blocks))
-        steps, positions = self._steps(product), image.positions(product.outputs)
-        halves = 1 if positions <= ROWS else 2, 1 if self.outputs <= ROWS else 2
+            ahead = tirx.Select(at["n"] < extents["n"] - 1, self._panel_words(product), 0)
+            then = NextPanel(builder.bind(base + ahead), number, prod(blocks))
         is_short = tirx.EQ(at["m"], extents["m"] - 1) if image.has_short(product.outputs) else None
-        block = AmxMicroKernel(builder, self.unit, steps, image.terms, halves)
-        panel, begin = self._panel(weights, base, steps), self._begin(at["n"], group, sums)
-        block.multiply(a, panel, sums, is_short=is_short, then=then, first=begin)
-        self._finish(product, at, group, phase, first, sums)
+        kernel.multiply(
+            a, self._panel(weights, base, kernel.steps), to, is_short=is_short, then=then, first=first, between=between
+        )
 
     def _begin(self, n: Expr, group: Expr, sums: Scratch) -> Scratch | None:
-        """What the sums of a block's channels begin with; None: zeros."""
+        """What the sums of a block's channels begin with, behind the blocks of `sums`; None: zeros."""
         if self.excess is None:
             return None
         excess, left = self.excess, self.builder.bind(n * LINES)
         first = self.builder.bind(group * self.outputs + left)
-        return begin_sums(self.builder, sums, self._channels(left), lambda c: -excess(first + c))
+        to = Scratch(sums.buffer, sums.base + _BUFFERS * LINES * LINES)
+        return begin_sums(self.builder, to, self._channels(left), lambda c: -excess(first + c))
 
     def _channels(self, left: Expr) -> Expr:
         """Channels of a block whose first channel in its group is `left`."""
@@ -224,13 +276,15 @@ class TiledWindows:
         lines = packed_operand(weights, base, self.image.terms, words=True, product=self.image.product)
         return TileOperand(lines.buffer, lines.stride, lambda ks, term, half: lines.at((row_major(ks, steps),), term, half))
 
-    def _finish(self, product: WindowProduct, at: dict[str, Expr], group: Expr, phase: Expr, first: Expr, sums: Scratch) -> None:
-        """The epilogue of a block whose first row is position `first` of its plane."""
+    def _epilogue(self, product: WindowProduct, at: dict[str, Expr], sums: Scratch) -> BlockEpilogue:
+        """What stores a block of the result."""
         builder, width, columns = self.builder, self.image.extents[2], product.outputs[2]
+        group, phase = self._group_and_phase(product, at)
         left, top = builder.bind(at["n"] * LINES), builder.bind(at["m"] * LINES)
         count = self._channels(left)
-        skipped = builder.bind(top - first)  # rows that the previous block stores
-        with builder.loop(builder.bind(tirx.min(self.image.positions(product.outputs) - top, LINES)), name="row") as row:
+        skipped = builder.bind(top - self.image.first_of(at["m"], product.outputs))  # rows that the previous block stores
+
+        def store_row(row: Expr) -> None:
             position, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
             y, x = (builder.bind(part) for part in (tirx.floordiv(position, width), tirx.floormod(position, width)))
             with builder.when(x < columns) if columns < width else nullcontext():
@@ -242,6 +296,8 @@ class TiledWindows:
                     self._store((at["image"], channel + c, *place), sums[base + c])
 
                 builder.dynamic_vector_loop(0, count, builder.lanes("float32"), store)
+
+        return BlockEpilogue(builder.bind(tirx.min(self.image.positions(product.outputs) - top, LINES)), store_row)
 
     def _store(self, index: Index, value: Expr) -> None:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""

@@ -1,33 +1,133 @@
 """Estimated cycles of products and convolutions by AMX, and of the same products on vectors (AVX-512).
 
-Products and tile loads of weights from memory overlap; packing and the epilogue come on top.
+A block of 32 x 32 sums is 2x2 tiles of products, then its stores and its epilogue, one after the other (`_Blocks.cycles` is the
+place that says so); operands are packed before. Tiles that come from L2 are seen in part beside the products, those from L1 not,
+as `prefuse doctor --fit` measures; where operands have several terms, tiles are prefetched into L1. Weights from further off are
+not hidden at all: tile loads wait in order (`OVERLAP`). All figures here were measured on a Granite Rapids core.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from ...runtime.hardware.machine import Machine
 from .convolution import Convolution
 
-_SPLIT_ELEMENTS = 4.0  # bfloat16 terms that a core packs in a cycle; bytes twice as many
+OVERLAP = 0.0  # the part of a product by tiles behind which its weights arrive from L3 or memory
+_UNPREFETCHED = 0.6  # of the rate at which memory is read in order: that of weights that are not prefetched a panel ahead
+_PACKED_TERMS = 2.6  # bfloat16 terms that a core packs in a cycle, from and to L1 or L2; bytes twice as many
 _BLOCK_LINES = 32  # rows of A and columns of B of a step of the micro-kernel (2x2 tiles)
 _WORDS = 16  # of a row of a tile; a word has two values of k, or four where they are bytes
 _MOST_LINE = 8192  # elements of an image row on the stack
 _TILE_LINES = 16
+_TILE_BYTES = 1024
+_SUMS_BYTES = 4096  # of a block
 _TERM_PRODUCTS = {1: (1, 1, 1), 2: (3, 2, 2), 3: (6, 3, 4)}  # by terms: their products, loads of a term of A and of B for them
+# Cycles of a line of sums that is stored from a tile, by how much is read between a block and the next: what L1 holds, or not
+# much more, or so much that each line must come back from L2 before it is stored to, one after the other.
+_LINE_CYCLES = (1.0, 3.6, 18.0)
+_EVICTING = 1.8  # times L1: what is read between two blocks and leaves nothing of the sums there
+_APART_CYCLES = 6.0  # of a tile from L2 whose rows are no neighbours, so that its lines are not fetched ahead: 4 to 8
+_VECTOR_CYCLES = 4.0  # of 16 sums: loaded, and stored as a result
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The blocks of `rows` x `columns` sums over `depth` numbers, one column of blocks after the other.
+
+    `a_bytes` of A are read for each column of blocks: tiles of images overlap, so that they may be fewer than rows x depth. The
+    sums of `parts` neighbouring blocks, with the same rows of A, have memory of their own. With `is_a_apart` the
+    rows of a tile of A lie apart, as they do in place.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    terms: int
+    k_pack: int
+    a_bytes: float
+    parts: int = 1
+    is_a_apart: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Of 16 words along k."""
+        return ceil(self.depth / (_WORDS * self.k_pack))
+
+    def cycles(self, machine: Machine) -> float:
+        """Of all blocks, with the plain stores of their results."""
+        a_tiles, b_tiles = ceil(self.rows / _TILE_LINES), min(ceil(self.columns / _TILE_LINES), 2)
+        column = a_tiles // 2 * self._block_cycles(2, b_tiles, machine) + a_tiles % 2 * self._block_cycles(1, b_tiles, machine)
+        return ceil(self.columns / _BLOCK_LINES) * column
+
+    def _block_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
+        lines = a_tiles * b_tiles * _TILE_LINES
+        stored = lines * (self._line_cycles(a_tiles, b_tiles, machine) + _VECTOR_CYCLES)
+        return self.steps * self._step_cycles(a_tiles, b_tiles, machine) + stored
+
+    def _step_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
+        """Of the products of 16 words of k, with what is seen of the loads beside them; or of the loads, if they are more."""
+        products, *loads = _TERM_PRODUCTS[self.terms]
+        dots, of_a, of_b = a_tiles * b_tiles * products, a_tiles * loads[0], b_tiles * loads[1]
+        room = machine.l1.size_bytes - _SUMS_BYTES - b_tiles * self._tile_bytes
+        is_b_near = a_tiles * self._tile_bytes <= room and self.rows > a_tiles * _TILE_LINES  # the next block reads it again
+        is_a_near = self.a_bytes <= room  # the next column of blocks does
+        near = of_a * is_a_near + of_b * is_b_near
+        far = of_a + of_b - near
+        l1, l2 = (_TILE_BYTES / level.bytes_per_cycle for level in (machine.l1, machine.l2))
+        dot = machine.tile_dot_cycles
+        seen = near * (machine.tile_l1_cycles - dot) + far * (machine.tile_l2_cycles - dot)
+        seen += _APART_CYCLES * of_a * (self.is_a_apart and not is_a_near)
+        return max(dots * dot + (seen if self.terms == 1 else 0.0), near * l1 + far * l2)
+
+    def _line_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
+        read = (a_tiles + self.parts * b_tiles) * self._tile_bytes / machine.l1.size_bytes
+        return _LINE_CYCLES[(read > 1) + (read > _EVICTING)]
+
+    @property
+    def _tile_bytes(self) -> int:
+        """Of all steps of 16 rows or columns."""
+        return self.steps * self.terms * _TILE_BYTES
 
 
 def tile_product_cycles(
-    m: int, n: int, k: int, terms: int, machine: Machine, *, packs_a: bool, packs_b: bool, k_pack: int = 2
+    m: int,
+    n: int,
+    k: int,
+    terms: int,
+    machine: Machine,
+    *,
+    packs_a: bool,
+    packs_b: bool,
+    k_pack: int = 2,
+    b_passes: int = 1,
+    is_a_apart: bool = False,
 ) -> float:
     """Cycles of m x k by k x n by AMX, of operands as sums of `terms` bfloat16 terms, or of bytes (`k_pack` 4); with `packs_a`
-    (`packs_b`) the kernel packs A (B)."""
+    (`packs_b`) the kernel packs A (B). All of B is read `b_passes` times, each time for other rows.
+    `is_a_apart`: rows of A are read in place."""
     rows, columns = (_whole(extent, _BLOCK_LINES) for extent in (m, n))
-    blocks = _blocks_cycles(m, n, k, terms, machine, k_pack)
-    packed = (rows * packs_a + columns * packs_b) * _whole(k, _WORDS * k_pack) * terms / (_SPLIT_ELEMENTS * k_pack / 2)
-    finished = rows * columns / 4
-    return blocks + packed + finished
+    packed = (rows * packs_a + columns * packs_b) * _whole(k, _WORDS * k_pack) * terms
+    b_bytes = columns * _whole(k, _WORDS * k_pack) * terms * 4 // k_pack
+    again = (b_passes - 1) * machine.read_cycles(b_bytes) if b_bytes > machine.l2.size_bytes else 0.0
+    blocks = replace(_product_blocks(m, n, k, terms, k_pack), is_a_apart=is_a_apart)
+    return blocks.cycles(machine) + _packing_cycles(packed, k_pack, machine) + again
+
+
+def _product_blocks(rows: int, columns: int, depth: int, terms: int, k_pack: int) -> _Blocks:
+    a_bytes = _whole(rows, _TILE_LINES) * _whole(depth, _WORDS * k_pack) * terms * 4 // k_pack
+    return _Blocks(rows, columns, depth, terms, k_pack, a_bytes)
+
+
+def memory_share(terms: int, *, is_prefetched: bool) -> float:
+    """`Estimate.memory_share` of products by weights that lie as so many terms of bfloat16; three of a float32 are 6 bytes."""
+    return (1.0 if is_prefetched else _UNPREFETCHED) * min(2 / terms, 1.0)
+
+
+def _packing_cycles(numbers: int, k_pack: int, machine: Machine) -> float:
+    """Of so many terms of bfloat16, or bytes, that become tiles: they go to the cache that holds them all, and come back."""
+    return numbers / (_PACKED_TERMS * k_pack / 2) + 2 * machine.read_cycles(numbers * 4 / k_pack)
 
 
 def _whole(extent: int, step: int) -> int:
@@ -35,29 +135,18 @@ def _whole(extent: int, step: int) -> int:
     return ceil(extent / step) * step
 
 
-def tile_step_cycles(rows: int, columns: int, depth: int, terms: int, machine: Machine, k_pack: int = 2) -> float:
-    """Cycles of a recurrence's product of one step by AMX: weights come from L2 or L3, and A is packed at each step."""
-    packed = rows * depth * terms / _SPLIT_ELEMENTS
-    return _blocks_cycles(rows, columns, depth, terms, machine, k_pack) + packed + rows * columns / 4
+def tile_step_cycles(
+    rows: int, columns: int, depth: int, terms: int, machine: Machine, k_pack: int = 2, *, gates: int = 1
+) -> float:
+    """Cycles of a recurrence's product of one step by AMX: weights come from L2 or L3, and A is packed at each step. The sums of
+    all gates of a unit are kept until it is computed."""
+    blocks = replace(_product_blocks(rows, columns, depth, terms, k_pack), parts=gates)
+    return blocks.cycles(machine) + _packing_cycles(rows * depth * terms, k_pack, machine)
 
 
 def vector_step_cycles(rows: int, columns: int, depth: int, machine: Machine) -> float:
     """Cycles of the same by float32 FMAs, also where weights are bfloat16."""
     return rows * ceil(columns / machine.lanes) * max(depth / machine.multiply_adds, machine.sum_latency) + rows * columns / 4
-
-
-def _blocks_cycles(rows: int, columns: int, depth: int, terms: int, machine: Machine, k_pack: int = 2) -> float:
-    """Cycles of all blocks of 32 rows (the last may be of 16) by 32 columns, or 16 where there are no more."""
-    tiles, b_tiles = ceil(rows / _TILE_LINES), 1 if columns <= _TILE_LINES else 2
-    step = tiles // 2 * _block_cycles(terms, 2, b_tiles, machine) + tiles % 2 * _block_cycles(terms, 1, b_tiles, machine)
-    return ceil(columns / _BLOCK_LINES) * ceil(depth / (_WORDS * k_pack)) * step
-
-
-def _block_cycles(terms: int, a_tiles: int, b_tiles: int, machine: Machine) -> float:
-    """Cycles of a step of 16 words of k."""
-    products, a_loads, b_loads = _TERM_PRODUCTS[terms]
-    dots, loads = a_tiles * b_tiles * products, a_tiles * a_loads + b_tiles * b_loads
-    return max(dots * machine.tile_dot_cycles, loads * machine.tile_load_cycles)
 
 
 def joined_columns(one: Convolution, k_pack: int = 2) -> int:
@@ -77,12 +166,11 @@ def tile_convolution_cycles(one: Convolution, terms: int, machine: Machine, *, c
     channels = _whole(one.inputs * joined, _WORDS * k_pack)
     positions, depth = (one.rows // one.planes - 1) * pitch + one.columns, prod(one.kernel) // joined * channels
     outputs, matrices, planes = one.outputs // one.phases, one.groups * one.phases, one.images * one.planes
-    blocks = planes * matrices * _blocks_cycles(positions, outputs, depth, terms, machine, k_pack)
-    rows, columns = (_whole(extent, _BLOCK_LINES) for extent in (positions, outputs))
-    finished = planes * matrices * rows * columns / 4
+    a_bytes = positions * channels * terms * 4 / k_pack  # of an image that its taps read again and again
+    blocks = planes * matrices * _Blocks(positions, outputs, depth, terms, k_pack, a_bytes, is_a_apart=True).cycles(machine)
     width = one.columns if joined > 1 else one.width
-    copied = one.images * one.groups * one.height * width * channels * terms / (_SPLIT_ELEMENTS * k_pack / 2)
-    return blocks + finished + copied * copies
+    copied = one.images * one.groups * one.height * width * channels * terms
+    return blocks + _packing_cycles(copied, k_pack, machine) * copies
 
 
 def vector_product_cycles(m: int, n: int, k: int, machine: Machine, *, is_narrow: bool) -> float:

@@ -57,7 +57,8 @@ class Estimate:
 
     `operations` are multiplications and additions, or the scalar operations of what multiplies nothing; `unit` is what makes
     them: "fma", "dot", "tile" or "vector". `is_parallel`: its work is dealt to threads. While the first `overlap` of its work is
-    done constants arrive: that of a product's first tile of rows, which meets each panel first.
+    done constants arrive: that of a product's first tile of rows, which meets each panel first. Behind products of tiles nothing
+    does: their loads and stores wait in order.
     """
 
     cycles: float
@@ -68,6 +69,7 @@ class Estimate:
     is_parallel: bool = True
     overlap: float = 1.0
     is_floor: bool = False  # of a template that has no model of its own
+    memory_share: float = 1.0  # of the rate at which memory is read in order, at which its constants come from there
 
     @property
     def bytes_moved(self) -> int:
@@ -78,10 +80,11 @@ class Estimate:
         were read, and `streamed_from`, no fewer than its own, since what is streamed was touched."""
         dealt = threads if self.is_parallel else 1
         constants = machine.read_cycles(self.constant_bytes, constants_from, dealt)
+        constants /= self.memory_share if constants_from > machine.l3.size_bytes else 1.0
         streamed = machine.read_cycles(self.streamed_bytes, max(self.streamed_bytes, streamed_from), dealt)
         work = self.cycles / dealt
         waking = machine.wake_cycles if dealt > 1 else 0.0
-        waiting = _waiting(constants, work * self.overlap) + _waiting(streamed, work)
+        waiting = _waiting(constants, work * self.overlap) + _waiting(streamed, 0.0 if self.unit == "tile" else work)
         return machine.launch_cycles + waking + work + waiting
 
 

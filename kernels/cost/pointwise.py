@@ -126,11 +126,14 @@ def covering_steps(extent: int, lanes: int) -> int:
     return ceil(extent / min(lanes, 1 << max(extent.bit_length() - 1, 0))) if extent else 0
 
 
+def instructions_of(op_type: str) -> float:
+    """Vector instructions of a pointwise operator of float32, loads and stores excluded."""
+    return 0.0 if op_type in _FREE else float(_INSTRUCTIONS.get(op_type, 1))
+
+
 def _instructions_of(group: Group, op: Op) -> float:
-    if op.op_type in _FREE:
-        return 0.0
     if op.op_type == "Pow" and (exponent := group.literal(op.inputs[1])) is not None and exponent.size == 1:
         return 2.0 if float(np.ravel(exponent)[0]) in _SMALL_POWERS else float(_INSTRUCTIONS["Pow"])
     if group.tolerance.may_round and op.op_type in _ROUGH:
         return float(_ROUGH[op.op_type])
-    return float(_INSTRUCTIONS.get(op.op_type, 1))
+    return instructions_of(op.op_type)

@@ -1,16 +1,19 @@
-"""Estimated cycles of matrix products, of products in blocks of whole rows, of attention and of recurrences."""
+"""Estimated cycles of matrix products, products in blocks of whole rows, and of attention."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import ceil
 
 from ...runtime.hardware.machine import Machine
 from .estimate import Estimate
+from .pointwise import LoopBody, instructions_of
 from .register_tile import MAX_ROWS, Step, grid_cycles, ranked_tiles
+from .rows import row_cycles, softmax_passes
 
 _L2_SHARE = 0.625  # of L2 that a block's rows of A may take; a panel of B takes the rest
-_SCORE_CYCLES, _UNIT_CYCLES = 0.6, 0.6  # cycles of a vector operation on scores, and on hidden units
+_SCORE_CYCLES = 0.6  # of a vector operation on scores
 _BLOCK_SHARE = 0.5  # of L2 for a block of result rows, which the row part reads from there
 _MIN_BLOCK_ROWS = 32  # rows a thread from which on FMAs with a vector of weights take longer than loading it
 
@@ -23,8 +26,10 @@ def product_estimate(m: int, n: int, k: int, machine: Machine, *, k_pack: int = 
     Its bytes are those of float32 products by constant weights; `estimate.with_bytes` counts those of a group.
     """
     how = {"shifted_loads": False, "b_padded": True, "streams_b": True, "cuts_last": True}
-    best = ranked_tiles(m, n, ceil(k / k_pack), machine, **how)[0]
-    item, steps = machine.item_bytes, k_pack if unit == "fma" or not machine.dots else 1
+    item, is_dot = machine.item_bytes, unit != "fma" and machine.dots > 0
+    one = replace(machine, multiply_adds=machine.dots, sum_latency=machine.dot_latency) if is_dot else machine
+    best = ranked_tiles(m, n, ceil(k / k_pack), one, **how)[0]
+    steps = 1 if is_dot else k_pack
     return Estimate(
         batch * best.cycles * steps,
         2 * batch * m * n * k,
@@ -76,28 +81,22 @@ def product_rows_drawback(rows: int, depth: int, columns: int, threads: int, mac
     return ""
 
 
-def attention_cycles(batch: int, size: tuple[int, int, int, int], machine: Machine, *, scores_operations: float) -> float:
+def attention_cycles(
+    batch: int, size: tuple[int, int, int, int], machine: Machine, scores_operations: float, tile_cycles: float = 0.0
+) -> float:
     """Cycles of softmax(Q K) V for `batch` heads; `size`: queries, keys, elements of a query, elements of a value.
 
-    `scores_operations`: scalar operations on each score between the two products. K and V are packed once a head.
+    `scores_operations`: scalar operations on each score between the two products. K and V are packed once a head. Where a tile
+    unit makes the products they take `tile_cycles` a head, with packing.
     """
     queries, keys, depth, width = size
     first = product_estimate(queries, keys, depth, machine).cycles
     second = product_estimate(queries, width, keys, machine).cycles
     laid_out = 2 * keys * (depth + width) / machine.lanes
     scores = scores_operations * _SCORE_CYCLES * queries * keys / machine.lanes
+    if tile_cycles:
+        exponential, plain = LoopBody(instructions_of("ExpNonpositive")), LoopBody(loads=1)
+        passes = softmax_passes(plain, LoopBody(stores=1), exponential, is_logarithm=False)
+        scores = max(scores, queries * row_cycles(passes, ceil(keys / machine.lanes), machine.lanes, machine))
+        return batch * (tile_cycles + scores + laid_out)
     return batch * (first + second + laid_out + scores)
-
-
-def recurrence_cycles(
-    directions: int, steps: int, rows: int, sizes: tuple[int, int, int], machine: Machine, *, unit_operations: float
-) -> float:
-    """Cycles of a recurrence: one product of the inputs of all steps by W, then a product of the state by R at each step.
-
-    `sizes`: elements of an input, hidden units, gates; `unit_operations`: scalar operations of one hidden unit in one step.
-    """
-    inputs, hidden, gates = sizes
-    share = product_estimate(steps * rows, gates * hidden, inputs, machine).cycles if inputs else 0.0
-    step = product_estimate(rows, gates * hidden, hidden, machine).cycles
-    units = unit_operations * _UNIT_CYCLES * rows * hidden / machine.lanes
-    return directions * (share + steps * (step + units))

@@ -14,11 +14,19 @@ from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share, unravel
-from ..cost.amx import tile_product_cycles
+from ..cost.amx import OVERLAP, memory_share, tile_product_cycles
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..formats.format import formats_for
 from ..groups.group import Group, Op
-from ..microkernels.amx_blocks import AmxMicroKernel, NextPanel, TileOperand, begin_sums, packed_operand, tile_threads
+from ..microkernels.amx_blocks import (
+    AmxMicroKernel,
+    BlockEpilogue,
+    NextPanel,
+    TileOperand,
+    begin_sums,
+    packed_operand,
+    tile_threads,
+)
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, StepPacker
 from ..microkernels.amx_unit import ROWS, tile_dot_of, tile_unit
 from ..microkernels.packed_gemm import Scratch
@@ -30,7 +38,9 @@ from .matmul import MatMulKernel, Side
 _NEAR_SHARE = 0.5  # of L2, for packed rows of A that stay there beside a panel of B and the next one
 _WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
 _BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
+_BUFFERS = 2  # blocks of sums of a thread: one is stored while the other is made
 PanelAt = Callable[[Expr, Expr], TileOperand]  # of (matrix, panel)
+Place = tuple[Expr, Expr, Expr]  # of a block of C: batch, panel of A, panel of B
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
@@ -83,10 +93,19 @@ class AmxProduct(MatMulKernel):
         packs_a, packs_b = (side.name not in self.group.constants for side in (self.a, self.b))
         packs_a = packs_a and not self._reads_rows()
         k_pack = self.product.k_pack
-        one = tile_product_cycles(*size, self.terms, machine, packs_a=packs_a, packs_b=packs_b, k_pack=k_pack)
+        packs, passes = {"packs_a": packs_a, "packs_b": packs_b, "is_a_apart": self._reads_rows()}, self._b_passes()
+        one = tile_product_cycles(*size, self.terms, machine, k_pack=k_pack, b_passes=passes, **packs)
         cycles = self.matrices * one
-        alone = with_bytes(Estimate(cycles, self.flops, unit="tile"), self.group)
+        share = memory_share(self.terms, is_prefetched=self.rows > 1 and passes == 1)
+        alone = with_bytes(Estimate(cycles, self.flops, unit="tile", overlap=OVERLAP, memory_share=share), self.group)
         return with_epilogue(alone, self.group, machine, self.anchor)
+
+    def _b_passes(self) -> int:
+        """How often a matrix of B is read as a whole: once where its panels are the outer loop."""
+        panel_bytes = self.steps * self.terms * TERM_WORDS * 4
+        if self.a.name in self.group.constants or panel_bytes * self.rows * prod(self.a.batch) <= self.near_bytes:
+            return 1
+        return self.rows if self._reads_rows() else ceil(self.rows / max(self.near_bytes // panel_bytes, 1))
 
     def build(self) -> BuiltKernel:
         builder = self.builder
@@ -190,13 +209,18 @@ class AmxProduct(MatMulKernel):
             "batch": self.matrices,
             **({"n": self.columns, "m": self.rows} if columns_outside else {"m": self.rows, "n": self.columns}),
         }
-        with tile_threads(builder, self.unit, threads) as (thread, sums):
+        with tile_threads(builder, self.unit, threads, _BUFFERS) as (thread, sums):
             begin, end = share(thread, threads, prod(extents.values()))
-            with builder.loop(end - begin, name="block") as i:
-                parts = unravel(builder.bind(begin + i), tuple(extents.values()))
+
+            def place(block: Expr) -> Place:
+                parts = unravel(builder.bind(begin + block), tuple(extents.values()))
                 at = {axis: builder.bind(part) for axis, part in zip(extents, parts, strict=True)}
-                rows = a(self.a.matrix_of(self.batch, at["batch"]), at["m"])
-                self._block(rows, b, sums, at["batch"], at["m"], at["n"], prefetches=columns_outside)
+                return at["batch"], at["m"], at["n"]
+
+            def rows(batch: Expr, m: Expr) -> TileOperand:
+                return a(self.a.matrix_of(self.batch, batch), m)
+
+            self._blocks(end - begin, place, rows, b, sums, prefetches=columns_outside)
 
     def _pack_and_walk(self, packer: StepPacker, b: PanelAt, threads: int) -> None:
         """Each thread packs as many panels of its rows of A as L2 holds and multiplies them by all panels of B, in turn."""
@@ -204,7 +228,7 @@ class AmxProduct(MatMulKernel):
         panels = max(min(self.near_bytes // (4 * packer.panel_words), ceil(self.matrices * self.rows / threads), self.rows), 1)
         scratch = builder.workspace(threads * panels * size, self.product.numbers)
         extents = self.matrices, ceil(self.rows / panels)
-        with tile_threads(builder, self.unit, threads) as (thread, sums):
+        with tile_threads(builder, self.unit, threads, _BUFFERS) as (thread, sums):
             near = builder.bind(thread * (panels * size))
             begin, end = share(thread, threads, prod(extents))
             with builder.loop(end - begin, name="rows") as i:
@@ -212,8 +236,15 @@ class AmxProduct(MatMulKernel):
                 first = builder.bind(part * panels)
                 count = builder.bind(tirx.min(self.rows - first, panels))
                 self._pack_panels(packer, scratch, near, self.a.matrix_of(self.batch, batch), first, count)
-                with builder.loop(self.columns, name="n") as n, builder.loop(count, name="m") as m:
-                    self._block(self._panel(scratch, near + m * size, words=False), b, sums, batch, builder.bind(first + m), n)
+
+                def place(block: Expr, batch: Expr = batch, first: Expr = first, count: Expr = count) -> Place:
+                    n, m = (builder.bind(divide(block, count)) for divide in (tirx.floordiv, tirx.floormod))
+                    return batch, builder.bind(first + m), n
+
+                def rows(_: Expr, m: Expr, first: Expr = first) -> TileOperand:
+                    return self._panel(scratch, near + (m - first) * size, words=False)
+
+                self._blocks(count * self.columns, place, rows, b, sums)
 
     def _pack_panels(self, packer: StepPacker, to: Buffer, base: Expr, matrix: Expr, first: Expr, count: Expr) -> None:
         builder, size = self.builder, packer.panel_elements // packer.steps
@@ -221,29 +252,49 @@ class AmxProduct(MatMulKernel):
             at = builder.bind(base + (panel * packer.steps + step) * size)
             packer.pack(to, at, matrix, builder.bind(first + panel), step)
 
-    def _next(self, panel: TileOperand, m: Expr) -> NextPanel | None:
-        """The panel of B to prefetch while all rows are multiplied by this one; None unless B is constant and exceeds L2."""
+    def _next(self, panel: TileOperand, m: Expr, n: Expr) -> NextPanel | None:
+        """The panel of B to prefetch while all rows are multiplied by panel `n`; None unless B is constant and exceeds L2."""
         size = self.steps * self.terms * TERM_WORDS
-        if self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
+        if self.columns == 1 or self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
             return None
-        return NextPanel(self.builder.bind(panel.at((self.steps,), 0, 0)), m, self.rows)
+        ahead = self.builder.bind(tirx.Select(n < self.columns - 1, self.steps, 0))
+        return NextPanel(self.builder.bind(panel.at((ahead,), 0, 0)), m, self.rows)
 
-    def _block(
-        self, a: TileOperand, b: PanelAt, sums: Scratch, batch: Expr, m: Expr, n: Expr, *, prefetches: bool = False
+    def _blocks(
+        self, count: Expr, place: Callable[[Expr], Place], a: PanelAt, b: PanelAt, sums: Scratch, *, prefetches: bool = False
     ) -> None:
-        """A 32 x 32 block of C, and its epilogue."""
+        """`count` blocks of C with their epilogues, those at `place(block)`; `a` is of (batch, panel), `b` of (matrix, panel)."""
+
+        def multiply(block: Expr, to: Scratch, between: BlockEpilogue | None) -> None:
+            batch, m, n = place(block)
+            first = self._begin(batch, n, Scratch(sums.buffer, sums.base + _BUFFERS * LINES * LINES))
+            is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
+            panel = b(self.b.matrix_of(self.batch, batch), n)
+            then = self._next(panel, m, n) if prefetches else None
+            self.blocks.multiply(a(batch, m), panel, to, is_short=is_short, then=then, first=first, between=between)
+
+        self.blocks.pipeline(count, sums, multiply, lambda block, of: self._epilogue(*place(block), of))
+
+    def _width(self, left: Expr) -> Expr:
+        """Columns of a block that begins at column `left`."""
+        return LINES if self.b.lines % LINES == 0 else self.builder.bind(tirx.min(self.b.lines - left, LINES))
+
+    def _begin(self, batch: Expr, n: Expr, to: Scratch) -> Scratch | None:
+        """What the sums of a block begin with; None: zeros."""
+        number = self._first_sums(LINES)
+        if number is None:
+            return None
+        left = self.builder.bind(n * LINES)
+        return begin_sums(self.builder, to, self._width(left), lambda c: number(batch, left + c))
+
+    def _epilogue(self, batch: Expr, m: Expr, n: Expr, sums: Scratch) -> BlockEpilogue:
+        """What stores a 32 x 32 block of C."""
         builder, store = self.builder, self.store(is_corrected=True)
-        is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
-        panel = b(self.b.matrix_of(self.batch, batch), n)
         top, left, skipped = builder.bind(m * LINES), builder.bind(n * LINES), builder.bind(m * LINES - self._first_row(m))
-        whole = self.b.lines % LINES == 0
-        width = LINES if whole else builder.bind(tirx.min(self.b.lines - left, LINES))
-        of_zero_points, first = self._first_sums(LINES), None
-        if of_zero_points is not None:
-            first = begin_sums(builder, sums, width, lambda c: of_zero_points(batch, left + c))
-        then = self._next(panel, m) if prefetches else None
-        self.blocks.multiply(a, panel, sums, is_short=is_short, then=then, first=first)
-        with builder.loop(builder.bind(tirx.min(self.a.lines - top, LINES)), name="row") as row:
+        width, lanes = self._width(left), builder.lanes("float32")
+
+        def store_row(row: Expr) -> None:
             line, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
-            lanes = builder.lanes("float32")
             builder.dynamic_vector_loop(0, width, lanes, lambda c: store(batch, line, 0, left + c, sums[base + c]))
+
+        return BlockEpilogue(builder.bind(tirx.min(self.a.lines - top, LINES)), store_row)

@@ -8,7 +8,7 @@ infinity times zero, and what overflows only in a term is right, too. A finished
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -22,6 +22,7 @@ from .packed_gemm import Scratch
 
 _A, _B = (4, 5), (6, 7)  # tile registers of the operands; the accumulators are 0 to 3
 _SUMS = ((0, 1), (2, 3))
+_LEAST_STEPS = 12  # of a block's loop, of one term each, between which an epilogue pays (measured: 9 steps 1.09, 12 steps 0.87)
 _SIZE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 
@@ -42,7 +43,8 @@ class TileOperand:
 class NextPanel:
     """The next panel of B, prefetched from memory into L2 while `blocks` blocks of A are multiplied by the current one.
 
-    It begins at element `base` of B's buffer; `block` is the number of the current block, which prefetches its share.
+    It begins at element `base` of B's buffer (behind the last panel: the current one's, so that nothing is fetched); `block` is
+    the number of the current block, which prefetches its share.
     """
 
     base: Expr
@@ -50,10 +52,18 @@ class NextPanel:
     blocks: int
 
 
+@dataclass(frozen=True)
+class BlockEpilogue:
+    """The epilogue of a finished block: `store(row)` for each of its first `rows` rows, at most 32."""
+
+    rows: Expr
+    store: Callable[[Expr], None]
+
+
 @contextmanager
 def tile_threads(builder: KernelBuilder, unit: TileUnit, count: int, blocks: int = 1) -> Iterator[tuple[Expr, Scratch]]:
     """A parallel region whose threads configure AMX; yields the thread's number and its scratch for the sums of
-    `blocks` blocks, and for a line of those with which they begin."""
+    `blocks` blocks, behind which is a line for those with which they begin."""
     size = (blocks * LINES + 1) * LINES
     sums = builder.workspace(count * size, unit.product.sums)  # in the arena, as the stack aligns to 16 bytes only
     with builder.loop(count, "parallel", "thread") as thread:
@@ -95,16 +105,53 @@ class AmxMicroKernel:
         is_short: Expr | None = None,
         then: NextPanel | None = None,
         first: Scratch | None = None,
+        between: BlockEpilogue | None = None,
     ) -> None:
         """Store the sums over all steps to `sums`: 32 rows of 32, or 16 rows where `is_short`. They begin with the 32 of `first`
-        in each row, or with zeros."""
+        in each row, or with zeros. The rows of `between`, an earlier block's, are stored between the steps."""
         if is_short is None or self.halves[0] == 1:
-            self._multiply(a, b, sums, self.halves, then, first)
+            self._multiply(a, b, sums, self.halves, then, first, between)
             return
         with self.builder.when(is_short):
-            self._multiply(a, b, sums, (1, self.halves[1]), then, first)
+            self._multiply(a, b, sums, (1, self.halves[1]), then, first, between)
         with self.builder.when(tirx.Not(is_short)):
-            self._multiply(a, b, sums, self.halves, then, first)
+            self._multiply(a, b, sums, self.halves, then, first, between)
+
+    def pipeline(
+        self,
+        count: Expr,
+        sums: Scratch,
+        multiply: Callable[[Expr, Scratch, BlockEpilogue | None], None],
+        epilogue: Callable[[Expr, Scratch], BlockEpilogue],
+    ) -> None:
+        """Blocks 0 to `count` - 1 of a thread, in a software pipeline: while the tile unit adds up a block's products, vectors
+        store the block before it. `sums` is scratch for two blocks, which take turns.
+
+        `multiply(block, to, between)` calls `multiply` for a block, with `between`; `epilogue(block, of)` stores the block whose
+        sums are at `of`. It is also asked for block -1, of which no row is stored.
+        """
+        builder = self.builder
+
+        def sums_of(block: Expr) -> Scratch:
+            return Scratch(sums.buffer, builder.bind(sums.base + tirx.floormod(block, 2) * (LINES * LINES)))
+
+        def finish(block: Expr, of: Scratch) -> None:
+            rest = epilogue(block, of)
+            with builder.loop(rest.rows, name="row") as row:
+                rest.store(row)
+
+        if prod(self.steps) * len(PRODUCTS[self.terms]) < _LEAST_STEPS or (isinstance(count, int) and count == 1):
+            with builder.loop(count, name="block") as block:
+                multiply(block, sums, None)
+                finish(block, sums)
+            return
+        with builder.loop(count, name="block") as block:
+            previous = epilogue(builder.bind(block - 1), sums_of(block + 1))
+            rows = builder.bind(tirx.Select(block > 0, previous.rows, 0))
+            multiply(block, sums_of(block), BlockEpilogue(rows, previous.store))
+        with nullcontext() if isinstance(count, int) else builder.when(count > 0):
+            last = builder.bind(count - 1)
+            finish(last, sums_of(last))
 
     def _multiply(
         self,
@@ -114,6 +161,7 @@ class AmxMicroKernel:
         halves: tuple[int, int],
         then: NextPanel | None,
         first: Scratch | None,
+        between: BlockEpilogue | None,
     ) -> None:
         cells = [(i, j) for i in range(halves[0]) for j in range(halves[1])]
         for i, j in cells:
@@ -126,6 +174,8 @@ class AmxMicroKernel:
             self._add(a, b, cells, ks)
             if then is not None:
                 self._prefetch_next(b.buffer, then, ks)
+            if between is not None:
+                self._store_rows(between, row_major(ks, self.steps))
         for i, j in cells:
             self.unit.store(_SUMS[i][j], sums.buffer, sums.base + (i * ROWS * LINES + j * COLUMNS), LINES)
         if self.terms > 1:
@@ -152,11 +202,26 @@ class AmxMicroKernel:
                 self.unit.prefetch(lines.buffer, lines.at(following, term, half), lines.stride)
 
     def _prefetch_next(self, buffer: Buffer, then: NextPanel, ks: Index) -> None:
-        """Prefetch this step's share of the next panel; all blocks that read the current one prefetch the whole of it."""
-        lines = ceil(2 * ROWS * self.terms / then.blocks)
-        number = self.builder.bind(then.block * prod(self.steps) + row_major(ks, self.steps))
-        for line in range(lines):
-            self.unit.prefetch_line(buffer, then.base + (number * lines + line) * WORDS)
+        """Prefetch this step's share of the next panel: evenly many lines a step, or one in each of evenly many steps. All blocks
+        that read the current panel prefetch the whole of it, once."""
+        builder, of_step, steps = self.builder, 2 * ROWS * self.terms, prod(self.steps)
+        every, lines = max(then.blocks // of_step, 1), ceil(of_step / then.blocks)
+        number = builder.bind(then.block * steps + row_major(ks, self.steps))
+        first = builder.bind(tirx.floordiv(number, every) * lines)
+        is_left = tirx.And(first < of_step * steps, tirx.EQ(tirx.floormod(number, every), 0))
+        with builder.when(is_left) if lines * then.blocks != of_step else nullcontext():  # no branch where shares are even
+            for line in range(lines):
+                self.unit.prefetch_line(buffer, then.base + (first + line) * WORDS)
+
+    def _store_rows(self, epilogue: BlockEpilogue, step: Expr) -> None:
+        """Store the rows of an earlier block that are this step's: evenly many a step, or one in each of evenly many steps."""
+        builder, steps = self.builder, prod(self.steps)
+        every, count = max(steps // LINES, 1), ceil(LINES / steps)
+        first = builder.bind(tirx.floordiv(step, every) * count)
+        left = tirx.max(tirx.min(epilogue.rows - first, count), 0)
+        rows = builder.bind(left if every == 1 else tirx.Select(tirx.EQ(tirx.floormod(step, every), 0), left, 0))
+        with builder.loop(rows, name="row") as row:
+            epilogue.store(builder.bind(first + row))
 
     # Sums that are not finite -----------------------------------------------------------------------------------------
 
@@ -202,10 +267,9 @@ class AmxMicroKernel:
                     builder.store(sums.buffer, sums.base + at + lane, sums[at + lane] + x * y)
 
 
-def begin_sums(builder: KernelBuilder, sums: Scratch, columns: Expr, number: Callable[[Expr], Expr]) -> Scratch:
-    """Store what the sums of a block's first `columns` columns begin with behind the blocks of `sums`, scratch for one block;
-    others begin with anything."""
-    first = Scratch(sums.buffer, builder.bind(sums.base + LINES * LINES))
+def begin_sums(builder: KernelBuilder, first: Scratch, columns: Expr, number: Callable[[Expr], Expr]) -> Scratch:
+    """Store what the sums of a block's first `columns` columns begin with, a line, to `first`, which is returned; others begin
+    with anything."""
     lanes = builder.lanes("int32")
     builder.dynamic_vector_loop(0, columns, lanes, lambda i: builder.store(first.buffer, first.base + i, number(i)))
     return first

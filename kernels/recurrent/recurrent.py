@@ -19,8 +19,6 @@ from ...runtime.plan import TensorType
 from ...runtime.precision import LONGEST_SUM
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr
-from ..cost.estimate import Estimate, with_bytes
-from ..cost.product import recurrence_cycles
 from ..expressions import pointwise
 from ..groups.group import Group, Op
 from ..microkernels.amx_blocks import tile_chunks
@@ -29,9 +27,10 @@ from ..microkernels.amx_unit import BF16_TILES, U8_TILES, tile_unit
 from ..microkernels.packed_gemm import Scratch
 from ..microkernels.register_tile import sum_tile
 from ..template.contract import BuiltKernel, Candidate, Refusal
-from ..template.kernel import finish, machine_of, new_builder
+from ..template.kernel import finish, new_builder
 from ..template.loops import bound_unravel, sweep
 from .cells import HIDDEN, Activation, Cell, activations_of, cell_of
+from .estimate import recurrence_estimate
 from .operands import RecurrentOperands
 from .products import Element, RowProduct, pitch_of
 from .projection import project
@@ -64,7 +63,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     recurrence = _Recurrence(group, op, cell, activations, target)
     if recurrence.projected_elements > _MAX_ELEMENTS:
         return Refusal("the input's share has more elements than 32-bit indices can reach")
-    return Candidate(_estimate(group, op, cell, directions, target), recurrence.build)
+    return Candidate(recurrence_estimate(group, op, cell, directions, target), recurrence.build)
 
 
 def _bytes_fault(group: Group, op: Op) -> Refusal | None:
@@ -79,19 +78,6 @@ def _bytes_fault(group: Group, op: Op) -> Refusal | None:
         if kind.shape[2] > LONGEST_SUM:
             return Refusal(f"sums of {kind.shape[2]} products could pass 2^31")
     return None
-
-
-def _estimate(group: Group, op: Op, cell: Cell, directions: int, target: Target) -> Estimate:
-    """The estimate of the products of inputs and states by their weights, and of the gates."""
-    first, second, inputs = group.types[op.inputs[0]].shape
-    steps, rows = (second, first) if op.attribute("layout", 0) else (first, second)
-    lines, hidden = group.types[op.inputs[2]].shape[1:]
-    sizes = inputs, hidden, lines // max(hidden, 1)
-    machine = machine_of(target, group.types[op.inputs[0]].dtype)
-    operations = 12.0 * len(cell.activations) + 4.0 * sizes[2]
-    cycles = recurrence_cycles(directions, steps, rows, sizes, machine, unit_operations=operations)
-    flops = 2 * directions * steps * rows * lines * (inputs + hidden)
-    return with_bytes(Estimate(cycles, flops), group)
 
 
 @dataclass(frozen=True)

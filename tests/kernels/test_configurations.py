@@ -119,7 +119,7 @@ def test_a_template_that_the_model_thinks_slow_can_be_asked_for() -> None:
     assert built(configured(case, template="winograd_channels_last"), target).template == "winograd_channels_last"
 
 
-@pytest.mark.parametrize("case", [matmul(13, 19, 37), fast((1, 4, 4, 4), 4, 3, 1, 1, template="")])
+@pytest.mark.parametrize("case", [matmul(29, 19, 37), fast((1, 4, 4, 4), 4, 3, 1, 1, template="")])
 def test_the_tile_unit_can_be_asked_for(case: Case) -> None:
     target = target_of("amx-emulated")
     vectors, tiles, *_ = measurable_templates(case.group, target)

@@ -12,8 +12,10 @@ from prefuse.runtime.hardware.machine import host_machine, row
 from prefuse.runtime.target import Target, host_cpu_model
 
 ZEN3 = row("zen3", 8)
-NUMBERS = {name: number for name, number in ZEN3.as_fit().items() if name != "dots"}
+NUMBERS = {name: number for name, number in ZEN3.as_fit().items() if number}  # it has neither pairs nor tiles
 EQUAL = dict.fromkeys(NUMBERS, 0.0)
+RAPIDS = row("sapphire-rapids", 16)
+TILES = {"tile_dot_cycles", "tile_l1_cycles", "tile_l2_cycles"}
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -25,7 +27,9 @@ def test_this_machine_is_measured(threads: int, monkeypatch: pytest.MonkeyPatch)
     fit = fit_host(Target.parse("cpu", threads), lambda stage, fraction: seen.append((stage, fraction)), seconds=0.01)
     measured = {**fit.numbers, **dict.fromkeys(fit.refused, 0.0)}
     machine = host_machine(host_cpu_model(), Target.parse("cpu").vector_lanes)
-    expected = set(machine.as_fit()) - {"dots"} - ({"wake_cycles", "shared_memory_bytes"} if threads == 1 else set())
+    unmeasured = {"dots"} | ({"wake_cycles", "shared_memory_bytes"} if threads == 1 else set())
+    unmeasured |= set() if Target.parse("cpu").has_tiles else TILES
+    expected = set(machine.as_fit()) - unmeasured
     assert expected <= set(measured) <= set(machine.as_fit())
     assert machine.as_fit().keys() == machine.fitted(fit.numbers).as_fit().keys()
     assert 0.5 < fit.numbers["ghz"] < 7
@@ -63,3 +67,17 @@ def test_no_cache_is_faster_than_a_nearer_one() -> None:
     assert refusals({"memory_bytes": 16.0}, {"memory_bytes": 0.0}, ZEN3).keys() == {"memory_bytes"}
     slow = replace(ZEN3, memory_bytes=1.0)
     assert refusals({"memory_bytes": 13.0}, {"memory_bytes": 0.0}, slow) == {}
+
+
+def test_tiles_of_a_nearer_cache_take_no_longer() -> None:
+    numbers = {name: RAPIDS.as_fit()[name] for name in TILES}
+    alike = dict.fromkeys(TILES, 0.0)
+    assert refusals(numbers, alike, RAPIDS) == {}
+    refused = refusals(numbers | {"tile_l1_cycles": 30.0, "tile_l2_cycles": 25.0}, alike, RAPIDS)
+    assert refused.keys() == {"tile_l1_cycles", "tile_l2_cycles"}
+    assert refusals({"tile_l2_cycles": 10.0}, {"tile_l2_cycles": 0.0}, RAPIDS).keys() == {"tile_l2_cycles"}
+
+
+def test_a_machine_takes_what_was_measured_of_its_tiles() -> None:
+    fitted = RAPIDS.fitted({"tile_dot_cycles": 17.9, "tile_l1_cycles": 18.5, "tile_l2_cycles": 24.0})
+    assert (fitted.tile_dot_cycles, fitted.tile_l1_cycles, fitted.tile_l2_cycles) == (17.9, 18.5, 24.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from prefuse.compiler.prediction.launches import Distances
+from prefuse.compiler.estimates.launches import Distances
 from prefuse.compiler.predictor.coldness import Witness, farness, fitted_coldness
 from prefuse.kernels.cost.estimate import Estimate
 from prefuse.runtime.hardware.machine import row

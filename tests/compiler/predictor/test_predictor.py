@@ -12,8 +12,8 @@ import prefuse
 import pytest
 from onnx import numpy_helper, parser
 from prefuse.compiler.driver import PlannedModel, plan_model
+from prefuse.compiler.estimates.launches import predicted_us
 from prefuse.compiler.frontend.importer import import_model
-from prefuse.compiler.prediction.launches import predicted_us
 from prefuse.compiler.predictor.coldness import USUAL
 from prefuse.compiler.predictor.isolated import IsolatedRun, Timing
 from prefuse.compiler.predictor.prediction import Memory, Prediction

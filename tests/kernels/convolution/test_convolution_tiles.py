@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from prefuse.kernels.convolution import convolution_tiles, implicit_gemm_amx
 from prefuse.kernels.cost import amx as tile_costs
+from prefuse.kernels.microkernels import amx_blocks
 from prefuse.kernels.registry import build_kernel, candidates
 from prefuse.kernels.template.contract import BuiltKernel, Refusal
 from prefuse.runtime.precision import Precision
@@ -28,7 +29,7 @@ UNITS: dict[Precision, float] = {"float32": 1e-6, "float32-fast": 1.2e-5, "bfloa
 @pytest.fixture(autouse=True)
 def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small convolutions, too, for which vectors are faster."""
-    monkeypatch.setattr(implicit_gemm_amx, "tile_convolution_cycles", lambda *sizes, **how: 0.0)
+    monkeypatch.setattr(implicit_gemm_amx, "tile_convolution_cycles", lambda *sizes, **how: -1e9)  # less than bytes take
 
 
 def tiled(case: Case, precision: Precision = "float32-fast") -> Case:
@@ -103,6 +104,16 @@ def test_convolutions(cases: Callable[[], list[Case]]) -> None:
     check([tiled(case) for case in cases()], target_of(AMX_EMULATED))
 
 
+def test_blocks_in_a_pipeline_have_the_bits_of_blocks_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for least in (10**6, 0):
+        monkeypatch.setattr(amx_blocks, "_LEAST_STEPS", least)
+        check(cases := [tiled(case) for case in every_kind()], target_of(AMX_EMULATED))
+        results.append(cases)
+    for one, two in zip(*results, strict=True):
+        np.testing.assert_array_equal(one.got[0], two.got[0], one.label)
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_other_precisions(precision: Precision) -> None:
     cases = [*convolutions()[:2], grouped()[1], signals()[0], volumes()[0], transposed_cases()[0], transposed_cases()[7]]
@@ -139,9 +150,11 @@ def test_an_image_that_the_kernel_computes() -> None:
     check([tiled(replace(case, group=replace(case.group, constants=case.group.constants | {"x1"})))], target_of(AMX_EMULATED))
 
 
-def test_weights_beyond_the_second_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(implicit_gemm_amx, "_NEAR_SHARE", 0.0)
-    cases = convolution((2, 40, 9, 9), 70, 3, 1, 1), transposed((2, 40, 3, 5, 4), 70, 2, 2)
+@pytest.mark.parametrize("share", ["_NEAR_SHARE", "_STREAMED_SHARE"])
+def test_weights_are_walked_first(share: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights beyond L2, and large ones by a small image; fewer blocks a panel than it has lines a step, and more."""
+    monkeypatch.setattr(implicit_gemm_amx, share, 0.0)
+    cases = convolution((2, 40, 9, 9), 70, 3, 1, 1), transposed((2, 40, 3, 5, 4), 70, 2, 2), convolution((1, 64, 70, 33), 40, 1)
     check([tiled(case) for case in cases], target_of(AMX_EMULATED))
 
 
@@ -190,14 +203,14 @@ def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 
     large = convolution((1, 128, 28, 28), 128, 3, 1, 1)
     assert template(convolution((1, 256, 28, 28), 128, 1)) == template(large, "bfloat16") == "convolution_tiles"
-    assert template(large) == template(convolution((1, 512, 7, 7), 512, 3, 1, 1)) == "convolution_tiles"
+    assert template(large) == template(convolution((1, 256, 14, 14), 256, 3, 1, 1)) == "convolution_tiles"
     rivals, _ = candidates(replace(large.group, precision="float32-fast"), AMX)
     assert [name for name, _ in rivals] == ["convolution_tiles", "winograd_channels_last", "convolution_channels_last"]
     first = convolution((1, 128, 28, 28), 128, 3, 1, 1, keep_first=("x",))  # which Winograd's tiles do not read
     assert template(first) == "convolution_tiles"
     assert template(convolution((1, 3, 56, 56), 16, 3, 1, 1)) == "convolution_channels_last"  # 9 of 32 values of k
     assert template(convolution((1, 3, 56, 56), 64, 7, 2, 3)) == "convolution_tiles"  # 21 of them
-    assert template(convolution((1, 3, 112, 112), 256, 16, 16)) == "convolution_tiles"  # 48 of 64: an image in patches
+    assert template(convolution((1, 3, 224, 224), 256, 16, 16)) == "convolution_tiles"  # 48 of 64: an image in patches
     for case, reason in (
         (convolution((1, 64, 14, 14), 64, 3, 1, 1, dtype="float64"), "no convolution of float64 and float64 as float64"),
         (replace(large, group=replace(large.group, constants=frozenset("bs"))), "weights that change"),

@@ -14,6 +14,7 @@ import tvm
 from prefuse.compiler.lowering.native import compile_module
 from prefuse.kernels.cost import amx as tile_costs
 from prefuse.kernels.linalg import matmul_tiles
+from prefuse.kernels.microkernels import amx_blocks
 from prefuse.kernels.microkernels.bf16_split import PRODUCTS, split_array
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel, Refusal
@@ -35,7 +36,7 @@ rng = np.random.default_rng(5)
 @pytest.fixture(autouse=True)
 def tiles_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products, too, for which vectors are faster."""
-    monkeypatch.setattr(matmul_tiles, "tile_product_cycles", lambda *sizes, **how: 0.0)
+    monkeypatch.setattr(matmul_tiles, "tile_product_cycles", lambda *sizes, **how: -1e9)  # less than bytes take
 
 
 def tiled(case: Case, precision: Precision = "float32") -> Case:
@@ -113,6 +114,23 @@ def test_threads_do_not_change_the_result() -> None:
         check([case], target_of(AMX_EMULATED, threads))
     np.testing.assert_array_equal(one.got[0], two.got[0])
     np.testing.assert_array_equal(one.got[0], three.got[0])
+
+
+@pytest.mark.parametrize("near_share", [0.5, 0.0])
+def test_blocks_in_a_pipeline_have_the_bits_of_blocks_one_by_one(near_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several rows after each step, and one after several steps; either loop order; threads with several blocks, one and none."""
+    monkeypatch.setattr(matmul_tiles, "_NEAR_SHARE", near_share)
+    wide = [narrow_product((40, 2100), (2100, 70)), narrow_product((70, 1120), (1120, 40)), narrow_product((100, 416), (416, 70))]
+    wide = [replace(case, template="matmul_tiles") for case in wide]
+    cases = [*(tiled(case, "float32-fast") for case in [*products(), *many_rows()]), *narrow_products(), *wide]
+    results = []
+    for least, threads in ((10**6, 1), (0, 1), (0, 5)):
+        monkeypatch.setattr(amx_blocks, "_LEAST_STEPS", least)
+        check(now := [replace(case, got=[]) for case in cases], target_of(AMX_EMULATED, threads))
+        results.append([case.got[0] for case in now])
+    for other in results[1:]:
+        for case, one, two in zip(cases, results[0], other, strict=True):
+            np.testing.assert_array_equal(one, two, case.label)
 
 
 def test_what_is_packed_at_compile_time_and_in_the_kernel_is_the_same() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 import prefuse
 import pytest
+from prefuse.compiler.estimates.cost import flops_of
 from prefuse.compiler.frontend.importer import import_model
-from prefuse.compiler.prediction.cost import flops_of
 from prefuse.runtime.executor import CompiledModel
 
 _HEADER = '<ir_version: 10, opset_import: ["": 21]>\n'

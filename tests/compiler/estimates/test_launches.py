@@ -6,11 +6,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 from prefuse.compiler.driver import lower_groups
+from prefuse.compiler.estimates.launches import predicted_us, reuse_distances
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.lowering.planning import LoweredGroup
 from prefuse.compiler.lowering.short_programs import without_small_regions
-from prefuse.compiler.prediction.launches import predicted_us, reuse_distances
 from prefuse.kernels.cost.estimate import Estimate, with_bytes
 from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.template.contract import BuiltKernel
