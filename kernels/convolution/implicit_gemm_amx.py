@@ -50,7 +50,7 @@ def tiles_obstacle(form: ChannelsLast, target: Target) -> str:
     source, weights = (inner.types[name] for name in anchor.inputs[:2])
     result = inner.types[anchor.outputs[0]]
     formats = _tile_formats(form, target)
-    if not formats or result.dtype not in ("float32", formats[0].sums):
+    if not formats or result.dtype not in ("float32", "bfloat16", formats[0].sums):
         return f"no convolution of {source.dtype} and {weights.dtype} as {result.dtype} on the tile unit"
     if len(source.shape) not in (3, 4, 5):
         return "is not of signals, images or volumes"

@@ -50,7 +50,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     dtypes = [group.types[name].dtype for name in (*anchor.inputs[:2], anchor.outputs[0])]
     a, b = map(group.storage, anchor.inputs[:2])
     formats = formats_for(a, b, target, unit="tile")
-    if not formats or dtypes[2] not in ("float32", formats[0].sums):
+    if not formats or dtypes[2] not in ("float32", "bfloat16", formats[0].sums):
         return Refusal(f"no product of {' and '.join(dict.fromkeys(dtypes[:2]))} as {dtypes[2]} on the tile unit")
     zeros, is_constant = group.zero_points, anchor.inputs[1] in group.constants
     if anchor.inputs[1] in zeros or (anchor.inputs[0] in zeros and not is_constant):

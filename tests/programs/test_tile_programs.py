@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 
+import ml_dtypes
 import numpy as np
+import onnx
 import prefuse
 import pytest
 import torch
 from prefuse.runtime.precision import Precision
-from prefuse.runtime.target import host_cpu_flags
+from prefuse.runtime.target import AMX_EMULATED, host_cpu_flags
+from prefuse.tests.kernels.harness import target_of
 from prefuse.tests.kernels.microkernels.amx_emulator import AMX, emulator, running_amx
 from torch import nn
 
@@ -56,3 +59,28 @@ def test_a_program_on_tiles(pretended_amx: ctypes.CDLL | None, precision: Precis
     assert counts is None or counts["tdpbf16ps"] > 0
     np.testing.assert_array_equal(first, second)
     assert np.linalg.norm(first - exact) <= ERRORS[precision] * np.linalg.norm(exact)
+
+
+def test_a_model_of_bfloat16_throughout() -> None:
+    """Products and convolutions whose results are bfloat16, with no Cast around them: each is rounded once."""
+    random = np.random.default_rng(0)
+    text = """<ir_version: 10, opset_import: ["": 22]>
+    main (bfloat16[1,64,13,15] x) => (bfloat16[1,96,13,15] y, bfloat16[96,64] p) <bfloat16[96,64,3,3] w, bfloat16[195,64] v> {
+      z = Conv<pads=[1,1,1,1]>(x, w)
+      y = Relu(z)
+      shape = Constant<value_ints=[96,195]>()
+      rows = Reshape(y, shape)
+      p = MatMul(rows, v)
+    }"""
+    model = onnx.parser.parse_model(text)
+    x, w, v = (random.normal(size=size).astype(ml_dtypes.bfloat16) for size in ((1, 64, 13, 15), (96, 64, 3, 3), (195, 64)))
+    del model.graph.initializer[:]
+    model.graph.initializer.extend([onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(v, "v")])
+    net = prefuse.compile(model, target=str(target_of(AMX_EMULATED, 2)), cache=False)
+    y, p = (np.asarray(found).view(ml_dtypes.bfloat16).astype(np.float64) for found in net(x))
+    assert {"convolution_tiles", "matmul_tiles"} <= {kernel.template for kernel in net.plan.kernels}
+    wide = (torch.from_numpy(array.astype(np.float64)) for array in (x, w))
+    exact = torch.relu(torch.nn.functional.conv2d(*wide, padding=1)).numpy()
+    assert (np.abs(y - exact) <= 2.0**-8 * np.abs(exact) + 1e-4).all()
+    product = y.reshape(96, 195) @ v.astype(np.float64)
+    assert (np.abs(p - product) <= 2.0**-8 * np.abs(product) + 1e-2).all()

@@ -13,11 +13,13 @@ import pytest
 import tvm
 from prefuse.compiler.lowering.native import compile_module
 from prefuse.kernels.cost import amx as tile_costs
+from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.linalg import matmul_tiles
 from prefuse.kernels.microkernels import amx_blocks
 from prefuse.kernels.microkernels.bf16_split import PRODUCTS, split_array
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel, Refusal
+from prefuse.runtime.plan import TensorType
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED, Target
 from tvm.ir import GlobalVar
@@ -101,6 +103,25 @@ def narrow_products() -> list[Case]:
 
 def test_products_of_bfloat16() -> None:
     check(narrow_products(), target_of(AMX_EMULATED))
+
+
+def test_results_of_bfloat16() -> None:
+    """Without Casts around it, as in models that are bfloat16 throughout: each sum is rounded once."""
+    rng = np.random.default_rng(0)
+    cases = []
+    for m, k, n in ((40, 64, 50), (33, 70, 40)):
+        arrays = {
+            "a": rng.normal(size=(m, k)).astype(ml_dtypes.bfloat16),
+            "b": rng.normal(size=(k, n)).astype(ml_dtypes.bfloat16),
+        }
+        exact = arrays["a"].astype(np.float64) @ arrays["b"].astype(np.float64)
+        types = {name: TensorType(array.shape, "bfloat16") for name, array in arrays.items()}
+        types |= dict.fromkeys(("m", "y"), TensorType(exact.shape, "bfloat16"))
+        ops = (Op("MatMul", ("a", "b"), ("m",), {}, 13), Op("Relu", ("m",), ("y",), {}, 14))
+        for some, expected in ((ops[:1], exact), (ops, np.maximum(exact, 0))):
+            group = Group(some, ("a", "b"), some[-1].outputs, types, frozenset("b"))
+            cases.append(Case(group, arrays, [expected], 2.0**-8, 1e-4, template="matmul_tiles"))
+    check(cases, target_of(AMX_EMULATED))
 
 
 def test_large_matrices_are_walked_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
