@@ -77,10 +77,12 @@ def test_a_model_of_bfloat16_throughout() -> None:
     del model.graph.initializer[:]
     model.graph.initializer.extend([onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(v, "v")])
     net = prefuse.compile(model, target=str(target_of(AMX_EMULATED, 2)), cache=False)
-    y, p = (np.asarray(found).view(ml_dtypes.bfloat16).astype(np.float64) for found in net(x))
+    found = net(x)
+    assert isinstance(found, tuple)
+    y, p = (np.asarray(one).view(ml_dtypes.bfloat16).astype(np.float64) for one in found)
     assert {"convolution_tiles", "matmul_tiles"} <= {kernel.template for kernel in net.plan.kernels}
-    wide = (torch.from_numpy(array.astype(np.float64)) for array in (x, w))
-    exact = torch.relu(torch.nn.functional.conv2d(*wide, padding=1)).numpy()
+    image, kernel = (torch.from_numpy(array.astype(np.float64)) for array in (x, w))
+    exact = torch.relu(torch.nn.functional.conv2d(image, kernel, padding=1)).numpy()
     assert (np.abs(y - exact) <= 2.0**-8 * np.abs(exact) + 1e-4).all()
     product = y.reshape(96, 195) @ v.astype(np.float64)
     assert (np.abs(p - product) <= 2.0**-8 * np.abs(product) + 1e-2).all()
