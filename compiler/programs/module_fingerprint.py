@@ -239,6 +239,9 @@ class _Visitor:
             self.visit(value.__wrapped__)
         elif isinstance(value, types.MemberDescriptorType):  # a slot: its value is among the instance's attributes
             self.add(value.__name__)
+        elif isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, type):  # tuple.__new__ of a named tuple
+            self.add(value.__qualname__)
+            self._visit_class(value.__self__, is_built=False)
         elif isinstance(value, types.BuiltinFunctionType):
             if not _is_trusted(value.__module__ or "?") and not self._is_installed:
                 raise _UnknownError(value.__qualname__)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -249,3 +250,20 @@ def test_a_constructor_that_forward_calls_shows(monkeypatch: pytest.MonkeyPatch)
     before = module_fingerprint(module)
     monkeypatch.setitem(globals(), "SCALE", 3.0)
     assert module_fingerprint(module) not in (None, before)
+
+
+class Sizes(NamedTuple):
+    height: int
+    width: int
+
+
+class Shaped(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sizes = Sizes(x.shape[0], x.shape[1])
+        return x * sizes.height
+
+
+def test_a_named_tuple_is_followed() -> None:
+    """Its constructor calls that of tuple, which names no module. Hugging Face's models reach one where psutil is installed."""
+    assert module_fingerprint(Shaped()) is not None
+    assert module_fingerprint(Shaped()) == module_fingerprint(Shaped())
