@@ -14,6 +14,7 @@ of its classes only those members are followed that some code names.
 from __future__ import annotations
 
 import builtins
+import collections
 import dataclasses
 import enum
 import functools
@@ -55,6 +56,7 @@ _IMPURE_NAMES = _words(
 )
 _HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
+_FIELD = type(vars(collections.namedtuple("_FIELD", "x"))["x"])  # of a named tuple: which element it is
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 # Members that run without being named.
 _IMPLICIT_NAMES = _words(
@@ -239,6 +241,8 @@ class _Visitor:
             self.visit(value.__wrapped__)
         elif isinstance(value, types.MemberDescriptorType):  # a slot: its value is among the instance's attributes
             self.add(value.__name__)
+        elif isinstance(value, _FIELD):
+            self.add(repr(value))
         elif isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, type):  # tuple.__new__ of a named tuple
             self.add(value.__qualname__)
             self._visit_class(value.__self__, is_built=False)
