@@ -73,10 +73,6 @@ def test_the_instructions_give_the_bits_of_the_loops(emulator: ctypes.CDLL | Non
     np.testing.assert_array_equal(tried[3].got[0], loops)
 
 
-def test_attention_on_this_machine() -> None:
-    check([tiled(case) for case in cases()], target_of("amx"))
-
-
 def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "tile_product_cycles", tile_costs.tile_product_cycles)
 

@@ -189,10 +189,6 @@ def test_the_instructions_give_the_bits_of_the_loops(emulator: ctypes.CDLL | Non
         np.testing.assert_array_equal(case.got[0], expected, case.label)
 
 
-def test_convolutions_on_this_machine() -> None:
-    check([tiled(case) for case in every_kind()], target_of("amx"))
-
-
 def test_choice_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(implicit_gemm_amx, "tile_convolution_cycles", tile_costs.tile_convolution_cycles)
 

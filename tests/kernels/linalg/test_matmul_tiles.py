@@ -143,7 +143,8 @@ def test_blocks_in_a_pipeline_have_the_bits_of_blocks_one_by_one(near_share: flo
     monkeypatch.setattr(matmul_tiles, "_NEAR_SHARE", near_share)
     wide = [narrow_product((40, 2100), (2100, 70)), narrow_product((70, 1120), (1120, 40)), narrow_product((100, 416), (416, 70))]
     wide = [replace(case, template="matmul_tiles") for case in wide]
-    cases = [*(tiled(case, "float32-fast") for case in [*products(), *many_rows()]), *narrow_products(), *wide]
+    some = [*products()[::4], *many_rows()]
+    cases = [*(tiled(case, "float32-fast") for case in some), *narrow_products()[::2], *wide]
     results = []
     for least, threads in ((10**6, 1), (0, 1), (0, 5)):
         monkeypatch.setattr(amx_blocks, "_LEAST_STEPS", least)
@@ -295,7 +296,7 @@ def test_few_lines_take_half_a_block() -> None:
 @pytest.mark.parametrize("precision", ["float32", "float32-fast"])
 def test_the_instructions_give_the_bits_of_the_loops(emulator: ctypes.CDLL | None, precision: Precision) -> None:
     """The machine code for AMX with nothing of ours in what computes the tiles: addresses, shapes and configuration included."""
-    cases = [*(tiled(case, precision) for case in [*products()[::4], *many_rows()]), *narrow_products()[::2]]
+    cases = [*(tiled(case, precision) for case in [*products()[::3], *many_rows()]), *narrow_products()[::2]]
     cases.append(operands(hard_numbers((40, 70)), hard_numbers((70, 40)), precision=precision))
     run(cases, target_of(AMX_EMULATED))
     loops = [case.got[0] for case in cases]
@@ -306,15 +307,6 @@ def test_the_instructions_give_the_bits_of_the_loops(emulator: ctypes.CDLL | Non
     assert counts is None or 0 < counts["tilerelease"] <= counts["ldtilecfg"]
     for case, expected in zip(cases, loops, strict=True):
         np.testing.assert_array_equal(case.got[0], expected, case.label)
-
-
-@pytest.mark.parametrize("precision", ["float32", "float32-fast"])
-def test_products_on_this_machine(precision: Precision) -> None:
-    cases = [*(tiled(case, precision) for case in [*products(), *many_rows()]), *narrow_products()]
-    check(cases, target_of("amx"))
-    run(loops := [replace(case, got=[]) for case in cases], target_of(AMX_EMULATED))
-    for case, expected in zip(cases, loops, strict=True):
-        np.testing.assert_array_equal(case.got[0], expected.got[0], case.label)
 
 
 # Choice ---------------------------------------------------------------------------------------------------------------
