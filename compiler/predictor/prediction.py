@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
@@ -79,9 +78,9 @@ class Prediction:
     @property
     def shares(self) -> dict[Source, float]:
         """By source, the part of the latency that is known from it."""
-        times: Counter[Source] = Counter()
+        times: dict[Source, float] = dict.fromkeys(SOURCES, 0.0)
         for step in self.critical_path:
-            times[step.source] += step.time_us  # type: ignore[assignment]  # a Counter of floats
+            times[step.source] += step.time_us
         total = sum(times.values())
         return {source: times[source] / total if total else 0.0 for source in SOURCES}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -86,7 +87,7 @@ class _FixedPointKernel(WeightsKernel):
                     self._store_tile(tile, panel, first, totals, column_scale, store)
         return finish(self.template, builder, self.group, flops=flops, packed=self.packed)
 
-    def _scales(self, sections: Sections, panel: Expr):  # type: ignore[no-untyped-def]
+    def _scales(self, sections: Sections, panel: Expr) -> tuple[BlockScales, Callable[[Expr], Expr] | None]:
         """What multiplies sections, and what multiplies columns at the end."""
         weights = self.weights
         zero = self.reader(weights.zero, sections, panel) if weights.zero else None
@@ -102,7 +103,16 @@ class _FixedPointKernel(WeightsKernel):
             return BlockScales(scale, above), None
         return BlockScales(None, above), partial(scale, 0)
 
-    def _store_tile(self, tile: Tile, panel: Expr, first: Expr, totals: Buffer, column_scale, store) -> None:  # type: ignore[no-untyped-def]
+    def _store_tile(
+        self,
+        tile: Tile,
+        panel: Expr,
+        first: Expr,
+        totals: Buffer,
+        column_scale: Callable[[Expr], Expr] | None,
+        store: Callable[[Expr, Expr, Expr, Expr, Expr], None],
+    ) -> None:
+        """The rows of a tile from `first` on: totals, times the scales of their columns, through the epilogue."""
         builder, begin = self.builder, self.builder.bind(panel * tile.columns)
         end = builder.bind(tirx.min(begin + tile.columns, self.b.lines))
         with builder.loop(builder.bind(tirx.min(self.a.lines - first, tile.rows)), name="row") as row:

@@ -83,7 +83,9 @@ class _Divided:
     made: list[ir.Node] = field(default_factory=list)
 
     def rewrite(self, model: ir.Model) -> Sequence[ir.Node]:
-        one = add_constant(model, np.array(1, np.float32), f"{self.node.inputs[1].name}_one")  # type: ignore[union-attr]
+        scale = self.node.inputs[1]
+        assert scale is not None
+        one = add_constant(model, np.array(1, np.float32), f"{scale.name}_one")
         divided = self._divided(model, self.node.inputs[0])
         inputs = [divided, one, *self.node.inputs[2:]]
         self.made.append(ir.Node("", "QuantizeLinear", inputs, self.node.attributes.values(), version=self.node.version))
