@@ -1,9 +1,10 @@
 """Estimated cycles of products and convolutions by AMX, and of the same products on vectors (AVX-512).
 
-A block of 32 x 32 sums is 2x2 tiles of products, then its stores and its epilogue, one after the other (`_Blocks.cycles` is the
-place that says so); operands are packed before. Tiles that come from L2 are seen in part beside the products, those from L1 not,
-as `prefuse doctor --fit` measures; where operands have several terms, tiles are prefetched into L1. Weights from further off are
-not hidden at all: tile loads wait in order (`OVERLAP`). All figures here were measured on a Granite Rapids core.
+A block of 32 x 32 sums is 2x2 tiles of products, then its stores and its epilogue; from `LEAST_STEPS` on, the vectors of the
+block before are stored beside the products (`_Blocks._block_cycles` is the place that says so). Operands are packed before. Tiles
+that come from L2 are seen in part beside the products, those from L1 not, as `prefuse doctor --fit` measures; where operands have
+several terms, tiles are prefetched into L1. Weights from further off are not hidden at all: tile loads wait in order (`OVERLAP`).
+All figures here were measured on a Granite Rapids core.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from math import ceil, prod
 from ...runtime.hardware.machine import Machine
 from .convolution import Convolution
 
+LEAST_STEPS = 12  # of a block's loop, of one term each, between which an epilogue pays (measured: 9 steps 1.09, 12 steps 0.87)
 OVERLAP = 0.0  # the part of a product by tiles behind which its weights arrive from L3 or memory
 _UNPREFETCHED = 0.6  # of the rate at which memory is read in order: that of weights that are not prefetched a panel ahead
 _PACKED_TERMS = 2.6  # bfloat16 terms that a core packs in a cycle, from and to L1 or L2; bytes twice as many
@@ -38,7 +40,7 @@ class _Blocks:
 
     `a_bytes` of A are read for each column of blocks: tiles of images overlap, so that they may be fewer than rows x depth. The
     sums of `parts` neighbouring blocks, with the same rows of A, have memory of their own. With `is_a_apart` the
-    rows of a tile of A lie apart, as they do in place.
+    rows of a tile of A lie apart, as they do in place. With `is_pipelined` a block is stored between the products of the next.
     """
 
     rows: int
@@ -49,6 +51,7 @@ class _Blocks:
     a_bytes: float
     parts: int = 1
     is_a_apart: bool = False
+    is_pipelined: bool = False
 
     @property
     def steps(self) -> int:
@@ -63,8 +66,11 @@ class _Blocks:
 
     def _block_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
         lines = a_tiles * b_tiles * _TILE_LINES
-        stored = lines * (self._line_cycles(a_tiles, b_tiles, machine) + _VECTOR_CYCLES)
-        return self.steps * self._step_cycles(a_tiles, b_tiles, machine) + stored
+        products = self.steps * self._step_cycles(a_tiles, b_tiles, machine)
+        vectors = lines * _VECTOR_CYCLES
+        if self.is_pipelined and self.steps * _TERM_PRODUCTS[self.terms][0] >= LEAST_STEPS:
+            vectors = max(vectors - products, 0.0)
+        return products + lines * self._line_cycles(a_tiles, b_tiles, machine) + vectors
 
     def _step_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
         """Of the products of 16 words of k, with what is seen of the loads beside them; or of the loads, if they are more."""
@@ -111,7 +117,7 @@ def tile_product_cycles(
     packed = (rows * packs_a + columns * packs_b) * _whole(k, _WORDS * k_pack) * terms
     b_bytes = columns * _whole(k, _WORDS * k_pack) * terms * 4 // k_pack
     again = (b_passes - 1) * machine.read_cycles(b_bytes) if b_bytes > machine.l2.size_bytes else 0.0
-    blocks = replace(_product_blocks(m, n, k, terms, k_pack), is_a_apart=is_a_apart)
+    blocks = replace(_product_blocks(m, n, k, terms, k_pack), is_a_apart=is_a_apart, is_pipelined=True)
     return blocks.cycles(machine) + _packing_cycles(packed, k_pack, machine) + again
 
 
@@ -167,7 +173,8 @@ def tile_convolution_cycles(one: Convolution, terms: int, machine: Machine, *, c
     positions, depth = (one.rows // one.planes - 1) * pitch + one.columns, prod(one.kernel) // joined * channels
     outputs, matrices, planes = one.outputs // one.phases, one.groups * one.phases, one.images * one.planes
     a_bytes = positions * channels * terms * 4 / k_pack  # of an image that its taps read again and again
-    blocks = planes * matrices * _Blocks(positions, outputs, depth, terms, k_pack, a_bytes, is_a_apart=True).cycles(machine)
+    one_matrix = _Blocks(positions, outputs, depth, terms, k_pack, a_bytes, is_a_apart=True, is_pipelined=True)
+    blocks = planes * matrices * one_matrix.cycles(machine)
     width = one.columns if joined > 1 else one.width
     copied = one.images * one.groups * one.height * width * channels * terms
     return blocks + _packing_cycles(copied, k_pack, machine) * copies

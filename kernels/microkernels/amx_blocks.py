@@ -15,6 +15,7 @@ from math import ceil, prod
 from tvm import tirx
 
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share
+from ..cost.amx import LEAST_STEPS
 from .amx_packing import LINES
 from .amx_unit import BF16_TILES, COLUMNS, DEPTH, ROWS, WORDS, TileDot, TileUnit
 from .bf16_split import PRODUCTS, joined
@@ -22,7 +23,6 @@ from .packed_gemm import Scratch
 
 _A, _B = (4, 5), (6, 7)  # tile registers of the operands; the accumulators are 0 to 3
 _SUMS = ((0, 1), (2, 3))
-_LEAST_STEPS = 12  # of a block's loop, of one term each, between which an epilogue pays (measured: 9 steps 1.09, 12 steps 0.87)
 _SIZE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 
@@ -140,7 +140,7 @@ class AmxMicroKernel:
             with builder.loop(rest.rows, name="row") as row:
                 rest.store(row)
 
-        if prod(self.steps) * len(PRODUCTS[self.terms]) < _LEAST_STEPS or (isinstance(count, int) and count == 1):
+        if prod(self.steps) * len(PRODUCTS[self.terms]) < LEAST_STEPS or (isinstance(count, int) and count == 1):
             with builder.loop(count, name="block") as block:
                 multiply(block, sums, None)
                 finish(block, sums)

@@ -107,7 +107,7 @@ def test_convolutions(cases: Callable[[], list[Case]]) -> None:
 def test_blocks_in_a_pipeline_have_the_bits_of_blocks_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for least in (10**6, 0):
-        monkeypatch.setattr(amx_blocks, "_LEAST_STEPS", least)
+        monkeypatch.setattr(amx_blocks, "LEAST_STEPS", least)
         check(cases := [tiled(case) for case in every_kind()], target_of(AMX_EMULATED))
         results.append(cases)
     for one, two in zip(*results, strict=True):

@@ -147,7 +147,7 @@ def test_blocks_in_a_pipeline_have_the_bits_of_blocks_one_by_one(near_share: flo
     cases = [*(tiled(case, "float32-fast") for case in some), *narrow_products()[::2], *wide]
     results = []
     for least, threads in ((10**6, 1), (0, 1), (0, 5)):
-        monkeypatch.setattr(amx_blocks, "_LEAST_STEPS", least)
+        monkeypatch.setattr(amx_blocks, "LEAST_STEPS", least)
         check(now := [replace(case, got=[]) for case in cases], target_of(AMX_EMULATED, threads))
         results.append([case.got[0] for case in now])
     for other in results[1:]:
