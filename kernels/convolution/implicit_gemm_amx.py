@@ -19,6 +19,7 @@ from ..cost.amx import OVERLAP, memory_share, tile_convolution_cycles
 from ..cost.estimate import Estimate
 from ..formats.format import BF16X1, Format, formats_for
 from ..microkernels.amx_blocks import (
+    BUFFERS,
     AmxMicroKernel,
     BlockEpilogue,
     NextPanel,
@@ -41,7 +42,6 @@ from .window import Taps, Window
 _NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positions to the next
 _STREAMED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching from memory
 _WORK_PER_DOT = 16  # cycles of a product of two tiles
-_BUFFERS = 2  # blocks of sums of a thread: one is stored while the other is made
 
 
 def tiles_obstacle(form: ChannelsLast, target: Target) -> str:
@@ -128,7 +128,7 @@ class TiledWindows:
         weights = [self._weights(number, product) for number, product in enumerate(products)]
         dots = sum(prod(self._extents(product).values()) * prod(self._steps(product)) * 4 for product in products)
         threads = builder.threads_for(dots * _WORK_PER_DOT)
-        with tile_threads(builder, self.unit, threads, _BUFFERS) as (thread, sums):
+        with tile_threads(builder, self.unit, threads, BUFFERS) as (thread, sums):
             for product, (buffer, is_far) in zip(products, weights, strict=True):
                 share_of = share(thread, threads, prod(self._extents(product).values()))
                 self._blocks(product, source, buffer, share_of, sums, is_far=is_far)
@@ -264,7 +264,7 @@ class TiledWindows:
             return None
         excess, left = self.excess, self.builder.bind(n * LINES)
         first = self.builder.bind(group * self.outputs + left)
-        to = Scratch(sums.buffer, sums.base + _BUFFERS * LINES * LINES)
+        to = Scratch(sums.buffer, sums.base + BUFFERS * LINES * LINES)
         return begin_sums(self.builder, to, self._channels(left), lambda c: -excess(first + c))
 
     def _channels(self, left: Expr) -> Expr:

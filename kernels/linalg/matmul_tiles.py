@@ -19,6 +19,7 @@ from ..cost.estimate import Estimate, with_bytes, with_epilogue
 from ..formats.format import formats_for
 from ..groups.group import Group, Op
 from ..microkernels.amx_blocks import (
+    BUFFERS,
     AmxMicroKernel,
     BlockEpilogue,
     NextPanel,
@@ -38,7 +39,6 @@ from .matmul import MatMulKernel, Side
 _NEAR_SHARE = 0.5  # of L2, for packed rows of A that stay there beside a panel of B and the next one
 _WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
 _BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
-_BUFFERS = 2  # blocks of sums of a thread: one is stored while the other is made
 PanelAt = Callable[[Expr, Expr], TileOperand]  # of (matrix, panel)
 Place = tuple[Expr, Expr, Expr]  # of a block of C: batch, panel of A, panel of B
 
@@ -209,7 +209,7 @@ class AmxProduct(MatMulKernel):
             "batch": self.matrices,
             **({"n": self.columns, "m": self.rows} if columns_outside else {"m": self.rows, "n": self.columns}),
         }
-        with tile_threads(builder, self.unit, threads, _BUFFERS) as (thread, sums):
+        with tile_threads(builder, self.unit, threads, BUFFERS) as (thread, sums):
             begin, end = share(thread, threads, prod(extents.values()))
 
             def place(block: Expr) -> Place:
@@ -228,7 +228,7 @@ class AmxProduct(MatMulKernel):
         panels = max(min(self.near_bytes // (4 * packer.panel_words), ceil(self.matrices * self.rows / threads), self.rows), 1)
         scratch = builder.workspace(threads * panels * size, self.product.numbers)
         extents = self.matrices, ceil(self.rows / panels)
-        with tile_threads(builder, self.unit, threads, _BUFFERS) as (thread, sums):
+        with tile_threads(builder, self.unit, threads, BUFFERS) as (thread, sums):
             near = builder.bind(thread * (panels * size))
             begin, end = share(thread, threads, prod(extents))
             with builder.loop(end - begin, name="rows") as i:
@@ -267,7 +267,7 @@ class AmxProduct(MatMulKernel):
 
         def multiply(block: Expr, to: Scratch, between: BlockEpilogue | None) -> None:
             batch, m, n = place(block)
-            first = self._begin(batch, n, Scratch(sums.buffer, sums.base + _BUFFERS * LINES * LINES))
+            first = self._begin(batch, n, Scratch(sums.buffer, sums.base + BUFFERS * LINES * LINES))
             is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
             panel = b(self.b.matrix_of(self.batch, batch), n)
             then = self._next(panel, m, n) if prefetches else None

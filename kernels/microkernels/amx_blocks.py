@@ -23,6 +23,7 @@ from .packed_gemm import Scratch
 
 _A, _B = (4, 5), (6, 7)  # tile registers of the operands; the accumulators are 0 to 3
 _SUMS = ((0, 1), (2, 3))
+BUFFERS = 2  # blocks of sums of a thread: one is stored while the other is made
 _SIZE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 

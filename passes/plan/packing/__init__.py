@@ -50,9 +50,9 @@ def pack(blocks: Sequence[Block], alignment: int = 1, *, capacity: int | None = 
 def _require_sound(instance: Instance, alignment: int) -> None:
     if float(instance.sizes.astype(np.float64).sum()) + float(instance.pins.max(initial=0)) > MOST_BYTES:
         raise ValueError("the blocks are larger than 2^60 bytes")
-    pinned = [int(i) for i in np.flatnonzero((instance.pins >= 0) & (instance.sizes > 0))]
-    if any(instance.pins[i] % alignment for i in pinned):
+    if (instance.pins[instance.pins >= 0] % alignment).any():
         raise ValueError(f"a pinned block is at no multiple of {alignment}")
+    pinned = [int(i) for i in np.flatnonzero((instance.pins >= 0) & (instance.sizes > 0))]
     ends = instance.pins + instance.sizes
     for rank, i in enumerate(pinned):
         others = np.array(pinned[rank + 1 :], np.int64)

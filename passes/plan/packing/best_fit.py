@@ -22,10 +22,10 @@ _IMPROVED = 2  # how many of the first attempts are improved
 
 def place(instance: Instance, target: int) -> np.ndarray | None:
     """The best offsets found, by less than a second of attempts; no others are tried once they need `target` bytes or less.
-    None where there are too many blocks."""
-    if instance.count > _MOST_BLOCKS:
+    None where there are too many blocks; with pinned ones, which a skyline cannot place, there is one attempt at least."""
+    if instance.count > _MOST_BLOCKS and not instance.has_pins:
         return None
-    placements = min(_PLACEMENTS, _ATTEMPTS * instance.count)
+    placements = max(min(_PLACEMENTS, _ATTEMPTS * instance.count), instance.count)
     attempts: list[_Attempt] = []
     for order in _orders(instance):
         for is_best_fit in (True, False):

@@ -157,6 +157,17 @@ def test_small_instances_are_packed_as_by_brute_force(has_pins: bool) -> None:
     assert searched > 100 or not has_pins
 
 
+@pytest.mark.parametrize("count", [12_000, 2])
+def test_pinned_blocks_are_placed_whatever_the_number(count: int) -> None:
+    """Also beyond what the exact search and several attempts take, and beside one of zero bytes."""
+    instance = [Block(i, i + 5, 8 * (i % 7 > 0) + 8 * (count == 2)) for i in range(count)]
+    instance[1] = replace(instance[1], offset=64)
+    packing = pack(instance, 8)
+    assert packing_faults(instance, packing, 8) == ()
+    assert packing.offsets[1] == 64
+    assert packing.total_bytes >= 72
+
+
 def test_a_capacity_is_enough() -> None:
     instance = published("minimalloc/A.1048576.csv")
     packing = pack(instance, capacity=1_300_000)
@@ -175,6 +186,7 @@ def test_equal_blocks_are_packed_equally() -> None:
     [
         ([Block(0, 2, 8, 0), Block(1, 3, 8, 4)], "blocks 0 and 1 are pinned to the same bytes"),
         ([Block(0, 2, 8, 3)], "no multiple of 4"),
+        ([Block(0, 2, 0, 3)], "no multiple of 4"),
         ([Block(0, 2, 1 << 60), Block(1, 3, 1 << 60)], "larger than"),
     ],
 )
