@@ -93,7 +93,7 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
     tell = progress or (lambda text, fraction: None)
     target = options.target
     passes = parse_pipeline(named_pipeline(options.pipeline), PASSES)
-    context = Context(target, precision=options.precision, weights=options.weights)
+    context = Context(target, precision=options.precision, weights=options.weights, memory_limit=options.memory_limit)
     tell("inferring shapes", 0.0)
     infer_facts(model)
     check_nodes(model)
@@ -108,6 +108,8 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
         lowered = without_small_regions(lowered)
     _remark_lowering(context, lowered, aliases)
     draft = draft_plan(model, lowered, target, aliases)
+    if options.memory_limit is not None:
+        context.step_us = predicted_us(lowered, target)
     return PlannedModel(model, lowered, draft, run_plan_pipeline(draft.plan, passes, context), context)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from .errors import ProgramFileError
-from .plan import ALIGNMENT
+from .plan import PAGE
 
 MANIFEST = "manifest.json"  # the member with the hashes of the others
 RECOMPILE = "compile the model again"
@@ -115,7 +115,7 @@ def archive_member(archive: zipfile.ZipFile, name: str) -> Iterator[zipfile.ZipF
     assert file is not None
     info = zipfile.ZipInfo(name, _DATE)
     start = file.tell() + LOCAL_HEADER.size + len(name.encode()) + ZIP64_BYTES + 4
-    padding = -start % ALIGNMENT
+    padding = -start % PAGE  # the most that a member of it is aligned to
     info.extra = struct.pack("<HH", _ALIGN_FIELD, padding) + bytes(padding)
     with archive.open(info, "w", force_zip64=True) as member, zipfile.ZipFile(member, "w", zipfile.ZIP_STORED) as inner:
         yield inner

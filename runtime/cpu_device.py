@@ -14,11 +14,14 @@ from .device import Arena
 from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, ProgramFileError
 from .hardware import tile_state
 from .program_file import Program, page_in
+from .streaming.copier import Copier, copy_streams
 from .target import Target
 from .temporary_folder import temporary_folder, write_temporary
 
-MAIN = "prefuse_main"  # takes an array of int64 addresses: arena, constants, the plan's parameters
+MAIN = "prefuse_main"  # takes an array of int64 addresses: those of HEAD, then of the plan's parameters
+HEAD = ("arena", "constants", "events")
 PROFILE = "prefuse_profile"  # and the address of the stamps; only in programs that are compiled to be profiled
+_HEAD = len(HEAD)
 CLOCK_WORDS = 2  # of an int64 each, before the counters: struct timespec, seconds and nanoseconds
 _PARALLEL = b"__TVMBackendParallelLaunch"  # symbol of a library that uses the thread pool
 _HUGE_PAGE_BYTES = 2 << 20
@@ -44,6 +47,11 @@ class CpuArena:
                 self._memory.madvise(_MADV_POPULATE_WRITE)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
+    @property
+    def memory(self) -> memoryview:
+        """Its bytes, to write to."""
+        return memoryview(self._memory)
+
 
 class CpuInvocation:
     """The table of addresses of one caller of one host function."""
@@ -51,7 +59,9 @@ class CpuInvocation:
     def __init__(self, executable: CpuExecutable, function: Callable[..., object], arena: Arena, addresses: int) -> None:
         self._executable = executable
         self._arena = arena
-        self._table = (ctypes.c_int64 * addresses)(arena.address, executable.constants_address)
+        self.copier = executable.copier(arena)
+        events = self.copier.events.address if self.copier else 0
+        self._table = (ctypes.c_int64 * addresses)(arena.address, executable.constants_address, events)
         self._argument = ctypes.byref(self._table)  # made once, so that a call converts nothing
         self._threads = executable.threads
         self._function = function
@@ -59,8 +69,11 @@ class CpuInvocation:
     def __call__(self, *addresses: int) -> None:
         if self._threads and _pool.threads != self._threads:
             configure_pool(self._threads)
-        self._table[2:] = addresses  # type: ignore[call-overload]  # typeshed asks for a list; a tuple costs no copy
-        self._function(self._argument)
+        self._table[_HEAD:] = addresses  # type: ignore[call-overload]  # typeshed asks for a list; a tuple costs no copy
+        if self.copier is None:
+            self._function(self._argument)
+        else:
+            self.copier.run(lambda: self._function(self._argument))
 
 
 class CpuExecutable:
@@ -74,10 +87,18 @@ class CpuExecutable:
             fix = 'run it where the system allows AMX (Linux 5.16 or newer), or compile the model with target="cpu:avx512"'
             raise DeviceError(str(target), f"the system does not let this process use AMX tiles ({refusal})", fix)
         self.threads = target.threads if _PARALLEL in program.library else 0  # of the pool; 0: the program needs none
-        self._addresses = 2 + len(program.plan.parameters)
+        self._addresses = _HEAD + len(program.plan.parameters)
+        self._storage, self._streams = program.storage, copy_streams(program.plan)
         self._library = _load_library(program.library)
         if MAIN not in self._library.functions:
             raise ProgramFileError("library.so", f"it has no function {MAIN}", "compile the model again")
+
+    def copier(self, arena: Arena) -> Copier | None:
+        """What fills an arena beside its calls; None where nothing is to be copied."""
+        if self._storage is None:
+            return None
+        assert isinstance(arena, CpuArena)
+        return Copier(self._streams, self._storage, arena.memory)
 
     def bind(self, arena: Arena) -> CpuInvocation:
         return CpuInvocation(self, self._library.functions[MAIN], arena, self._addresses)

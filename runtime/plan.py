@@ -16,6 +16,9 @@ import numpy as np
 
 FORMAT_VERSION = 2
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
+STORAGE = "storage"  # the space of constants that stay in the program's file until a Copy brings them
+PAGE = 4096  # bytes; what reading past the page cache (O_DIRECT) asks of addresses, offsets and sizes
+COMPUTE = 0  # the stream of the kernels
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
 
 

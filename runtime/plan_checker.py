@@ -13,7 +13,24 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from .plan import ALIGNMENT, Buffer, Copy, Launch, Plan, Port, Record, Region, Role, Step, Wait, step_reads, step_writes
+from .plan import (
+    ALIGNMENT,
+    COMPUTE,
+    PAGE,
+    STORAGE,
+    Buffer,
+    Copy,
+    Launch,
+    Plan,
+    Port,
+    Record,
+    Region,
+    Role,
+    Step,
+    Wait,
+    step_reads,
+    step_writes,
+)
 
 _BLOCK_THREADS = 1024  # of any GPU
 _COUNT_BYTES = 8  # one int64
@@ -149,10 +166,29 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
                 if step.event not in recorded:
                     yield Fault(where, f"it waits for event {step.event}, which no earlier step records")
     yield from _check_workspaces(plan, buffers)
+    yield from _check_storage(plan, buffers)
     for kernel in plan.kernels:
         for grid in kernel.grids:
             if not (0 < grid.blocks < 2**31 and 0 < grid.threads <= _BLOCK_THREADS):
                 yield Fault(f"kernel {kernel.symbol}", f"no device runs {grid.blocks} blocks of {grid.threads} threads")
+
+
+def _check_storage(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
+    """What lies in a file is read by copies beside the kernels, in whole pages to whole pages."""
+    for buffer in plan.buffers:
+        if buffer.space == STORAGE and buffer.role is not Role.CONSTANT:
+            yield Fault(f"buffer {buffer.name}", f"{buffer.role} in a file, which holds constants")
+    for index, step in enumerate(plan.steps):
+        stored = [region for region in step_reads(step) if region.buffer in buffers and buffers[region.buffer].space == STORAGE]
+        if stored and (not isinstance(step, Copy) or step.stream == COMPUTE):
+            what = f"{stored[0].buffer} lies in a file, from where only copies on other streams than the kernels' take it"
+            yield Fault(f"step {index}", what)
+        elif stored and isinstance(step, Copy):
+            for region in (step.source, step.destination):
+                offset = buffers[region.buffer].offset if region.buffer in buffers else 0
+                if offset is None or (offset + region.offset) % PAGE or region.size_bytes % PAGE:
+                    what = f"{region.buffer} is copied from or to where no page of {PAGE} bytes begins or ends"
+                    yield Fault(f"step {index}", what)
 
 
 def _check_region(where: str, region: Region, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:

@@ -5,10 +5,12 @@
                            kernels alone, kernels.cubin or kernels.hsaco
     constants.safetensors  the weights; their data starts at a multiple of 64 bytes in the file and each lies there at the offset
                            that the Plan gives it, so that the file is mapped once and shared by all contexts and processes
+    stored.safetensors     where a program has a memory limit: weights that it copies from the file while it runs, each from a
+                           multiple of 4096 bytes in the file on, to a multiple
     manifest.json          versions, target, hashes and what the compiler reports
 
 Everything that is data is checked before use: texts and code by their SHA-256, the weights by a `Checksum`, which adds about a
-tenth of a second per gigabyte to what reading them takes anyway.
+tenth of a second per gigabyte to what reading them takes anyway; those in the file when they are copied for the first time.
 """
 
 from __future__ import annotations
@@ -48,15 +50,16 @@ from .archive import (
 from .device_binary import check_binary
 from .errors import OptionError, ProgramFileError
 from .files.checksum import Checksum
-from .plan import ALIGNMENT, Plan, Role, TensorType
+from .plan import ALIGNMENT, PAGE, STORAGE, Buffer, Plan, Role, TensorType
 from .plan_checker import check_plan
 from .plan_text import parse_plan, print_plan
+from .streaming.storage import CHUNK_BYTES, Storage, Stored, checksum_of, whole_pages
 from .target import Target
 
-FORMAT = 3
-PLAN, CONSTANTS = "plan.txt", "constants.safetensors"
+FORMAT = 4
+PLAN, CONSTANTS, STORED = "plan.txt", "constants.safetensors", "stored.safetensors"
 CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "rocm": "kernels.hsaco"}  # the member with the native code
-_HEADER = "constants.safetensors header"  # has a hash of its own: it says where the weights lie
+_CHECKSUMS = "stored"  # of the constants in STORED, by name, in the manifest
 _MADV_POPULATE_READ = 22  # of linux/mman.h, which Python does not name
 _SAFETENSORS_DTYPES = {
     **{f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)},
@@ -81,13 +84,18 @@ class ConstantSource:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled program. `constants` is read-only and 64-byte aligned; `constants_header` is their safetensors header."""
+    """A compiled program. `constants` is read-only and 64-byte aligned; `constants_header` is their safetensors header.
+
+    `storage` holds the constants that stay in the file, where there are such; `storage_header` is theirs.
+    """
 
     plan: Plan
     library: bytes
     constants: np.ndarray
     manifest: Mapping[str, object]
     constants_header: bytes = b"{}"
+    storage: Storage | None = None
+    storage_header: bytes = b"{}"
 
 
 def write_program(
@@ -105,12 +113,36 @@ def write_program(
     Raises:
         ProgramFileError: the file cannot be written.
     """
-    placed = {buffer.name: buffer.offset for buffer in plan.buffers if buffer.role is Role.CONSTANT}
+    buffers = {buffer.name: buffer for buffer in plan.buffers if buffer.role is Role.CONSTANT}
+    placed = {name: buffer.offset for name, buffer in buffers.items()}
     assert placed == {source.name: source.offset for source in constants}, "constants are not those of the plan"
     ordered = sorted(constants, key=lambda source: (source.offset, source.type.size_bytes))
-    header, data = constants_header(ordered, constants_bytes(plan)), constants_data(ordered, constants_bytes(plan))
+    stored = [source for source in ordered if buffers[source.name].space == STORAGE]
+    resident = [source for source in ordered if buffers[source.name].space != STORAGE]
+    header, data = constants_header(resident, constants_bytes(plan)), constants_data(resident, constants_bytes(plan))
+    checksums: dict[str, object] = {}
+    pages = _StoredMember(constants_header(stored, stored_bytes(plan)), _stored_data(stored, checksums)) if stored else None
     with new_archive(Path(path)) as archive:
-        _write_members(archive, plan, library, header, data, manifest)
+        _write_members(archive, plan, library, header, data, manifest, pages, checksums)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredMember:
+    """The header of the constants that stay in the file, and their bytes."""
+
+    header: bytes
+    data: Iterable[memoryview | bytes]
+
+
+def _stored_data(sources: Sequence[ConstantSource], checksums: dict[str, object]) -> Iterator[memoryview | bytes]:
+    """The constants in whole pages, in the order of their offsets; each leaves its checksum."""
+    position = 0
+    for source in sources:
+        assert source.offset == position, f"constant {source.name} is not where the one before it ends"
+        piece = whole_pages(np.asarray(source.load(), order="C")).data
+        checksums[source.name] = checksum_of(piece)
+        position += len(piece)
+        yield piece
 
 
 def save_program(path: str | os.PathLike[str], program: Program) -> None:
@@ -126,13 +158,25 @@ def save_program(path: str | os.PathLike[str], program: Program) -> None:
 def write_program_members(archive: zipfile.ZipFile, program: Program) -> str:
     """Write a program that was read from a file to an archive, which may be part of another. Returns the manifest's sha256."""
     data = (program.constants.data,)
-    return _write_members(archive, program.plan, program.library, program.constants_header, data, program.manifest)
+    storage = program.storage
+    pages = None if storage is None else _StoredMember(program.storage_header, storage.pieces())
+    checksums = {} if storage is None else {stored.name: stored.checksum for stored in storage.constants.values()}
+    plan, header = program.plan, program.constants_header
+    return _write_members(archive, plan, program.library, header, data, program.manifest, pages, checksums)
 
 
 def constants_bytes(plan: Plan) -> int:
-    """Bytes from the first constant to the end of the last."""
-    ends = (buffer.size_bytes + (buffer.offset or 0) for buffer in plan.buffers if buffer.role is Role.CONSTANT)
-    return max(ends, default=0)
+    """Bytes from the first constant that is loaded with the program to the end of the last."""
+    return _end(buffer for buffer in plan.buffers if buffer.role is Role.CONSTANT and buffer.space != STORAGE)
+
+
+def stored_bytes(plan: Plan) -> int:
+    """Bytes from the first constant that stays in the file to the end of the last."""
+    return _end(buffer for buffer in plan.buffers if buffer.space == STORAGE)
+
+
+def _end(buffers: Iterable[Buffer]) -> int:
+    return max((buffer.size_bytes + (buffer.offset or 0) for buffer in buffers), default=0)
 
 
 def read_program(path: str | os.PathLike[str]) -> Program:
@@ -158,34 +202,51 @@ def _write_members(
     header: bytes,
     data: Iterable[memoryview | bytes],
     manifest: Mapping[str, object],
+    stored: _StoredMember | None,
+    checksums: Mapping[str, object],
 ) -> str:
+    """Write all members. `checksums` are of the stored constants, complete when these are written."""
     code = CODE[Target.parse(plan.target).kind]
     hashes = {
         PLAN: write_member(archive, PLAN, print_plan(plan).encode()),
         code: write_member(archive, code, library),
     }
     hashes.update(write_constants(archive, header, data))
+    if stored is not None:
+        hashes.update(write_constants(archive, stored.header, stored.data, STORED, PAGE))
     own = {
         "format": FORMAT,
         "prefuse": version("prefuse"),
         "tvm": version("apache-tvm"),
         "target": plan.target,
         "sha256": hashes,
+        **({} if stored is None else {_CHECKSUMS: dict(checksums)}),
     }
     return write_member(archive, MANIFEST, manifest_text({**manifest, **own}))
 
 
-def write_constants(archive: zipfile.ZipFile, header: bytes, data: Iterable[memoryview | bytes]) -> dict[str, str]:
-    """Write the member of the weights, whose data is aligned in the file. Returns its hashes for the manifest."""
+def write_constants(
+    archive: zipfile.ZipFile,
+    header: bytes,
+    data: Iterable[memoryview | bytes],
+    name: str = CONSTANTS,
+    alignment: int = ALIGNMENT,
+) -> dict[str, str]:
+    """Write a member of weights, whose data is aligned in the file. Returns its hashes for the manifest."""
     file = archive.fp
     assert file is not None
-    start = file.tell() + LOCAL_HEADER.size + len(CONSTANTS) + ZIP64_BYTES + 8  # 8 bytes of length
+    start = file.tell() + LOCAL_HEADER.size + len(name) + ZIP64_BYTES + 8  # 8 bytes of length
     header = header.rstrip(b" ")
-    header += b" " * (-(start + len(header)) % ALIGNMENT)
+    header += b" " * (-(start + len(header)) % alignment)
     header = struct.pack("<Q", len(header)) + header
     checksum = Checksum()
-    write_pieces(archive, CONSTANTS, _constants_member(header, data, checksum))
-    return {_HEADER: hashlib.sha256(header).hexdigest(), CONSTANTS: checksum.hexdigest()}
+    write_pieces(archive, name, _constants_member(header, data, checksum))
+    return {_header(name): hashlib.sha256(header).hexdigest(), name: checksum.hexdigest()}
+
+
+def _header(name: str) -> str:
+    """The name under which the header of a member has a hash of its own: it says where the weights lie."""
+    return f"{name} header"
 
 
 def _constants_member(header: bytes, data: Iterable[memoryview | bytes], checksum: Checksum) -> Iterator[memoryview | bytes]:
@@ -243,16 +304,43 @@ def _read(section: Section, archive: zipfile.ZipFile) -> Program:
     _check_target(plan.target, code, library)
     if faults := check_plan(plan):
         raise ProgramFileError(PLAN, str(faults[0]), RECOMPILE)
-    header, constants = map_constants(section, members[CONSTANTS], hashes)
+    is_limited = STORED in members
+    header, constants = map_constants(section, members[CONSTANTS], hashes, is_copied=is_limited)
     if constants.size != constants_bytes(plan):
         raise ProgramFileError(CONSTANTS, f"{constants.size} bytes of weights, the plan needs {constants_bytes(plan)}", RECOMPILE)
-    return Program(plan, library, constants, manifest, header)
+    if is_limited is not bool(stored_bytes(plan)):
+        raise ProgramFileError(STORED, f"the plan needs {stored_bytes(plan)} bytes of weights in the file", RECOMPILE)
+    if not is_limited:
+        return Program(plan, library, constants, manifest, header)
+    storage_header, storage = _read_storage(section, members[STORED], plan, manifest, hashes)
+    return Program(plan, library, constants, manifest, header, storage, storage_header)
+
+
+def _read_storage(
+    section: Section, info: zipfile.ZipInfo, plan: Plan, manifest: Mapping[str, object], hashes: Mapping[str, object]
+) -> tuple[bytes, Storage]:
+    """The safetensors header of the constants that stay in the file, and themselves, of which nothing is read yet."""
+    header, data = _constants_section(section, info, hashes)
+    if data.size_bytes != stored_bytes(plan):
+        what = f"{data.size_bytes} bytes of weights, the plan needs {stored_bytes(plan)}"
+        raise ProgramFileError(STORED, what, RECOMPILE)
+    checksums = manifest.get(_CHECKSUMS)
+    constants = {}
+    for buffer in plan.buffers:
+        if buffer.space == STORAGE and buffer.offset is not None:
+            checksum = checksums.get(buffer.name) if isinstance(checksums, dict) else None
+            if not isinstance(checksum, str):
+                raise ProgramFileError(MANIFEST, f"it has no checksum of {buffer.name}", COPY_AGAIN)
+            constants[buffer.offset] = Stored(buffer.name, buffer.offset, buffer.size_bytes, checksum)
+    return header, Storage(data, constants)
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The archive's members, which are exactly ours, stored as they are, so that nothing can grow while it is read."""
     infos = archive.infolist()
-    if sorted(info.filename for info in infos) not in [sorted((PLAN, code, CONSTANTS, MANIFEST)) for code in CODE.values()]:
+    found = sorted(info.filename for info in infos if info.filename != STORED)
+    is_double = sum(info.filename == STORED for info in infos) > 1
+    if is_double or found not in [sorted((PLAN, code, CONSTANTS, MANIFEST)) for code in CODE.values()]:
         names = ", ".join(repr(info.filename) for info in infos[:5]) or "nothing"
         raise ProgramFileError("archive", f"it holds {names}, not the members of a program", NOT_OURS)
     check_members(archive, (PLAN, MANIFEST))
@@ -284,29 +372,61 @@ def _check_target(text: str, code: str, library: bytes) -> None:
         )
 
 
-def map_constants(section: Section, info: zipfile.ZipInfo, hashes: Mapping[str, object]) -> tuple[bytes, np.ndarray]:
-    """The safetensors header, without its length, and the data after it as bytes mapped from the file.
+def map_constants(
+    section: Section, info: zipfile.ZipInfo, hashes: Mapping[str, object], *, is_copied: bool = False
+) -> tuple[bytes, np.ndarray]:
+    """The safetensors header, without its length, and the data after it as bytes mapped from the file; or `is_copied` to memory.
 
     Raises:
         ProgramFileError: header or data are not those of the manifest, or not where they should be.
     """
+    header, data = _constants_section(section, info, hashes)
+    if not data.size_bytes:
+        return header, np.empty(0, np.uint8)
+    if is_copied:
+        constants = _copied(data)
+    else:
+        first_page = data.start - data.start % mmap.ALLOCATIONGRANULARITY
+        end = data.start + data.size_bytes
+        mapped = mmap.mmap(section.fileno(), end - first_page, access=mmap.ACCESS_READ, offset=first_page)
+        with suppress(OSError):  # only a hint: read ahead, the first call needs them all
+            mapped.madvise(mmap.MADV_WILLNEED)
+        constants = np.frombuffer(mapped, np.uint8, data.size_bytes, data.start - first_page)
+    _check_constants(constants, hashes)
+    return header, constants
+
+
+def _copied(data: Section) -> np.ndarray:
+    """The bytes of a section in memory of their own: nothing that happens to the file reaches them, and they fill large pages."""
+    memory = mmap.mmap(-1, data.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    view, file = memoryview(memory), data.fileno()
+    for begin in range(0, data.size_bytes, CHUNK_BYTES):
+        position = begin
+        while position < min(begin + CHUNK_BYTES, data.size_bytes):
+            count = os.preadv(file, [view[position : begin + CHUNK_BYTES]], data.start + position)
+            if not count:
+                raise EOFError("it ends before its weights do")
+            position += count
+    with suppress(OSError):
+        os.posix_fadvise(file, data.start, data.size_bytes, os.POSIX_FADV_DONTNEED)
+    constants = np.frombuffer(memory, np.uint8)
+    constants.flags.writeable = False
+    return constants
+
+
+def _constants_section(section: Section, info: zipfile.ZipInfo, hashes: Mapping[str, object]) -> tuple[bytes, Section]:
+    """The header of a member of weights, without its length, and where its data lies."""
     member = member_section(section, info)
     prefix = member.read(8)
     length = int.from_bytes(prefix, "little")
     data, size = member.start + 8 + length, info.file_size - 8 - length
     if size < 0 or data % ALIGNMENT:
-        raise ProgramFileError(CONSTANTS, "the weights are not where they should be", COPY_AGAIN)
+        raise ProgramFileError(info.filename, "the weights are not where they should be", COPY_AGAIN)
     header = member.read(length)
-    check_hash(_HEADER, hashlib.sha256(prefix + header).hexdigest(), hashes)
-    if not size:
-        return header, np.empty(0, np.uint8)
-    first_page = data - data % mmap.ALLOCATIONGRANULARITY
-    mapped = mmap.mmap(section.fileno(), data + size - first_page, access=mmap.ACCESS_READ, offset=first_page)
-    with suppress(OSError):  # only a hint: read ahead, the first call needs them all
-        mapped.madvise(mmap.MADV_WILLNEED)
-    constants = np.frombuffer(mapped, np.uint8, size, data - first_page)
-    _check_constants(constants, hashes)
-    return header, constants
+    check_hash(_header(info.filename), hashlib.sha256(prefix + header).hexdigest(), hashes)
+    return header, Section(section._file, data, size)
 
 
 def page_in(constants: np.ndarray) -> None:

@@ -76,6 +76,7 @@ class CompileArguments:
     no_tuning: bool = False
     weights: str | None = None
     calibration: Path | None = None
+    memory_limit: str | None = None
 
     def options(self, *, profile: bool = False) -> Options:
         """Them as the compiler's options, for a program with counters if `profile`.
@@ -90,6 +91,7 @@ class CompileArguments:
             "profile": profile,
             "tuning": False if self.no_tuning else self.database,
             "weights": self.weights,
+            "memory_limit": self.memory_limit,
         }
         given = {key: value for key, value in extra.items() if value is not None}
         options = parse_options(self.target, self.precision, given, quantizes=True)

@@ -9,8 +9,9 @@ import tvm
 from tvm import tirx
 from tvm.ir import Call, GlobalVar, PointerType, PrimType
 
-from ...runtime.cpu_device import CLOCK_WORDS, MAIN, PROFILE
-from ...runtime.plan import Copy, Launch, Plan, Region, Role
+from ...runtime.cpu_device import CLOCK_WORDS, HEAD, MAIN, PROFILE
+from ...runtime.plan import COMPUTE, Copy, Launch, Plan, Record, Region, Role, Wait
+from ...runtime.streaming.events import EVENT_BYTES, waits_of
 from ...runtime.target import Target
 from .gpu.device_code import build_device_code
 from .native import compile_module, link_library
@@ -23,7 +24,8 @@ _CLOCK_MONOTONIC = 1  # of Linux: the clock that Python's time.perf_counter_ns r
 def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, profile: bool = False) -> bytes:
     """Compile the kernels, and the host function that calls them in order: in C, `void prefuse_main(const int64_t *addresses)`.
 
-    The addresses are those of the arena, the constants and `plan.parameters`. With `profile`, there is also `prefuse_profile`,
+    The addresses are those of `HEAD` and `plan.parameters`. It runs the kernels' stream; what other streams do, the device sees
+    to, and the two meet in semaphores. With `profile`, there is also `prefuse_profile`,
     which takes the address of an int64 array after them and fills that: the clock at the beginning (seconds and nanoseconds),
     then the processor's time stamp counter there and after each step. Reading the counter takes a few nanoseconds, the clock
     several times that. Without `profile`, there is no code for it.
@@ -41,7 +43,8 @@ def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, p
     for begin in range(0, max(len(plan.steps), 1), _STEPS_PER_FUNCTION):
         table, stamps = _Table(), tirx.Var("stamps", "int64")
         addresses = _Addresses(plan, table)
-        steps = [_statement(step, addresses, kernels, functions) for step in plan.steps[begin : begin + _STEPS_PER_FUNCTION]]
+        chosen = range(begin, min(begin + _STEPS_PER_FUNCTION, len(plan.steps)))
+        steps = [_statement(plan, number, addresses, kernels, functions) for number in chosen]
         body = _Stamps(stamps).between(steps, begin) if profile else steps
         name = GlobalVar(f"prefuse_part{len(parts)}")
         function = tirx.PrimFunc(
@@ -53,7 +56,7 @@ def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, p
         parts.append(name)
     module[GlobalVar(MAIN)] = _entry(MAIN, parts)
     if profile:
-        module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, 2 + len(plan.parameters))
+        module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, len(HEAD) + len(plan.parameters))
     return link_library(compile_module(tvm.IRModule(module), target))
 
 
@@ -112,7 +115,8 @@ class _Addresses:
 
     def __init__(self, plan: Plan, table: _Table) -> None:
         self.buffers = {buffer.name: buffer for buffer in plan.buffers}
-        names = ("arena", "constants", *plan.parameters)
+        names = (*HEAD, *plan.parameters)
+        self.waits = waits_of(plan)
         self.parameters = {name: tirx.Var(f"a{number}", "int64") for number, name in enumerate(names)}
         self.loads = [tirx.Bind(variable, table[number]) for number, variable in enumerate(self.parameters.values())]
 
@@ -123,8 +127,15 @@ class _Addresses:
         assert buffer.offset is not None, f"buffer {buffer.name} has no place"
         return self.parameters[buffer.space] + tirx.const(buffer.offset + region.offset, "int64")
 
+    def event(self, number: int) -> Any:
+        """The semaphore of a wait."""
+        return tirx.reinterpret("handle", self.parameters["events"] + tirx.const(number * EVENT_BYTES, "int64"))
 
-def _statement(step: object, addresses: _Addresses, kernels: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
+
+def _statement(plan: Plan, number: int, addresses: _Addresses, kernels: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
+    step, nothing = plan.steps[number], tirx.Evaluate(tirx.const(0, "int32"))
+    if step.stream != COMPUTE:
+        return nothing
     match step:
         case Launch():
             pointers = functions[step.kernel].params
@@ -134,5 +145,12 @@ def _statement(step: object, addresses: _Addresses, kernels: Mapping[str, Any], 
         case Copy():
             pair = [tirx.reinterpret("handle", addresses.of(region)) for region in (step.destination, step.source)]
             return tirx.Evaluate(tirx.call_extern("handle", "memcpy", *pair, tirx.const(step.source.size_bytes, "int64")))
+        case Wait():
+            waiting = tirx.call_extern("int32", "sem_wait", addresses.event(addresses.waits.number(number)))
+            return tirx.While(waiting != tirx.const(0, "int32"), nothing)  # a signal ends a wait
+        case Record():
+            events = map(addresses.event, addresses.waits.of_event(step.event))
+            posts = [tirx.Evaluate(tirx.call_extern("int32", "sem_post", event)) for event in events]
+            return tirx.SeqStmt([*posts, nothing, nothing])
         case _:
             raise AssertionError(f"a program for the CPU has no step {type(step).__name__}")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Union, get_args, get_origin
 import onnx_ir as ir
 
 from ...runtime.errors import CompileError, OptionError
+from ...runtime.memory_limit import MemoryLimit
 from ...runtime.plan import Plan
 from ...runtime.plan_checker import check_plan
 from ...runtime.precision import Precision, Weights
@@ -74,6 +75,8 @@ class Context:
     source: str = "model.onnx"
     precision: Precision = "float32"
     weights: Weights | None = None  # in which weights of products are to be stored, if the user says so
+    memory_limit: MemoryLimit | None = None  # of weights and activations together
+    step_us: Mapping[str, float] = field(default_factory=dict)  # what launches take, by their labels, where that is asked for
     remarks: list[Remark] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)
     known_choices: dict[str, KernelChoice | NoKernel] = field(default_factory=dict)  # by the structure of groups

@@ -36,6 +36,7 @@ PASSES: dict[str, str] = {
     "fuse-prologue": "prefuse.passes.fusion.fuse_prologue:FusePrologue",
     "order-nodes": "prefuse.passes.plan.order_nodes:OrderNodes",
     "plan-memory": "prefuse.passes.plan.plan_memory:PlanMemory",
+    "schedule-prefetch": "prefuse.passes.plan.schedule_prefetch:SchedulePrefetch",
 }
 
 # Structure first, then what ONNX spells out as its own operators, then what moves weights together, then groups; fuse-epilogue
@@ -47,7 +48,7 @@ DEFAULT_PIPELINE = (
     "fold-batchnorm,canonicalize,eliminate-dead,"
     "fuse-attention,sink-reorders,fuse-gather,quantize-weights,assign-formats,place-casts,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
-    "order-nodes,plan-memory"
+    "order-nodes,plan-memory,schedule-prefetch"
 )
 
 # What resolves shapes and control flow as far as can be before a run, where a model has any that is not plain.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...runtime.errors import OptionError
+from ...runtime.memory_limit import MemoryLimit, parse_memory_limit
 from ...runtime.precision import PRECISIONS, WEIGHTS, Precision, Weights
 from ...runtime.target import Target
 from .tuning_database import Configurations, digest_of, known_configurations
@@ -16,7 +17,7 @@ QUANTIZED = ("int8", "int8-rows")
 MIXED = "mixed"  # each product has the format that makes the program best
 QUANTIZATIONS = (*QUANTIZED, MIXED)
 MIXED_OPTIONS = ("bits", "max_error", "metric", "objective")  # of precision="mixed", which parse_options leaves to others
-EXTRA_OPTIONS = ("pipeline", "profile", "random", "threads", "tuning", "weights")
+EXTRA_OPTIONS = ("memory_limit", "pipeline", "profile", "random", "threads", "tuning", "weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Options:
     `random` says that the model may draw random numbers, `profile` that the program shall have counters; `configurations` are
     what is known to be best for some problems. `weights`: what large weights of products are stored as, if not as they come.
     `quantization`, where it is not empty, tells how the model is quantized before anything else is done with it; `precision` is
-    then that of what is not quantized.
+    then that of what is not quantized. `memory_limit` is what weights and activations of one context may take together.
     """
 
     target: Target
@@ -37,11 +38,13 @@ class Options:
     configurations: Configurations = field(default_factory=dict)
     weights: Weights | None = None
     quantization: str = ""
+    memory_limit: MemoryLimit | None = None
 
     def __str__(self) -> str:
         flags = " random" * self.random + " profile" * self.profile + (f" weights={self.weights}" if self.weights else "")
         flags += f" tuning={digest_of(self.configurations)}" if self.configurations else ""
         flags += f" quantization={self.quantization}" if self.quantization else ""
+        flags += f" memory_limit={self.memory_limit}" if self.memory_limit else ""
         return (
             f"target={self.target} {self.target.machine} precision={self.precision} pipeline={self.pipeline or 'default'}{flags}"
         )
@@ -76,7 +79,10 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object], *, q
         )
     configurations = known_configurations(extra.get("tuning", True), parsed, exactness)
     weights = parse_weights(extra.get("weights"), parsed)
-    return Options(parsed, exactness, pipeline, random, profile, configurations, weights, quantization)
+    limit = parse_memory_limit(extra.get("memory_limit"))
+    if limit is not None and parsed.is_gpu:
+        raise OptionError("memory_limit", f"programs for {parsed} copy no weights yet", 'leave it out, or compile for "cpu"')
+    return Options(parsed, exactness, pipeline, random, profile, configurations, weights, quantization, limit)
 
 
 def _precision_beside_int8(target: Target) -> Precision:

@@ -158,7 +158,7 @@ def test_unwritable_folder(path: Path, tmp_path: Path) -> None:
         (lambda members: members.update({"manifest.json": b"\xff"}), "not a sound program file"),
         (lambda members: members.update({"constants.safetensors": b""}), "the weights are not where they should be"),
         (lambda members: members.update({"constants.safetensors": b"\xff" * 64}), "the weights are not where they should be"),
-        (set_manifest(format=99), "a program of format 99; this prefuse reads format 3"),
+        (set_manifest(format=99), "a program of format 99; this prefuse reads format 4"),
         (set_manifest(tvm="0.1"), "made with apache-tvm '0.1'; installed is"),
         (set_manifest(target="cpu:avx2,threads=9"), "is not the plan's"),
         (set_plan(replace(tiny_plan(), target="tpu")), "unknown target 'tpu'"),

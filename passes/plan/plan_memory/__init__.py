@@ -10,7 +10,23 @@ from typing import ClassVar
 
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import CompileError
-from ....runtime.plan import ALIGNMENT, Buffer, Launch, Plan, Record, Region, Role, Space, Step, Wait, step_reads, step_writes
+from ....runtime.plan import (
+    ALIGNMENT,
+    PAGE,
+    STORAGE,
+    Buffer,
+    Copy,
+    Launch,
+    Plan,
+    Record,
+    Region,
+    Role,
+    Space,
+    Step,
+    Wait,
+    step_reads,
+    step_writes,
+)
 from ..packing import Block, Effort, Packing, pack
 
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
@@ -37,27 +53,39 @@ class PlanMemory(PlanPass):
     effort: Effort = "default"
 
     def run(self, plan: Plan, context: Context) -> Plan:
+        planned, packings = self.place(plan)
+        for space in planned.spaces:
+            if space.name in packings:
+                _require_capacity(space, packings[space.name])
+                arena = [b for b in planned.buffers if b.space == space.name and b.role in _ARENA_ROLES]
+                self._report(space, arena, packings[space.name], context)
+        return planned
+
+    def place(self, plan: Plan) -> tuple[Plan, dict[str, Packing]]:
+        """The Plan with every buffer in its place, and how each space that holds buffers of a context was packed, which may take
+        more than its capacity."""
         lifetimes = _lifetimes(plan.steps)
         offsets: dict[str, int] = {}
+        paged = _paged_spaces(plan)
+        packings: dict[str, Packing] = {}
         spaces = []
         for space in plan.spaces:
             constants = [buffer for buffer in plan.buffers if buffer.space == space.name and buffer.role is Role.CONSTANT]
-            size_bytes = _place_constants(constants, lifetimes, offsets)
+            alignment = PAGE if space.name in paged else ALIGNMENT
+            size_bytes = _place_constants(constants, lifetimes, offsets, alignment)
             arena = [b for b in plan.buffers if b.space == space.name and b.role in _ARENA_ROLES and b.name in lifetimes]
             assert not (constants and arena), f"space {space.name} holds constants and buffers of one context"
             if arena:
                 groups = _groups(plan.steps, arena, lifetimes) if self.inplace else [[buffer] for buffer in arena]
                 blocks = [_block(group, lifetimes) for group in groups]
-                packing = pack(blocks, ALIGNMENT, capacity=space.capacity_bytes, effort=self.effort)
-                _require_capacity(space, packing)
-                size_bytes = packing.total_bytes
+                packing = pack(blocks, alignment, capacity=space.capacity_bytes, effort=self.effort)
+                size_bytes, packings[space.name] = packing.total_bytes, packing
                 for group, offset in zip(groups, packing.offsets, strict=True):
                     offsets.update((buffer.name, offset) for buffer in group)
-                self._report(space, arena, packing, context)
             spaces.append(replace(space, size_bytes=size_bytes))
         kept = (buffer for buffer in plan.buffers if buffer.role not in _ARENA_ROLES or buffer.name in lifetimes)
         buffers = tuple(replace(buffer, offset=offsets.get(buffer.name)) for buffer in kept)
-        return replace(plan, spaces=tuple(spaces), buffers=buffers)
+        return replace(plan, spaces=tuple(spaces), buffers=buffers), packings
 
     def _report(self, space: Space, arena: Sequence[Buffer], packing: Packing, context: Context) -> None:
         alone = sum(buffer.size_bytes for buffer in arena)
@@ -66,14 +94,21 @@ class PlanMemory(PlanPass):
         context.remark(self.name, text)
 
 
-def _place_constants(constants: Sequence[Buffer], lifetimes: Mapping[str, range], offsets: dict[str, int]) -> int:
+def _paged_spaces(plan: Plan) -> set[str]:
+    """Where bytes come from a file, or go to from there: only in whole pages."""
+    places = {buffer.name: buffer.space for buffer in plan.buffers}
+    copies = [step for step in plan.steps if isinstance(step, Copy) and places[step.source.buffer] == STORAGE]
+    return {STORAGE, *(places[step.destination.buffer] for step in copies)}
+
+
+def _place_constants(constants: Sequence[Buffer], lifetimes: Mapping[str, range], offsets: dict[str, int], alignment: int) -> int:
     """Put constants one after the other in the order of their first use, as they are read; return the bytes they take."""
     end = 0
     for buffer in sorted(
         constants, key=lambda buffer: lifetimes[buffer.name].start if buffer.name in lifetimes else len(lifetimes)
     ):
         offsets[buffer.name] = end
-        end += -(-buffer.size_bytes // ALIGNMENT) * ALIGNMENT
+        end += -(-buffer.size_bytes // alignment) * alignment
     return end
 
 

@@ -1,0 +1,185 @@
+"""Which weights stay in memory, and when the others come: a pure function of sizes, uses and times.
+
+A call reads its weights in a fixed order. Those that stay cost no traffic; the rest pass through what is left of the memory, the
+*window*, each from its copy to its last reader. A larger window lets copies run further ahead, a smaller one leaves more weights
+where they are: of a few sizes of it the one is taken with which a call is simulated to be shortest. Resident weights lie evenly
+between the others, so that neither the copies nor the kernels wait for long stretches of the other; what several distant steps
+read stays first, for it would come several times.
+
+Copies are made in the order of first use, each as soon as its bytes fit until its last reader is done beside all that is live
+(Cao, Felten, Karlin, Li: A study of integrated prefetching and caching strategies, SIGMETRICS 1995: next missing first, first
+opportunity, do no harm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_WINDOWS = 24  # sizes of the window that are tried
+_NEAR = 3  # steps between two readers over which a weight stays rather than comes again
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Bytes, as they lie in memory, and the steps that read them, in order."""
+
+    size_bytes: int
+    uses: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a call is made of: seconds and bytes of other things at each step, weights, and what there is for all of them.
+
+    Bytes come at `bandwidth` a second, after `latency` seconds for each copy.
+    """
+
+    seconds: tuple[float, ...]
+    live_bytes: tuple[int, ...]
+    weights: tuple[Weight, ...]
+    limit_bytes: int
+    bandwidth: float
+    latency: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A weight from its copy, which may begin when step `after` is complete (-1: with the call), to its reader `last`."""
+
+    weight: int
+    after: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The weights that stay, the others' stays in the order of their copies, and the simulated seconds of a call."""
+
+    residents: frozenset[int]
+    stays: tuple[Stay, ...]
+    seconds: float
+    stalls: tuple[float, ...]  # how long each step waits for copies
+
+
+def choose(setting: Setting) -> Choice | None:
+    """The best choice found; None where nothing fits."""
+    least = least_limit(setting)[0]
+    room = setting.limit_bytes - max(setting.live_bytes, default=0)
+    total = sum(weight.size_bytes for weight in setting.weights)
+    if least > setting.limit_bytes:
+        return None
+    largest = max((weight.size_bytes for weight in setting.weights), default=0)
+    sizes = np.unique(np.geomspace(max(min(largest, room), 1), max(room, 1), _WINDOWS).astype(np.int64))
+    best: Choice | None = None
+    for window in [0, *sizes.tolist()]:
+        residents = _residents(setting.weights, min(room - window, total))
+        choice = _stream(setting, residents)
+        if choice is not None and (best is None or choice.seconds < best.seconds):
+            best = choice
+    return best
+
+
+def on_demand(setting: Setting) -> Choice | None:
+    """As many weights stay as can, and each of the others comes when its first reader is next: a baseline."""
+    room = setting.limit_bytes - max(setting.live_bytes, default=0)
+    best = None
+    for window in np.linspace(0, max(room, 0), 4 * _WINDOWS).astype(np.int64).tolist():
+        residents = _residents(setting.weights, room - window)
+        choice = _stream(setting, residents, runs_ahead=False)
+        if choice is not None and (best is None or choice.seconds < best.seconds):
+            best = choice
+    return best
+
+
+def least_limit(setting: Setting) -> tuple[int, int]:
+    """The smallest limit that any schedule can keep, and the step that asks for it: which needs all its weights at once."""
+    needed = np.array(setting.live_bytes, np.int64)
+    for weight in setting.weights:
+        needed[list(set(weight.uses))] += weight.size_bytes
+    step = int(needed.argmax()) if needed.size else 0
+    return int(needed.max(initial=0)), step
+
+
+def _residents(weights: Sequence[Weight], room: int) -> frozenset[int]:
+    """Weights of at most `room` bytes together: those that would come most often, then some of each stretch of the others."""
+    chosen: set[int] = set()
+    by_stays = sorted(range(len(weights)), key=lambda index: (-len(_stretches(weights[index].uses)), index))
+    for index in by_stays:
+        size_bytes = weights[index].size_bytes
+        if len(_stretches(weights[index].uses)) > 1 and size_bytes <= room:
+            chosen.add(index)
+            room -= size_bytes
+    others = sorted((index for index in range(len(weights)) if index not in chosen), key=lambda index: weights[index].uses)
+    left = sum(weights[index].size_bytes for index in others)
+    share, due = min(room / left, 1.0) if left else 0.0, 0.0
+    for number, index in enumerate(others):  # as Bresenham draws a line: the first, then whenever a whole one is due
+        size_bytes = weights[index].size_bytes
+        due += share * size_bytes
+        if size_bytes <= room and (due >= size_bytes * (0.5 if number else 0.0)) and share > 0:
+            chosen.add(index)
+            room -= size_bytes
+            due -= size_bytes
+    return frozenset(chosen)
+
+
+def _stretches(uses: Sequence[int]) -> list[tuple[int, int]]:
+    """The first and the last of uses that are so near each other that a weight stays between them."""
+    found: list[tuple[int, int]] = []
+    for step in uses:
+        if found and step - found[-1][1] <= _NEAR:
+            found[-1] = (found[-1][0], step)
+        else:
+            found.append((step, step))
+    return found
+
+
+def _stream(setting: Setting, residents: frozenset[int], *, runs_ahead: bool = True) -> Choice | None:
+    """Let all weights but the residents come as early as they fit; None where one never does."""
+    resident_bytes = sum(setting.weights[index].size_bytes for index in residents)
+    taken = np.array(setting.live_bytes, np.int64) + resident_bytes
+    if taken.max(initial=0) > setting.limit_bytes:
+        return None
+    wanted = [
+        (first, last, index)
+        for index, weight in enumerate(setting.weights)
+        if index not in residents
+        for first, last in _stretches(weight.uses)
+    ]
+    stays: list[Stay] = []
+    earliest = -1
+    for first, last, index in sorted(wanted):
+        size_bytes = setting.weights[index].size_bytes
+        full = np.flatnonzero(taken[earliest + 1 : last + 1] + size_bytes > setting.limit_bytes)
+        after = earliest if not full.size else earliest + 1 + int(full[-1])
+        after = after if runs_ahead else max(after, first - 1)
+        if after >= first:
+            return None
+        taken[after + 1 : last + 1] += size_bytes
+        stays.append(Stay(index, after, first, last))
+        earliest = after
+    seconds, stalls = simulate(setting, stays)
+    return Choice(residents, tuple(stays), seconds, stalls)
+
+
+def simulate(setting: Setting, stays: Sequence[Stay]) -> tuple[float, tuple[float, ...]]:
+    """Seconds of a call in which kernels and copies run side by side, and how long each step waits."""
+    begins: dict[int, list[Stay]] = {}
+    for stay in stays:
+        begins.setdefault(stay.after, []).append(stay)
+    arrivals: dict[int, float] = {}  # of what a step is the first to read
+    copied, now = 0.0, 0.0
+    stalls = []
+    for index in range(-1, len(setting.seconds)):
+        if index >= 0:
+            begin = max(now, arrivals.get(index, 0.0))
+            stalls.append(begin - now)
+            now = begin + setting.seconds[index]
+        for stay in begins.get(index, ()):
+            seconds = setting.latency + setting.weights[stay.weight].size_bytes / setting.bandwidth
+            copied = max(copied, now) + seconds
+            arrivals[stay.first] = max(arrivals.get(stay.first, 0.0), copied)
+    return max(now, copied), tuple(stalls)

@@ -1,0 +1,67 @@
+"""How much memory a program may take, as a user says it: "600MiB", "25%" of what it takes without a limit, or bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from .errors import OptionError
+
+_UNITS = {"B": 1} | {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", 1)}
+_UNITS |= {f"{prefix}B": 10 ** (3 * power) for power, prefix in enumerate(("K", "M", "G", "T"), 1)}
+_TEXT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*")
+_FIX = 'give bytes, such as 600_000_000, "600MiB" or "1.5GB", or a share of what the program takes, such as "25%"'
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Bytes, or `percent` of what the weights and activations of a program take without a limit. One of them is given."""
+
+    size_bytes: int | None = None
+    percent: float | None = None
+
+    def of(self, total_bytes: int) -> int:
+        """The bytes that a program may take that takes `total_bytes` without a limit."""
+        return self.size_bytes if self.size_bytes is not None else int(total_bytes * (self.percent or 0.0) / 100)
+
+    def __str__(self) -> str:
+        return f"{self.size_bytes}B" if self.size_bytes is not None else f"{self.percent:g}%"
+
+
+def parse_memory_limit(value: object) -> MemoryLimit | None:
+    """What a user gives as a limit; None is none.
+
+    Raises:
+        OptionError: it is no amount of memory, nothing at all, or more than there is.
+    """
+    if value is None or isinstance(value, MemoryLimit):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _of_bytes(value, value)
+    match = _TEXT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise OptionError("memory_limit", f"{value!r} is no amount of memory", _FIX)
+    number, unit = float(match[1]), match[2] or "B"
+    if unit == "%":
+        if not 0 < number <= 100:
+            raise OptionError("memory_limit", f"{value!r} is no share of the whole", "give more than 0% and at most 100%")
+        return MemoryLimit(percent=number)
+    scale = {name.lower(): size for name, size in _UNITS.items()}.get(unit.lower())
+    if scale is None:
+        raise OptionError("memory_limit", f"{value!r}: unknown unit {unit!r}", f"use one of {', '.join(_UNITS)}, or %")
+    return _of_bytes(int(number * scale), value)
+
+
+def _of_bytes(size_bytes: int, value: object) -> MemoryLimit:
+    if size_bytes <= 0:
+        raise OptionError("memory_limit", f"{value!r} leaves no memory at all", _FIX)
+    if size_bytes > (there := machine_bytes()):
+        what = f"{value!r} is more than this machine has, {there / 2**30:.1f} GiB"
+        raise OptionError("memory_limit", what, "give less, or leave the limit out")
+    return MemoryLimit(size_bytes)
+
+
+def machine_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

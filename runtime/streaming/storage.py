@@ -1,0 +1,154 @@
+"""Weights that stay in a program's file: read into memory when they are due, past the page cache where the system allows it.
+
+The file is open as long as this object, so that it may be renamed or deleted. What is read for the first time is checked against
+the checksum in the manifest; and what has been read is checked again when the file's size or times have changed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..archive import COPY_AGAIN, Section
+from ..errors import ProgramFileError
+from ..files.checksum import Checksum
+from ..plan import PAGE
+
+CHUNK_BYTES = 4 << 20  # of one read: larger ones are no faster, smaller ones disturb the threads that compute
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One constant in the member: its name, where it lies from its beginning, its bytes in whole pages, and their checksum."""
+
+    name: str
+    offset: int
+    size_bytes: int
+    checksum: str
+
+
+class Storage:
+    """The member of a program's file with the constants that are copied from it. Any number of threads may read."""
+
+    def __init__(self, section: Section, constants: Mapping[int, Stored]) -> None:
+        """`constants` by their offsets.
+
+        Raises:
+            OSError: the file cannot be opened once more.
+        """
+        self.constants = constants
+        self.size_bytes = section.size_bytes
+        self._name = str(getattr(section._file, "name", "program file"))
+        self._start = section.start
+        self._file, self.is_direct = _reopened(section.fileno(), is_aligned=section.start % PAGE == 0)
+        weakref.finalize(self, os.close, self._file)
+        self._verified: set[int] = set()
+        self._state = self._status()
+        self._lock = threading.Lock()
+
+    def read(self, offset: int, memory: memoryview) -> None:
+        """Fill `memory`, whose address and size are multiples of `PAGE`, with the constant at `offset`.
+
+        Raises:
+            ProgramFileError: the file cannot be read there, ends before, or holds something else.
+        """
+        stored = self.constants[offset]
+        for begin in range(0, len(memory), CHUNK_BYTES):
+            self._fill(offset + begin, memory[begin : begin + CHUNK_BYTES])
+        if offset not in self._verified:
+            self._verify(stored, memory)
+            self._verified.add(offset)
+
+    def check_unchanged(self) -> None:
+        """Raise ProgramFileError if the file no longer holds what it did; what merely has new times is read once and compared."""
+        if self._status() == self._state:
+            return
+        with self._lock:
+            if (status := self._status()) == self._state:
+                return
+            self._verified.clear()
+            for _ in self.pieces():
+                pass
+            self._state = status
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The bytes of the member, a constant at a time, each checked. What is given is overwritten by the next one.
+
+        Raises:
+            ProgramFileError: as `read`.
+        """
+        largest = max((stored.size_bytes for stored in self.constants.values()), default=0)
+        memory = memoryview(mmap.mmap(-1, max(largest, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        for offset in sorted(self.constants):
+            piece = memory[: self.constants[offset].size_bytes]
+            self._verified.discard(offset)
+            self.read(offset, piece)
+            yield piece
+
+    def _fill(self, offset: int, memory: memoryview) -> None:
+        position = self._start + offset
+        filled = 0
+        while filled < len(memory):
+            try:
+                count = os.preadv(self._file, [memory[filled:]], position + filled)
+            except OSError as error:
+                fix = "check the disk and its connection, or copy the file to another one"
+                raise ProgramFileError(self._name, f"weights cannot be read: {error.strerror or error}", fix) from error
+            if count == 0:
+                raise ProgramFileError(self._name, "it ends before its weights do: it has been cut short", COPY_AGAIN)
+            filled += count
+        if not self.is_direct:
+            with suppress(OSError, AttributeError):  # else the page cache would hold what the limit is to leave free
+                os.posix_fadvise(self._file, position, len(memory), os.POSIX_FADV_DONTNEED)
+
+    def _verify(self, stored: Stored, memory: memoryview) -> None:
+        checksum = Checksum()
+        checksum.update(memory)
+        if checksum.hexdigest() != stored.checksum:
+            what = f"the weights {stored.name} are not those that were written: the file has been changed or damaged"
+            raise ProgramFileError(self._name, what, COPY_AGAIN)
+
+    def _status(self) -> tuple[int, int]:
+        status = os.fstat(self._file)
+        return status.st_size, status.st_mtime_ns
+
+
+def _reopened(file: int, *, is_aligned: bool) -> tuple[int, bool]:
+    """The file once more, and whether reads of it go past the page cache: not from memory file systems, and some others."""
+    if is_aligned and _O_DIRECT:
+        with suppress(OSError):
+            direct = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC | _O_DIRECT)  # a name may be gone by now
+            if _reads(direct):
+                return direct, True
+            os.close(direct)
+    return os.dup(file), False
+
+
+def _reads(direct: int) -> bool:
+    """Whether a page can be read: some file systems refuse only then."""
+    try:
+        os.preadv(direct, [mmap.mmap(-1, PAGE)], 0)
+    except OSError:
+        return False
+    return True
+
+
+def checksum_of(piece: memoryview | bytes) -> str:
+    """The checksum of a constant as it lies in the file, in whole pages."""
+    checksum = Checksum()
+    checksum.update(piece)
+    return checksum.hexdigest()
+
+
+def whole_pages(array: np.ndarray) -> np.ndarray:
+    """The bytes of a constant, filled up with zeros to whole pages."""
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return raw if raw.size % PAGE == 0 else np.pad(raw, (0, -raw.size % PAGE))
