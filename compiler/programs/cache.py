@@ -147,7 +147,7 @@ class ProgramCache:
             if pattern.fullmatch(path.name):
                 with suppress(OSError):  # another process has just removed it
                     status = path.stat()
-                    found.append((status.st_mtime, status.st_size, path))
+                    found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
         return sorted(found)
 
     def _evict(self, keep: Path) -> None:
@@ -197,6 +197,6 @@ def _digest(content: bytes) -> bytes:
 
 
 def _touch(path: Path) -> None:
-    """Say that a file has been used, for eviction."""
+    """Say that a file has been used, for eviction, and not that it has been changed, which who reads it would look into."""
     with suppress(OSError):
-        os.utime(path)
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))

@@ -102,6 +102,7 @@ class Storage:
             except OSError as error:
                 fix = "check the disk and its connection, or copy the file to another one"
                 raise ProgramFileError(self._name, f"weights cannot be read: {error.strerror or error}", fix) from error
+            count -= count % PAGE if self.is_direct else 0  # from within a page nothing could go on
             if count == 0:
                 raise ProgramFileError(self._name, "it ends before its weights do: it has been cut short", COPY_AGAIN)
             filled += count

@@ -14,14 +14,13 @@ from typing import ClassVar
 
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import CompileError
-from ....runtime.plan import ALIGNMENT, COMPUTE, PAGE, STORAGE, Buffer, Launch, Plan, Role, Step, step_reads, step_writes
+from ....runtime.plan import ALIGNMENT, COMPUTE, STORAGE, Buffer, Launch, Plan, Role, Step, step_reads, step_writes
 from ....runtime.report import size
 from ..plan_memory import PlanMemory
 from .residencies import Residency, whole_pages, with_residencies
 from .weights import Choice, Setting, Weight, choose, least_limit, on_demand
 
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
-_SMALLEST = 16 * PAGE  # bytes of a constant that is worth a copy of its own
 _TRIES = 12  # schedules for limits that fall by what the packing of the one before took too much
 _STORAGE_BYTES_PER_SECOND = 2e9  # of a disk that nothing was measured of
 _COPY_SECONDS = 1e-4  # that a copy takes beside its bytes: waking a thread, asking the disk
@@ -36,7 +35,8 @@ class SchedulePrefetch(PlanPass):
     After:   copy w to w@0, beside what runs before; wait; launch matmul reads x, w@0    (w in storage, w@0 in the arena)
 
     Resident weights, weights in memory for a while and activations together never take more than the limit. Without a limit, or
-    within it, nothing changes. `on_demand`: each copy begins when its reader is next, as a baseline to measure against.
+    within it, nothing changes. Constants of less than `min_bytes` always stay. `on_demand`: each copy begins when its reader is
+    next, as a baseline to measure against.
 
     Raises:
         CompileError: no schedule fits. The message names the least that would, and the step that asks for it.
@@ -44,6 +44,7 @@ class SchedulePrefetch(PlanPass):
 
     name: ClassVar[str] = "schedule-prefetch"
     on_demand: bool = False
+    min_bytes: int = 1 << 16
 
     def run(self, plan: Plan, context: Context) -> Plan:
         if context.memory_limit is None:
@@ -53,7 +54,7 @@ class SchedulePrefetch(PlanPass):
         if total <= limit:
             context.remark(self.name, f"{size(total)} are within the limit of {size(limit)}")
             return plan
-        problem = _Problem(plan, context.step_us)
+        problem = _Problem(plan, context.step_us, self.min_bytes)
         budget = limit
         for _ in range(_TRIES):
             setting = problem.setting(budget)
@@ -93,7 +94,7 @@ def planned_bytes(plan: Plan) -> int:
 class _Problem:
     """A Plan as steps with times, bytes that are live anyway, and weights."""
 
-    def __init__(self, plan: Plan, step_us: Mapping[str, float]) -> None:
+    def __init__(self, plan: Plan, step_us: Mapping[str, float], min_bytes: int) -> None:
         self._plan = plan
         assert all(step.stream == COMPUTE for step in plan.steps), "the plan has copies on other streams already"
         buffers = {buffer.name: buffer for buffer in plan.buffers}
@@ -106,7 +107,7 @@ class _Problem:
             for region in step_reads(step):
                 if buffers[region.buffer].role is Role.CONSTANT:
                     uses.setdefault(region.buffer, []).append(index)
-        large = {name: tuple(dict.fromkeys(steps)) for name, steps in uses.items() if buffers[name].size_bytes >= _SMALLEST}
+        large = {name: tuple(dict.fromkeys(steps)) for name, steps in uses.items() if buffers[name].size_bytes >= min_bytes}
         self._names = list(large)
         self._weights = tuple(Weight(whole_pages(buffers[name].size_bytes), steps) for name, steps in large.items())
         small = [b for b in plan.buffers if b.role is Role.CONSTANT and b.name not in large]

@@ -1,0 +1,220 @@
+"""Programs that copy weights from their file: the same bits, and on every fault of the file one error, never wrong numbers."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import prefuse
+import pytest
+from prefuse.runtime.errors import ProgramFileError
+from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.plan import COMPUTE, PAGE, Copy
+from prefuse.tests.models.chains import chain_input
+
+
+@pytest.fixture
+def own_file(limited_file: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(limited_file, tmp_path / "own.prefuse"))
+
+
+def load(path: Path) -> CompiledModel:
+    net = prefuse.load(path)
+    assert isinstance(net, CompiledModel)
+    return net
+
+
+def copies_of(net: CompiledModel) -> int:
+    return sum(isinstance(step, Copy) and step.stream != COMPUTE for step in net.plan.steps)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def failing_read(number: int) -> Iterator[None]:
+    """Read number `number`, from 0 on, of those made inside ends in an error."""
+    real, count = os.preadv, iter(range(1 << 30))
+
+    def preadv(*arguments: object) -> int:
+        if next(count) == number:
+            raise OSError(5, "Input/output error")
+        return real(*arguments)  # type: ignore[arg-type]
+
+    with mock.patch("os.preadv", preadv):
+        yield
+
+
+def test_the_same_bits_as_without_a_limit(limited_file: Path, answer: np.ndarray) -> None:
+    net = load(limited_file)
+    assert copies_of(net) > 2
+    for _ in range(5):
+        np.testing.assert_array_equal(net(chain_input()), answer)
+
+
+def test_what_it_takes_is_within_the_limit(limited_file: Path) -> None:
+    net = load(limited_file)
+    taken = net.plan.space("arena").size_bytes + net.plan.space("constants").size_bytes
+    assert taken <= 0.6 * 5 * 256 * 256 * 4 * 1.1
+    assert net.plan.space("storage").size_bytes >= 3 * 256 * 256 * 4
+
+
+def test_contexts_on_threads_keep_apart(limited_file: Path, answer: np.ndarray) -> None:
+    net = load(limited_file)
+
+    def call(_: int) -> bool:
+        return all(np.array_equal(net(chain_input()), answer) for _ in range(10))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(4)))
+
+
+def test_a_failing_read_is_one_error_and_the_next_call_is_right(limited_file: Path, answer: np.ndarray) -> None:
+    net = load(limited_file)
+    net(chain_input())
+    gc.collect()
+    before = threading.active_count(), descriptors()
+    reads = 0
+    for number in range(100):
+        try:
+            with failing_read(number % (copies_of(net) + 1)):
+                net(chain_input())
+            reads += 1
+        except ProgramFileError as error:
+            assert "weights cannot be read: Input/output error" in str(error)
+        np.testing.assert_array_equal(net(chain_input()), answer)
+    assert 0 < reads < 40, "only the number beyond the last read fails nothing"
+    assert (threading.active_count(), descriptors()) == before
+
+
+def test_short_reads_go_on(limited_file: Path, answer: np.ndarray) -> None:
+    net, real = load(limited_file), os.preadv
+
+    def preadv(file: int, buffers: list[memoryview], offset: int) -> int:
+        return real(file, [buffers[0][: 3 * PAGE]], offset)
+
+    with mock.patch("os.preadv", preadv):
+        np.testing.assert_array_equal(net(chain_input()), answer)
+
+
+def test_a_file_that_is_cut_short_raises(own_file: Path) -> None:
+    net = load(own_file)
+    os.truncate(own_file, own_file.stat().st_size // 3)
+    for _ in range(2):
+        with pytest.raises(ProgramFileError, match="cut short|weights"):
+            net(chain_input())
+
+
+def test_changed_weights_raise_before_and_after_their_first_copy(own_file: Path, answer: np.ndarray) -> None:
+    net, later = load(own_file), load(own_file)
+    np.testing.assert_array_equal(later(chain_input()), answer)
+    storage = net.program.storage
+    assert storage is not None
+    with open(own_file, "r+b") as file:
+        for offset in storage.constants:
+            file.seek(storage._start + offset + 100)
+            file.write(b"\xff" * 8)
+    for one in (net, later):
+        with pytest.raises(ProgramFileError, match="are not those that were written"):
+            one(chain_input())
+
+
+def test_new_times_alone_are_no_fault(own_file: Path, answer: np.ndarray) -> None:
+    net = load(own_file)
+    for _ in range(3):
+        os.utime(own_file)
+        np.testing.assert_array_equal(net(chain_input()), answer)
+
+
+def test_a_deleted_or_replaced_file_goes_on(own_file: Path, answer: np.ndarray, tmp_path: Path) -> None:
+    net = load(own_file)
+    other = tmp_path / "other"
+    other.write_bytes(b"something else")
+    os.replace(other, own_file)
+    np.testing.assert_array_equal(net(chain_input()), answer)
+    own_file.unlink()
+    np.testing.assert_array_equal(net(chain_input()), answer)
+
+
+@pytest.mark.parametrize("refuses", ["open", "read"])
+def test_a_file_system_without_direct_reads(limited_file: Path, answer: np.ndarray, refuses: str) -> None:
+    target = "prefuse.runtime.streaming.storage._O_DIRECT" if refuses == "open" else "prefuse.runtime.streaming.storage._reads"
+    with mock.patch(target, 0 if refuses == "open" else lambda _: False):
+        net = load(limited_file)
+    assert net.program.storage is not None
+    assert not net.program.storage.is_direct
+    np.testing.assert_array_equal(net(chain_input()), answer)
+
+
+def test_memory_file_system(limited_file: Path, answer: np.ndarray) -> None:
+    path = Path("/dev/shm") / f"prefuse-test-{os.getpid()}.prefuse"
+    shutil.copy(limited_file, path)
+    try:
+        np.testing.assert_array_equal(load(path)(chain_input()), answer)
+    finally:
+        path.unlink()
+
+
+def test_saved_again_it_is_the_same_file(limited_file: Path, tmp_path: Path, answer: np.ndarray) -> None:
+    load(limited_file).save(tmp_path / "again.prefuse")
+    assert (tmp_path / "again.prefuse").read_bytes() == limited_file.read_bytes()
+    np.testing.assert_array_equal(load(tmp_path / "again.prefuse")(chain_input()), answer)
+
+
+def test_signals_in_a_call_do_not_end_its_waits(limited_file: Path, answer: np.ndarray) -> None:
+    net = load(limited_file)
+    seen: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: seen.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        while len(seen) < 20:
+            np.testing.assert_array_equal(net(chain_input()), answer)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_interrupt_leaves_nothing_behind(limited_file: Path, answer: np.ndarray) -> None:
+    """What is raised before the kernels ran: their threads end, and the next call is right."""
+    net = load(limited_file)
+    context = net.context()
+    context(chain_input())
+    invocation = context._invocation
+    before = threading.active_count()
+    with mock.patch.object(invocation, "_function", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        context(chain_input())
+    assert threading.active_count() == before
+    np.testing.assert_array_equal(context(chain_input()), answer)
+
+
+def _answer_of(path: Path) -> np.ndarray:
+    result = prefuse.load(path)(chain_input())
+    assert isinstance(result, np.ndarray)
+    return result
+
+
+def test_processes_share_a_file(limited_file: Path, answer: np.ndarray) -> None:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        for result in pool.map(_answer_of, [limited_file] * 2):
+            np.testing.assert_array_equal(result, answer)
+
+
+def test_a_wrong_checksum_in_the_manifest(own_file: Path) -> None:
+    content = own_file.read_bytes()
+    net = load(own_file)
+    assert net.program.storage is not None
+    stored = next(iter(net.program.storage.constants.values()))
+    own_file.write_bytes(content.replace(stored.checksum.encode(), b"0" * len(stored.checksum)))
+    with pytest.raises(ProgramFileError):
+        load(own_file)(chain_input())
