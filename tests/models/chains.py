@@ -15,7 +15,9 @@ def product_chain(links: int = LINKS, columns: int = COLUMNS) -> ir.Model:
     for index in range(links):
         source = "x" if index == 0 else f"h{index - 1}"
         lines += [f"p{index} = MatMul({source}, w{index % (links - 1)})", f"h{index} = Relu(p{index})"]
-    text = f"<ir_version: 8, opset_import: ['' : 18]> chain (float[{ROWS},{columns}] x) => (float[{ROWS},{columns}] h{links - 1}) "
+    text = (
+        f"<ir_version: 8, opset_import: ['' : 18]> chain (float[{ROWS},{columns}] x) => (float[{ROWS},{columns}] h{links - 1}) "
+    )
     text = text.replace("'", '"') + "{" + "\n".join(lines) + "}"
     scale = np.float32(columns**-0.5)
     weights = {f"w{index}": scale * rng.standard_normal((columns, columns), np.float32) for index in range(links - 1)}

@@ -18,7 +18,7 @@ from ....runtime.plan import ALIGNMENT, COMPUTE, STORAGE, Buffer, Launch, Plan, 
 from ....runtime.report import size
 from ..plan_memory import PlanMemory
 from .residencies import Residency, whole_pages, with_residencies
-from .weights import Choice, Setting, Weight, choose, least_limit, on_demand
+from .weights import Choice, Setting, Weight, choose, least_limit
 
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
 _TRIES = 12  # schedules for limits that fall by what the packing of the one before took too much
@@ -58,7 +58,7 @@ class SchedulePrefetch(PlanPass):
         budget = limit
         for _ in range(_TRIES):
             setting = problem.setting(budget)
-            choice = on_demand(setting) if self.on_demand else choose(setting)
+            choice = choose(setting, runs_ahead=not self.on_demand)
             if choice is None:
                 break
             placed, _ = PlanMemory().place(with_residencies(plan, problem.residencies(choice), problem.arena))

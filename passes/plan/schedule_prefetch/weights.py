@@ -65,33 +65,20 @@ class Choice:
     stalls: tuple[float, ...]  # how long each step waits for copies
 
 
-def choose(setting: Setting) -> Choice | None:
-    """The best choice found; None where nothing fits."""
-    least = least_limit(setting)[0]
-    room = setting.limit_bytes - max(setting.live_bytes, default=0)
-    total = sum(weight.size_bytes for weight in setting.weights)
-    if least > setting.limit_bytes:
+def choose(setting: Setting, *, runs_ahead: bool = True) -> Choice | None:
+    """The best choice found; None where nothing fits. Unless it `runs_ahead`, a weight comes when its first reader is next."""
+    if least_limit(setting)[0] > setting.limit_bytes:
         return None
-    largest = max((weight.size_bytes for weight in setting.weights), default=0)
-    sizes = np.unique(np.geomspace(max(min(largest, room), 1), max(room, 1), _WINDOWS).astype(np.int64))
-    best: Choice | None = None
-    for window in [0, *sizes.tolist()]:
-        residents = _residents(setting.weights, min(room - window, total))
-        choice = _stream(setting, residents)
-        if choice is not None and (best is None or choice.seconds < best.seconds):
-            best = choice
-    return best
-
-
-def on_demand(setting: Setting) -> Choice | None:
-    """As many weights stay as can, and each of the others comes when its first reader is next: a baseline."""
     room = setting.limit_bytes - max(setting.live_bytes, default=0)
-    best = None
-    for window in np.linspace(0, max(room, 0), 4 * _WINDOWS).astype(np.int64).tolist():
-        residents = _residents(setting.weights, room - window)
-        choice = _stream(setting, residents, runs_ahead=False)
-        if choice is not None and (best is None or choice.seconds < best.seconds):
-            best = choice
+    windows = {*np.linspace(0, room, _WINDOWS).astype(np.int64).tolist()}
+    windows |= {*np.geomspace(1, max(room, 1), _WINDOWS).astype(np.int64).tolist()}
+    best: Choice | None = None
+    for near in (_NEAR, 0):
+        for window in sorted(windows):
+            residents = _residents(setting.weights, room - window, near)
+            choice = _stream(setting, residents, near, runs_ahead=runs_ahead)
+            if choice is not None and (best is None or choice.seconds < best.seconds):
+                best = choice
     return best
 
 
@@ -104,13 +91,13 @@ def least_limit(setting: Setting) -> tuple[int, int]:
     return int(needed.max(initial=0)), step
 
 
-def _residents(weights: Sequence[Weight], room: int) -> frozenset[int]:
+def _residents(weights: Sequence[Weight], room: int, near: int) -> frozenset[int]:
     """Weights of at most `room` bytes together: those that would come most often, then some of each stretch of the others."""
     chosen: set[int] = set()
-    by_stays = sorted(range(len(weights)), key=lambda index: (-len(_stretches(weights[index].uses)), index))
-    for index in by_stays:
+    stays = [len(_stretches(weight.uses, near)) for weight in weights]
+    for index in sorted(range(len(weights)), key=lambda index: (-stays[index], index)):
         size_bytes = weights[index].size_bytes
-        if len(_stretches(weights[index].uses)) > 1 and size_bytes <= room:
+        if stays[index] > 1 and size_bytes <= room:
             chosen.add(index)
             room -= size_bytes
     others = sorted((index for index in range(len(weights)) if index not in chosen), key=lambda index: weights[index].uses)
@@ -126,18 +113,18 @@ def _residents(weights: Sequence[Weight], room: int) -> frozenset[int]:
     return frozenset(chosen)
 
 
-def _stretches(uses: Sequence[int]) -> list[tuple[int, int]]:
-    """The first and the last of uses that are so near each other that a weight stays between them."""
+def _stretches(uses: Sequence[int], near: int) -> list[tuple[int, int]]:
+    """The first and the last of uses that are at most `near` steps from each other, so that a weight stays between them."""
     found: list[tuple[int, int]] = []
     for step in uses:
-        if found and step - found[-1][1] <= _NEAR:
+        if found and step - found[-1][1] <= near:
             found[-1] = (found[-1][0], step)
         else:
             found.append((step, step))
     return found
 
 
-def _stream(setting: Setting, residents: frozenset[int], *, runs_ahead: bool = True) -> Choice | None:
+def _stream(setting: Setting, residents: frozenset[int], near: int, *, runs_ahead: bool) -> Choice | None:
     """Let all weights but the residents come as early as they fit; None where one never does."""
     resident_bytes = sum(setting.weights[index].size_bytes for index in residents)
     taken = np.array(setting.live_bytes, np.int64) + resident_bytes
@@ -147,7 +134,7 @@ def _stream(setting: Setting, residents: frozenset[int], *, runs_ahead: bool = T
         (first, last, index)
         for index, weight in enumerate(setting.weights)
         if index not in residents
-        for first, last in _stretches(weight.uses)
+        for first, last in _stretches(weight.uses, near)
     ]
     stays: list[Stay] = []
     earliest = -1

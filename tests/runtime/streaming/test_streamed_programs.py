@@ -85,16 +85,10 @@ def test_a_failing_read_is_one_error_and_the_next_call_is_right(limited_file: Pa
     net(chain_input())
     gc.collect()
     before = threading.active_count(), descriptors()
-    reads = 0
     for number in range(100):
-        try:
-            with failing_read(number % (copies_of(net) + 1)):
-                net(chain_input())
-            reads += 1
-        except ProgramFileError as error:
-            assert "weights cannot be read: Input/output error" in str(error)
+        with failing_read(number % copies_of(net)), pytest.raises(ProgramFileError, match="weights cannot be read: Input/output"):
+            net(chain_input())
         np.testing.assert_array_equal(net(chain_input()), answer)
-    assert 0 < reads < 40, "only the number beyond the last read fails nothing"
     assert (threading.active_count(), descriptors()) == before
 
 
@@ -112,7 +106,7 @@ def test_a_file_that_is_cut_short_raises(own_file: Path) -> None:
     net = load(own_file)
     os.truncate(own_file, own_file.stat().st_size // 3)
     for _ in range(2):
-        with pytest.raises(ProgramFileError, match="cut short|weights"):
+        with pytest.raises(ProgramFileError, match="it has been cut short"):
             net(chain_input())
 
 
