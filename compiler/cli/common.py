@@ -149,6 +149,12 @@ _COMPILE_OPTIONS = (
         type=click.Choice(WEIGHTS),
         help="Store large float32 weights of matrix products as int8 by columns, or int4 by blocks of 32 along k.",
     ),
+    click.option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="What weights and activations may take together, such as 600MiB, or 25% of what they take without a limit: weights "
+        "beyond it stay in the program's file and are copied beside the kernels that run before they are read.",
+    ),
     click.option("--no-tuning", is_flag=True, help="Use no results of prefuse tune, not even those that come with prefuse."),
 )
 

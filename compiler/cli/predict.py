@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...runtime.plan import COMPUTE
 from ..pipeline.progress import ConsoleProgress
 from .common import (
     JSON,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..predictor.prediction import PredictedStep, Prediction
 
 _ROWS = 20  # groups shown, those that take longest
+_STALLS = 5  # shown, the longest
 _LABEL = 64  # characters shown of one
 _SOURCES = {"measured": "of kernels measured alone", "scaled": "of estimates scaled by their templates", "estimate": "estimated"}
 
@@ -74,6 +76,7 @@ def _head(found: Prediction) -> str:
         f"memory: {size_text(memory.weights_bytes)} of weights, {size_text(memory.arena_bytes)} of activations a context, "
         f"of which {size_text(memory.workspace_bytes)} for the largest workspace",
     ]
+    lines += _limited(found)
     if found.is_elsewhere:
         lines.append(f"an estimate for a {found.machine} core: nothing of it was measured, as this machine is another one")
     else:
@@ -83,6 +86,26 @@ def _head(found: Prediction) -> str:
                 "--measure measures what is estimated; without prefuse doctor --fit estimates are those of a row of its kind"
             )
     return "\n".join(lines) + "\n"
+
+
+def _limited(found: Prediction) -> list[str]:
+    """What a memory limit makes of the time; nothing without one."""
+    if not found.memory.stored_bytes:
+        return []
+    compute, copies, latency = found.compute_us, found.copies_us, found.latency_us
+    total = size_text(found.memory.total_bytes)
+    lines = [
+        f"{total} together; {size_text(found.memory.stored_bytes)} of weights stay in the file, of which a call copies "
+        f"{size_text(sum(step.bytes_moved for step in found.steps if step.stream != COMPUTE))}",
+        f"{compute / 1e3:.3f} ms of kernels and {copies / 1e3:.3f} ms of copies run side by side; predicted "
+        f"{latency / max(compute, copies):.2f} times the longer of them",
+    ]
+    stalls = [step for step in found.stalls if step.stream == COMPUTE]
+    lines += [f"  {_short(step)} waits {step.stall_us / 1e3:.3f} ms for a copy" for step in stalls[:_STALLS]]
+    if len(stalls) > _STALLS:
+        rest = sum(step.stall_us for step in stalls[_STALLS:])
+        lines.append(f"  and {len(stalls) - _STALLS} more wait {rest / 1e3:.3f} ms")
+    return lines
 
 
 def _table(found: Prediction) -> Table:

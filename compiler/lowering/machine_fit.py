@@ -15,8 +15,10 @@ from itertools import pairwise
 import numpy as np
 
 from ...runtime.errors import OptionError
+from ...runtime.files.user_folder import user_folder
 from ...runtime.fit_file import Fit
 from ...runtime.hardware.machine import Machine, host_machine
+from ...runtime.streaming.rate import read_rates
 from ...runtime.target import Target, host_cpu_model
 from .machine_kernels import Probe, probe_program
 
@@ -43,6 +45,7 @@ _PLAUSIBLE = {
     "tile_dot_cycles": (4.0, 200.0),
     "tile_l1_cycles": (4.0, 400.0),
     "tile_l2_cycles": (4.0, 1000.0),
+    "storage_gbs": (0.01, 200.0),
 }
 _BY_DISTANCE = ("l1_bytes_per_cycle", "l2_bytes_per_cycle", "l3_bytes_per_cycle", "memory_bytes")
 _PROBES = {"loads": "l1_bytes_per_cycle"}  # of numbers that have none of their own name
@@ -68,13 +71,27 @@ def fit_host(target: Target, progress: Callable[[str, float], None] | None = Non
     best, second = _fastest(batches)
     numbers = _numbers(best, row)
     spread = {name: _apart(best[probe], second[probe]) for name in numbers for probe in [_PROBES.get(name, name)]}
-    refused = refusals(numbers, spread, row)
+    unread = _fit_storage(numbers, spread)
+    refused = refusals(numbers, spread, row) | unread
     kept = {name: _rounded(number) for name, number in numbers.items() if name not in refused}
     if "memory_bytes" in kept:  # all cores together read no slower than one
         shared = max(kept.get("shared_memory_bytes", row.shared_memory_bytes), kept["memory_bytes"])
         kept |= {"shared_memory_bytes": shared} if "shared_memory_bytes" in kept or shared > row.shared_memory_bytes else {}
     spread = {name: _rounded(part) for name, part in spread.items() if name in kept}
     return Fit(datetime.now(UTC).isoformat(timespec="seconds"), kept, spread, refused)
+
+
+def _fit_storage(numbers: dict[str, float], spread: dict[str, float]) -> dict[str, str]:
+    """Measure the file system of the cache, where programs lie. Returns why it was not."""
+    folder = user_folder()
+    try:
+        rates = sorted(read_rates(folder), reverse=True)
+    except OSError as error:
+        return {"storage_gbs": f"no file can be read back from {folder}: {error.strerror or error}"}
+    if not rates:
+        return {"storage_gbs": f"files in {folder} are read through the page cache only"}
+    numbers["storage_gbs"], spread["storage_gbs"] = rates[0], _apart(rates[1], rates[0])
+    return {}
 
 
 def refusals(numbers: Mapping[str, float], spread: Mapping[str, float], row: Machine) -> dict[str, str]:

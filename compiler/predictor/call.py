@@ -25,7 +25,7 @@ from .prediction import Prediction
 from .predictor import Predictor
 
 _FLOATS, _BYTES = ("float32", "bfloat16", "float16"), ("int8", "uint8")  # between which values are converted
-_OPTIONS = ("threads", "pipeline", "random", "tuning")
+_OPTIONS = ("memory_limit", "threads", "pipeline", "random", "tuning")
 
 
 def predict(

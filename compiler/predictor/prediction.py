@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
+from ...runtime.plan import COMPUTE
 from ...runtime.profile import GroupDescription
 
 # measured: this kernel alone, on this machine. estimate: the cost model alone. scaled: the estimate, times what measured kernels
@@ -31,6 +32,8 @@ class PredictedStep:
     is_critical: bool
     near_us: float = 0.0
     far_us: float = 0.0
+    stream: int = 0
+    stall_us: float = 0.0  # how long it waits for copies while its stream has nothing else to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,14 @@ class Memory:
     """Bytes that a program takes: exactly those of the compiled program.
 
     Weights are there once, however many contexts share them; each context has an arena, of which the largest workspace of a step
-    takes `workspace_bytes`.
+    takes `workspace_bytes`. `stored_bytes` of weights stay in the file: within a memory limit, the arena holds those of them that
+    are being read.
     """
 
     weights_bytes: int
     arena_bytes: int
     workspace_bytes: int
+    stored_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -74,6 +79,22 @@ class Prediction:
     def critical_path(self) -> tuple[PredictedStep, ...]:
         """The steps that the latency is the sum of, in order."""
         return tuple(step for step in self.steps if step.is_critical)
+
+    @property
+    def copies_us(self) -> float:
+        """What copies from the program's file take, one after the other."""
+        return sum(step.time_us for step in self.steps if step.stream != COMPUTE)
+
+    @property
+    def compute_us(self) -> float:
+        """What the steps of the kernels' stream take, one after the other."""
+        return sum(step.time_us for step in self.steps if step.stream == COMPUTE)
+
+    @property
+    def stalls(self) -> tuple[PredictedStep, ...]:
+        """The steps that wait for copies, the longest waits first."""
+        waiting = (step for step in self.steps if step.stall_us > 0)
+        return tuple(sorted(waiting, key=lambda step: -step.stall_us))
 
     @property
     def shares(self) -> dict[Source, float]:

@@ -14,9 +14,10 @@ import tvm_ffi
 
 from ...kernels.cost.estimate import Estimate, floors
 from ...kernels.problem import problem_of
+from ...passes.plan.schedule_prefetch import COPY_SECONDS
 from ...runtime.errors import OptionError
 from ...runtime.hardware import machine as machines
-from ...runtime.plan import Copy, Launch, Role, Step, step_writes
+from ...runtime.plan import STORAGE, Copy, Launch, Role, Step, step_writes
 from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
@@ -96,12 +97,13 @@ class Predictor:
         """
         self.measure(planned.lowered)
         launches = iter(self._steps(planned))
-        steps = [next(launches) if isinstance(step, Launch) else self._copy(step) for step in planned.plan.steps]
+        spaces = {buffer.name: buffer.space for buffer in planned.plan.buffers}
+        steps = [next(launches) if isinstance(step, Launch) else self._copy(step, spaces) for step in planned.plan.steps]
         played = replay(planned.plan, [step.time_us for step in steps])
-        critical = set(played.critical)
+        critical, stalls = set(played.critical), played.stalls_us(planned.plan)
         placed = (
-            replace(step, begin_us=begin, is_critical=number in critical)
-            for number, (step, begin) in enumerate(zip(steps, played.begins_us, strict=True))
+            replace(step, begin_us=begin, is_critical=number in critical, stream=given.stream, stall_us=stalls[number])
+            for number, (given, step, begin) in enumerate(zip(planned.plan.steps, steps, played.begins_us, strict=True))
         )
         return Prediction(
             name=name,
@@ -216,11 +218,15 @@ class Predictor:
                 far_us=run.far_us if run else 0.0,
             )
 
-    def _copy(self, step: Step) -> PredictedStep:
+    def _copy(self, step: Step, spaces: Mapping[str, str]) -> PredictedStep:
         """A step that is no launch; those of events take no time."""
+        label = " ".join((type(step).__name__.lower(), *(f"to {region.buffer}" for region in step_writes(step))))
+        if isinstance(step, Copy) and spaces[step.source.buffer] == STORAGE:
+            moved = step.source.size_bytes
+            time_us = 1e6 * COPY_SECONDS + moved / self._machine.storage_gbs / 1e3
+            return PredictedStep(label, "copy", "", GroupDescription(), moved, 0.0, time_us, "estimate", False)
         moved = 2 * sum(region.size_bytes for region in step_writes(step)) if isinstance(step, Copy) else 0
         cycles = Estimate(0.0, 0, streamed_bytes=moved, is_parallel=False).wall_cycles(self._machine) if moved else 0.0
-        label = " ".join((type(step).__name__.lower(), *(f"to {region.buffer}" for region in step_writes(step))))
         return PredictedStep(label, "copy", "", GroupDescription(), moved, 0.0, self._us(cycles), "estimate", False)
 
     def _scales(self) -> dict[str, float]:
@@ -284,7 +290,8 @@ def memory_of(planned: PlannedModel) -> Memory:
     arena = {buffer.space for buffer in plan.buffers if buffer.role in (Role.ACTIVATION, Role.WORKSPACE)}
     workspaces = [buffer.size_bytes for buffer in plan.buffers if buffer.role is Role.WORKSPACE]
     arena_bytes = sum(plan.space(name).size_bytes for name in arena)
-    return Memory(plan.space(CONSTANTS).size_bytes, arena_bytes, max(workspaces, default=0))
+    stored = sum(space.size_bytes for space in plan.spaces if space.name == STORAGE)
+    return Memory(plan.space(CONSTANTS).size_bytes, arena_bytes, max(workspaces, default=0), stored)
 
 
 def _description(planned: PlannedModel, item: LoweredGroup) -> GroupDescription:

@@ -24,6 +24,17 @@ class Replay:
     def time_us(self) -> float:
         return max(self.ends_us, default=0.0)
 
+    def stalls_us(self, plan: Plan) -> tuple[float, ...]:
+        """How long each step that does something waits after the one before it on its stream, through the Waits between them."""
+        free: dict[int, float] = {}  # since when a stream has nothing to do
+        found = []
+        for step, begin, end in zip(plan.steps, self.begins_us, self.ends_us, strict=True):
+            is_event = isinstance(step, (Record, Wait))
+            found.append(0.0 if is_event else begin - free.get(step.stream, 0.0))
+            if not is_event:
+                free[step.stream] = end
+        return tuple(found)
+
 
 def replay(plan: Plan, times_us: Sequence[float]) -> Replay:
     """The Plan with `times_us[i]` for step `i`; Records and Waits have times, too.

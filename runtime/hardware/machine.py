@@ -70,6 +70,7 @@ class Machine:
     tile_dot_cycles: float = 0.0
     tile_l1_cycles: float = 0.0
     tile_l2_cycles: float = 0.0
+    storage_gbs: float = 2.0  # 10^9 bytes a second from the file system that holds programs, past the page cache
     item_bytes: int = 4  # of the numbers that are counted
 
     @property
@@ -129,6 +130,7 @@ _FITTED = (
     "tile_dot_cycles",
     "tile_l1_cycles",
     "tile_l2_cycles",
+    "storage_gbs",
 )
 
 

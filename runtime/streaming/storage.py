@@ -48,7 +48,7 @@ class Storage:
         self.size_bytes = section.size_bytes
         self._name = str(getattr(section._file, "name", "program file"))
         self._start = section.start
-        self._file, self.is_direct = _reopened(section.fileno(), is_aligned=section.start % PAGE == 0)
+        self._file, self.is_direct = reopened(section.fileno(), is_aligned=section.start % PAGE == 0)
         weakref.finalize(self, os.close, self._file)
         self._verified: set[int] = set()
         self._state = self._status()
@@ -122,7 +122,7 @@ class Storage:
         return status.st_size, status.st_mtime_ns
 
 
-def _reopened(file: int, *, is_aligned: bool) -> tuple[int, bool]:
+def reopened(file: int, *, is_aligned: bool) -> tuple[int, bool]:
     """The file once more, and whether reads of it go past the page cache: not from memory file systems, and some others."""
     if is_aligned and _O_DIRECT:
         with suppress(OSError):

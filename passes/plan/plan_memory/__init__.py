@@ -136,7 +136,7 @@ def _block(group: Sequence[Buffer], lifetimes: Mapping[str, range]) -> Block:
 def _lifetimes(steps: Sequence[Step]) -> dict[str, range]:
     """For each buffer the half-open range of step indices in which its bytes are its own.
 
-    From `stop` on, every step runs after all uses of the buffer, whatever its stream.
+    From `stop` on, every step that touches memory runs after all uses of the buffer, whatever its stream.
     """
     last_uses: dict[str, dict[int, int]] = defaultdict(dict)  # buffer -> stream -> its last step there
     starts: dict[str, int] = {}
@@ -149,11 +149,13 @@ def _lifetimes(steps: Sequence[Step]) -> dict[str, range]:
 
 
 def _followers(steps: Sequence[Step]) -> list[int]:
-    """For each step, the first index from which on every step runs after it."""
+    """For each step, the first index from which on every step that touches memory runs after it."""
     streams = {stream: number for number, stream in enumerate(dict.fromkeys(step.stream for step in steps))}
     if len(streams) == 1:
         return list(range(1, len(steps) + 1))
-    before = list(_completed(steps, streams))
+    everything = [len(steps)] * len(streams)
+    completed = zip(steps, _completed(steps, streams), strict=True)
+    before = [list(everything) if isinstance(step, (Record, Wait)) else clock for step, clock in completed]
     for clock, later in zip(before[-2::-1], before[:0:-1], strict=True):  # from the end: what all steps from here on run after
         clock[:] = map(min, clock, later)
     by_stream = [[clock[number] for clock in before] for number in range(len(streams))]

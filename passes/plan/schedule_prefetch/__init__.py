@@ -21,9 +21,8 @@ from .residencies import Residency, whole_pages, with_residencies
 from .weights import Choice, Setting, Weight, choose, least_limit
 
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
-_TRIES = 12  # schedules for limits that fall by what the packing of the one before took too much
-_STORAGE_BYTES_PER_SECOND = 2e9  # of a disk that nothing was measured of
-_COPY_SECONDS = 1e-4  # that a copy takes beside its bytes: waking a thread, asking the disk
+_TRIES = 20  # schedules for limits that fall by what the packing of the one before took too much
+COPY_SECONDS = 5e-5  # that a copy takes beside its bytes: a thread that wakes, a disk that is asked
 _BYTES_PER_SECOND = 1e10  # of a step that no kernel's estimate tells the time of
 
 
@@ -54,8 +53,8 @@ class SchedulePrefetch(PlanPass):
         if total <= limit:
             context.remark(self.name, f"{size(total)} are within the limit of {size(limit)}")
             return plan
-        problem = _Problem(plan, context.step_us, self.min_bytes)
-        budget = limit
+        problem = _Problem(plan, context, self.min_bytes)
+        budget, cut, before = limit, 0, None
         for _ in range(_TRIES):
             setting = problem.setting(budget)
             choice = choose(setting, runs_ahead=not self.on_demand)
@@ -66,7 +65,8 @@ class SchedulePrefetch(PlanPass):
             if excess <= 0:
                 self._report(placed, limit, setting, choice, context)
                 return placed
-            budget -= excess
+            cut = 2 * cut if choice == before else excess  # what changes nothing was too little
+            budget, before = budget - cut, choice
         least, step = problem.least()
         label = problem.labels[step] if problem.labels else "no step"
         what = f"this program takes {size(total)}, and at least {size(least)}: {label} needs that at once"
@@ -94,14 +94,14 @@ def planned_bytes(plan: Plan) -> int:
 class _Problem:
     """A Plan as steps with times, bytes that are live anyway, and weights."""
 
-    def __init__(self, plan: Plan, step_us: Mapping[str, float], min_bytes: int) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, context: Context, min_bytes: int) -> None:
+        self._bandwidth = 1e9 * context.target.machine.storage_gbs
         assert all(step.stream == COMPUTE for step in plan.steps), "the plan has copies on other streams already"
         buffers = {buffer.name: buffer for buffer in plan.buffers}
         self.arena = next((b.space for b in plan.buffers if b.role in _ARENA_ROLES), "arena")
         self.labels = [step.label if isinstance(step, Launch) else f"step {index}" for index, step in enumerate(plan.steps)]
         kernels = {kernel.symbol: kernel.bytes_moved for kernel in plan.kernels}
-        self._seconds = tuple(_seconds(step, step_us, kernels) for step in plan.steps)
+        self._seconds = tuple(_seconds(step, context.step_us, kernels) for step in plan.steps)
         uses: dict[str, list[int]] = {}
         for index, step in enumerate(plan.steps):
             for region in step_reads(step):
@@ -117,7 +117,7 @@ class _Problem:
     def setting(self, limit: int) -> Setting:
         """What to choose for, where so many bytes may be used."""
         live = tuple(self._fixed + live for live in self._live)
-        return Setting(self._seconds, live, self._weights, limit, _STORAGE_BYTES_PER_SECOND, _COPY_SECONDS)
+        return Setting(self._seconds, live, self._weights, limit, self._bandwidth, COPY_SECONDS)
 
     def least(self) -> tuple[int, int]:
         return least_limit(self.setting(0))
