@@ -50,6 +50,11 @@ class Section(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
+    @property
+    def name(self) -> str:
+        """Of the whole file, for people."""
+        return str(getattr(self._file, "name", "program file"))
+
     def fileno(self) -> int:
         """The number of the whole file."""
         return self._file.fileno()

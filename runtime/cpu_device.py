@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from . import native
@@ -14,7 +14,9 @@ from .device import Arena
 from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, ProgramFileError
 from .hardware import tile_state
 from .program_file import Program, page_in
-from .streaming.copier import Copier, copy_streams
+from .streaming.copier import Copier, CopyTime
+from .streaming.storage import StorageError
+from .streams import copy_streams
 from .target import Target
 from .temporary_folder import temporary_folder, write_temporary
 
@@ -65,6 +67,7 @@ class CpuInvocation:
         self._argument = ctypes.byref(self._table)  # made once, so that a call converts nothing
         self._threads = executable.threads
         self._function = function
+        self.copies: Sequence[CopyTime] = ()  # of the last call
 
     def __call__(self, *addresses: int) -> None:
         if self._threads and _pool.threads != self._threads:
@@ -73,7 +76,10 @@ class CpuInvocation:
         if self.copier is None:
             self._function(self._argument)
         else:
-            self.copier.run(lambda: self._function(self._argument))
+            try:
+                self.copies = self.copier.run(lambda: self._function(self._argument))
+            except StorageError as error:
+                raise ProgramFileError(error.where, error.what, error.fix) from error
 
 
 class CpuExecutable:

@@ -138,7 +138,7 @@ class CompiledModel(Shared):
             context(*inputs, **named)
         name = str(self._program.manifest.get("name", "model"))
         described, rate = descriptions_of(self._program), assumed_rate_of(self._program)
-        return Profile(name, self.plan, described, recorder.stamps_ns()[1:], assumed_flops_per_second=rate)
+        return Profile(name, self.plan, described, recorder.stamps_ns()[1:], None, rate, tuple(recorder.copies[1:]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a `.prefuse` file, whole or not at all.

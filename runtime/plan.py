@@ -14,10 +14,11 @@ from math import prod
 import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
 import numpy as np
 
+from .streaming.storage import PAGE as PAGE
+
 FORMAT_VERSION = 2
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
 STORAGE = "storage"  # the space of constants that stay in the program's file until a Copy brings them
-PAGE = 4096  # bytes; what reading past the page cache (O_DIRECT) asks of addresses, offsets and sizes
 COMPUTE = 0  # the stream of the kernels
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
 
@@ -74,6 +75,9 @@ class Role(StrEnum):
     CONSTANT = "constant"  # shared by all contexts, never written
     ACTIVATION = "activation"  # in the context's arena, written by a step
     WORKSPACE = "workspace"  # in the arena, private to one step
+
+
+ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,3 +270,15 @@ def step_writes(step: Step) -> tuple[Region, ...]:
             return (step.destination,)
         case _:
             return ()
+
+
+def planned_bytes(plan: Plan) -> int:
+    """What a program takes with one context: its weights in memory, and all that lies in the arena."""
+    places = {buffer.space for buffer in plan.buffers if buffer.role in (Role.CONSTANT, *ARENA_ROLES)}
+    return sum(space.size_bytes for space in plan.spaces if space.name in places and space.name != STORAGE)
+
+
+def limit_of(plan: Plan) -> int | None:
+    """The bytes that a program may take with this Plan; None without a limit."""
+    bounds = [space.capacity_bytes - space.size_bytes for space in plan.spaces if space.capacity_bytes is not None]
+    return planned_bytes(plan) + sum(bounds) if bounds else None

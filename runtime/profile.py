@@ -18,11 +18,12 @@ from typing import Protocol
 
 import numpy as np
 
-from .cpu_device import CLOCK_WORDS
+from .cpu_device import CLOCK_WORDS, CpuInvocation
 from .device import Arena, Executable, Invocation
 from .errors import OptionError
 from .plan import Launch, Plan, Step, step_reads, step_writes
 from .program_file import Program
+from .streaming.copier import CopyTime
 
 ASSUMED_RATE = "assumed_flops_per_second"  # in the manifest of a program
 _CALLS_A_TURN = 5  # of a program, when several are measured
@@ -120,6 +121,7 @@ class Profile:
     stamps_ns: np.ndarray
     limits: Limits | None = None
     assumed_flops_per_second: float = 0.0  # multiply-adds of the machine predicted for, on all threads; 0 where it is unknown
+    copies: tuple[Sequence[CopyTime], ...] = ()  # of each call, those beside the kernels, by the same clock
 
     @property
     def time_us(self) -> float:
@@ -240,6 +242,7 @@ class Recorder:
         self._executable = executable
         self._rows = np.zeros((calls, CLOCK_WORDS + steps + 1), np.int64)
         self._next = int(self._rows.ctypes.data)
+        self.copies: list[Sequence[CopyTime]] = []  # of each call
 
     def bind(self, arena: Arena) -> Invocation:
         """As the executable's own; a call is one of those that are recorded."""
@@ -249,6 +252,7 @@ class Recorder:
         def call(*addresses: int) -> None:
             profiled(*addresses, self._next)
             self._next += row_bytes
+            self.copies.append(profiled.copies if isinstance(profiled, CpuInvocation) else ())
 
         return call
 
@@ -326,5 +330,11 @@ def profile_in_turns(nets: Sequence[Profiled], inputs: Mapping[str, object], run
     """
     turns = [min(_CALLS_A_TURN, runs - begin) for begin in range(0, runs, _CALLS_A_TURN)]
     found = [[net.profile(**inputs, runs=turn) for net in nets] for turn in turns]
-    merged = (np.concatenate([one.stamps_ns for one in profiles]) for profiles in zip(*found, strict=True))
-    return tuple(replace(first, stamps_ns=stamps) for first, stamps in zip(found[0], merged, strict=True))
+    return tuple(
+        replace(
+            profiles[0],
+            stamps_ns=np.concatenate([one.stamps_ns for one in profiles]),
+            copies=tuple(copies for one in profiles for copies in one.copies),
+        )
+        for profiles in zip(*found, strict=True)
+    )

@@ -53,7 +53,7 @@ from .files.checksum import Checksum
 from .plan import ALIGNMENT, PAGE, STORAGE, Buffer, Plan, Role, TensorType
 from .plan_checker import check_plan
 from .plan_text import parse_plan, print_plan
-from .streaming.storage import CHUNK_BYTES, Storage, Stored, checksum_of, whole_pages
+from .streaming.storage import Storage, StorageError, Stored, checksum_of, in_memory, whole_pages
 from .target import Target
 
 FORMAT = 4
@@ -157,12 +157,20 @@ def save_program(path: str | os.PathLike[str], program: Program) -> None:
 
 def write_program_members(archive: zipfile.ZipFile, program: Program) -> str:
     """Write a program that was read from a file to an archive, which may be part of another. Returns the manifest's sha256."""
-    data = (program.constants.data,)
+    data: tuple[memoryview] = (program.constants.data,)
     storage = program.storage
-    pages = None if storage is None else _StoredMember(program.storage_header, storage.pieces())
+    pages = None if storage is None else _StoredMember(program.storage_header, _checked(storage))
     checksums = {} if storage is None else {stored.name: stored.checksum for stored in storage.constants.values()}
     plan, header = program.plan, program.constants_header
     return _write_members(archive, plan, program.library, header, data, program.manifest, pages, checksums)
+
+
+def _checked(storage: Storage) -> Iterator[memoryview]:
+    """The constants that stay in the file. Raises ProgramFileError if they are not what they were."""
+    try:
+        yield from storage.pieces()
+    except StorageError as error:
+        raise ProgramFileError(error.where, error.what, error.fix) from error
 
 
 def constants_bytes(plan: Plan) -> int:
@@ -332,7 +340,7 @@ def _read_storage(
             if not isinstance(checksum, str):
                 raise ProgramFileError(MANIFEST, f"it has no checksum of {buffer.name}", COPY_AGAIN)
             constants[buffer.offset] = Stored(buffer.name, buffer.offset, buffer.size_bytes, checksum)
-    return header, Storage(data, constants)
+    return header, Storage(data.fileno(), data.name, data.start, data.size_bytes, constants)
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -384,7 +392,7 @@ def map_constants(
     if not data.size_bytes:
         return header, np.empty(0, np.uint8)
     if is_copied:
-        constants = _copied(data)
+        constants = in_memory(data.fileno(), data.start, data.size_bytes)
     else:
         first_page = data.start - data.start % mmap.ALLOCATIONGRANULARITY
         end = data.start + data.size_bytes
@@ -394,26 +402,6 @@ def map_constants(
         constants = np.frombuffer(mapped, np.uint8, data.size_bytes, data.start - first_page)
     _check_constants(constants, hashes)
     return header, constants
-
-
-def _copied(data: Section) -> np.ndarray:
-    """The bytes of a section in memory of their own: nothing that happens to the file reaches them, and they fill large pages."""
-    memory = mmap.mmap(-1, data.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    view, file = memoryview(memory), data.fileno()
-    for begin in range(0, data.size_bytes, CHUNK_BYTES):
-        position = begin
-        while position < min(begin + CHUNK_BYTES, data.size_bytes):
-            count = os.preadv(file, [view[position : begin + CHUNK_BYTES]], data.start + position)
-            if not count:
-                raise EOFError("it ends before its weights do")
-            position += count
-    with suppress(OSError):
-        os.posix_fadvise(file, data.start, data.size_bytes, os.POSIX_FADV_DONTNEED)
-    constants = np.frombuffer(memory, np.uint8)
-    constants.flags.writeable = False
-    return constants
 
 
 def _constants_section(section: Section, info: zipfile.ZipInfo, hashes: Mapping[str, object]) -> tuple[bytes, Section]:

@@ -21,6 +21,7 @@ _VERBS = {
     "why-not": "say why two nodes are not in one group",
     "profile": "say where the time of a model goes, and compare two pipelines",
     "predict": "say how long a model will take and what memory, without compiling it",
+    "memory": "show what of a model lies where in memory and when, and what is copied beside its kernels",
     "pack": "find places in memory for blocks with known lifetimes, in a CSV file",
     "tune": "measure how the kernels of a model are computed fastest here, for later compilations",
     "bisect": "find the pass after which a model's numbers are wrong",

@@ -12,12 +12,13 @@ import click
 
 from ..api import drive
 from ..bits.mixed.choice import OBJECTIVES
-from ..bits.mixed.drawing import check_installed, write_html, write_png
+from ..bits.mixed.drawing import draw_html, draw_png
 from ..bits.mixed.formats import FORMATS
 from ..bits.mixed.metrics import METRICS
 from ..bits.mixed.plan import BitsPlan, plan_of
 from ..bits.mixed.request import MAX_ERROR, request_of
 from ..bits.mixed.search import search
+from ..pipeline.pages import check_installed
 from ..pipeline.progress import ConsoleProgress
 from ..programs.options import MIXED, parse_options
 from .common import JSON, MODEL, SHAPES, THREADS, Shapes, check_output, concrete_model, refuse_program, show, table
@@ -97,7 +98,7 @@ def command(
         found = search(concrete_model(model, shapes), calibration, options, request, drive, progress)
     finally:
         progress("done", 1.0)
-    for option, write in (("--output", _save), ("--html", write_html), ("--png", write_png)):
+    for option, write in (("--output", _save), ("--html", draw_html), ("--png", draw_png)):
         if (path := paths[option]) is not None:
             write(found, path)
     show(as_json, _data(found), _table(found), "", *found.sentences(), _front(found), f"found in {found.seconds:.1f} s")

@@ -11,7 +11,8 @@ from tvm.ir import Call, GlobalVar, PointerType, PrimType
 
 from ...runtime.cpu_device import CLOCK_WORDS, HEAD, MAIN, PROFILE
 from ...runtime.plan import COMPUTE, Copy, Launch, Plan, Record, Region, Role, Wait
-from ...runtime.streaming.events import EVENT_BYTES, waits_of
+from ...runtime.streaming.events import EVENT_BYTES
+from ...runtime.streams import waits_of
 from ...runtime.target import Target
 from .gpu.device_code import build_device_code
 from .native import compile_module, link_library

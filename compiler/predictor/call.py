@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ...runtime.errors import InputError, OptionError
 from ...runtime.plan import TensorType
 from ..api import reporter
-from ..driver import plan_model
+from ..driver import PlannedModel, plan_model
 from ..frontend.dimensions import is_dynamic
 from ..frontend.importer import import_model
 from ..programs.builder import Progress
@@ -102,11 +102,16 @@ def predict_graph(graph: ir.Model, options: Options, predictor: Predictor, name:
         UnsupportedModelError: it cannot be compiled into one program.
         OptionError: the predictor's database cannot be written.
     """
+    return planned_and_predicted(graph, options, predictor, name)[1]
+
+
+def planned_and_predicted(graph: ir.Model, options: Options, predictor: Predictor, name: str) -> tuple[PlannedModel, Prediction]:
+    """As `predict_graph`, with what the passes have made of the graph."""
     if is_dynamic(graph):
         what = "has symbolic dimensions, and each shape has a program of its own"
         raise InputError("model", what, "predict a model of concrete shapes, or prefuse predict --shape NAME=SIZES")
     planned = plan_model(graph, options, predictor.progress, predictor.kernels)
-    return predictor.predict(planned, name, options.precision)
+    return planned, predictor.predict(planned, name, options.precision)
 
 
 def predict_conversion(kind: TensorType, wanted: str, options: Options, predictor: Predictor) -> Prediction:

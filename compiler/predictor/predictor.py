@@ -14,9 +14,9 @@ import tvm_ffi
 
 from ...kernels.cost.estimate import Estimate, floors
 from ...kernels.problem import problem_of
-from ...passes.plan.schedule_prefetch import COPY_SECONDS
 from ...runtime.errors import OptionError
 from ...runtime.hardware import machine as machines
+from ...runtime.hardware.machine import COPY_SECONDS
 from ...runtime.plan import STORAGE, Copy, Launch, Role, Step, step_writes
 from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeGuard
 
+COPY_SECONDS = 5e-5  # that a copy from a file takes beside its bytes: a thread that wakes, a disk that is asked
 LINE_BYTES = 64  # of a cache line, on every processor that we compile for
 _KIB, _MIB = 1 << 10, 1 << 20
 _MOST_L3_OF_CORE = 16 * _MIB  # more than any core has of an L3 that all use, but for those of few cores and stacked caches

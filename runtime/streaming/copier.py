@@ -1,4 +1,4 @@
-"""The streams of a Plan beside the kernels': threads that wait for events, copy, and record events, once a call."""
+"""Streams beside the kernels': threads that wait for events, copy, and record events, once a call."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ..errors import ProgramFileError
-from ..plan import COMPUTE, STORAGE, Copy, Plan, Record, Role, Wait
-from .events import Events, waits_of
+from .events import Events
 from .storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
-class _Wait:
+class Await:
+    """Go on when an event has been posted."""
+
     event: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Post:
+class Post:
+    """Let those that await events go on."""
+
     events: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """Of a constant in the file to a place in the arena."""
+class Fetch:
+    """Read the constant at `stored` of the file into the arena at `offset`; `step` is the number of the copy for people."""
 
     step: int
     stored: int
@@ -35,7 +37,7 @@ class _Read:
     size_bytes: int
 
 
-_Operation: TypeAlias = _Wait | _Post | _Read
+Operation: TypeAlias = Await | Post | Fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,38 +53,8 @@ class CopyTime:
 class CopyStreams:
     """What the streams beside the kernels' do in each call, and how many events there are."""
 
-    operations: tuple[tuple[_Operation, ...], ...] = ()
+    operations: tuple[tuple[Operation, ...], ...] = ()
     events: int = 0
-
-
-def copy_streams(plan: Plan) -> CopyStreams:
-    """Prepare the streams of a sound Plan.
-
-    Raises:
-        ProgramFileError: they do what no thread beside the kernels can.
-    """
-    waits = waits_of(plan)
-    buffers = {buffer.name: buffer for buffer in plan.buffers}
-    streams: dict[int, list[_Operation]] = {}
-    for index, step in enumerate(plan.steps):
-        if step.stream == COMPUTE:
-            continue
-        operations = streams.setdefault(step.stream, [])
-        if isinstance(step, Wait):
-            operations.append(_Wait(waits.number(index)))
-        elif isinstance(step, Record):
-            operations.append(_Post(tuple(waits.of_event(step.event))))
-        else:
-            source, place = (
-                (buffers[step.source.buffer], buffers[step.destination.buffer]) if isinstance(step, Copy) else (None, None)
-            )
-            if source is None or place is None or source.space != STORAGE or place.role is not Role.ACTIVATION:
-                what = f"step {index} on stream {step.stream} is no copy from the program's file"
-                raise ProgramFileError("plan", what, "compile the model again")
-            assert isinstance(step, Copy)
-            stored, offset = (source.offset or 0) + step.source.offset, (place.offset or 0) + step.destination.offset
-            operations.append(_Read(index, stored, offset, step.source.size_bytes))
-    return CopyStreams(tuple(map(tuple, streams.values())), len(waits.by_step))
 
 
 class Copier:
@@ -95,11 +67,11 @@ class Copier:
         self.events = Events(streams.events)
         self._calls: list[_Call] = []  # one, but after a call that was interrupted while it waited for its threads
 
-    def run(self, compute: Callable[[], None]) -> Sequence[CopyTime]:
+    def run(self, compute: Callable[[], object]) -> Sequence[CopyTime]:
         """Call the kernels' stream with the others beside it.
 
         Raises:
-            ProgramFileError: a copy failed. The kernels ran to their end on zeros, and what they wrote means nothing.
+            StorageError: a copy failed. The kernels ran to their end on zeros, and what they wrote means nothing.
         """
         self._finish()
         call = _Call(self._storage, self._arena, self.events)
@@ -150,20 +122,20 @@ class _Call:
         self.is_stopped = True
         for operations in streams.operations:
             for operation in operations:
-                if isinstance(operation, _Wait):
+                if isinstance(operation, Await):
                     self.events.post(operation.event)
 
-    def _run(self, operations: Sequence[_Operation]) -> None:
+    def _run(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
-            if isinstance(operation, _Wait):
+            if isinstance(operation, Await):
                 self.events.wait(operation.event)
-            elif isinstance(operation, _Post):
+            elif isinstance(operation, Post):
                 for event in operation.events:
                     self.events.post(event)
             elif not self.is_stopped:
-                self._read(operation)
+                self._fetch(operation)
 
-    def _read(self, operation: _Read) -> None:
+    def _fetch(self, operation: Fetch) -> None:
         memory = self.arena[operation.offset : operation.offset + operation.size_bytes]
         begin = time.perf_counter_ns()
         if self.failure is None:

@@ -16,13 +16,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..archive import COPY_AGAIN, Section
-from ..errors import ProgramFileError
 from ..files.checksum import Checksum
-from ..plan import PAGE
 
+PAGE = 4096  # bytes; what reading past the page cache (O_DIRECT) asks of addresses, offsets and sizes
+
+_COPY_AGAIN = "copy the file again, or compile the model again"
 CHUNK_BYTES = 4 << 20  # of one read: larger ones are no faster, smaller ones disturb the threads that compute
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class StorageError(Exception):
+    """A file that cannot be read, or does not hold what it should: which one, what is wrong, and what to do."""
+
+    def __init__(self, where: str, what: str, fix: str) -> None:
+        super().__init__(f"{where}: {what}; {fix}")
+        self.where, self.what, self.fix = where, what, fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +46,17 @@ class Stored:
 class Storage:
     """The member of a program's file with the constants that are copied from it. Any number of threads may read."""
 
-    def __init__(self, section: Section, constants: Mapping[int, Stored]) -> None:
-        """`constants` by their offsets.
+    def __init__(self, file: int, name: str, start: int, size_bytes: int, constants: Mapping[int, Stored]) -> None:
+        """Bytes [start, start + size_bytes) of an open file that people call `name`; `constants` by their offsets in them.
 
         Raises:
             OSError: the file cannot be opened once more.
         """
         self.constants = constants
-        self.size_bytes = section.size_bytes
-        self._name = str(getattr(section._file, "name", "program file"))
-        self._start = section.start
-        self._file, self.is_direct = reopened(section.fileno(), is_aligned=section.start % PAGE == 0)
+        self.size_bytes = size_bytes
+        self.start = start
+        self._name = name
+        self._file, self.is_direct = reopened(file, is_aligned=start % PAGE == 0)
         weakref.finalize(self, os.close, self._file)
         self._verified: set[int] = set()
         self._state = self._status()
@@ -58,7 +66,7 @@ class Storage:
         """Fill `memory`, whose address and size are multiples of `PAGE`, with the constant at `offset`.
 
         Raises:
-            ProgramFileError: the file cannot be read there, ends before, or holds something else.
+            StorageError: the file cannot be read there, ends before, or holds something else.
         """
         stored = self.constants[offset]
         for begin in range(0, len(memory), CHUNK_BYTES):
@@ -68,7 +76,7 @@ class Storage:
             self._verified.add(offset)
 
     def check_unchanged(self) -> None:
-        """Raise ProgramFileError if the file no longer holds what it did; what merely has new times is read once and compared."""
+        """Raise StorageError if the file no longer holds what it did; what merely has new times is read once and compared."""
         if self._status() == self._state:
             return
         with self._lock:
@@ -83,7 +91,7 @@ class Storage:
         """The bytes of the member, a constant at a time, each checked. What is given is overwritten by the next one.
 
         Raises:
-            ProgramFileError: as `read`.
+            StorageError: as `read`.
         """
         largest = max((stored.size_bytes for stored in self.constants.values()), default=0)
         memory = memoryview(mmap.mmap(-1, max(largest, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
@@ -94,17 +102,17 @@ class Storage:
             yield piece
 
     def _fill(self, offset: int, memory: memoryview) -> None:
-        position = self._start + offset
+        position = self.start + offset
         filled = 0
         while filled < len(memory):
             try:
                 count = os.preadv(self._file, [memory[filled:]], position + filled)
             except OSError as error:
                 fix = "check the disk and its connection, or copy the file to another one"
-                raise ProgramFileError(self._name, f"weights cannot be read: {error.strerror or error}", fix) from error
+                raise StorageError(self._name, f"weights cannot be read: {error.strerror or error}", fix) from error
             count -= count % PAGE if self.is_direct else 0  # from within a page nothing could go on
             if count == 0:
-                raise ProgramFileError(self._name, "it ends before its weights do: it has been cut short", COPY_AGAIN)
+                raise StorageError(self._name, "it ends before its weights do: it has been cut short", _COPY_AGAIN)
             filled += count
         if not self.is_direct:
             with suppress(OSError, AttributeError):  # else the page cache would hold what the limit is to leave free
@@ -115,7 +123,7 @@ class Storage:
         checksum.update(memory)
         if checksum.hexdigest() != stored.checksum:
             what = f"the weights {stored.name} are not those that were written: the file has been changed or damaged"
-            raise ProgramFileError(self._name, what, COPY_AGAIN)
+            raise StorageError(self._name, what, _COPY_AGAIN)
 
     def _status(self) -> tuple[int, int]:
         status = os.fstat(self._file)
@@ -153,3 +161,26 @@ def whole_pages(array: np.ndarray) -> np.ndarray:
     """The bytes of a constant, filled up with zeros to whole pages."""
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return raw if raw.size % PAGE == 0 else np.pad(raw, (0, -raw.size % PAGE))
+
+
+def in_memory(file: int, start: int, size_bytes: int) -> np.ndarray:
+    """Bytes of a file in memory of their own, in large pages, read-only: nothing that happens to the file reaches them.
+
+    Raises:
+        OSError: they cannot be read.
+        EOFError: the file ends before.
+    """
+    memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    view, position = memoryview(memory), 0
+    while position < size_bytes:
+        count = os.preadv(file, [view[position : position + CHUNK_BYTES]], start + position)
+        if not count:
+            raise EOFError("it ends before its weights do")
+        position += count
+    with suppress(OSError, AttributeError):
+        os.posix_fadvise(file, start, size_bytes, os.POSIX_FADV_DONTNEED)
+    found = np.frombuffer(memory, np.uint8)
+    found.flags.writeable = False
+    return found

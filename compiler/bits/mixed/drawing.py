@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import html
-import io
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....runtime.errors import OptionError
+from ...pipeline.pages import check_installed, write_page, write_png
 from .findings import Findings, Row
 from .formats import FORMATS
 
@@ -17,36 +15,16 @@ if TYPE_CHECKING:
 
 _COLOURS = dict(zip(FORMATS, ("tab:blue", "tab:green", "tab:orange", "tab:red"), strict=True))
 _SIZE_INCHES = (11.0, 8.0)
-_STYLE = (
-    "body{font:14px sans-serif;margin:2em}table{border-collapse:collapse}td,th{padding:2px 10px;text-align:right}"
-    "td:first-child,td:last-child,th:first-child,th:last-child{text-align:left}tr:nth-child(even){background:#f4f4f4}.chosen{font-weight:bold}"
-)
 
 
-def check_installed() -> None:
-    """Raise OptionError if what draws is not installed."""
-    if find_spec("matplotlib") is None:
-        raise OptionError("drawing", "the package matplotlib is not installed", "pip install prefuse[plots]")
-
-
-def write_png(findings: Findings, path: Path) -> None:
+def draw_png(findings: Findings, path: Path) -> None:
     """Draw the findings into a PNG file. Raises OptionError if matplotlib is missing, or the file cannot be written."""
-    buffer = io.BytesIO()
-    figure(findings).savefig(buffer, format="png", dpi=120)
-    _write(path, buffer.getvalue())
+    write_png(figure(findings), path)
 
 
-def write_html(findings: Findings, path: Path) -> None:
+def draw_html(findings: Findings, path: Path) -> None:
     """Write the findings as one page, drawings in it. Raises OptionError if matplotlib is missing, or it cannot be written."""
-    buffer = io.StringIO()
-    figure(findings).savefig(buffer, format="svg")
-    drawing = buffer.getvalue()
-    sentences = "".join(f"<p>{html.escape(one)}</p>" for one in findings.sentences())
-    page = (
-        f"<!doctype html><html><head><meta charset='utf-8'><title>bits</title><style>{_STYLE}</style></head><body>"
-        f"{sentences}{drawing[drawing.index('<svg') :]}{_table(findings)}</body></html>\n"
-    )
-    _write(path, page.encode())
+    write_page("bits", findings.sentences(), figure(findings), _table(findings), path)
 
 
 def figure(findings: Findings) -> Figure:
@@ -114,10 +92,3 @@ def _cells(row: Row, form: str) -> str:
         return "<td></td><td></td>"
     mark = " class='chosen'" if form == row.choice else ""
     return f"<td{mark}>{row.time_us[form]:.1f}</td><td{mark}>{row.damage[form]:.1e}</td>"
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise OptionError("drawing", f"{path} cannot be written: {error.strerror or error}", "check the folder") from error

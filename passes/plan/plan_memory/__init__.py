@@ -138,14 +138,22 @@ def _lifetimes(steps: Sequence[Step]) -> dict[str, range]:
 
     From `stop` on, every step that touches memory runs after all uses of the buffer, whatever its stream.
     """
-    last_uses: dict[str, dict[int, int]] = defaultdict(dict)  # buffer -> stream -> its last step there
     starts: dict[str, int] = {}
     for index, step in enumerate(steps):
         for region in step_reads(step) + step_writes(step):
             starts.setdefault(region.buffer, index)
-            last_uses[region.buffer][step.stream] = index
+    ends = _ends(steps)
+    return {name: range(start, max(ends[name].values())) for name, start in starts.items()}
+
+
+def _ends(steps: Sequence[Step]) -> dict[str, dict[int, int]]:
+    """For each buffer and each stream that uses it, from where on every step that touches memory runs after its uses there."""
     followers = _followers(steps)
-    return {name: range(start, max(followers[step] for step in last_uses[name].values())) for name, start in starts.items()}
+    found: dict[str, dict[int, int]] = defaultdict(dict)
+    for index, step in enumerate(steps):
+        for region in step_reads(step) + step_writes(step):
+            found[region.buffer][step.stream] = followers[index]
+    return found
 
 
 def _followers(steps: Sequence[Step]) -> list[int]:
@@ -190,7 +198,7 @@ def _groups(steps: Sequence[Step], arena: Sequence[Buffer], lifetimes: Mapping[s
     buffers = {buffer.name: buffer for buffer in arena}
     successor: dict[str, str] = {}
     taken: set[str] = set()
-    uses = _use_counts(steps)
+    uses, ends = _use_counts(steps), _ends(steps)
     for index, step in enumerate(steps):
         if not isinstance(step, Launch):
             continue
@@ -199,6 +207,7 @@ def _groups(steps: Sequence[Step], arena: Sequence[Buffer], lifetimes: Mapping[s
             if old.buffer in successor or new.buffer in taken or not _covers(old, buffers) or not _covers(new, buffers):
                 continue
             is_last = lifetimes[old.buffer].stop == index + 1 and uses[index, old.buffer] == 1
+            is_last &= all(end <= index for stream, end in ends[old.buffer].items() if stream != step.stream)  # none beside it
             is_first = lifetimes[new.buffer].start == index and uses[index, new.buffer] == 1
             if is_last and is_first and old.size_bytes == new.size_bytes:
                 successor[old.buffer] = new.buffer

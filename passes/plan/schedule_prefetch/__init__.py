@@ -9,20 +9,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import CompileError
-from ....runtime.plan import ALIGNMENT, COMPUTE, STORAGE, Buffer, Launch, Plan, Role, Step, step_reads, step_writes
+from ....runtime.hardware.machine import COPY_SECONDS
+from ....runtime.plan import (
+    ALIGNMENT,
+    ARENA_ROLES,
+    COMPUTE,
+    Buffer,
+    Launch,
+    Plan,
+    Role,
+    Step,
+    planned_bytes,
+    step_reads,
+    step_writes,
+)
 from ....runtime.report import size
 from ..plan_memory import PlanMemory
 from .residencies import Residency, whole_pages, with_residencies
 from .weights import Choice, Setting, Weight, choose, least_limit
 
-_ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
 _TRIES = 20  # schedules for limits that fall by what the packing of the one before took too much
-COPY_SECONDS = 5e-5  # that a copy takes beside its bytes: a thread that wakes, a disk that is asked
 _BYTES_PER_SECOND = 1e10  # of a step that no kernel's estimate tells the time of
 
 
@@ -52,7 +63,7 @@ class SchedulePrefetch(PlanPass):
         limit = context.memory_limit.of(total)
         if total <= limit:
             context.remark(self.name, f"{size(total)} are within the limit of {size(limit)}")
-            return plan
+            return _bounded(plan, _arena_of(plan), limit)
         problem = _Problem(plan, context, self.min_bytes)
         budget, cut, before = limit, 0, None
         for _ in range(_TRIES):
@@ -64,7 +75,7 @@ class SchedulePrefetch(PlanPass):
             excess = planned_bytes(placed) - limit
             if excess <= 0:
                 self._report(placed, limit, setting, choice, context)
-                return placed
+                return _bounded(placed, problem.arena, limit)
             cut = 2 * cut if choice == before else excess  # what changes nothing was too little
             budget, before = budget - cut, choice
         least, step = problem.least()
@@ -85,10 +96,15 @@ class SchedulePrefetch(PlanPass):
         context.remark(self.name, text)
 
 
-def planned_bytes(plan: Plan) -> int:
-    """What a program takes with one context: its weights in memory, and all that lies in the arena."""
-    places = {buffer.space for buffer in plan.buffers if buffer.role in (Role.CONSTANT, *_ARENA_ROLES)}
-    return sum(space.size_bytes for space in plan.spaces if space.name in places and space.name != STORAGE)
+def _bounded(plan: Plan, arena: str, limit: int) -> Plan:
+    """The Plan with what is left of the limit as the capacity of its arena."""
+    room = limit - planned_bytes(plan)
+    spaces = (replace(s, capacity_bytes=s.size_bytes + room) if s.name == arena else s for s in plan.spaces)
+    return replace(plan, spaces=tuple(spaces))
+
+
+def _arena_of(plan: Plan) -> str:
+    return next((buffer.space for buffer in plan.buffers if buffer.role in ARENA_ROLES), "arena")
 
 
 class _Problem:
@@ -98,7 +114,7 @@ class _Problem:
         self._bandwidth = 1e9 * context.target.machine.storage_gbs
         assert all(step.stream == COMPUTE for step in plan.steps), "the plan has copies on other streams already"
         buffers = {buffer.name: buffer for buffer in plan.buffers}
-        self.arena = next((b.space for b in plan.buffers if b.role in _ARENA_ROLES), "arena")
+        self.arena = _arena_of(plan)
         self.labels = [step.label if isinstance(step, Launch) else f"step {index}" for index, step in enumerate(plan.steps)]
         kernels = {kernel.symbol: kernel.bytes_moved for kernel in plan.kernels}
         self._seconds = tuple(_seconds(step, context.step_us, kernels) for step in plan.steps)
@@ -144,7 +160,7 @@ def _live_bytes(plan: Plan, buffers: Mapping[str, Buffer]) -> list[int]:
     live: list[set[tuple[int, int]]] = [set() for _ in plan.steps]
     for name, (first, last) in spans.items():
         buffer = buffers[name]
-        if buffer.role in _ARENA_ROLES and buffer.offset is not None:
+        if buffer.role in ARENA_ROLES and buffer.offset is not None:
             for index in range(first, last + 1):
                 live[index].add((buffer.offset, buffer.size_bytes))
     return [sum(whole_pages(size_bytes) for size_bytes in dict(sorted(at)).values()) for at in live]

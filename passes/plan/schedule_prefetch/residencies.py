@@ -70,7 +70,7 @@ class _Emission:
             begins.setdefault(one.after, []).append(number)
             for index in range(one.first, one.last + 1):
                 reads.setdefault(index, {})[one.constant] = number
-        arrived, awaited = {}, -1  # the event of each copy; the last copy that the kernels have waited for
+        arrived, awaited = dict[int, int](), -1  # the event of each copy; the last copy that the kernels have waited for
         for index in range(-1, len(self.given.steps)):
             if index >= 0:
                 step = self.given.steps[index]

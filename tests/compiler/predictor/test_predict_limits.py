@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import prefuse
 import pytest
-from prefuse.passes.plan.schedule_prefetch import planned_bytes
 from prefuse.runtime.errors import CompileError
 from prefuse.runtime.executor import CompiledModel
-from prefuse.runtime.plan import COMPUTE, STORAGE
+from prefuse.runtime.plan import COMPUTE, STORAGE, planned_bytes
 from prefuse.tests.models.chains import product_chain
 
 

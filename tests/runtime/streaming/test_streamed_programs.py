@@ -74,7 +74,7 @@ def test_contexts_on_threads_keep_apart(limited_file: Path, answer: np.ndarray) 
     net = load(limited_file)
 
     def call(_: int) -> bool:
-        return all(np.array_equal(net(chain_input()), answer) for _ in range(10))
+        return all(np.array_equal(np.asarray(net(chain_input())), answer) for _ in range(10))
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(call, range(4)))
@@ -117,7 +117,7 @@ def test_changed_weights_raise_before_and_after_their_first_copy(own_file: Path,
     assert storage is not None
     with open(own_file, "r+b") as file:
         for offset in storage.constants:
-            file.seek(storage._start + offset + 100)
+            file.seek(storage.start + offset + 100)
             file.write(b"\xff" * 8)
     for one in (net, later):
         with pytest.raises(ProgramFileError, match="are not those that were written"):

@@ -11,8 +11,8 @@ import onnx
 import prefuse
 import pytest
 from click.testing import CliRunner
-from prefuse.compiler.bits.mixed import drawing
 from prefuse.compiler.cli import cli
+from prefuse.compiler.pipeline import pages
 from prefuse.runtime.errors import CompileError, OptionError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.target import Target
@@ -77,7 +77,7 @@ def test_drawings(model: Path, tmp_path: Path) -> None:
 
 def test_without_matplotlib(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said before anything is measured."""
-    monkeypatch.setattr(drawing, "find_spec", lambda name: None)
+    monkeypatch.setattr(pages, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"prefuse\[plots\]"):
         CliRunner().invoke(cli, ["bits", str(model), "--png", str(tmp_path / "x.png")], catch_exceptions=False)
 

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from .errors import OptionError
+from ...runtime.errors import OptionError
 
 _UNITS = {"B": 1} | {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}B": 10 ** (3 * power) for power, prefix in enumerate(("K", "M", "G", "T"), 1)}
