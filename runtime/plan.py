@@ -14,7 +14,8 @@ from math import prod
 import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
 import numpy as np
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+ARENA, CONSTANTS, STATES, CALLER = "arena", "constants", "state", "caller"  # spaces that the compiler makes
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
 
@@ -71,6 +72,7 @@ class Role(StrEnum):
     CONSTANT = "constant"  # shared by all contexts, never written
     ACTIVATION = "activation"  # in the context's arena, written by a step
     WORKSPACE = "workspace"  # in the arena, private to one step
+    STATE = "state"  # the context's, kept from call to call: what one call leaves there, the next one reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +86,18 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Contiguous bytes. `offset` is None until plan-memory has placed it; INPUT and OUTPUT buffers never have one."""
+    """Contiguous bytes. `offset` is None until plan-memory has placed it; INPUT and OUTPUT buffers never have one.
+
+    A STATE buffer is what a call finds, and no step writes it; or it `renews` such a buffer: then it is what the call leaves for
+    the next one, in the same bytes, and every step that reads the old value is before those that write the new one.
+    """
 
     name: str
     role: Role
     size_bytes: int
     space: str
     offset: int | None = None
+    renews: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,19 @@ class Port:
         bounded = {extent.axis for extent in self.extents}
         dims = (f"<={dim}" if axis in bounded else str(dim) for axis, dim in enumerate(self.type.shape))
         return f"{self.type.storage}[{','.join(dims)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a context keeps from call to call: its name for the user, its type, and the buffer that holds it when a call begins.
+
+    `initial` is the constant that it is before the first call; None: zeros.
+    """
+
+    name: str
+    type: TensorType
+    buffer: str
+    initial: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +246,17 @@ class Plan:
     kernels: tuple[Kernel, ...]
     steps: tuple[Step, ...]
     version: int = FORMAT_VERSION
+    states: tuple[State, ...] = ()
 
     @property
     def counts(self) -> tuple[str, ...]:
         """The buffers that hold the outputs' extents, each once: what a program writes beside its outputs."""
         return tuple(dict.fromkeys(extent.buffer for port in self.outputs for extent in port.extents))
+
+    @property
+    def memories(self) -> tuple[str, ...]:
+        """The spaces whose addresses a program for the CPU takes, in this order, before those of its parameters."""
+        return (ARENA, CONSTANTS, STATES) if self.states else (ARENA, CONSTANTS)
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -241,9 +241,9 @@ class Recorder:
         self._rows = np.zeros((calls, CLOCK_WORDS + steps + 1), np.int64)
         self._next = int(self._rows.ctypes.data)
 
-    def bind(self, arena: Arena) -> Invocation:
+    def bind(self, arena: Arena, states: Arena | None = None) -> Invocation:
         """As the executable's own; a call is one of those that are recorded."""
-        profiled = self._executable.bind_profile(arena)
+        profiled = self._executable.bind_profile(arena, states)
         row_bytes = self._rows.strides[0]
 
         def call(*addresses: int) -> None:

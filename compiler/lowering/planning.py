@@ -10,7 +10,23 @@ import onnx_ir as ir
 
 from ...kernels.groups.group import Group
 from ...kernels.template.contract import BuiltKernel, Pack
-from ...runtime.plan import Buffer, Copy, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, Step, TensorType
+from ...runtime.plan import (
+    ARENA,
+    CALLER,
+    CONSTANTS,
+    Buffer,
+    Copy,
+    Extent,
+    Kernel,
+    Launch,
+    Plan,
+    Port,
+    Region,
+    Role,
+    Space,
+    Step,
+    TensorType,
+)
 from ...runtime.target import Target
 from ..ir.aliases import Aliases, find_aliases, view_root
 from ..ir.bounds import Trim, trim_of
@@ -18,8 +34,6 @@ from ..ir.constants import constant_array
 from ..ir.facts import source_of, tensor_type
 from ..ir.functions import fused_names
 from .gpu.device_code import grids_of
-
-ARENA, CONSTANTS, CALLER = "arena", "constants", "caller"
 
 
 @dataclass(frozen=True)

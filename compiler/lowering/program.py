@@ -23,7 +23,7 @@ _CLOCK_MONOTONIC = 1  # of Linux: the clock that Python's time.perf_counter_ns r
 def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, profile: bool = False) -> bytes:
     """Compile the kernels, and the host function that calls them in order: in C, `void prefuse_main(const int64_t *addresses)`.
 
-    The addresses are those of the arena, the constants and `plan.parameters`. With `profile`, there is also `prefuse_profile`,
+    The addresses are those of `plan.memories` and `plan.parameters`. With `profile`, there is also `prefuse_profile`,
     which takes the address of an int64 array after them and fills that: the clock at the beginning (seconds and nanoseconds),
     then the processor's time stamp counter there and after each step. Reading the counter takes a few nanoseconds, the clock
     several times that. Without `profile`, there is no code for it.
@@ -53,7 +53,7 @@ def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, p
         parts.append(name)
     module[GlobalVar(MAIN)] = _entry(MAIN, parts)
     if profile:
-        module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, 2 + len(plan.parameters))
+        module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, len(plan.memories) + len(plan.parameters))
     return link_library(compile_module(tvm.IRModule(module), target))
 
 
@@ -112,16 +112,17 @@ class _Addresses:
 
     def __init__(self, plan: Plan, table: _Table) -> None:
         self.buffers = {buffer.name: buffer for buffer in plan.buffers}
-        names = ("arena", "constants", *plan.parameters)
-        self.parameters = {name: tirx.Var(f"a{number}", "int64") for number, name in enumerate(names)}
-        self.loads = [tirx.Bind(variable, table[number]) for number, variable in enumerate(self.parameters.values())]
+        addresses = [tirx.Var(f"a{number}", "int64") for number in range(len(plan.memories) + len(plan.parameters))]
+        self.spaces = dict(zip(plan.memories, addresses, strict=False))
+        self.parameters = dict(zip(plan.parameters, addresses[len(plan.memories) :], strict=True))
+        self.loads = [tirx.Bind(variable, table[number]) for number, variable in enumerate(addresses)]
 
     def of(self, region: Region) -> Any:
         buffer = self.buffers[region.buffer]
         if buffer.role in (Role.INPUT, Role.OUTPUT):
             return self.parameters[buffer.name] + tirx.const(region.offset, "int64")
         assert buffer.offset is not None, f"buffer {buffer.name} has no place"
-        return self.parameters[buffer.space] + tirx.const(buffer.offset + region.offset, "int64")
+        return self.spaces[buffer.space] + tirx.const(buffer.offset + region.offset, "int64")
 
 
 def _statement(step: object, addresses: _Addresses, kernels: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from ...kernels.cost.estimate import Estimate, floors
 from ...kernels.problem import problem_of
 from ...runtime.errors import OptionError
 from ...runtime.hardware import machine as machines
-from ...runtime.plan import Copy, Launch, Role, Step, step_writes
+from ...runtime.plan import CONSTANTS, Copy, Launch, Role, Step, step_writes
 from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
@@ -24,7 +24,7 @@ from ..driver import Kernels, PlannedModel
 from ..estimates.launches import Distances, has_parallel_loop, reuse_distances
 from ..ir.facts import source_of
 from ..ir.functions import computing_names, original_names
-from ..lowering.planning import CONSTANTS, LoweredGroup
+from ..lowering.planning import LoweredGroup
 from ..lowering.tvm_importer import TEMPLATE
 from ..programs.digest import combine
 from ..programs.run_database import Measured, Place, Run, add_runs, known_runs
