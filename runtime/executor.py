@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from .plan import Launch, Plan, Port, Role, step_reads, step_writes
 from .profile import Profile, Recorder, assumed_rate_of, descriptions_of
 from .program_file import Program, read_program, save_program
 from .report import render_report
-from .sharing import Shared
 from .signature import Signature, in_order
 from .states import States
 from .target import Target
@@ -31,6 +30,23 @@ if TYPE_CHECKING:
 
 _QUICK_WORK = 5_000_000  # operations and bytes, of about a tenth of a millisecond
 _ndarray = np.ndarray  # looked up once: a call takes about a microsecond
+
+
+class Shared:
+    """A model that never changes, and that any thread may call: a copy is the model itself, and no pickle holds it."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be pickled: raises OptionError."""
+        what = "a compiled model is native code and mapped weights, which no pickle holds"
+        raise OptionError("pickle", what, "save it to a file, net.save(path), and load that file there: prefuse.load(path)")
 
 
 class CompiledModel(Shared):
@@ -97,13 +113,13 @@ class CompiledModel(Shared):
         """
         return self._context(self._executable)
 
-    def context_of(self, states: States) -> Context:
-        """A caller with the states of another, of this program or one whose states are laid out as here.
+    def context_of(self, states: States | None) -> Context:
+        """As `context`, with the states of another, of this program or one whose states are laid out as here, if it has any.
 
         Raises:
             InputError: they are laid out otherwise.
         """
-        if self._program.plan.states and States(self._program, self._device).layout != states.layout:
+        if states is not None and States(self._program, self._device).layout != states.layout:
             what = f"{states} is not what the program for these inputs keeps"
             raise InputError("states", what, "give a session inputs of one kind, or take another: model.context()")
         return self._context(self._executable, states)

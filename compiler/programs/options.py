@@ -26,7 +26,7 @@ class Options:
     `random` says that the model may draw random numbers, `profile` that the program shall have counters; `configurations` are
     what is known to be best for some problems. `weights`: what large weights of products are stored as, if not as they come.
     `quantization`, where it is not empty, tells how the model is quantized before anything else is done with it; `precision` is
-    then that of what is not quantized.
+    then that of what is not quantized. `states` are the outputs that the user says renew inputs, and those inputs.
     """
 
     target: Target
@@ -37,11 +37,13 @@ class Options:
     configurations: Configurations = field(default_factory=dict)
     weights: Weights | None = None
     quantization: str = ""
+    states: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         flags = " random" * self.random + " profile" * self.profile + (f" weights={self.weights}" if self.weights else "")
         flags += f" tuning={digest_of(self.configurations)}" if self.configurations else ""
         flags += f" quantization={self.quantization}" if self.quantization else ""
+        flags += f" states={self.states}" if self.states else ""
         return (
             f"target={self.target} {self.target.machine} precision={self.precision} pipeline={self.pipeline or 'default'}{flags}"
         )
@@ -110,6 +112,15 @@ def parse_weights(wanted: object, target: Target) -> Weights | None:
     return found
 
 
+def parse_states(states: object) -> tuple[tuple[str, str], ...]:
+    """The outputs that renew inputs, and those inputs. Raises OptionError where they are no mapping of names."""
+    if states is None:
+        return ()
+    if not isinstance(states, Mapping) or not all(isinstance(name, str) for pair in states.items() for name in pair):
+        raise OptionError("states", f"{states!r} is no mapping of names", 'give {"output": "input"}')
+    return tuple(states.items())
+
+
 def _flag(extra: Mapping[str, object], name: str, fix: str) -> bool:
     value = extra.get(name, False)
     if not isinstance(value, bool):
@@ -124,7 +135,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
 
 
-_ARGUMENTS = ("args", "calibration", "kwargs", "target", "precision", "name", "cache", "progress", *MIXED_OPTIONS)
+_ARGUMENTS = ("args", "calibration", "kwargs", "target", "precision", "states", "name", "cache", "progress", *MIXED_OPTIONS)
 
 
 def _check_pipeline(pipeline: object) -> str:
