@@ -36,6 +36,7 @@ def compile(
     target: str = "cpu",
     precision: str = "float32",
     calibration: object | None = None,
+    states: Mapping[str, str] | None = None,
     name: str | None = None,
     cache: bool | str | os.PathLike[str] = True,
     progress: bool | Callable[[str, float], None] | None = None,
@@ -48,22 +49,21 @@ def compile(
             is given; an ONNX file, its bytes, a `ModelProto`, an `onnx_ir.Model` or an `ExportedProgram`, compiled at once, or
             once per input shape where it has symbolic dimensions. The weights are read now: later changes do not count.
         args, kwargs: example positional and keyword inputs.
-        target: "cpu" (this machine), or an instruction-set level of it such as "cpu:avx2"; "cuda" (this machine's GPU),
-            "cuda:sm_90", "rocm:gfx942" and the like, for which no GPU need be here.
+        target: "cpu" (this machine), or a level of it such as "cpu:avx2"; "cuda" (this GPU), "cuda:sm_90", "rocm:gfx942".
         precision: "float32", whose error against float64 is at most twice that of ONNX Runtime in float32; "float32-fast", at
             most 2e-5, relative to the norm of each output; "bfloat16" and "float16", in which products read their operands;
             "int8", "int8-rows": ranges of tensors by `calibration`, or of rows (docs/quantization.md); "mixed" (docs/bits.md).
         calibration: batches of inputs like those of later calls: an iterable of mappings by name, tuples, or arrays, or the path
             of an .npz file or folder. Without it "int8" and "mixed" assume random ones; "int8-rows" leaves convolutions float.
+        states: {output: input}: what sessions keep from call to call (docs/memory.md), as buffers that a module changes.
         name: what reports call the program.
         cache: whether compiled programs are kept on disk: True is $PREFUSE_CACHE or the platform's folder for caches.
         progress: True shows a bar; a function is called with the stage and the fraction done.
         options: `threads` (int), of one call; `pipeline` (str), the passes to run instead of the default ones; `random` (bool),
-            whether the model may draw random numbers, which makes its calls differ: without it, such a model is refused;
-            `profile` (bool), whether the program shall have the counters that `profile` on the result needs; `tuning` (bool or
-            path), the file of `tune` whose findings are used beside those that come with prefuse: True is the default one,
-            False uses none at all; `weights` ("int8" or "int4"), what large float32 weights of matrix products are stored as,
-            with scales of columns, or of 32 neighbours along k; `max_error`, `metric`, `objective`, `bits`: of "mixed".
+            whether the model may draw random numbers: without it, such a model is refused; `profile` (bool), whether the program
+            shall have the counters that `profile` on the result needs; `tuning` (bool or path), the file of `tune` whose findings
+            are used: True is the default one, False uses none at all; `weights` ("int8" or "int4"), what large float32 weights of
+            matrix products are stored as; `max_error`, `metric`, `objective`, `bits`: of "mixed".
 
     Returns:
         A callable: inputs in order or by name, NumPy arrays or torch tensors. An `nn.Module` gives its own output structure,
@@ -82,6 +82,7 @@ def compile(
         target=target,
         precision=precision,
         calibration=calibration,
+        states=states,
         name=name,
         cache=cache,
         progress=progress,

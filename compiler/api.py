@@ -19,7 +19,7 @@ from .programs.builder import Builder, CompileModel, Progress
 from .programs.cache import ProgramCache
 from .programs.digest import model_digest
 from .programs.file_memory import FileMemory
-from .programs.options import MIXED, MIXED_OPTIONS, QUANTIZATIONS, Options, parse_options
+from .programs.options import MIXED, MIXED_OPTIONS, QUANTIZATIONS, Options, parse_options, parse_states
 from .programs.sources import GraphSource, ModuleSource
 from .programs.specialize import SpecializedModel
 
@@ -46,6 +46,7 @@ def compile_model(
     target: str = "cpu",
     precision: str = "float32",
     calibration: object | None = None,
+    states: Mapping[str, str] | None = None,
     name: str | None = None,
     cache: bool | str | os.PathLike[str] = True,
     progress: bool | Progress | None = None,
@@ -59,6 +60,10 @@ def compile_model(
     """
     mixed = {name: value for name, value in options.items() if name in MIXED_OPTIONS}
     checked = parse_options(target, precision, {name: options[name] for name in options.keys() - mixed}, quantizes=True)
+    checked = replace(checked, states=parse_states(states))
+    if checked.states and checked.quantization:
+        fix = 'use precision="bfloat16", or weights="int8"'
+        raise OptionError("states", f"precision {precision!r} has none: its ranges are found without a past", fix)
     if calibration is not None and not checked.quantization:
         fix = f"use precision={', '.join(map(repr, QUANTIZATIONS))}, or leave it out"
         raise OptionError("calibration", f"data given for {precision}, which needs none", fix)
@@ -75,6 +80,9 @@ def compile_model(
     inputs = None if args is None and not kwargs else (_as_tuple(args), dict(kwargs or {}))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
+        if checked.states:
+            fix = "register them as buffers and change these in forward(): the buffers that it changes are states"
+            raise OptionError("states", "a module has no names for its outputs", fix)
         return _specialized(SpecializedModel(ModuleSource(model, builder, build)), inputs)
     return _compile_graph(model, inputs, builder)
 
@@ -87,7 +95,12 @@ def _compile_graph(
     with builder.reporting():
         if known is not None and (program := builder.recall(known)) is not None:  # without importing onnx, a third of a second
             return program
-        return _compile_imported(_import(model, builder), inputs, builder, memory)
+        graph = _import(model, builder)
+        if builder.options.states:
+            from .ir.states import declare_states
+
+            declare_states(graph, dict(builder.options.states))
+        return _compile_imported(graph, inputs, builder, memory)
 
 
 def _compile_imported(
@@ -99,7 +112,11 @@ def _compile_imported(
     from .frontend.dimensions import is_dynamic
     from .frontend.onnx_import import EXTERNAL_FILES
     from .frontend.shaping import shaping_inputs
+    from .ir.states import state_inputs
 
+    if shaping_states := state_inputs(graph) & set(shaping_inputs(graph)):
+        what = f"{', '.join(sorted(shaping_states))} decides shapes, which a state cannot"
+        raise OptionError("states", what, "let it be an input, or compute the shapes from the shapes of inputs")
     if is_dynamic(graph) or shaping_inputs(graph) or inputs is not None:
         return _specialized(SpecializedModel(GraphSource(graph, builder, build)), inputs)
     key = graph_key(graph, builder)

@@ -27,6 +27,7 @@ from .ir.assignments.node_precision import CHOICES_KEY
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import computing_names, inline_function, is_fused, original_names
+from .ir.states import check_states, refuse_states
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import GroupReader
@@ -97,6 +98,9 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
     tell("inferring shapes", 0.0)
     infer_facts(model)
     check_nodes(model)
+    check_states(model)
+    if target.is_gpu:
+        refuse_states(model, f"programs for {target} keep no states", 'compile the model for "cpu"')
 
     def passed(record: PassRecord) -> None:
         tell(record.name, 0.05)

@@ -20,10 +20,8 @@ from .streams import copy_streams
 from .target import Target
 from .temporary_folder import temporary_folder, write_temporary
 
-MAIN = "prefuse_main"  # takes an array of int64 addresses: those of HEAD, then of the plan's parameters
-HEAD = ("arena", "constants", "events")
+MAIN = "prefuse_main"  # takes an array of int64 addresses: of the plan's memories and parameters
 PROFILE = "prefuse_profile"  # and the address of the stamps; only in programs that are compiled to be profiled
-_HEAD = len(HEAD)
 CLOCK_WORDS = 2  # of an int64 each, before the counters: struct timespec, seconds and nanoseconds
 _PARALLEL = b"__TVMBackendParallelLaunch"  # symbol of a library that uses the thread pool
 _HUGE_PAGE_BYTES = 2 << 20
@@ -58,12 +56,16 @@ class CpuArena:
 class CpuInvocation:
     """The table of addresses of one caller of one host function."""
 
-    def __init__(self, executable: CpuExecutable, function: Callable[..., object], arena: Arena, addresses: int) -> None:
+    def __init__(
+        self, executable: CpuExecutable, function: Callable[..., object], arena: Arena, states: Arena | None, parameters: int
+    ) -> None:
         self._executable = executable
-        self._arena = arena
+        self._arena, self._states = arena, states
         self.copier = executable.copier(arena)
-        events = self.copier.events.address if self.copier else 0
-        self._table = (ctypes.c_int64 * addresses)(arena.address, executable.constants_address, events)
+        memories = [arena.address, executable.constants_address] + ([] if states is None else [states.address])
+        memories += [] if self.copier is None else [self.copier.events.address]
+        self._first = len(memories)
+        self._table = (ctypes.c_int64 * (self._first + parameters))(*memories)
         self._argument = ctypes.byref(self._table)  # made once, so that a call converts nothing
         self._threads = executable.threads
         self._function = function
@@ -72,7 +74,7 @@ class CpuInvocation:
     def __call__(self, *addresses: int) -> None:
         if self._threads and _pool.threads != self._threads:
             configure_pool(self._threads)
-        self._table[_HEAD:] = addresses  # type: ignore[call-overload]  # typeshed asks for a list; a tuple costs no copy
+        self._table[self._first :] = addresses  # type: ignore[call-overload]  # typeshed asks for a list; a tuple costs no copy
         if self.copier is None:
             self._function(self._argument)
         else:
@@ -93,7 +95,7 @@ class CpuExecutable:
             fix = 'run it where the system allows AMX (Linux 5.16 or newer), or compile the model with target="cpu:avx512"'
             raise DeviceError(str(target), f"the system does not let this process use AMX tiles ({refusal})", fix)
         self.threads = target.threads if _PARALLEL in program.library else 0  # of the pool; 0: the program needs none
-        self._addresses = _HEAD + len(program.plan.parameters)
+        self._parameters = len(program.plan.parameters)
         self._storage, self._streams = program.storage, copy_streams(program.plan)
         self._library = _load_library(program.library)
         if MAIN not in self._library.functions:
@@ -106,14 +108,14 @@ class CpuExecutable:
         assert isinstance(arena, CpuArena)
         return Copier(self._streams, self._storage, arena.memory)
 
-    def bind(self, arena: Arena) -> CpuInvocation:
-        return CpuInvocation(self, self._library.functions[MAIN], arena, self._addresses)
+    def bind(self, arena: Arena, states: Arena | None = None) -> CpuInvocation:
+        return CpuInvocation(self, self._library.functions[MAIN], arena, states, self._parameters)
 
-    def bind_profile(self, arena: Arena) -> CpuInvocation:
+    def bind_profile(self, arena: Arena, states: Arena | None = None) -> CpuInvocation:
         if PROFILE not in self._library.functions:
             fix = "compile the model with profile=True, or --profile"
             raise OptionError("profile", "the program has no counters", fix)
-        return CpuInvocation(self, self._library.functions[PROFILE], arena, self._addresses + 1)
+        return CpuInvocation(self, self._library.functions[PROFILE], arena, states, self._parameters + 1)
 
 
 class CpuDevice:

@@ -151,15 +151,16 @@ class CudaExecutable:
         assert self._gpu is not None, "the program is not loaded yet"
         return self._gpu
 
-    def bind(self, arena: Arena) -> CudaInvocation:
+    def bind(self, arena: Arena, states: Arena | None = None) -> CudaInvocation:
         """Raises DeviceError without a GPU, ProgramFileError where it cannot run this code."""
+        assert states is None, "a program for a GPU has no states"
         with self._lock:
             if self._gpu is None:
                 self._load()
         with self.running():
             return CudaInvocation(self, arena)
 
-    def bind_profile(self, arena: Arena) -> NoReturn:
+    def bind_profile(self, arena: Arena, states: Arena | None = None) -> NoReturn:
         raise OptionError("profile", "programs for GPUs have no counters", "time them with NVIDIA's tools: nsys profile")
 
     def running(self) -> _Running:
@@ -245,10 +246,10 @@ class NoDevice:
     def allocate(self, size_bytes: int) -> NoReturn:
         raise DeviceError(self._kind, "prefuse compiles for this device and cannot run programs on it yet", "")
 
-    def bind(self, arena: Arena) -> NoReturn:
+    def bind(self, arena: Arena, states: Arena | None = None) -> NoReturn:
         self.allocate(0)
 
-    def bind_profile(self, arena: Arena) -> NoReturn:
+    def bind_profile(self, arena: Arena, states: Arena | None = None) -> NoReturn:
         self.allocate(0)
 
 

@@ -8,7 +8,7 @@ from .program_file import Program
 
 
 class Arena(Protocol):
-    """Device memory of one context; freed when the last reference goes."""
+    """Device memory of one context, or of the states of a session; freed when the last reference goes."""
 
     @property
     def address(self) -> int: ...
@@ -24,9 +24,10 @@ class Invocation(Protocol):
 class Executable(Protocol):
     """Native code loaded on a device; holds the program's constants."""
 
-    def bind(self, arena: Arena) -> Invocation: ...
+    def bind(self, arena: Arena, states: Arena | None = None) -> Invocation:
+        """For a caller with these activations, and these states if the program has any."""
 
-    def bind_profile(self, arena: Arena) -> Invocation:
+    def bind_profile(self, arena: Arena, states: Arena | None = None) -> Invocation:
         """As `bind`; calls take one address more, where the clock is stored before the first step and after each one.
 
         Raises:
@@ -48,7 +49,7 @@ class Device(Protocol):
         """
 
     def allocate(self, size_bytes: int) -> Arena:
-        """Memory for one context, aligned to `plan.ALIGNMENT`.
+        """Memory for one context, zero at first, aligned to `plan.ALIGNMENT`.
 
         Raises:
             ArenaMemoryError: there is not so much memory.

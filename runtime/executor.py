@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from .plan import Launch, Plan, Port, Role, step_reads, step_writes
 from .profile import Profile, Recorder, assumed_rate_of, descriptions_of
 from .program_file import Program, read_program, save_program
 from .report import render_report
-from .sharing import Shared
 from .signature import Signature, in_order
+from .states import States
 from .target import Target
 
 if TYPE_CHECKING:
@@ -32,8 +32,28 @@ _QUICK_WORK = 5_000_000  # operations and bytes, of about a tenth of a milliseco
 _ndarray = np.ndarray  # looked up once: a call takes about a microsecond
 
 
+class Shared:
+    """A model that never changes, and that any thread may call: a copy is the model itself, and no pickle holds it."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be pickled: raises OptionError."""
+        what = "a compiled model is native code and mapped weights, which no pickle holds"
+        raise OptionError("pickle", what, "save it to a file, net.save(path), and load that file there: prefuse.load(path)")
+
+
 class CompiledModel(Shared):
     """A program, ready to run. Threads may call it at the same time; they share its weights and nothing else.
+
+    One with states keeps them from call to call, those of the model itself in a session that one thread at a time may call;
+    each `context()` is a session of its own.
 
     Inputs are given in the order of `inputs` or by name, as NumPy arrays or CPU torch tensors of exactly the compiled shape and
     element type; an array that is not contiguous is copied. The result is one array, or a tuple of them in the order of
@@ -52,21 +72,31 @@ class CompiledModel(Shared):
         self._signature: Final = Signature(program.plan, self._device.torch_devices)
         self._arena_bytes: Final = arena_bytes(program.plan)
         self._idle: Final[deque[Context]] = deque()
+        self._session: Final = self.context() if program.plan.states else None
         if isinstance(self._executable, CpuExecutable):  # what a first call would wait for; a GPU is not touched before it
             with suppress(ArenaMemoryError):  # which the first call will tell
-                first = self.context()
-                first.prepare()
-                if is_quick(self._program.plan) and not self._executable.threads:
-                    first.run([np.zeros(port.type.shape, port.type.dtype) for port in self.inputs], {})
-                self._idle.append(first)
+                self._warm_up(self._executable.threads)
+
+    def _warm_up(self, threads: int) -> None:
+        """Prepare a first caller. One without states, which a call would change, makes a call if that is short: one that needs
+        no threads of a pool.
+        """
+        first = self._session or self.context()
+        first.prepare()
+        if self._session is None:
+            if is_quick(self._program.plan) and not threads:
+                first.run([np.zeros(port.type.shape, port.type.dtype) for port in self.inputs], {})
+            self._idle.append(first)
 
     def __call__(self, *inputs: object, **named: object) -> object:
         """Run the model.
 
         Raises:
-            InputError: the inputs are not those of the model.
+            InputError: the inputs are not those of the model, or it has states and another thread is calling it.
             ArenaMemoryError: there is no memory for the activations.
         """
+        if self._session is not None:
+            return self._session(*inputs, **named)
         try:
             context = self._idle.pop()
         except IndexError:
@@ -77,8 +107,36 @@ class CompiledModel(Shared):
             self._idle.append(context)
 
     def context(self) -> Context:
-        """A caller of its own, with an arena that no other call uses. Its memory is taken at its first call."""
-        return Context(self._device, self._executable, self._signature, self._arena_bytes)
+        """A caller of its own, with an arena that no other call uses, and states, if the model has any, as at the beginning.
+
+        Its memory is taken at its first call.
+        """
+        return self._context(self._executable)
+
+    def context_of(self, states: States | None) -> Context:
+        """As `context`, with the states of another, of this program or one whose states are laid out as here, if it has any.
+
+        Raises:
+            InputError: they are laid out otherwise.
+        """
+        if states is not None and States(self._program, self._device).layout != states.layout:
+            what = f"{states} is not what the program for these inputs keeps"
+            raise InputError("states", what, "give a session inputs of one kind, or take another: model.context()")
+        return self._context(self._executable, states)
+
+    def _context(self, executable: Executable | Recorder, states: States | None = None) -> Context:
+        if states is None and self._program.plan.states:
+            states = States(self._program, self._device)
+        return Context(self._device, executable, self._signature, self._arena_bytes, states)
+
+    @property
+    def states(self) -> States:
+        """The states of the model's own session, in which calls of the model itself run, one thread at a time.
+
+        Raises:
+            OptionError: the model has none.
+        """
+        return session_states(None if self._session is None else self._session.kept)
 
     @property
     def program(self) -> Program:
@@ -133,7 +191,7 @@ class CompiledModel(Shared):
         if runs < 1:
             raise OptionError("runs", f"{runs} calls", "give a number from 1 on")
         recorder = Recorder(self._executable, runs + 1, len(self.plan.steps))
-        context = Context(self._device, recorder, self._signature, self._arena_bytes)
+        context = self._context(recorder)
         for _ in range(runs + 1):
             context(*inputs, **named)
         name = str(self._program.manifest.get("name", "model"))
@@ -150,15 +208,31 @@ class CompiledModel(Shared):
 
 
 class Context:
-    """One caller of a compiled model: an arena, kept from call to call. One thread at a time may call it."""
+    """One caller of a compiled model, a session: an arena, and states, kept from call to call.
 
-    def __init__(self, device: Device, executable: Executable | Recorder, signature: Signature, size_bytes: int) -> None:
+    One thread at a time may call it.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        executable: Executable | Recorder,
+        signature: Signature,
+        size_bytes: int,
+        states: States | None = None,
+    ) -> None:
         self._device = device
         self._executable = executable
         self._signature = signature
         self._size_bytes = size_bytes
         self._invocation: Invocation | None = None
-        self._lock = threading.Lock()
+        self.kept = states
+        self._lock = threading.Lock() if states is None else states.lock
+
+    @property
+    def states(self) -> States:
+        """The states by name: to look at, set, reset, save and load. Raises OptionError where the model has none."""
+        return session_states(self.kept)
 
     def __call__(self, *inputs: object, **named: object) -> object:
         """Run the model, as `CompiledModel` does.
@@ -209,8 +283,15 @@ class Context:
     def prepare(self) -> Invocation:
         """Take the arena, which else the first call does. Raises ArenaMemoryError."""
         arena: Arena = self._device.allocate(self._size_bytes)
-        self._invocation = self._executable.bind(arena)
+        self._invocation = self._executable.bind(arena, None if self.kept is None else self.kept.memory())
         return self._invocation
+
+
+def session_states(states: States | None) -> States:
+    """The states of a session. Raises OptionError where there are none."""
+    if states is None:
+        raise OptionError("states", "the model has no states", 'compile it with states={"output": "input"}')
+    return states
 
 
 def device_for(plan: Plan) -> Device:

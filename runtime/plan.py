@@ -16,7 +16,9 @@ import numpy as np
 
 from .streaming.storage import PAGE as PAGE
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+ARENA, CONSTANTS, STATES, CALLER = "arena", "constants", "state", "caller"  # spaces that the compiler makes
+EVENTS = "events"  # of the table of addresses: where the semaphores lie on which streams meet
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
 STORAGE = "storage"  # the space of constants that stay in the program's file until a Copy brings them
 COMPUTE = 0  # the stream of the kernels
@@ -75,6 +77,7 @@ class Role(StrEnum):
     CONSTANT = "constant"  # shared by all contexts, never written
     ACTIVATION = "activation"  # in the context's arena, written by a step
     WORKSPACE = "workspace"  # in the arena, private to one step
+    STATE = "state"  # the context's, kept from call to call: what one call leaves there, the next one reads
 
 
 ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
@@ -91,13 +94,18 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Contiguous bytes. `offset` is None until plan-memory has placed it; INPUT and OUTPUT buffers never have one."""
+    """Contiguous bytes. `offset` is None until plan-memory has placed it; INPUT and OUTPUT buffers never have one.
+
+    A STATE buffer is what a call finds, and no step writes it; or it `renews` such a buffer: then it is what the call leaves for
+    the next one, in the same bytes, and every step that reads the old value is before those that write the new one.
+    """
 
     name: str
     role: Role
     size_bytes: int
     space: str
     offset: int | None = None
+    renews: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,19 @@ class Port:
         bounded = {extent.axis for extent in self.extents}
         dims = (f"<={dim}" if axis in bounded else str(dim) for axis, dim in enumerate(self.type.shape))
         return f"{self.type.storage}[{','.join(dims)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a context keeps from call to call: its name for the user, its type, and the buffer that holds it when a call begins.
+
+    `initial` is the constant that it is before the first call; None: zeros.
+    """
+
+    name: str
+    type: TensorType
+    buffer: str
+    initial: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +254,18 @@ class Plan:
     kernels: tuple[Kernel, ...]
     steps: tuple[Step, ...]
     version: int = FORMAT_VERSION
+    states: tuple[State, ...] = ()
 
     @property
     def counts(self) -> tuple[str, ...]:
         """The buffers that hold the outputs' extents, each once: what a program writes beside its outputs."""
         return tuple(dict.fromkeys(extent.buffer for port in self.outputs for extent in port.extents))
+
+    @property
+    def memories(self) -> tuple[str, ...]:
+        """The spaces whose addresses a program for the CPU takes, in this order, before those of its parameters."""
+        is_streamed = any(space.name == STORAGE for space in self.spaces)
+        return (ARENA, CONSTANTS, *((STATES,) if self.states else ()), *((EVENTS,) if is_streamed else ()))
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -273,8 +301,8 @@ def step_writes(step: Step) -> tuple[Region, ...]:
 
 
 def planned_bytes(plan: Plan) -> int:
-    """What a program takes with one context: its weights in memory, and all that lies in the arena."""
-    places = {buffer.space for buffer in plan.buffers if buffer.role in (Role.CONSTANT, *ARENA_ROLES)}
+    """What a program takes with one context: its weights in memory, its states, and all that lies in the arena."""
+    places = {buffer.space for buffer in plan.buffers if buffer.role in (Role.CONSTANT, Role.STATE, *ARENA_ROLES)}
     return sum(space.size_bytes for space in plan.spaces if space.name in places and space.name != STORAGE)
 
 

@@ -31,6 +31,7 @@ from .plan import (
     step_reads,
     step_writes,
 )
+from .state_checker import state_faults
 
 _BLOCK_THREADS = 1024  # of any GPU
 _COUNT_BYTES = 8  # one int64
@@ -56,6 +57,7 @@ def check_plan(plan: Plan) -> tuple[Fault, ...]:
     """
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     faults = [*_check_names(plan), *_check_buffers(plan), *_check_ports(plan, buffers), *_check_steps(plan, buffers)]
+    faults += (Fault(where, what) for where, what in state_faults(plan))
     if faults:
         return tuple(faults)
     schedule = _Schedule(plan)
@@ -143,8 +145,9 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
         for region in step_reads(step) + step_writes(step):
             yield from _check_region(where, region, buffers)
         for region in step_writes(step):
-            if region.buffer in buffers and buffers[region.buffer].role in (Role.CONSTANT, Role.INPUT):
-                yield Fault(where, f"it writes {region.buffer}, which is {buffers[region.buffer].role}")
+            buffer = buffers.get(region.buffer)
+            if buffer and (buffer.role in (Role.CONSTANT, Role.INPUT) or (buffer.role is Role.STATE and buffer.renews is None)):
+                yield Fault(where, f"it writes {buffer.name}, which is {buffer.role}")
         match step:
             case Launch():
                 arguments = len(step.reads) + len(step.writes) + len(step.scratch)
@@ -290,7 +293,7 @@ def _meet(first: Region, second: Region) -> bool:
 def _check_coverage(schedule: _Schedule) -> Iterator[Fault]:
     """Every byte read was written by a step before, and every output is written."""
     for name, uses in schedule.uses.items():
-        if schedule.buffers[name].role not in (Role.ACTIVATION, Role.OUTPUT):
+        if schedule.buffers[name].role not in (Role.ACTIVATION, Role.OUTPUT) and schedule.buffers[name].renews is None:
             continue
         writes = [use for use in uses if use.is_write]
         for use in uses:
@@ -300,7 +303,8 @@ def _check_coverage(schedule: _Schedule) -> Iterator[Fault]:
                 if missing is not None:
                     yield Fault(f"step {use.step}", f"it reads byte {missing} of {name}, which no step before it has written")
     outputs = {port.buffer: f"output {port.name}" for port in schedule.plan.outputs}
-    for name, where in {**outputs, **{name: f"extent {name}" for name in schedule.plan.counts}}.items():
+    renewed = {buffer.name: f"state {buffer.renews}" for buffer in schedule.plan.buffers if buffer.renews is not None}
+    for name, where in {**outputs, **renewed, **{name: f"extent {name}" for name in schedule.plan.counts}}.items():
         written = (use.region for use in schedule.uses.get(name, ()) if use.is_write)
         missing = _first_missing(Region(name, 0, schedule.buffers[name].size_bytes), written)
         if missing is not None:
@@ -357,7 +361,14 @@ def _check_single_writes(schedule: _Schedule) -> Iterator[Fault]:
 
 
 def _check_sharing(schedule: _Schedule) -> Iterator[Fault]:
-    """Where two buffers share bytes, every use of one is before every use of the other, but for in-place pairs."""
+    """Where two buffers share bytes, every use of one is before every use of the other, but for in-place pairs.
+
+    Of a state the old value is first.
+    """
+    for new in schedule.plan.buffers:
+        old = new.renews
+        if old is not None and not _follows_in_place(old, new.name, schedule):
+            yield Fault(f"state {old}", f"{new.name} is written where a step may still read the old value")
     for space in schedule.plan.spaces:
         placed = [buffer for buffer in schedule.plan.buffers if buffer.space == space.name and buffer.size_bytes]
         placed = sorted((buffer for buffer in placed if buffer.offset is not None), key=_offset)
@@ -398,8 +409,8 @@ def _follows_in_place(first: str, second: str, schedule: _Schedule) -> bool:
     """Whether every use of `first` is before every use of `second`, but for one step that turns one into the other in place."""
     return all(
         schedule.is_before(earlier.step, later.step) or _is_in_place(earlier, later, schedule)
-        for earlier in schedule.uses[first]
-        for later in schedule.uses[second]
+        for earlier in schedule.uses.get(first, ())
+        for later in schedule.uses.get(second, ())
     )
 
 

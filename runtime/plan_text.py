@@ -29,6 +29,7 @@ from .plan import (
     Region,
     Role,
     Space,
+    State,
     Step,
     TensorType,
     Wait,
@@ -62,9 +63,13 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"space {_name(space.name)} size {space.size_bytes}{capacity}"
     for buffer in plan.buffers:
         place = "" if buffer.offset is None else f" at {buffer.offset}"
-        yield f"buffer {_name(buffer.name)} {buffer.role} size {buffer.size_bytes} in {_name(buffer.space)}{place}"
+        renews = "" if buffer.renews is None else f" renews {_name(buffer.renews)}"
+        yield f"buffer {_name(buffer.name)} {buffer.role} size {buffer.size_bytes} in {_name(buffer.space)}{place}{renews}"
     for keyword, ports in (("input", plan.inputs), ("output", plan.outputs)):
         yield from (f"{keyword} {_name(port.name)} {port.type} in {_name(port.buffer)}{_extents(port)}" for port in ports)
+    for state in plan.states:
+        initial = "" if state.initial is None else f" initial {_name(state.initial)}"
+        yield f"state {_name(state.name)} {state.type} in {_name(state.buffer)}{initial}"
     for kernel in plan.kernels:
         yield (
             f"kernel {_name(kernel.symbol)} template {_name(kernel.template)} arguments {kernel.arguments}"
@@ -227,6 +232,7 @@ class _Parser:
         self._spaces: list[Space] = []
         self._buffers: list[Buffer] = []
         self._ports: dict[str, list[Port]] = {"input": [], "output": []}
+        self._states: list[State] = []
         self._kernels: list[Kernel] = []
         self._steps: list[Step] = []
 
@@ -251,6 +257,7 @@ class _Parser:
             kernels=tuple(self._kernels),
             steps=tuple(self._steps),
             version=version,
+            states=tuple(self._states),
         )
 
     def _line(self, line: _Line) -> None:
@@ -268,6 +275,8 @@ class _Parser:
                 self._buffers.append(_parse_buffer(line))
             case "input" | "output":
                 self._ports[keyword].append(_parse_port(line))
+            case "state":
+                self._states.append(_parse_state(line))
             case "kernel":
                 self._kernels.append(_parse_kernel(line))
             case _:
@@ -288,13 +297,20 @@ def _parse_buffer(line: _Line) -> Buffer:
     line.take("size")
     size_bytes = line.number()
     line.take("in")
-    return Buffer(name, Role(role), size_bytes, line.name(), line.number() if line.at("at") else None)
+    space, offset = line.name(), line.number() if line.at("at") else None
+    return Buffer(name, Role(role), size_bytes, space, offset, line.name() if line.at("renews") else None)
 
 
 def _parse_port(line: _Line) -> Port:
     name, type_ = line.name(), line.tensor_type()
     line.take("in")
     return Port(name, type_, line.name(), line.items("(", line.extent, ")") if line.at("extents") else ())
+
+
+def _parse_state(line: _Line) -> State:
+    name, type_ = line.name(), line.tensor_type()
+    line.take("in")
+    return State(name, type_, line.name(), line.name() if line.at("initial") else None)
 
 
 def _parse_kernel(line: _Line) -> Kernel:

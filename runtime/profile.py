@@ -244,9 +244,9 @@ class Recorder:
         self._next = int(self._rows.ctypes.data)
         self.copies: list[Sequence[CopyTime]] = []  # of each call
 
-    def bind(self, arena: Arena) -> Invocation:
+    def bind(self, arena: Arena, states: Arena | None = None) -> Invocation:
         """As the executable's own; a call is one of those that are recorded."""
-        profiled = self._executable.bind_profile(arena)
+        profiled = self._executable.bind_profile(arena, states)
         row_bytes = self._rows.strides[0]
 
         def call(*addresses: int) -> None:

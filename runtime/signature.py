@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .array_address import data_address
 from .errors import InputError
+from .hardware.array_address import data_address
 from .interchange import elements_address, misplaced, number_array
 from .plan import Plan, Port
 

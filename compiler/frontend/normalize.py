@@ -1,7 +1,7 @@
 """One dialect for everything behind the frontend.
 
 After `normalize` a model has opset 18 or newer, no operators of com.microsoft but those that are refused, no model-local
-functions except our own, no initializer that is also an input, and outputs that are distinct values, each made
+functions except our own, no initializer that is also an input, states excepted, and outputs that are distinct values, each made
 by a node of the same graph.
 """
 
@@ -17,6 +17,7 @@ from ...runtime.errors import InvalidModelError, UnsupportedModelError
 from ..ir.facts import set_constant_facts
 from ..ir.names import fresh_name
 from ..ir.scopes import subgraphs_of
+from ..ir.states import state_inputs
 from .contrib.rewrite import needed_opset, rewrite_contrib
 from .function_calls import inlined_nodes
 from .old_operators import respell_after_conversion, respell_before_conversion
@@ -38,7 +39,8 @@ def normalize(model: ir.Model, where: str) -> ir.Model:
     _import_default_domain(model, where)
     if any(function.domain != _OUR_DOMAIN for function in model.functions.values()):
         _inline_functions(model, where)
-    for value in [value for value in model.graph.inputs if value.is_initializer()]:
+    kept = state_inputs(model)
+    for value in [value for value in model.graph.inputs if value.is_initializer() and value.name not in kept]:
         model.graph.inputs.remove(value)
     _forget_negative_dimensions(model)
     opset = model.graph.opset_imports[""]
@@ -122,6 +124,7 @@ def _upgrade(model: ir.Model, opset: int, where: str) -> ir.Model:
         ) from error
     upgraded = ir.from_proto(proto)
     upgraded.meta.update(model.meta)
+    upgraded.metadata_props.update(model.metadata_props)
     declared = {value.name: value.shape for node in model.graph.all_nodes() for value in node.outputs}
     for node in upgraded.graph.all_nodes():
         for value in node.outputs:  # what the converter's own inference adds is not always right

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,36 @@ def with_views_of_copies(program: torch.export.ExportedProgram) -> torch.export.
 
     copied: torch.export.ExportedProgram = program.run_decompositions({torch.ops.aten.view.default: view_of_copy})
     return copied
+
+
+def with_new_values(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """A decomposed program whose first outputs are the new values of the buffers that it changes.
+
+    torch's exporter drops new values that are no outputs, with all that only they need.
+    """
+    from torch.export import ExportedProgram
+    from torch.export.graph_signature import ExportGraphSignature, OutputKind
+    from torch.utils._pytree import tree_structure
+
+    given = program.graph_signature
+    outputs = [
+        replace(spec, kind=OutputKind.USER_OUTPUT, target=None) if spec.kind is OutputKind.BUFFER_MUTATION else spec
+        for spec in given.output_specs
+    ]
+    calls = deepcopy(program.module_call_graph)
+    assert calls[0].signature is not None, "the first call is that of the whole module"
+    calls[0].signature.out_spec = tree_structure(tuple(range(len(outputs))))
+    return ExportedProgram(
+        root=program.graph_module,
+        graph=program.graph,
+        graph_signature=ExportGraphSignature(given.input_specs, outputs),
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=calls,
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+        verifiers=program.verifiers,
+    )
 
 
 def _arguments(node: torch.fx.Node) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from traceback import walk_tb
@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from ...runtime.errors import CompileError, InputError, UnsupportedModelError
+from ...runtime.interchange import as_array
+from ..ir.cloning import copy_value
+from ..ir.facts import data_type
+from ..ir.names import fresh_name
+from ..ir.states import declare_states
 from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
-from .torch_decompositions import with_views_of_copies, without_misread_calls
+from .torch_decompositions import with_new_values, with_views_of_copies, without_misread_calls
 from .torch_operators import translations
 
 if TYPE_CHECKING:
@@ -61,8 +66,9 @@ def export_module(module: torch.nn.Module, arguments: Structure, leaves: Sequenc
 
     with _evaluation_mode(module), _quiet():
         program = _trace(FlatModule(), tuple(leaves))
-        model = _translate(program, input_names=_input_names(module, arguments))
+        model, changed = _translate(program, input_names=_input_names(module, arguments))
     _forget_wrapper(model)
+    _declare_states(model, {buffer.removeprefix(_PREFIX): content for buffer, content in changed.items()})
     return model, results[-1]
 
 
@@ -74,7 +80,9 @@ def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
             is called there.
     """
     with _quiet():
-        return _translate(program)
+        model, changed = _translate(program)
+    _declare_states(model, changed)
+    return model
 
 
 def _trace(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
@@ -94,10 +102,17 @@ def _trace(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> torch.
         ) from error
 
 
-def _translate(program: torch.export.ExportedProgram, input_names: Sequence[str] | None = None) -> ir.Model:
+def _translate(
+    program: torch.export.ExportedProgram, input_names: Sequence[str] | None = None
+) -> tuple[ir.Model, dict[str, torch.Tensor]]:
+    """The graph, and the buffers that the program changes, whose new values are the last outputs of the graph."""
     try:
         program = without_misread_calls(program)
         exported = _exported(program, input_names)
+        assert exported.exported_program is not None, "torch's exporter keeps what it exports"
+        changed = list(exported.exported_program.graph_signature.buffers_to_mutate.values())
+        if changed:
+            exported = _exported(with_new_values(exported.exported_program), input_names)
     except Exception as error:  # torch's errors of this step are private
         missing = _operators_without_translation(program)
         if missing:
@@ -107,7 +122,31 @@ def _translate(program: torch.export.ExportedProgram, input_names: Sequence[str]
                 "replace them in the module",
             ) from error
         raise _untranslated(error) from error
-    return exported.model.clone()  # the exporter leaves uses by branches that it has dropped
+    model = exported.model.clone()  # the exporter leaves uses by branches that it has dropped
+    made = list(model.graph.outputs)
+    model.graph.outputs[:] = made[len(changed) :] + made[: len(changed)]
+    contents = dict(program.named_buffers())
+    return model, {name: contents[name] for name in changed}
+
+
+def _declare_states(model: ir.Model, changed: Mapping[str, torch.Tensor]) -> None:
+    """Make buffers states that the last outputs renew, in their order; the buffers' contents are what they are at first."""
+    if not changed:
+        return
+    pairs: dict[str, str] = {}
+    for place, (name, content) in enumerate(changed.items(), len(model.graph.outputs) - len(changed)):
+        value = model.graph.outputs[place]
+        made = copy_value(value)  # for a name of its own: it may be another output, too, or an input
+        made.name = fresh_name(model, f"{name}.new")
+        made.dtype = data_type(str(content.dtype).removeprefix("torch."))  # torch leaves it to the copy into the buffer
+        model.graph.append(ir.node("Cast", [value], {"to": made.dtype}, outputs=[made], name=made.name))
+        model.graph.outputs[place] = made
+        if name not in model.graph.initializers:  # nothing reads it
+            tensor = ir.Tensor(as_array(content, name), name=name)
+            unread = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+            model.graph.register_initializer(unread)
+        pairs[made.name] = name
+    declare_states(model, pairs)
 
 
 def _exported(program: torch.export.ExportedProgram, input_names: Sequence[str] | None) -> torch.onnx.ONNXProgram:

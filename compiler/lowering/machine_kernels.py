@@ -14,10 +14,9 @@ from ...kernels.formats.format import BF16_DOT, F32
 from ...kernels.microkernels.amx_unit import COLUMNS, TILE_WORDS, WORDS, tile_unit
 from ...runtime.executor import CompiledModel
 from ...runtime.hardware.machine import Machine
-from ...runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
+from ...runtime.plan import ARENA, CALLER, CONSTANTS, Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
 from ...runtime.program_file import Program
 from ...runtime.target import Target
-from .planning import ARENA, CALLER, CONSTANTS
 from .program import build_library
 from .roofline import ROUNDS, SUMS, TILE_ROUNDS, TILE_SUMS, multiply_add_kernel, multiply_tiles_kernel
 

@@ -10,16 +10,34 @@ import onnx_ir as ir
 
 from ...kernels.groups.group import Group
 from ...kernels.template.contract import BuiltKernel, Pack
-from ...runtime.plan import Buffer, Copy, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, Step, TensorType
+from ...runtime.plan import (
+    ARENA,
+    CALLER,
+    CONSTANTS,
+    STATES,
+    Buffer,
+    Copy,
+    Extent,
+    Kernel,
+    Launch,
+    Plan,
+    Port,
+    Region,
+    Role,
+    Space,
+    State,
+    Step,
+    TensorType,
+)
 from ...runtime.target import Target
-from ..ir.aliases import Aliases, find_aliases, view_root
+from ..ir.aliases import Aliases, Place, find_aliases, view_root
 from ..ir.bounds import Trim, trim_of
 from ..ir.constants import constant_array
 from ..ir.facts import source_of, tensor_type
 from ..ir.functions import fused_names
+from ..ir.states import states_of
 from .gpu.device_code import grids_of
-
-ARENA, CONSTANTS, CALLER = "arena", "constants", "caller"
+from .state_order import order_renewals
 
 
 @dataclass(frozen=True)
@@ -69,11 +87,16 @@ class _Drafting:
         self.buffers: dict[str, Buffer] = {}
         self.constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = {}
         self.steps: list[Step] = []
+        outputs, inputs = ({str(value.name): value for value in one} for one in (self.graph.outputs, self.graph.inputs))
+        self.renewed = {outputs[output]: inputs[name] for output, name in states_of(model).items()}
         self.claimed = self._claim_outputs()
 
     def draft(self, lowered: list[LoweredGroup]) -> PlanDraft:
-        inputs = [self._port(value, Role.INPUT, str(value.name)) for value in self.graph.inputs]
-        outputs = [self._output(position, value) for position, value in enumerate(self.graph.outputs)]
+        states = [self._state(*pair) for pair in self.renewed.items()]
+        given = [value for value in self.graph.inputs if value not in self.renewed.values()]
+        inputs = [self._port(value, Role.INPUT, str(value.name)) for value in given]
+        made = [(position, value) for position, value in enumerate(self.graph.outputs) if value not in self.renewed]
+        outputs = [self._output(position, value) for position, value in made]
         kernels: dict[str, Kernel] = {}
         launched = {item.node: item for item in lowered}
         for node in self.graph:
@@ -88,20 +111,57 @@ class _Drafting:
             built = item.kernel
             kernel = Kernel(item.symbol, built.template, arguments, built.flops, moved, grids, built.multiplies)
             kernels.setdefault(item.symbol, kernel)
-        for position, value in enumerate(self.graph.outputs):
-            name = _output_buffer(position, value)
-            source = self._region(_result(value, self.trims.get(value)))
-            if source.buffer != name:
-                self.steps.append(Copy(source, Region(name, 0, source.size_bytes)))
-        spaces = (Space(ARENA), Space(CONSTANTS), Space(CALLER))
-        buffers = tuple(self.buffers.values())
-        plan = Plan(str(self.target), tuple(inputs), tuple(outputs), spaces, buffers, tuple(kernels.values()), tuple(self.steps))
+        for position, value in made:
+            self._copy_unless_there(_result(value, self.trims.get(value)), _output_buffer(position, value))
+        self._renew_states()
+        plan = Plan(
+            target=str(self.target),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            spaces=(Space(ARENA), Space(CONSTANTS), Space(CALLER), *([Space(STATES)] if states else [])),
+            buffers=tuple(self.buffers.values()),
+            kernels=tuple(kernels.values()),
+            steps=tuple(self.steps),
+            states=tuple(states),
+        )
         return PlanDraft(plan, self.constants)
 
+    def _copy_unless_there(self, value: ir.Value, buffer: str) -> None:
+        source = self._region(value)
+        if source.buffer != buffer:
+            self.steps.append(Copy(source, Region(buffer, 0, source.size_bytes)))
+
+    def _state(self, output: ir.Value, value: ir.Value) -> State:
+        """A state as a call finds it, and its new value if that is another; a default of its input is what it is at first."""
+        name, kind, initial = str(value.name), tensor_type(value), None
+        self.buffers[name] = Buffer(name, Role.STATE, kind.size_bytes, STATES)
+        if self.aliases.place(output) != Place(value, 0):
+            self.buffers[_renewal(output)] = Buffer(_renewal(output), Role.STATE, kind.size_bytes, STATES, renews=name)
+        if value.const_value is not None and (first := value.const_value.numpy()).astype(bool).any():
+            initial = f"initial:{name}"
+            self.buffers[initial] = Buffer(initial, Role.CONSTANT, kind.size_bytes, CONSTANTS)
+            self.constants[initial] = (kind, lambda: first)
+        return State(name, kind, name, initial)
+
+    def _renew_states(self) -> None:
+        """Put the new value of each state into its place, unless it is the old one, after all who read that."""
+        for output in self.renewed:
+            if _renewal(output) in self.buffers:
+                self._copy_unless_there(output, _renewal(output))
+        renewals = [buffer for buffer in self.buffers.values() if buffer.renews is not None]
+        self.steps, copies = order_renewals(self.steps, renewals)
+        self.buffers.update((name, Buffer(name, Role.ACTIVATION, size_bytes, ARENA)) for name, size_bytes in copies.items())
+
     def _claim_outputs(self) -> dict[ir.Value, str]:
-        """The values whose kernel can write straight into the caller's output; the first output that wants a value gets it."""
+        """The values whose kernel can write straight into a state or the caller's output; the first who wants one gets it."""
         claimed: dict[ir.Value, str] = {}
+        for output in self.renewed:
+            root = view_root(output)
+            if root.producer() is not None and not _is_constant(root):
+                claimed.setdefault(root, _renewal(output))
         for position, value in enumerate(self.graph.outputs):
+            if value in self.renewed:
+                continue
             root = view_root(_result(value, self.trims.get(value)))
             if root.producer() is not None and not _is_constant(root):
                 claimed.setdefault(root, _output_buffer(position, value))
@@ -192,6 +252,11 @@ def _load(value: ir.Value, pack: Pack | None) -> np.ndarray:
     array = constant_array(value)
     assert array is not None, f"{value.name} is no constant"
     return pack(array) if pack else array
+
+
+def _renewal(output: ir.Value) -> str:
+    """The name of the buffer in which a state gets its new value."""
+    return f"new:{output.name}"
 
 
 def _output_buffer(position: int, value: ir.Value) -> str:

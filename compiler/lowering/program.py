@@ -9,8 +9,8 @@ import tvm
 from tvm import tirx
 from tvm.ir import Call, GlobalVar, PointerType, PrimType
 
-from ...runtime.cpu_device import CLOCK_WORDS, HEAD, MAIN, PROFILE
-from ...runtime.plan import COMPUTE, Copy, Launch, Plan, Record, Region, Role, Wait
+from ...runtime.cpu_device import CLOCK_WORDS, MAIN, PROFILE
+from ...runtime.plan import COMPUTE, EVENTS, Copy, Launch, Plan, Record, Region, Role, Wait
 from ...runtime.streaming.events import EVENT_BYTES
 from ...runtime.streams import waits_of
 from ...runtime.target import Target
@@ -25,8 +25,8 @@ _CLOCK_MONOTONIC = 1  # of Linux: the clock that Python's time.perf_counter_ns r
 def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, profile: bool = False) -> bytes:
     """Compile the kernels, and the host function that calls them in order: in C, `void prefuse_main(const int64_t *addresses)`.
 
-    The addresses are those of `HEAD` and `plan.parameters`. It runs the kernels' stream; what other streams do, the device sees
-    to, and the two meet in semaphores. With `profile`, there is also `prefuse_profile`,
+    The addresses are those of `plan.memories` and `plan.parameters`. It runs the kernels' stream; what other streams do, the
+    device sees to, and the two meet in semaphores. With `profile`, there is also `prefuse_profile`,
     which takes the address of an int64 array after them and fills that: the clock at the beginning (seconds and nanoseconds),
     then the processor's time stamp counter there and after each step. Reading the counter takes a few nanoseconds, the clock
     several times that. Without `profile`, there is no code for it.
@@ -57,7 +57,7 @@ def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, p
         parts.append(name)
     module[GlobalVar(MAIN)] = _entry(MAIN, parts)
     if profile:
-        module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, len(HEAD) + len(plan.parameters))
+        module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, len(plan.memories) + len(plan.parameters))
     return link_library(compile_module(tvm.IRModule(module), target))
 
 
@@ -116,21 +116,22 @@ class _Addresses:
 
     def __init__(self, plan: Plan, table: _Table) -> None:
         self.buffers = {buffer.name: buffer for buffer in plan.buffers}
-        names = (*HEAD, *plan.parameters)
+        addresses = [tirx.Var(f"a{number}", "int64") for number in range(len(plan.memories) + len(plan.parameters))]
+        self.spaces = dict(zip(plan.memories, addresses, strict=False))
+        self.parameters = dict(zip(plan.parameters, addresses[len(plan.memories) :], strict=True))
         self.waits = waits_of(plan)
-        self.parameters = {name: tirx.Var(f"a{number}", "int64") for number, name in enumerate(names)}
-        self.loads = [tirx.Bind(variable, table[number]) for number, variable in enumerate(self.parameters.values())]
+        self.loads = [tirx.Bind(variable, table[number]) for number, variable in enumerate(addresses)]
 
     def of(self, region: Region) -> Any:
         buffer = self.buffers[region.buffer]
         if buffer.role in (Role.INPUT, Role.OUTPUT):
             return self.parameters[buffer.name] + tirx.const(region.offset, "int64")
         assert buffer.offset is not None, f"buffer {buffer.name} has no place"
-        return self.parameters[buffer.space] + tirx.const(buffer.offset + region.offset, "int64")
+        return self.spaces[buffer.space] + tirx.const(buffer.offset + region.offset, "int64")
 
     def event(self, number: int) -> Any:
         """The semaphore of a wait."""
-        return tirx.reinterpret("handle", self.parameters["events"] + tirx.const(number * EVENT_BYTES, "int64"))
+        return tirx.reinterpret("handle", self.spaces[EVENTS] + tirx.const(number * EVENT_BYTES, "int64"))
 
 
 def _statement(plan: Plan, number: int, addresses: _Addresses, kernels: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:

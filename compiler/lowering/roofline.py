@@ -14,11 +14,10 @@ from ...kernels.formats.multiply_add import multiply_add_of
 from ...kernels.microkernels.amx_unit import COLUMNS, DEPTH, ROWS, WORDS, tile_unit
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
-from ...runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
+from ...runtime.plan import ARENA, CALLER, CONSTANTS, Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
 from ...runtime.profile import Limits
 from ...runtime.program_file import Program
 from ...runtime.target import Target
-from .planning import ARENA, CALLER, CONSTANTS
 from .program import build_library
 
 SUMS = 12  # accumulators a thread: more than the latency of an FMA times the number of FMA units

@@ -16,11 +16,10 @@ from ...kernels.groups.group import Group
 from ...kernels.registry import build_kernel
 from ...kernels.template.contract import BuiltKernel
 from ...runtime.executor import CompiledModel
-from ...runtime.plan import Kernel, Launch, Plan, Region, Role, Space, TensorType
+from ...runtime.plan import ARENA, CALLER, CONSTANTS, Kernel, Launch, Plan, Region, Role, Space, TensorType
 from ...runtime.program_file import Program
 from ...runtime.target import Target
 from ..lowering.machine_kernels import sweep_kernel
-from ..lowering.planning import ARENA, CALLER, CONSTANTS
 from ..lowering.program import build_library
 from ..lowering.short_programs import on_one_thread
 from ..tuning.bench import Bench, argument_count, symbol_of

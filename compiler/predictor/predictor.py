@@ -17,7 +17,7 @@ from ...kernels.problem import problem_of
 from ...runtime.errors import OptionError
 from ...runtime.hardware import machine as machines
 from ...runtime.hardware.machine import COPY_SECONDS
-from ...runtime.plan import STORAGE, Copy, Launch, Role, Step, step_writes
+from ...runtime.plan import CONSTANTS, STORAGE, Copy, Launch, Role, Step, step_writes
 from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
@@ -25,7 +25,7 @@ from ..driver import Kernels, PlannedModel
 from ..estimates.launches import Distances, has_parallel_loop, reuse_distances
 from ..ir.facts import source_of
 from ..ir.functions import computing_names, original_names
-from ..lowering.planning import CONSTANTS, LoweredGroup
+from ..lowering.planning import LoweredGroup
 from ..lowering.tvm_importer import TEMPLATE
 from ..programs.digest import combine
 from ..programs.run_database import Measured, Place, Run, add_runs, known_runs

@@ -48,9 +48,12 @@ def model_digest(model: ir.Model) -> str:
     """Digest of a graph with its weights. Documentation and source lines do not count: they change no program."""
     import onnx_ir as ir
 
+    from ..ir.states import STATES_KEY
+
     graph = model.graph
     parts = [f"opset {domain} {version}" for domain, version in sorted(graph.opset_imports.items())]
     parts += [f"{value.name} {value.type} {value.shape}" for value in (*graph.inputs, *graph.outputs)]
+    parts += [f"states {model.metadata_props[STATES_KEY]}"] if STATES_KEY in model.metadata_props else []
     nodes = [_node_bytes(ir.serde.serialize_node(node)) for node in graph]
     functions = [_function_bytes(ir.serde.serialize_function(function)) for function in model.functions.values()]
     weights = arrays_digest(_weights(graph))

@@ -28,6 +28,7 @@ class Options:
     what is known to be best for some problems. `weights`: what large weights of products are stored as, if not as they come.
     `quantization`, where it is not empty, tells how the model is quantized before anything else is done with it; `precision` is
     then that of what is not quantized. `memory_limit` is what weights and activations of one context may take together.
+    `states` are the outputs that the user says renew inputs, and those inputs.
     """
 
     target: Target
@@ -39,12 +40,14 @@ class Options:
     weights: Weights | None = None
     quantization: str = ""
     memory_limit: MemoryLimit | None = None
+    states: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         flags = " random" * self.random + " profile" * self.profile + (f" weights={self.weights}" if self.weights else "")
         flags += f" tuning={digest_of(self.configurations)}" if self.configurations else ""
         flags += f" quantization={self.quantization}" if self.quantization else ""
         flags += f" memory_limit={self.memory_limit}" if self.memory_limit else ""
+        flags += f" states={self.states}" if self.states else ""
         return (
             f"target={self.target} {self.target.machine} precision={self.precision} pipeline={self.pipeline or 'default'}{flags}"
         )
@@ -116,6 +119,15 @@ def parse_weights(wanted: object, target: Target) -> Weights | None:
     return found
 
 
+def parse_states(states: object) -> tuple[tuple[str, str], ...]:
+    """The outputs that renew inputs, and those inputs. Raises OptionError where they are no mapping of names."""
+    if states is None:
+        return ()
+    if not isinstance(states, Mapping) or not all(isinstance(name, str) for pair in states.items() for name in pair):
+        raise OptionError("states", f"{states!r} is no mapping of names", 'give {"output": "input"}')
+    return tuple(states.items())
+
+
 def _flag(extra: Mapping[str, object], name: str, fix: str) -> bool:
     value = extra.get(name, False)
     if not isinstance(value, bool):
@@ -130,7 +142,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
 
 
-_ARGUMENTS = ("args", "calibration", "kwargs", "target", "precision", "name", "cache", "progress", *MIXED_OPTIONS)
+_ARGUMENTS = ("args", "calibration", "kwargs", "target", "precision", "states", "name", "cache", "progress", *MIXED_OPTIONS)
 
 
 def _check_pipeline(pipeline: object) -> str:

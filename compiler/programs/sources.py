@@ -108,6 +108,7 @@ class GraphSource:
         from ..frontend.dimensions import dimension_bindings, is_number_tensor
         from ..frontend.shaping import shaping_inputs
         from ..ir.facts import dtype_name
+        from ..ir.states import state_inputs
 
         self._model = model
         self._prepared: ir.Model | None = None  # what is compiled, once it is needed
@@ -115,12 +116,13 @@ class GraphSource:
         self._builder = builder
         self._build = build
         self._check = dimension_bindings
-        self._names = tuple(str(value.name) for value in model.graph.inputs)
+        kept = state_inputs(model)  # by sessions: no call gives them
+        self._names = tuple(str(value.name) for value in model.graph.inputs if value.name not in kept)
         # Element types by the name of the input, "" where only a call knows it.
         self._dtypes = {
             str(value.name): "" if value.dtype is None else dtype_name(value.dtype)
             for value in model.graph.inputs
-            if is_number_tensor(value)
+            if is_number_tensor(value) and value.name not in kept
         }
         self._digest = "" if builder.cache is None else model_digest(model)
 

@@ -12,12 +12,12 @@ from itertools import count
 from typing import Protocol
 
 from ...runtime.errors import OptionError
-from ...runtime.executor import CompiledModel, Context
+from ...runtime.executor import CompiledModel, Context, Shared, session_states
 from ...runtime.plan import Plan, Port
 from ...runtime.profile import Profile
-from ...runtime.sharing import Shared
 from ...runtime.staged.staged import StagedPort
 from ...runtime.staged.staged_model import StagedModel
+from ...runtime.states import States
 from ..frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflattener
 
 _CAPACITY = 16  # specialisations kept in memory
@@ -50,9 +50,11 @@ class Specialization:
 
     model: CompiledModel | StagedModel
     structure: Structure | None = None
+    has_states: bool = field(init=False, compare=False, default=False)  # kept from call to call
     _build: Callable[[Sequence[object]], object] | None = field(init=False, compare=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "has_states", isinstance(self.model, CompiledModel) and bool(self.model.plan.states))
         if self.structure is not None and self.structure is not LEAF:
             object.__setattr__(self, "_build", unflattener(self.structure))
 
@@ -106,6 +108,7 @@ class SpecializedModel(Shared):
         self._calls = count()
         self._entries: dict[Hashable, _Entry] = {}  # by the signature of a call
         self._shortcuts: dict[Hashable, _Shortcut] = {}  # by what a call shows without being bound to parameters
+        self._session = SpecializedContext(self)  # of calls of the model itself, if it has states
 
     def __call__(self, *inputs: object, **named: object) -> object:
         """Run the model, compiled for these inputs.
@@ -116,7 +119,7 @@ class SpecializedModel(Shared):
             ArenaMemoryError: there is no memory for the activations.
         """
         found, tensors = self._find(inputs, named)
-        return found.run(found.model, tensors)
+        return self._session.run(found, tensors) if found.has_states else found.run(found.model, tensors)
 
     def specialize(self, *inputs: object, **named: object) -> CompiledModel | StagedModel:
         """The program for inputs like these, as a model of its own: it takes and returns their tensors in a row."""
@@ -128,8 +131,17 @@ class SpecializedModel(Shared):
         return found.model.profile(*tensors, runs=runs)
 
     def context(self) -> SpecializedContext:
-        """A caller of its own, with arenas that no other call uses."""
+        """A caller of its own, with arenas that no other call uses, and states, if the model has any, as at the beginning."""
         return SpecializedContext(self)
+
+    @property
+    def states(self) -> States:
+        """The states of the model's own session, in which calls of the model itself run, one thread at a time.
+
+        Raises:
+            OptionError: the model has none, or is not compiled yet.
+        """
+        return self._session.states
 
     @property
     def plan(self) -> Plan:
@@ -213,6 +225,11 @@ class SpecializedModel(Shared):
             futures = [entry.future for entry in sorted(self._entries.values(), key=lambda entry: entry.used)]
         return [future.result() for future in futures if future.done() and future.exception() is None]
 
+    def _any(self, what: str) -> CompiledModel | StagedModel:
+        """The specialisation used last. Raises OptionError if there is none."""
+        ready = self._ready()
+        return ready[-1].model if ready else self._only(what)
+
     def _only(self, what: str) -> CompiledModel | StagedModel:
         ready = self._ready()
         if len(ready) != 1:
@@ -222,19 +239,46 @@ class SpecializedModel(Shared):
 
 
 class SpecializedContext:
-    """One caller of a specialised model, with an arena for each specialisation. Not to be called from two threads at once."""
+    """One caller of a specialised model, a session: an arena for each specialisation, and states, which they share.
+
+    Not to be called from two threads at once.
+    """
 
     def __init__(self, model: SpecializedModel) -> None:
         self._model = model
         self._contexts: dict[CompiledModel | StagedModel, Context | StagedModel] = {}
+        self._states: States | None = None
+        self._lock = threading.Lock()  # of the contexts
 
     def __call__(self, *inputs: object, **named: object) -> object:
         """Run the model, as `SpecializedModel` does."""
-        found, tensors = self._model._find(inputs, named)
-        context = self._contexts.get(found.model)
-        if context is None:
-            context = self._contexts[found.model] = found.model.context()
-        return found.run(context, tensors)
+        return self.run(*self._model._find(inputs, named))
+
+    def run(self, found: Specialization, tensors: Sequence[object]) -> object:
+        """Call one specialisation. Raises InputError where it keeps other states than the first one, or another thread calls."""
+        return found.run(self._contexts.get(found.model) or self._context(found.model), tensors)
+
+    @property
+    def states(self) -> States:
+        """The states by name: to look at, set, reset, save and load.
+
+        Raises:
+            OptionError: the model has none, or is not compiled yet.
+        """
+        if self._states is None:
+            self._context(self._model._any("states"))
+        return session_states(self._states)
+
+    def _context(self, model: CompiledModel | StagedModel) -> Context | StagedModel:
+        """The context of a specialisation, made if it is new."""
+        with self._lock:
+            if model in self._contexts:
+                return self._contexts[model]
+            context = model.context() if isinstance(model, StagedModel) else model.context_of(self._states)
+            if isinstance(context, Context) and self._states is None:
+                self._states = context.kept
+            self._contexts[model] = context
+            return context
 
 
 def _key(values: Sequence[object], named: Mapping[str, object]) -> Hashable:

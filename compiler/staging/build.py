@@ -21,6 +21,7 @@ from ..ir.constants import constant_tensor
 from ..ir.facts import dtype_name, has_static_type, infer_facts, source_of
 from ..ir.randomness import check_repeatable
 from ..ir.scopes import captured_by, read_values
+from ..ir.states import refuse_states
 from ..ir.validity import check_nodes
 from ..pipeline import Context, Pass, parse_pipeline, run_pipeline
 from ..pipeline.pass_table import PASSES, STRUCTURE_PIPELINE
@@ -46,6 +47,8 @@ def build_model(builder: Builder, key: str, model: ir.Model) -> CompiledModel | 
     staged = _structured(model, builder)
     if staged is None:
         return builder.build_program(key, lambda: model)
+    what = "the model needs several programs, since its control flow or shapes depend on the data of a run, and has states"
+    refuse_states(model, what, "leave the states inputs and outputs, and give each call what the one before returned")
     procedure = _Staging(staged, builder).procedure()
     graph = staged.graph
     program = StagedProgram(builder.name, procedure, tuple(map(_port, graph.inputs)), tuple(map(_port, graph.outputs)))

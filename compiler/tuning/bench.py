@@ -10,8 +10,7 @@ import numpy as np
 
 from ...kernels.groups.group import Group
 from ...kernels.template.contract import BuiltKernel, Operand
-from ...runtime.plan import ALIGNMENT, Buffer, Copy, Launch, Port, Region, Role, Step, TensorType
-from ..lowering.planning import ARENA, CALLER, CONSTANTS
+from ...runtime.plan import ALIGNMENT, ARENA, CALLER, CONSTANTS, Buffer, Copy, Launch, Port, Region, Role, Step, TensorType
 
 _MOST_COPIES = 16
 _CONSTANT_BYTES = 256 << 20  # of all copies

@@ -17,10 +17,9 @@ from ...kernels.groups.group import Group
 from ...kernels.registry import build_kernel
 from ...kernels.template.contract import BuiltKernel
 from ...runtime.executor import CompiledModel
-from ...runtime.plan import Kernel, Launch, Plan, Role, Space
+from ...runtime.plan import ARENA, CALLER, CONSTANTS, Kernel, Launch, Plan, Role, Space
 from ...runtime.program_file import Program
 from ...runtime.target import Target
-from ..lowering.planning import ARENA, CALLER, CONSTANTS
 from ..lowering.program import build_library
 from .bench import Bench, argument_count, symbol_of
 

@@ -52,7 +52,7 @@ def build(group: Group, target: Target) -> BuiltKernel:
         scatter.copy_data()
         if group.types[updates].elements:
             {"ScatterElements": scatter.elements, "ScatterND": scatter.slices}[op.op_type]()
-    inplace = () if builder.is_grid or data in group.constants else (data,)
+    inplace = () if builder.is_grid or data in group.constants else ((0, data),)
     return finish("scatter", builder, group, flops=group.types[updates].elements, inplace=inplace)
 
 

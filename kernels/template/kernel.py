@@ -118,6 +118,8 @@ def store_outputs(values: GroupValues, index: Index) -> None:
     """Store the element at `index` of all outputs of a group, which have one shape."""
     group, builder = values.group, values.builder
     results = [values.read(name, index) for name in group.outputs]
+    if len(results) > 1 and not builder.is_grid:  # all are known before the first is stored: in place of what another reads
+        results = [builder.name(result) for result in results]
     for name, result in zip(group.outputs, results, strict=True):
         kind = group.types[name]
         builder.store(builder.parameter(name, kind.elements, kind.dtype), row_major(index, kind.shape), result)
@@ -135,12 +137,13 @@ def finish(
     *,
     flops: int,
     packed: dict[str, Operand] | None = None,
-    inplace: tuple[str, ...] = (),
+    inplace: tuple[tuple[int, str], ...] = (),
 ) -> BuiltKernel:
     """The kernel with its parameters in calling order: operands in order of first use, then the group's outputs.
 
     `packed` gives, for parameters that are not simply inputs of the group, the packed constants that they are.
-    `inplace` names operands whose memory the first output may take: the kernel reads each element before it writes it.
+    `inplace` pairs outputs, by their number, with operands whose memory they may take: the kernel reads each element of these
+    before it writes it.
     """
     for name in group.outputs:  # an output that is never stored (it has no elements) is still a parameter
         if name not in builder.parameter_names:
@@ -153,7 +156,7 @@ def finish(
         function,
         tuple((packed or {}).get(name, Operand(name)) for name in operands),
         builder.workspace_bytes,
-        tuple((0, operands.index(name)) for name in inplace if name in operands),
+        tuple((output, operands.index(name)) for output, name in inplace if name in operands),
         flops,
         builder.tiles or ("bfloat16" if not builder.is_grid and multiplies_words(function) else "float32"),
         builder.work,
@@ -161,15 +164,18 @@ def finish(
     )
 
 
-def same_place_operands(group: Group) -> tuple[str, ...]:
-    """Inputs that a pointwise group reads only at the element that it writes, so that the output may alias them."""
-    if len(group.outputs) != 1:
-        return ()
-    out = group.types[group.outputs[0]]
+def same_place_operands(group: Group) -> tuple[tuple[int, str], ...]:
+    """Inputs that a pointwise group reads only at the element that it writes, so that an output, by its number, may alias them.
+
+    All outputs have one shape.
+    """
+    free = [name for name in group.inputs if name not in group.constants]
+    types = group.types
     return tuple(
-        name
-        for name in group.inputs
-        if name not in group.constants and group.types[name].shape == out.shape and group.types[name].bits == out.bits
+        (number, name)
+        for number, output in enumerate(group.outputs)
+        for name in free
+        if (types[name].shape, types[name].bits) == (types[output].shape, types[output].bits)
     )
 
 

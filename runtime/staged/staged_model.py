@@ -9,10 +9,9 @@ import numpy as np
 
 from ..archive import reading
 from ..errors import OptionError
-from ..executor import CompiledModel
+from ..executor import CompiledModel, Shared
 from ..interchange import all_as_tensors, as_array, is_torch, number_array
 from ..plan import Plan
-from ..sharing import Shared
 from ..signature import in_order
 from .host_operators import Value
 from .procedure import ProgramStep

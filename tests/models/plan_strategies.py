@@ -21,6 +21,7 @@ from prefuse.runtime.plan import (
     Region,
     Role,
     Space,
+    State,
     Step,
     TensorType,
     Wait,
@@ -28,7 +29,7 @@ from prefuse.runtime.plan import (
     step_writes,
 )
 
-SPACES = (Space("caller"), Space("constants"), Space("arena"), Space("device"))
+SPACES = (Space("caller"), Space("constants"), Space("arena"), Space("device"), Space("state"))
 
 
 @dataclass
@@ -41,6 +42,8 @@ class _Draft:
     kernels: list[Kernel] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     writers: dict[str, list[int]] = field(default_factory=dict)
+    readers: dict[str, list[int]] = field(default_factory=dict)
+    states: list[State] = field(default_factory=list)
     events: int = 0
 
     def buffer(self, role: Role, size_bytes: int, space: str) -> Region:
@@ -63,8 +66,18 @@ class _Draft:
     def add(self, step: Step) -> None:
         self.wait_for(step_reads(step), step.stream)
         self.steps.append(step)
+        for region in step_reads(step):
+            self.readers.setdefault(region.buffer, []).append(len(self.steps) - 1)
         for region in step_writes(step):
             self.writers.setdefault(region.buffer, []).append(len(self.steps) - 1)
+
+    def wait_for_readers(self, name: str, stream: int) -> None:
+        """Order what has read a buffer before what is written next on `stream`."""
+        for index in self.readers.get(name, ()):
+            if self.steps[index].stream != stream:
+                self.steps.append(Record(self.events, self.steps[index].stream))
+                self.steps.append(Wait(self.events, stream))
+                self.events += 1
 
 
 @st.composite
@@ -74,9 +87,12 @@ def plans(draw: st.DrawFn, max_streams: int = 3) -> Plan:
     sizes = st.integers(1, 300)
     inputs = [draft.buffer(Role.INPUT, 4 * draw(sizes), "caller") for _ in range(draw(st.integers(1, 2)))]
     values = inputs + [draft.buffer(Role.CONSTANT, draw(sizes), "constants") for _ in range(draw(st.integers(0, 2)))]
+    values += [_state(draft, draw(sizes), values[len(inputs) :]) for _ in range(draw(st.integers(0, 3)))]
     draft.writers.update((value.buffer, []) for value in values)
     for _ in range(draw(st.integers(1, 12))):
         values.append(_produce(draft, values))
+    for state in draft.states:
+        _renew(draft, state, values)
     outputs = [_output(draft, value) for value in draw(st.lists(st.sampled_from(values), min_size=1, max_size=2))]
     extents = [(Extent(0, _count(draft, values).buffer),) if draw(st.booleans()) else () for _ in outputs]
     return Plan(
@@ -90,7 +106,35 @@ def plans(draw: st.DrawFn, max_streams: int = 3) -> Plan:
         buffers=tuple(draft.buffers.values()),
         kernels=tuple(draft.kernels),
         steps=tuple(draft.steps),
+        states=tuple(draft.states),
     )
+
+
+def _state(draft: _Draft, size_bytes: int, constants: list[Region]) -> Region:
+    """A state that a call finds, at first zero or one of the constants."""
+    found = draft.buffer(Role.STATE, size_bytes, "state")
+    equal = [constant.buffer for constant in constants if constant.size_bytes == size_bytes and "constant" in constant.buffer]
+    initial = draft.draw(st.sampled_from([None, *equal]))
+    draft.states.append(State(found.buffer, TensorType((size_bytes,), "uint8"), found.buffer, initial))
+    return found
+
+
+def _renew(draft: _Draft, state: State, values: list[Region]) -> None:
+    """Maybe give a state a new value, after all readers of the old one: by a launch in place, or from other values."""
+    size_bytes = state.type.size_bytes
+    kind = draft.draw(st.sampled_from(["keep", "in place", "launch"]))
+    if kind == "keep":
+        return
+    old = Region(state.buffer, 0, size_bytes)
+    made = Region(f"new {state.buffer}", 0, size_bytes)
+    draft.buffers[made.buffer] = Buffer(made.buffer, Role.STATE, size_bytes, "state", renews=state.buffer)
+    others = tuple(value for value in values if value != old)  # where there are states, there is an input, too
+    reads = (old, others[-1]) if kind == "in place" else others[-1:]
+    symbol, stream = f"k{len(draft.kernels)}", draft.stream()
+    draft.kernels.append(Kernel(symbol, "elementwise", len(reads) + 1))
+    draft.wait_for_readers(state.buffer, stream)
+    draft.add(Launch(symbol, reads, (made,), (), ((0, 0),) if kind == "in place" else (), stream))
+    values[values.index(old)] = made
 
 
 def _produce(draft: _Draft, values: list[Region]) -> Region:
@@ -187,7 +231,7 @@ def _bytes(plan: Plan, region: Region) -> Iterator[tuple[tuple[str, int], tuple[
 def _wrong_reads(plan: Plan) -> Iterator[str]:
     memory: dict[tuple[str, int], tuple[str, int]] = {}
     for buffer in plan.buffers:
-        if buffer.role in (Role.INPUT, Role.CONSTANT):
+        if buffer.role in (Role.INPUT, Role.CONSTANT) or (buffer.role is Role.STATE and buffer.renews is None):
             memory.update(_bytes(plan, Region(buffer.name, 0, buffer.size_bytes)))
     for number, step in enumerate(plan.steps):
         for region in step_reads(step):
@@ -199,3 +243,9 @@ def _wrong_reads(plan: Plan) -> Iterator[str]:
         size_bytes = next(buffer.size_bytes for buffer in plan.buffers if buffer.name == name)
         if any(memory.get(place) != identity for place, identity in _bytes(plan, Region(name, 0, size_bytes))):
             yield f"output {name} is not written"
+    left = {state.buffer: state.buffer for state in plan.states}
+    left.update((buffer.renews, buffer.name) for buffer in plan.buffers if buffer.renews is not None)
+    for name in left.values():
+        size_bytes = next(buffer.size_bytes for buffer in plan.buffers if buffer.name == name)
+        if any(memory.get(place) != identity for place, identity in _bytes(plan, Region(name, 0, size_bytes))):
+            yield f"state {name} is not left for the next call"

@@ -30,7 +30,7 @@ class FakeExecutable:
         self.calls: list[tuple[int, ...]] = []
         self.call: Callable[..., None] = lambda *addresses: None
 
-    def bind(self, arena: object) -> FakeExecutable:
+    def bind(self, arena: object, states: object = None) -> FakeExecutable:
         return self
 
     bind_profile = bind

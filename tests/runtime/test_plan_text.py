@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.plan.plan_memory import PlanMemory
 from prefuse.runtime.errors import ProgramFileError
-from prefuse.runtime.plan import Buffer, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
+from prefuse.runtime.plan import Buffer, Extent, Kernel, Launch, Plan, Port, Region, Role, Space, State, TensorType
 from prefuse.runtime.plan_text import parse_plan, print_plan
 from prefuse.runtime.target import Target
 from prefuse.tests.models.plan_strategies import plans
 
-HEADER = "plan 2 target\n"
+HEADER = "plan 3 target\n"
 
 
 @settings(max_examples=100, deadline=None)
@@ -36,7 +36,8 @@ def test_any_name_round_trips(name: str, label: str, dtype: str, size: int) -> N
         inputs=(Port(name, TensorType((0, size), dtype), name),),
         outputs=(),
         spaces=(Space(name, size, size),),
-        buffers=(Buffer(name, Role.ACTIVATION, size, name, size),),
+        buffers=(Buffer(name, Role.ACTIVATION, size, name, size), Buffer("s", Role.STATE, size, name, None, name)),
+        states=(State(name, TensorType((size,), dtype), name, name), State("s", TensorType((), dtype), "s")),
         kernels=(Kernel(name, name, size, size, size),),
         steps=(Launch(name, (region,), (), (region,), ((size, 0),), size, label),),
     )
@@ -57,7 +58,7 @@ def test_text_is_for_people() -> None:
         steps=(Launch("relu_0", (Region("x", 0, 64),), (Region("h", 0, 64),), inplace=((0, 0),), stream=1, label="/Relu"),),
     )
     assert print_plan(plan).splitlines() == [
-        'plan 2 "cpu:avx2,threads=2"',
+        'plan 3 "cpu:avx2,threads=2"',
         "space arena size 64 capacity 4096",
         "buffer x input size 64 in caller",
         "buffer h activation size 64 in arena at 0",
@@ -75,7 +76,7 @@ def test_text_is_for_people() -> None:
     [
         ("", "plan: it is empty"),
         ("space a size 1\n", "plan line 1: expected the header"),
-        ("plan 1 target\n", "plan line 1: this prefuse reads plans of version 2, not 1"),
+        ("plan 1 target\n", "plan line 1: this prefuse reads plans of version 3, not 1"),
         (HEADER + HEADER, "plan line 2: expected the header"),
         (HEADER + "\nspce a size 1\n", "plan line 3: unknown keyword 'spce'"),
         (HEADER + "space a size -1\n", "plan line 2: cannot read ' -1'"),
@@ -89,6 +90,8 @@ def test_text_is_for_people() -> None:
         (HEADER + "input x float33[1] in x\n", "unknown element type 'float33'"),
         (HEADER + "input x float32[1 2] in x\n", "expected ',', found '2'"),
         (HEADER + "output y int8[2] in y extents (0 n)\n", "expected '=', found 'n'"),
+        (HEADER + "buffer a state size 1 in s renews\n", "expected a name"),
+        (HEADER + "state a int8[2] in\n", "expected a name"),
         (HEADER + "copy a[8:4] -> b[0:4]\n", "region of 'a' ends at 4, before its start 8"),
         (HEADER + "launch k (a[0:4] -> (b[0:4])\n", "expected ',', found '->'"),
     ],

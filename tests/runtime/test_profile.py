@@ -196,7 +196,7 @@ def test_counters_become_nanoseconds_at_their_own_rate() -> None:
     class Counting:
         """An executable whose counter runs at 2 ticks a nanosecond."""
 
-        def bind_profile(self, arena: object) -> Counting:
+        def bind_profile(self, arena: object, states: object) -> Counting:
             return self
 
         def __call__(self, *addresses: int) -> None:

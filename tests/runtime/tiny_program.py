@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from prefuse.runtime.cpu_device import HEAD
 from prefuse.runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
 from prefuse.runtime.program_file import ConstantSource, write_program
 from prefuse.runtime.target import Target
@@ -73,8 +72,8 @@ def _kernel(name: str, arity: int) -> tirx.PrimFunc:
 def build_library(path: Path) -> bytes:
     """Compile the program's kernels and host function into a shared library."""
     add, double = GlobalVar("add"), GlobalVar("double")
-    pointer, table = tirx.Var("addresses", PointerType(PrimType("int64"))), tirx.decl_buffer((5,), "int64", layout=None)
-    arena, constants, x, y = (table[i] for i in (0, 1, len(HEAD), len(HEAD) + 1))
+    pointer, table = tirx.Var("addresses", PointerType(PrimType("int64"))), tirx.decl_buffer((4,), "int64", layout=None)
+    arena, constants, x, y = (table[i] for i in range(4))
 
     def call(function: GlobalVar, *addresses: tirx.PrimExpr) -> tirx.Stmt:
         arguments = [tirx.reinterpret(_POINTER, address) for address in addresses]

@@ -42,7 +42,8 @@ class PlanMemory(PlanPass):
     After:   buffer h activation size 4096 in arena at 0, and the size of each space known
 
     A buffer lives from its first use to the last step that may run beside its last use; on one stream that is the last use. A
-    buffer written in place of one that dies at that step shares its address. Arena buffers that no step uses are dropped.
+    buffer written in place of one that dies at that step shares its address. Arena buffers that no step uses are dropped. States
+    share nothing: they are kept from call to call.
 
     Raises:
         CompileError: a space needs more bytes than its capacity.
@@ -82,6 +83,7 @@ class PlanMemory(PlanPass):
                 size_bytes, packings[space.name] = packing.total_bytes, packing
                 for group, offset in zip(groups, packing.offsets, strict=True):
                     offsets.update((buffer.name, offset) for buffer in group)
+            size_bytes += _place_states([b for b in plan.buffers if b.space == space.name and b.role is Role.STATE], offsets)
             spaces.append(replace(space, size_bytes=size_bytes))
         kept = (buffer for buffer in plan.buffers if buffer.role not in _ARENA_ROLES or buffer.name in lifetimes)
         buffers = tuple(replace(buffer, offset=offsets.get(buffer.name)) for buffer in kept)
@@ -109,6 +111,20 @@ def _place_constants(constants: Sequence[Buffer], lifetimes: Mapping[str, range]
     ):
         offsets[buffer.name] = end
         end += -(-buffer.size_bytes // alignment) * alignment
+    return end
+
+
+def _place_states(states: Sequence[Buffer], offsets: dict[str, int]) -> int:
+    """Put states one after the other as they come, what renews one in its bytes; return the bytes they take.
+
+    So programs of equal states have them at equal places.
+    """
+    end = 0
+    for buffer in states:
+        if buffer.renews is None:
+            offsets[buffer.name] = end
+            end += -(-buffer.size_bytes // ALIGNMENT) * ALIGNMENT
+    offsets.update((buffer.name, offsets[buffer.renews]) for buffer in states if buffer.renews is not None)
     return end
 
 

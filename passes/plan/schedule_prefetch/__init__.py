@@ -126,7 +126,7 @@ class _Problem:
         large = {name: tuple(dict.fromkeys(steps)) for name, steps in uses.items() if buffers[name].size_bytes >= min_bytes}
         self._names = list(large)
         self._weights = tuple(Weight(whole_pages(buffers[name].size_bytes), steps) for name, steps in large.items())
-        small = [b for b in plan.buffers if b.role is Role.CONSTANT and b.name not in large]
+        small = [b for b in plan.buffers if b.role is Role.STATE or (b.role is Role.CONSTANT and b.name not in large)]
         self._fixed = sum(-(-buffer.size_bytes // ALIGNMENT) * ALIGNMENT for buffer in small)
         self._live = _live_bytes(plan, buffers)
 

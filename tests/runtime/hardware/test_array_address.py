@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from prefuse.runtime.array_address import data_address
+from prefuse.runtime.hardware.array_address import data_address
 
 BASE = np.arange(120, dtype=np.float32).reshape(2, 3, 4, 5)
 READ_ONLY = np.frombuffer(b"\0" * 64, np.float32)
