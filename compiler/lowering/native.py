@@ -19,6 +19,7 @@ from tvm import tirx
 from ...kernels.codegen import cache_lines, lane_masks
 from ...kernels.expressions import ldexp
 from ...kernels.formats import bfloat16, bfloat16_emulation, int8
+from ...kernels.microkernels import amx_emulation
 from ...runtime.errors import CompileError
 from ...runtime.target import AMX_EMULATED, BFLOAT16_EMULATED, Target
 from ...runtime.temporary_folder import temporary_folder, write_temporary
@@ -89,6 +90,8 @@ def compile_module(module: Any, target: Target) -> Any:
         lowered = tvm.ir.transform.Sequential(pipeline)(module)
     functions = cache_lines.LLVM_FUNCTIONS + lane_masks.LLVM_FUNCTIONS + ldexp.LLVM_FUNCTIONS
     functions += _bfloat16_functions(target) + int8.llvm_functions(target)
+    if target.level == AMX_EMULATED:
+        functions += amx_emulation.LLVM_FUNCTIONS
     _import_functions(lowered, functions)
     return tvm.get_global_func("target.build.llvm")(lowered, native)
 

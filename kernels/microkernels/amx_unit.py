@@ -3,8 +3,8 @@
 Operand tiles hold words: 32-bit lanes of neighbours along k, two bfloat16 numbers or four bytes, the first in the lowest bits
 (VNNI layout). A is 16 rows by 16 words, B 16 words by 16 columns. An accumulator tile holds 16 x 16 sums of 32 bits: float32 of
 bfloat16, int32 of bytes. The instructions are LDTILECFG, TILELOADD, TDPBF16PS, TDPBUSD and TDPBSSD (Intel 64 and IA-32
-Architectures Software Developer's Manual, volume 2). `EmulatedTiles` computes what the manual says that they compute, in plain
-loops over local arrays, so that kernels run and are tested on machines without AMX.
+Architectures Software Developer's Manual, volume 2). `EmulatedTiles` computes what the manual says that they compute, on local
+arrays, so that kernels run and are tested on machines without AMX.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ COLUMNS = 16  # of an accumulator tile
 WORDS = 16  # in a row of a tile
 TILE_WORDS = ROWS * WORDS  # 1 KiB
 REGISTERS = 8
-
-_EXPONENT = 0x7F800000  # mask of a float32's exponent bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +151,8 @@ class AmxTiles:
 
 
 class EmulatedTiles:
-    """The same bits by loops over arrays on the thread's stack; NaNs may differ in sign and payload."""
+    """The same bits with tiles on the thread's stack, products by functions of `amx_emulation`; NaNs may differ in sign and
+    payload."""
 
     def __init__(self, builder: KernelBuilder, product: TileDot) -> None:
         self._builder, self.product = builder, product
@@ -176,13 +175,7 @@ class EmulatedTiles:
             self._builder.store(self._sums[tile], row * COLUMNS + lane, source[offset + lane])
 
     def load(self, tile: int, source: Buffer, offset: Expr, stride: int) -> None:
-        with self._builder.loop(ROWS, name="row") as row, self._builder.loop(WORDS, name="word") as word:
-            numbers, bits = 4 // _bytes(source), 8 * _bytes(source)
-            at = offset + row * stride + word * numbers
-            value = tirx.Cast("uint32", source[at])
-            for i in range(1, numbers):
-                value = value | (tirx.Cast("uint32", source[at + i]) << tirx.const(i * bits, "uint32"))
-            self._builder.store(self._operands[tile], row * WORDS + word, value)
+        self._call("tileloadd", self._operands[tile][0], source[offset], stride=_bytes(source) * stride)
 
     def prefetch(self, source: Buffer, offset: Expr, stride: int) -> None:
         pass
@@ -191,60 +184,16 @@ class EmulatedTiles:
         pass
 
     def dot(self, sums: int, a: int, b: int) -> None:
-        if self.product.bits == 8:
-            self._add_bytes(sums, a, b)
-        else:
-            self._add_pairs(sums, a, b)
-
-    def _add_bytes(self, sums: int, a: int, b: int) -> None:
-        builder, is_signed = self._builder, self.product is S8_TILES
-        with builder.loop(ROWS, name="row") as row, builder.loop(WORDS, name="word") as word:
-            left = builder.name(self._operands[a][row * WORDS + word])
-            with builder.loop(COLUMNS, "vectorized", "lane") as lane:
-                right, place = builder.name(self._operands[b][word * WORDS + lane]), row * COLUMNS + lane
-                total = self._sums[sums][place]
-                for byte in range(4):
-                    total = total + _byte(left, byte, is_signed=is_signed) * _byte(right, byte, is_signed=True)
-                builder.store(self._sums[sums], place, total)
-
-    def _add_pairs(self, sums: int, a: int, b: int) -> None:
-        builder = self._builder
-        with builder.loop(ROWS, name="row") as row:
-            parts = [builder.local(COLUMNS, "float32", "part") for _ in range(2)]
-            for part in parts:
-                with builder.loop(COLUMNS, "vectorized", "lane") as lane:
-                    builder.store(part, lane, tirx.const(0, "float32"))
-            with builder.loop(WORDS, name="pair") as pair, builder.loop(COLUMNS, "vectorized", "lane") as lane:
-                words = builder.name(self._operands[a][row * WORDS + pair]), builder.name(self._operands[b][pair * WORDS + lane])
-                for half, part in enumerate(parts):
-                    x, y = (self._half(word, half) for word in words)
-                    builder.store(part, lane, self._flushed(part[lane] + self._flushed(x * y)))
-            with builder.loop(COLUMNS, "vectorized", "lane") as lane:
-                place = row * COLUMNS + lane
-                both = self._flushed(parts[0][lane] + parts[1][lane])
-                builder.store(self._sums[sums], place, self._flushed(self._sums[sums][place] + both))
+        self._call(self.product.instruction, self._sums[sums][0], self._operands[a][0], self._operands[b][0])
 
     def store(self, tile: int, target: Buffer, offset: Expr, stride: int) -> None:
         with self._builder.loop(ROWS, name="row") as row, self._builder.loop(COLUMNS, "vectorized", "lane") as lane:
             self._builder.store(target, offset + row * stride + lane, self._sums[tile][row * COLUMNS + lane])
 
-    def _half(self, word: Expr, half: int) -> Expr:
-        """One of the two bfloat16 numbers of a 32-bit pair, as float32."""
-        bits = word & tirx.const(0xFFFF0000, "uint32") if half else word << tirx.const(16, "uint32")
-        return self._flushed(tirx.reinterpret("float32", bits))
-
-    def _flushed(self, value: Expr) -> Expr:
-        """The number; zero for a subnormal one."""
-        value = self._builder.name(value)
-        exponent = tirx.reinterpret("uint32", value) & tirx.const(_EXPONENT, "uint32")
-        return tirx.Select(tirx.EQ(exponent, tirx.const(0, "uint32")), tirx.const(0, "float32"), value)
-
-
-def _byte(word: Expr, number: int, *, is_signed: bool) -> Expr:
-    """One of the four bytes of a word, as int32."""
-    if is_signed:
-        return tirx.reinterpret("int32", word << tirx.const(24 - 8 * number, "uint32")) >> tirx.const(24, "int32")
-    return tirx.Cast("int32", (word >> tirx.const(8 * number, "uint32")) & tirx.const(255, "uint32"))
+    def _call(self, instruction: str, *elements: Expr, stride: int | None = None) -> None:
+        pointers = [tirx.address_of(element) for element in elements]
+        strides = [] if stride is None else [tirx.const(stride, "int64")]
+        self._builder.emit(tirx.Evaluate(tirx.call_extern("int32", f"prefuse_{instruction}", *pointers, *strides)))
 
 
 def _bytes(buffer: Buffer) -> int:
