@@ -188,7 +188,7 @@ class Simulation:
 
     def _lock(self) -> None:
         self._is_locked[:] = False
-        if self._goes_on:
+        if self._goes_on and self.step != self._last:
             self._is_locked[self._touched[self.step % self._count]] = True
 
     # Copies.
