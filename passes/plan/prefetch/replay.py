@@ -258,6 +258,7 @@ class _Object:
             self.memory.outside[tier].append((since, self.item.size_bytes, f"object {self.index}"))
             self.memory.outside[tier].append((max(self.used, self.out), -self.item.size_bytes, f"object {self.index}"))
         self.stored, self.is_dirty, self.has_value, self.tier = None, False, self.item.is_outside, 0
+        self.out = 0.0  # what is born in the next call has other bytes
 
     def _free(self) -> None:
         self.memory.hold(self.begin, max(self.used, self.out), self.item.size_bytes, f"object {self.index}")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
 
 from .handover import scheduled
+from .overflow import Absence, absences
 from .problem import Problem
 from .schedule import Schedule
 from .simulation import Boundary, Event, Simulation
 
 _CALLS_BEFORE = 2  # of a periodic problem, from an empty memory on, until calls are much alike
+_SHARES = (1.0, 1.05)  # of what the first tier cannot hold
 
 
 class InfeasibleError(ValueError):
@@ -25,19 +31,56 @@ def schedule(problem: Problem) -> Schedule:
     for step, needed in enumerate(problem.step_bytes()):
         if needed > problem.limit_bytes:
             raise InfeasibleError(f"step {step} needs {needed} bytes at once, more than the limit of {problem.limit_bytes}")
-    simulation = Simulation(problem)
+    return max((_scheduled(problem, away) for away in _plans(problem)), key=lambda found: -found.seconds)
+
+
+def _plans(problem: Problem) -> Iterator[Mapping[int, Absence]]:
+    """What may go to the second tier: as much as the first one would hold beyond its capacity, and more of it."""
+    capacity = problem.tiers[0].capacity_bytes
+    if len(problem.tiers) == 1 or capacity is None:
+        yield {}
+        return
+    events, _, _ = _simulated(replace(problem, tiers=(replace(problem.tiers[0], capacity_bytes=None),)), {})
+    excess = _stored(problem, events) - capacity
+    if excess.max(initial=0) <= 0:
+        yield {}
+        return
+    for share, is_mirrored in product(_SHARES, (True, False)):
+        yield absences(problem, (excess * share).astype(np.int64).tolist(), is_mirrored=is_mirrored)
+
+
+def _stored(problem: Problem, events: Sequence[Event]) -> np.ndarray:
+    """For each step, the bytes of what was born in the call that have gone out and are not dead."""
+    change, step, gone = np.zeros(len(problem.steps) + 1, np.int64), 0, set()
+    for event in events:
+        if event.what == "begin":
+            step = event.index % len(problem.steps)
+        elif event.what == "out" and not problem.objects[event.index].is_outside and event.index not in gone:
+            gone.add(event.index)
+            change[step] += problem.objects[event.index].size_bytes
+            change[problem.objects[event.index].uses[-1].step + 1] -= problem.objects[event.index].size_bytes
+    return np.cumsum(change)[:-1]
+
+
+def _scheduled(problem: Problem, away: Mapping[int, Absence]) -> Schedule:
+    events, boundary, seconds = _simulated(problem, away)
+    return scheduled(problem, events, boundary, seconds)
+
+
+def _simulated(problem: Problem, away: Mapping[int, Absence]) -> tuple[list[Event], Boundary, float]:
+    """The events of a call, what is inside as it begins, and how long it takes."""
+    simulation = Simulation(problem, None, away)
     if not problem.is_periodic:
-        events = simulation.run_call()
-        return scheduled(problem, events, Boundary(), simulation.now)
+        return simulation.run_call(), Boundary(), simulation.now
     for _ in range(_CALLS_BEFORE):
         simulation.run_call()
     boundary = simulation.boundary()
     while True:
-        simulation = Simulation(problem, boundary)
+        simulation = Simulation(problem, boundary, away)
         events = simulation.run_call()
         idle = _idle(problem, boundary, events)
         if not idle:
-            return scheduled(problem, events, boundary, simulation.now)
+            return events, boundary, simulation.now
         boundary = Boundary(boundary.inside - idle, boundary.dirty - idle)
 
 

@@ -6,17 +6,21 @@ sizes, copies out, and a stream for these:
 - what is missing comes in by the order of its next use, as soon as it fits until that use beside all that is live;
 - room for it is made at the last moment, by dropping clean objects whose next use is later, the furthest first;
 - a stream out that is idle cleans the dirty object with the furthest next use, once it is foreseen that something dirty has to
-  leave. To clean is not to drop.
+  leave. To clean is not to drop;
+- where a second tier is needed, what goes there has its own plan (`overflow.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
 
+from .overflow import Absence
 from .problem import Problem, Step, Use
 from .window import Window
 
@@ -51,7 +55,9 @@ class Simulation:
     With a `boundary`, one call is simulated that begins with what this says, and ends with the same.
     """
 
-    def __init__(self, problem: Problem, boundary: Boundary | None = None) -> None:
+    def __init__(
+        self, problem: Problem, boundary: Boundary | None = None, absences: Mapping[int, Absence] = MappingProxyType({})
+    ) -> None:
         self._boundary = boundary
         self._last = len(problem.steps) if boundary else NEVER  # the step that stands for the next call
         if boundary:
@@ -70,11 +76,23 @@ class Simulation:
         self._is_inside, self._is_ready, self._is_dirty, self._is_leaving, self._is_unused, self._is_locked = np.zeros(
             (6, count), bool
         )
-        self._tier = np.zeros(count, np.int64)
+        self._tier = np.zeros(count, np.int64)  # of the value outside, or where it will be
+        self._absences = absences
+        self._tier[list(absences)] = 1
+        self._is_stored = np.array([item.is_outside for item in problem.objects], bool)  # has its place in its tier
+        self._stored = [0] * len(problem.tiers)  # bytes
+        self._capacity = [NEVER if tier.capacity_bytes is None else tier.capacity_bytes for tier in problem.tiers]
+        self._goes_next: deque[int] = deque()  # to the second tier, as planned
+        self._lasts: list[list[int]] = [[] for _ in problem.steps]
+        self._outs: list[list[int]] = [[] for _ in problem.steps]
+        self._late: set[int] = set()  # still inside, though planned to be out
+        for absence in absences.values():
+            self._lasts[absence.last].append(absence.object)
+            self._outs[absence.out].append(absence.object)
         self._doomed: set[int] = set()  # dead while they go out
         self._lanes_in: list[tuple[float, int] | None] = [None] * len(problem.tiers)
         self._lanes_out: list[tuple[float, int] | None] = [None] * len(problem.tiers)
-        self._window = Window(problem)
+        self._window = Window(problem, absences.values())
         self._used = 0
         self._ends: float | None = None  # when the running step does
         self.now = 0.0
@@ -164,13 +182,30 @@ class Simulation:
                 self._doomed.add(j)
             else:
                 self._free(j)
+                self._forget(j)
         self._ends = None
         self.step += 1
+        self._expect(here)
         if self.step % self._count == 0 and self.problem.is_periodic:
             self._has_value[self._inputs] = True
-            self._tier[self._inputs] = 0
             self._next[self._inputs] = [self.step + self._uses[j][0] if self._uses[j] else NEVER for j in self._inputs.tolist()]
         self._lock()
+
+    def _expect(self, ended: int) -> None:
+        """Objects that go to the second tier now, and those that should be there."""
+        self._goes_next.extend(self._lasts[ended])
+        here = self.step % self._count
+        for j in self._outs[here]:
+            if self._is_inside[j]:
+                self._late.add(j)
+                self._window.add(self.step, self.step - here + self._absences[j].due, int(self._sizes[j]))
+
+    def _forget(self, j: int) -> None:
+        """The value of what is dead needs no place outside."""
+        if self._is_stored[j] and not self.problem.objects[j].is_outside:
+            self._stored[self._tier[j]] -= int(self._sizes[j])
+            self._is_stored[j] = False
+            self._tier[j] = 1 if j in self._absences else 0
 
     def _following(self, j: int) -> int:
         """The step of the next use of an object that has just been used."""
@@ -205,11 +240,19 @@ class Simulation:
         missing = np.flatnonzero(self._has_value & ~self._is_inside & (self._next < NEVER) & (self._tier == tier))
         if not len(missing):
             return False
-        j = int(missing[np.argmin(self._next[missing])])
-        due, size = int(self._next[j]), int(self._sizes[j])
+        dues = self._next[missing]
+        due = int(dues.min())
+        same = missing[dues == due]
+        by_size = same[np.argsort(-self._sizes[same], kind="stable")].tolist()
+        return any(self._fetch_one(j, due, tier) for j in by_size)
+
+    def _fetch_one(self, j: int, due: int, tier: int) -> bool:
+        size = int(self._sizes[j])
         candidates = self._droppable(due)
         spare = int(self._sizes[candidates].sum())
         if due > self.step and self._window.most(self.step, due) - spare + size > self.problem.limit_bytes:
+            return False
+        if len(self._stored) > 1 and not tier and due > self.step and not self._leaves_room(size, due, spare):
             return False
         if not self._make_room(size, candidates, spare):
             return False
@@ -219,6 +262,15 @@ class Simulation:
         self._lanes_in[tier] = (self.now + self.problem.tiers[tier].seconds_in(size), j)
         self._note("in", j, tier)
         return True
+
+    def _leaves_room(self, size: int, due: int, spare: int) -> bool:
+        """Whether all that comes from slower tiers for steps before `due` would still fit if it came now."""
+        slow = np.flatnonzero(self._has_value & ~self._is_inside & (self._tier > 0) & (self._next < due))
+        if not len(slow):
+            return True
+        profile = self._window.ahead(self.step)[: due - self.step]
+        profile = profile + _until(self._next[slow] - self.step, self._sizes[slow], len(profile))
+        return int(profile.max(initial=0)) - spare + size <= self.problem.limit_bytes
 
     def _droppable(self, beyond: int) -> np.ndarray:
         """Clean objects that are not used before the step `beyond` is over, and have been since they came."""
@@ -273,26 +325,45 @@ class Simulation:
         return has_begun
 
     def _clean_to(self, tier: int) -> bool:
-        if tier or not self._is_dirty.any():
+        j = self._to_clean(tier)
+        if j is None:
             return False
+        self._is_leaving[j] = True
+        if not self._is_stored[j]:
+            self._is_stored[j] = True
+            self._tier[j] = tier
+            self._stored[tier] += int(self._sizes[j])
+        self._lanes_out[tier] = (self.now + self.problem.tiers[tier].seconds_out(int(self._sizes[j])), j)
+        self._note("out", j, tier)
+        return True
+
+    def _to_clean(self, tier: int) -> int | None:
+        """What goes out next to a tier, if anything should."""
+        here = self.step % self._count
+        while tier == 1 and self._goes_next:
+            j = self._goes_next.popleft()
+            if self._absences[j].last < here < self._absences[j].due and self._is_dirty[j] and not self._is_leaving[j]:
+                return j
+        if not self._is_dirty.any():
+            return None
         candidates = self._droppable(self.step)
         profile = self._window.ahead(self.step)
-        relief = np.zeros(len(profile) + 1, np.int64)
-        ends = np.minimum(self._next[candidates] - self.step, len(profile))
-        np.add.at(relief, ends, self._sizes[candidates])
-        profile = profile - np.cumsum(relief[::-1])[::-1][1:]
+        profile = profile - _until(self._next[candidates] - self.step, self._sizes[candidates], len(profile))
         over = np.flatnonzero(profile > self.problem.limit_bytes)
         is_movable = self._is_inside & self._is_ready & self._is_dirty & ~(self._is_leaving | self._is_locked)
         dirty = np.flatnonzero(is_movable & (self._next > self.step + over[0])) if len(over) else over
         if not len(dirty) and self._boundary:
             dirty = np.flatnonzero(is_movable & self._is_unclean())
-        if not len(dirty):
-            return False
-        j = int(dirty[np.lexsort((-self._sizes[dirty], -self._next[dirty]))[0]])
-        self._is_leaving[j] = True
-        self._lanes_out[tier] = (self.now + self.problem.tiers[tier].seconds_out(int(self._sizes[j])), j)
-        self._note("out", j, tier)
-        return True
+        if len(self._stored) > 1:
+            dirty = dirty[[self._tier_for(j) == tier for j in dirty.tolist()]]
+        return int(dirty[np.lexsort((-self._sizes[dirty], -self._next[dirty]))[0]]) if len(dirty) else None
+
+    def _tier_for(self, j: int) -> int | None:
+        """Where an object goes: where it was, or is planned to be, or else to the first tier that has room."""
+        if self._is_stored[j] or j in self._absences:
+            return int(self._tier[j])
+        size = int(self._sizes[j])
+        return next((tier for tier, used in enumerate(self._stored) if used + size <= self._capacity[tier]), None)
 
     # Time.
 
@@ -319,10 +390,16 @@ class Simulation:
 
     def _leave(self, j: int, tier: int) -> None:
         self._is_leaving[j] = self._is_dirty[j] = False
-        self._tier[j] = tier
         self._note("written", j, tier)
         if j in self._doomed:
             self._doomed.remove(j)
+            self._free(j)
+            self._forget(j)
+        elif j in self._absences and self._absences[j].last < self.step % self._count < self._absences[j].due:
+            self._note("drop", j)
+            if j in self._late:
+                self._window.add(self.step, int(self._next[j]), -int(self._sizes[j]))
+            self._late.discard(j)
             self._free(j)
 
     def _note(self, what: Happening, index: int, tier: int = 0) -> None:
@@ -334,6 +411,13 @@ def _closed(problem: Problem, boundary: Boundary) -> Problem:
     end = Use(len(problem.steps))
     objects = (replace(item, uses=(*item.uses, end)) if j in boundary.inside else item for j, item in enumerate(problem.objects))
     return replace(problem, steps=(*problem.steps, Step(0.0)), objects=tuple(objects), is_periodic=False)
+
+
+def _until(ends: np.ndarray, sizes: np.ndarray, count: int) -> np.ndarray:
+    """For each of so many steps, the sum of sizes that end after it."""
+    change = np.zeros(count + 1, np.int64)
+    np.add.at(change, np.minimum(ends, count), sizes)
+    return np.cumsum(change[::-1])[::-1][1:]
 
 
 def _by_step(problem: Problem) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray], list[list[int]]]:

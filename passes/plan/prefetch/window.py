@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from .overflow import Absence
 from .problem import Problem
 
 
 class Window:
     """A profile of bytes over the steps from the present one on: to the end of the call, or one whole call of a periodic problem.
 
-    An object that is absent counts from its next use on, for then it has to be inside. Steps are counted over all calls.
+    An object that is absent counts from its next use on, for then it has to be inside. Steps are counted over all calls. Over a
+    planned absence nothing counts.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, absences: Iterable[Absence] = ()) -> None:
         self._steps = len(problem.steps)
         self._is_periodic = problem.is_periodic
         change = np.zeros(self._steps + 1, np.int64)
@@ -24,6 +28,9 @@ class Window:
                 target[item.uses[0].step] += item.size_bytes
                 if target is change:
                     change[item.uses[-1].step + 1] -= item.size_bytes
+        for absence in absences:
+            change[absence.out] -= problem.objects[absence.object].size_bytes
+            change[absence.due] += problem.objects[absence.object].size_bytes
         workspaces = np.array([step.workspace_bytes for step in problem.steps], np.int64)
         passing = np.cumsum(change)[:-1] + workspaces
         self._bytes = passing + np.cumsum(kept)[:-1]

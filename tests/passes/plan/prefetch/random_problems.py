@@ -14,7 +14,9 @@ def random_problem(rng: Random) -> Problem:
     kinds = rng.choice((("weight",), ("weight", "state", "activation", "activation", "input")))
     objects = tuple(random_object(rng, rng.choice(kinds), len(steps)) for _ in range(rng.randint(1, 10)))
     tier = Tier(rng.choice((1.0, 2.0, 8.0)), rng.choice((1.0, 2.0, 8.0)), rng.choice((0.0, 0.1)))
-    problem = Problem(steps, objects, 1, (tier,), rng.random() < 0.6)
+    far = replace(tier, bandwidth_in=0.5, bandwidth_out=rng.choice((0.5, 1.0)))
+    near = replace(tier, capacity_bytes=rng.choice((0, 3, 8, None)))
+    problem = Problem(steps, objects, 1, rng.choice(((tier,), (near, far))), rng.random() < 0.6)
     return replace(problem, limit_bytes=max(problem.step_bytes()) + rng.choice((0, 1, 3, 6)))
 
 

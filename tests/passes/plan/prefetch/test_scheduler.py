@@ -116,3 +116,15 @@ def test_time_of_large_problems() -> None:
     begin = time.process_time()
     schedule(problem)
     assert time.process_time() - begin < 2
+
+
+def test_what_the_first_tier_cannot_hold_goes_to_the_second() -> None:
+    """Of 30 results that leave, ten have room in the first tier; both tiers together are fast enough."""
+    objects = tuple(Object(1, (Use(step, True), Use(79 - step))) for step in range(40))
+    near, far = Tier(8.0, 8.0, capacity_bytes=10), Tier(0.8, 0.8)
+    problem = Problem((Step(1.0),) * 80, objects, 10, (near, far), is_periodic=True)
+    found = schedule(problem)
+    replayed = replay(problem, found)
+    assert replayed.faults == ()
+    assert sum(copy.tier == 1 for copy in found.copies_out) >= 20
+    assert replayed.seconds <= 1.05 * ceiling(problem).seconds
