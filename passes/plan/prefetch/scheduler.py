@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import product, repeat
 
 import numpy as np
 
 from .handover import scheduled
 from .overflow import Absence, absences
 from .problem import Problem
+from .residents import live_bytes, residents, without
 from .schedule import Schedule
 from .simulation import Boundary, Event, Simulation
 
 _CALLS_BEFORE = 2  # of a periodic problem, from an empty memory on, until calls are much alike
 _SHARES = (1.0, 1.05)  # of what the first tier cannot hold
+_RESIDENTS = (0.95, 0.875, 0.75)  # shares of what would have room
+_WORTH = 0.005  # shorter by less is not worth more copies
+_MOST_WORK = 4_000_000  # steps times objects, for which more than one choice is tried
 
 
 class InfeasibleError(ValueError):
@@ -31,7 +36,39 @@ def schedule(problem: Problem) -> Schedule:
     for step, needed in enumerate(problem.step_bytes()):
         if needed > problem.limit_bytes:
             raise InfeasibleError(f"step {step} needs {needed} bytes at once, more than the limit of {problem.limit_bytes}")
-    return max((_scheduled(problem, away) for away in _plans(problem)), key=lambda found: -found.seconds)
+    best: Schedule | None = None
+    least = _least_seconds(problem)
+    for chosen in _choices(problem):
+        rest = without(problem, chosen)
+        found = min((_scheduled(rest, away) for away in _plans(rest)), key=lambda found: found.seconds)
+        found = replace(found, inside=found.inside | chosen, residents=found.residents | chosen)
+        if best is None or found.seconds < best.seconds * (1 - _WORTH):
+            best = found
+        if best.seconds <= least * (1 + _WORTH):
+            break
+    assert best
+    return best
+
+
+def _choices(problem: Problem) -> Iterator[frozenset[int]]:
+    """Objects that might never leave, the most first: what is copied least is best, but what is left must do for looking ahead.
+
+    Nothing that passes has to go out for them.
+    """
+    spare = min(map(operator.sub, repeat(problem.limit_bytes), live_bytes(problem)), default=0) if problem.is_periodic else 0
+    shares = _RESIDENTS if spare > 0 else ()
+    work = len(problem.steps) * len(problem.objects)
+    choices = [residents(problem, int(share * spare)) for share in (*shares, 0.0)]
+    for rank, chosen in enumerate(choices):
+        if not rank or rank * work < _MOST_WORK:
+            yield chosen
+
+
+def _least_seconds(problem: Problem) -> float:
+    """A bound that takes no time to find: what calls use of what is kept, less the limit, comes in with each of them."""
+    kept = sum(item.size_bytes for item in problem.objects if item.is_kept and item.uses) if problem.is_periodic else 0
+    bandwidth = sum(tier.bandwidth_in for tier in problem.tiers)
+    return max(problem.compute_seconds, (kept - problem.limit_bytes) / bandwidth)
 
 
 def _plans(problem: Problem) -> Iterator[Mapping[int, Absence]]:

@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from .overflow import Absence
-from .problem import Problem, Step, Use
+from .problem import Problem, Step
 from .window import Window
 
 Happening: TypeAlias = Literal["begin", "end", "in", "drop", "out", "written"]
@@ -60,12 +60,13 @@ class Simulation:
     ) -> None:
         self._boundary = boundary
         self._last = len(problem.steps) if boundary else NEVER  # the step that stands for the next call
+        staying = boundary.inside if boundary else frozenset()
         if boundary:
-            problem = _closed(problem, boundary)
+            problem = replace(problem, steps=(*problem.steps, Step(0.0)), is_periodic=False)
         self.problem = problem
         self._count = len(problem.steps)
         self._sizes = np.array([item.size_bytes for item in problem.objects], np.int64)
-        self._touched, self._olds, self._writes, self._deaths = _by_step(problem)
+        self._touched, self._olds, self._writes, self._deaths = _by_step(problem, staying)
         self._uses = [[use.step for use in item.uses] for item in problem.objects]
         self._is_kept = np.array([item.is_kept for item in problem.objects], bool)
         self._inputs = np.array([j for j, item in enumerate(problem.objects) if item.is_outside and not item.is_kept], np.int64)
@@ -92,7 +93,7 @@ class Simulation:
         self._doomed: set[int] = set()  # dead while they go out
         self._lanes_in: list[tuple[float, int] | None] = [None] * len(problem.tiers)
         self._lanes_out: list[tuple[float, int] | None] = [None] * len(problem.tiers)
-        self._window = Window(problem, absences.values())
+        self._window = Window(problem, staying, absences.values())
         self._used = 0
         self._ends: float | None = None  # when the running step does
         self.now = 0.0
@@ -215,6 +216,8 @@ class Simulation:
         if self._position[j] < len(uses):
             return call + uses[self._position[j]]
         self._position[j] = 0
+        if self._boundary and j in self._boundary.inside:
+            return self._last + uses[0]
         return call + self._count + uses[0] if self._is_kept[j] and self.problem.is_periodic else NEVER
 
     @property
@@ -240,22 +243,17 @@ class Simulation:
         missing = np.flatnonzero(self._has_value & ~self._is_inside & (self._next < NEVER) & (self._tier == tier))
         if not len(missing):
             return False
-        dues = self._next[missing]
-        due = int(dues.min())
-        same = missing[dues == due]
-        by_size = same[np.argsort(-self._sizes[same], kind="stable")].tolist()
-        return any(self._fetch_one(j, due, tier) for j in by_size)
-
-    def _fetch_one(self, j: int, due: int, tier: int) -> bool:
-        size = int(self._sizes[j])
+        due = int(self._next[missing].min())
+        first = missing[self._next[missing] == due]
         candidates = self._droppable(due)
         spare = int(self._sizes[candidates].sum())
-        if due > self.step and self._window.most(self.step, due) - spare + size > self.problem.limit_bytes:
+        room = self._room_until(due, tier) + spare
+        fitting = first[self._sizes[first] <= room]
+        if not len(fitting):
             return False
-        if len(self._stored) > 1 and not tier and due > self.step and not self._leaves_room(size, due, spare):
-            return False
-        if not self._make_room(size, candidates, spare):
-            return False
+        j = int(fitting[np.argmax(self._sizes[fitting])])  # the small ones find a place later
+        size = int(self._sizes[j])
+        self._make_room(size, candidates, spare)
         self._window.add(self.step, due, size)
         self._is_inside[j] = self._is_unused[j] = True
         self._used += size
@@ -263,14 +261,21 @@ class Simulation:
         self._note("in", j, tier)
         return True
 
-    def _leaves_room(self, size: int, due: int, spare: int) -> bool:
-        """Whether all that comes from slower tiers for steps before `due` would still fit if it came now."""
+    def _room_until(self, due: int, tier: int) -> int:
+        """The bytes that may come now and stay to step `due` beside all that is inside and will be live; below 0: too much is."""
+        most = self._used
+        if due > self.step:
+            most = max(most, self._window.most(self.step, due))
+            if not tier and len(self._stored) > 1:
+                most = max(most, self._most_with_slower(due))
+        return self.problem.limit_bytes - most
+
+    def _most_with_slower(self, due: int) -> int:
+        """The most bytes that would be live before step `due` if all came now that slower tiers have for the steps until then."""
         slow = np.flatnonzero(self._has_value & ~self._is_inside & (self._tier > 0) & (self._next < due))
-        if not len(slow):
-            return True
         profile = self._window.ahead(self.step)[: due - self.step]
         profile = profile + _until(self._next[slow] - self.step, self._sizes[slow], len(profile))
-        return int(profile.max(initial=0)) - spare + size <= self.problem.limit_bytes
+        return int(profile.max(initial=0))
 
     def _droppable(self, beyond: int) -> np.ndarray:
         """Clean objects that are not used before the step `beyond` is over, and have been since they came."""
@@ -406,13 +411,6 @@ class Simulation:
         self.log.append(Event(what, index, tier))
 
 
-def _closed(problem: Problem, boundary: Boundary) -> Problem:
-    """One call, and a step that stands for the next one, which uses what is inside as that begins."""
-    end = Use(len(problem.steps))
-    objects = (replace(item, uses=(*item.uses, end)) if j in boundary.inside else item for j, item in enumerate(problem.objects))
-    return replace(problem, steps=(*problem.steps, Step(0.0)), objects=tuple(objects), is_periodic=False)
-
-
 def _until(ends: np.ndarray, sizes: np.ndarray, count: int) -> np.ndarray:
     """For each of so many steps, the sum of sizes that end after it."""
     change = np.zeros(count + 1, np.int64)
@@ -420,8 +418,11 @@ def _until(ends: np.ndarray, sizes: np.ndarray, count: int) -> np.ndarray:
     return np.cumsum(change[::-1])[::-1][1:]
 
 
-def _by_step(problem: Problem) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray], list[list[int]]]:
-    """For each step, the objects that it uses, those of them whose value it needs, those that it writes, those dead after it."""
+def _by_step(
+    problem: Problem, staying: frozenset[int]
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray], list[list[int]]]:
+    """For each step, the objects that it uses, those of them whose value it needs, those that it writes, those dead after it.
+    What is `staying` outlives the steps."""
     touched: list[list[int]] = [[] for _ in problem.steps]
     olds: list[list[int]] = [[] for _ in problem.steps]
     writes: list[list[int]] = [[] for _ in problem.steps]
@@ -433,7 +434,7 @@ def _by_step(problem: Problem) -> tuple[list[np.ndarray], list[np.ndarray], list
                 olds[use.step].append(j)
             if use.is_written:
                 writes[use.step].append(j)
-        if item.uses and problem.dies(item):
+        if item.uses and problem.dies(item) and j not in staying:
             deaths[item.uses[-1].step].append(j)
     arrays = [[np.array(items, np.int64) for items in group] for group in (touched, olds, writes)]
     return arrays[0], arrays[1], arrays[2], deaths

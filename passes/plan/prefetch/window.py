@@ -14,17 +14,17 @@ class Window:
     """A profile of bytes over the steps from the present one on: to the end of the call, or one whole call of a periodic problem.
 
     An object that is absent counts from its next use on, for then it has to be inside. Steps are counted over all calls. Over a
-    planned absence nothing counts.
+    planned absence nothing counts. What is `staying` outlives the steps.
     """
 
-    def __init__(self, problem: Problem, absences: Iterable[Absence] = ()) -> None:
+    def __init__(self, problem: Problem, staying: frozenset[int] = frozenset(), absences: Iterable[Absence] = ()) -> None:
         self._steps = len(problem.steps)
         self._is_periodic = problem.is_periodic
         change = np.zeros(self._steps + 1, np.int64)
         kept = np.zeros(self._steps + 1, np.int64)
-        for item in problem.objects:
+        for j, item in enumerate(problem.objects):
             if item.uses:
-                target = change if problem.dies(item) else kept
+                target = change if problem.dies(item) and j not in staying else kept
                 target[item.uses[0].step] += item.size_bytes
                 if target is change:
                     change[item.uses[-1].step + 1] -= item.size_bytes
