@@ -4,7 +4,7 @@ A call reads its weights in a fixed order. Those that stay cost no traffic; the 
 *window*, each from its copy to its last reader. A larger window lets copies run further ahead, a smaller one leaves more weights
 where they are: of a few sizes of it the one is taken with which a call is simulated to be shortest. Resident weights lie evenly
 between the others, so that neither the copies nor the kernels wait for long stretches of the other; what several distant steps
-read stays first, for it would come several times.
+read stays first, for it would come several times; where it cannot, it stays over the shorter gaps between its readers.
 
 Copies are made in the order of first use, each as soon as its bytes fit until its last reader is done beside all that is live
 (Cao, Felten, Karlin, Li: A study of integrated prefetching and caching strategies, SIGMETRICS 1995: next missing first, first
@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 _WINDOWS = 24  # sizes of the window that are tried
-_NEAR = 3  # steps between two readers over which a weight stays rather than comes again
+_NEAR = 3  # steps from the first reader to the last, over which a weight stays anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,10 @@ def choose(setting: Setting, *, runs_ahead: bool = True) -> Choice | None:
     windows = {*np.linspace(0, room, _WINDOWS).astype(np.int64).tolist()}
     windows |= {*np.geomspace(1, max(room, 1), _WINDOWS).astype(np.int64).tolist()}
     best: Choice | None = None
-    for near in (_NEAR, 0):
-        for window in sorted(windows):
-            residents = _residents(setting.weights, room - window, near)
-            choice = _stream(setting, residents, near, runs_ahead=runs_ahead)
+    for window in sorted(windows):
+        residents = _residents(setting.weights, room - window)
+        for reserve in sorted({0, window // 2, window}):
+            choice = _stream(setting, residents, reserve, runs_ahead=runs_ahead)
             if choice is not None and (best is None or choice.seconds < best.seconds):
                 best = choice
     return best
@@ -91,13 +92,12 @@ def least_limit(setting: Setting) -> tuple[int, int]:
     return int(needed.max(initial=0)), step
 
 
-def _residents(weights: Sequence[Weight], room: int, near: int) -> frozenset[int]:
+def _residents(weights: Sequence[Weight], room: int) -> frozenset[int]:
     """Weights of at most `room` bytes together: those that would come most often, then some of each stretch of the others."""
     chosen: set[int] = set()
-    stays = [len(_stretches(weight.uses, near)) for weight in weights]
-    for index in sorted(range(len(weights)), key=lambda index: (-stays[index], index)):
+    for index in sorted(range(len(weights)), key=lambda index: (-len(weights[index].uses), index)):
         size_bytes = weights[index].size_bytes
-        if stays[index] > 1 and size_bytes <= room:
+        if _comes_often(weights[index]) and size_bytes <= room:
             chosen.add(index)
             room -= size_bytes
     others = sorted((index for index in range(len(weights)) if index not in chosen), key=lambda index: weights[index].uses)
@@ -113,32 +113,48 @@ def _residents(weights: Sequence[Weight], room: int, near: int) -> frozenset[int
     return frozenset(chosen)
 
 
-def _stretches(uses: Sequence[int], near: int) -> list[tuple[int, int]]:
-    """The first and the last of uses that are at most `near` steps from each other, so that a weight stays between them."""
-    found: list[tuple[int, int]] = []
-    for step in uses:
-        if found and step - found[-1][1] <= near:
-            found[-1] = (found[-1][0], step)
-        else:
-            found.append((step, step))
-    return found
+def _comes_often(weight: Weight) -> bool:
+    return weight.uses[-1] - weight.uses[0] > _NEAR
 
 
-def _stream(setting: Setting, residents: frozenset[int], near: int, *, runs_ahead: bool) -> Choice | None:
+def _stretches(setting: Setting, taken: np.ndarray, residents: frozenset[int], reserve: int) -> list[tuple[int, int, int]]:
+    """The first and the last step of each stay, and the weight that stays, in order. `taken` are the bytes that are not theirs.
+
+    Between two uses a weight stays if its bytes fit all the time beside what the steps read and what stays already, and `reserve`
+    bytes more; the shortest gaps come first, for they keep the fewest bytes from others.
+    """
+    others = [index for index in range(len(setting.weights)) if index not in residents]
+    filled = taken.copy()
+    for index in others:
+        filled[list(setting.weights[index].uses)] += setting.weights[index].size_bytes
+    gaps = [(after - before, before, after, index) for index in others for before, after in pairwise(setting.weights[index].uses)]
+    kept = set()
+    for length, before, after, index in sorted(gaps):
+        between, size_bytes = filled[before + 1 : after], setting.weights[index].size_bytes
+        if length == 1 or between.max() + size_bytes + reserve <= setting.limit_bytes:
+            between += size_bytes
+            kept.add((index, before))
+    found = []
+    for index in others:
+        first = before = setting.weights[index].uses[0]
+        for use in setting.weights[index].uses[1:]:
+            if (index, before) not in kept:
+                found.append((first, before, index))
+                first = use
+            before = use
+        found.append((first, before, index))
+    return sorted(found)
+
+
+def _stream(setting: Setting, residents: frozenset[int], reserve: int, *, runs_ahead: bool) -> Choice | None:
     """Let all weights but the residents come as early as they fit; None where one never does."""
     resident_bytes = sum(setting.weights[index].size_bytes for index in residents)
     taken = np.array(setting.live_bytes, np.int64) + resident_bytes
     if taken.max(initial=0) > setting.limit_bytes:
         return None
-    wanted = [
-        (first, last, index)
-        for index, weight in enumerate(setting.weights)
-        if index not in residents
-        for first, last in _stretches(weight.uses, near)
-    ]
     stays: list[Stay] = []
     earliest = -1
-    for first, last, index in sorted(wanted):
+    for first, last, index in _stretches(setting, taken, residents, reserve):
         size_bytes = setting.weights[index].size_bytes
         full = np.flatnonzero(taken[earliest + 1 : last + 1] + size_bytes > setting.limit_bytes)
         after = earliest if not full.size else earliest + 1 + int(full[-1])
