@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from .device import Arena
 from .errors import ArenaMemoryError, DeviceError, OptionError, ProgramFileError
 from .hardware.cuda_driver import OUT_OF_MEMORY, WRONG_BINARY, Driver, DriverError, Handle, driver
-from .plan import Copy, Kernel, Launch, Plan, Region, Role
+from .plan import COMPUTE, STORAGE, Copy, Kernel, Launch, Plan, Record, Region, Role, Step, Wait
 from .program_file import Program
+from .streaming.storage import Storage, StorageError
 
 _Cells = ctypes.Array[ctypes.c_uint64]
 
@@ -44,10 +45,48 @@ class DeviceMemory:
                 self._gpu.free(self.address)
 
 
+class PinnedMemory:
+    """Memory of the host from which the GPU copies beside its kernels: the weights that stay outside of it."""
+
+    def __init__(self, gpu: Driver, storage: Storage) -> None:
+        self._gpu = gpu
+        self.address = 0
+        try:
+            self.address = gpu.allocate_host(storage.size_bytes)
+        except DriverError as error:
+            what = f"no pinned memory for {storage.size_bytes} bytes of weights on the host"
+            raise ArenaMemoryError("weights", what, "free memory, or raise the memory limit of the program") from error
+        memory = memoryview((ctypes.c_ubyte * storage.size_bytes).from_address(self.address)).cast("B")
+        try:
+            for offset, stored in storage.constants.items():
+                storage.read(offset, memory[offset : offset + stored.size_bytes])
+        except StorageError as error:
+            raise ProgramFileError(error.where, error.what, error.fix) from error
+
+    def __del__(self) -> None:
+        if self.address:
+            with suppress(DriverError), self._gpu.active():
+                self._gpu.free_host(self.address)
+
+
+class _Events:
+    """The events of one caller by their numbers in the Plan."""
+
+    def __init__(self, gpu: Driver, plan: Plan) -> None:
+        self._gpu = gpu
+        self.handles = {step.event: gpu.new_event() for step in plan.steps if isinstance(step, Record)}
+
+    def __del__(self) -> None:
+        with suppress(DriverError), self._gpu.active():
+            for event in self.handles.values():
+                self._gpu.free_event(event)
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """One launch, its argument block filled in but for the caller's addresses."""
 
+    stream: Handle
     function: Handle
     blocks: int
     threads: int
@@ -59,9 +98,32 @@ class _Call:
 class _Move:
     """A copy between two addresses, each of a cell that holds it when the call runs."""
 
+    stream: Handle
     destination: _Cells
     source: _Cells
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """A copy from pinned memory of the host."""
+
+    stream: Handle
+    destination: _Cells
+    host: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """An event is recorded, or waited for."""
+
+    stream: Handle
+    event: Handle
+    is_wait: bool
+
+
+_Action: TypeAlias = _Call | _Move | _Upload | _Mark
 
 
 class CudaInvocation:
@@ -75,6 +137,7 @@ class CudaInvocation:
         self._staged: dict[str, DeviceMemory] = {}  # device memory for what the caller has on the host
         self._open: dict[str, list[tuple[_Cells, int, int]]] = {name: [] for name in plan.parameters}
         self._fixed = executable.fixed_addresses(arena.address)
+        self._events = _Events(executable.gpu, plan)
         self._steps = [step for one in plan.steps for step in self._prepare(one)]
 
     def __call__(self, *addresses: int) -> None:
@@ -92,23 +155,28 @@ class CudaInvocation:
                 for cells, position, offset in self._open[name]:
                     cells[position] = address + offset
             for step in self._steps:
-                if isinstance(step, _Call):
-                    gpu.launch(step.function, step.blocks, step.threads, step.arguments, stream)
-                else:
-                    gpu.copy(step.destination[0], step.source[0], step.size_bytes, stream)
+                _issue(gpu, step)
             for host, device, size_bytes in back:
                 gpu.copy_out(host, device, size_bytes, stream)
-            gpu.synchronize(stream)
+            self._executable.synchronize()
 
     def _stage(self, name: str) -> DeviceMemory:
         if name not in self._staged:
             self._staged[name] = DeviceMemory(self._executable.gpu, self._sizes[name], f"{name}")
         return self._staged[name]
 
-    def _prepare(self, step: object) -> Iterator[_Call | _Move]:
+    def _prepare(self, step: Step) -> Iterator[_Action]:
+        stream = self._executable.streams[step.stream]
+        if isinstance(step, (Record, Wait)):
+            yield _Mark(stream, self._events.handles[step.event], isinstance(step, Wait))
+            return
         if isinstance(step, Copy):
-            if step.source.size_bytes:
-                yield _Move(self._cells((step.destination,)), self._cells((step.source,)), step.source.size_bytes)
+            size_bytes, place = step.source.size_bytes, self._cells((step.destination,))
+            if step.source.buffer in self._executable.stored:
+                host = self._executable.stored[step.source.buffer] + step.source.offset
+                yield _Upload(stream, place, host, size_bytes)
+            elif size_bytes:
+                yield _Move(stream, place, self._cells((step.source,)), size_bytes)
             return
         assert isinstance(step, Launch), f"a program for a GPU has no step {type(step).__name__}"
         regions = (*step.reads, *step.writes, *step.scratch)
@@ -117,7 +185,7 @@ class CudaInvocation:
             size = ctypes.sizeof(ctypes.c_uint64)
             places = [ctypes.addressof(cells) + size * position for position in range(len(cells))]
             function = self._executable.function(grid.function)
-            yield _Call(function, grid.blocks, grid.threads, (ctypes.c_void_p * len(places))(*places), cells)
+            yield _Call(stream, function, grid.blocks, grid.threads, (ctypes.c_void_p * len(places))(*places), cells)
 
     def _cells(self, regions: tuple[Region, ...], scalars: tuple[int, ...] = ()) -> _Cells:
         """Addresses of regions and then numbers, eight bytes each (the driver reads the first four of an int32)."""
@@ -131,13 +199,30 @@ class CudaInvocation:
         return cells
 
 
+def _issue(gpu: Driver, action: _Action) -> None:
+    """Give something to its stream."""
+    match action:
+        case _Call():
+            gpu.launch(action.function, action.blocks, action.threads, action.arguments, action.stream)
+        case _Move():
+            gpu.copy(action.destination[0], action.source[0], action.size_bytes, action.stream)
+        case _Upload():
+            gpu.copy_in(action.destination[0], action.host, action.size_bytes, action.stream)
+        case _Mark(is_wait=True):
+            gpu.wait(action.stream, action.event)
+        case _Mark():
+            gpu.record(action.event, action.stream)
+
+
 class CudaExecutable:
     """A program's kernels and constants on the GPU, loaded when it is first bound to an arena."""
 
     def __init__(self, program: Program, find_driver: Callable[[], Driver]) -> None:
         self.plan: Plan = program.plan
         self.kernels: dict[str, Kernel] = {kernel.symbol: kernel for kernel in program.plan.kernels}
-        self.stream: Handle = 0
+        self.streams: dict[int, Handle] = {}  # by their numbers in the Plan
+        self.stored: dict[str, int] = {}  # where the constants lie on the host that are copied when they are due
+        self._pinned: PinnedMemory | None = None
         self._program = program
         self._find_driver = find_driver
         self._gpu: Driver | None = None
@@ -163,6 +248,16 @@ class CudaExecutable:
     def bind_profile(self, arena: Arena, states: Arena | None = None) -> NoReturn:
         raise OptionError("profile", "programs for GPUs have no counters", "time them with NVIDIA's tools: nsys profile")
 
+    @property
+    def stream(self) -> Handle:
+        """That of the kernels."""
+        return self.streams[COMPUTE]
+
+    def synchronize(self) -> None:
+        """Wait for all that was given to the program's streams."""
+        for stream in self.streams.values():
+            self.gpu.synchronize(stream)
+
     def running(self) -> _Running:
         return _Running(self.gpu)
 
@@ -175,7 +270,7 @@ class CudaExecutable:
         """Where buffers lie that are not the caller's."""
         assert self._constants is not None
         starts = {Role.CONSTANT: self._constants.address, Role.ACTIVATION: arena, Role.WORKSPACE: arena}
-        placed = (buffer for buffer in self.plan.buffers if buffer.role in starts)
+        placed = (buffer for buffer in self.plan.buffers if buffer.role in starts and buffer.space != STORAGE)
         return {buffer.name: starts[buffer.role] + (buffer.offset or 0) for buffer in placed}
 
     def _load(self) -> None:
@@ -189,12 +284,22 @@ class CudaExecutable:
                     raise
                 what = f"compiled for {self.plan.target}, which this GPU ({gpu.architecture()}) cannot run ({error})"
                 raise ProgramFileError("target", what, "compile the model again for this GPU") from error
-            self.stream = gpu.new_stream()
+            numbers = sorted({COMPUTE, *(step.stream for step in self.plan.steps)})
+            self.streams = {number: gpu.new_stream() for number in numbers}
+            self._load_stored(gpu)
             self._constants = DeviceMemory(gpu, data.size, "weights")
             if data.size:
                 gpu.copy_in(self._constants.address, data.ctypes.data, data.size, self.stream)
                 gpu.synchronize(self.stream)
         self._gpu = gpu
+
+    def _load_stored(self, gpu: Driver) -> None:
+        """Take the weights that stay outside of the GPU into pinned memory of the host."""
+        if (storage := self._program.storage) is None:
+            return
+        self._pinned = PinnedMemory(gpu, storage)
+        start = self._pinned.address
+        self.stored = {b.name: start + (b.offset or 0) for b in self.plan.buffers if b.space == STORAGE}
 
     def __del__(self) -> None:
         if self._gpu is not None and self._module:

@@ -83,8 +83,6 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object], *, q
     configurations = known_configurations(extra.get("tuning", True), parsed, exactness)
     weights = parse_weights(extra.get("weights"), parsed)
     limit = parse_memory_limit(extra.get("memory_limit"))
-    if limit is not None and parsed.is_gpu:
-        raise OptionError("memory_limit", f"programs for {parsed} copy no weights yet", 'leave it out, or compile for "cpu"')
     return Options(parsed, exactness, pipeline, random, profile, configurations, weights, quantization, limit)
 
 

@@ -16,6 +16,7 @@ from typing import Protocol
 _LIBRARY = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _MEMORY_TYPE, _ON_DEVICE = 2, 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE
+_WITHOUT_TIME = 2  # CU_EVENT_DISABLE_TIMING
 OUT_OF_MEMORY, WRONG_BINARY = 2, (200, 209, 218, 222)  # CUresult; not loadable: image, architecture, PTX, its version
 
 Handle = int
@@ -31,7 +32,8 @@ class DriverError(Exception):
 
 
 class Driver(Protocol):
-    """What a program needs of a GPU. Addresses and handles are integers; copies and launches run in order on one stream."""
+    """What a program needs of a GPU. Addresses and handles are integers; what is given to one stream runs there in order, beside
+    what is given to others, and an event lets one stream wait for what another has been given before."""
 
     def active(self) -> AbstractContextManager[None]:
         """A context manager inside of which the calling thread may use the GPU."""
@@ -43,7 +45,13 @@ class Driver(Protocol):
     def load(self, binary: bytes) -> Handle: ...
     def unload(self, module: Handle) -> None: ...
     def function(self, module: Handle, name: str) -> Handle: ...
+    def allocate_host(self, size_bytes: int) -> int: ...
+    def free_host(self, address: int) -> None: ...
     def new_stream(self) -> Handle: ...
+    def new_event(self) -> Handle: ...
+    def free_event(self, event: Handle) -> None: ...
+    def record(self, event: Handle, stream: Handle) -> None: ...
+    def wait(self, stream: Handle, event: Handle) -> None: ...
     def copy_in(self, device: int, host: int, size_bytes: int, stream: Handle) -> None: ...
     def copy_out(self, host: int, device: int, size_bytes: int, stream: Handle) -> None: ...
     def copy(self, destination: int, source: int, size_bytes: int, stream: Handle) -> None: ...
@@ -99,6 +107,15 @@ class CudaDriver:
     def free(self, address: int) -> None:
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
+    def allocate_host(self, size_bytes: int) -> int:
+        """Pinned memory of the host, from which copies run beside everything else."""
+        address = ctypes.c_void_p()
+        self._call("cuMemAllocHost_v2", ctypes.byref(address), ctypes.c_size_t(max(size_bytes, 1)))
+        return address.value or 0
+
+    def free_host(self, address: int) -> None:
+        self._call("cuMemFreeHost", ctypes.c_void_p(address))
+
     def is_device_address(self, address: int) -> bool:
         """Whether an address is of device memory. The driver does not know ordinary memory of the host: that is no error."""
         kind = ctypes.c_uint()
@@ -123,6 +140,21 @@ class CudaDriver:
         stream = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(0))
         return stream.value or 0
+
+    def new_event(self) -> Handle:
+        """An event without a time."""
+        event = ctypes.c_void_p()
+        self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(_WITHOUT_TIME))
+        return event.value or 0
+
+    def free_event(self, event: Handle) -> None:
+        self._call("cuEventDestroy_v2", ctypes.c_void_p(event))
+
+    def record(self, event: Handle, stream: Handle) -> None:
+        self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
+
+    def wait(self, stream: Handle, event: Handle) -> None:
+        self._call("cuStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), ctypes.c_uint(0))
 
     def copy_in(self, device: int, host: int, size_bytes: int, stream: Handle) -> None:
         pair = ctypes.c_uint64(device), ctypes.c_void_p(host)

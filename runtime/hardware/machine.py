@@ -225,7 +225,7 @@ _MODELS: tuple[tuple[str, int, range, str], ...] = (
     *(("GenuineIntel", 6, range(model, model + 1), "sapphire-rapids") for model in (143, 207, 173, 174)),
 )
 # A thread of a GPU, as the loop nests of CPUs are written for it; architectures get rows of their own.
-_GPU_THREAD = replace(_ROWS[GENERIC][16], name="gpu-thread", vector_bytes=4, registers=64)
+_GPU_THREAD = replace(_ROWS[GENERIC][16], name="gpu-thread", vector_bytes=4, registers=64, storage_gbs=20.0)  # over PCIe 4
 
 
 def names() -> tuple[str, ...]:

@@ -1,18 +1,65 @@
 // A libcuda for tests: the memory of the "device" is the host's, and a "cubin" is an ELF header and the path of a shared library
 // in which each kernel is a function sim_NAME(blocks, threads, arguments). Copies must name one address of each side.
+//
+// Streams are queues: nothing runs before somebody waits for it. fake_order says which stream goes on where several can: 0 the one
+// that was asked first, 1 never the one that is waited for if another can, 2 always that one. So whatever order a program's events
+// leave open is tried.
 #include <dlfcn.h>
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <vector>
 
 typedef int Result;
 static std::map<uintptr_t, size_t> allocated;
 static int contexts = 0;
 static bool fail_next_launch = false;
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NO_BINARY = 209, NOT_FOUND = 500 };
+
+struct Event { long asked = 0, done = 0; };
+struct Op { long number; Event* waits; long version; std::function<Result()> run; };
+struct Stream { std::deque<Op> ops; };
+static std::vector<Stream*> streams;
+static std::map<void*, size_t> pinned;
+static long issued = 0;
+static int order = 0;
+static std::recursive_mutex one_at_a_time;
+typedef std::lock_guard<std::recursive_mutex> Lock;
+
+static bool can_run(Stream* stream) {
+  return !stream->ops.empty() && (!stream->ops.front().waits || stream->ops.front().waits->done >= stream->ops.front().version);
+}
+
+// Run what there is until a stream has nothing left.
+static Result finish(Stream* wanted) {
+  Result worst = 0;
+  while (!wanted->ops.empty()) {
+    Stream* chosen = nullptr;
+    for (Stream* one : streams) {
+      if (!can_run(one)) continue;
+      bool is_better = !chosen || one->ops.front().number < chosen->ops.front().number;
+      if (chosen && order) is_better = (one == wanted) == (order == 2);
+      if (is_better) chosen = one;
+    }
+    if (!chosen) return 700;  // all wait for each other
+    Op op = chosen->ops.front();
+    chosen->ops.pop_front();
+    if (Result result = op.run()) worst = result;
+  }
+  return worst;
+}
+
+static Result finish_all() {
+  Result worst = 0;
+  for (Stream* one : streams)
+    if (Result result = finish(one)) worst = result;
+  return worst;
+}
 
 static bool on_device(uintptr_t address, size_t size) {
   auto after = allocated.upper_bound(address);
@@ -44,6 +91,8 @@ Result cuMemAlloc_v2(uintptr_t* address, size_t size) {
   return OK;
 }
 Result cuMemFree_v2(uintptr_t address) {
+  Lock lock(one_at_a_time);
+  finish_all();
   if (!contexts || !allocated.erase(address)) return INVALID_VALUE;
   free((void*)address);
   return OK;
@@ -55,33 +104,83 @@ Result cuModuleLoadData(void** module, const char* image) {
   *module = dlopen(image + 64, RTLD_NOW | RTLD_LOCAL);
   return *module ? OK : NO_BINARY;
 }
-Result cuModuleUnload(void* module) { return dlclose(module) ? INVALID_VALUE : OK; }
+Result cuModuleUnload(void* module) {
+  finish_all();
+  return dlclose(module) ? INVALID_VALUE : OK;
+}
 Result cuModuleGetFunction(void** function, void* module, const char* name) {
   char symbol[512] = "sim_";
   strncat(symbol, name, sizeof symbol - 5);
   return (*function = dlsym(module, symbol)) ? OK : NOT_FOUND;
 }
-Result cuStreamCreate(void** stream, unsigned) { return *stream = (void*)128, OK; }
-Result cuStreamSynchronize(void*) { return contexts ? OK : INVALID_CONTEXT; }
-Result cuMemcpyHtoDAsync_v2(uintptr_t device, const void* host, size_t size, void*) {
-  if (!on_device(device, size) || on_device((uintptr_t)host, 1)) return INVALID_VALUE;
-  return memcpy((void*)device, host, size), OK;
+Result push(void* stream, std::function<Result()> run, Event* waits = nullptr, long version = 0) {
+  Lock lock(one_at_a_time);
+  if (!contexts) return INVALID_CONTEXT;
+  if (!stream) return finish_all(), run();
+  for (Stream* one : streams)
+    if (one == stream) return one->ops.push_back({issued++, waits, version, run}), OK;
+  return INVALID_VALUE;
 }
-Result cuMemcpyDtoHAsync_v2(void* host, uintptr_t device, size_t size, void*) {
-  if (!on_device(device, size) || on_device((uintptr_t)host, 1)) return INVALID_VALUE;
-  return memcpy(host, (void*)device, size), OK;
+void fake_order(int wanted) { order = wanted; }
+Result cuStreamCreate(void** stream, unsigned) {
+  Lock lock(one_at_a_time);
+  streams.push_back(new Stream());
+  return *stream = streams.back(), OK;
 }
-Result cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t size, void*) {
+Result cuStreamSynchronize(void* stream) {
+  Lock lock(one_at_a_time);
+  if (!contexts) return INVALID_CONTEXT;
+  return stream ? finish((Stream*)stream) : finish_all();
+}
+Result cuEventCreate(void** event, unsigned) { return *event = new Event(), OK; }
+Result cuEventDestroy_v2(void* event) {
+  Lock lock(one_at_a_time);
+  finish_all();
+  return delete (Event*)event, OK;
+}
+Result cuEventRecord(void* event, void* stream) {
+  Event* one = (Event*)event;
+  long version = ++one->asked;
+  return push(stream, [=] { return one->done = version, OK; });
+}
+Result cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  Event* one = (Event*)event;
+  return push(stream, [] { return OK; }, one, one->asked);
+}
+Result cuMemAllocHost_v2(void** address, size_t size) {
+  if (!contexts) return INVALID_CONTEXT;
+  *address = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
+  pinned[*address] = size;
+  return OK;
+}
+Result cuMemFreeHost(void* address) {
+  Lock lock(one_at_a_time);
+  finish_all();
+  if (!contexts || !pinned.erase(address)) return INVALID_VALUE;
+  return free(address), OK;
+}
+long fake_pinned_bytes() {
+  long total = 0;
+  for (auto& one : pinned) total += one.second;
+  return total;
+}
+Result cuMemcpyHtoDAsync_v2(uintptr_t device, const void* host, size_t size, void* stream) {
+  if (!on_device(device, size) || on_device((uintptr_t)host, 1)) return INVALID_VALUE;
+  return push(stream, [=] { return memcpy((void*)device, host, size), OK; });
+}
+Result cuMemcpyDtoHAsync_v2(void* host, uintptr_t device, size_t size, void* stream) {
+  if (!on_device(device, size) || on_device((uintptr_t)host, 1)) return INVALID_VALUE;
+  return push(stream, [=] { return memcpy(host, (void*)device, size), OK; });
+}
+Result cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t size, void* stream) {
   if (!on_device(to, size) || !on_device(from, size)) return INVALID_VALUE;
-  return memcpy((void*)to, (void*)from, size), OK;
+  return push(stream, [=] { return memcpy((void*)to, (void*)from, size), OK; });
 }
 Result cuLaunchKernel(int (*function)(unsigned, unsigned, void**), unsigned x, unsigned y, unsigned z, unsigned threads,
                       unsigned ty, unsigned tz, unsigned shared, void* stream, void** arguments, void** extra) {
-  if (!contexts || y != 1 || z != 1 || ty != 1 || tz != 1 || shared || extra || !x || !threads || threads > 1024 || stream != (void*)128)
+  if (!contexts || y != 1 || z != 1 || ty != 1 || tz != 1 || shared || extra || !x || !threads || threads > 1024 || !stream)
     return INVALID_VALUE;
   if (fail_next_launch) return fail_next_launch = false, 719;
-  static std::mutex one_at_a_time;
-  std::lock_guard<std::mutex> lock(one_at_a_time);
-  return function(x, threads, arguments);
+  return push(stream, [=] { return function(x, threads, arguments); });
 }
 }
