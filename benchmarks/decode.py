@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -70,8 +71,8 @@ def measure(decoder: Decoder, precision: str, threads: int, tokens: int, rounds:
     positions = [np.array([tokens + step]) for step in range(steps)]
     step_times, read_times = list[float](), list[float]()
     for turn in range(rounds + 1):
-        reads = [_seconds(lambda: read(memory)) for _ in range(2)]
-        calls = [_seconds(lambda position=position: session(token, position)) for position in positions]
+        reads = [_seconds(partial(read, memory)) for _ in range(2)]
+        calls = [_seconds(partial(session, token, position)) for position in positions]
         if turn:
             step_times += calls
             read_times.append(min(reads))

@@ -5,6 +5,8 @@ torch writes `cache[:, :, position] = rows` and `index_copy_` as a ScatterND bet
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import onnx_ir as ir
 
@@ -79,7 +81,8 @@ def _one_of_a_range(condition: ir.Value | None) -> tuple[ir.Value | None, int]:
     for place in (0, 1) if equal is not None else ():
         assert equal is not None
         numbers, position = constant_array(_unshaped(equal.inputs[place])), equal.inputs[1 - place]
-        if numbers is None or position is None or static_shape(position) is None or np.prod(static_shape(position)) != 1:
+        dims = static_shape(position)
+        if numbers is None or position is None or dims is None or prod(dims) != 1:
             continue
         if numbers.dtype.name in ("int32", "int64") and np.array_equal(numbers.reshape(-1), np.arange(numbers.size)):
             return position, numbers.size
