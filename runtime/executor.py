@@ -91,8 +91,11 @@ class CompiledModel(Shared):
     def __call__(self, *inputs: object, **named: object) -> object:
         """Run the model.
 
+        `out`, a keyword where no input has this name, gives memory for the results, which are written there: an array (a tuple
+        of them, by name or in order, where there are several outputs; None for new ones), contiguous, of exactly their types.
+
         Raises:
-            InputError: the inputs are not those of the model, or it has states and another thread is calling it.
+            InputError: the inputs or `out` are not those of the model, or it has states and another thread is calling it.
             ArenaMemoryError: there is no memory for the activations.
         """
         if self._session is not None:
@@ -249,7 +252,10 @@ class Context:
 
     def run(self, inputs: Sequence[object], named: Mapping[str, object]) -> object:
         """As a call, by one who knows that no other thread has this context. Raises InputError."""
-        signature = self._signature
+        signature, out = self._signature, None
+        if "out" in named and "out" not in signature.names:
+            named = dict(named)
+            out = named.pop("out")
         if named or len(inputs) != signature.arity:
             inputs = in_order(signature.names, inputs, named)
         invocation = self._invocation or self.prepare()
@@ -268,9 +274,13 @@ class Context:
             else:
                 kept.append(array := expected.as_array(value))
                 addresses.append(expected.array_address(array, kept))
-        results = [
-            expected.new_tensor(addresses, place) if is_torch else expected.new_array(addresses) for expected in signature.outputs
-        ]
+        if out is not None:
+            results = self._results(signature.given(out, addresses), addresses, is_torch, place)
+        else:
+            results = [
+                expected.new_tensor(addresses, place) if is_torch else expected.new_array(addresses)
+                for expected in signature.outputs
+            ]
         if signature.counts:
             counts = np.empty(signature.counts, np.int64)
             addresses.extend(counts.ctypes.data + counts.itemsize * position for position in range(counts.size))
@@ -279,6 +289,23 @@ class Context:
         else:
             invocation(*addresses)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _results(
+        self,
+        given: Sequence[np.ndarray | torch.Tensor | None],
+        addresses: list[int],
+        is_torch: bool,
+        place: torch.device | None,
+    ) -> list[np.ndarray | torch.Tensor]:
+        """What the caller gives for the outputs, and new ones for the rest; their addresses are added to `addresses`."""
+        results: list[np.ndarray | torch.Tensor] = []
+        for value, expected in zip(given, self._signature.outputs, strict=True):
+            if value is None:
+                results.append(expected.new_tensor(addresses, place) if is_torch else expected.new_array(addresses))
+            else:
+                addresses.append(expected.given_address(value))
+                results.append(value)
+        return results
 
     def prepare(self) -> Invocation:
         """Take the arena, which else the first call does. Raises ArenaMemoryError."""

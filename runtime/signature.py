@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,33 @@ class Signature:
         self.names = tuple(port.name for port in plan.inputs)
         self.arity = len(self.inputs)
 
+    def given(self, out: object, addresses: Sequence[int]) -> list[np.ndarray | torch.Tensor | None]:
+        """What a caller gives for the outputs, in their order; None where nothing. `addresses` are those of the inputs.
+
+        Raises:
+            InputError: it cannot be written to as it is: another number of arrays, a name that no output has, another type or
+                shape, not contiguous or read-only; or it shares memory with an input or another output.
+        """
+        names = tuple(expected.name for expected in self.outputs)
+        if isinstance(out, Mapping):
+            if unknown := [name for name in out if name not in names]:
+                raise InputError("out", f"the model has no output {unknown[0]!r}", f"the outputs are {', '.join(names)}")
+            values: list[Any] = [out.get(name) for name in names]
+        else:
+            values = list(out) if isinstance(out, (tuple, list)) else [out]
+            if len(values) != len(names):
+                raise InputError("out", f"{len(values)} given, the model has {len(names)} outputs", "give None for some of them")
+        taken = list(zip(addresses, self.inputs, strict=True))
+        for value, expected in zip(values, self.outputs, strict=True):
+            if value is None:
+                continue
+            address = expected.given_address(value)
+            for start, other in taken:
+                if max(start, address) < min(start + other.size_bytes, address + expected.size_bytes):
+                    raise expected.refused(f"shares memory with {other.where}", "give it memory of its own")
+            taken.append((address, expected))
+        return values
+
 
 class _Tensor:
     """One input or output of a call: checks what comes in, makes what goes out, and says where their bytes are."""
@@ -42,7 +69,8 @@ class _Tensor:
         self._extents = {extent.axis: counts[extent.buffer] for extent in port.extents}
         self._dtype = np.dtype(port.type.dtype)
         self._shape = port.type.shape
-        self._where = f"{kind} {port.name!r}"
+        self.where = f"{kind} {port.name!r}"
+        self.size_bytes = port.type.size_bytes
         self._is_complex = self._dtype.kind == "c"
         self._torch_dtype: torch.dtype | None = None
         self._pattern: torch.Tensor | None = None
@@ -63,7 +91,7 @@ class _Tensor:
             raise self._mismatch(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         if not tensor.is_cpu or tensor.layout is not sys.modules["torch"].strided:
             self._check_place(tensor)
-        address = elements_address(tensor, self._where)
+        address = elements_address(tensor, self.where)
         if not tensor.is_contiguous() or tensor.is_neg() or (self._is_complex and tensor.is_conj()):
             tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
             kept.append(tensor)
@@ -74,8 +102,33 @@ class _Tensor:
         """Take a tensor that is not on the CPU if the device can read it there, with what its default stream does complete."""
         torch = sys.modules["torch"]
         if tensor.layout is not torch.strided or str(tensor.device) not in self._devices:
-            raise misplaced(tensor, self._where)
+            raise misplaced(tensor, self.where)
         torch.cuda.current_stream(tensor.device).synchronize()
+
+    def given_address(self, value: object) -> int:
+        """Address of what a caller gives for an output. Raises InputError if a program cannot write there."""
+        if self._extents:
+            raise self.refused("has a size that only the call decides", "leave it out, or give None")
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            if value.dtype is not (self._torch_dtype or self._torch_type()) or value.shape != self._shape:
+                raise self._mismatch(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+            if not value.is_cpu or value.layout is not torch.strided:
+                self._check_place(value)
+            if not value.is_contiguous() or value.is_neg() or (self._is_complex and value.is_conj()) or value.requires_grad:
+                raise self.refused("is not contiguous, or needs a gradient", "give one that torch.empty makes")
+            return elements_address(value, self.where)
+        if not isinstance(value, np.ndarray):
+            raise self.refused(f"is {type(value).__name__}", "give a NumPy array or a torch tensor")
+        if value.dtype != self._dtype or value.shape != self._shape:
+            raise self._mismatch(value.dtype.name, value.shape, "" if value.dtype.isnative else f" ({value.dtype.str})")
+        if not value.flags.carray:
+            raise self.refused("is not contiguous, aligned and writable", "give one that np.empty makes")
+        return data_address(value)
+
+    def refused(self, what: str, fix: str) -> InputError:
+        """What is wrong with what a caller gives for this output."""
+        return InputError(f"out, {self.where}", f"what is given {what}", fix)
 
     def new_array(self, addresses: list[int]) -> np.ndarray:
         """A new array for an output; its address is added to `addresses`."""
@@ -90,10 +143,10 @@ class _Tensor:
         else:
             if self._pattern is None:  # torch makes a tensor like another faster than one of a shape and a type
                 pattern = sys.modules["torch"].empty(self._shape, dtype=self._torch_type(), device="cpu")
-                elements_address(pattern, self._where)  # else no tensor like it would ever have any
+                elements_address(pattern, self.where)  # else no tensor like it would ever have any
                 self._pattern = pattern
             tensor = sys.modules["torch"].empty_like(self._pattern)
-        addresses.append(elements_address(tensor, self._where))
+        addresses.append(elements_address(tensor, self.where))
         return tensor
 
     def cut(self, result: np.ndarray | torch.Tensor, counts: np.ndarray) -> np.ndarray | torch.Tensor:
@@ -114,15 +167,15 @@ class _Tensor:
         if isinstance(value, np.ndarray | np.generic):
             return np.asarray(value)
         if isinstance(value, int | float) and not self._shape:
-            return number_array(value, self._dtype.name, self._where)
+            return number_array(value, self._dtype.name, self.where)
         what = f"{type(value).__name__} is neither a NumPy array nor a torch tensor"
-        raise InputError(self._where, what, f"give {self._describe(self._dtype.name, self._shape)}")
+        raise InputError(self.where, what, f"give {self._describe(self._dtype.name, self._shape)}")
 
     def _torch_type(self) -> torch.dtype:
         if self._torch_dtype is None:
             found = getattr(sys.modules["torch"], self._dtype.name, None)
             if found is None:
-                raise InputError(self._where, f"torch has no {self._dtype.name}", "call with NumPy arrays")
+                raise InputError(self.where, f"torch has no {self._dtype.name}", "call with NumPy arrays")
             self._torch_dtype = found
         return self._torch_dtype
 
@@ -134,7 +187,7 @@ class _Tensor:
             fix = "compile the model for this shape"
         else:
             fix = f"convert it to {self._dtype.name}" + (f": x.astype({self._dtype.name!r})" if order else "")
-        return InputError(self._where, f"{found} given, the model takes {wanted}", fix)
+        return InputError(self.where, f"{found} given, the model takes {wanted}", fix)
 
     @staticmethod
     def _describe(dtype: str, shape: tuple[int, ...]) -> str:

@@ -156,6 +156,17 @@ class _Kernel:
         is_plain = self.unit is None and not self.is_few and not self.weighs and self.form.guard in (None, 0)
         return is_plain and may_hide_keys(self.form)
 
+    @cached_property
+    def hides_keys_of_few(self) -> bool:
+        """The same where queries are few, and read keys and values where they lie: of a cache, those that are there."""
+        is_plain = self.is_few and not self.weighs and self.form.guard in (None, 0) and self.form.keys % self.visible_step == 0
+        return is_plain and may_hide_keys(self.form)
+
+    @property
+    def visible_step(self) -> int:
+        """Keys that few queries see or do not see together; of many, as many as a sum of the format may add up in a chain."""
+        return 64 if self.form.keys <= 1024 else 256
+
     @property
     def weighs(self) -> bool:
         """Whether each probability is computed, in place of scaling the rows of the result in the end."""
@@ -282,15 +293,26 @@ class _Kernel:
         for row in range(count):
             self._pack_query(head, block, row)
         scores = Gemv(self.builder, count, form.depth, form.keys, lanes)
-        multiply = scores.multiply_rows if self.elements.is_transposed(form.scores) else scores.multiply_columns
-        queries = self._queries(head)
-        multiply(queries, self._key_of(head, keys), lambda *at: self._store_score(head, keys, block, *at))
-        self._softmax(head, block, form.keys, None)
+        queries, end, blocks = self._queries(head), None, None
+        if self.hides_keys_of_few:
+            end = self._visible_keys(head, keys, block, self.visible_step)
+            blocks = self.visible_step, self.builder.bind(tirx.floordiv(end, self.visible_step))
+
+        def store(*at: Expr) -> None:
+            self._store_score(head, keys, block, *at)
+
+        if self.elements.is_transposed(form.scores):
+            squares = None if end is None else self.builder.bind(tirx.floordiv(end, lanes))
+            scores.multiply_rows(queries, self._key_of(head, keys), store, squares)
+        else:
+            scores.multiply_columns(queries, self._key_of(head, keys), store)
+        self._softmax(head, block, form.keys, end)
         results = Gemv(self.builder, count, form.keys, form.width, lanes)
         results.multiply_columns(
             head.rows.line(form.keys),
             self._value_of(head, keys),
             lambda *at: self._scale_result(head, block, *at),
+            blocks,
         )
 
     def _attend(self, head: Head, keys: Keys, first: Expr, blocks: Expr) -> None:
@@ -305,7 +327,7 @@ class _Kernel:
             if not self.hides_keys:
                 self._multiply(head, keys, block, None)
             else:
-                end = self._visible_keys(head, keys, block)
+                end = self._visible_keys(head, keys, block, 2 * self.builder.lanes(self.form.dtype))
                 with self.builder.when(end > 0):
                     self._multiply(head, keys, block, end)
 
@@ -321,14 +343,13 @@ class _Kernel:
         add = self._add_result if self.is_running else self._scale_result
         keys.values.multiply(probabilities, head.values, block.count, lambda *at: add(head, block, *at), depth)
 
-    def _visible_keys(self, head: Head, keys: Keys, block: QueryBlock) -> Expr:
-        """How many of a block's keys, from the first on, its queries see."""
+    def _visible_keys(self, head: Head, keys: Keys, block: QueryBlock, step: int) -> Expr:
+        """How many of a block's keys, from the first on, its queries see: a multiple of `step`, or all."""
         builder, form, extent = self.builder, self.form, head.rows.extent(keys.count)
 
         def score(row: Expr, key: Expr) -> Expr:
             return self.elements.score(*self._place(head, block, row), key, tirx.const(0, form.dtype))
 
-        step = 2 * builder.lanes(form.dtype)
         end = visible_keys(builder, score, block.count, keys.first, keys.count, step, extent)
         sees = sees_first_key(builder, score, block.count)
         return builder.bind(tirx.Select(sees, end, extent))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from ..codegen.builder import Buffer, Expr, KernelBuilder
+from ..codegen.builder import Buffer, Expr, Index, KernelBuilder
 from ..formats.format import plain
 from ..movement.strided_copy import transposed
 from .packed_gemm import Element, ScratchMatrix
@@ -31,11 +31,14 @@ class Gemv:
     columns: int
     lanes: int
 
-    def multiply_columns(self, a: ScratchMatrix, element: Element, store: Store) -> None:
-        """C where B's `element(k, column)` is contiguous along columns: axpy form, a register tile of C, B loaded as vectors."""
+    def multiply_columns(self, a: ScratchMatrix, element: Element, store: Store, blocks: tuple[int, Expr] | None = None) -> None:
+        """C where B's `element(k, column)` is contiguous along columns: axpy form, a register tile of C, B loaded as vectors.
+
+        `blocks` (a size that divides the depth, a number) leaves out all k but those of so many blocks.
+        """
         for begin, count, tile in self._runs():
             with self.builder.loop(count, name="run") as run:
-                self._multiply_run(a, element, tile, self.builder.bind(begin + run * tile.columns), store)
+                self._multiply_run(a, element, tile, self.builder.bind(begin + run * tile.columns), store, blocks)
 
     def _runs(self) -> Iterator[tuple[int, int, Tile]]:
         """Runs of equal register tiles (first column, number of tiles, tile), ever narrower, that cover each column once."""
@@ -47,26 +50,38 @@ class Gemv:
             yield begin, count, Tile(self.rows, vectors, lanes)
             begin += count * vectors * lanes
 
-    def _multiply_run(self, a: ScratchMatrix, element: Element, tile: Tile, first: Expr, store: Store) -> None:
+    def _multiply_run(
+        self, a: ScratchMatrix, element: Element, tile: Tile, first: Expr, store: Store, blocks: tuple[int, Expr] | None
+    ) -> None:
         builder = self.builder
+        size, number = blocks or (self.depth, 1)
+
+        def place(ks: Index) -> Expr:
+            return ks[0] if blocks is None else ks[0] * size + ks[1]
+
         sums = sum_tile(
             builder,
             tile,
             plain(str(a.buffer.dtype)),
-            (self.depth,),
-            lambda row, ks: a[row * a.pitch + ks[0]],
-            lambda column, ks: element(ks[0], first + column),
+            (self.depth,) if blocks is None else (self.depth // size, size),
+            lambda row, ks: a[row * a.pitch + place(ks)],
+            lambda column, ks: element(place(ks), first + column),
+            spans=None if blocks is None else {0: (0, number)},
         )
         with builder.loop(self.rows, name="row") as row:
             base = builder.bind(row * tile.columns)
             builder.vector_loop(tile.columns, tile.lanes, lambda i: store(row, first + i, sums[base + i]))
 
-    def multiply_rows(self, a: ScratchMatrix, element: Element, store: Store) -> None:
+    def multiply_rows(self, a: ScratchMatrix, element: Element, store: Store, squares: Expr | None = None) -> None:
         """C where B's `element(k, column)` is contiguous along k: a dot product a column, vectors of partial sums of `lanes`
-        columns transposed and added up."""
+        columns transposed and added up.
+
+        `squares` leaves out all columns but those of so many whole vectors of them; then all columns are whole vectors.
+        """
         whole, rest = divmod(self.columns, self.lanes)
-        for begin, count, extent in ((0, whole, self.lanes), (whole * self.lanes, 1, rest)):
-            if count and extent:
+        assert squares is None or not rest, f"{self.columns} columns are no vectors of {self.lanes}"
+        for begin, count, extent in ((0, whole if squares is None else squares, self.lanes), (whole * self.lanes, 1, rest)):
+            if extent and not (isinstance(count, int) and count == 0):
                 with self.builder.loop(count, name="square") as square, self.builder.loop(self.rows, name="row") as row:
                     self._multiply_square(a, element, row, self.builder.bind(begin + square * self.lanes), extent, store)
 

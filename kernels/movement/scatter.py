@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 from tvm import tirx
 
+from ...runtime.plan import TensorType
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share
 from ..expressions import math
@@ -49,7 +50,7 @@ def build(group: Group, target: Target) -> BuiltKernel:
     builder = new_builder(target)
     scatter = _Scatter(builder, group, op, _combination(reduction, dtype, builder))
     if group.types[data].elements:
-        scatter.copy_data()
+        copy_unless_aliased(builder, scatter.source, scatter.out, group.types[data])
         if group.types[updates].elements:
             {"ScatterElements": scatter.elements, "ScatterND": scatter.slices}[op.op_type]()
     inplace = () if builder.is_grid or data in group.constants else ((0, data),)
@@ -78,6 +79,29 @@ def _combination(reduction: str, dtype: str, builder: KernelBuilder) -> Combine:
     return combined
 
 
+def copy_unless_aliased(builder: KernelBuilder, source: Buffer, out: Buffer, kind: TensorType) -> None:
+    """Copy all elements of a tensor to another, unless the two are one."""
+
+    def element(index: Index) -> None:
+        builder.store(out, index[0], source[index[0]])
+
+    def copy() -> None:
+        map_elements(builder, (kind.elements,), builder.lanes(kind.dtype), kind.elements, element)
+
+    if builder.is_grid:
+        copy()
+        return
+    # TIR cannot compare pointers: what is stored through one is seen through the other only if they are equal.
+    first = builder.name(source[0])
+    one, zero = (tirx.const(value, str(first.ty)) for value in (1, 0))
+    other = builder.name(tirx.Select(tirx.EQ(first, one), zero, one))
+    builder.store(out, 0, other)
+    is_shared = builder.name(tirx.EQ(source[0], other))
+    builder.store(out, 0, first)
+    with builder.when(tirx.Not(is_shared)):
+        copy()
+
+
 class _Scatter:
     """The statements of one scattering operator."""
 
@@ -92,29 +116,6 @@ class _Scatter:
     def _buffer(self, name: str, group: Group) -> Buffer:
         kind = group.types[name]
         return self.builder.parameter(name, kind.elements, kind.dtype)
-
-    def copy_data(self) -> None:
-        """Copy the data to the output, unless they alias."""
-        builder, kind = self.builder, self.data
-
-        def element(index: Index) -> None:
-            builder.store(self.out, index[0], self.source[index[0]])
-
-        def copy() -> None:
-            map_elements(builder, (kind.elements,), builder.lanes(kind.dtype), kind.elements, element)
-
-        if builder.is_grid:
-            copy()
-            return
-        # TIR cannot compare pointers: what is stored through one is seen through the other only if they are equal.
-        first = builder.name(self.source[0])
-        one, zero = (tirx.const(value, str(first.ty)) for value in (1, 0))
-        other = builder.name(tirx.Select(tirx.EQ(first, one), zero, one))
-        builder.store(self.out, 0, other)
-        is_shared = builder.name(tirx.EQ(self.source[0], other))
-        builder.store(self.out, 0, first)
-        with builder.when(tirx.Not(is_shared)):
-            copy()
 
     def elements(self) -> None:
         """ScatterElements: the update at an index goes to that index with its part along the axis replaced."""

@@ -14,6 +14,7 @@ from ..template.kernel import finish, narrowest_lanes, new_builder, pointwise_co
 from ..template.loops import merge_sections, nest, parallel_nest, store_epilogue, sweep
 from ..template.values import anchor_of, followers_of
 from .injective import as_bits
+from .scatter import copy_unless_aliased
 
 OPERATORS = frozenset(["ReverseSequence", "TensorScatter"])
 
@@ -29,7 +30,7 @@ def build(group: Group, target: Target) -> BuiltKernel:
     if kind.elements:
         (_scatter if is_scatter else _reverse)(group, builder, anchor)
     work = kind.elements * (1 + pointwise_cost(group))
-    is_free = is_scatter and not followers and anchor.inputs[0] not in group.constants
+    is_free = _writes_in_place(group, builder, anchor) and anchor.inputs[0] not in group.constants
     inplace = ((0, anchor.inputs[0]),) if is_free else ()
     return finish("sequence", builder, group, flops=work, inplace=inplace)
 
@@ -56,6 +57,9 @@ def _scatter(group: Group, builder: KernelBuilder, anchor: Op) -> None:
     shape, update = (group.types[name].shape for name in (anchor.outputs[0], anchor.inputs[1]))
     axis = anchor.attribute("axis", -2) % len(shape)
     rows = _Rows(group, builder, anchor, axis + 1)
+    if _writes_in_place(group, builder, anchor):
+        _scatter_in_place(group, builder, anchor, rows, axis)
+        return
     indices = anchor.inputs[2] if len(anchor.inputs) > 2 else ""
     extent, length = shape[axis], update[axis]
 
@@ -74,6 +78,33 @@ def _scatter(group: Group, builder: KernelBuilder, anchor: Op) -> None:
             rows.copy(place, anchor.inputs[0], place)
 
     parallel_nest(builder, shape[: axis + 1], prod(shape), row)
+
+
+def _writes_in_place(group: Group, builder: KernelBuilder, anchor: Op) -> bool:
+    """Whether the cache may be the output itself, in which then the update alone is written."""
+    return anchor.op_type == "TensorScatter" and not followers_of(group) and not builder.is_grid
+
+
+def _scatter_in_place(group: Group, builder: KernelBuilder, anchor: Op, rows: _Rows, axis: int) -> None:
+    """As `_scatter`: the cache copied unless it is the output, and each row of the update stored at its place."""
+    cache, update = (group.types[name] for name in anchor.inputs[:2])
+    source, out = (builder.parameter(name, cache.elements, cache.dtype) for name in (anchor.inputs[0], anchor.outputs[0]))
+    copy_unless_aliased(builder, source, out, cache)
+    extent, indices = cache.shape[axis], anchor.inputs[2] if len(anchor.inputs) > 2 else ""
+
+    def row(place: Index) -> None:
+        number = place[axis]
+        if indices:
+            first = _number(group, builder, indices, place[0])
+            if anchor.attribute("mode", "linear") == "circular":
+                number = builder.bind(tirx.floormod(number + tirx.Cast("int32", tirx.floormod(first, extent)), extent))
+            else:
+                number = builder.bind(number + tirx.Cast("int32", tirx.max(tirx.min(first, extent), -update.shape[axis])))
+        with builder.when(tirx.And(number >= 0, number < extent)):
+            rows.copy((*place[:axis], number), anchor.inputs[1], place)
+
+    if update.elements:
+        parallel_nest(builder, update.shape[: axis + 1], update.elements, row)
 
 
 class _Rows:

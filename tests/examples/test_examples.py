@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from prefuse.benchmarks import decode
 from prefuse.benchmarks.__main__ import summary
 from prefuse.benchmarks.harness import Measurement, Result
 from prefuse.examples import demo
@@ -43,6 +44,16 @@ def test_demo_checks_and_times_a_model(capsys: pytest.CaptureFixture[str]) -> No
     output = capsys.readouterr().out
     assert "prefuse" in output
     assert "arena" in output
+
+
+def test_a_decoder_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "steps.json"
+    decode.main(["--small", "--rounds", "1", "--json", str(path)], standalone_mode=False)
+    steps = json.loads(path.read_text())
+    assert [step["precision"] for step in steps] == ["float32", "bfloat16"]
+    for step in steps:  # two layers of 32 float32 keys and as many values, and nothing else of the caches
+        assert (step["written_bytes"], step["copies"]) == (2 * 2 * 4 * 32, 0)
+        assert step["ratio"] > 0
 
 
 def test_benchmarks_say_where_we_are_behind() -> None:

@@ -52,6 +52,45 @@ def cases() -> list[Case]:
     ]
 
 
+def cases_of_few() -> list[Case]:
+    """Up to 8 queries, which read keys where they lie: of a cache that is full, begun, or seen in part; a query that sees no
+    key; one that is hidden between others; NaN among hidden keys; keys in no whole steps."""
+    gap, blind = causal(4, 192), causal(3, 128)
+    gap[:, 60:150], blind[1] = False, False
+    odd = np.where(np.arange(128) < 70, 0.0, -np.inf)
+    odd[100] = np.nan
+    return [
+        attend((1, 2, 1, 128, 16, 24), score_step=hidden(np.arange(128) < 1)),
+        attend((1, 2, 1, 1024, 16, 16), score_step=hidden(np.arange(1024) < 130)),
+        attend((1, 2, 2, 1280, 16, 16), score_step=hidden(np.arange(1280) < 300)),
+        attend((1, 1, 4, 192, 16, 8), score_step=chosen(gap, LEAST)),
+        attend((1, 1, 8, 64, 16, 8), score_step=chosen(causal(8, 64), -np.inf)),
+        attend((1, 1, 3, 128, 16, 8), score_step=chosen(blind, LEAST)),
+        attend((1, 1, 1, 128, 16, 8), score_step=masked(odd)),
+        attend((1, 1, 1, 100, 16, 8), score_step=hidden(np.arange(100) < 30)),
+    ]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_masks_of_few_queries(level: str) -> None:
+    check(cases_of_few(), target_of(level))
+
+
+def test_masks_of_few_queries_in_pairs() -> None:
+    check([paired(case) for case in cases_of_few()], target_of(PAIRS))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_keys_hidden_from_few_queries_are_left_out(level: str) -> None:
+    """Keys and values that no query sees are NaN, as is the rest of a cache that nobody has written."""
+    case = attend((1, 1, 1, 256, 16, 16), score_step=hidden(np.arange(256) < 60))
+    *_, keys, values = (name for name, array in case.arrays.items() if array.ndim == 3)
+    case.arrays[values][0, 64:] = np.nan
+    case.arrays[keys][0, 64:] = np.nan
+    run([case], target_of(level))
+    assert np.isfinite(case.got[0]).all()
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_masks(level: str) -> None:
     check(cases(), target_of(level))
