@@ -85,8 +85,9 @@ class _Order:
         self._doomed: set[int] = set()
         self._outs: list[list[CopyOut]] = [[] for _ in problem.tiers]
         self._nothing = (0,) * len(problem.tiers)
-        self._free: list[_Free] = []
-        self._give(_Free(-1, problem.limit_bytes - sum(self._sizes[j] for j in inside), -1, self._nothing))
+        self._inner = _Pool(problem.limit_bytes - sum(self._sizes[j] for j in inside), len(problem.tiers))
+        self._outer = [_Pool(tier.capacity_bytes, len(problem.tiers)) for tier in problem.tiers]
+        self._stored: dict[int, int] = {}  # the tier of what was born inside and went out
         self.calls: list[tuple[list[CopyIn], list[CopyOut], list[Drop]]] = []
         self._places: list[list[tuple[list[CopyOut], int]]] = [[] for _ in problem.tiers]
 
@@ -106,6 +107,8 @@ class _Order:
                 self._go_out(event.index, event.tier)
             else:
                 self._written(event.index)
+        for j in sorted(self._leaving):  # as the call ends; who takes their bytes waits for it
+            self._written(j)
 
     def _begin(self) -> None:
         here = self._begun % len(self._problem.steps)
@@ -116,7 +119,7 @@ class _Order:
                 needed += self._sizes[j]
             elif is_written and j in self._last_out:
                 self._wait_for_out(*self._last_out[j])
-        for tier, count in enumerate(self._take(needed)[1]):
+        for tier, count in enumerate(self._inner.take(needed)[1]):
             self._wait_for_out(tier, count)
         self._begun += 1
 
@@ -130,7 +133,7 @@ class _Order:
     def _end(self) -> None:
         step = self._begun - 1
         here = step % len(self._problem.steps)
-        self._give(_Free(self._moment, self._problem.steps[here].workspace_bytes, step, self._nothing))
+        self._inner.give(_Free(self._moment, self._problem.steps[here].workspace_bytes, step, self._nothing))
         for j, is_written, is_last in self._touched[here]:
             self._since[j], self._last_use[j] = self._moment, step
             if is_written:
@@ -139,9 +142,10 @@ class _Order:
                 self._doomed.add(j)
             elif is_last:
                 self._leave(j)
+                self._forget(j)
 
     def _come_in(self, j: int, tier: int) -> None:
-        step, outs = self._take(self._sizes[j])
+        step, outs = self._inner.take(self._sizes[j])
         if j in self._last_out:
             outs = self._with_out(j, outs)  # the value that comes in is what that copy wrote
         due = self._next_use(j)
@@ -157,22 +161,37 @@ class _Order:
         return (call + rank // len(uses)) * len(self._problem.steps) + uses[rank % len(uses)]
 
     def _drop(self, j: int) -> None:
-        self.calls[-1][2].append(Drop(j, self._last_use[j]))
+        after = self._last_use[j]
+        if j in self._last_out:
+            tier, count = self._last_out[j]
+            copies, place = self._places[tier][count - 1]
+            after = max(after, copies[place].after_step)
+        self.calls[-1][2].append(Drop(j, after))
         self._leave(j)
 
     def _leave(self, j: int) -> None:
         self._inside.discard(j)
         outs = self._with_out(j, self._nothing) if j in self._last_out else self._nothing
-        self._give(_Free(self._since[j], self._sizes[j], self._last_use[j], outs))
+        self._inner.give(_Free(self._since[j], self._sizes[j], self._last_use[j], outs))
 
     def _with_out(self, j: int, outs: tuple[int, ...]) -> tuple[int, ...]:
         tier, count = self._last_out[j]
         return (*outs[:tier], max(outs[tier], count), *outs[tier + 1 :])
 
+    def _forget(self, j: int) -> None:
+        """What is dead needs no place in its tier."""
+        self._last_out.pop(j, None)
+        if j in self._stored:
+            self._outer[self._stored.pop(j)].give(_Free(self._moment, self._sizes[j], self._last_use[j], self._nothing))
+
     def _go_out(self, j: int, tier: int) -> None:
         copies = self.calls[-1][1]
         self._places[tier].append((copies, len(copies)))
-        copies.append(CopyOut(j, self._last_write[j], None, tier))
+        after = self._last_write[j]
+        if not self._problem.objects[j].is_outside and j not in self._stored:
+            self._stored[j] = tier
+            after = max(after, self._outer[tier].take(self._sizes[j])[0])
+        copies.append(CopyOut(j, after, None, tier))
         self._last_out[j] = (tier, len(self._places[tier]))
         self._leaving.add(j)
 
@@ -182,18 +201,27 @@ class _Order:
         if j in self._doomed:
             self._doomed.remove(j)
             self._leave(j)
+            self._forget(j)
 
-    def _give(self, free: _Free) -> None:
-        if free.size_bytes:
+
+class _Pool:
+    """Bytes of a memory that are free, and since when; None: there is no end of them."""
+
+    def __init__(self, size_bytes: int | None, tiers: int) -> None:
+        self._nothing = (0,) * tiers
+        self._free: list[_Free] | None = None if size_bytes is None else [_Free(-1, size_bytes, -1, self._nothing)]
+
+    def give(self, free: _Free) -> None:
+        if free.size_bytes and self._free is not None:
             heapq.heappush(self._free, free)
 
-    def _take(self, size_bytes: int) -> tuple[int, tuple[int, ...]]:
-        """Bytes that are free, those that have been so for the longest time first, and what is complete when they are."""
+    def take(self, size_bytes: int) -> tuple[int, tuple[int, ...]]:
+        """The bytes that have been free for the longest time, and what is complete when they are: a step, and copies out."""
         step, outs = -1, self._nothing
-        while size_bytes > 0:
+        while size_bytes > 0 and self._free is not None:
             free = heapq.heappop(self._free)
             step, outs = max(step, free.step), tuple(map(max, outs, free.outs))
             if free.size_bytes > size_bytes:
-                self._give(replace(free, size_bytes=free.size_bytes - size_bytes))
+                heapq.heappush(self._free, replace(free, size_bytes=free.size_bytes - size_bytes))
             size_bytes -= free.size_bytes
         return step, outs

@@ -26,7 +26,7 @@ class CopyIn:
 
 @dataclass(frozen=True, slots=True)
 class CopyOut:
-    """An object's value goes out to a tier, when step `after_step`, the last that wrote it, is complete.
+    """An object's value goes out to a tier, when step `after_step` is complete, which wrote it or used last what it takes there.
 
     Step `before_step` waits for it, for it takes over its bytes or writes the object; None: no step does.
     """
@@ -39,7 +39,7 @@ class CopyOut:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """An object's bytes are free once step `after_step`, its last use before it comes in again, and its copies out are done."""
+    """An object's bytes are free once its last use and its copies out up to step `after_step` are complete."""
 
     object: int
     after_step: int

@@ -116,9 +116,10 @@ def _simulated(problem: Problem, away: Mapping[int, Absence]) -> tuple[list[Even
         simulation = Simulation(problem, boundary, away)
         events = simulation.run_call()
         idle = _idle(problem, boundary, events)
-        if not idle:
+        dirty = boundary.dirty & simulation.boundary().dirty
+        if not idle and dirty == boundary.dirty:
             return events, boundary, simulation.now
-        boundary = Boundary(boundary.inside - idle, boundary.dirty - idle)
+        boundary = Boundary(boundary.inside - idle, dirty - idle)
 
 
 def _idle(problem: Problem, boundary: Boundary, events: Sequence[Event]) -> frozenset[int]:

@@ -86,7 +86,7 @@ class Simulation:
         self._goes_next: deque[int] = deque()  # to the second tier, as planned
         self._lasts: list[list[int]] = [[] for _ in problem.steps]
         self._outs: list[list[int]] = [[] for _ in problem.steps]
-        self._late: set[int] = set()  # still inside, though planned to be out
+        self._late: set[int] = set()  # inside, though planned to be out, or soon to be; the window knows
         for absence in absences.values():
             self._lasts[absence.last].append(absence.object)
             self._outs[absence.out].append(absence.object)
@@ -172,6 +172,7 @@ class Simulation:
         self._is_unused[touched] = False
         self._used -= self.problem.steps[here].workspace_bytes
         self._note("end", self.step)
+        self._late.difference_update(touched.tolist())
         for j in touched.tolist():
             self._next[j] = self._following(j)
         self._window.advance(self.step)
@@ -197,9 +198,8 @@ class Simulation:
         self._goes_next.extend(self._lasts[ended])
         here = self.step % self._count
         for j in self._outs[here]:
-            if self._is_inside[j]:
-                self._late.add(j)
-                self._window.add(self.step, self.step - here + self._absences[j].due, int(self._sizes[j]))
+            if self._is_inside[j] and j not in self._late:
+                self._count_in(j)
 
     def _forget(self, j: int) -> None:
         """The value of what is dead needs no place outside."""
@@ -254,7 +254,7 @@ class Simulation:
         j = int(fitting[np.argmax(self._sizes[fitting])])  # the small ones find a place later
         size = int(self._sizes[j])
         self._make_room(size, candidates, spare)
-        self._window.add(self.step, due, size)
+        self._count_in(j)
         self._is_inside[j] = self._is_unused[j] = True
         self._used += size
         self._lanes_in[tier] = (self.now + self.problem.tiers[tier].seconds_in(size), j)
@@ -298,10 +298,30 @@ class Simulation:
                 excess += int(self._sizes[j])
                 chosen.remove(j)
         for j in chosen:
-            self._note("drop", j)
-            self._window.add(self.step, int(self._next[j]), -int(self._sizes[j]))
-            self._free(j)
+            self._drop(j)
         return True
+
+    def _drop(self, j: int) -> None:
+        self._note("drop", j)
+        self._count_out(j)
+        self._free(j)
+
+    def _is_in_absence(self, j: int) -> bool:
+        return j in self._absences and self._absences[j].last < self.step % self._count <= self._absences[j].due
+
+    def _count_in(self, j: int) -> None:
+        """What was absent until its next use is live from now on."""
+        self._window.add(self.step, int(self._next[j]), int(self._sizes[j]))
+        if self._is_in_absence(j):
+            self._late.add(j)
+
+    def _count_out(self, j: int) -> None:
+        """What was live until its next use is absent from now on; where that was planned, the window knows of a part."""
+        end = int(self._next[j])
+        if self._is_in_absence(j) and j not in self._late:
+            end = min(end, self.step - self.step % self._count + self._absences[j].out)
+        self._window.add(self.step, max(end, self.step), -int(self._sizes[j]))
+        self._late.discard(j)
 
     def _free(self, j: int) -> None:
         self._is_inside[j] = self._is_ready[j] = False
@@ -401,11 +421,7 @@ class Simulation:
             self._free(j)
             self._forget(j)
         elif j in self._absences and self._absences[j].last < self.step % self._count < self._absences[j].due:
-            self._note("drop", j)
-            if j in self._late:
-                self._window.add(self.step, int(self._next[j]), -int(self._sizes[j]))
-            self._late.discard(j)
-            self._free(j)
+            self._drop(j)
 
     def _note(self, what: Happening, index: int, tier: int = 0) -> None:
         self.log.append(Event(what, index, tier))

@@ -20,6 +20,23 @@ def random_problem(rng: Random) -> Problem:
     return replace(problem, limit_bytes=max(problem.step_bytes()) + rng.choice((0, 1, 3, 6)))
 
 
+def random_training(rng: Random) -> Problem:
+    """A longer call: activations are used again at its end, sizes are of all magnitudes, and the first tier may be small."""
+    count = rng.randint(20, 100)
+    objects = []
+    for _ in range(rng.randint(10, 100)):
+        item = random_object(rng, rng.choice(("weight", "state", "activation", "activation", "input")), count)
+        if not item.is_outside and rng.random() < 0.5:
+            step = rng.randrange(count // 2)
+            item = replace(item, uses=(Use(step, True), Use(count - 1 - step)))
+        objects.append(replace(item, size_bytes=rng.choice((0, 1, 3, 10, 100, int(10 ** rng.uniform(0, 3))))))
+    near = Tier(rng.choice((10.0, 100.0, 1000.0)), rng.choice((10.0, 100.0, 1000.0)))
+    tight = replace(near, capacity_bytes=rng.choice((0, 50, 500, 5000)))
+    steps = tuple(Step(rng.choice((0.0, 0.1, 1.0, 5.0)), rng.choice((0, 0, 200))) for _ in range(count))
+    problem = Problem(steps, tuple(objects), 1, rng.choice(((near,), (tight, Tier(20.0, 20.0)))), rng.random() < 0.7)
+    return replace(problem, limit_bytes=int(max(problem.step_bytes()) * rng.choice((1.0, 1.0, 1.1, 1.5, 2.0))))
+
+
 def random_object(rng: Random, kind: str, steps: int) -> Object:
     used = sorted(rng.sample(range(steps), rng.randint(1, min(3, steps))))
     may_write = kind in ("state", "activation")

@@ -13,14 +13,14 @@ from prefuse.passes.plan.prefetch.replay import replay
 from prefuse.passes.plan.prefetch.schedule import CopyIn
 from prefuse.passes.plan.prefetch.scheduler import InfeasibleError, schedule
 
-from .random_problems import at_other_speeds, random_problem
+from .random_problems import at_other_speeds, random_problem, random_training
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_schedules_are_right_at_any_speed(seed: int) -> None:
     """Also on machines whose steps and tiers are slower and faster than those for which they were made."""
     rng = Random(seed)
-    for _ in range(60):
+    for _ in range(40):
         problem = random_problem(rng)
         found = schedule(problem)
         replayed = replay(problem, found)
@@ -30,6 +30,16 @@ def test_schedules_are_right_at_any_speed(seed: int) -> None:
         for _ in range(3):
             assert replay(at_other_speeds(problem, rng), found).faults == (), problem
         assert schedule(problem) == found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_schedules_of_trainings_are_right_at_any_speed(seed: int) -> None:
+    rng = Random(seed)
+    for _ in range(6):
+        problem = random_training(rng)
+        found = schedule(problem)
+        for other in (problem, at_other_speeds(problem, rng), at_other_speeds(problem, rng)):
+            assert replay(other, found).faults == (), problem
 
 
 def chain(steps: int, seconds: float, size: int, limit: int, bandwidth: float = 1.0) -> Problem:
