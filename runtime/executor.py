@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ from .cuda_device import CudaDevice, NoDevice
 from .device import Arena, Device, Executable, Invocation
 from .errors import ArenaMemoryError, InputError, OptionError, ProgramFileError
 from .plan import Launch, Plan, Port, Role, step_reads, step_writes
-from .profile import Profile, Recorder, assumed_rate_of, descriptions_of
+from .profile import GroupDescription, Profile, Recorder, assumed_rate_of, descriptions_of
 from .program_file import Program, read_program, save_program
 from .report import render_report
 from .signature import Signature, in_order
@@ -198,8 +199,13 @@ class CompiledModel(Shared):
         for _ in range(runs + 1):
             context(*inputs, **named)
         name = str(self._program.manifest.get("name", "model"))
-        described, rate = descriptions_of(self._program), assumed_rate_of(self._program)
-        return Profile(name, self.plan, described, recorder.stamps_ns()[1:], None, rate, tuple(recorder.copies[1:]))
+        rate = assumed_rate_of(self._program)
+        return Profile(name, self.plan, self._descriptions, recorder.stamps_ns()[1:], None, rate, tuple(recorder.copies[1:]))
+
+    @cached_property
+    def _descriptions(self) -> Mapping[str, GroupDescription]:
+        """What the manifest says of the launches: read once, as programs timed in turns are profiled hundreds of times."""
+        return descriptions_of(self._program)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a `.prefuse` file, whole or not at all.

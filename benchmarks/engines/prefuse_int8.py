@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import prefuse
+from prefuse.compiler.bits.error_budget import meet_budget
 from prefuse.compiler.frontend.importer import import_model
-from prefuse.compiler.quantization.budget import Split, meet_budget
+from prefuse.compiler.quantization.held_out import Split
 from prefuse.compiler.quantization.quantizer import Settings, calibrate, uncalibrated
 from prefuse.runtime.target import Target
 

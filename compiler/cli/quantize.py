@@ -11,9 +11,10 @@ import click
 
 from ...runtime.errors import OptionError
 from ...runtime.target import Target
+from ..bits.error_budget import Outcome, meet_budget
 from ..pipeline.progress import ConsoleProgress
 from ..quantization.batches import Batches
-from ..quantization.budget import HELD_OUT_EVERY, Outcome, Split, meet_budget
+from ..quantization.held_out import HELD_OUT_EVERY, Split
 from ..quantization.quantizer import ASSUMED, Calibrated, Settings, assumed_batches, calibrate, uncalibrated
 from ..quantization.ranges import RANGE_METHODS, RangeMethod
 from .common import JSON, MODEL, SHAPES, Shapes, check_output, concrete_model, refuse_program, show, size_text, table, write_model

@@ -9,6 +9,6 @@
 | `recurrences` | recurrent operators, whose states no calibration sees |
 | `smoothing` | scales moved from activations into weights |
 | `quantizer` | all of these together: a float model to quantized ones, by assignments of formats to units |
-| `sensitivity`, `budget` | what a unit alone does to the outputs, and as many units as an error allows |
+| `held_out` | which batches calibrate, and which measure |
 | `uniform` | `precision="int8"` and `"int8-rows"` of `prefuse.compile` |
 """

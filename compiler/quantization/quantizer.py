@@ -88,6 +88,10 @@ class Calibrated:
         found: dict[str, UnitFormat] = {unit.name: form for unit in self.units if not self.fault(unit, form)}
         return found | {str(node.name): "int8-rows" for node in self.recurrences if node.name not in self.left}
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Those chosen for activations, by the names of the values."""
+        return {name: choose_range(one, self.settings.ranges) for name, one in self.histograms.items() if one.total}
+
     def place(self, assignment: Assignment) -> ir.Model:
         """A new model, weights shared, whose units and recurrences have the formats that `assignment` names, those left out
         float32."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from .measured import Distance, Evaluator
+from .measured import Evaluator
 from .roundings import ROUNDINGS, UNCHANGED, Array
 from .study import Study
 
@@ -29,12 +29,8 @@ class LocalError:
             section = evaluator.sections.section(place, place + 1, product.node.outputs, [product])
             assert section is not None, "a product makes its output"
             expected = [section.run(state, section.operands({}, evaluator.ranges)) for state in states]
-            for column, form in enumerate(study.formats):
-                distance = Distance()
-                operands = section.operands({product.name: form}, evaluator.ranges)
-                for state, wanted in zip(states, expected, strict=True):
-                    distance.add(section.run(state, operands), wanted)
-                found[units[product.name], column] += distance.damage
+            damages = [evaluator.damage(section, form, states, expected) for form in study.formats]
+            found[units[product.name]] += damages
         return found
 
 

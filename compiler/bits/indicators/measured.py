@@ -77,34 +77,23 @@ class Evaluator:
 
     def before_products(self) -> Iterator[tuple[Product, list[dict[str, Array]]]]:
         """The products in the model's order, each with the values that live before it, of each batch."""
-        states: list[dict[str, Array]] = [dict(batch) for batch in self.study.batches]
-        place = 0
-        for name, product in self.products.items():
-            states = self._advanced(states, place, self.sections.places[name])
-            place = self.sections.places[name]
-            yield product, states
+        places = [self.sections.places[name] for name in self.products]
+        yield from zip(self.products.values(), self._before(places), strict=True)
 
     def alone(self) -> Iterator[tuple[str, str, float]]:
-        """Unit, format and damage of each unit alone in each format that it can have, in the model's order.
-
-        The values that live before a unit are kept of each batch, and carried on to the next unit.
-        """
+        """Unit, format and damage of each unit alone in each format that it can have, in the model's order."""
         study, sections = self.study, self.sections
         begins = {unit: min(sections.places[name] for name in names) for unit, names in study.units.items() if names}
-        states: list[dict[str, Array]] = [dict(batch) for batch in study.batches]
-        place, expected = 0, self.reference(study.batches)
-        for unit in sorted(begins, key=begins.__getitem__):
-            states = self._advanced(states, place, begins[unit])
-            place = begins[unit]
+        order, expected = sorted(begins, key=begins.__getitem__), self.reference(study.batches)
+        for unit, states in zip(order, self._before([begins[unit] for unit in order]), strict=True):
             products = [self.products[name] for name in study.units[unit]]
-            section = sections.section(place, len(sections.nodes), sections.ends, products)
+            section = sections.section(begins[unit], len(sections.nodes), sections.ends, products)
             for form in study.formats:
                 if study.can_have(unit, form):
-                    yield unit, form, self._damage(section, form, states, expected)
+                    yield unit, form, self.damage(section, form, states, expected)
 
-    def _damage(
-        self, section: Section | None, form: str, states: Sequence[Mapping[str, Array]], expected: Sequence[Outputs]
-    ) -> float:
+    def damage(self, section: Section | None, form: str, states: Sequence[Outputs], expected: Sequence[Outputs]) -> float:
+        """What a format of a section's products does to its outputs, from the values that live before it, of each batch."""
         if section is None or not changes(form):
             return 0.0
         operands = section.operands({product.name: form for product in section.products}, self.ranges)
@@ -112,6 +101,13 @@ class Evaluator:
         for state, wanted in zip(states, expected, strict=True):
             distance.add(section.run(state, operands), wanted)
         return distance.damage
+
+    def _before(self, places: Sequence[int]) -> Iterator[list[dict[str, Array]]]:
+        """What lives at places in rising order, of each batch: carried on from one to the next."""
+        states, last = [dict(batch) for batch in self.study.batches], 0
+        for place in places:
+            states, last = self._advanced(states, last, place), place
+            yield states
 
     def _advanced(self, states: list[dict[str, Array]], start: int, stop: int) -> list[dict[str, Array]]:
         """What lives at a later place, of each batch."""

@@ -24,6 +24,7 @@ from .study import Range
 Values = Mapping[str, Array]
 
 _KEPT_BYTES = 1024  # constants up to this size stay: shapes, axes, scales, which ONNX Runtime computes with when it loads
+REALS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _KINDS: tuple[ActivationRounding, ...] = ("bfloat16", "tensor", "rows")
 
 
@@ -73,7 +74,7 @@ class Sections:
         self.model = model
         self.nodes = tuple(node for node in model.graph if node.op_type != "Constant" or node.domain != "")
         self.places = {str(node.name): place for place, node in enumerate(self.nodes)}
-        self.ends = tuple(dict.fromkeys(value for value in model.graph.outputs if value.dtype in _REALS))
+        self.ends = tuple(dict.fromkeys(value for value in model.graph.outputs if value.dtype in REALS))
         self._last = {value: place for place, node in enumerate(self.nodes) for value in read_values(node)}
         self._last |= dict.fromkeys(self.ends, len(self.nodes))
         self._made = {value: place for place, node in enumerate(self.nodes) for value in node.outputs}
@@ -105,9 +106,6 @@ class Sections:
         rounded = tuple(product for product in products if product.node in nodes)
         names = tuple(str(value.name) for value in kept)
         return Section(session, tuple(draft.inputs), names, draft.constants, rounded)
-
-
-_REALS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class _Draft:

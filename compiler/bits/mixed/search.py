@@ -14,9 +14,8 @@ from ...ir.assignments.node_precision import CHOICES_KEY
 from ...programs.builder import CompileModel
 from ...programs.options import Options
 from ...quantization.batches import Batch, Batches
-from ...quantization.budget import Split
+from ...quantization.held_out import Split
 from ...quantization.quantizer import ASSUMED, Calibrated, assumed_batches, calibrate
-from ...quantization.ranges import choose_range
 from ..indicators.choice import default_indicator
 from ..indicators.study import Study
 from ..pareto import pareto_front
@@ -188,9 +187,8 @@ class _Search:
         """Squared relative error of the outputs with each unit alone in each of its formats."""
         self.progress("measuring damages", 0.5)
         batches = [batch for batch, _ in zip(self.split, range(self._damage_batches()), strict=False)]
-        study = Study(
-            self.calibrated.model, batches, {name: (name,) for name in self.choices if name != REST}, _INDICATED, self._ranges()
-        )
+        units = {name: (name,) for name in self.choices if name != REST}
+        study = Study(self.calibrated.model, batches, units, _INDICATED, self.calibrated.ranges())
         found = default_indicator(study).damages(study)
         rows = dict(zip(study.units, found, strict=True))
         return {
@@ -205,11 +203,6 @@ class _Search:
         changes = sum(len(forms) - 1 for name, forms in self.choices.items() if name != REST)
         seconds = _RUN_FACTOR * changes * self.bench.reference_seconds
         return int(min(max(_DAMAGE_SECONDS / max(seconds, 1e-9), 1), _DAMAGE_BATCHES))
-
-    def _ranges(self) -> dict[str, tuple[float, float]]:
-        """Those of activations that calibration has chosen."""
-        method = self.calibrated.settings.ranges
-        return {name: choose_range(one, method) for name, one in self.calibrated.histograms.items() if one.total}
 
     # Solving, measuring, recovering -----------------------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ import onnx_ir as ir
 import onnxruntime
 import prefuse
 import pytest
+from prefuse.compiler.bits.error_budget import meet_budget
 from prefuse.compiler.debugging.oracle import relative_error
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.ir.stored_weights import ROW_BITS, reads_integers
-from prefuse.compiler.quantization.budget import meet_budget
 from prefuse.compiler.quantization.quantizer import uncalibrated
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.target import Target

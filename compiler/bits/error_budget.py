@@ -1,42 +1,22 @@
-"""As much in 8 bits as a bound on the error of the outputs allows."""
+"""As much in 8 bits as a bound on the error of the outputs allows: what `prefuse quantize` writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
 from ..engines.onnxruntime_session import OnnxRuntimeSession
-from .batches import Batch
-from .quantizer import Assignment, Calibrated
-from .sensitivity import damages, relative_error, squared_error
+from ..quantization.batches import Batch
+from ..quantization.quantizer import Assignment, Calibrated
+from .indicators.measured import Distance, Evaluator
+from .indicators.sections import REALS
+from .indicators.study import Study
 
-HELD_OUT_EVERY = 4  # of so many batches the last is kept for measuring; of fewer, all are calibrated with and measured
-_MOST_HELD_OUT = 8
+Progress = Callable[[str, float], None]
 _MOST_DAMAGE_BATCHES = 1
-
-
-class Split:
-    """The batches to calibrate with: those of `data` that are not held out, of which `held_out` gives some."""
-
-    def __init__(self, data: Iterable[Batch]) -> None:
-        self._data = data
-        self.count = sum(1 for _ in data)
-        self.is_split = self.count >= HELD_OUT_EVERY
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (batch for number, batch in enumerate(self._data) if not (self.is_split and self._is_held_out(number)))
-
-    def held_out(self) -> list[Batch]:
-        """What the error is measured on: a quarter of the batches, at most 8; all of them (likewise) where there are too few."""
-        kept = (batch for number, batch in enumerate(self._data) if not self.is_split or self._is_held_out(number))
-        return [batch for batch, _ in zip(kept, range(_MOST_HELD_OUT), strict=False)]
-
-    @staticmethod
-    def _is_held_out(number: int) -> bool:
-        return number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +36,9 @@ class Outcome:
 def meet_budget(
     calibrated: Calibrated,
     assignment: Assignment,
-    held_out: list[Batch],
+    held_out: Sequence[Batch],
     max_error: float | None,
-    progress: Callable[[str, float], None] | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
     """Quantize as `assignment` says, or, where the error is greater than `max_error`, without the units that damage most.
 
@@ -81,6 +61,34 @@ def meet_budget(
     return Outcome(model, remaining, error, uniform, tuple(name for name in order if name not in remaining), damage)
 
 
+def damages(
+    calibrated: Calibrated, assignment: Assignment, batches: Sequence[Batch], progress: Progress | None = None
+) -> dict[str, float]:
+    """The squared relative error of the model's worst output when one unit alone has its format, by the names of units.
+
+    Of recurrences it is that of their weights: what their rows lose no other runtime shows.
+
+    Raises:
+        InputError: there are no batches.
+    """
+    tell, found = progress or (lambda text, fraction: None), dict[str, float]()
+
+    def note(name: str, damage: float) -> None:
+        found[name] = damage
+        tell(f"measuring {name}", len(found) / len(assignment))
+
+    products = {unit.name for unit in calibrated.units}
+    for form in dict.fromkeys(assignment.values()):
+        units = {name: (name,) for name, one in assignment.items() if one == form and name in products}
+        for name, _, damage in Evaluator(Study(calibrated.model, batches, units, (form,), calibrated.ranges())).alone():
+            note(name, damage)
+    measure = _Measure(calibrated.model, batches)
+    for name, form in assignment.items():
+        if name not in products:
+            note(name, measure.error(calibrated.place({name: form})) ** 2)
+    return found
+
+
 def _reduced(kept: list[str], damage: Mapping[str, float], share: float) -> list[str]:
     """The units of least damage, in rising order, whose sum is within `share` squared of that of all; at least one fewer."""
     sums = np.cumsum([damage[name] for name in kept])
@@ -91,12 +99,20 @@ def _reduced(kept: list[str], damage: Mapping[str, float], share: float) -> list
 class _Measure:
     """The error of models against a float model's outputs on some batches."""
 
-    def __init__(self, model: ir.Model, batches: list[Batch]) -> None:
+    def __init__(self, model: ir.Model, batches: Sequence[Batch]) -> None:
         self._batches = batches
+        self._names = [str(value.name) if value.dtype in REALS else "" for value in model.graph.outputs]
         session = OnnxRuntimeSession(model, optimize=True)
-        self._expected = [session.run(batch) for batch in batches]
+        self._expected = [self._outputs(session, batch) for batch in batches]
 
     def error(self, model: ir.Model) -> float:
+        """The relative error of the worst output."""
         session = OnnxRuntimeSession(model, optimize=False)  # which may saturate sums of 8 bits on some CPUs
-        squares = [squared_error(session.run(batch), known) for batch, known in zip(self._batches, self._expected, strict=True)]
-        return relative_error(np.sum(squares, axis=0))
+        distance = Distance()
+        for batch, expected in zip(self._batches, self._expected, strict=True):
+            distance.add(self._outputs(session, batch), expected)
+        return float(np.sqrt(distance.damage))
+
+    def _outputs(self, session: OnnxRuntimeSession, batch: Batch) -> dict[str, np.ndarray]:
+        """Those of real numbers."""
+        return {name: array for name, array in zip(self._names, session.run(batch), strict=True) if name}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from prefuse.compiler.bits.error_budget import damages, meet_budget
 from prefuse.compiler.debugging.oracle import relative_error, run_model
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.quantization.batches import Batch
-from prefuse.compiler.quantization.budget import Split, meet_budget
+from prefuse.compiler.quantization.held_out import Split
 from prefuse.compiler.quantization.quantizer import Calibrated, calibrate
-from prefuse.compiler.quantization.sensitivity import damages
 from prefuse.runtime.target import Target
 
-from .models import batches, residual_network
+from ..quantization.models import batches, residual_network
 
 CPU = Target.parse("cpu")
 
@@ -21,18 +21,6 @@ def case() -> tuple[Calibrated, list[Batch]]:
     model = residual_network()
     split = Split(batches(model, 8))
     return calibrate(import_model(model), split, CPU), split.held_out()
-
-
-def test_batches_are_held_out() -> None:
-    given = [{"x": np.full(1, number)} for number in range(9)]
-    split = Split(given)
-    assert (split.count, split.is_split) == (9, True)
-    assert [int(batch["x"][0]) for batch in split] == [0, 1, 2, 4, 5, 6, 8]
-    assert [int(batch["x"][0]) for batch in split.held_out()] == [3, 7]
-    few = Split(given[:3])
-    assert not few.is_split
-    assert len(list(few)) == len(few.held_out()) == 3
-    assert len(Split(given * 9).held_out()) == 8
 
 
 def test_without_a_bound_all_are_quantized() -> None:

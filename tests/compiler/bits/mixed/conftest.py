@@ -1,0 +1,29 @@
+"""What tests of searches share: the programs. Each search compiles one of every format, and most models here are the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+from prefuse.compiler import driver
+
+
+@pytest.fixture(scope="package", autouse=True)
+def kept_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What has been compiled once, from the same graph, with the same options and name, is its file again."""
+    folder, compile_model = tmp_path_factory.mktemp("programs"), driver.compile_model
+
+    def compiled(model: ir.Model, options: Any, *, name: str, output: Path, progress: Any = None) -> None:
+        what = ir.to_proto(model).SerializeToString(deterministic=True)
+        kept = folder / hashlib.sha256(what + repr((options, name)).encode()).hexdigest()
+        if not kept.exists():
+            compile_model(model, options, name=name, output=kept, progress=progress)
+        output.write_bytes(kept.read_bytes())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "compile_model", compiled)
+        yield
