@@ -290,11 +290,23 @@ class Context:
         if signature.counts:
             counts = np.empty(signature.counts, np.int64)
             addresses.extend(counts.ctypes.data + counts.itemsize * position for position in range(counts.size))
+        if self.kept is None:
             invocation(*addresses)
-            results = [expected.cut(result, counts) for expected, result in zip(signature.outputs, results, strict=True)]
         else:
-            invocation(*addresses)
+            self._renew(invocation, addresses)
+        if signature.counts:
+            results = [expected.cut(result, counts) for expected, result in zip(signature.outputs, results, strict=True)]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _renew(self, invocation: Invocation, addresses: Sequence[int]) -> None:
+        """A call of a program with states, which are lost if it fails."""
+        assert self.kept is not None
+        self.kept.require()
+        try:
+            invocation(*addresses)
+        except BaseException:
+            self.kept.lose()
+            raise
 
     def _results(
         self,

@@ -42,6 +42,7 @@ class States(Mapping[str, np.ndarray]):
         self._states = {state.name: state for state in program.plan.states}
         self._buffers: Mapping[str, Buffer] = {buffer.name: buffer for buffer in program.plan.buffers}
         self._memory: Arena | None = None
+        self._lost: set[str] = set()  # what a call that failed has left in no known state
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._states)
@@ -53,9 +54,10 @@ class States(Mapping[str, np.ndarray]):
         return f"States({', '.join(f'{state.name}: {state.type}' for state in self._states.values())})"
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """A copy of a state. Raises KeyError for a name that no state has, InputError during a call."""
+        """A copy of a state. Raises KeyError for a name that no state has, InputError during a call, or after one that failed."""
         state = self._states[name]
         with self._held():
+            self.require(name)
             return self._array(state).copy()
 
     def __setitem__(self, name: str, value: object) -> None:
@@ -67,6 +69,17 @@ class States(Mapping[str, np.ndarray]):
         array = self._checked(self._state(name), value)
         with self._held():
             self._array(self._states[name])[...] = array
+            self._lost.discard(name)
+
+    def lose(self) -> None:
+        """A call has failed while it may have been renewing states: none is used again before it is set, reset or loaded."""
+        self._lost = set(self._states)
+
+    def require(self, *names: str) -> None:
+        """Raise InputError if a state, by default any, was lost."""
+        if lost := self._lost.intersection(names or self._states):
+            what = f"lost in a call that failed: {', '.join(sorted(lost))}"
+            raise InputError("states", what, "reset them, set them, or load what was saved: session.states.reset()")
 
     def reset(self, name: str | None = None) -> None:
         """Make a state, or all, what they were before the first call. Raises InputError."""
@@ -74,6 +87,7 @@ class States(Mapping[str, np.ndarray]):
         with self._held():
             for one in names:
                 self._reset(self._states[one])
+                self._lost.discard(one)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all states to an .npz file, whole or not at all; NumPy reads it, bfloat16 and its like as unsigned integers.
@@ -84,6 +98,7 @@ class States(Mapping[str, np.ndarray]):
         """
         types = {state.name: str(state.type) for state in self._states.values()}
         header = {"format": _FORMAT, "program": self.digest, "states": types}
+        self.require()
         with self._held(), new_archive(Path(path)) as archive:
             write_member(archive, _HEADER, json.dumps(header).encode())
             for state in self._states.values():
@@ -105,6 +120,7 @@ class States(Mapping[str, np.ndarray]):
         with self._held():
             for name, array in arrays.items():
                 self._array(self._states[name])[...] = array
+                self._lost.discard(name)
 
     @property
     def digest(self) -> str:

@@ -15,12 +15,16 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import onnx_ir as ir
 import prefuse
 import pytest
-from prefuse.runtime.errors import ProgramFileError
+from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
+from prefuse.runtime.errors import InputError, ProgramFileError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import COMPUTE, PAGE, Copy
 from prefuse.tests.models.chains import chain_input
+
+PIPELINE = DEFAULT_PIPELINE.replace("reassociate-product,", "")  # which would make one product of all
 
 
 @pytest.fixture
@@ -190,6 +194,36 @@ def test_an_interrupt_leaves_nothing_behind(limited_file: Path, answer: np.ndarr
         context(chain_input())
     assert threading.active_count() == before
     np.testing.assert_array_equal(context(chain_input()), answer)
+
+
+def test_states_are_lost_in_a_call_that_fails_and_said_to_be() -> None:
+    """A product renews the state, and the weights of another fail to come: nobody may go on with what is there then."""
+    columns = 256
+    rng = np.random.default_rng(0)
+    body = "t = Add(s, x)  a = MatMul(t, w0)  b = MatMul(a, w1)  c = MatMul(b, w2)  d = Relu(c)  y = MatMul(d, w3)"
+    kind = f"float[3,{columns}]"
+    text = f'<ir_version: 8, opset_import: ["": 18]> main ({kind} x, {kind} s) => ({kind} y, {kind} t) {{ {body} }}'
+    arrays = {f"w{index}": rng.standard_normal((columns, columns), np.float32) for index in range(4)}
+    model = ir.from_onnx_text(text, initializers=[ir.tensor(array, name=name) for name, array in arrays.items()])
+    free, net = (
+        prefuse.compile(model, states={"t": "s"}, threads=2, memory_limit=limit, pipeline=PIPELINE) for limit in (None, "80%")
+    )
+    assert isinstance(free, CompiledModel)
+    assert isinstance(net, CompiledModel)
+    assert copies_of(net) > 0
+    x, session, other = rng.standard_normal((3, columns), np.float32), net.context(), free.context()
+    np.testing.assert_array_equal(session(x), other(x))
+    with failing_read(0), pytest.raises(ProgramFileError):
+        session(x)
+    with pytest.raises(InputError, match="lost in a call that failed: s"):
+        session(x)
+    with pytest.raises(InputError, match="lost in a call that failed: s"):
+        session.states["s"]
+    with pytest.raises(InputError, match="lost in a call that failed: s"):
+        session.states.save(Path("never.npz"))
+    session.states["s"] = other.states["s"]
+    np.testing.assert_array_equal(session(x), other(x))
+    np.testing.assert_array_equal(session.states["s"], other.states["s"])
 
 
 def _answer_of(path: Path) -> np.ndarray:
