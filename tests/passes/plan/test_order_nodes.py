@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 
 import numpy as np
 import onnx
@@ -15,6 +16,8 @@ from prefuse.compiler.ir.facts import infer_facts, tensor_type
 from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.pipeline import Context
 from prefuse.passes.plan.order_nodes import OrderNodes
+from prefuse.passes.plan.order_nodes.dataflow import Dataflow
+from prefuse.passes.plan.order_nodes.exact import best_order
 from prefuse.runtime.target import Target
 from prefuse.tests.scaling import assert_scales
 
@@ -146,3 +149,70 @@ def test_time_is_near_linear(shape: str) -> None:
         return lambda: OrderNodes().run(model, Context(Target.parse("cpu:avx2", threads=1)))
 
     assert_scales(prepare, 1000, 4000, 8)
+
+
+@st.composite
+def dataflows(draw: st.DrawFn) -> Dataflow:
+    """Random small graphs, as numbers."""
+    flow = Dataflow.__new__(Dataflow)
+    count = draw(st.integers(1, 7))
+    flow.sizes, flow.makes, flow.reads, flow.readers = [], [], [], []
+    flow.after, flow.needs = [[] for _ in range(count)], []
+    for node in range(count):
+        reads = sorted(draw(st.sets(st.integers(0, max(len(flow.sizes) - 1, 0)), max_size=3))) if flow.sizes else []
+        makers = {next(n for n, made in enumerate(flow.makes) if tensor in made) for tensor in reads}
+        flow.reads.append(reads)
+        flow.needs.append(len(makers))
+        for maker in makers:
+            flow.after[maker].append(node)
+        for tensor in reads:
+            flow.readers[tensor].append(node)
+        flow.makes.append(list(range(len(flow.sizes), len(flow.sizes) + draw(st.integers(1, 2)))))
+        for _ in flow.makes[-1]:
+            flow.sizes.append(draw(st.integers(0, 9)))
+            flow.readers.append([])
+    return flow
+
+
+@settings(max_examples=300, deadline=None)
+@given(dataflows())
+def test_the_exact_order_is_the_best_of_all(flow: Dataflow) -> None:
+    count = len(flow.needs)
+    orders = [
+        order
+        for order in permutations(range(count))
+        if all(order.index(node) < order.index(after) for node in range(count) for after in flow.after[node])
+    ]
+    least = min(map(flow.peak_bytes, orders))
+    given = list(range(count))
+    found = best_order(flow, 10_000, given)
+    if found is None:
+        assert flow.peak_bytes(given) == least
+    else:
+        assert sorted(found) == given
+        assert all(found.index(node) < found.index(after) for node in range(count) for after in flow.after[node])
+        assert flow.peak_bytes(found) == least < flow.peak_bytes(given)
+
+
+def test_where_both_greedy_orders_fail_the_best_is_found() -> None:
+    """Cheap first steps of one branch lead to its dearest one while the other's is still alive."""
+    text = (
+        HEADER
+        + """main (float[100] x, float[64] z) => (float[1] y) {
+  a = Exp(x)
+  a2 = Concat <axis = 0> (a, x)
+  a3 = ReduceSum <keepdims = 1> (a2)
+  b = Exp(z)
+  b2 = Concat <axis = 0> (b, z, z)
+  b3 = ReduceSum <keepdims = 1> (b2)
+  y = Add(a3, b3)
+}"""
+    )
+    model = model_of(text)
+    flow = Dataflow(model.graph, list(model.graph))
+    orders = [flow.greedy_order(depth_first=depth_first) for depth_first in (False, True)]
+    known = min([*orders, list(range(len(flow.needs)))], key=flow.peak_bytes)
+    best = best_order(flow, 10_000, known)
+    assert best is None or flow.peak_bytes(best) < flow.peak_bytes(known)
+    order(model)
+    assert Dataflow(model.graph, list(model.graph)).peak_bytes(range(len(flow.needs))) == flow.peak_bytes(best or known)

@@ -1,51 +1,18 @@
-"""order-nodes: choose the order of execution."""
+"""A graph as numbers: which node makes, reads and frees which bytes, and greedy orders of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import ClassVar
 
 import onnx_ir as ir
 
-from ...compiler.ir.facts import has_static_type, tensor_type
-from ...compiler.ir.kinds import Kind, kind_of
-from ...compiler.ir.scopes import read_values
-from ...compiler.pipeline import Context, Pass
+from ....compiler.ir.facts import has_static_type, tensor_type
+from ....compiler.ir.kinds import Kind, kind_of
+from ....compiler.ir.scopes import read_values
 
 
-@dataclass(frozen=True)
-class OrderNodes(Pass):
-    """Put the nodes into a topological order in which fewer bytes live at once.
-
-    Before:  a = Exp(x);  b = Exp(z);  c = ReduceSum(a);  d = ReduceSum(b)
-    After:   a = Exp(x);  c = ReduceSum(a);  b = Exp(z);  d = ReduceSum(b)
-
-    Of the nodes that are ready, the one that adds least (or frees most) runs next; among equals the first as given, or, in a
-    second attempt, the one that became ready last. The better order replaces the given one if its peak is lower. Always legal:
-    nodes of ONNX have no effects on each other. Inputs, outputs and weights are not in the arena; a value without a static type
-    counts as nothing.
-    """
-
-    name: ClassVar[str] = "order-nodes"
-
-    def run(self, model: ir.Model, context: Context) -> bool:
-        nodes = list(model.graph)
-        flow = _Dataflow(model.graph, nodes)
-        given = list(range(len(nodes)))
-        order = min((given, flow.greedy_order(depth_first=False), flow.greedy_order(depth_first=True)), key=flow.peak_bytes)
-        if order is given:
-            return False
-        before, after = flow.peak_bytes(given), flow.peak_bytes(order)
-        context.remark(self.name, f"the largest sum of live activations falls from {before} to {after} bytes")
-        chosen = [nodes[index] for index in order]
-        model.graph.remove(chosen)
-        model.graph.extend(chosen)
-        return True
-
-
-class _Dataflow:
+class Dataflow:
     """What the nodes of a graph make and read, all by number. A view is the tensor that it views.
 
     `makes[n]` and `reads[n]` are the tensors of node n, `readers[t]` the nodes that read tensor t, `sizes[t]` its bytes in the
