@@ -9,12 +9,13 @@ from itertools import product, repeat
 
 import numpy as np
 
+from .events import Boundary, Event
 from .handover import scheduled
 from .overflow import Absence, absences
 from .problem import Problem
 from .residents import live_bytes, residents, without
 from .schedule import Schedule
-from .simulation import Boundary, Event, Simulation
+from .simulation import Simulation
 
 _CALLS_BEFORE = 2  # of a periodic problem, from an empty memory on, until calls are much alike
 _SHARES = (1.0, 1.05)  # of what the first tier cannot hold
