@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .baselines import POLICIES, on_demand, unrolled
-from .cases import small_cases
+from .cases import small_cases, streamed, training
 from .exact import Exact
 from .traces import g10_tiers, gpt2, read_g10
 
@@ -47,8 +47,9 @@ class Row:
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Folder with G10's traces, tensors_*.txt.")
 @click.option("--only", default="", help="Traces whose name has this in it.")
 @click.option("--small", "count", default=500, show_default=True, help="Small cases to compare with the exact optimum.")
+@click.option("--large", "steps", multiple=True, type=int, help="Also time schedules of so many steps.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results to this file.")
-def main(data: Path | None, only: str, count: int, json_path: Path | None) -> None:
+def main(data: Path | None, only: str, count: int, steps: tuple[int, ...], json_path: Path | None) -> None:
     """Schedules of copies on training steps: paging on demand, ours, and the ceiling."""
     console = Console(width=None if sys.stdout.isatty() else 110)
     rows: list[Row] = []
@@ -59,6 +60,9 @@ def main(data: Path | None, only: str, count: int, json_path: Path | None) -> No
     ratios = optimum_ratios(count)
     if ratios:
         console.print(f"{count} small cases over their optimum: mean {np.mean(ratios):.4f}, worst {max(ratios):.3f}")
+    for size in steps:
+        took = _seconds(streamed(size)), _seconds(training(size))
+        console.print(f"{size} steps: {took[0]:.1f} s for streamed weights, {took[1]:.1f} s for a training")
     if json_path:
         result = {"rows": [asdict(row) for row in rows], "optimum": {"count": count, "ratios": ratios}}
         json_path.write_text(json.dumps(result, indent=1) + "\n")
@@ -99,6 +103,13 @@ def _row(name: str, policy: str, problem: Problem, replayed: Problem, found: Sch
     ideal = problem.compute_seconds
     seconds = sum(result.stalls[-count:]) + ideal
     return Row(name, policy, seconds, ideal / seconds, seconds / least, result.bytes_in // calls, result.bytes_out // calls, took)
+
+
+def _seconds(problem: Problem) -> float:
+    """How long the scheduler takes."""
+    begin = time.perf_counter()
+    schedule(problem)
+    return time.perf_counter() - begin
 
 
 def optimum_ratios(count: int) -> list[float]:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
+from prefuse.passes.plan.prefetch.events import Boundary, Event
 from prefuse.passes.plan.prefetch.handover import scheduled
 from prefuse.passes.plan.prefetch.problem import Object, Problem, Use
 from prefuse.passes.plan.prefetch.schedule import Schedule
-from prefuse.passes.plan.prefetch.simulation import Boundary, Event
 
 Policy: TypeAlias = Literal["lru", "belady", "size"]
 POLICIES: tuple[Policy, ...] = ("lru", "belady", "size")

@@ -5,7 +5,7 @@
 | `problem.py` | steps, objects, the limit, the memories outside |
 | `schedule.py` | copies, and what each waits for |
 | `scheduler.py` | the algorithm: from a problem to a schedule |
-| `simulation.py` | its rules, in simulated time; `window.py` is what they see of the future |
+| `simulation.py` | its rules, in simulated time; `window.py` is what they see of the future, `events.py` what comes of it |
 | `residents.py` | what never leaves |
 | `overflow.py` | what goes to a second tier |
 | `handover.py` | what each copy waits for, so that no timing breaks the limit |

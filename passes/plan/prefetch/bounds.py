@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -81,19 +81,39 @@ def least_traffic(problem: Problem) -> tuple[float, float]:
     forced = sum(i.size_bytes for i in problem.objects if i.is_outside and i.uses and not (i.is_kept and problem.is_periodic))
     if not gaps:
         return float(forced), 0.0
-    rows = [np.arange(gap.begin, gap.end) % len(problem.steps) for gap in gaps]
-    columns = np.repeat(np.arange(len(gaps)), [len(row) for row in rows])
     scale = max(problem.limit_bytes, 1)  # the solver's tolerances are meant for numbers of about one
     room = (problem.limit_bytes - np.array(problem.step_bytes(), np.float64)) / scale
     sizes = np.array([gap.size_bytes for gap in gaps], np.float64) / scale
-    matrix = csr_matrix((sizes[columns], (np.concatenate(rows), columns)), shape=(len(problem.steps), len(gaps)))
     is_written = np.array([gap.is_written for gap in gaps])
-    return (_least(sizes, matrix, room) * scale + forced, _least(np.where(is_written, sizes, 0.0), matrix, room) * scale)
+    matrix = _differences(gaps, sizes, len(problem.steps))
+    change = np.diff(room, prepend=0.0)
+    least_out = _least(np.where(is_written, sizes, 0.0), matrix, change) * scale if is_written.any() else 0.0
+    return _least(sizes, matrix, change) * scale + forced, least_out
 
 
-def _least(worth: np.ndarray, matrix: csr_matrix, room: np.ndarray) -> float:
+def _differences(gaps: Sequence[_Gap], sizes: np.ndarray, steps: int) -> csr_matrix:
+    """For each step, what is kept over it and what stays free, less the same of the step before: two numbers for each of them.
+
+    Written out, gaps as long as a call would fill a matrix of steps times objects.
+    """
+    count = len(gaps)
+    begins = np.array([gap.begin for gap in gaps]) % steps
+    ends = np.array([gap.end for gap in gaps]) % steps
+    at_first = np.flatnonzero((begins != 0) & (begins >= ends) & (ends != 0))  # these are there before the first step
+    left = np.flatnonzero(ends != 0)  # the step after the last one is none
+    free = np.arange(steps)
+    rows = np.concatenate([begins, ends[left], np.zeros_like(at_first), free, free[1:]])
+    columns = np.concatenate([np.arange(count), left, at_first, count + free, count + free[:-1]])
+    values = np.concatenate([sizes, -sizes[left], sizes[at_first], np.ones(steps), -np.ones(steps - 1)])
+    return csr_matrix((values, (rows, columns)), shape=(steps, count + steps))
+
+
+def _least(worth: np.ndarray, matrix: csr_matrix, change: np.ndarray) -> float:
     """The least worth of the gaps over which nothing is kept."""
-    result = linprog(-worth, A_ub=matrix, b_ub=room, bounds=(0, 1), method="highs")
+    bounds = np.zeros((matrix.shape[1], 2))
+    bounds[:, 1] = np.where(np.arange(len(bounds)) < len(worth), 1.0, np.inf)
+    costs = np.concatenate([-worth, np.zeros(matrix.shape[0])])
+    result = linprog(costs, A_eq=matrix, b_eq=change, bounds=bounds, method="highs")
     assert result.status == 0, result.message
     return max(float(worth.sum() + result.fun), 0.0)
 

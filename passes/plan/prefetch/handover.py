@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from .events import Boundary, Event
 from .problem import Problem
 from .schedule import CopyIn, CopyOut, Drop, Schedule
-from .simulation import Boundary, Event
 
 
 @dataclass(frozen=True, slots=True, order=True)

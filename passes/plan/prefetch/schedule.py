@@ -28,7 +28,8 @@ class CopyIn:
 class CopyOut:
     """An object's value goes out to a tier, when step `after_step` is complete, which wrote it or used last what it takes there.
 
-    Step `before_step` waits for it, for it takes over its bytes or writes the object; None: no step does.
+    Step `before_step` waits for it, for it takes over its bytes or writes the object; None: no step does. Steps are counted as
+    for copies in.
     """
 
     object: int

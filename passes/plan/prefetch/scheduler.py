@@ -9,12 +9,13 @@ from itertools import product, repeat
 
 import numpy as np
 
+from .events import Boundary, Event
 from .handover import scheduled
 from .overflow import Absence, absences
 from .problem import Problem
 from .residents import live_bytes, residents, without
 from .schedule import Schedule
-from .simulation import Boundary, Event, Simulation
+from .simulation import Simulation
 
 _CALLS_BEFORE = 2  # of a periodic problem, from an empty memory on, until calls are much alike
 _SHARES = (1.0, 1.05)  # of what the first tier cannot hold
@@ -40,7 +41,7 @@ def schedule(problem: Problem) -> Schedule:
     least = _least_seconds(problem)
     for chosen in _choices(problem):
         rest = without(problem, chosen)
-        found = min((_scheduled(rest, away) for away in _plans(rest)), key=lambda found: found.seconds)
+        found = _over_tiers(rest)
         found = replace(found, inside=found.inside | chosen, residents=found.residents | chosen)
         if best is None or found.seconds < best.seconds * (1 - _WORTH):
             best = found
@@ -71,19 +72,25 @@ def _least_seconds(problem: Problem) -> float:
     return max(problem.compute_seconds, (kept - problem.limit_bytes) / bandwidth)
 
 
-def _plans(problem: Problem) -> Iterator[Mapping[int, Absence]]:
-    """What may go to the second tier: as much as the first one would hold beyond its capacity, and more of it."""
-    capacity = problem.tiers[0].capacity_bytes
-    if len(problem.tiers) == 1 or capacity is None:
-        yield {}
-        return
-    events, _, _ = _simulated(replace(problem, tiers=(replace(problem.tiers[0], capacity_bytes=None),)), {})
-    excess = _stored(problem, events) - capacity
+def _over_tiers(problem: Problem) -> Schedule:
+    """The best schedule found: what the first tier would hold beyond its capacity goes to the second one, and a little more."""
+    first = problem.tiers[0]
+    if len(problem.tiers) == 1 or first.capacity_bytes is None:
+        return _scheduled(problem, {})
+    events, _, seconds = _simulated(replace(problem, tiers=(replace(first, capacity_bytes=None),)), {})
+    excess = _stored(problem, events) - first.capacity_bytes
     if excess.max(initial=0) <= 0:
-        yield {}
-        return
+        return _scheduled(problem, {})
+    best: Schedule | None = None
     for share, is_mirrored in product(_SHARES, (True, False)):
-        yield absences(problem, (excess * share).astype(np.int64).tolist(), is_mirrored=is_mirrored)
+        away = absences(problem, (excess * share).astype(np.int64).tolist(), is_mirrored=is_mirrored)
+        found = _scheduled(problem, away)
+        if best is None or found.seconds < best.seconds:
+            best = found
+        if best.seconds <= seconds * (1 + _WORTH):
+            break
+    assert best
+    return best
 
 
 def _stored(problem: Problem, events: Sequence[Event]) -> np.ndarray:

@@ -14,35 +14,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal, TypeAlias
 
 import numpy as np
 
+from .events import Boundary, Event, Happening
 from .overflow import Absence
 from .problem import Problem, Step
 from .window import Window
 
-Happening: TypeAlias = Literal["begin", "end", "in", "drop", "out", "written"]
 NEVER = 1 << 60  # the next use of what is not used again
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A step begins or ends; an object is let in, is dropped, begins to go out, or has been written out, by a tier's stream."""
-
-    what: Happening
-    index: int
-    tier: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """What is inside when a call ends and the next one begins, and what of that is newer than its value outside."""
-
-    inside: frozenset[int] = frozenset()
-    dirty: frozenset[int] = frozenset()
 
 
 class StuckError(RuntimeError):
