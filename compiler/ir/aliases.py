@@ -3,8 +3,8 @@
 A tensor is dense and row-major, so a part of one is contiguous where all dimensions before the axis that is cut are 1. Then a
 Slice, a Split or a Gather of neighbours is its source's bytes from some offset on; and the producers of a Concat's operands can
 write straight into the Concat's bytes. Values are written once, so that sharing bytes is always sound for what reads them; what
-writes in place of what it reads must own all the bytes of both. Parts begin at any element: kernels assume of a pointer no more
-than that, since a caller's arrays have no other alignment.
+writes in place of what it reads must be the last to use that buffer, and the first to use its own. Parts begin at any element:
+kernels assume of a pointer no more than that, since a caller's arrays have no other alignment.
 """
 
 from __future__ import annotations

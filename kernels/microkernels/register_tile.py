@@ -32,7 +32,8 @@ _UNROLLED_OPERATIONS = 320  # multiply-adds of one unrolled loop body; more of t
 _LEAST_BLOCK = 256  # products of a partial sum (block of k): adding up shorter ones would cost more than 1%
 _LONGEST_BLOCK = 1024  # products of a partial sum, at most
 _AHEAD_BYTES = 16 * 1024  # prefetch distance in a panel: hardware prefetches no further than the page it reads
-_PREFETCHING_ROWS = 3  # rows of a tile from which on prefetching pays: with fewer, memory bandwidth is the limit anyway
+_PREFETCHING_ROWS = 3  # rows of a tile from which on that pays: with fewer, memory bandwidth is the limit anyway
+_NARROW_BYTES, _NARROW_AHEAD_BYTES = 2, 8 * 1024  # of elements up to which fewer rows wait for more than bandwidth; as above
 _SHARING_TILES = 4  # tiles of rows from which on they prefetch the next panel together
 _NEAR_BYTES, _PANEL_BYTES = 256 * 1024, 384 * 1024  # of B, above which that pays; of a panel that stays in L2 beside the next one
 WORK_PER_OPERATION = 16  # floating-point operations that count as one scalar operation of the work dealt to threads
@@ -75,11 +76,15 @@ class Panel:
     base: Expr
     columns: int
 
-    def prefetch(self, builder: KernelBuilder, row: Expr) -> None:
-        """Prefetch the row that is `_AHEAD_BYTES` after `row`; beyond the panel's end, too, as prefetches never fault."""
-        item_bytes = np.dtype(str(self.buffer.dtype)).itemsize
-        ahead = max(_AHEAD_BYTES // (self.columns * item_bytes), 1)
-        for column in range(0, self.columns, LINE_BYTES // item_bytes):
+    @property
+    def item_bytes(self) -> int:
+        """Of an element."""
+        return np.dtype(str(self.buffer.dtype)).itemsize
+
+    def prefetch(self, builder: KernelBuilder, row: Expr, ahead_bytes: int = _AHEAD_BYTES) -> None:
+        """Prefetch the row so many bytes after `row`; beyond the panel's end, too, as prefetches never fault."""
+        ahead = max(ahead_bytes // (self.columns * self.item_bytes), 1)
+        for column in range(0, self.columns, LINE_BYTES // self.item_bytes):
             builder.prefetch(self.buffer[self.base + (row + ahead) * self.columns + column])
 
     def prefetch_next(self, builder: KernelBuilder, row: Expr, rows: int, part: Expr, parts: int) -> None:
@@ -87,7 +92,7 @@ class Panel:
         that read this panel prefetches its share."""
         step = -(-self.columns // parts)
         at = self.base + rows * self.columns + (part * rows + row) * step
-        for column in range(0, step, LINE_BYTES // np.dtype(str(self.buffer.dtype)).itemsize):
+        for column in range(0, step, LINE_BYTES // self.item_bytes):
             builder.prefetch(self.buffer[at + column], is_near=False)
 
 
@@ -237,11 +242,14 @@ def _panel_prefetch(
     would wait for it: 24 KiB in 2,500 cycles are more than a core gets from L3.
     """
     tile, steps = product.tile, product.depth[0]
-    if product.panel is None or tile.rows < _PREFETCHING_ROWS or builder.is_grid:
+    if product.panel is None or builder.is_grid:
         return None
     panel = product.panel(batch, n_tile)
-    panel_bytes = steps * tile.columns * np.dtype(str(panel.buffer.dtype)).itemsize
+    panel_bytes = steps * tile.columns * panel.item_bytes
     panels = ceil(product.plane.columns / tile.columns)
+    if tile.rows < _PREFETCHING_ROWS:
+        is_far = panel.item_bytes <= _NARROW_BYTES and panel_bytes * panels > _NEAR_BYTES
+        return (lambda ks: panel.prefetch(builder, ks[0], _NARROW_AHEAD_BYTES)) if is_far else None
     is_shared = parts >= _SHARING_TILES and panel_bytes * panels > _NEAR_BYTES and panel_bytes <= _PANEL_BYTES
 
     def before(ks: Index) -> None:

@@ -150,10 +150,12 @@ def _produce(draft: _Draft, values: list[Region]) -> Region:
             made = draft.buffer(Role.ACTIVATION, draw(st.integers(1, 300)), space)
             draft.add(Host("NonZero", reads, (made,), draft.stream()))
         case "halves":
-            half = draw(st.integers(1, 300))
+            half = draw(st.one_of(st.integers(1, 300), st.just(reads[0].size_bytes), st.sampled_from([64, 128])))
             made = draft.buffer(Role.ACTIVATION, 2 * half, space)
-            for offset in (0, half):
-                _launch(draft, reads, Region(made.buffer, offset, half), ())
+            for offset in draw(st.sampled_from([(0, half), (half, 0)])):
+                is_in_place = half == reads[0].size_bytes and reads.count(reads[0]) == 1
+                _launch(draft, reads, Region(made.buffer, offset, half), ((0, 0),) if is_in_place else ())
+            values.append(Region(made.buffer, draw(st.sampled_from([0, half])), half))
         case _:
             made = draft.buffer(Role.ACTIVATION, reads[0].size_bytes, space)
             _launch(draft, reads, made, ((0, 0),) if reads.count(reads[0]) == 1 else ())

@@ -19,7 +19,6 @@ from ....runtime.plan import (
     Launch,
     Plan,
     Record,
-    Region,
     Role,
     Space,
     Step,
@@ -30,6 +29,7 @@ from ....runtime.plan import (
 from ..packing import Block, Effort, Packing, pack
 
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
+_Group = list[tuple[Buffer, int]]  # buffers of one block of memory, and where they lie in it
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class PlanMemory(PlanPass):
     After:   buffer h activation size 4096 in arena at 0, and the size of each space known
 
     A buffer lives from its first use to the last step that may run beside its last use; on one stream that is the last use. A
-    buffer written in place of one that dies at that step shares its address. Arena buffers that no step uses are dropped. States
+    buffer written in place of one, or of a part of one, that dies at that step shares its address; of parts that is tried, as the
+    larger buffer's memory then stays taken. Arena buffers that no step uses are dropped. States
     share nothing: they are kept from call to call.
 
     Raises:
@@ -77,17 +78,34 @@ class PlanMemory(PlanPass):
             arena = [b for b in plan.buffers if b.space == space.name and b.role in _ARENA_ROLES and b.name in lifetimes]
             assert not (constants and arena), f"space {space.name} holds constants and buffers of one context"
             if arena:
-                groups = _groups(plan.steps, arena, lifetimes) if self.inplace else [[buffer] for buffer in arena]
-                blocks = [_block(group, lifetimes) for group in groups]
-                packing = pack(blocks, alignment, capacity=space.capacity_bytes, effort=self.effort)
+                groups, packing = self._packed(plan.steps, arena, lifetimes, alignment, space.capacity_bytes)
                 size_bytes, packings[space.name] = packing.total_bytes, packing
                 for group, offset in zip(groups, packing.offsets, strict=True):
-                    offsets.update((buffer.name, offset) for buffer in group)
+                    offsets.update((buffer.name, offset + within) for buffer, within in group)
             size_bytes += _place_states([b for b in plan.buffers if b.space == space.name and b.role is Role.STATE], offsets)
             spaces.append(replace(space, size_bytes=size_bytes))
         kept = (buffer for buffer in plan.buffers if buffer.role not in _ARENA_ROLES or buffer.name in lifetimes)
         buffers = tuple(replace(buffer, offset=offsets.get(buffer.name)) for buffer in kept)
         return replace(plan, spaces=tuple(spaces), buffers=buffers), packings
+
+    def _packed(
+        self,
+        steps: Sequence[Step],
+        arena: Sequence[Buffer],
+        lifetimes: Mapping[str, range],
+        alignment: int,
+        capacity_bytes: int | None,
+    ) -> tuple[list[_Group], Packing]:
+        """The buffers that share addresses, and the packing of these groups: with or without parts, whichever takes less."""
+        choices = [[[(buffer, 0)] for buffer in arena]]
+        if self.inplace:
+            whole, parts = (_groups(steps, arena, lifetimes, part_alignment) for part_alignment in (None, alignment))
+            choices = [whole] if len(parts) == len(whole) else [whole, parts]  # parts only add to what is shared
+        packed = [
+            (groups, pack([_block(group, lifetimes) for group in groups], alignment, capacity=capacity_bytes, effort=self.effort))
+            for groups in choices
+        ]
+        return min(packed, key=lambda one: one[1].total_bytes)
 
     def _report(self, space: Space, arena: Sequence[Buffer], packing: Packing, context: Context) -> None:
         alone = sum(buffer.size_bytes for buffer in arena)
@@ -140,10 +158,11 @@ def _require_capacity(space: Space, packing: Packing) -> None:
         raise CompileError(f"memory {space.name}", what, f"{fix}: raise the limit or use a smaller batch")
 
 
-def _block(group: Sequence[Buffer], lifetimes: Mapping[str, range]) -> Block:
-    """One block for buffers that share an address one after the other."""
-    spans = [lifetimes[buffer.name] for buffer in group]
-    return Block(min(s.start for s in spans), max(s.stop for s in spans), max(buffer.size_bytes for buffer in group))
+def _block(group: _Group, lifetimes: Mapping[str, range]) -> Block:
+    """One block for buffers that share bytes one after the other."""
+    spans = [lifetimes[buffer.name] for buffer, _ in group]
+    size_bytes = max(within + buffer.size_bytes for buffer, within in group)
+    return Block(min(s.start for s in spans), max(s.stop for s in spans), size_bytes)
 
 
 # Lifetimes
@@ -209,10 +228,15 @@ def _completed(steps: Sequence[Step], streams: Mapping[int, int]) -> Iterator[li
 # In-place
 
 
-def _groups(steps: Sequence[Step], arena: Sequence[Buffer], lifetimes: Mapping[str, range]) -> list[list[Buffer]]:
-    """Arena buffers, those together that take over each other's address in place, in the order of first use."""
+def _groups(
+    steps: Sequence[Step], arena: Sequence[Buffer], lifetimes: Mapping[str, range], part_alignment: int | None
+) -> list[_Group]:
+    """Arena buffers, those together that take over each other's bytes in place, in the order of first use.
+
+    With a `part_alignment`, also where the one or the other is only a part of its buffer, and begins at a multiple of it.
+    """
     buffers = {buffer.name: buffer for buffer in arena}
-    successor: dict[str, str] = {}
+    successor: dict[str, tuple[str, int]] = {}  # of a buffer, and how far behind its beginning that begins
     taken: set[str] = set()
     uses, ends = _use_counts(steps), _ends(steps)
     for index, step in enumerate(steps):
@@ -220,16 +244,20 @@ def _groups(steps: Sequence[Step], arena: Sequence[Buffer], lifetimes: Mapping[s
             continue
         for write, read in step.inplace:
             old, new = step.reads[read], step.writes[write]
-            if old.buffer in successor or new.buffer in taken or not _covers(old, buffers) or not _covers(new, buffers):
+            if old.buffer in successor or new.buffer in taken or not (old.buffer in buffers and new.buffer in buffers):
+                continue
+            if {buffers[old.buffer].role, buffers[new.buffer].role} != {Role.ACTIVATION} or old.size_bytes != new.size_bytes:
                 continue
             is_last = lifetimes[old.buffer].stop == index + 1 and uses[index, old.buffer] == 1
             is_last &= all(end <= index for stream, end in ends[old.buffer].items() if stream != step.stream)  # none beside it
             is_first = lifetimes[new.buffer].start == index and uses[index, new.buffer] == 1
-            if is_last and is_first and old.size_bytes == new.size_bytes:
-                successor[old.buffer] = new.buffer
+            is_whole = all(region.size_bytes == buffers[region.buffer].size_bytes for region in (old, new))
+            behind = old.offset - new.offset
+            if is_last and is_first and (is_whole or (part_alignment is not None and behind % part_alignment == 0)):
+                successor[old.buffer] = new.buffer, behind
                 taken.add(new.buffer)
     heads = sorted((buffer for buffer in arena if buffer.name not in taken), key=lambda buffer: lifetimes[buffer.name].start)
-    return [[buffers[name] for name in _chain(head.name, successor)] for head in heads]
+    return [_chain(head, buffers, successor) for head in heads]
 
 
 def _use_counts(steps: Sequence[Step]) -> dict[tuple[int, str], int]:
@@ -241,14 +269,11 @@ def _use_counts(steps: Sequence[Step]) -> dict[tuple[int, str], int]:
     return counts
 
 
-def _covers(region: Region, buffers: Mapping[str, Buffer]) -> bool:
-    """Whether a region is a whole activation of this arena."""
-    buffer = buffers.get(region.buffer)
-    return buffer is not None and buffer.role is Role.ACTIVATION and region == Region(buffer.name, 0, buffer.size_bytes)
-
-
-def _chain(name: str, successor: Mapping[str, str]) -> Iterator[str]:
-    yield name
-    while name in successor:
-        name = successor[name]
-        yield name
+def _chain(head: Buffer, buffers: Mapping[str, Buffer], successor: Mapping[str, tuple[str, int]]) -> _Group:
+    """A buffer and those that take over bytes of it, one after the other."""
+    found, within = [(head, 0)], 0
+    while (then := successor.get(found[-1][0].name)) is not None:
+        within += then[1]
+        found.append((buffers[then[0]], within))
+    first = min(within for _, within in found)
+    return [(buffer, within - first) for buffer, within in found]

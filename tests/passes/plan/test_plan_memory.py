@@ -61,6 +61,62 @@ def test_in_place_chain_stays_in_one_place() -> None:
     assert planned(chain(6, inplace=True), inplace=False).space("arena").size_bytes == 512
 
 
+def parts(first: tuple[str, int], second: tuple[str, int]) -> Plan:
+    """x -> a (512 bytes), half of which is read in place of b, or 256 bytes of which b is written; then y from b."""
+    plan = chain(2, inplace=True)
+    sizes = {"h0": first[1], "h1": second[1]}
+    read, written = (Region(name, int(part), 256) for name, (part, _) in (("h0", first), ("h1", second)))
+    return replace(
+        plan,
+        buffers=tuple(replace(buffer, size_bytes=sizes.get(buffer.name, 256)) for buffer in plan.buffers),
+        kernels=(*plan.kernels, Kernel("wide", "elementwise", 2)),
+        steps=(
+            Launch("wide", (Region("x", 0, 256),), (Region("h0", 0, sizes["h0"]),)),
+            Launch("k", (read,), (written,), inplace=((0, 0),)),
+            *([Launch("k", (Region("x", 0, 256),), (Region("h1", 256 - written.offset, 256),))] if sizes["h1"] > 256 else []),
+            Launch("wide", (Region("h1", 0, sizes["h1"]),), (Region("y", 0, 256),)),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "size_bytes", "places"),
+    [
+        (("0", 512), ("0", 256), 512, (0, 0)),
+        (("256", 512), ("0", 256), 512, (0, 256)),
+        (("0", 256), ("256", 512), 512, (256, 0)),
+        (("256", 512), ("256", 512), 512, (0, 0)),
+        (("256", 512), ("0", 512), 768, (0, 256)),
+        (("32", 512), ("0", 256), 768, None),  # no place for a buffer
+    ],
+)
+def test_parts_are_overwritten_in_place(
+    first: tuple[str, int], second: tuple[str, int], size_bytes: int, places: tuple[int, int] | None
+) -> None:
+    found = planned(parts(first, second))
+    assert check_plan(found) == ()
+    assert simulated_faults(found) == []
+    assert found.space("arena").size_bytes == size_bytes
+    offsets = {buffer.name: buffer.offset for buffer in found.buffers}
+    assert places in (None, (offsets["h0"], offsets["h1"]))
+
+
+def test_a_part_does_not_keep_a_large_buffer_where_that_takes_more() -> None:
+    """h0 of 1024 bytes becomes h1 of 256, which is alive with h2 of 1024 later."""
+    plan = parts(("0", 1024), ("0", 256))
+    late = Buffer("h2", Role.ACTIVATION, 1024, "arena")
+    steps = (
+        *plan.steps[:2],
+        Launch("wide", (Region("x", 0, 256),), (Region("h2", 0, 1024),)),
+        Launch("two", (Region("h1", 0, 256), Region("h2", 0, 1024)), (Region("y", 0, 256),)),
+    )
+    found = planned(
+        replace(plan, buffers=(*plan.buffers, late), kernels=(*plan.kernels, Kernel("two", "elementwise", 3)), steps=steps)
+    )
+    assert check_plan(found) == ()
+    assert found.space("arena").size_bytes == 1280
+
+
 def test_a_second_reader_keeps_its_buffer_from_being_overwritten() -> None:
     plan = chain(3, inplace=True)
     late = Launch("k", (Region("h0", 0, 256),), (Region("y", 0, 256),))  # the last step reads h0 instead of h2
