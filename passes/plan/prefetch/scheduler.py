@@ -15,7 +15,7 @@ from .overflow import Absence, absences
 from .problem import Problem
 from .residents import live_bytes, residents, without
 from .schedule import Schedule
-from .simulation import Simulation
+from .simulation import Simulation, StuckError
 
 _CALLS_BEFORE = 2  # of a periodic problem, from an empty memory on, until calls are much alike
 _SHARES = (1.0, 1.05)  # of what the first tier cannot hold
@@ -25,18 +25,28 @@ _MOST_WORK = 4_000_000  # steps times objects, for which more than one choice is
 
 
 class InfeasibleError(ValueError):
-    """A step needs more bytes at once than may be inside."""
+    """A step needs more bytes at once than may be inside, or what has to leave has no room outside."""
 
 
 def schedule(problem: Problem) -> Schedule:
     """A schedule of the problem's copies; of a periodic problem, one that leaves inside what it began with.
 
     Raises:
-        InfeasibleError: a step needs more than `limit_bytes` for itself.
+        InfeasibleError: a step needs more than `limit_bytes` for itself, or the tiers are too small for what has to leave.
     """
     for step, needed in enumerate(problem.step_bytes()):
         if needed > problem.limit_bytes:
             raise InfeasibleError(f"step {step} needs {needed} bytes at once, more than the limit of {problem.limit_bytes}")
+    try:
+        return _best(problem)
+    except StuckError as error:
+        if any(tier.capacity_bytes is None for tier in problem.tiers):
+            raise
+        raise InfeasibleError(f"what has to leave is more than the tiers hold: {error}") from error
+
+
+def _best(problem: Problem) -> Schedule:
+    """The best schedule of those with more or less that never leaves."""
     best: Schedule | None = None
     least = _least_seconds(problem)
     for chosen in _choices(problem):

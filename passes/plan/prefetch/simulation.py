@@ -361,7 +361,7 @@ class Simulation:
         dirty = np.flatnonzero(is_movable & (self._next > self.step + over[0])) if len(over) else over
         if not len(dirty) and self._boundary:
             dirty = np.flatnonzero(is_movable & self._is_unclean())
-        if len(self._stored) > 1:
+        if self._capacity != [NEVER]:
             dirty = dirty[[self._tier_for(j) == tier for j in dirty.tolist()]]
         return int(dirty[np.lexsort((-self._sizes[dirty], -self._next[dirty]))[0]]) if len(dirty) else None
 

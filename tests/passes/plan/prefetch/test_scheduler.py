@@ -111,6 +111,16 @@ def test_a_step_that_does_not_fit_is_named() -> None:
         schedule(read_only([Step(1.0), Step(1.0, 2)], [(5, [1]), (1, [0])], 6, Tier(1.0, 1.0)))
 
 
+def test_tiers_that_are_too_small() -> None:
+    """A result of 2 has to make room for a weight of 3, and there is only 1 for it outside."""
+    objects = (Object(2, (Use(0, True), Use(2))), Object(3, (Use(1),), True, True))
+    problem = Problem((Step(1.0),) * 3, objects, 4, (Tier(1.0, 1.0, capacity_bytes=1),))
+    with pytest.raises(InfeasibleError, match="more than the tiers hold: step 1"):
+        schedule(problem)
+    roomy = replace(problem, tiers=(Tier(1.0, 1.0, capacity_bytes=2),))
+    assert replay(roomy, schedule(roomy)).faults == ()
+
+
 def test_an_empty_problem_has_an_empty_schedule() -> None:
     problem = Problem((), (), 0, (Tier(1.0, 1.0),))
     assert schedule(problem).copies_in == ()
