@@ -20,8 +20,9 @@ def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
     attribute = next(iter(producer.attributes.values()))
     if attribute.is_ref():
         return None
-    if attribute.name == "value":
-        return attribute.as_tensor()
+    if attribute.name == "value" and attribute.type == ir.AttributeType.TENSOR:
+        tensor: ir.TensorProtocol = attribute.value  # `as_tensor` would ask it for all members of the protocol, each time
+        return tensor
     if attribute.name in _CONSTANT_DTYPES:
         return ir.Tensor(np.array(attribute.value, _CONSTANT_DTYPES[attribute.name]), name=value.name)
     if attribute.name == "value_string":

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-_beginnings: dict[str, Any] = {}  # module -> state of its generator `rng` once it was collected
+
+@pytest.fixture(scope="session")
+def beginnings() -> list[tuple[np.random.Generator, Any]]:
+    """The generators `rng` of all these modules, each with its state once they were collected."""
+    package = __name__.rpartition(".")[0]
+    found = (getattr(module, "rng", None) for name, module in list(sys.modules.items()) if name.startswith(package))
+    return [(one, one.bit_generator.state) for one in found if isinstance(one, np.random.Generator)]
 
 
 @pytest.fixture(autouse=True)
-def same_numbers() -> None:
+def same_numbers(beginnings: list[tuple[np.random.Generator, Any]]) -> None:
     """Sets the generators of all these modules back: their cases are made by each other's functions."""
-    package = __name__.rpartition(".")[0]
-    for name, module in list(sys.modules.items()):
-        if name.startswith(package) and isinstance(generator := getattr(module, "rng", None), np.random.Generator):
-            generator.bit_generator.state = _beginnings.setdefault(name, generator.bit_generator.state)
+    for generator, state in beginnings:
+        generator.bit_generator.state = state
