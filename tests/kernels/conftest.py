@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+
+from .harness import forget_libraries
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_libraries() -> Iterator[None]:
+    """What a module compiles is kept for its tests, and no longer: hundreds of libraries would fill the memory."""
+    yield
+    forget_libraries()
 
 
 @pytest.fixture(scope="session")

@@ -186,9 +186,9 @@ def run(cases: Sequence[Case], target: Target) -> None:
     """
     with mock.patch("prefuse.kernels.codegen.builder.parallel_work", return_value=0):
         kernels = [build(case, target) for case in cases]
-    functions, detector = _load(kernels, target)
+    loaded = _loaded(kernels, target)
     configure_pool(target.threads)
-    for case, kernel, function in zip(cases, kernels, functions, strict=True):
+    for case, kernel, (function, detector) in zip(cases, kernels, loaded, strict=True):
         one = _Run(case, kernel, function)
         again = {position - len(kernel.operands) for position in read_back(kernel.function)}
         first = one.outputs(_on_threads, at_end=False)
@@ -227,6 +227,25 @@ def operands_of(case: Case, kernel: BuiltKernel) -> list[np.ndarray]:
     """What the kernel reads, packed where it is to be."""
     arrays = [case.arrays[operand.name] for operand in kernel.operands]
     return [operand.pack(array) if operand.pack else array for operand, array in zip(kernel.operands, arrays, strict=True)]
+
+
+_Loaded: TypeAlias = tuple[Callable[..., None], RaceDetector]
+_libraries: dict[tuple[tvm_ffi.StructuralKey, str], _Loaded] = {}
+
+
+def forget_libraries() -> None:
+    """What has been compiled so far is compiled again."""
+    _libraries.clear()
+
+
+def _loaded(kernels: Sequence[BuiltKernel], target: Target) -> list[_Loaded]:
+    """What runs each kernel, and finds races in its library. Equal kernels, of other tests too, are compiled once."""
+    keys = [(tvm_ffi.StructuralKey(kernel.function), str(target)) for kernel in kernels]
+    new = {key: kernel for key, kernel in zip(keys, kernels, strict=True) if key not in _libraries}
+    if new:
+        functions, detector = _load(list(new.values()), target)
+        _libraries.update({key: (function, detector) for key, function in zip(new, functions, strict=True)})
+    return [_libraries[key] for key in keys]
 
 
 def _load(kernels: Sequence[BuiltKernel], target: Target) -> tuple[list[Callable[..., None]], RaceDetector]:

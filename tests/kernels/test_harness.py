@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from prefuse.compiler.lowering import native
 from prefuse.kernels.codegen.builder import Buffer, Expr, KernelBuilder
 from prefuse.kernels.template.contract import BuiltKernel, Operand
 from prefuse.runtime.target import Target
 
 from . import harness
-from .harness import check, operator
+from .harness import check, forget_libraries, operator
 
 LENGTH, TARGET = 64, Target("cpu", "avx2", 2)
 HALF = LENGTH // TARGET.threads
@@ -96,3 +97,24 @@ def test_sound_kernels_pass(body: Body, monkeypatch: pytest.MonkeyPatch) -> None
 def test_faults_are_noticed(body: Body, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match=message):
         tried(body, monkeypatch)
+
+
+def test_equal_kernels_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for each target again."""
+    compiled: list[Target] = []
+
+    def compile_module(module: object, target: Target) -> object:
+        compiled.append(target)
+        return native.compile_module(module, target)
+
+    monkeypatch.setattr(harness, "compile_module", compile_module)
+    forget_libraries()
+    tried(negated, monkeypatch)
+    tried(negated, monkeypatch)
+    assert compiled == [TARGET]
+    tried(apart, monkeypatch)
+    assert compiled == [TARGET, TARGET]
+    other = Target("cpu", "avx2", 3)
+    monkeypatch.setattr(harness, "build_kernel", lambda group, target: kernel(negated))
+    check([operator("Neg", np.arange(LENGTH, dtype=np.float32))] * 2, other)
+    assert compiled == [TARGET, TARGET, other]
