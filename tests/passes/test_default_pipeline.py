@@ -6,6 +6,8 @@ nodes; and on their own result the fusing passes change nothing, each alone and 
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -29,7 +31,7 @@ _PASSES = [one for one in parse_pipeline(DEFAULT_PIPELINE, PASSES) if isinstance
 _FUSING = [one for one in _PASSES if one.name not in without_fusion(DEFAULT_PIPELINE).split(",")]
 _OUTLINING = ("fuse-gather", "fuse-rows", "fuse-epilogue", "merge-groups")
 _TOLERANCE = 1e-5  # relative, of the 2-norm
-_NETWORKS = 200  # others each day
+_NETWORKS = int(os.environ.get("PREFUSE_TEST_EXAMPLES", "100"))  # others each day
 
 
 def assert_stable(model: ir.Model, passes: list[Pass]) -> None:
