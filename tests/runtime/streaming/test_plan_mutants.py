@@ -1,0 +1,137 @@
+"""Plans of streamed programs with one thing wrong: the checker refuses each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import prefuse
+import pytest
+from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.plan import COMPUTE, PAGE, STORAGE, Buffer, Copy, Plan, Record, Region, Step, Wait
+from prefuse.runtime.plan_checker import check_plan
+
+
+@pytest.fixture(scope="module")
+def plan(limited_file: Path) -> Plan:
+    net = prefuse.load(limited_file)
+    assert isinstance(net, CompiledModel)
+    assert check_plan(net.plan) == ()
+    return net.plan
+
+
+def with_steps(plan: Plan, steps: list[Step]) -> Plan:
+    return replace(plan, steps=tuple(steps))
+
+
+def copies_of(plan: Plan) -> list[int]:
+    return [index for index, step in enumerate(plan.steps) if isinstance(step, Copy) and step.stream != COMPUTE]
+
+
+def without_events(plan: Plan) -> Iterator[Plan]:
+    """A Wait is missing; or a Record, and what waits for it."""
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Wait):
+            yield with_steps(plan, [one for number, one in enumerate(plan.steps) if number != index])
+        elif isinstance(step, Record):
+            gone = {number for number, one in enumerate(plan.steps) if isinstance(one, Wait) and one.event == step.event}
+            yield with_steps(plan, [one for number, one in enumerate(plan.steps) if number not in {index, *gone}])
+
+
+def with_earlier_copies(plan: Plan) -> Iterator[Plan]:
+    """A copy begins before what it waits for."""
+    for index in copies_of(plan):
+        if isinstance(plan.steps[index - 1], Wait):
+            steps = list(plan.steps)
+            steps[index - 1], steps[index] = steps[index], steps[index - 1]
+            yield with_steps(plan, steps)
+
+
+def with_later_copies(plan: Plan) -> Iterator[Plan]:
+    """The arrival of a copy is recorded before the copy."""
+    for index in copies_of(plan):
+        steps = list(plan.steps)
+        steps[index], steps[index + 1] = steps[index + 1], steps[index]
+        yield with_steps(plan, steps)
+
+
+def with_swapped_slots(plan: Plan) -> Iterator[Plan]:
+    """Two copies arrive where the other one is waited for."""
+    for one, other in combinations(copies_of(plan), 2):
+        steps = list(plan.steps)
+        first, second = steps[one], steps[other]
+        assert isinstance(first, Copy)
+        assert isinstance(second, Copy)
+        steps[one] = replace(first, destination=second.destination)
+        steps[other] = replace(second, destination=first.destination)
+        yield with_steps(plan, steps)
+
+
+def with_shifted_slots(plan: Plan) -> Iterator[Plan]:
+    """A slot lies elsewhere: on bytes of another, outside of the arena, or within a page."""
+    slots = {step.destination.buffer for step in plan.steps if isinstance(step, Copy) and step.stream != COMPUTE}
+    arena = {buffer.name: buffer for buffer in plan.buffers if buffer.name in slots}
+    for name, buffer in arena.items():
+        assert buffer.offset is not None
+        for offset in (buffer.offset - 64, buffer.offset + 64, plan.space(buffer.space).size_bytes):
+            yield _with_buffer(plan, replace(arena[name], offset=offset))
+
+
+def with_short_copies(plan: Plan) -> Iterator[Plan]:
+    """A copy leaves out the last page of a weight."""
+    for index in copies_of(plan):
+        step = plan.steps[index]
+        assert isinstance(step, Copy)
+        size = step.source.size_bytes - PAGE
+        steps = list(plan.steps)
+        regions = (Region(region.buffer, region.offset, size) for region in (step.source, step.destination))
+        steps[index] = Copy(*regions, stream=step.stream)
+        yield with_steps(plan, steps)
+
+
+def with_less_capacity(plan: Plan) -> Iterator[Plan]:
+    """The arena has less room than it takes."""
+    spaces = (replace(one, capacity_bytes=one.size_bytes - 1) if one.name == "arena" else one for one in plan.spaces)
+    yield replace(plan, spaces=tuple(spaces))
+
+
+def with_direct_reads(plan: Plan) -> Iterator[Plan]:
+    """A kernel reads what lies in the file, or a kernel's own stream copies it."""
+    stored = next(buffer for buffer in plan.buffers if buffer.space == STORAGE)
+    for index, step in enumerate(plan.steps):
+        steps = list(plan.steps)
+        if isinstance(step, Copy) and step.stream != COMPUTE:
+            steps[index] = replace(step, stream=COMPUTE)
+            yield with_steps(plan, steps)
+        elif hasattr(step, "reads"):
+            reads = (Region(stored.name, 0, step.reads[0].size_bytes), *step.reads[1:])
+            steps[index] = replace(step, reads=reads)
+            yield with_steps(plan, steps)
+
+
+def _with_buffer(plan: Plan, changed: Buffer) -> Plan:
+    return replace(plan, buffers=tuple(changed if buffer.name == changed.name else buffer for buffer in plan.buffers))
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        without_events,
+        with_earlier_copies,
+        with_later_copies,
+        with_swapped_slots,
+        with_shifted_slots,
+        with_short_copies,
+        with_less_capacity,
+        with_direct_reads,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_mutants_are_refused(plan: Plan, mutate: object) -> None:
+    assert callable(mutate)
+    mutants = list(mutate(plan))
+    assert mutants
+    unnoticed = [number for number, mutant in enumerate(mutants) if mutant != plan and not check_plan(mutant)]
+    assert unnoticed == []
