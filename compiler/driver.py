@@ -19,6 +19,7 @@ from ..runtime.plan import Plan, Role
 from ..runtime.precision import Precision
 from ..runtime.profile import ASSUMED_RATE, GroupDescription, describe_groups
 from ..runtime.program_file import ConstantSource, write_program
+from ..runtime.report import size
 from ..runtime.target import Target
 from .estimates.launches import predicted_us
 from .interrupts import surfacing_interrupts
@@ -42,6 +43,7 @@ from .programs.options import Options
 from .programs.tuning_database import Configurations
 
 _REMARKS = 1000  # lines kept of each list of the report
+_FORMS = 10  # weights of several forms that the report names, the largest
 # By the keys of groups: a kernel's symbol, itself, and the names of its operands by their numbers; or why there is none.
 Kernels: TypeAlias = dict[str, tuple[str, BuiltKernel, dict[int, str]] | str]
 Progress = Callable[[str, float], None]  # what is being done, and the fraction of the whole that is behind
@@ -76,7 +78,7 @@ def compile_model(model: ir.Model, options: Options, *, name: str, output: Path,
     tell("writing the program", 0.9)
     offsets = {b.name: b.offset for b in planned.plan.buffers if b.role is Role.CONSTANT}
     sources = _constant_sources(planned.draft, offsets)
-    described = _descriptions(model, planned.lowered, planned.context, target, has_groups=options.profile)
+    described = _descriptions(model, planned, target, has_groups=options.profile)
     write_program(output, planned.plan, library, sources, {"name": name, **described})
     tell("done", 1.0)
 
@@ -241,12 +243,12 @@ def _remark_lowering(context: Context, lowered: list[LoweredGroup], aliases: Ali
         context.remark("tuning", _tuning_remark(symbol, item), [item.node])
 
 
-def _descriptions(
-    model: ir.Model, lowered: list[LoweredGroup], context: Context, target: Target, *, has_groups: bool
-) -> dict[str, object]:
+def _descriptions(model: ir.Model, planned: PlannedModel, target: Target, *, has_groups: bool) -> dict[str, object]:
     """What the program's manifest says of the compilation, and of its groups, which a profile names."""
+    lowered, context = planned.lowered, planned.context
     alone = lone_groups(model, [item.node for item in lowered if len(item.group.ops) == 1], context.remarks)
-    found: dict[str, object] = {"report": {**_choices(model), **_report(lowered, context, alone)}}
+    report = {**_weights(planned.draft), **_choices(model), **_report(lowered, context, alone)}
+    found: dict[str, object] = {"report": report}
     if has_groups:
         times = predicted_us(lowered, target)
         found[ASSUMED_RATE] = target.machine.flops_per_second * target.threads
@@ -264,6 +266,21 @@ def _description(model: ir.Model, item: LoweredGroup, alone: Mapping[str, tuple[
     reasons = alone.get(str(item.node.name), ())
     names, computing = original_names(item.node), computing_names(model, item.node)
     return GroupDescription(names, source_of(item.node), item.kernel.refused, reasons, computing, time_us)
+
+
+def _weights(draft: PlanDraft) -> dict[str, object]:
+    """What weights take as they were given and as kernels read them, and which of them lie in memory in several forms."""
+    planned = {buffer.name: buffer.size_bytes for buffer in draft.plan.buffers if buffer.name in draft.parameters}
+    forms: dict[str, list[int]] = {}
+    for name, (parameter, _) in draft.parameters.items():
+        forms.setdefault(parameter, []).append(planned[name])
+    if not forms:
+        return {}
+    given = sum(dict(draft.parameters.values()).values())
+    lines = [f"{size(given)} as they come to kernels, {size(sum(planned.values()))} as these read them"]
+    several = sorted((item for item in forms.items() if len(item[1]) > 1), key=lambda item: -sum(item[1]))
+    lines += [f"{name} lies there in {len(sizes)} forms: {', '.join(map(size, sizes))}" for name, sizes in several[:_FORMS]]
+    return {"weights": lines}
 
 
 def _choices(model: ir.Model) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import sys
@@ -135,6 +136,7 @@ def _machine() -> list[Finding]:
         *_tiles(),
         Finding("cores of this process", str(len(os.sched_getaffinity(0)))),
         Finding("memory", f"{memory / 2**30:.1f} GiB"),
+        Finding("memory of this process", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f} MiB at most so far"),
         Finding("cache", f"{cache.folder} ({cache.state()})"),
     ]
 

@@ -52,10 +52,12 @@ class LoweredGroup:
 
 @dataclass
 class PlanDraft:
-    """A Plan whose buffers have no offsets yet, and how to load each constant that it names."""
+    """A Plan whose buffers have no offsets yet, how to load each constant that it names, and the parameter that each is made of:
+    its name and bytes."""
 
     plan: Plan
     constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = field(default_factory=dict)
+    parameters: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
 def aliases_of(model: ir.Model) -> Aliases:
@@ -86,6 +88,7 @@ class _Drafting:
         self.trims = {value: trim for value in self.graph.outputs if (trim := _trim_under(model, value)) is not None}
         self.buffers: dict[str, Buffer] = {}
         self.constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = {}
+        self.parameters: dict[str, tuple[str, int]] = {}
         self.steps: list[Step] = []
         outputs, inputs = ({str(value.name): value for value in one} for one in (self.graph.outputs, self.graph.inputs))
         self.renewed = {outputs[output]: inputs[name] for output, name in states_of(model).items()}
@@ -124,7 +127,7 @@ class _Drafting:
             steps=tuple(self.steps),
             states=tuple(states),
         )
-        return PlanDraft(plan, self.constants)
+        return PlanDraft(plan, self.constants, self.parameters)
 
     def _copy_unless_there(self, value: ir.Value, buffer: str) -> None:
         source = self._region(value)
@@ -210,6 +213,7 @@ class _Drafting:
         if name not in self.buffers:
             self.buffers[name] = Buffer(name, Role.CONSTANT, kind.size_bytes, CONSTANTS)
             self.constants[name] = (kind, lambda: _load(value, pack))
+            self.parameters[name] = str(value.name), source.size_bytes
         return Region(name, 0, kind.size_bytes)
 
     def _launch(self, item: LoweredGroup) -> Launch:

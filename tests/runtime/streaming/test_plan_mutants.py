@@ -10,7 +10,7 @@ from pathlib import Path
 import prefuse
 import pytest
 from prefuse.runtime.executor import CompiledModel
-from prefuse.runtime.plan import COMPUTE, PAGE, STORAGE, Buffer, Copy, Plan, Record, Region, Step, Wait
+from prefuse.runtime.plan import COMPUTE, PAGE, STORAGE, Buffer, Copy, Launch, Plan, Record, Region, Step, Wait
 from prefuse.runtime.plan_checker import check_plan
 
 
@@ -105,7 +105,7 @@ def with_direct_reads(plan: Plan) -> Iterator[Plan]:
         if isinstance(step, Copy) and step.stream != COMPUTE:
             steps[index] = replace(step, stream=COMPUTE)
             yield with_steps(plan, steps)
-        elif hasattr(step, "reads"):
+        elif isinstance(step, Launch):
             reads = (Region(stored.name, 0, step.reads[0].size_bytes), *step.reads[1:])
             steps[index] = replace(step, reads=reads)
             yield with_steps(plan, steps)
