@@ -230,3 +230,34 @@ def test_a_step_writes_one_row_a_head(position: int, is_read_only: bool) -> None
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode == 0) is not is_read_only, ended.stderr
     assert ended.returncode in (0, -11), ended.stderr
+
+
+def test_a_static_cache_of_transformers_is_states() -> None:
+    """A Llama that its library exports with a cache of fixed length, token by token as the library's own."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=96, num_key_value_heads=2, max_position_embeddings=64, **sizes)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    cache = {"batch_size": 1, "max_cache_len": 32}
+    model.generation_config = transformers.GenerationConfig(
+        use_cache=True, cache_implementation="static", max_length=32, cache_config=cache
+    )
+    wanted = TorchExportableModuleWithStaticCache(copy.deepcopy(model))
+    token, position = torch.tensor([[3]]), torch.tensor([0])
+    with torch.no_grad():  # strictly: else torch takes the caches for constants
+        exported = torch.export.export(TorchExportableModuleWithStaticCache(model), (token, None, position), strict=True)
+    net = prefuse.compile(exported, cache=False)
+    assert isinstance(net, CompiledModel)
+    assert sum(name.startswith(("key_cache", "value_cache")) for name in net.states) == 4
+    for at in range(6):
+        token, position = torch.tensor([[7 * at + 3]]), torch.tensor([at])
+        got = net(token, position)
+        with torch.no_grad():
+            torch.testing.assert_close(got, wanted(token, cache_position=position), rtol=1e-5, atol=1e-5)
+    rows = [
+        step for step in net.plan.steps if isinstance(step, Launch) and step.writes[0].buffer.startswith(("new:key", "new:val"))
+    ]
+    assert [step.inplace for step in rows] == [((0, 0),)] * 4

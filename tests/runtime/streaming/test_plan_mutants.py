@@ -86,8 +86,8 @@ def with_short_copies(plan: Plan) -> Iterator[Plan]:
         assert isinstance(step, Copy)
         size = step.source.size_bytes - PAGE
         steps = list(plan.steps)
-        regions = (Region(region.buffer, region.offset, size) for region in (step.source, step.destination))
-        steps[index] = Copy(*regions, stream=step.stream)
+        source, destination = (Region(region.buffer, region.offset, size) for region in (step.source, step.destination))
+        steps[index] = Copy(source, destination, step.stream)
         yield with_steps(plan, steps)
 
 
