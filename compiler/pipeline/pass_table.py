@@ -20,6 +20,7 @@ PASSES: dict[str, str] = {
     "order-concats": "prefuse.passes.plan.order_concats:OrderConcats",
     "concat-to-split-weight": "prefuse.passes.weights.concat_to_split_weight:ConcatToSplitWeight",
     "merge-parallel-matmul": "prefuse.passes.weights.merge_parallel_matmul:MergeParallelMatmul",
+    "split-weights": "prefuse.passes.weights.split_weights:SplitWeights",
     "fuse-recurrent": "prefuse.passes.operators.fuse_recurrent:FuseRecurrent",
     "reassociate-product": "prefuse.passes.weights.reassociate_product:ReassociateProduct",
     "sink-reorders": "prefuse.passes.fusion.sink_reorders:SinkReorders",
@@ -45,7 +46,7 @@ DEFAULT_PIPELINE = (
     "canonicalize,unroll-loops,eliminate-dead,merge-equal,sink-scales,keep-weights,decompose,bound-shapes,canonicalize,merge-equal,eliminate-dead,"
     "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,order-concats,concat-to-split-weight,merge-parallel-matmul,"
-    "fold-batchnorm,canonicalize,eliminate-dead,"
+    "fold-batchnorm,canonicalize,eliminate-dead,split-weights,"
     "fuse-attention,sink-reorders,fuse-gather,quantize-weights,assign-formats,place-casts,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
     "order-nodes,plan-memory,schedule-prefetch"

@@ -1,0 +1,97 @@
+"""split-weights: pieces of large weights give the bits of the whole, and only a limit asks for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import prefuse
+import pytest
+from prefuse.compiler.ir.assignments.kernel_choice import KernelChoice
+from prefuse.compiler.ir.facts import infer_facts
+from prefuse.compiler.ir.verifier import verify_model
+from prefuse.compiler.pipeline import Context
+from prefuse.compiler.pipeline.memory_limit import MemoryLimit
+from prefuse.passes.weights.split_weights import SplitWeights
+from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.plan import planned_bytes
+from prefuse.runtime.target import Target
+
+BODIES = {
+    "MatMul": "y = MatMul(x, w)",
+    "Gemm": "y = Gemm(x, w, b)",
+    "transposed Gemm": "y = Gemm<transB = 1, alpha = 0.5>(x, w, b)",
+    "Gemm of one bias": "y = Gemm(x, w, c)",
+}
+
+
+def product(body: str, rows: int, k: int, columns: int) -> ir.Model:
+    rng = np.random.default_rng(0)
+    shape = (columns, k) if "transB" in body else (k, columns)
+    arrays = {"w": rng.standard_normal(shape, np.float32)}
+    if "b)" in body or "c)" in body:
+        arrays |= {"b": rng.standard_normal(columns, np.float32)} if "b)" in body else {"c": np.ones(1, np.float32)}
+    text = f'<ir_version: 8, opset_import: ["": 18]> main (float[{rows},{k}] x) => (float[{rows},{columns}] y) {{ {body} }}'
+    model = ir.from_onnx_text(text, initializers=[ir.tensor(array, name=name) for name, array in arrays.items()])
+    infer_facts(model)
+    return model
+
+
+def split(model: ir.Model, percent: float | None, target: str = "cpu") -> tuple[bool, Context]:
+    limit = None if percent is None else MemoryLimit(percent=percent)
+    context = Context(Target.parse(target, threads=2), memory_limit=limit)
+    changed = SplitWeights().run(model, context)
+    verify_model(model)
+    return changed, context
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize(("rows", "k", "columns"), [(1, 300, 1000), (5, 257, 1300), (130, 96, 1536)])
+def test_pieces_give_the_bits_of_the_whole(body: str, rows: int, k: int, columns: int) -> None:
+    model = product(body, rows, k, columns)
+    changed, context = split(model.clone(), 50)
+    if not changed:  # on some processors another kernel is best for so few columns
+        assert "another kernel would multiply" in str(context.remarks[0])
+        return
+    x = np.random.default_rng(1).standard_normal((rows, k), np.float32)
+    free = prefuse.compile(model, threads=2, cache=False)
+    limited = prefuse.compile(model, threads=2, cache=False, memory_limit="60%")
+    assert isinstance(free, CompiledModel)
+    assert isinstance(limited, CompiledModel)
+    assert planned_bytes(limited.plan) <= 0.6 * planned_bytes(free.plan)
+    np.testing.assert_array_equal(limited(x), free(x))
+
+
+def test_tables_are_gathered_by_columns() -> None:
+    rng = np.random.default_rng(0)
+    text = '<ir_version: 8, opset_import: ["": 18]> main (int64[2,7] x) => (float[2,7,640] y) { y = Gather(table, x) }'
+    table = rng.standard_normal((900, 640), np.float32)
+    model = ir.from_onnx_text(text, initializers=[ir.tensor(table, name="table")])
+    x = rng.integers(-900, 900, (2, 7))
+    net = prefuse.compile(model, threads=2, cache=False, memory_limit="50%")
+    assert isinstance(net, CompiledModel)
+    assert planned_bytes(net.plan) <= 0.5 * table.nbytes
+    np.testing.assert_array_equal(net(x), table[x])
+
+
+def test_without_a_limit_nothing_is_cut() -> None:
+    model = product(BODIES["MatMul"], 5, 257, 1300)
+    assert not split(model, None)[0]
+    assert not split(model, 100)[0]
+    assert [node.op_type for node in model.graph] == ["MatMul"]
+
+
+def test_what_another_kernel_would_compute_stays_whole() -> None:
+    model = product(BODIES["Gemm"], 5, 257, 1300)
+    choices = iter(["first", *["second"] * 20])
+
+    class Choosing(Context):
+        def kernels_of(self, model: ir.Model):  # type: ignore[no-untyped-def]
+            return lambda node, variant: KernelChoice(next(choices), 1.0, "fma")
+
+    context = Choosing(Target.parse("cpu:avx2", threads=1), memory_limit=MemoryLimit(percent=50))
+    names = set(model.graph.initializers)
+    assert not SplitWeights().run(model, context)
+    verify_model(model)
+    assert [node.op_type for node in model.graph] == ["Gemm"]
+    assert set(model.graph.initializers) == names
+    assert "would multiply by pieces of w" in str(context.remarks[0])
