@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Union, get_args, get_origin
 import onnx_ir as ir
 
 from ...runtime.errors import CompileError, OptionError
+from ...runtime.hardware.memory_limit import MemoryLimit
 from ...runtime.plan import Plan
 from ...runtime.plan_checker import check_plan
 from ...runtime.precision import Precision, Weights
@@ -33,7 +34,6 @@ from ..ir.functions import fused_names, is_fused
 from ..ir.printer import print_model
 from ..ir.rewriter import Rejection
 from ..ir.verifier import verify_model
-from .memory_limit import MemoryLimit
 
 if TYPE_CHECKING:
     from ..lowering.chooser import KernelChooser

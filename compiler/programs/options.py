@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...runtime.errors import OptionError
+from ...runtime.hardware.memory_limit import MemoryLimit
 from ...runtime.precision import PRECISIONS, WEIGHTS, Precision, Weights
 from ...runtime.target import Target
-from ..pipeline.memory_limit import MemoryLimit, parse_memory_limit
+from .memory_limit import parse_memory_limit
 from .tuning_database import Configurations, digest_of, known_configurations
 
 # Precisions beside those of float programs: ranges of tensors, from calibration data; ranges of rows, found while a program runs.

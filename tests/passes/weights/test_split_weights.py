@@ -10,9 +10,9 @@ from prefuse.compiler.ir.assignments.kernel_choice import KernelChoice
 from prefuse.compiler.ir.facts import infer_facts
 from prefuse.compiler.ir.verifier import verify_model
 from prefuse.compiler.pipeline import Context
-from prefuse.compiler.pipeline.memory_limit import MemoryLimit
 from prefuse.passes.weights.split_weights import SplitWeights
 from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.hardware.memory_limit import MemoryLimit
 from prefuse.runtime.plan import planned_bytes
 from prefuse.runtime.target import Target
 

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-from dataclasses import dataclass
 
 from ...runtime.errors import OptionError
+from ...runtime.hardware.memory_limit import MemoryLimit, machine_bytes
 
 _UNITS = {"B": 1} | {f"{prefix}iB": 1 << 10 * power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}B": 10 ** (3 * power) for power, prefix in enumerate(("K", "M", "G", "T"), 1)}
 _TEXT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*")
 _FIX = 'give bytes, such as 600_000_000, "600MiB" or "1.5GB", or a share of what the program takes, such as "25%"'
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
-    """Bytes, or `percent` of what the weights and activations of a program take without a limit. One of them is given."""
-
-    size_bytes: int | None = None
-    percent: float | None = None
-
-    def of(self, total_bytes: int) -> int:
-        """The bytes that a program may take that takes `total_bytes` without a limit."""
-        return self.size_bytes if self.size_bytes is not None else int(total_bytes * (self.percent or 0.0) / 100)
-
-    def __str__(self) -> str:
-        return f"{self.size_bytes}B" if self.size_bytes is not None else f"{self.percent:g}%"
 
 
 def parse_memory_limit(value: object) -> MemoryLimit | None:
@@ -60,8 +44,3 @@ def _of_bytes(size_bytes: int, value: object) -> MemoryLimit:
         what = f"{value!r} is more than this machine has, {there / 2**30:.1f} GiB"
         raise OptionError("memory_limit", what, "give less, or leave the limit out")
     return MemoryLimit(size_bytes)
-
-
-def machine_bytes() -> int:
-    """The memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
