@@ -132,7 +132,10 @@ class CudaDriver:
 
     def function(self, module: Handle, name: str) -> Handle:
         found = ctypes.c_void_p()
-        self._call("cuModuleGetFunction", ctypes.byref(found), ctypes.c_void_p(module), ctypes.c_char_p(name.encode()))
+        try:
+            self._call("cuModuleGetFunction", ctypes.byref(found), ctypes.c_void_p(module), ctypes.c_char_p(name.encode()))
+        except DriverError as error:
+            raise DriverError(f"{error}: no function {name}", error.code) from error
         return found.value or 0
 
     def new_stream(self) -> Handle:
