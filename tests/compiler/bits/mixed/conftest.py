@@ -12,14 +12,19 @@ import pytest
 from prefuse.compiler import driver
 
 
-@pytest.fixture(scope="package", autouse=True)
-def kept_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@pytest.fixture(scope="session")
+def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(autouse=True)  # of a test, not of the package: without __init__.py that would last as long as the session
+def kept_programs(kept_folder: Path) -> Iterator[None]:
     """What has been compiled once, from the same graph, with the same options and name, is its file again."""
-    folder, compile_model = tmp_path_factory.mktemp("programs"), driver.compile_model
+    compile_model = driver.compile_model
 
     def compiled(model: ir.Model, options: Any, *, name: str, output: Path, progress: Any = None) -> None:
         what = ir.to_proto(model).SerializeToString(deterministic=True)
-        kept = folder / hashlib.sha256(what + repr((options, name)).encode()).hexdigest()
+        kept = kept_folder / hashlib.sha256(what + repr((options, name)).encode()).hexdigest()
         if not kept.exists():
             compile_model(model, options, name=name, output=kept, progress=progress)
         output.write_bytes(kept.read_bytes())
