@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import onnx_ir as ir
@@ -99,7 +99,10 @@ class Walk:
         for rule in self.rules.by_operator.get(node.op_type, self.rules.rest):
             found = rule(node, self.scope)
             if isinstance(found, Replacement):
-                return found, rejections
+                missing = node.outputs[len(found.outputs) :]  # such as the indices of a MaxPool, which few ask for
+                if any(is_read(value) for value in missing):
+                    continue
+                return replace(found, outputs=(*found.outputs, *[None] * len(missing))), rejections
             if found is not None:
                 rejections.append(found)
         return None, rejections
