@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self
 import numpy as np
 
 from .cpu_device import CpuDevice, CpuExecutable
-from .cuda_device import CudaDevice, NoDevice
 from .device import Arena, Device, Executable, Invocation
 from .errors import ArenaMemoryError, InputError, OptionError, ProgramFileError
+from .gpu_device import GpuDevice
 from .plan import Launch, Plan, Port, Role, step_reads, step_writes
 from .profile import GroupDescription, Profile, Recorder, assumed_rate_of, descriptions_of
 from .program_file import Program, read_program, save_program
@@ -187,11 +187,9 @@ class CompiledModel(Shared):
         """The times of each step in `runs` calls, after one that does not count.
 
         Raises:
-            OptionError: the program has no counters: it was not compiled with profile=True, or is for a GPU.
+            OptionError: the program has no counters: it is for a CPU and was not compiled with profile=True.
             InputError: the inputs are not those of the model.
         """
-        if Target.parse(self.plan.target).is_gpu:
-            raise OptionError("profile", f"programs for {self.plan.target} have no counters", "time them with the GPU's tools")
         if runs < 1:
             raise OptionError("runs", f"{runs} calls", "give a number from 1 on")
         recorder = Recorder(self._executable, runs + 1, len(self.plan.steps))
@@ -342,7 +340,7 @@ def session_states(states: States | None) -> States:
 def device_for(plan: Plan) -> Device:
     """The device of this machine that a plan's target names. Whether it is there shows at the first call."""
     kind = Target.parse(plan.target).kind
-    return {"cpu": CpuDevice, "cuda": CudaDevice}[kind]() if kind != "rocm" else NoDevice(plan.target)
+    return CpuDevice() if kind == "cpu" else GpuDevice(kind)
 
 
 def is_quick(plan: Plan) -> bool:

@@ -47,14 +47,13 @@ from .archive import (
     write_member,
     write_pieces,
 )
-from .device_binary import check_binary
 from .errors import OptionError, ProgramFileError
 from .files.checksum import Checksum
 from .plan import ALIGNMENT, PAGE, STORAGE, Buffer, Plan, Role, TensorType
 from .plan_checker import check_plan
 from .plan_text import parse_plan, print_plan
 from .streaming.storage import Storage, StorageError, Stored, checksum_of, in_memory, whole_pages
-from .target import Target
+from .target import Target, check_binary
 
 FORMAT = 4
 PLAN, CONSTANTS, STORED = "plan.txt", "constants.safetensors", "stored.safetensors"

@@ -99,11 +99,10 @@ class _Tensor:
         return address
 
     def _check_place(self, tensor: torch.Tensor) -> None:
-        """Take a tensor that is not on the CPU if the device can read it there, with what its default stream does complete."""
+        """Take a tensor that is not on the CPU if the device can read it there."""
         torch = sys.modules["torch"]
         if tensor.layout is not torch.strided or str(tensor.device) not in self._devices:
             raise misplaced(tensor, self.where)
-        torch.cuda.current_stream(tensor.device).synchronize()
 
     def given_address(self, value: object) -> int:
         """Address of what a caller gives for an output. Raises InputError if a program cannot write there."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from .errors import OptionError
+from .errors import OptionError, ProgramFileError
 from .fit_file import find_fit
+from .gpu.binary import architecture_of
 from .hardware import machine as machines
 from .hardware import tile_state
 from .hardware.machine import Machine
@@ -192,14 +193,24 @@ def _installed_gpu(kind: str) -> str:
         OptionError: it has none, or none that can be asked.
     """
     fix = f'name one, as in "{_EXAMPLES[kind]}"'
-    if kind == "cuda":
-        from .hardware.cuda_driver import DriverError, first_architecture
+    from .gpu.driver import DriverError
+    from .gpu.installed import driver
 
-        try:
-            return first_architecture()
-        except DriverError as error:
-            raise OptionError("target", f'"cuda" is the GPU of this machine: {error}', fix) from error
-    raise OptionError("target", f'"{kind}" names no architecture', fix)
+    try:
+        gpu = driver(kind)
+        with gpu.active():
+            return gpu.architecture()
+    except DriverError as error:
+        raise OptionError("target", f'"{kind}" is the GPU of this machine: {error}', fix) from error
+
+
+def check_binary(binary: bytes, target: Target, where: str) -> None:
+    """Raise ProgramFileError if a program's binary is not for its target's kind of GPU and architecture."""
+    found = architecture_of(binary)
+    wanted = f"{target.kind}:{target.level.rstrip('af') if target.kind == 'cuda' else target.level}"
+    if found not in (wanted, "rocm") or not wanted.startswith(found.partition(":")[0]):
+        what = f"a binary for {found}" if found else "no binary for a GPU"
+        raise ProgramFileError(where, f"{what}, the plan is for {target}", "compile the model again")
 
 
 @cache

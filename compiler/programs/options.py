@@ -77,10 +77,6 @@ def parse_options(target: str, precision: str, extra: Mapping[str, object], *, q
     parsed = Target.parse(target, threads)
     if quantization:
         exactness = _precision_beside_int8(parsed)
-    if profile and parsed.is_gpu:
-        raise OptionError(
-            "profile", f"programs for {parsed} have no counters", "leave it out, and time them with the GPU's tools"
-        )
     configurations = known_configurations(extra.get("tuning", True), parsed, exactness)
     weights = parse_weights(extra.get("weights"), parsed)
     limit = parse_memory_limit(extra.get("memory_limit"))

@@ -8,7 +8,7 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -18,7 +18,10 @@ import pytest
 from prefuse.compiler.lowering.gpu.device_module import cuda_source, function_symbol
 from prefuse.kernels.codegen.grids import DeviceFunction
 from prefuse.kernels.template.contract import BuiltKernel
-from prefuse.runtime.hardware.cuda_driver import CudaDriver
+from prefuse.runtime.gpu.cuda_driver import CudaDriver
+from prefuse.runtime.gpu.driver import Driver
+from prefuse.runtime.gpu.hip_driver import HipDriver
+from prefuse.runtime.plan import Launch, Plan
 from prefuse.runtime.target import Target
 
 from ..kernels.harness import POISON, Case, build, operands_of
@@ -36,7 +39,7 @@ def need_compiler() -> str:
 
 
 def compile_simulation(kernels: Mapping[str, DeviceFunction], folder: Path) -> Path:
-    """A library with a function sim_NAME(blocks, threads, arguments) for each function of the kernels."""
+    """A library with a function sim_NAME(blocks, threads, arguments), and a number count_NAME of these, for each function."""
     return compile_source(cuda_source(kernels, CUDA), folder)
 
 
@@ -76,17 +79,65 @@ def _functions(source: str) -> list[tuple[str, list[str], bool]]:
 def _wrapper(name: str, types: Sequence[str], meets: bool) -> str:
     arguments = ", ".join(f"*({kind}*)a[{position}]" for position, kind in enumerate(types))
     call = f"sim::launch(blocks, threads, {str(meets).lower()}, [=] {{ {name}({arguments}); }})"
-    return f'extern "C" int sim_{name}(unsigned blocks, unsigned threads, void** a) {{ return {call}; }}'
+    function = f'extern "C" int sim_{name}(unsigned blocks, unsigned threads, void** a) {{ return {call}; }}'
+    return f'{function}\nextern "C" const int count_{name} = {len(types)};'
 
 
 @cache
-def fake_driver_library() -> str:
-    """Path of a libcuda.so.1 whose device is the simulator."""
-    library = Path(mkdtemp(prefix="prefuse-")) / "libcuda.so"
-    subprocess.run(
-        [need_compiler(), "-O1", "-shared", "-fPIC", str(HERE / "fake_cuda.cpp"), "-o", str(library), "-ldl"], check=True
-    )
+def fake_driver_library(api: str = "cuda") -> str:
+    """Path of a libcuda.so.1, or of a libamdhip64.so where `api` is "hip", whose device is the simulator."""
+    library = Path(mkdtemp(prefix="prefuse-")) / f"lib{api}.so"
+    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", *(["-DHIP"] if api == "hip" else [])]
+    subprocess.run([need_compiler(), *flags, str(HERE / "fake_gpu.cpp"), "-o", str(library), "-ldl"], check=True)
     return str(library)
+
+
+class FakeGpu:
+    """What tests ask of the library of a driver."""
+
+    def __init__(self, driver: CudaDriver | HipDriver, path: str) -> None:
+        self.driver = driver
+        self._library = ctypes.CDLL(path)
+        for name in ("fake_bytes", "fake_pinned_bytes", "fake_objects"):
+            getattr(self._library, name).restype = ctypes.c_long
+        self._library.fake_races.restype = ctypes.c_char_p
+
+    def order(self, number: int) -> None:
+        """Which operation goes first where several may; see fake_gpu.cpp."""
+        self._library.fake_order(number)
+
+    def fail(self, function: str, after: int = 0, code: int = 719) -> None:
+        """Let a call of an entry point fail once, after so many that go well."""
+        self._library.fake_fail(function.encode(), ctypes.c_long(after), code)
+
+    def mend(self) -> None:
+        """Forget failures that are due, and those that make all calls fail."""
+        self._library.fake_mend()
+
+    def break_kernel(self, code: int = 700) -> None:
+        """Ask for something that fails when it runs."""
+        self._library.fake_break_kernel(code)
+
+    def held(self) -> tuple[int, int, int]:
+        """Bytes of the device, pinned bytes, and streams, events, graphs and modules."""
+        return self._library.fake_bytes(), self._library.fake_pinned_bytes(), self._library.fake_objects()
+
+    def races(self) -> str:
+        """What touched the same bytes unordered, since this was asked last."""
+        return str(self._library.fake_races().decode())
+
+    def declare(self, plan: Plan) -> None:
+        """Tell which bytes the kernels of a plan touch."""
+        grids = {kernel.symbol: kernel.grids for kernel in plan.kernels}
+        for step in plan.steps:
+            if not isinstance(step, Launch):
+                continue
+            regions = [(one.size_bytes, False) for one in step.reads]
+            regions += [(one.size_bytes, True) for one in step.writes + step.scratch]
+            sizes = (ctypes.c_size_t * len(regions))(*(size for size, _ in regions))
+            writes = (ctypes.c_int * len(regions))(*(is_written for _, is_written in regions))
+            for grid in grids[step.kernel]:
+                self._library.fake_declare(grid.function.encode(), len(regions), sizes, writes)
 
 
 def simulated_cubin(library: Path, architecture: int = 90) -> bytes:
@@ -96,9 +147,18 @@ def simulated_cubin(library: Path, architecture: int = 90) -> bytes:
 
 
 @pytest.fixture
-def simulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaDriver:
-    """Programs for CUDA are compiled for the simulator and run on it, through the driver's real binding."""
-    driver = CudaDriver(fake_driver_library())
+def simulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGpu]:
+    """Programs for CUDA are compiled for the simulator and run on it, through the driver's real binding, without a race."""
+    path = fake_driver_library()
+    gpu = FakeGpu(CudaDriver(path), path)
+    simulate(monkeypatch, tmp_path, gpu.driver)
+    yield gpu
+    gpu.order(0)
+    assert gpu.races() == ""
+
+
+def simulate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: Driver) -> None:
+    """Let compilations make code for the simulator, and the machine's GPU be that of a driver."""
     counter = itertools.count()
 
     def build_device_code(kernels: Mapping[str, DeviceFunction], target: Target) -> bytes:
@@ -107,8 +167,7 @@ def simulated_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaDriver
         return simulated_cubin(compile_simulation(kernels, folder))
 
     monkeypatch.setattr("prefuse.compiler.lowering.program.build_device_code", build_device_code)
-    monkeypatch.setattr("prefuse.runtime.hardware.cuda_driver._driver", lambda: driver)
-    return driver
+    monkeypatch.setattr("prefuse.runtime.gpu.installed._driver", lambda kind: driver)
 
 
 def check(cases: Sequence[Case], folder: Path) -> None:

@@ -14,9 +14,9 @@ from prefuse.compiler.lowering.gpu.cuda_compiler import compile_cuda, find_nvcc,
 from prefuse.compiler.lowering.gpu.device_module import cuda_source, wavefront_threads
 from prefuse.compiler.lowering.gpu.rocm_compiler import compile_rocm, find_lld
 from prefuse.kernels.codegen.grids import BLOCK_THREADS, DeviceFunction
-from prefuse.runtime.device_binary import architecture_of, check_binary
 from prefuse.runtime.errors import CompileError, OptionError, ProgramFileError
-from prefuse.runtime.target import Target
+from prefuse.runtime.gpu.binary import architecture_of
+from prefuse.runtime.target import Target, check_binary
 
 from ..compiler.test_cli import Terminal
 from ..kernels.harness import build, operator

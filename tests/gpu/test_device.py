@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,15 @@ import prefuse.backend as backend
 import pytest
 import torch
 from onnx import TensorProto, parser
-from prefuse.runtime.cuda_device import CudaDevice
 from prefuse.runtime.errors import ArenaMemoryError, DeviceError, InputError, OptionError, ProgramFileError
 from prefuse.runtime.executor import CompiledModel
-from prefuse.runtime.hardware.cuda_driver import CudaDriver, DriverError
+from prefuse.runtime.gpu.cuda_driver import CudaDriver
+from prefuse.runtime.gpu.driver import DriverError
+from prefuse.runtime.gpu_device import GpuDevice
 from prefuse.runtime.plan import Copy
-from prefuse.runtime.program_file import read_program
 from prefuse.runtime.target import Target
 
-from .simulator import fake_driver_library
+from .simulator import FakeGpu, fake_driver_library
 
 TEXT = """
 <ir_version: 10, opset_import: ["": 21]>
@@ -69,7 +68,7 @@ def inputs() -> np.ndarray:
     return np.random.default_rng(1).standard_normal((3, 8), dtype=np.float32)
 
 
-def test_a_program_runs_and_survives_its_file(simulated_gpu: CudaDriver, tmp_path: Path) -> None:
+def test_a_program_runs_and_survives_its_file(simulated_gpu: FakeGpu, tmp_path: Path) -> None:
     model = small_model()
     net = compiled()
     assert any(isinstance(step, Copy) for step in net.plan.steps)
@@ -83,40 +82,41 @@ def test_a_program_runs_and_survives_its_file(simulated_gpu: CudaDriver, tmp_pat
                 np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-def test_torch_tensors_give_torch_tensors(simulated_gpu: CudaDriver) -> None:
+def test_torch_tensors_give_torch_tensors(simulated_gpu: FakeGpu) -> None:
     model, x = small_model(), inputs()
     y, *_ = run(compiled(), torch.from_numpy(x))
     assert isinstance(y, torch.Tensor)
     np.testing.assert_allclose(y.numpy(), expected(model, x)[0], rtol=1e-5)
 
 
-def test_addresses_on_the_device_are_used_where_they_are(simulated_gpu: CudaDriver) -> None:
+def test_addresses_on_the_device_are_used_where_they_are(simulated_gpu: FakeGpu) -> None:
     """Memory of the driver in, memory of the driver out: nothing is staged."""
     model, x = small_model(), inputs()
     net = compiled()
-    device = CudaDevice(lambda: simulated_gpu)
+    device = GpuDevice("cuda", lambda: simulated_gpu.driver)
     invocation = device.load(net._program).bind(device.allocate(1 << 16))
     sizes = [port.type.size_bytes for port in (*net.plan.inputs, *net.plan.outputs)]
-    with simulated_gpu.active():
-        places = [simulated_gpu.allocate(size) for size in sizes]
-        simulated_gpu.copy_in(places[0], x.ctypes.data, x.nbytes, 0)
-    before = fake_bytes(simulated_gpu)
+    with simulated_gpu.driver.active():
+        places = [simulated_gpu.driver.allocate(size) for size in sizes]
+        simulated_gpu.driver.copy_in(places[0], x.ctypes.data, x.nbytes, 0)
+        simulated_gpu.driver.synchronize(0)
+    before = simulated_gpu.held()[:2]
     invocation(*places)
-    assert fake_bytes(simulated_gpu) == before
+    assert simulated_gpu.held()[:2] == before
     y = np.ctypeslib.as_array((ctypes.c_float * 15).from_address(places[1])).reshape(3, 5)
     np.testing.assert_allclose(y, expected(model, x)[0], rtol=1e-5)
 
 
-def test_memory_of_the_device_is_freed(simulated_gpu: CudaDriver) -> None:
-    before = fake_bytes(simulated_gpu)
+def test_memory_of_the_device_is_freed(simulated_gpu: FakeGpu) -> None:
+    before = simulated_gpu.held()[:2]
     net = compiled()
     net(inputs())
-    assert fake_bytes(simulated_gpu) > before
+    assert simulated_gpu.held()[:2] > before
     del net
-    assert fake_bytes(simulated_gpu) == before
+    assert simulated_gpu.held()[:2] == before
 
 
-def test_threads_share_the_program(simulated_gpu: CudaDriver) -> None:
+def test_threads_share_the_program(simulated_gpu: FakeGpu) -> None:
     model = small_model()
     net = compiled()
     failures: list[str] = []
@@ -134,12 +134,7 @@ def test_threads_share_the_program(simulated_gpu: CudaDriver) -> None:
     assert not failures
 
 
-def test_programs_for_gpus_have_no_counters(simulated_gpu: CudaDriver) -> None:
-    with pytest.raises(OptionError, match="programs for cuda:sm_90 have no counters"):
-        compiled().profile(inputs())
-
-
-def test_types_that_numpy_lacks(simulated_gpu: CudaDriver) -> None:
+def test_types_that_numpy_lacks(simulated_gpu: FakeGpu) -> None:
     x = np.linspace(-3, 3, 24).astype(ml_dtypes.bfloat16).reshape(4, 6)
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Add", ["x", "x"], ["h"]), onnx.helper.make_node("Relu", ["h"], ["y"])],
@@ -154,13 +149,13 @@ def test_types_that_numpy_lacks(simulated_gpu: CudaDriver) -> None:
     np.testing.assert_array_equal(got.astype(np.float32), np.maximum((x + x).astype(np.float32), 0))
 
 
-def test_without_a_driver(tmp_path: Path, simulated_gpu: CudaDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver(tmp_path: Path, simulated_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling, writing, reading and reporting need no GPU; a call says that there is none."""
 
-    def absent() -> CudaDriver:
+    def absent(kind: str) -> CudaDriver:
         raise DriverError("this machine has no NVIDIA driver")
 
-    monkeypatch.setattr("prefuse.runtime.hardware.cuda_driver._driver", absent)
+    monkeypatch.setattr("prefuse.runtime.gpu.installed._driver", absent)
     path = tmp_path / "net.prefuse"
     compiled().save(path)
     net = prefuse.load(path)
@@ -171,11 +166,11 @@ def test_without_a_driver(tmp_path: Path, simulated_gpu: CudaDriver, monkeypatch
         Target.parse("cuda")
 
 
-def test_the_installed_gpu_is_the_default(simulated_gpu: CudaDriver) -> None:
+def test_the_installed_gpu_is_the_default(simulated_gpu: FakeGpu) -> None:
     assert Target.parse("cuda") == Target("cuda", "sm_90")
 
 
-def test_kernels_of_few_threads_are_reported_as_slow(simulated_gpu: CudaDriver) -> None:
+def test_kernels_of_few_threads_are_reported_as_slow(simulated_gpu: FakeGpu) -> None:
     """A sum along a long axis has a thread for each of its three rows."""
     text = """<ir_version: 10, opset_import: ["": 21]> main (float[3,600000] x) => (float[3,600000] y) <int64 a = {1}> {
       y = CumSum(x, a)
@@ -186,14 +181,14 @@ def test_kernels_of_few_threads_are_reported_as_slow(simulated_gpu: CudaDriver) 
     assert "slow paths: none" in compiled().report()
 
 
-def test_onnx_backend_interface(simulated_gpu: CudaDriver) -> None:
+def test_onnx_backend_interface(simulated_gpu: FakeGpu) -> None:
     model, x = small_model(), inputs()
     assert backend.supports_device("CUDA")
     y, *_ = backend.prepare(model, "CUDA:0").run([x])
     np.testing.assert_allclose(y, expected(model, x)[0], rtol=1e-5)
 
 
-def test_a_torch_module(simulated_gpu: CudaDriver) -> None:
+def test_a_torch_module(simulated_gpu: FakeGpu) -> None:
     """Compiled at its first call, its tensors on the CPU."""
     module = torch.nn.Sequential(torch.nn.Linear(6, 70), torch.nn.GELU(), torch.nn.LayerNorm(70)).eval()
     x = torch.from_numpy(np.random.default_rng(3).standard_normal((5, 6), dtype=np.float32))
@@ -207,47 +202,32 @@ def test_no_driver_library() -> None:
         CudaDriver("libcuda-that-is-not-there.so")
 
 
-def test_a_binary_that_the_gpu_cannot_run(simulated_gpu: CudaDriver, tmp_path: Path) -> None:
+def test_a_binary_that_the_gpu_cannot_run(simulated_gpu: FakeGpu, tmp_path: Path) -> None:
     net = compiled()
     for library in tmp_path.glob("device*/kernels.so"):
         library.unlink()
-    with pytest.raises(ProgramFileError, match=r"compiled for cuda:sm_90, which this GPU \(sm_90\) cannot run"):
+    with pytest.raises(ProgramFileError, match=r"compiled for cuda:sm_90, which this GPU \(cuda:sm_90\) cannot run"):
         net(inputs())
 
 
-def test_a_failed_launch(simulated_gpu: CudaDriver) -> None:
+def test_a_failed_launch(simulated_gpu: FakeGpu) -> None:
     net = compiled()
     net(inputs())
-    simulated_gpu._library.fake_fail_next_launch()
-    with pytest.raises(DeviceError, match="cuLaunchKernel: CUDA_ERROR_OF_TEST"):
+    simulated_gpu.fail("cuGraphLaunch", code=2)
+    with pytest.raises(DeviceError, match=r"cuGraphLaunch: CUDA_ERROR_OF_TEST"):
         net(inputs())
     net(inputs())
 
 
-def test_too_little_memory(simulated_gpu: CudaDriver) -> None:
+def test_too_little_memory(simulated_gpu: FakeGpu) -> None:
     with pytest.raises(ArenaMemoryError, match="no memory for 2199023255552 bytes of activations on the GPU"):
-        CudaDevice(lambda: simulated_gpu).allocate(1 << 41)
+        GpuDevice("cuda", lambda: simulated_gpu.driver).allocate(1 << 41)
 
 
-def test_tensors_elsewhere_are_refused(simulated_gpu: CudaDriver) -> None:
+def test_tensors_elsewhere_are_refused(simulated_gpu: FakeGpu) -> None:
     net = compiled()
     with pytest.raises(InputError, match="on meta"):
         net(torch.empty(3, 8, device="meta"))
-
-
-def test_programs_for_rocm_cannot_run_yet(simulated_gpu: CudaDriver, tmp_path: Path) -> None:
-    path = tmp_path / "net.prefuse"
-    compiled().save(path)
-    program = read_program(path)
-    rocm = CompiledModel(replace(program, plan=replace(program.plan, target="rocm:gfx942")))
-    with pytest.raises(DeviceError, match="rocm:gfx942: prefuse compiles for this device and cannot run programs on it yet"):
-        rocm(inputs())
-
-
-def fake_bytes(driver: CudaDriver) -> int:
-    """Bytes allocated on the fake device."""
-    driver._library.fake_bytes.restype = ctypes.c_long
-    return int(driver._library.fake_bytes())
 
 
 def test_the_fake_driver_is_strict() -> None:

@@ -1,33 +1,39 @@
-"""Weights that a GPU program copies beside its kernels, on a driver whose streams run in the worst orders that events allow."""
+"""Weights that a GPU program copies beside its kernels, on a driver that runs in every order that a program leaves open."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import prefuse
 import pytest
-from prefuse.runtime.cuda_device import CudaDevice
 from prefuse.runtime.errors import ProgramFileError
 from prefuse.runtime.executor import CompiledModel
-from prefuse.runtime.hardware.cuda_driver import CudaDriver
+from prefuse.runtime.gpu.driver import Handle, Work
+from prefuse.runtime.gpu.library_driver import LibraryDriver
+from prefuse.runtime.gpu_device import GpuDevice
 from prefuse.runtime.plan import COMPUTE, Copy, Plan, Wait, planned_bytes
 from prefuse.runtime.plan_checker import check_plan
 from prefuse.tests.models.chains import chain_input, product_chain
 
-ORDERS = (0, 1, 2)  # as asked for, copies first, kernels first
+from ..sample import every
+from .simulator import FakeGpu
+
+ORDERS = (*range(4), 11, 12, 13)
 
 
 @pytest.fixture
-def limited(simulated_gpu: CudaDriver) -> CompiledModel:
+def limited(simulated_gpu: FakeGpu) -> CompiledModel:
     net = prefuse.compile(product_chain(), target="cuda:sm_90", cache=False, memory_limit="60%")
     assert isinstance(net, CompiledModel)
+    simulated_gpu.declare(net.plan)
     return net
 
 
 @pytest.fixture
-def answer(simulated_gpu: CudaDriver) -> np.ndarray:
+def answer(simulated_gpu: FakeGpu) -> np.ndarray:
     result = prefuse.compile(product_chain(), target="cuda:sm_90", cache=False)(chain_input())
     assert isinstance(result, np.ndarray)
     return result
@@ -38,42 +44,63 @@ def without(plan: Plan, number: int) -> Plan:
     return replace(plan, steps=tuple(step for index, step in enumerate(plan.steps) if index != number))
 
 
-def test_the_same_bits_in_every_order_or_a_wait_is_missing(
-    simulated_gpu: CudaDriver, limited: CompiledModel, answer: np.ndarray
-) -> None:
-    """Without any one of its waits the checker refuses the plan, and some order gives other bits: so would a forgetful device."""
+def test_the_same_bits_in_every_order(simulated_gpu: FakeGpu, limited: CompiledModel, answer: np.ndarray) -> None:
+    """A plan without one of its waits is refused by the checker; a graph needs none, as its edges come from the bytes."""
     assert any(isinstance(step, Copy) and step.stream != COMPUTE for step in limited.plan.steps)
     for order in ORDERS:
-        simulated_gpu._library.fake_order(order)
+        simulated_gpu.order(order)
         for _ in range(3):
             np.testing.assert_array_equal(limited(chain_input()), answer)
     waits = [index for index, step in enumerate(limited.plan.steps) if isinstance(step, Wait)]
     assert len(waits) > 3
-    for number in waits:
-        broken = without(limited.plan, number)
-        assert check_plan(broken)
-        net = CompiledModel(replace(limited.program, plan=broken), CudaDevice(lambda: simulated_gpu))
-        results = []
-        for order in ORDERS:
-            simulated_gpu._library.fake_order(order)
-            results += [np.array_equal(np.asarray(net(chain_input())), answer) for _ in range(2)]
-        assert not all(results)
+    assert all(check_plan(without(limited.plan, number)) for number in waits)
 
 
-def test_the_device_holds_no_more_than_the_limit_and_gives_it_back(simulated_gpu: CudaDriver, tmp_path: Path) -> None:
-    library = simulated_gpu._library
-    at_first = library.fake_bytes(), library.fake_pinned_bytes()
+def test_an_edge_less_is_noticed(simulated_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever edge of the graph is forgotten: the driver reports a race whatever the order, and many orders give other bits."""
+    columns = 128
+    net = prefuse.compile(product_chain(columns=columns), target="cuda:sm_90", cache=False, memory_limit="60%")
+    assert isinstance(net, CompiledModel)
+    simulated_gpu.declare(net.plan)
+    add = LibraryDriver.add
+    edges = [0, -1]  # counted, and the one that is left out
+
+    def forgetful(self: LibraryDriver, graph: Handle, work: Work, after: Sequence[Handle]) -> Handle:
+        numbers = range(edges[0], edges[0] + len(after))
+        edges[0] += len(after)
+        return add(self, graph, work, [one for one, number in zip(after, numbers, strict=True) if number != edges[1]])
+
+    monkeypatch.setattr(LibraryDriver, "add", forgetful)
+    answer = np.asarray(net(chain_input(columns)))
+    count = edges[0]
+    assert count > 6
+    wrong = raced = 0
+    tried = every(2, range(count))
+    for left_out in tried:
+        simulated_gpu.order(ORDERS[left_out % len(ORDERS)])
+        edges[:] = [0, left_out]
+        got = np.asarray(CompiledModel(net.program, GpuDevice("cuda", lambda: simulated_gpu.driver))(chain_input(columns)))
+        wrong += (is_wrong := not np.array_equal(got, answer))
+        raced += (has_raced := "none waits for the other" in simulated_gpu.races())
+        assert has_raced or not is_wrong
+    between_copies = sum(isinstance(step, Copy) for step in net.plan.steps) - 1  # kept in order, though their bytes are apart
+    assert raced >= len(tried) - between_copies
+    assert wrong > 3
+
+
+def test_the_device_holds_no_more_than_the_limit_and_gives_it_back(simulated_gpu: FakeGpu, tmp_path: Path) -> None:
+    at_first = simulated_gpu.held()
     limited = prefuse.compile(product_chain(), target="cuda:sm_90", cache=False, memory_limit="60%")
     assert isinstance(limited, CompiledModel)
     check_damaged(limited, tmp_path)
-    before = simulated_gpu._library.fake_bytes()
+    before, *_ = simulated_gpu.held()
     context = limited.context()
     context(chain_input())
     x = y = 3 * 256 * 4
-    assert simulated_gpu._library.fake_bytes() - before <= planned_bytes(limited.plan) + x + y + 3 * 256
-    assert simulated_gpu._library.fake_pinned_bytes() >= limited.plan.space("storage").size_bytes
+    assert simulated_gpu.held()[0] - before <= planned_bytes(limited.plan) + x + y + 3 * 256
+    assert simulated_gpu.held()[1] >= limited.plan.space("storage").size_bytes
     del context, limited
-    assert (library.fake_bytes(), library.fake_pinned_bytes()) == at_first
+    assert simulated_gpu.held() == at_first
 
 
 def check_damaged(limited: CompiledModel, tmp_path: Path) -> None:

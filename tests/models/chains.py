@@ -26,5 +26,5 @@ def product_chain(links: int = LINKS, columns: int = COLUMNS) -> ir.Model:
     return model
 
 
-def chain_input() -> np.ndarray:
-    return np.random.default_rng(8).standard_normal((ROWS, COLUMNS), np.float32)
+def chain_input(columns: int = COLUMNS) -> np.ndarray:
+    return np.random.default_rng(8).standard_normal((ROWS, columns), np.float32)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import struct
 
-from .errors import ProgramFileError
-from .target import Target
-
 _HEADER = struct.Struct("<4sBB2xB7x2xH28xI")  # ELF64: magic, class, data, ABI version; machine; flags
 _CUDA, _AMDGPU = 190, 224  # e_machine
 _CUDA_FLAGS_IN_SECOND_BYTE = 8  # from this ABI version on the architecture lies in bits 8 to 15, before in 0 to 7
@@ -32,12 +29,3 @@ def architecture_of(binary: bytes) -> str:
         known = _AMD_MACHINES.get(flags & 0xFF)
         return f"rocm:{known}" if known else "rocm"
     return ""
-
-
-def check_binary(binary: bytes, target: Target, where: str) -> None:
-    """Raise ProgramFileError if a program's binary is not for its target's kind of GPU and architecture."""
-    found = architecture_of(binary)
-    wanted = f"{target.kind}:{target.level.rstrip('af') if target.kind == 'cuda' else target.level}"
-    if found not in (wanted, "rocm") or not wanted.startswith(found.partition(":")[0]):
-        what = f"a binary for {found}" if found else "no binary for a GPU"
-        raise ProgramFileError(where, f"{what}, the plan is for {target}", "compile the model again")
