@@ -90,6 +90,7 @@ class _Call:
     function: Handle
     blocks: int
     threads: int
+    shared_bytes: int
     arguments: ctypes.Array[ctypes.c_void_p]
     cells: _Cells
 
@@ -184,8 +185,9 @@ class CudaInvocation:
             cells = self._cells(regions, grid.scalars)
             size = ctypes.sizeof(ctypes.c_uint64)
             places = [ctypes.addressof(cells) + size * position for position in range(len(cells))]
-            function = self._executable.function(grid.function)
-            yield _Call(stream, function, grid.blocks, grid.threads, (ctypes.c_void_p * len(places))(*places), cells)
+            function = self._executable.function(grid.function, grid.shared_bytes)
+            arguments = (ctypes.c_void_p * len(places))(*places)
+            yield _Call(stream, function, grid.blocks, grid.threads, grid.shared_bytes, arguments, cells)
 
     def _cells(self, regions: tuple[Region, ...], scalars: tuple[int, ...] = ()) -> _Cells:
         """Addresses of regions and then numbers, eight bytes each (the driver reads the first four of an int32)."""
@@ -203,7 +205,8 @@ def _issue(gpu: Driver, action: _Action) -> None:
     """Give something to its stream."""
     match action:
         case _Call():
-            gpu.launch(action.function, action.blocks, action.threads, action.arguments, action.stream)
+            size = action.blocks, action.threads, action.shared_bytes
+            gpu.launch(action.function, *size, action.arguments, action.stream)
         case _Move():
             gpu.copy(action.destination[0], action.source[0], action.size_bytes, action.stream)
         case _Upload():
@@ -261,9 +264,9 @@ class CudaExecutable:
     def running(self) -> _Running:
         return _Running(self.gpu)
 
-    def function(self, name: str) -> Handle:
+    def function(self, name: str, shared_bytes: int) -> Handle:
         if name not in self._functions:
-            self._functions[name] = self.gpu.function(self._module, name)
+            self._functions[name] = self.gpu.function(self._module, name, shared_bytes)
         return self._functions[name]
 
     def fixed_addresses(self, arena: int) -> dict[str, int]:

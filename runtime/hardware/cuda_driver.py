@@ -16,6 +16,8 @@ from typing import Protocol
 _LIBRARY = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _MEMORY_TYPE, _ON_DEVICE = 2, 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE
+_MAX_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_SHARED_BYTES = 48 * 1024  # that every launch may ask for
 _WITHOUT_TIME = 2  # CU_EVENT_DISABLE_TIMING
 OUT_OF_MEMORY, WRONG_BINARY = 2, (200, 209, 218, 222)  # CUresult; not loadable: image, architecture, PTX, its version
 
@@ -44,7 +46,7 @@ class Driver(Protocol):
     def is_device_address(self, address: int) -> bool: ...
     def load(self, binary: bytes) -> Handle: ...
     def unload(self, module: Handle) -> None: ...
-    def function(self, module: Handle, name: str) -> Handle: ...
+    def function(self, module: Handle, name: str, shared_bytes: int) -> Handle: ...
     def allocate_host(self, size_bytes: int) -> int: ...
     def free_host(self, address: int) -> None: ...
     def new_stream(self) -> Handle: ...
@@ -55,7 +57,9 @@ class Driver(Protocol):
     def copy_in(self, device: int, host: int, size_bytes: int, stream: Handle) -> None: ...
     def copy_out(self, host: int, device: int, size_bytes: int, stream: Handle) -> None: ...
     def copy(self, destination: int, source: int, size_bytes: int, stream: Handle) -> None: ...
-    def launch(self, function: Handle, blocks: int, threads: int, arguments: Arguments, stream: Handle) -> None: ...
+    def launch(
+        self, function: Handle, blocks: int, threads: int, shared_bytes: int, arguments: Arguments, stream: Handle
+    ) -> None: ...
     def synchronize(self, stream: Handle) -> None: ...
 
 
@@ -130,12 +134,19 @@ class CudaDriver:
     def unload(self, module: Handle) -> None:
         self._call("cuModuleUnload", ctypes.c_void_p(module))
 
-    def function(self, module: Handle, name: str) -> Handle:
+    def function(self, module: Handle, name: str, shared_bytes: int) -> Handle:
+        """A function of a module, which may be launched with so many bytes of shared memory for each block.
+
+        Raises DriverError, too, where the GPU has less than that.
+        """
         found = ctypes.c_void_p()
         try:
             self._call("cuModuleGetFunction", ctypes.byref(found), ctypes.c_void_p(module), ctypes.c_char_p(name.encode()))
         except DriverError as error:
             raise DriverError(f"{error}: no function {name}", error.code) from error
+        if shared_bytes > _SHARED_BYTES:
+            size = ctypes.c_int(shared_bytes)
+            self._call("cuFuncSetAttribute", found, ctypes.c_int(_MAX_SHARED_BYTES), size)
         return found.value or 0
 
     def new_stream(self) -> Handle:
@@ -171,8 +182,10 @@ class CudaDriver:
         pair = ctypes.c_uint64(destination), ctypes.c_uint64(source)
         self._call("cuMemcpyDtoDAsync_v2", *pair, ctypes.c_size_t(size_bytes), ctypes.c_void_p(stream))
 
-    def launch(self, function: Handle, blocks: int, threads: int, arguments: Arguments, stream: Handle) -> None:
-        if code := self._launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, None):
+    def launch(
+        self, function: Handle, blocks: int, threads: int, shared_bytes: int, arguments: Arguments, stream: Handle
+    ) -> None:
+        if code := self._launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, None):
             raise self._error("cuLaunchKernel", code)
 
     def synchronize(self, stream: Handle) -> None:

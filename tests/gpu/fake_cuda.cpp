@@ -1,5 +1,5 @@
 // A libcuda for tests: the memory of the "device" is the host's, and a "cubin" is an ELF header and the path of a shared library
-// in which each kernel is a function sim_NAME(blocks, threads, arguments). Copies must name one address of each side.
+// in which each kernel is a function sim_NAME(blocks, threads, bytes of shared memory, arguments). Copies must name one address of each side.
 //
 // Streams are queues: nothing runs before somebody waits for it. fake_order says which stream goes on where several can: 0 the one
 // that was asked first, 1 never the one that is waited for if another can, 2 always that one. So whatever order a program's events
@@ -26,6 +26,7 @@ struct Op { long number; Event* waits; long version; std::function<Result()> run
 struct Stream { std::deque<Op> ops; };
 static std::vector<Stream*> streams;
 static std::map<void*, size_t> pinned;
+static std::map<void*, unsigned> large_shared;  // functions that may ask for more than 48 KiB, and for how much
 static long issued = 0;
 static int order = 0;
 static std::recursive_mutex one_at_a_time;
@@ -176,11 +177,16 @@ Result cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t size, void* str
   if (!on_device(to, size) || !on_device(from, size)) return INVALID_VALUE;
   return push(stream, [=] { return memcpy((void*)to, (void*)from, size), OK; });
 }
-Result cuLaunchKernel(int (*function)(unsigned, unsigned, void**), unsigned x, unsigned y, unsigned z, unsigned threads,
+Result cuFuncSetAttribute(void* function, int attribute, int value) {
+  if (attribute != 8 || value > 227 * 1024) return INVALID_VALUE;
+  return large_shared[function] = value, OK;
+}
+Result cuLaunchKernel(int (*function)(unsigned, unsigned, unsigned, void**), unsigned x, unsigned y, unsigned z, unsigned threads,
                       unsigned ty, unsigned tz, unsigned shared, void* stream, void** arguments, void** extra) {
-  if (!contexts || y != 1 || z != 1 || ty != 1 || tz != 1 || shared || extra || !x || !threads || threads > 1024 || !stream)
+  if (!contexts || y != 1 || z != 1 || ty != 1 || tz != 1 || extra || !x || !threads || threads > 1024 || !stream)
     return INVALID_VALUE;
+  if (shared > 48 * 1024 && shared > (large_shared.count((void*)function) ? large_shared[(void*)function] : 0)) return INVALID_VALUE;
   if (fail_next_launch) return fail_next_launch = false, 719;
-  return push(stream, [=] { return function(x, threads, arguments); });
+  return push(stream, [=] { return function(x, threads, shared, arguments); });
 }
 }
