@@ -67,10 +67,10 @@ class LoadedProgram:
         self._pinned = pinned
         self.stored = {name: pinned.address + offset for name, offset in offsets.items()}
 
-    def function(self, name: str) -> Handle:
+    def function(self, name: str, shared_bytes: int) -> Handle:
         """A kernel's function of the module."""
         if name not in self._functions:
-            self._functions[name] = self.gpu.function(self._module, name)
+            self._functions[name] = self.gpu.function(self._module, name, shared_bytes)
         return self._functions[name]
 
     def fixed_addresses(self, arena: int) -> dict[str, int]:
@@ -248,7 +248,8 @@ class GpuInvocation:
         for grid in self._program.kernels[step.kernel].grids:
             label = f"step {number}, {step.label or step.kernel}: {grid.function}, {grid.blocks} blocks of {grid.threads} threads"
             cells = self._cells(regions, grid.scalars)
-            yield KernelLaunch.of(self._program.function(grid.function), grid.blocks, grid.threads, cells, label)
+            function = self._program.function(grid.function, grid.shared_bytes)
+            yield KernelLaunch.of(function, (grid.blocks, grid.threads, grid.shared_bytes), cells, label)
 
     def _cells(self, regions: tuple[Region, ...], scalars: tuple[int, ...]) -> Cells:
         """Addresses of regions and then numbers, eight bytes each (the driver reads the first four of an int32)."""

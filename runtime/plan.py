@@ -16,7 +16,7 @@ import numpy as np
 
 from .streaming.storage import PAGE as PAGE
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 ARENA, CONSTANTS, STATES, CALLER = "arena", "constants", "state", "caller"  # spaces that the compiler makes
 EVENTS = "events"  # of the table of addresses: where the semaphores lie on which streams meet
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
@@ -163,13 +163,15 @@ class Region:
 class Grid:
     """One launch on a GPU: a function of the device code, `blocks` blocks of `threads` threads, all in one dimension.
 
-    The function takes the kernel's pointers and then `scalars`, each an int32.
+    The function takes the kernel's pointers and then `scalars`, each an int32. A block has `shared_bytes` of shared memory beside
+    the function's arrays of fixed size.
     """
 
     function: str
     blocks: int
     threads: int
     scalars: tuple[int, ...] = ()
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from .plan import (
 from .state_checker import state_faults
 
 _BLOCK_THREADS = 1024  # of any GPU
+_SHARED_BYTES = 227 * 1024  # of a block, on any GPU
 _COUNT_BYTES = 8  # one int64
 _CALLER_ROLES = (Role.INPUT, Role.OUTPUT)
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
@@ -174,6 +175,8 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
         for grid in kernel.grids:
             if not (0 < grid.blocks < 2**31 and 0 < grid.threads <= _BLOCK_THREADS):
                 yield Fault(f"kernel {kernel.symbol}", f"no device runs {grid.blocks} blocks of {grid.threads} threads")
+            if not 0 <= grid.shared_bytes <= _SHARED_BYTES:
+                yield Fault(f"kernel {kernel.symbol}", f"no device has {grid.shared_bytes} bytes of shared memory for a block")
 
 
 def _check_storage(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:

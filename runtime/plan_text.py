@@ -106,7 +106,8 @@ def _grids(kernel: Kernel) -> str:
 
 def _grid(grid: Grid) -> str:
     scalars = f" scalars ({', '.join(map(str, grid.scalars))})" if grid.scalars else ""
-    return f"{_name(grid.function)} blocks {grid.blocks} threads {grid.threads}{scalars}"
+    shared = f" shared {grid.shared_bytes}" if grid.shared_bytes else ""
+    return f"{_name(grid.function)} blocks {grid.blocks} threads {grid.threads}{shared}{scalars}"
 
 
 def _extents(port: Port) -> str:
@@ -210,7 +211,9 @@ class _Line:
         blocks = self.number()
         self.take("threads")
         threads = self.number()
-        return Grid(function, blocks, threads, self.items("(", self.number, ")") if self.at("scalars") else ())
+        shared_bytes = self.number() if self.at("shared") else 0
+        scalars = self.items("(", self.number, ")") if self.at("scalars") else ()
+        return Grid(function, blocks, threads, scalars, shared_bytes)
 
     def tensor_type(self) -> TensorType:
         storage = self.name()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import tvm
 from tvm import tirx
@@ -17,6 +18,7 @@ from ...runtime.hardware.machine import gpu_thread
 from .builder import Buffer, Expr, KernelBuilder
 from .grids import DeviceFunction, cut_into_grids, thread_extent
 
+_WARP = 32
 _RESIDENT_THREADS = 1 << 14  # threads that a template for the CPU deals to: more than a GPU runs at once
 
 
@@ -61,6 +63,35 @@ class GpuBuilder(KernelBuilder):
         buffer = tirx.decl_buffer((elements,), dtype, name=name, scope="shared", layout=None)
         self.emit(tirx.AllocBuffer(buffer))
         return buffer
+
+    def dynamic_shared(self, elements: int, dtype: str, name: str = "stages") -> Buffer:
+        """The one array of a grid whose size a launch tells, so that it may be larger than 48 KiB; undefined at first."""
+        buffer = tirx.decl_buffer((elements,), dtype, name=name, scope="shared.dyn", layout=None)
+        self.emit(tirx.AllocBuffer(buffer))
+        return buffer
+
+    def do(self, call: Expr) -> None:
+        """An instruction of TVM's PTX dialect (`tvm.script.tirx.ptx`) as a statement."""
+        self.emit(tirx.Evaluate(call))
+
+    @contextmanager
+    def vector(self, lanes: int) -> Iterator[Expr]:
+        """A loop that becomes vectors of `lanes` elements, of 16 bytes at most, which begin at multiples of their size."""
+        variable = tirx.Var("lane", "int32")
+        self._blocks.append([])
+        outer, allocations = self._lane, list[Any]()
+        self._lane = (variable, lanes, allocations)
+        yield variable
+        body, self._lane = self._close(), outer
+        for allocation in allocations:
+            self.emit(allocation)
+        self.emit(tirx.For(variable, tirx.const(0, "int32"), tirx.const(lanes, "int32"), tirx.ForKind.VECTORIZED, body))
+
+    def shuffle(self, value: Expr, lane: Expr) -> Expr:
+        """The value that another lane of the warp has; all lanes must be there."""
+        mask = tirx.const(0xFFFFFFFF, "uint32")
+        width = tirx.const(_WARP, "int32")
+        return self.name(tirx.call_intrin(str(value.ty), "tirx.tvm_warp_shuffle", mask, value, lane, width, width))
 
     def barrier(self) -> None:
         """Synchronise the threads of the block (__syncthreads): what they wrote to shared arrays is visible to all."""

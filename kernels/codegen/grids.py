@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import numpy as np
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Range
@@ -28,12 +29,14 @@ class UncutError(Exception):
 
 @dataclass(frozen=True)
 class GridLaunch:
-    """A grid: the number of its function, its size, and the values of the host's loops around it."""
+    """A grid: the number of its function, its size, the values of the host's loops around it, and the bytes of shared memory
+    that a block asks for beside arrays of fixed size."""
 
     function: int
     blocks: int
     threads: int
     scalars: tuple[int, ...] = ()
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,7 @@ class _Cutter:
         function = tirx.PrimFunc([*self.pointers, *around.variables], tirx.SeqStmt([*self.head, whole]))
         function = function.with_attr("tirx.noalias", self.noalias).with_attr("s_tir", True)
         self.functions.append(tvm_ffi.get_global_func("s_tir.RenewDefs")(function))
-        return GridLaunch(len(self.functions) - 1, blocks, threads)
+        return GridLaunch(len(self.functions) - 1, blocks, threads, shared_bytes=_dynamic_shared_bytes(body))
 
 
 def _one_thread(body: Any) -> Any:
@@ -224,6 +227,13 @@ def _read(statements: Sequence[Any]) -> frozenset[str]:
 def _allocated(statement: Any) -> frozenset[str]:
     """Names of the local arrays that live inside the statement only."""
     return frozenset(one.buffer.name for one in _collected([statement], tirx.AllocBuffer))
+
+
+def _dynamic_shared_bytes(body: Any) -> int:
+    """Bytes of the array whose size a launch tells; a grid has one at most."""
+    arrays = [one.buffer for one in _collected([body], tirx.AllocBuffer) if one.buffer.scope() == "shared.dyn"]
+    assert len(arrays) <= 1, "a grid has one dynamic shared array"
+    return sum(int(one.shape[0]) * np.dtype(str(one.dtype)).itemsize for one in arrays)
 
 
 def _collected(statements: Sequence[Any], kind: type) -> list[Any]:

@@ -9,13 +9,15 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .driver import DriverError, KernelLaunch, Transfer
+from .driver import DriverError, Handle, KernelLaunch, Transfer
 from .entry_points import OF_CUDA
 from .library_driver import LibraryDriver
 
 _LIBRARY = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _HOST, _DEVICE = 1, 2  # CU_MEMORYTYPE_*
+_MAX_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_SHARED_BYTES = 48 << 10  # that every launch may ask for
 
 
 class _KernelParameters(ctypes.Structure):
@@ -94,6 +96,10 @@ class CudaDriver(LibraryDriver):
         self._call("attribute", ctypes.byref(value), attribute, self._device)
         return value.value
 
+    def _allow_shared(self, function: Handle, shared_bytes: int) -> None:
+        if shared_bytes > _SHARED_BYTES:
+            self._call("function_attribute", function, _MAX_SHARED_BYTES, shared_bytes)
+
     def _error_name(self, code: int) -> str:
         text = ctypes.c_char_p()
         self._functions["error_name"](code, ctypes.byref(text))
@@ -101,7 +107,7 @@ class CudaDriver(LibraryDriver):
 
     def _kernel_parameters(self, kernel: KernelLaunch) -> ctypes.Structure:
         arguments = ctypes.addressof(kernel.places)
-        return _KernelParameters(kernel.function, (kernel.blocks, 1, 1), (kernel.threads, 1, 1), 0, arguments)
+        return _KernelParameters(kernel.function, (kernel.blocks, 1, 1), (kernel.threads, 1, 1), kernel.shared_bytes, arguments)
 
     def _copy_arguments(self, copy: Transfer) -> tuple[object, ...]:
         source = _Side(memory_type=_HOST if copy.is_from_host else _DEVICE, pitch_height=(copy.size_bytes, 1))

@@ -38,16 +38,17 @@ class KernelLaunch:
     function: Handle
     blocks: int
     threads: int
+    shared_bytes: int  # of each block, beside its arrays of fixed size
     cells: Cells
     places: ctypes.Array[ctypes.c_void_p]
     label: str  # for people
 
     @classmethod
-    def of(cls, function: Handle, blocks: int, threads: int, cells: Cells, label: str) -> KernelLaunch:
-        """With the addresses of its cells."""
+    def of(cls, function: Handle, size: tuple[int, int, int], cells: Cells, label: str) -> KernelLaunch:
+        """With blocks, threads and bytes of shared memory, and the addresses of its cells."""
         size = ctypes.sizeof(ctypes.c_uint64)
         places = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cells) + size * at for at in range(len(cells))))
-        return cls(function, blocks, threads, cells, places, label)
+        return cls(function, *size, cells, places, label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,9 @@ class Driver(Protocol):
     def is_device_address(self, address: int) -> bool: ...
     def load(self, binary: bytes) -> Handle: ...
     def unload(self, module: Handle) -> None: ...
-    def function(self, module: Handle, name: str) -> Handle: ...
+    def function(self, module: Handle, name: str, shared_bytes: int) -> Handle:
+        """Which may be launched with so many bytes of shared memory for each block."""
+
     def new_stream(self) -> Handle: ...
     def free_stream(self, stream: Handle) -> None: ...
     def new_event(self, has_time: bool = False) -> Handle: ...

@@ -59,6 +59,7 @@ ENTRY_POINTS = {
 OF_CUDA = {
     "device": ("cuDeviceGet", (_P, _I)),
     "attribute": ("cuDeviceGetAttribute", (_P, _I, _I)),
+    "function_attribute": ("cuFuncSetAttribute", (_P, _I, _I)),
     "retain": ("cuDevicePrimaryCtxRetain", (_P, _I)),
     "push": ("cuCtxPushCurrent_v2", (_P,)),
     "pop": ("cuCtxPopCurrent_v2", (_P,)),

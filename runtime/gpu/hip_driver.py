@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .driver import DriverError, KernelLaunch, Transfer
+from .driver import DriverError, Handle, KernelLaunch, Transfer
 from .entry_points import OF_HIP
 from .library_driver import LibraryDriver
 
@@ -65,6 +65,9 @@ class HipDriver(LibraryDriver):
         self._call("version", ctypes.byref(number))
         return f"ROCm {number.value // 10**7}.{number.value // 10**5 % 100}"
 
+    def _allow_shared(self, function: Handle, shared_bytes: int) -> None:
+        """All that a compute unit has may be asked for."""
+
     def _error_name(self, code: int) -> str:
         function = self._functions["error_name"]
         function.restype = ctypes.c_char_p
@@ -72,7 +75,9 @@ class HipDriver(LibraryDriver):
 
     def _kernel_parameters(self, kernel: KernelLaunch) -> ctypes.Structure:
         arguments = ctypes.addressof(kernel.places)
-        return _KernelParameters((kernel.threads, 1, 1), None, kernel.function, (kernel.blocks, 1, 1), arguments, 0)
+        return _KernelParameters(
+            (kernel.threads, 1, 1), None, kernel.function, (kernel.blocks, 1, 1), arguments, kernel.shared_bytes
+        )
 
     def _copy_arguments(self, copy: Transfer) -> tuple[object, ...]:
         kind = _FROM_HOST if copy.is_from_host else _ON_DEVICE

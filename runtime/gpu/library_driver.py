@@ -43,6 +43,10 @@ class LibraryDriver(ABC):
         """Of the driver, as its maker counts."""
 
     @abstractmethod
+    def _allow_shared(self, function: Handle, shared_bytes: int) -> None:
+        """Let a function be launched with so many bytes of shared memory. Raises DriverError where the GPU has less."""
+
+    @abstractmethod
     def _error_name(self, code: int) -> str: ...
 
     @abstractmethod
@@ -84,11 +88,14 @@ class LibraryDriver(ABC):
     def unload(self, module: Handle) -> None:
         self._call("unload", module)
 
-    def function(self, module: Handle, name: str) -> Handle:
+    def function(self, module: Handle, name: str, shared_bytes: int) -> Handle:
         try:
-            return self._made("function", module, name.encode())
+            function = self._made("function", module, name.encode())
         except DriverError as error:
             raise DriverError(f"{error}: no function {name}", error.code) from error
+        if shared_bytes:
+            self._allow_shared(function, shared_bytes)
+        return function
 
     def new_stream(self) -> Handle:
         """A stream that waits for no other one, the default stream included, unless an event says so."""
@@ -128,7 +135,7 @@ class LibraryDriver(ABC):
         self._call("copy", destination, source, size_bytes, stream)
 
     def launch(self, kernel: KernelLaunch, stream: Handle) -> None:
-        self._call("launch", kernel.function, kernel.blocks, 1, 1, kernel.threads, 1, 1, 0, stream, kernel.places, None)
+        self._call("launch", kernel.function, *_grid(kernel), stream, kernel.places, None)
 
     def synchronize(self, stream: Handle) -> None:
         self._call("synchronize", stream)
@@ -169,3 +176,7 @@ class LibraryDriver(ABC):
     def _call(self, name: str, *arguments: object) -> None:
         if code := self._functions[name](*arguments):
             raise DriverError(f"{self._symbols[name]}: {self._error_name(code)} ({code})", code)
+
+
+def _grid(kernel: KernelLaunch) -> tuple[int, ...]:
+    return kernel.blocks, 1, 1, kernel.threads, 1, 1, kernel.shared_bytes

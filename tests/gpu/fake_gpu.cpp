@@ -1,5 +1,6 @@
 // A libcuda (or, with -DHIP, a libamdhip64) for tests: the memory of the "device" is the host's, and a binary is an ELF header and
-// the path of a shared library in which each kernel is a function sim_NAME(blocks, threads, arguments).
+// the path of a shared library in which each kernel is a function
+// sim_NAME(blocks, threads, bytes of shared memory, arguments).
 //
 // Nothing runs before somebody waits for it, and then no more than must; fake_order says which of the operations that streams, events
 // and edges of graphs leave free goes first:
@@ -34,7 +35,8 @@ struct Op {
   bool is_copy = false;
   std::set<long> before;  // all that happens before it
 };
-struct Kernel { int (*function)(unsigned, unsigned, void**); std::string name; int arguments; };
+typedef int Simulated(unsigned blocks, unsigned threads, unsigned shared, void** arguments);
+struct Kernel { Simulated* function; std::string name; int arguments; unsigned shared; };
 struct Stream { long last = -1; };
 struct Event { long op = -1; long long time = 0; };
 struct Node { Op op; };
@@ -166,7 +168,7 @@ static Op copy_op(Address to, Address from, size_t size) {
   return op;
 }
 
-static Op kernel_op(Kernel* kernel, unsigned blocks, unsigned threads, void** arguments) {
+static Op kernel_op(Kernel* kernel, unsigned blocks, unsigned threads, unsigned shared, void** arguments) {
   Op op;
   op.what = kernel->name;
   std::vector<uint64_t> values;
@@ -179,13 +181,13 @@ static Op kernel_op(Kernel* kernel, unsigned blocks, unsigned threads, void** ar
   op.run = [=]() mutable {
     std::vector<void*> places;
     for (auto& value : values) places.push_back(&value);
-    return kernel->function(blocks, threads, places.data());
+    return kernel->function(blocks, threads, shared, places.data());
   };
   return op;
 }
 
 static Result check_grid(Kernel* kernel, unsigned blocks, unsigned threads, unsigned shared) {
-  return kernels.count(kernel) && blocks && threads && threads <= 1024 && !shared ? OK : INVALID_VALUE;
+  return kernels.count(kernel) && blocks && threads && threads <= 1024 && shared <= kernel->shared ? OK : INVALID_VALUE;
 }
 
 static Result add_node(void** node, Graph* graph, void** after, size_t count, Op op) {
@@ -249,6 +251,9 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) { return *value = at
 Result cuDevicePrimaryCtxRetain(void** context, int) { return *context = (void*)64, OK; }
 Result cuCtxPushCurrent_v2(void*) { return contexts++, OK; }
 Result cuCtxPopCurrent_v2(void**) { return contexts-- > 0 ? OK : INVALID_CONTEXT; }
+Result cuFuncSetAttribute(Kernel* kernel, int attribute, int value) {
+  return attribute == 8 && value <= 227 << 10 ? (kernel->shared = value, OK) : INVALID_VALUE;
+}
 Result cuGetErrorName(int, const char** name) { return *name = "CUDA_ERROR_OF_TEST", OK; }
 #endif
 
@@ -289,7 +294,7 @@ Result NAME(cuModuleGetFunction, hipModuleGetFunction)(Kernel** kernel, void* mo
   void* found = dlsym(module, ("sim_" + std::string(name)).c_str());
   int* count = (int*)dlsym(module, ("count_" + std::string(name)).c_str());
   if (!found || !count) return NOT_FOUND;
-  *kernel = new Kernel{(int (*)(unsigned, unsigned, void**))found, name, *count};
+  *kernel = new Kernel{(Simulated*)found, name, *count, NAME(48 << 10, 64 << 10)};
   return kernels.insert(*kernel), OK;
 }
 Result NAME(cuStreamCreate, hipStreamCreateWithFlags)(Stream** stream, unsigned flags) {
@@ -366,7 +371,7 @@ Result NAME(cuLaunchKernel, hipModuleLaunchKernel)(Kernel* kernel, unsigned x, u
                                                    unsigned tz, unsigned shared, void* stream, void** arguments, void** extra) {
   ENTER(NAME(cuLaunchKernel, hipModuleLaunchKernel));
   if (y != 1 || z != 1 || ty != 1 || tz != 1 || extra || check_grid(kernel, x, threads, shared)) return INVALID_VALUE;
-  return push(stream, kernel_op(kernel, x, threads, arguments));
+  return push(stream, kernel_op(kernel, x, threads, shared, arguments));
 }
 
 Result NAME(cuGraphCreate, hipGraphCreate)(Graph** graph, unsigned) {
@@ -380,7 +385,7 @@ struct KernelParameters { Kernel* function; unsigned grid[3], block[3], shared; 
 #endif
 static Result kernel_node(Op* op, const KernelParameters* wanted) {
   if (wanted->extra || check_grid(wanted->function, wanted->grid[0], wanted->block[0], wanted->shared)) return INVALID_VALUE;
-  return *op = kernel_op(wanted->function, wanted->grid[0], wanted->block[0], wanted->arguments), OK;
+  return *op = kernel_op(wanted->function, wanted->grid[0], wanted->block[0], wanted->shared, wanted->arguments), OK;
 }
 static Result copy_node(Op* op, Address to, Address from, size_t size, bool from_host) {
   if (!block_of(device, to, size) || !block_of(from_host ? pinned : device, from, size)) return INVALID_VALUE;

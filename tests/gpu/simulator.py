@@ -1,21 +1,20 @@
-"""Runs device code without a GPU: TVM's CUDA C compiled by g++, its threads as fibers; and a driver library that launches it."""
+"""Kernels and programs on the simulator of CUDA C, in several orders of threads; and a driver library that launches it."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import re
-import shutil
 import struct
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import mkdtemp
 
 import numpy as np
 import pytest
 from prefuse.compiler.lowering.gpu.device_module import cuda_source, function_symbol
+from prefuse.compiler.lowering.gpu.simulator.library import find_compiler, simulated_library
 from prefuse.kernels.codegen.grids import DeviceFunction
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.gpu.cuda_driver import CudaDriver
@@ -28,59 +27,30 @@ from ..kernels.harness import POISON, Case, build, operands_of
 
 HERE = Path(__file__).parent
 CUDA, ROCM = Target("cuda", "sm_90"), Target("rocm", "gfx942")
-ORDERS = (0, 1)  # threads forwards and backwards
+ORDERS = (0, 1, 2)  # threads forwards, backwards, and warps at random
 _GUARD_BYTES = 256
-_SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\) \{')
+
+
+class SimulatedFaultError(AssertionError):
+    """What a kernel did that no kernel may."""
 
 
 def need_compiler() -> str:
     """g++, or the test is skipped."""
-    return shutil.which("g++") or pytest.skip("the simulator needs g++, which is absent")
+    return find_compiler() or pytest.skip("the simulator needs g++, which is absent")
 
 
 def compile_simulation(kernels: Mapping[str, DeviceFunction], folder: Path) -> Path:
-    """A library with a function sim_NAME(blocks, threads, arguments), and a number count_NAME of these, for each function."""
+    """A library with a function sim_NAME(blocks, threads, shared bytes, arguments) for each, and a number count_NAME of these."""
     return compile_source(cuda_source(kernels, CUDA), folder)
 
 
 def compile_source(source: str, folder: Path) -> Path:
     """The same, from CUDA C."""
+    need_compiler()
     library = folder / "kernels.so"
-    library.write_bytes(_compiled(source))
+    library.write_bytes(simulated_library(source))
     return library
-
-
-@cache
-def _compiled(source: str) -> bytes:
-    """The library of a source, which many tests share: it has no state but in memory of its own, once for each file."""
-    wrappers = "\n".join(_wrapper(*function) for function in _functions(source))
-    with TemporaryDirectory(prefix="prefuse-") as folder:
-        code, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
-        code.write_text(f'#include "cudasim.h"\n{source}\n{wrappers}\n')
-        flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{HERE / 'include'}"]
-        result = subprocess.run(
-            [need_compiler(), *flags, str(code), "-o", str(library)], capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 0, result.stderr[:4000]
-        return library.read_bytes()
-
-
-def _functions(source: str) -> list[tuple[str, list[str], bool]]:
-    """Name, types of the parameters, and whether threads meet at barriers, of each kernel."""
-    found = list(_SIGNATURE.finditer(source))
-    ends = [*(one.start() for one in found), len(source)][1:]
-    functions = []
-    for one, end in zip(found, ends, strict=True):
-        types = [text.strip().rpartition(" ")[0].replace("__restrict__", "") for text in one[2].split(",")]
-        functions.append((one[1], types, "__syncthreads" in source[one.start() : end]))
-    return functions
-
-
-def _wrapper(name: str, types: Sequence[str], meets: bool) -> str:
-    arguments = ", ".join(f"*({kind}*)a[{position}]" for position, kind in enumerate(types))
-    call = f"sim::launch(blocks, threads, {str(meets).lower()}, [=] {{ {name}({arguments}); }})"
-    function = f'extern "C" int sim_{name}(unsigned blocks, unsigned threads, void** a) {{ return {call}; }}'
-    return f'{function}\nextern "C" const int count_{name} = {len(types)};'
 
 
 @cache
@@ -174,6 +144,7 @@ def check(cases: Sequence[Case], folder: Path) -> None:
     """Every case gives what it must, whatever the order of threads, and writes nothing beyond its outputs."""
     kernels = [build(case, CUDA) for case in cases]
     library = ctypes.CDLL(str(compile_simulation({f"k{i}": kernel.function for i, kernel in enumerate(kernels)}, folder)))
+    library.sim_fault.restype = ctypes.c_char_p
     for order in ORDERS:
         library.sim_order(order)
         for number, (case, kernel) in enumerate(zip(cases, kernels, strict=True)):
@@ -191,7 +162,8 @@ def _run(library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel) -> 
         size = ctypes.sizeof(ctypes.c_uint64)
         places = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cells) + size * i for i in range(len(cells))))
         launch = getattr(library, f"sim_{function_symbol(symbol, grid.function)}")
-        assert launch(grid.blocks, grid.threads, places) == 0, f"{case.label}: threads of a block miss a barrier"
+        if launch(grid.blocks, grid.threads, grid.shared_bytes, places):
+            raise SimulatedFaultError(f"{case.label}: {library.sim_fault().decode()}")
     for array in (*inputs, *outputs, *scratch):
         edges = np.concatenate([array[:_GUARD_BYTES], array[array.size - _GUARD_BYTES :]])
         assert (edges == POISON).all(), f"{case.label}: writes beyond a buffer"

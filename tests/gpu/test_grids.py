@@ -34,7 +34,7 @@ def run(builder: GpuBuilder, folder: Path, *arrays: np.ndarray) -> tuple[GridLau
     for one in function.launches:
         cells = (ctypes.c_uint64 * (len(arrays) + len(one.scalars)))(*(a.ctypes.data for a in arrays), *one.scalars)
         places = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cells) + 8 * i for i in range(len(cells))))
-        assert getattr(library, f"sim_k_{one.function}")(one.blocks, one.threads, places) == 0
+        assert getattr(library, f"sim_k_{one.function}")(one.blocks, one.threads, one.shared_bytes, places) == 0
     return function.launches
 
 
@@ -148,10 +148,10 @@ def test_threads_that_cannot_be_counted_are_refused() -> None:
 
 def test_a_plan_tells_its_grids() -> None:
     plan = tiny_plan("cuda:sm_90")
-    grids = (Grid("add_0", 4, 256), Grid("add_1", 1, 32, (3, 0)))
+    grids = (Grid("add_0", 4, 256, (), 98304), Grid("add_1", 1, 32, (3, 0)))
     plan = replace(plan, kernels=(replace(plan.kernels[0], grids=grids), *plan.kernels[1:]))
     text = print_plan(plan)
-    assert "grids (add_0 blocks 4 threads 256, add_1 blocks 1 threads 32 scalars (3, 0))" in text
+    assert "grids (add_0 blocks 4 threads 256 shared 98304, add_1 blocks 1 threads 32 scalars (3, 0))" in text
     assert parse_plan(text) == plan
     assert check_plan(plan) == ()
 
@@ -166,8 +166,10 @@ def test_several_grids_may_not_run_in_place() -> None:
     assert any("several grids run in place" in str(fault) for fault in check_plan(plan))
 
 
-@pytest.mark.parametrize("grid", [Grid("a", 0, 32), Grid("a", 1, 2048), Grid("a", 2**31, 32), Grid("a", 1, 0)])
+@pytest.mark.parametrize(
+    "grid", [Grid("a", 0, 32), Grid("a", 1, 2048), Grid("a", 2**31, 32), Grid("a", 1, 0), Grid("a", 1, 32, (), 300_000)]
+)
 def test_grids_that_no_device_runs(grid: Grid) -> None:
     plan = tiny_plan("cuda:sm_90")
     plan = replace(plan, kernels=(replace(plan.kernels[0], grids=(grid,)), *plan.kernels[1:]))
-    assert any("no device runs" in str(fault) for fault in check_plan(plan))
+    assert any("no device" in str(fault) for fault in check_plan(plan))

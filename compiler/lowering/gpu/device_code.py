@@ -40,4 +40,7 @@ def grids_of(symbol: str, function: object) -> tuple[Grid, ...]:
     """The launches of a kernel as the Plan tells them; none where it is a function of the host."""
     if not isinstance(function, DeviceFunction):
         return ()
-    return tuple(Grid(function_symbol(symbol, one.function), one.blocks, one.threads, one.scalars) for one in function.launches)
+    return tuple(
+        Grid(function_symbol(symbol, one.function), one.blocks, one.threads, one.scalars, one.shared_bytes)
+        for one in function.launches
+    )

@@ -63,10 +63,12 @@ def device_module(kernels: Mapping[str, DeviceFunction], target: Target) -> Any:
         passes.FlattenBuffer(),
         passes.BF16ComputeLegalize(),
         passes.NarrowDataType(32),
+        passes.VectorizeLoop(),
         passes.UnrollLoop(),
         passes.StmtSimplify(),
         passes.RemoveNoOp(),
-        passes.CommonSubexprElim(),
+        # It hides from the generator of CUDA C that an offset is a multiple of a vector's lanes; nvcc has one of its own.
+        *([] if target.kind == "cuda" else [passes.CommonSubexprElim()]),
         passes.FP8ComputeLegalize(),
         passes.FP8StorageLegalize(),
         passes.BF16StorageLegalize(),

@@ -1,0 +1,86 @@
+"""CUDA C, as TVM writes it, to a shared library with a function sim_NAME(blocks, threads, shared bytes, arguments) a kernel.
+
+Beside each is the number of its arguments, count_NAME.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from .....runtime.errors import CompileError
+from .....runtime.temporary_folder import temporary_folder, write_temporary
+from .ptx import simulate_instructions
+
+_INCLUDE = Path(__file__).with_name("include")
+_SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\) \{')
+_STATIC = re.compile(r"__shared__ alignas\((\d+)\) (\w+(?: \w+)?) (\w+)\[(\d+)\];")
+_DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];")
+_MEETING = re.compile(r"__syncthreads|__syncwarp|__shfl|tvm_builtin_")
+_BYTES = {"char": 1, "uchar": 1, "signed char": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "nv_bfloat16": 2}
+_BYTES |= {"int": 4, "uint": 4, "float": 4, "int64_t": 8, "uint64_t": 8, "double": 8, "long long": 8}
+_FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off")
+
+
+def find_compiler() -> str:
+    """Path of g++; empty if there is none."""
+    return shutil.which("g++") or ""
+
+
+@cache
+def simulated_library(source: str) -> bytes:
+    """The library of a source.
+
+    Raises:
+        CompileError: this machine has no g++, or the source has what the simulator does not know.
+    """
+    if not (compiler := find_compiler()):
+        raise CompileError("simulator", "it needs g++, which this machine lacks", "apt-get install g++")
+    with temporary_folder() as folder:
+        code, library = folder / "kernels.cpp", folder / "kernels.so"
+        write_temporary(code, simulated_source(source).encode())
+        command = [compiler, *_FLAGS, f"-I{_INCLUDE}", str(code), "-o", str(library)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise CompileError("simulator", f"g++ failed: {result.stderr[:2000]}", "report it")
+        return library.read_bytes()
+
+
+def simulated_source(source: str) -> str:
+    """The C++ of CUDA C."""
+    starts = [one.start() for one in _SIGNATURE.finditer(source)]
+    head = source[: starts[0] if starts else None]
+    functions: list[str] = []
+    for begin, end in zip(starts, [*starts[1:], len(source)], strict=True):
+        functions += _function(source[begin:end])
+    return "\n".join(['#include "cudasim.h"', simulate_instructions(head), *functions, ""])
+
+
+def _function(text: str) -> Iterator[str]:
+    """One kernel, its shared arrays in the simulator's memory, and what launches it.
+
+    Arrays of fixed size lie behind the bytes that the launch asks for.
+    """
+    found = _SIGNATURE.match(text)
+    assert found is not None
+    offset = 0
+
+    def placed(array: re.Match[str]) -> str:
+        nonlocal offset
+        alignment, kind, name, elements = int(array[1]), array[2], array[3], int(array[4])
+        begin = -(-offset // alignment) * alignment
+        offset = begin + elements * _BYTES[kind]
+        return f"sim::Array<{kind}> {name}{{sim::dynamic_bytes + {begin}}};"
+
+    body = _STATIC.sub(placed, text)
+    yield _DYNAMIC.sub(r"uchar* \1 = (uchar*)sim::shared.data();", body)
+    types = [one.strip().rpartition(" ")[0].replace("__restrict__", "") for one in found[2].split(",")]
+    arguments = ", ".join(f"*({kind}*)a[{position}]" for position, kind in enumerate(types))
+    meets = str(bool(_MEETING.search(text))).lower()
+    call = f"sim::launch(blocks, threads, bytes, {offset}, {meets}, [=] {{ {found[1]}({arguments}); }})"
+    yield f'extern "C" int sim_{found[1]}(unsigned blocks, unsigned threads, unsigned bytes, void** a) {{ return {call}; }}'
+    yield f'extern "C" const int count_{found[1]} = {len(types)};'
