@@ -46,8 +46,8 @@ class KernelLaunch:
     @classmethod
     def of(cls, function: Handle, size: tuple[int, int, int], cells: Cells, label: str) -> KernelLaunch:
         """With blocks, threads and bytes of shared memory, and the addresses of its cells."""
-        size = ctypes.sizeof(ctypes.c_uint64)
-        places = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cells) + size * at for at in range(len(cells))))
+        step = ctypes.sizeof(ctypes.c_uint64)
+        places = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cells) + step * at for at in range(len(cells))))
         return cls(function, *size, cells, places, label)
 
 

