@@ -8,31 +8,50 @@ from types import ModuleType
 
 import torch
 from prefuse.examples.models import MODELS, Inputs
+from prefuse.examples.models.gpt2 import GPT2, Config
 from prefuse.examples.models.spec import seeded
+from prefuse.examples.models.weights import random_tokens
 from torch import nn
 
 _IMAGE = (3, 224, 224)  # of torchvision's models, and of timm's that do not say
 LIBRARIES = ("timm", "torchvision")
+GPT2_SIZES = {  # of 124, 355, 774 and 1,558 million parameters
+    "gpt2": Config(),
+    "gpt2-medium": Config(width=1024, layers=24, heads=16),
+    "gpt2-large": Config(width=1280, layers=36, heads=20),
+    "gpt2-xl": Config(width=1600, layers=48, heads=25),
+}
 
 
 def build(name: str, small: bool = False, batch: int = 1) -> tuple[nn.Module, Inputs]:
     """The module of an example model, or of "timm/NAME" or "torchvision/NAME" with seeded random weights, and inputs for it.
 
-    `small` is for our own models, whose batch is part of their recipe; `batch` images are for those of libraries.
+    "gpt2-large@256" is GPT-2 in one of its published sizes with a text of 256 tokens. `small` is for our own models, whose batch
+    is part of their recipe; `batch` texts or images are for the others.
 
     Raises:
         ValueError: there is no such model, or its library is not installed.
     """
     library, _, model = name.partition("/")
+    size, _, tokens = name.partition("@")
+    if size in GPT2_SIZES and tokens.isdecimal():
+        return seeded(lambda: _gpt2(GPT2_SIZES[size], int(tokens), batch))
     if not model and name in MODELS and batch == 1:
         return MODELS[name].build(small)
     if library not in LIBRARIES or not model:
-        raise ValueError(f"no model {name!r} with a batch of {batch}: use {', '.join(MODELS)}, timm/NAME or torchvision/NAME")
+        raise ValueError(
+            f"no model {name!r} with a batch of {batch}: use {', '.join(MODELS)}, SIZE@TOKENS of {', '.join(GPT2_SIZES)}, "
+            "timm/NAME or torchvision/NAME"
+        )
     try:
         create = _timm(model) if library == "timm" else _torchvision(model)
         return seeded(lambda: _with_images(create(), batch))
     except (ImportError, RuntimeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def _gpt2(config: Config, tokens: int, batch: int) -> tuple[nn.Module, Inputs]:
+    return GPT2(config), (random_tokens(config.vocabulary, batch, tokens),)
 
 
 def _with_images(module: nn.Module, batch: int) -> tuple[nn.Module, Inputs]:

@@ -23,11 +23,26 @@ from .gpu.driver import LOST, Cells, Driver, DriverError, Handle, KernelLaunch, 
 from .gpu.graph import Graph
 from .gpu.hazards import Access, Span, dependencies
 from .gpu.memory import CallerStream, DeviceMemory, GpuMemoryError, PinnedMemory
-from .plan import COMPUTE, STORAGE, Buffer, Copy, Kernel, Launch, Plan, Record, Region, Role, Step, Wait, step_reads, step_writes
-
-CHECK = (
-    "PREFUSE_GPU_CHECK"  # of the environment: "1" launches kernel by kernel and waits for each, so that a failing one is named
+from .plan import (
+    ARENA_ROLES,
+    COMPUTE,
+    STORAGE,
+    Buffer,
+    Copy,
+    Kernel,
+    Launch,
+    Plan,
+    Record,
+    Region,
+    Role,
+    Step,
+    Wait,
+    step_reads,
+    step_writes,
 )
+from .streams import slot_copies
+
+CHECK = "PREFUSE_GPU_CHECK"  # of the environment: "1" waits for each step, so that a failing one is named
 _MOST_UPDATES = 8  # nodes of a graph that learn the address of one of the caller's buffers; beyond, its bytes are copied
 _CLOCK_WORDS = 2  # of an int64 each, before the counters of a profile: seconds and nanoseconds
 
@@ -76,7 +91,7 @@ class LoadedProgram:
     def fixed_addresses(self, arena: int) -> dict[str, int]:
         """Where buffers lie that are not the caller's."""
         assert self._constants is not None
-        starts = {Role.CONSTANT: self._constants.address, Role.ACTIVATION: arena, Role.WORKSPACE: arena}
+        starts = {Role.CONSTANT: self._constants.address, **dict.fromkeys(ARENA_ROLES, arena)}
         placed = (buffer for buffer in self.plan.buffers if buffer.role in starts and buffer.space != STORAGE)
         return {buffer.name: starts[buffer.role] + (buffer.offset or 0) for buffer in placed}
 
@@ -101,6 +116,8 @@ class GpuInvocation:
         self._of_step: list[Sequence[Work]] = []
         self._accesses: list[Access] = []
         self._prepare(plan.steps)
+        self._first = [work for copy in slot_copies(plan) for work in self._works_of(plan.steps.index(copy), copy)]
+        self._is_primed = False  # whether the slots hold what the last call has left for this one
         self._own = CallerStream(self._gpu)
         self._is_checked = os.environ.get(CHECK) == "1"
         self._graph: Graph | None = None  # made at the first call, which has addresses for all copies
@@ -111,6 +128,7 @@ class GpuInvocation:
             try:
                 self._run(addresses)
             except (DriverError, GpuMemoryError) as error:
+                self._is_primed = False
                 with suppress(DriverError):  # nothing of a failed call runs when the next one begins
                     self._gpu.synchronize(self._own.stream)
                 raise self._explained(error) from error
@@ -136,7 +154,11 @@ class GpuInvocation:
             if buffer.role is not Role.INPUT:
                 back.append((buffer, address, memory, is_there))
         self._place(places)
+        for work in () if self._is_primed else self._first:
+            issue(gpu, work, stream)
+        self._is_primed = False
         self._issue(stream)
+        self._is_primed = True
         for buffer, address, (device, pinned), is_there in back:
             if is_there:
                 gpu.copy(address, device.address, buffer.size_bytes, stream)

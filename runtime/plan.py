@@ -78,9 +78,10 @@ class Role(StrEnum):
     ACTIVATION = "activation"  # in the context's arena, written by a step
     WORKSPACE = "workspace"  # in the arena, private to one step
     STATE = "state"  # the context's, kept from call to call: what one call leaves there, the next one reads
+    SLOT = "slot"  # in the arena: a weight on its way from one call to the next, for which it is copied there
 
 
-ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
+ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE, Role.SLOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,9 @@ class Buffer:
     """Contiguous bytes. `offset` is None until plan-memory has placed it; INPUT and OUTPUT buffers never have one.
 
     A STATE buffer is what a call finds, and no step writes it; or it `renews` such a buffer: then it is what the call leaves for
-    the next one, in the same bytes, and every step that reads the old value is before those that write the new one.
+    the next one, in the same bytes, and every step that reads the old value is before those that write the new one. A SLOT buffer
+    is likewise what a call finds, or `renews` such a buffer with the same weight for the next call. Between calls all streams
+    have come to their ends.
     """
 
     name: str

@@ -31,13 +31,14 @@ from .plan import (
     step_reads,
     step_writes,
 )
-from .state_checker import state_faults
+from .state_checker import slot_faults, state_faults
 
 _BLOCK_THREADS = 1024  # of any GPU
 _SHARED_BYTES = 227 * 1024  # of a block, on any GPU
 _COUNT_BYTES = 8  # one int64
 _CALLER_ROLES = (Role.INPUT, Role.OUTPUT)
-_ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
+_ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE, Role.SLOT)
+_KEPT_ROLES = (Role.STATE, Role.SLOT)  # of what one call leaves for the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def check_plan(plan: Plan) -> tuple[Fault, ...]:
     """
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     faults = [*_check_names(plan), *_check_buffers(plan), *_check_ports(plan, buffers), *_check_steps(plan, buffers)]
-    faults += (Fault(where, what) for where, what in state_faults(plan))
+    faults += (Fault(where, what) for where, what in (*state_faults(plan), *slot_faults(plan)))
     if faults:
         return tuple(faults)
     schedule = _Schedule(plan)
@@ -147,7 +148,7 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
             yield from _check_region(where, region, buffers)
         for region in step_writes(step):
             buffer = buffers.get(region.buffer)
-            if buffer and (buffer.role in (Role.CONSTANT, Role.INPUT) or (buffer.role is Role.STATE and buffer.renews is None)):
+            if buffer and (buffer.role in (Role.CONSTANT, Role.INPUT) or (buffer.role in _KEPT_ROLES and buffer.renews is None)):
                 yield Fault(where, f"it writes {buffer.name}, which is {buffer.role}")
         match step:
             case Launch():
@@ -306,7 +307,7 @@ def _check_coverage(schedule: _Schedule) -> Iterator[Fault]:
                 if missing is not None:
                     yield Fault(f"step {use.step}", f"it reads byte {missing} of {name}, which no step before it has written")
     outputs = {port.buffer: f"output {port.name}" for port in schedule.plan.outputs}
-    renewed = {buffer.name: f"state {buffer.renews}" for buffer in schedule.plan.buffers if buffer.renews is not None}
+    renewed = {buffer.name: f"{buffer.role} {buffer.renews}" for buffer in schedule.plan.buffers if buffer.renews is not None}
     for name, where in {**outputs, **renewed, **{name: f"extent {name}" for name in schedule.plan.counts}}.items():
         written = (use.region for use in schedule.uses.get(name, ()) if use.is_write)
         missing = _first_missing(Region(name, 0, schedule.buffers[name].size_bytes), written)
@@ -371,7 +372,7 @@ def _check_sharing(schedule: _Schedule) -> Iterator[Fault]:
     for new in schedule.plan.buffers:
         old = new.renews
         if old is not None and not _follows_in_place(old, new.name, schedule):
-            yield Fault(f"state {old}", f"{new.name} is written where a step may still read the old value")
+            yield Fault(f"{new.role} {old}", f"{new.name} is written where a step may still read the old value")
     for space in schedule.plan.spaces:
         placed = [buffer for buffer in schedule.plan.buffers if buffer.space == space.name and buffer.size_bytes]
         placed = sorted((buffer for buffer in placed if buffer.offset is not None), key=_offset)
@@ -380,7 +381,7 @@ def _check_sharing(schedule: _Schedule) -> Iterator[Fault]:
                 yield Fault(f"space {space.name}", f"constants {first.name} and {second.name} share bytes")
         used = [buffer for buffer in placed if buffer.role in _ARENA_ROLES and buffer.name in schedule.uses]
         for one, other in _unordered_overlaps(used, schedule):
-            if not (_follows_in_place(one, other, schedule) or _follows_in_place(other, one, schedule)):
+            if not (_hands_over(one, other, schedule) or _hands_over(other, one, schedule)):
                 yield Fault(f"space {space.name}", f"{one} and {other} share bytes while both are in use")
 
 
@@ -398,6 +399,8 @@ def _unordered_overlaps(buffers: Sequence[Buffer], schedule: _Schedule) -> Itera
         for step in steps:
             last[row, schedule.stream[step]] = max(last[row, schedule.stream[step]], schedule.position[step])
         earliest[row] = np.min([schedule.before[step] for step in steps], axis=0)
+        if buffer.role is Role.SLOT:  # what a call finds is in use from its beginning, what it leaves to its end
+            (earliest if buffer.renews is None else last)[row] = 0 if buffer.renews is None else len(schedule.plan.steps)
     offsets = np.array([_offset(buffer) for buffer in buffers], np.int64)
     ends = np.searchsorted(offsets, [_offset(buffer) + buffer.size_bytes for buffer in buffers])
     for row, end in enumerate(ends):
@@ -406,6 +409,13 @@ def _unordered_overlaps(buffers: Sequence[Buffer], schedule: _Schedule) -> Itera
         is_before = (last[others] < earliest[row]).all(axis=1)
         for other in np.flatnonzero(~(is_after | is_before)):
             yield buffers[row].name, buffers[row + 1 + int(other)].name
+
+
+def _hands_over(first: str, second: str, schedule: _Schedule) -> bool:
+    """Whether `second` may take over bytes of `first`: not before the call, and not of what the next one finds."""
+    one, other = schedule.buffers[first], schedule.buffers[second]
+    is_left, is_found = (one.role is Role.SLOT and one.renews is not None, other.role is Role.SLOT and other.renews is None)
+    return not (is_left or is_found) and _follows_in_place(first, second, schedule)
 
 
 def _follows_in_place(first: str, second: str, schedule: _Schedule) -> bool:

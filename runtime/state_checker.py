@@ -1,6 +1,10 @@
-"""Whether the states of a Plan are declared rightly: each kept where nothing else lies, and renewed by one buffer at most.
+"""Whether a Plan declares rightly what is kept from call to call.
 
-That a state's old value is read before the new one is written, `plan_checker` decides, which knows the order of the steps.
+States are kept where nothing else lies, and renewed by one buffer at most. A slot has the next call's weight as a call ends, and
+shares its bytes with other buffers in between: what one call finds has to be what the one before it has left. As all streams have
+come to their ends between two calls, it is enough that each buffer that a call finds is renewed by one in its bytes, and that
+copies of one constant fill that. What is read before what is written, and who shares bytes with whom, `plan_checker` decides,
+which knows the order of the steps.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from .plan import Buffer, Plan, Role
+from .plan import STORAGE, Buffer, Copy, Plan, Role, step_writes
 
 Found = tuple[str, str]  # where, and what is wrong there
 
@@ -50,10 +54,10 @@ def _renewals(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Found]:
         if buffer.renews is None:
             continue
         where, old = f"buffer {buffer.name}", buffers.get(buffer.renews)
-        if buffer.role is not Role.STATE:
-            yield where, f"{buffer.role} renews {buffer.renews}, which a state alone does"
-        if old is None or old.role is not Role.STATE or old.renews is not None:
-            yield where, f"it renews {buffer.renews}, which is no state that a call finds"
+        if buffer.role not in (Role.STATE, Role.SLOT):
+            yield where, f"{buffer.role} renews {buffer.renews}, which is no state or slot"
+        if old is None or old.role is not buffer.role or old.renews is not None:
+            yield where, f"it renews {buffer.renews}, which is no {buffer.role} that a call finds"
         elif (old.space, old.offset, old.size_bytes) != (buffer.space, buffer.offset, buffer.size_bytes):
             yield where, f"it does not have the bytes of {buffer.renews}, which it renews"
         if (other := renewed.setdefault(buffer.renews, buffer.name)) != buffer.name:
@@ -75,3 +79,27 @@ def _places(plan: Plan) -> Iterator[Found]:
 
 def _start(place: tuple[str, int, Buffer]) -> tuple[str, int]:
     return place[:2]
+
+
+def slot_faults(plan: Plan) -> Iterator[Found]:
+    """What is wrong with the slots of a plan, apart from the order of its steps."""
+    slots = {buffer.name: buffer for buffer in plan.buffers if buffer.role is Role.SLOT}
+    spaces = {buffer.name: buffer.space for buffer in plan.buffers}
+    renewals = Counter(buffer.renews for buffer in slots.values() if buffer.renews is not None)
+    for name, buffer in slots.items():
+        if buffer.renews is None and renewals[name] != 1:
+            yield f"buffer {name}", f"{renewals[name]} buffers renew it for the next call"
+    sources: dict[str, set[str]] = {}
+    for index, step in enumerate(plan.steps):
+        for region in step_writes(step):
+            if region.buffer not in slots:
+                continue
+            if not isinstance(step, Copy) or spaces.get(step.source.buffer) != STORAGE:
+                yield f"step {index}", f"it writes {region.buffer}, which copies from the file alone fill"
+            elif step.source.offset != region.offset:
+                yield f"step {index}", f"it copies to another place of {region.buffer} than where it lies in {step.source.buffer}"
+            else:
+                sources.setdefault(region.buffer, set()).add(step.source.buffer)
+    for name, names in sources.items():
+        if len(names) > 1:
+            yield f"buffer {name}", f"copies of {', '.join(sorted(names))} fill it, which are different weights"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import ProgramFileError
-from .plan import COMPUTE, STORAGE, Copy, Plan, Record, Role, Wait
+from .plan import COMPUTE, STORAGE, Buffer, Copy, Plan, Record, Role, Wait
 from .streaming.copier import Await, CopyStreams, Fetch, Operation, Post
 
 
@@ -37,6 +37,12 @@ def waits_of(plan: Plan) -> Waits:
     return Waits(by_step, by_event)
 
 
+def slot_copies(plan: Plan) -> tuple[Copy, ...]:
+    """The copies of weights for the next call: a first call, for which none has made them, makes them itself before all else."""
+    renewed = {buffer.name for buffer in plan.buffers if buffer.role is Role.SLOT and buffer.renews is not None}
+    return tuple(step for step in plan.steps if isinstance(step, Copy) and step.destination.buffer in renewed)
+
+
 def copy_streams(plan: Plan) -> CopyStreams:
     """Prepare the streams of a sound Plan.
 
@@ -55,13 +61,20 @@ def copy_streams(plan: Plan) -> CopyStreams:
         elif isinstance(step, Record):
             operations.append(Post(tuple(waits.of_event(step.event))))
         else:
-            source, place = (
-                (buffers[step.source.buffer], buffers[step.destination.buffer]) if isinstance(step, Copy) else (None, None)
-            )
-            if source is None or place is None or source.space != STORAGE or place.role is not Role.ACTIVATION:
+            if not isinstance(step, Copy) or not _is_fetch(step, buffers):
                 what = f"step {index} on stream {step.stream} is no copy from the program's file"
                 raise ProgramFileError("plan", what, "compile the model again")
-            assert isinstance(step, Copy)
-            stored, offset = (source.offset or 0) + step.source.offset, (place.offset or 0) + step.destination.offset
-            operations.append(Fetch(index, stored, offset, step.source.size_bytes))
-    return CopyStreams(tuple(map(tuple, streams.values())), len(waits.by_step))
+            operations.append(_fetch(index, step, buffers))
+    first = tuple(_fetch(plan.steps.index(step), step, buffers) for step in slot_copies(plan))
+    return CopyStreams(tuple(map(tuple, streams.values())), len(waits.by_step), first)
+
+
+def _is_fetch(step: Copy, buffers: Mapping[str, Buffer]) -> bool:
+    source, place = buffers[step.source.buffer], buffers[step.destination.buffer]
+    return source.space == STORAGE and place.role in (Role.ACTIVATION, Role.SLOT)
+
+
+def _fetch(index: int, step: Copy, buffers: Mapping[str, Buffer]) -> Fetch:
+    source, place = buffers[step.source.buffer], buffers[step.destination.buffer]
+    stored, offset = (source.offset or 0) + step.source.offset, (place.offset or 0) + step.destination.offset
+    return Fetch(index, stored, offset, step.source.size_bytes)

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ...runtime.plan import COMPUTE, STORAGE, Copy, Launch, Plan, Role, step_reads, step_writes
+from ...runtime.plan import ARENA_ROLES, COMPUTE, STORAGE, Copy, Launch, Plan, Role, step_reads, step_writes
 from ...runtime.profile import Profile
 from ...runtime.report import size
 from .prediction import Prediction
@@ -62,10 +62,16 @@ class MemoryView:
             if isinstance(step, Copy) and step.stream != COMPUTE:
                 copied.add(step.destination.buffer)
         buffers = {buffer.name: buffer for buffer in self.plan.buffers}
+        for buffer in (
+            buffers[name] for name in spans if buffers[name].role is Role.SLOT
+        ):  # from the call before, or to the next
+            first, last = spans[buffer.name]
+            spans[buffer.name] = (0, last) if buffer.renews is None else (first, len(self.plan.steps) - 1)
+            copied.add(buffer.name)
         found, steps = [], self.prediction.steps
         for name, (first, last) in spans.items():
             buffer = buffers[name]
-            if buffer.role in (Role.ACTIVATION, Role.WORKSPACE) and buffer.offset is not None:
+            if buffer.role in ARENA_ROLES and buffer.offset is not None:
                 kind: Kind = "weight" if name in copied else "workspace" if buffer.role is Role.WORKSPACE else "activation"
                 begin, end = steps[first].begin_us, steps[last].begin_us + steps[last].time_us
                 found.append(Rectangle(name, kind, buffer.offset, buffer.size_bytes, begin, end, first, last))

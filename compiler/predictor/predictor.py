@@ -17,7 +17,7 @@ from ...kernels.problem import problem_of
 from ...runtime.errors import OptionError
 from ...runtime.hardware import machine as machines
 from ...runtime.hardware.machine import COPY_SECONDS
-from ...runtime.plan import CONSTANTS, STORAGE, Copy, Launch, Role, Step, step_writes
+from ...runtime.plan import ARENA_ROLES, CONSTANTS, STORAGE, Copy, Launch, Role, Step, step_writes
 from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
@@ -287,7 +287,7 @@ class _Launch:
 def memory_of(planned: PlannedModel) -> Memory:
     """What the planner has placed: the compiled program's own numbers."""
     plan = planned.plan
-    arena = {buffer.space for buffer in plan.buffers if buffer.role in (Role.ACTIVATION, Role.WORKSPACE)}
+    arena = {buffer.space for buffer in plan.buffers if buffer.role in ARENA_ROLES}
     workspaces = [buffer.size_bytes for buffer in plan.buffers if buffer.role is Role.WORKSPACE]
     arena_bytes = sum(plan.space(name).size_bytes for name in arena)
     stored = sum(space.size_bytes for space in plan.spaces if space.name == STORAGE)

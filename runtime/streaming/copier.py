@@ -51,10 +51,14 @@ class CopyTime:
 
 @dataclass(frozen=True, slots=True)
 class CopyStreams:
-    """What the streams beside the kernels' do in each call, and how many events there are."""
+    """What the streams beside the kernels' do in each call, how many events there are, and what of a call is for the next one.
+
+    A call finds in its slots what the one before it has copied `for_next`.
+    """
 
     operations: tuple[tuple[Operation, ...], ...] = ()
     events: int = 0
+    for_next: tuple[Fetch, ...] = ()
 
 
 class Copier:
@@ -65,15 +69,18 @@ class Copier:
         self._storage = storage
         self._arena = arena
         self.events = Events(streams.events)
+        self._is_primed = False  # whether the slots hold what the last call has copied for this one
         self._calls: list[_Call] = []  # one, but after a call that was interrupted while it waited for its threads
 
     def run(self, compute: Callable[[], object]) -> Sequence[CopyTime]:
         """Call the kernels' stream with the others beside it.
 
         Raises:
-            StorageError: a copy failed. The kernels ran to their end on zeros, and what they wrote means nothing.
+            StorageError: a copy failed. The kernels ran to their end on zeros, and what they wrote means nothing. What this call
+                finds in slots, and cannot be trusted after one that failed, is read anew.
         """
         self._finish()
+        self._prime()
         call = _Call(self._storage, self._arena, self.events)
         self._calls.append(call)
         try:
@@ -87,7 +94,15 @@ class Copier:
         if call.failure is not None:
             raise call.failure
         self._storage.check_unchanged()
+        self._is_primed = True
         return sorted(call.times, key=lambda one: one.begin_ns)
+
+    def _prime(self) -> None:
+        """Fill the slots, unless the last call has; until this one is over nothing is known of them."""
+        if not self._is_primed:
+            for fetch in self._streams.for_next:
+                self._storage.read(fetch.stored, self._arena[fetch.offset : fetch.offset + fetch.size_bytes])
+        self._is_primed = False
 
     def _finish(self) -> None:
         """Wait for the threads of the last call, and forget it."""

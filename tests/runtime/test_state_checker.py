@@ -96,7 +96,10 @@ MUTANTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "moved renewal": (lambda p: with_buffer(p, "new b", offset=512), "buffer new b: it does not have the bytes of b"),
     "activation beside states": (lambda p: with_buffer(p, "h", space="state", offset=512), "space state: it holds states"),
     "state in the arena": (lambda p: with_buffer(p, "b", space="arena"), "space arena: it holds states"),
-    "activation renews": (lambda p: with_buffer(p, "h", renews="a"), "buffer h: activation renews a, which a state alone does"),
+    "activation renews": (
+        lambda p: with_buffer(p, "h", renews="a"),
+        "buffer h: activation renews a, which is no state or slot",
+    ),
     "renews the new": (lambda p: with_buffer(p, "new b", renews="new a", offset=0), "it renews new a, which is no state"),
     "renews nothing": (lambda p: with_buffer(p, "new b", renews="q"), "buffer new b: it renews q, which is no state"),
     "no port": (lambda p: replace(p, states=p.states[:1]), "buffer b: no state of the program is in it"),

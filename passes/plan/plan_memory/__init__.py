@@ -12,6 +12,7 @@ from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import CompileError
 from ....runtime.plan import (
     ALIGNMENT,
+    ARENA_ROLES,
     PAGE,
     STORAGE,
     Buffer,
@@ -28,7 +29,6 @@ from ....runtime.plan import (
 )
 from ..packing import Block, Effort, Packing, pack
 
-_ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE)
 _Group = list[tuple[Buffer, int]]  # buffers of one block of memory, and where they lie in it
 
 
@@ -44,7 +44,8 @@ class PlanMemory(PlanPass):
     A buffer lives from its first use to the last step that may run beside its last use; on one stream that is the last use. A
     buffer written in place of one, or of a part of one, that dies at that step shares its address; of parts that is tried, as the
     larger buffer's memory then stays taken. Arena buffers that no step uses are dropped. States
-    share nothing: they are kept from call to call.
+    share nothing: they are kept from call to call. What a call finds in a slot lives from its beginning, what it leaves there
+    to its end; these two have the same bytes, at the bottom of the arena.
 
     Raises:
         CompileError: a space needs more bytes than its capacity.
@@ -59,14 +60,14 @@ class PlanMemory(PlanPass):
         for space in planned.spaces:
             if space.name in packings:
                 _require_capacity(space, packings[space.name])
-                arena = [b for b in planned.buffers if b.space == space.name and b.role in _ARENA_ROLES]
+                arena = [b for b in planned.buffers if b.space == space.name and b.role in ARENA_ROLES]
                 self._report(space, arena, packings[space.name], context)
         return planned
 
     def place(self, plan: Plan) -> tuple[Plan, dict[str, Packing]]:
         """The Plan with every buffer in its place, and how each space that holds buffers of a context was packed, which may take
         more than its capacity."""
-        lifetimes = _lifetimes(plan.steps)
+        lifetimes = _lifetimes(plan)
         offsets: dict[str, int] = {}
         paged = _paged_spaces(plan)
         packings: dict[str, Packing] = {}
@@ -75,7 +76,7 @@ class PlanMemory(PlanPass):
             constants = [buffer for buffer in plan.buffers if buffer.space == space.name and buffer.role is Role.CONSTANT]
             alignment = PAGE if space.name in paged else ALIGNMENT
             size_bytes = _place_constants(constants, lifetimes, offsets, alignment)
-            arena = [b for b in plan.buffers if b.space == space.name and b.role in _ARENA_ROLES and b.name in lifetimes]
+            arena = [b for b in plan.buffers if b.space == space.name and b.role in ARENA_ROLES and b.name in lifetimes]
             assert not (constants and arena), f"space {space.name} holds constants and buffers of one context"
             if arena:
                 groups, packing = self._packed(plan.steps, arena, lifetimes, alignment, space.capacity_bytes)
@@ -84,7 +85,7 @@ class PlanMemory(PlanPass):
                     offsets.update((buffer.name, offset + within) for buffer, within in group)
             size_bytes += _place_states([b for b in plan.buffers if b.space == space.name and b.role is Role.STATE], offsets)
             spaces.append(replace(space, size_bytes=size_bytes))
-        kept = (buffer for buffer in plan.buffers if buffer.role not in _ARENA_ROLES or buffer.name in lifetimes)
+        kept = (buffer for buffer in plan.buffers if buffer.role not in ARENA_ROLES or buffer.name in lifetimes)
         buffers = tuple(replace(buffer, offset=offsets.get(buffer.name)) for buffer in kept)
         return replace(plan, spaces=tuple(spaces), buffers=buffers), packings
 
@@ -97,12 +98,17 @@ class PlanMemory(PlanPass):
         capacity_bytes: int | None,
     ) -> tuple[list[_Group], Packing]:
         """The buffers that share addresses, and the packing of these groups: with or without parts, whichever takes less."""
-        choices = [[[(buffer, 0)] for buffer in arena]]
+        choices, pins = [[[(buffer, 0)] for buffer in arena]], _slot_places(arena, alignment)
         if self.inplace:
             whole, parts = (_groups(steps, arena, lifetimes, part_alignment) for part_alignment in (None, alignment))
             choices = [whole] if len(parts) == len(whole) else [whole, parts]  # parts only add to what is shared
         packed = [
-            (groups, pack([_block(group, lifetimes) for group in groups], alignment, capacity=capacity_bytes, effort=self.effort))
+            (
+                groups,
+                pack(
+                    [_block(group, lifetimes, pins) for group in groups], alignment, capacity=capacity_bytes, effort=self.effort
+                ),
+            )
             for groups in choices
         ]
         return min(packed, key=lambda one: one[1].total_bytes)
@@ -158,27 +164,41 @@ def _require_capacity(space: Space, packing: Packing) -> None:
         raise CompileError(f"memory {space.name}", what, f"{fix}: raise the limit or use a smaller batch")
 
 
-def _block(group: _Group, lifetimes: Mapping[str, range]) -> Block:
+def _slot_places(arena: Sequence[Buffer], alignment: int) -> dict[str, int]:
+    """Where slots lie: all live as a call ends and the next one begins, so they stand one on the other."""
+    found, end = dict[str, int](), 0
+    for buffer in arena:
+        if buffer.role is Role.SLOT and buffer.renews is not None:
+            found[buffer.name] = found[buffer.renews] = end
+            end += -(-buffer.size_bytes // alignment) * alignment
+    return found
+
+
+def _block(group: _Group, lifetimes: Mapping[str, range], pins: Mapping[str, int]) -> Block:
     """One block for buffers that share bytes one after the other."""
     spans = [lifetimes[buffer.name] for buffer, _ in group]
     size_bytes = max(within + buffer.size_bytes for buffer, within in group)
-    return Block(min(s.start for s in spans), max(s.stop for s in spans), size_bytes)
+    return Block(min(s.start for s in spans), max(s.stop for s in spans), size_bytes, pins.get(group[0][0].name))
 
 
 # Lifetimes
 
 
-def _lifetimes(steps: Sequence[Step]) -> dict[str, range]:
+def _lifetimes(plan: Plan) -> dict[str, range]:
     """For each buffer the half-open range of step indices in which its bytes are its own.
 
     From `stop` on, every step that touches memory runs after all uses of the buffer, whatever its stream.
     """
     starts: dict[str, int] = {}
-    for index, step in enumerate(steps):
+    for index, step in enumerate(plan.steps):
         for region in step_reads(step) + step_writes(step):
             starts.setdefault(region.buffer, index)
-    ends = _ends(steps)
-    return {name: range(start, max(ends[name].values())) for name, start in starts.items()}
+    ends = _ends(plan.steps)
+    found = {name: range(start, max(ends[name].values())) for name, start in starts.items()}
+    for buffer in plan.buffers:
+        if buffer.role is Role.SLOT and (life := found.get(buffer.name)) is not None:
+            found[buffer.name] = range(life.stop) if buffer.renews is None else range(life.start, len(plan.steps))
+    return found
 
 
 def _ends(steps: Sequence[Step]) -> dict[str, dict[int, int]]:

@@ -6,14 +6,30 @@ import operator
 from dataclasses import replace
 from itertools import accumulate
 
-from .problem import Problem
+from .problem import Object, Problem
+
+_NEAR = 3  # steps from the first use to the last, over which an object stays inside anyway
 
 
-def residents(problem: Problem, most_bytes: int) -> frozenset[int]:
-    """Kept objects of at most so many bytes. Before any step, about the same share of what calls have used so far is theirs."""
+def spare_bytes(problem: Problem) -> int:
+    """What is left of the limit at every step, below 0 where one needs more: room for what never leaves."""
+    return problem.limit_bytes - max(live_bytes(problem), default=0) if problem.steps else 0
+
+
+def residents(problem: Problem, most_bytes: int, most_used: int = 0) -> frozenset[int]:
+    """Kept objects of at most so many bytes. Before any step, about the same share of what calls have used so far is theirs.
+
+    Before these, at most `most_used` are chosen of those whose uses lie far apart, the most used first.
+    """
     kept = [j for j, item in enumerate(problem.objects) if item.is_kept and item.uses and item.size_bytes]
-    total = sum(problem.objects[j].size_bytes for j in kept)
     chosen: set[int] = set()
+    often = (j for j in kept if _span(problem.objects[j]) > _NEAR)
+    for j in sorted(often, key=lambda j: -len(problem.objects[j].uses))[:most_used]:
+        if problem.objects[j].size_bytes <= most_bytes:
+            chosen.add(j)
+            most_bytes -= problem.objects[j].size_bytes
+    kept = [j for j in kept if j not in chosen]
+    total = sum(problem.objects[j].size_bytes for j in kept)
     passed = taken = 0
     for j in sorted(kept, key=lambda j: problem.objects[j].uses[0].step):
         size = problem.objects[j].size_bytes
@@ -22,6 +38,10 @@ def residents(problem: Problem, most_bytes: int) -> frozenset[int]:
             chosen.add(j)
             taken += size
     return frozenset(chosen)
+
+
+def _span(item: Object) -> int:
+    return item.uses[-1].step - item.uses[0].step
 
 
 def live_bytes(problem: Problem) -> list[int]:

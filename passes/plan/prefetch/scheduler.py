@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product, repeat
+from itertools import product
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from .events import Boundary, Event
 from .handover import scheduled
 from .overflow import Absence, absences
 from .problem import Problem
-from .residents import live_bytes, residents, without
+from .residents import residents, spare_bytes, without
 from .schedule import Schedule
 from .simulation import Simulation, StuckError
 
@@ -34,25 +33,9 @@ def schedule(problem: Problem) -> Schedule:
     Raises:
         InfeasibleError: a step needs more than `limit_bytes` for itself, or the tiers are too small for what has to leave.
     """
-    for step, needed in enumerate(problem.step_bytes()):
-        if needed > problem.limit_bytes:
-            raise InfeasibleError(f"step {step} needs {needed} bytes at once, more than the limit of {problem.limit_bytes}")
-    try:
-        return _best(problem)
-    except StuckError as error:
-        if any(tier.capacity_bytes is None for tier in problem.tiers):
-            raise
-        raise InfeasibleError(f"what has to leave is more than the tiers hold: {error}") from error
-
-
-def _best(problem: Problem) -> Schedule:
-    """The best schedule of those with more or less that never leaves."""
     best: Schedule | None = None
     least = _least_seconds(problem)
-    for chosen in _choices(problem):
-        rest = without(problem, chosen)
-        found = _over_tiers(rest)
-        found = replace(found, inside=found.inside | chosen, residents=found.residents | chosen)
+    for found in candidates(problem, _choices(problem)):
         if best is None or found.seconds < best.seconds * (1 - _WORTH):
             best = found
         if best.seconds <= least * (1 + _WORTH):
@@ -61,12 +44,31 @@ def _best(problem: Problem) -> Schedule:
     return best
 
 
+def candidates(problem: Problem, choices: Iterable[frozenset[int]]) -> Iterator[Schedule]:
+    """For each choice of objects that never leave, a schedule, one by one.
+
+    Raises:
+        InfeasibleError: as `schedule`.
+    """
+    for step, needed in enumerate(problem.step_bytes()):
+        if needed > problem.limit_bytes:
+            raise InfeasibleError(f"step {step} needs {needed} bytes at once, more than the limit of {problem.limit_bytes}")
+    try:
+        for chosen in choices:
+            found = _over_tiers(without(problem, chosen))
+            yield replace(found, inside=found.inside | chosen, residents=found.residents | chosen)
+    except StuckError as error:
+        if any(tier.capacity_bytes is None for tier in problem.tiers):
+            raise
+        raise InfeasibleError(f"what has to leave is more than the tiers hold: {error}") from error
+
+
 def _choices(problem: Problem) -> Iterator[frozenset[int]]:
     """Objects that might never leave, the most first: what is copied least is best, but what is left must do for looking ahead.
 
     Nothing that passes has to go out for them.
     """
-    spare = min(map(operator.sub, repeat(problem.limit_bytes), live_bytes(problem)), default=0) if problem.is_periodic else 0
+    spare = spare_bytes(problem) if problem.is_periodic else 0
     shares = _RESIDENTS if spare > 0 else ()
     work = len(problem.steps) * len(problem.objects)
     choices = [residents(problem, int(share * spare)) for share in (*shares, 0.0)]

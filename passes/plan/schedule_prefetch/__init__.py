@@ -2,14 +2,17 @@
 
 | file | what |
 |---|---|
-| `weights.py` | which weights stay and when the others come, as a pure function |
+| `../prefetch/` | which weights stay and when the others come, call after call, as a pure function |
+| `stays.py` | which steps read what each copy brings |
 | `residencies.py` | copies, events and buffers that carry it out |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import ClassVar
 
 from ....compiler.pipeline import Context, PlanPass
@@ -30,10 +33,16 @@ from ....runtime.plan import (
 )
 from ....runtime.report import size
 from ..plan_memory import PlanMemory
+from ..prefetch import problem as prefetch
+from ..prefetch.residents import residents, spare_bytes
+from ..prefetch.scheduler import InfeasibleError, candidates
 from .residencies import Residency, whole_pages, with_residencies
-from .weights import Choice, Setting, Weight, choose, least_limit
+from .stays import Stays, on_demand, seconds_of, stays_of
 
 _TRIES = 20  # schedules for limits that fall by what the packing of the one before took too much
+_PACKED = 3  # choices for a limit, of which the fastest that can be packed within it is taken
+# Of the room for weights that never leave, shares that are tried: what is left is for looking ahead, and weights are not divided.
+_SHARES = (1.0, 0.99, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.8, 0.75, 0.6, 0.4, 0.0)
 _BYTES_PER_SECOND = 1e10  # of a step that no kernel's estimate tells the time of
 
 
@@ -44,9 +53,9 @@ class SchedulePrefetch(PlanPass):
     Before:  launch matmul reads x, w                                     (w in constants)
     After:   copy w to w@0, beside what runs before; wait; launch matmul reads x, w@0    (w in storage, w@0 in the arena)
 
-    Resident weights, weights in memory for a while and activations together never take more than the limit. Without a limit, or
-    within it, nothing changes. Constants of less than `min_bytes` always stay. `on_demand`: each copy begins when its reader is
-    next, as a baseline to measure against.
+    Resident weights, weights in memory for a while and activations together never take more than the limit; what the next call
+    reads first is copied at the end of this one. Without a limit, or within it, nothing changes. Constants of less than
+    `min_bytes` always stay. `on_demand`: each copy begins when its reader is next, as a baseline to measure against.
 
     Raises:
         CompileError: no schedule fits. The message names the least that would, and the step that asks for it.
@@ -64,36 +73,55 @@ class SchedulePrefetch(PlanPass):
         if total <= limit:
             context.remark(self.name, f"{size(total)} are within the limit of {size(limit)}")
             return _bounded(plan, _arena_of(plan), limit)
-        problem = _Problem(plan, context, self.min_bytes)
+        weights = _Weights(plan, context, self.min_bytes)
         budget, cut, before = limit, 0, None
         for _ in range(_TRIES):
-            setting = problem.setting(budget)
-            choice = choose(setting, runs_ahead=not self.on_demand)
-            if choice is None:
+            problem = weights.problem(budget)
+            try:
+                choices = self._fastest(problem)
+            except InfeasibleError:
                 break
-            placed, _ = PlanMemory().place(with_residencies(plan, problem.residencies(choice), problem.arena))
-            excess = planned_bytes(placed) - limit
-            if excess <= 0:
-                self._report(placed, limit, setting, choice, context)
-                return _bounded(placed, problem.arena, limit)
-            cut = 2 * cut if choice == before else excess  # what changes nothing was too little
-            budget, before = budget - cut, choice
-        least, step = problem.least()
-        label = problem.labels[step] if problem.labels else "no step"
+            excess = []
+            for stays in choices:
+                placed, _ = PlanMemory().place(with_residencies(plan, weights.residencies(stays), weights.arena))
+                excess.append(planned_bytes(placed) - limit)
+                if excess[-1] <= 0:
+                    self._report(placed, limit, problem, stays, context)
+                    return _bounded(placed, weights.arena, limit)
+            cut = 2 * cut if choices == before else min(excess)  # what changes nothing was too little
+            budget, before = budget - cut, choices
+        least, step = weights.least()
+        label = weights.labels[step] if weights.labels else "no step"
         what = f"this program takes {size(total)}, and at least {size(least)}: {label} needs that at once"
         at = f"{size(least)} would do" if budget == limit else f"{size(least + limit - budget)} may do"
         raise CompileError(
             "memory_limit", f"{size(limit)} are too little; {what}", f"raise the limit ({at}), or compile smaller inputs"
         )
 
-    def _report(self, plan: Plan, limit: int, setting: Setting, choice: Choice, context: Context) -> None:
-        copied = sum(setting.weights[stay.weight].size_bytes for stay in choice.stays)
-        text = (
-            f"{size(planned_bytes(plan))} of {size(limit)}: {len(choice.stays)} copies of {size(copied)} a call from the file; "
-        )
-        text += f"{1e3 * choice.seconds:.2f} ms are predicted, {1e3 * sum(setting.seconds):.2f} ms of them for kernels, "
-        text += f"{1e3 * copied / setting.bandwidth:.2f} ms for copies"
+    def _fastest(self, problem: prefetch.Problem) -> list[Stays]:
+        """The best choices, the fastest first. Raises InfeasibleError."""
+        found = dict.fromkeys(stays_of(problem, schedule) for schedule in candidates(problem, _residents(problem)))
+        fastest = sorted(found, key=partial(seconds_of, problem))[:_PACKED]
+        return [on_demand(problem, stays) for stays in fastest] if self.on_demand else fastest
+
+    def _report(self, plan: Plan, limit: int, problem: prefetch.Problem, stays: Stays, context: Context) -> None:
+        copied = sum(problem.objects[stay.weight].size_bytes for stay in stays)
+        seconds = copied / problem.tiers[0].bandwidth_in
+        text = f"{size(planned_bytes(plan))} of {size(limit)}: "
+        text += f"{len(stays)} copies of {size(copied)} a call from the file; "
+        text += f"{1e3 * seconds_of(problem, stays):.2f} ms are predicted, "
+        text += f"{1e3 * problem.compute_seconds:.2f} ms of them for kernels, {1e3 * seconds:.2f} ms for copies"
         context.remark(self.name, text)
+
+
+def _residents(problem: prefetch.Problem) -> Iterator[frozenset[int]]:
+    """Weights that might never leave, each choice once: as many as there is room for, or less, and first what many steps read."""
+    spare, found = max(spare_bytes(problem), 0), set[frozenset[int]]()
+    for share, most_used in product(_SHARES, (0, len(problem.objects))):
+        chosen = residents(problem, int(share * spare), most_used)
+        if chosen not in found:
+            found.add(chosen)
+            yield chosen
 
 
 def _bounded(plan: Plan, arena: str, limit: int) -> Plan:
@@ -107,8 +135,8 @@ def _arena_of(plan: Plan) -> str:
     return next((buffer.space for buffer in plan.buffers if buffer.role in ARENA_ROLES), "arena")
 
 
-class _Problem:
-    """A Plan as steps with times, bytes that are live anyway, and weights."""
+class _Weights:
+    """A Plan as steps with times, bytes that are live anyway, and weights that every call reads."""
 
     def __init__(self, plan: Plan, context: Context, min_bytes: int) -> None:
         self._bandwidth = 1e9 * context.target.machine.storage_gbs
@@ -125,21 +153,25 @@ class _Problem:
                     uses.setdefault(region.buffer, []).append(index)
         large = {name: tuple(dict.fromkeys(steps)) for name, steps in uses.items() if buffers[name].size_bytes >= min_bytes}
         self._names = list(large)
-        self._weights = tuple(Weight(whole_pages(buffers[name].size_bytes), steps) for name, steps in large.items())
+        self._sizes_uses = [(whole_pages(buffers[name].size_bytes), steps) for name, steps in large.items()]
         small = [b for b in plan.buffers if b.role is Role.STATE or (b.role is Role.CONSTANT and b.name not in large)]
         self._fixed = sum(-(-buffer.size_bytes // ALIGNMENT) * ALIGNMENT for buffer in small)
         self._live = _live_bytes(plan, buffers)
 
-    def setting(self, limit: int) -> Setting:
-        """What to choose for, where so many bytes may be used."""
-        live = tuple(self._fixed + live for live in self._live)
-        return Setting(self._seconds, live, self._weights, limit, self._bandwidth, COPY_SECONDS)
+    def problem(self, limit: int) -> prefetch.Problem:
+        """What to schedule where so many bytes may be used. What is live at a step is as a workspace of it: it never leaves."""
+        steps = [prefetch.Step(seconds, self._fixed + live) for seconds, live in zip(self._seconds, self._live, strict=True)]
+        tier = prefetch.Tier(self._bandwidth, self._bandwidth, COPY_SECONDS)
+        return prefetch.read_only(steps, self._sizes_uses, limit, tier)
 
     def least(self) -> tuple[int, int]:
-        return least_limit(self.setting(0))
+        """The smallest limit that any schedule can keep, and the step that asks for it: which needs all its weights at once."""
+        needed = self.problem(0).step_bytes()
+        most = max(needed, default=0)
+        return most, needed.index(most) if needed else 0
 
-    def residencies(self, choice: Choice) -> list[Residency]:
-        return [Residency(self._names[stay.weight], stay.after, stay.first, stay.last) for stay in choice.stays]
+    def residencies(self, stays: Stays) -> list[Residency]:
+        return [Residency(self._names[one.weight], one.after, one.first, one.last, one.until) for one in stays]
 
 
 def _seconds(step: Step, step_us: Mapping[str, float], kernels: Mapping[str, int]) -> float:

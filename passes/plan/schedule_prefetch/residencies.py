@@ -30,19 +30,22 @@ COPIES = 1  # the stream of the copies
 class Residency:
     """A constant in memory between two steps of a Plan.
 
-    Its copy may begin when step `after` is complete (-1: with the call); steps `first` to `last` read it.
+    Its copy may begin when step `after` is complete (-1: with the call); steps `first` to `last` read it, none where `first` is
+    behind `last`. With `until`, it is kept for the next call, whose steps up to `until` read it.
     """
 
     constant: str
     after: int
     first: int
     last: int
+    until: int | None = None
 
 
 def with_residencies(plan: Plan, residencies: Sequence[Residency], arena: str) -> Plan:
     """The Plan, on the kernels' stream alone so far, that copies constants from the program's file, in the order given.
 
-    A residency is a buffer of its own in the space `arena`, in whole pages. Nothing has a place.
+    A residency is a buffer of its own in the space `arena`, in whole pages; one that is kept for the next call is two: what the
+    copy of this call fills, and what that of the call before has left. Nothing has a place.
     """
     return _Emission(plan, residencies, arena).plan()
 
@@ -60,25 +63,35 @@ class _Emission:
             stored = self.buffers[one.constant]
             self.buffers[one.constant] = stored = replace(stored, size_bytes=whole_pages(stored.size_bytes), space=STORAGE)
             name = f"{one.constant}@{number}"
-            self.buffers[name] = Buffer(name, Role.ACTIVATION, stored.size_bytes, arena)
+            if one.until is None:
+                self.buffers[name] = Buffer(name, Role.ACTIVATION, stored.size_bytes, arena)
+            else:
+                found = f"{name} before"
+                self.buffers[found] = Buffer(found, Role.SLOT, stored.size_bytes, arena)
+                self.buffers[name] = Buffer(name, Role.SLOT, stored.size_bytes, arena, renews=found)
             self.slots.append(name)
 
     def plan(self) -> Plan:
         begins: dict[int, list[int]] = {}  # the copies that may begin after a step
         reads: dict[int, dict[str, int]] = {}  # which residency of a constant a step reads
+        found: dict[int, dict[str, str]] = {}  # and which buffer, where the call before has copied it
         for number, one in enumerate(self.residencies):
             begins.setdefault(one.after, []).append(number)
             for index in range(one.first, one.last + 1):
                 reads.setdefault(index, {})[one.constant] = number
+            for index in range(0 if one.until is None else one.until + 1):
+                found.setdefault(index, {})[one.constant] = f"{self.slots[number]} before"
         arrived, awaited = dict[int, int](), -1  # the event of each copy; the last copy that the kernels have waited for
         for index in range(-1, len(self.given.steps)):
             if index >= 0:
                 step = self.given.steps[index]
-                read = {name: n for name, n in reads.get(index, {}).items() if any(r.buffer == name for r in step_reads(step))}
+                names = {region.buffer for region in step_reads(step)}
+                read = {name: number for name, number in reads.get(index, {}).items() if name in names}
+                kept = {name: slot for name, slot in found.get(index, {}).items() if name in names}
                 if (last := max(read.values(), default=-1)) > awaited:
                     self.steps.append(Wait(arrived[last], COMPUTE))
                     awaited = last
-                self.steps.append(_reading(step, {name: self.slots[number] for name, number in read.items()}))
+                self.steps.append(_reading(step, {**kept, **{name: self.slots[number] for name, number in read.items()}}))
             for position, number in enumerate(begins.get(index, ())):
                 if position == 0 and index >= 0:
                     event = self._event()

@@ -10,7 +10,22 @@ from pathlib import Path
 import prefuse
 import pytest
 from prefuse.runtime.executor import CompiledModel
-from prefuse.runtime.plan import COMPUTE, PAGE, STORAGE, Buffer, Copy, Launch, Plan, Record, Region, Step, Wait
+from prefuse.runtime.plan import (
+    COMPUTE,
+    PAGE,
+    STORAGE,
+    Buffer,
+    Copy,
+    Launch,
+    Plan,
+    Record,
+    Region,
+    Role,
+    Step,
+    Wait,
+    step_reads,
+    step_writes,
+)
 from prefuse.runtime.plan_checker import check_plan
 
 
@@ -54,7 +69,8 @@ def with_later_copies(plan: Plan) -> Iterator[Plan]:
     for index in copies_of(plan):
         steps = list(plan.steps)
         steps[index], steps[index + 1] = steps[index + 1], steps[index]
-        yield with_steps(plan, steps)
+        if isinstance(steps[index], Record):  # none waits for a copy that is for the next call
+            yield with_steps(plan, steps)
 
 
 def with_swapped_slots(plan: Plan) -> Iterator[Plan]:
@@ -111,6 +127,47 @@ def with_direct_reads(plan: Plan) -> Iterator[Plan]:
             yield with_steps(plan, steps)
 
 
+def slots_of(plan: Plan) -> list[tuple[Buffer, Buffer]]:
+    """What a call finds, and what it leaves there."""
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    return [(buffers[left.renews], left) for left in plan.buffers if left.role is Role.SLOT and left.renews is not None]
+
+
+def with_broken_seams(plan: Plan) -> Iterator[Plan]:
+    """What a call finds is not what the one before it has left there: nothing, something else, or elsewhere."""
+    stored = [buffer for buffer in plan.buffers if buffer.space == STORAGE]
+    for found, left in slots_of(plan):
+        assert left.offset is not None
+        yield _with_buffer(plan, replace(left, role=Role.ACTIVATION, renews=None))
+        yield _with_buffer(plan, replace(left, offset=left.offset + PAGE))
+        yield replace(plan, buffers=(*plan.buffers, replace(left, name="another")))
+        index = next(i for i in copies_of(plan) if step_writes(plan.steps[i])[0].buffer == left.name)
+        half = left.size_bytes // 2
+        parts = [
+            Copy(Region(source, start, half), Region(left.name, start, half), plan.steps[index].stream)
+            for start, source in ((0, stored[0].name), (half, stored[1].name))
+        ]
+        yield with_steps(plan, [*plan.steps[:index], *parts, *plan.steps[index + 1 :]])
+        yield with_steps(plan, [step for number, step in enumerate(plan.steps) if number != index])
+        reader = next(i for i, step in enumerate(plan.steps) if any(r.buffer == found.name for r in step_reads(step)))
+        yield with_steps(plan, [*plan.steps[: index + 1], plan.steps[reader], *plan.steps[index + 1 :]])
+
+
+def with_shared_seams(plan: Plan) -> Iterator[Plan]:
+    """Something else lies in a slot before what a call finds there is read, or after what it leaves there has come."""
+    uses: dict[str, list[int]] = {}
+    for index, step in enumerate(plan.steps):
+        for region in step_reads(step) + step_writes(step):
+            uses.setdefault(region.buffer, []).append(index)
+    for found, left in slots_of(plan):
+        for buffer in plan.buffers:
+            is_met = buffer.role is Role.ACTIVATION and (
+                min(uses[buffer.name]) < max(uses[found.name]) or max(uses[buffer.name]) > min(uses[left.name])
+            )
+            if is_met:
+                yield _with_buffer(plan, replace(buffer, offset=left.offset))
+
+
 def _with_buffer(plan: Plan, changed: Buffer) -> Plan:
     return replace(plan, buffers=tuple(changed if buffer.name == changed.name else buffer for buffer in plan.buffers))
 
@@ -126,6 +183,8 @@ def _with_buffer(plan: Plan, changed: Buffer) -> Plan:
         with_short_copies,
         with_less_capacity,
         with_direct_reads,
+        with_broken_seams,
+        with_shared_seams,
     ],
     ids=lambda function: function.__name__,
 )

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +22,7 @@ from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE
 from prefuse.runtime.errors import InputError, ProgramFileError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import COMPUTE, PAGE, Copy
+from prefuse.runtime.streams import slot_copies
 from prefuse.tests.models.chains import chain_input
 
 PIPELINE = DEFAULT_PIPELINE.replace("reassociate-product,", "")  # which would make one product of all
@@ -94,6 +95,32 @@ def test_a_failing_read_is_one_error_and_the_next_call_is_right(limited_file: Pa
             net(chain_input())
         np.testing.assert_array_equal(net(chain_input()), answer)
     assert (threading.active_count(), descriptors()) == before
+
+
+def test_weights_for_the_next_call_are_read_anew_after_a_failing_one(limited_file: Path, answer: np.ndarray) -> None:
+    net = load(limited_file)
+    session, copies, slots = net.context(), copies_of(net), len(slot_copies(net.plan))
+    assert 0 < slots < copies
+    for expected in (copies + slots, copies, copies):
+        assert reads_of(lambda: np.testing.assert_array_equal(session(chain_input()), answer)) == expected
+    with failing_read(copies - 1), pytest.raises(ProgramFileError):
+        session(chain_input())
+    for expected in (copies + slots, copies):
+        assert reads_of(lambda: np.testing.assert_array_equal(session(chain_input()), answer)) == expected
+
+
+def reads_of(call: Callable[[], object]) -> int:
+    """How often a call reads the file."""
+    with mock.patch("os.preadv", wraps=os.preadv) as read:
+        call()
+    return read.call_count
+
+
+def test_a_first_call_that_cannot_fill_its_slots_is_one_error(limited_file: Path, answer: np.ndarray) -> None:
+    net = load(limited_file)
+    with failing_read(0), pytest.raises(ProgramFileError, match="weights cannot be read: Input/output"):
+        net(chain_input())
+    np.testing.assert_array_equal(net(chain_input()), answer)
 
 
 def test_short_reads_go_on(limited_file: Path, answer: np.ndarray) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from prefuse.passes.plan.prefetch.problem import Object, Problem, Step, Tier, Use, read_only
-from prefuse.passes.plan.prefetch.residents import live_bytes, residents, without
+from prefuse.passes.plan.prefetch.residents import live_bytes, residents, spare_bytes, without
 
 TIER = Tier(1.0, 1.0)
 
@@ -51,3 +51,18 @@ def test_live_bytes() -> None:
     objects = (Object(4, (Use(0, True), Use(2))), Object(16, (Use(1),), True, True))
     problem = Problem((Step(1.0), Step(1.0), Step(1.0, 1)), objects, 99, (TIER,), is_periodic=True)
     assert live_bytes(problem) == [4, 20, 5]
+
+
+def test_what_many_distant_steps_use_is_chosen_first() -> None:
+    shared = (10, range(0, 40, 8))
+    others = [(10, (step,)) for step in range(1, 40)]
+    problem = read_only([Step(1.0)] * 40, [shared, *others], 60, TIER)
+    assert 0 in residents(problem, 50, most_used=1)
+    assert residents(problem, 5, most_used=1) == frozenset()
+    assert len(residents(problem, 50, most_used=1)) == len(residents(problem, 50)) == 5
+
+
+def test_spare_bytes_are_what_no_step_needs() -> None:
+    problem = read_only([Step(1.0, 3), Step(1.0, 20)], [(10, (0,)), (5, (1,))], 60, TIER)
+    assert spare_bytes(problem) == 60 - 25
+    assert spare_bytes(read_only([], [], 60, TIER)) == 0
