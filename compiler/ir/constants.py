@@ -9,6 +9,8 @@ from .names import fresh_name
 
 _CONSTANT_DTYPES = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
+_BLOCK_COLUMNS, _BLOCKED_ELEMENTS = 64, 1 << 16
+
 
 def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
     """The tensor of a value that is an initializer (not also an input, which a caller may override) or a Constant's output."""
@@ -39,6 +41,16 @@ def constant_array(value: ir.Value | None) -> np.ndarray | None:
     """
     tensor = None if value is None else constant_tensor(value)
     return None if tensor is None or tensor.dtype == ir.DataType.STRING else tensor.numpy()
+
+
+def contiguous(array: np.ndarray) -> np.ndarray:
+    """As `np.ascontiguousarray`; a transposed matrix is copied by blocks of columns, so that what is read lies in the caches."""
+    if array.ndim != 2 or array.flags.c_contiguous or array.size < _BLOCKED_ELEMENTS:
+        return np.ascontiguousarray(array)
+    found = np.empty(array.shape, array.dtype)
+    for begin in range(0, array.shape[1], _BLOCK_COLUMNS):
+        found[:, begin : begin + _BLOCK_COLUMNS] = array[:, begin : begin + _BLOCK_COLUMNS]
+    return found
 
 
 def scalar_constant(value: ir.Value | None) -> float | int | bool | None:

@@ -45,7 +45,7 @@ class Affine:
 
     def dequantize(self, q: np.ndarray) -> np.ndarray:
         """What numbers stand for, as float32."""
-        centred = (q.astype(np.int32) - self.zero.astype(np.int32)).astype(np.float32)
+        centred = q.astype(np.float32) - self.zero.astype(np.float32)  # exact: whole numbers below 2^24
         return np.asarray(centred * self.scale)
 
     def rounded(self, x: np.ndarray) -> np.ndarray:
@@ -133,5 +133,8 @@ def group_scales(w: np.ndarray, group: int, bits: Bits, axis: int = 0) -> np.nda
 
 
 def _symmetric(affine: Affine, w: np.ndarray, bits: Bits) -> np.ndarray:
-    """The nearest numbers of a symmetric format, held within its ends."""
-    return np.asarray(np.clip(affine.quantize(w), -_LARGEST[bits], _LARGEST[bits]))
+    """The nearest numbers of a symmetric format, held within its ends; NaN is 0."""
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities saturate
+        steps = np.asarray(w, np.float32) / affine.scale
+    steps = np.where(np.isnan(steps), np.float32(0), np.rint(steps))
+    return np.asarray(np.clip(steps, -_LARGEST[bits], _LARGEST[bits])).astype(affine.zero.dtype)

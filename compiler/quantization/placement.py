@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ..ir.constants import add_constant, constant_array
+from ..ir.constants import add_constant, constant_array, contiguous
 from ..ir.facts import infer_node
 from ..ir.names import fresh_name
 from ..ir.rewriter import copy_source, drop_unused_constants, graph_of, operation, replace_node
@@ -169,7 +169,7 @@ class _Placing:
         node, old, name = unit.node, unit.node.inputs[1], f"{unit.name}_weights"
         weights = quantize_channels(unit.weights if unit.channel_axis else unit.weights.T, 1)
         column_sums = weights.numbers.sum(0, dtype=np.int64).astype(np.float32)
-        narrow = add_constant(self.model, np.ascontiguousarray(weights.numbers), f"{name}_int8")
+        narrow = add_constant(self.model, contiguous(weights.numbers), f"{name}_int8")
         scales = add_constant(self.model, weights.affine.scale.reshape(-1), f"{name}_scale")
         sums = add_constant(self.model, column_sums, f"{name}_sums")
         widened = operation("Cast", [narrow], to=int(ir.DataType.FLOAT))

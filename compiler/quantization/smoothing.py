@@ -67,31 +67,34 @@ def best_scales(moments: ChannelMoments, matrices: Sequence[np.ndarray]) -> tupl
     is_used = (x > 0) & (w > 0)
     if not is_used.any():
         return 0.0, None
-    as_it_is = _predicted_error(moments, joined, np.ones(len(x)))
+    row_squares = np.einsum("kn,kn->k", joined, joined, dtype=np.float64)
+    as_it_is = _predicted_error(moments, joined, row_squares, np.ones(len(x)))
     candidates = {}
     for exponent in _EXPONENTS:
         scales = np.ones(len(x))
         logs = exponent * np.log(x[is_used]) - (1 - exponent) * np.log(w[is_used])
         scales[is_used] = np.exp(np.clip(logs - logs.mean(), -30.0, 30.0))
-        candidates[exponent] = _predicted_error(moments, joined, scales), scales
+        candidates[exponent] = _predicted_error(moments, joined, row_squares, scales), scales
     best = min(candidates, key=lambda one: candidates[one][0])
     error, scales = candidates[best]
     return (best, scales) if error < _LEAST_GAIN * as_it_is else (0.0, None)
 
 
 def _some_columns(matrices: Sequence[np.ndarray]) -> np.ndarray:
-    """The sizes of the weights [k, columns], float64: of evenly spread columns where there are very many."""
+    """The sizes of the weights [k, columns]: of evenly spread columns where there are very many."""
     count = sum(matrix.shape[1] for matrix in matrices)
     stride = max(1, count // _MOST_COLUMNS)
-    return np.abs(np.concatenate([matrix[:, ::stride] for matrix in matrices], axis=1).astype(np.float64))
+    return np.asarray(np.abs(np.concatenate([matrix[:, ::stride] for matrix in matrices], axis=1)))
 
 
-def _predicted_error(moments: ChannelMoments, w: np.ndarray, scales: np.ndarray) -> float:
-    """The mean squared error of a row of x W, summed over the columns of sizes `w`, as at the top of the page."""
+def _predicted_error(moments: ChannelMoments, w: np.ndarray, row_squares: np.ndarray, scales: np.ndarray) -> float:
+    """The mean squared error of a row of x W, summed over the columns of sizes `w`, as at the top of the page.
+
+    `row_squares` [k] are the sums of their squares.
+    """
     step = (max((moments.high / scales).max(), 0.0) - min((moments.low / scales).min(), 0.0)) / LEVELS
-    scaled = w * scales[:, None]
-    column_steps = scaled.max(0) / _LARGEST_WEIGHT
-    of_activations = step**2 * np.sum(scaled**2)
+    column_steps = (w * scales[:, None].astype(w.dtype)).max(0).astype(np.float64) / _LARGEST_WEIGHT
+    of_activations = step**2 * np.sum(row_squares * scales**2)
     of_weights = np.sum(column_steps**2) * np.sum(moments.mean_square / scales**2)
     return float(of_activations + of_weights) / 12
 

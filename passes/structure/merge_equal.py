@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ...compiler.ir.constants import constant_array
+from ...compiler.ir.constants import constant_array, contiguous
 from ...compiler.ir.facts import schema_of
 from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.rewriter import Rejection, replace_node
@@ -123,8 +123,10 @@ def _type_key(value: ir.Value) -> Hashable:
 
 
 def _sample_key(value: ir.Value) -> Hashable:
-    content = _bytes_of(value)
-    return content[:_SAMPLE_BYTES].tobytes(), content[-_SAMPLE_BYTES:].tobytes()
+    array = constant_array(value)
+    assert array is not None
+    count = max(_SAMPLE_BYTES // array.itemsize, 1)
+    return array.flat[:count].tobytes(), array.flat[-count:].tobytes()  # copies these elements alone, of transposed views too
 
 
 def _content_key(value: ir.Value) -> Hashable:
@@ -135,4 +137,4 @@ def _bytes_of(value: ir.Value) -> np.ndarray:
     """The content of a constant as bytes, without a copy where it is contiguous."""
     array = constant_array(value)
     assert array is not None
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return contiguous(array).reshape(-1).view(np.uint8)

@@ -27,20 +27,32 @@ class Distance:
     squares: dict[str, float] = field(default_factory=dict)
 
     def add(self, actual: Outputs, expected: Outputs) -> None:
-        """One batch more. Outputs that `actual` lacks are as expected; elements that neither has finite do not count."""
+        """One batch more. Outputs that `actual` lacks are as expected; elements that `expected` has not finite do not count."""
         for name, wanted in expected.items():
-            is_finite = np.isfinite(wanted)
-            reference = wanted[is_finite].astype(np.float64)
-            found = actual[name][is_finite].astype(np.float64) if name in actual else reference
+            found, reference = _as_wide(actual.get(name, wanted)), _as_wide(wanted)
+            if not np.isfinite(square := _sum_of_squares(reference)):
+                is_finite = np.isfinite(reference)
+                found, reference = found[is_finite].astype(np.float64), reference[is_finite].astype(np.float64)
+                square = _sum_of_squares(reference)
             with np.errstate(invalid="ignore", over="ignore"):
-                difference = float(((found - reference) ** 2).sum())
+                difference = _sum_of_squares(found - reference) if name in actual else 0.0
             self.differences[name] = self.differences.get(name, 0.0) + (difference if np.isfinite(difference) else np.inf)
-            self.squares[name] = self.squares.get(name, 0.0) + float((reference**2).sum())
+            self.squares[name] = self.squares.get(name, 0.0) + square
 
     @property
     def damage(self) -> float:
         """The largest squared relative error of an output; of an output of zeros, its squared error."""
         return max((found / (self.squares[name] or 1.0) for name, found in self.differences.items()), default=0.0)
+
+
+def _as_wide(array: Array) -> Array:
+    """Flat, and float32 at least."""
+    return array.reshape(-1).astype(array.dtype if array.dtype in (np.float32, np.float64) else np.float32, copy=False)
+
+
+def _sum_of_squares(array: Array) -> float:
+    """In float64, where each product of float32 numbers is exact."""
+    return float(np.einsum("i,i->", array, array, dtype=np.float64))
 
 
 class Evaluator:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ...engines.onnxruntime_session import OnnxRuntimeSession
 from ...ir.cloning import ValueMap, clone_node, copy_value
-from ...ir.constants import constant_array, constant_tensor
+from ...ir.constants import constant_array, constant_tensor, contiguous
 from ...ir.scopes import read_values
 from ...quantization.formats import LEVELS, unsigned_affine
 from ...quantization.units import Unit as Product
@@ -57,7 +57,7 @@ def operands_of(product: Product, form: str, ranges: Mapping[str, Range]) -> dic
     affine = unsigned_affine(*ranges.get(str(product.activations.name), (0.0, 0.0)))
     weights = rounding.weights(product.weights, product.channel_axis)
     return {
-        _operand(product, "weights"): np.ascontiguousarray(weights, np.float32),
+        _operand(product, "weights"): contiguous(weights.astype(np.float32, copy=False)),
         _operand(product, "scale"): affine.scale,
         _operand(product, "zero"): affine.zero,
         **{_operand(product, kind): np.array(rounding.activations == kind) for kind in _KINDS},
@@ -78,6 +78,7 @@ class Sections:
         self._last = {value: place for place, node in enumerate(self.nodes) for value in read_values(node)}
         self._last |= dict.fromkeys(self.ends, len(self.nodes))
         self._made = {value: place for place, node in enumerate(self.nodes) for value in node.outputs}
+        self._contiguous: dict[str, Array] = {}  # constants as sections are fed them: transposed views are copied once
 
     def live(self, place: int) -> tuple[ir.Value, ...]:
         """What a section that begins at a place needs of those before it, and the ends that are made by then."""
@@ -98,7 +99,7 @@ class Sections:
         if not kept:
             return None
         nodes = _needed(nodes, kept)
-        draft = _Draft(products)
+        draft = _Draft(products, self._contiguous)
         for node in nodes:
             draft.add(node)
         graph = draft.graph(kept, self.model.graph.opset_imports)
@@ -111,7 +112,8 @@ class Sections:
 class _Draft:
     """A graph that grows by copies of nodes: values from elsewhere become its inputs, the larger constants among them."""
 
-    def __init__(self, products: Collection[Product]) -> None:
+    def __init__(self, products: Collection[Product], contiguous: dict[str, Array]) -> None:
+        self.contiguous = contiguous
         self.products = {product.node: product for product in products}
         self.values: ValueMap = {}
         self.nodes: list[ir.Node] = []
@@ -182,11 +184,18 @@ class _Draft:
             new.const_value = tensor
             self.initializers.append(new)
         else:
-            array = constant_array(value)
-            assert array is not None
-            self.constants[str(value.name)] = np.ascontiguousarray(array)
+            self.constants[str(value.name)] = self._fed(value)
             self.fed.append(new)
             new.type, new.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+
+    def _fed(self, value: ir.Value) -> Array:
+        """A constant as ONNX Runtime takes it."""
+        name = str(value.name)
+        if name not in self.contiguous:
+            array = constant_array(value)
+            assert array is not None
+            self.contiguous[name] = contiguous(array)
+        return self.contiguous[name]
 
     def graph(self, outputs: Sequence[ir.Value], opsets: Mapping[str, int]) -> ir.Graph:
         return ir.Graph(

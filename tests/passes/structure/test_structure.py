@@ -149,6 +149,29 @@ def test_constants_of_a_body_are_shared_without_a_copy() -> None:
     assert [value.const_value for value in model.graph.initializers.values()] == [weight.const_value]
 
 
+def test_equal_constants_are_one_however_they_lie() -> None:
+    """A transposed view and a copy of it; another view differs in the middle alone."""
+    rows = np.arange(300 * 200, dtype=np.float32).reshape(300, 200)
+    other = rows.T.copy()
+    other[100, 150] = 0
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(rows.T.shape))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 21}, name="main")
+    sums = [x]
+    for name, array in {"a": rows.T, "b": rows.T.copy(), "c": other}.items():
+        value = ir.Value(name=name, const_value=ir.Tensor(array, name=name))
+        value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(array.shape)
+        graph.register_initializer(value)
+        graph.append(ir.node("Add", [sums[-1], value]))
+        sums.append(graph[-1].outputs[0])
+        sums[-1].name = f"sum_{name}"
+    graph.outputs.append(sums[-1])
+    model = ir.Model(graph, ir_version=10)
+    infer_facts(model)
+    name_nodes(model)
+    model, _ = compiled(model)
+    assert sorted(model.graph.initializers) == ["a", "c"]
+
+
 def test_optionals_are_their_contents() -> None:
     """Through a branch that is taken, and a loop that fills one."""
     result, context = compiled(

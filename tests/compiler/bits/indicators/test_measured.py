@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -159,6 +160,18 @@ def test_damage_of_the_output_that_suffers_most() -> None:
     broken.add({"a": np.array([np.nan])}, {"a": np.array([1.0])})
     assert broken.damage == np.inf
     assert Distance().damage == 0.0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_damage_is_summed_exactly(dtype: type) -> None:
+    """Against float64, where float32 sums would lose the small elements, and those of 16 bits overflow."""
+    large: np.ndarray = RNG.uniform(1, 2, (5, 4001)).astype(dtype)
+    large[0, 0] = 2048
+    changed: np.ndarray = (large.astype(np.float64) * (1 + RNG.uniform(-0.1, 0.1, large.shape))).astype(dtype)
+    distance = Distance()
+    distance.add({"a": changed}, {"a": large})
+    wide, exact = changed.astype(np.float64), large.astype(np.float64)
+    assert distance.damage == pytest.approx(((wide - exact) ** 2).sum() / (exact**2).sum(), rel=1e-6)
 
 
 def test_ranges_may_be_given() -> None:
