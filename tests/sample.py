@@ -1,6 +1,6 @@
 """Which part of the long suites `make test` runs: another one each day, the same in all its processes, named in its last lines.
 
-The commands (`python -m tests.conformance`, `tests.fuzz`, `tests.zoo`) run the whole.
+The commands (`python -m tests.conformance`, `tests.fuzz`, `tests.kernels`, `tests.zoo`) run the whole.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
+from zlib import crc32
 
 T = TypeVar("T")
 
 VARIABLE = "PREFUSE_TEST_SAMPLE"  # of the environment: asks for the sample of this number
+WHOLE = "PREFUSE_TEST_WHOLE"  # of the environment: unless empty, every case runs in every way
 
 
 def sample_number() -> int:
@@ -23,3 +25,14 @@ def sample_number() -> int:
 def every(stride: int, names: Sequence[T]) -> Sequence[T]:
     """Every `stride`-th of the names, so that `stride` samples in a row hold all of them."""
     return names[sample_number() % stride :: stride]
+
+
+def dealt(cases: Sequence[T], labels: Sequence[str], way: str, ways: Sequence[str]) -> list[T]:
+    """Of the cases those that run in this one of several ways today: each in one of them, and in the next one tomorrow.
+
+    Where a case stands and its label decide which, so that lists which differ in labels alone are dealt differently.
+    """
+    if os.environ.get(WHOLE):
+        return list(cases)
+    turns = [position + crc32(label.encode()) + sample_number() for position, label in enumerate(labels)]
+    return [case for case, turn in zip(cases, turns, strict=True) if turn % len(ways) == ways.index(way)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from prefuse.tests.sample import VARIABLE, every, sample_number
+from prefuse.tests.sample import VARIABLE, WHOLE, dealt, every, sample_number
 
 
 def test_the_number_is_of_the_day_or_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +20,22 @@ def test_samples_in_a_row_hold_everything(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(VARIABLE, str(number))
         found += every(8, names)
     assert sorted(found) == names
+
+
+def test_a_case_runs_in_one_way_a_day_and_in_all_in_as_many_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WHOLE, raising=False)
+    ways, cases = ("a", "b", "c"), list(range(20))
+    labels = [str(case // 4) for case in cases]
+    found: list[tuple[str, int]] = []
+    for number in range(100, 103):
+        monkeypatch.setenv(VARIABLE, str(number))
+        today = [(way, case) for way in ways for case in dealt(cases, labels, way, ways)]
+        assert sorted(case for _, case in today) == cases
+        assert {way for way, _ in today} == set(ways)
+        found += today
+    assert sorted(found) == [(way, case) for way in ways for case in cases]
+
+
+def test_the_whole_is_every_case_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WHOLE, "1")
+    assert dealt("xyz", "xyz", "b", ("a", "b")) == ["x", "y", "z"]

@@ -130,7 +130,7 @@ class _Assembly:
         function = tirx.PrimFunc(
             [*parameters, *([self.workspace] if self.workspace_bytes else [])], body, ret_type=PrimType("int32")
         )
-        function = function.with_attr("tirx.noalias", True).with_attr("s_tir", True)
+        function = _flat(function.with_attr("tirx.noalias", True).with_attr("s_tir", True))
         return BuiltKernel(TEMPLATE, function, tuple(Operand(name) for name in inputs), self.workspace_bytes)
 
     def _bind(self, variable: Any, value: Any) -> str:
@@ -163,6 +163,12 @@ class _Assembly:
         self.statements.append(tirx.Bind(pointer, tirx.reinterpret(pointer.ty, tirx.address_of(byte[self.workspace_bytes]))))
         self.workspace_bytes += -(-max(own.size_bytes, 1) // ALIGNMENT) * ALIGNMENT
         return pointer
+
+
+def _flat(function: Any) -> Any:
+    """The function with all buffers flat, as those of our templates are."""
+    name = tvm.ir.GlobalVar("flat")
+    return tirx.transform.FlattenBuffer()(tvm.IRModule({name: function}))["flat"]
 
 
 def _pointer(kind: TensorType) -> Any:

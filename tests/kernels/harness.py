@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -26,6 +26,7 @@ from prefuse.runtime.cpu_device import configure_pool
 from prefuse.runtime.hardware import tile_state
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import BFLOAT16_EMULATED, Target
+from prefuse.tests.sample import dealt
 from tvm import tirx
 from tvm.ir import Call, GlobalVar, PrimType
 
@@ -184,6 +185,8 @@ def run(cases: Sequence[Case], target: Target) -> None:
     threads, with pages that nobody may touch right before its buffers; on threads, with such pages right behind them; its tasks
     one by one, none of which sees what another writes, nor writes where another does; its tasks in reverse.
     """
+    if not cases:
+        return
     with mock.patch("prefuse.kernels.codegen.builder.parallel_work", return_value=0):
         kernels = [build(case, target) for case in cases]
     loaded = _loaded(kernels, target)
@@ -207,6 +210,35 @@ def check(cases: Sequence[Case], target: Target) -> None:
     run(cases, target)
     for case in cases:
         case.check()
+
+
+def check_in_turn(cases: Sequence[Case], level: str, levels: Sequence[str] = LEVELS, *, threads: int = 2) -> None:
+    """Every case's kernel is made for this level; those `in_turn` are compiled, and give what they must."""
+    target, chosen = target_of(level, threads), in_turn(cases, level, levels)
+    compiled = {id(case) for case in chosen}
+    for case in cases:
+        if id(case) not in compiled:
+            build(case, target)
+    check(chosen, target)
+
+
+def in_turn(cases: Sequence[Case], level: str, levels: Sequence[str] = LEVELS) -> list[Case]:
+    """Those of the cases that run at this level today, of levels that differ in the width and the kinds of instructions alone.
+
+    A case runs at one of them each day, and at the next one tomorrow, so that a run has all cases and, over these, all levels,
+    but not the product of the two, which takes LLVM several times as long: `python -m tests.kernels` runs that.
+    """
+    return dealt(cases, [case.label for case in cases], level, [one for one in levels if can_run(one)])
+
+
+@cache
+def can_run(level: str) -> bool:
+    """Whether this machine runs tests of a level, which others skip."""
+    try:
+        target_of(level)
+    except pytest.skip.Exception:
+        return False
+    return True
 
 
 def emitted(plan: Planner, group: Group, target: Target) -> BuiltKernel | Refusal:

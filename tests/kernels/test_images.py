@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from .harness import LEVELS, Case, check, followed, operator, run, target_of
+from .harness import LEVELS, Case, check, check_in_turn, followed, operator, run, target_of
 
 rng = np.random.default_rng(13)
 
@@ -127,7 +127,7 @@ def determinants() -> list[Case]:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", [indices, blocks, slices, determinants], ids=lambda make: make.__name__)
 def test_alone(make: Callable[[], list[Case]], level: str) -> None:
-    check(make(), target_of(level))
+    check_in_turn(make(), level)
 
 
 def test_followers() -> None:

@@ -14,7 +14,7 @@ from prefuse.kernels.template.kernel import new_builder
 from prefuse.runtime.hardware.machine import Machine, gpu_thread, row
 from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, Case, check, emitted, run, target_of
+from ..harness import LEVELS, Case, check, check_in_turn, emitted, run, target_of
 from .attention_cases import (
     Tape,
     attend,
@@ -50,7 +50,7 @@ def test_sizes_that_divide_no_tile(level: str) -> None:
         (1, 2, 8, 37, 20, 24),
         (1, 2, 9, 37, 20, 24),
     ]
-    check([attend(size) for size in sizes], target_of(level))
+    check_in_turn([attend(size) for size in sizes], level)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -119,7 +119,7 @@ def lopsided(rows: int, keys: int) -> np.ndarray:
 def test_keys_in_blocks(level: str) -> None:
     cases = [attend((1, 2, 33, keys, 20, 24), score_step=masked(lopsided(33, keys))) for keys in (64, 70, 97)]
     cases += [attend((2, 1, 60, 65, 8, 8)), attend((1, 1, 9, 70, 8, 8), "float64"), attend((1, 1, 9, 70, 8, 8), "float16")]
-    check([*cases, attend((1, 1, 9, 70, 8, 8), weight_step=guarded)], target_of(level))
+    check_in_turn([*cases, attend((1, 1, 9, 70, 8, 8), weight_step=guarded)], level)
 
 
 @pytest.mark.usefixtures("few_keys_at_once")
@@ -139,7 +139,7 @@ def test_large_scores_do_not_overflow() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_views_and_operators_around(level: str) -> None:
     cases = [packed_projections(), split_projections(), grouped_queries(7), flat_heads(), one_matrix()]
-    check([*cases, *(make(queries) for make in (shared_keys, turned_values) for queries in (2, 9))], target_of(level))
+    check_in_turn([*cases, *(make(queries) for make in (shared_keys, turned_values) for queries in (2, 9))], level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -147,7 +147,7 @@ def test_few_queries_of_heads_that_share_keys(level: str) -> None:
     """One, two and three queries for each of three heads; a mask for each head; keys that are not the same after all."""
     cases = [grouped_queries(queries) for queries in (1, 2, 3)]
     cases.append(grouped_queries(1, masked(np.random.default_rng(5).standard_normal((2, 6, 1, 11)))))
-    check([*cases, grouped_queries(2, plain, scaled_keys)], target_of(level, threads=2))
+    check_in_turn([*cases, grouped_queries(2, plain, scaled_keys)], level)
 
 
 @pytest.mark.parametrize(

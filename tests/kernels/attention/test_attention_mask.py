@@ -10,7 +10,7 @@ from prefuse.kernels.attention import attention
 from prefuse.kernels.attention.mask import may_hide_keys
 from prefuse.kernels.attention.pattern import Attention, attention_of
 
-from ..harness import LEVELS, Case, check, run, target_of
+from ..harness import LEVELS, Case, check, check_in_turn, run, target_of
 from .attention_cases import Step, Tape, attend, chosen, guarded, guarded_by, masked
 from .test_paired_attention import LEVEL as PAIRS
 from .test_paired_attention import paired
@@ -73,7 +73,7 @@ def cases_of_few() -> list[Case]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_masks_of_few_queries(level: str) -> None:
-    check(cases_of_few(), target_of(level))
+    check_in_turn(cases_of_few(), level)
 
 
 def test_masks_of_few_queries_in_pairs() -> None:
@@ -93,7 +93,7 @@ def test_keys_hidden_from_few_queries_are_left_out(level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_masks(level: str) -> None:
-    check(cases(), target_of(level))
+    check_in_turn(cases(), level)
 
 
 def test_masks_in_pairs() -> None:

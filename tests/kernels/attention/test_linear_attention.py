@@ -10,7 +10,7 @@ import pytest
 from prefuse.kernels.attention import linear_attention
 from prefuse.kernels.groups.group import Group, Op
 
-from ..harness import LEVELS, Case, check, run, target_of, type_of
+from ..harness import LEVELS, Case, check, check_in_turn, run, target_of, type_of
 
 NAMES = ("query", "key", "value", "past", "decay", "beta")
 Arrays = dict[str, np.ndarray]
@@ -78,7 +78,7 @@ def test_every_rule(level: str) -> None:
             cases.append(case(rule, arrays, *sizes[2:4]))
             of_head = {**arrays, "decay": arrays["decay"][..., : sizes[2]], "beta": arrays["beta"][..., :1]}
             cases.append(case(rule, {name: of_head[name] for name in of_head if name != "past"}, *sizes[2:4], scale=0.25))
-    check(cases, target_of(level))
+    check_in_turn(cases, level)
 
 
 def test_narrow_types() -> None:

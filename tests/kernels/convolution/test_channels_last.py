@@ -11,7 +11,7 @@ from prefuse.kernels.convolution.channels_last_form import channels_last_form
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import Refusal
 
-from ..harness import LEVELS, Case, check, run, target_of, type_of
+from ..harness import LEVELS, Case, check, check_in_turn, run, target_of, type_of
 from .channels_last_cases import convolution, joined, of_several_results, pooling, transposed
 
 
@@ -209,7 +209,7 @@ def test_groups_have_several_results(case: Case) -> None:
     ],
 )
 def test_convolutions(cases: Any, level: str) -> None:
-    check(cases(), target_of(level))
+    check_in_turn(cases(), level)
 
 
 def test_odd_channels_in_pairs_lie_apart() -> None:

@@ -11,7 +11,7 @@ from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.template.contract import BuiltKernel, Refusal
 from torch.nn import functional
 
-from ..harness import LEVELS, Case, check, emitted, followed, target_of, type_of
+from ..harness import LEVELS, Case, check_in_turn, emitted, followed, target_of, type_of
 
 CONVOLVE = (functional.conv1d, functional.conv2d, functional.conv3d)
 TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
@@ -125,7 +125,7 @@ def of_ragged_rows() -> list[Case]:
 @pytest.mark.parametrize("cases", [plain, transposed, of_a_run, of_ragged_rows])
 def test_convolutions(cases: object, level: str) -> None:
     assert callable(cases)
-    check(cases(), target_of(level))
+    check_in_turn(cases(), level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -133,7 +133,7 @@ def test_several_results_leave_the_tile(level: str) -> None:
     cases = [case for make in (plain, transposed) for case in make()[::3]]
     floats = [case for case in cases if case.group.types[case.group.outputs[0]].dtype == "float32"]
     assert floats
-    check([followed(case, keep_result=True) for case in floats], target_of(level))
+    check_in_turn([followed(case, keep_result=True) for case in floats], level)
 
 
 @pytest.mark.parametrize("level", LEVELS)

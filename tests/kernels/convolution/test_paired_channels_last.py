@@ -12,7 +12,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 
 from .. import harness
-from ..harness import LEVELS, Case, check, run, target_of
+from ..harness import LEVELS, Case, check, check_in_turn, run, target_of
 from .channels_last_cases import convolution, joined, transposed
 
 # Levels and threads: the builder deals loops to threads, whatever is in them, so that each level need not have all numbers.
@@ -106,14 +106,14 @@ def narrow_transposed() -> list[Case]:
 
 @pytest.mark.parametrize("level", [*LEVELS, "avx512bf16"])
 def test_convolutions_of_bfloat16(level: str) -> None:
-    check([*narrow_convolutions(), *narrow_transposed()], target_of(level))
+    check_in_turn([*narrow_convolutions(), *narrow_transposed()], level, (*LEVELS, "avx512bf16"))
 
 
 @pytest.mark.parametrize(("level", "threads"), DEALT)
 def test_convolutions_of_odd_channels(level: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies beside an odd channel is zero, whatever was where the image is copied to: NaN by a weight of zero is NaN."""
     monkeypatch.setattr(harness, "POISON", 0xFF)
-    check(odd_convolutions(), target_of(level, threads))
+    check_in_turn(odd_convolutions(), level, [name for name, _ in DEALT], threads=threads)
 
 
 def test_odd_channels_are_paired_where_that_pays() -> None:
@@ -143,7 +143,7 @@ def _has_pairs(case: Case, level: str) -> bool:
 
 @pytest.mark.parametrize(("level", "threads"), DEALT)
 def test_depthwise_convolutions_of_bfloat16(level: str, threads: int) -> None:
-    check(narrow_depthwise(), target_of(level, threads))
+    check_in_turn(narrow_depthwise(), level, [name for name, _ in DEALT], threads=threads)
 
 
 @pytest.mark.parametrize("is_by_panel", [False, True])
@@ -154,7 +154,7 @@ def test_weights_that_are_asked_for_ahead(level: str, is_by_panel: bool, monkeyp
     monkeypatch.setattr(convolution_channels_last, "_FAR_BYTES", 0)
     monkeypatch.setattr(convolution_channels_last, "_PREFETCHED_BYTES", 0)
     cases = [convolution((1, 18, 7, 7), 33, 3, 1, 1), convolution((1, 18, 7, 7), 33, 3, 2, 1, narrow="xw")]
-    check([*cases, convolution((2, 34, 5, 5), 70, 1, narrow="xw")], target_of(level))
+    check_in_turn([*cases, convolution((2, 34, 5, 5), 70, 1, narrow="xw")], level, ("avx2", "avx512bf16"))
 
 
 @pytest.mark.parametrize(("level", "threads"), DEALT)

@@ -14,7 +14,7 @@ from prefuse.kernels.cost.strassen import STRASSEN_LEVELS
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 
-from ..harness import LEVELS, Case, check, run, target_of
+from ..harness import LEVELS, Case, check_in_turn, run, target_of
 from .channels_last_cases import convolution, joined
 
 _RELATIVE = 3e-6  # of the largest element of the result
@@ -50,7 +50,7 @@ def test_shapes_that_do_not_divide(level: str, levels: int) -> None:
         fast((2, 12, 3, 5, 4), 71, 1, (1, 2, 2)),
         allowed(joined(convolution((1, 16, 7, 6), 83, 1))),
     ]
-    check([forced(case, levels) for case in cases], target_of(level))
+    check_in_turn([forced(case, levels) for case in cases], level)
 
 
 def test_threads_and_runs_make_the_same_bits() -> None:

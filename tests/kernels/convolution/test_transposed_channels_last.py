@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ..harness import LEVELS, Case, check, target_of
+from ..harness import LEVELS, Case, check_in_turn
 from .channels_last_cases import transposed
 
 
@@ -93,4 +93,4 @@ def transposed_volumes() -> list[Case]:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("cases", [transposed_plain, transposed_others, transposed_signals, transposed_volumes])
 def test_transposed_convolutions(cases: Any, level: str) -> None:
-    check(cases(), target_of(level))
+    check_in_turn(cases(), level)

@@ -25,7 +25,7 @@ from prefuse.runtime.plan import TensorType
 from prefuse.runtime.precision import TOLERANCES
 from torch.nn import functional
 
-from ..harness import LEVELS, Case, check, run, target_of
+from ..harness import LEVELS, Case, check, check_in_turn, run, target_of
 from .channels_last_cases import convolution
 
 ZEN5 = row("zen5", 16)  # that what stands here was measured on
@@ -126,13 +126,13 @@ def dilated() -> list[Case]:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("outputs", "threads"), list(zip(_OUTPUTS, cycle((1, 3)), strict=False)))
 def test_dilated_convolutions(outputs: int, level: str, threads: int) -> None:
-    check([forced(case, outputs) for case in dilated()], target_of(level, threads))
+    check_in_turn([forced(case, outputs) for case in dilated()], level, threads=threads)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("outputs", _OUTPUTS)
 def test_convolutions(outputs: int, level: str) -> None:
-    check([forced(case, outputs) for case in plain()], target_of(level))
+    check_in_turn([forced(case, outputs) for case in plain()], level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -140,7 +140,7 @@ def test_bfloat16(level: str) -> None:
     """Images and weights are read as they lie, one of them or both; sums are float32, and rounded once where they are stored."""
     cases = [fast((1, 17, 13, 11), 24, 3, 1, 1, narrow=narrow) for narrow in ("xw", "x", "xwr", "xwry")]
     cases.append(fast((2, 6, 9, 11), 40, 3, 1, (0, 1, 2, 0), group=2, narrow="xwy"))
-    check([forced(case, outputs) for case in cases for outputs in (4, 7)], target_of(level))
+    check_in_turn([forced(case, outputs) for case in cases for outputs in (4, 7)], level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -149,7 +149,7 @@ def test_weights_in_float16(outputs: int, level: str, monkeypatch: pytest.Monkey
     """Half the bytes of large weights, with errors as of direct products of bfloat16 ones."""
     monkeypatch.setattr(winograd_channels_last, "_WIDE_BYTES", 0)
     cases = [fast((1, 17, 13, 11), 24, 3, 1, 1, narrow="x"), fast((2, 6, 9, 11), 40, 3, 1, (0, 1, 2, 0), group=2, narrow="xw")]
-    check([replace(forced(case, outputs), atol=case.atol * _HALF_ERROR) for case in cases], target_of(level))
+    check_in_turn([replace(forced(case, outputs), atol=case.atol * _HALF_ERROR) for case in cases], level)
 
 
 def test_pairs_of_bfloat16() -> None:

@@ -11,7 +11,7 @@ import onnx
 import prefuse
 import pytest
 
-from ..harness import LEVELS, Case, check, followed, operator, target_of
+from ..harness import LEVELS, Case, check_in_turn, followed, operator
 
 PI_WORDS = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
 PI_KEY = (0xA4093822, 0x299F31D0)
@@ -134,7 +134,7 @@ def multinomial() -> Iterator[Case]:
 @pytest.mark.parametrize("cases", [seeded, bernoulli, dropout, multinomial])
 def test_numbers_of_a_seed(cases: object, level: str) -> None:
     assert callable(cases)
-    check(list(cases()), target_of(level))
+    check_in_turn(list(cases()), level)
 
 
 def test_without_a_seed_each_run_and_each_operator_draws_its_own() -> None:

@@ -15,7 +15,7 @@ from prefuse.kernels.template.contract import BuiltKernel, Refusal
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, OPSET, Case, check, emitted, followed, operator, target_of, type_of
+from ..harness import LEVELS, OPSET, Case, check_in_turn, emitted, followed, operator, type_of
 
 rng = np.random.default_rng(7)
 _NARROW = {"float64": "float32"}
@@ -152,12 +152,12 @@ def pooling_last_cases() -> list[Case]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_operands_read_by_flat_offsets(level: str) -> None:
-    check(flat_cases(), target_of(level))
+    check_in_turn(flat_cases(), level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_operands_read_by_index(level: str) -> None:
-    check([*convolution_cases(), *convolution_cases(channels_last=True), *pooling_last_cases()], target_of(level))
+    check_in_turn([*convolution_cases(), *convolution_cases(channels_last=True), *pooling_last_cases()], level)
 
 
 def refusal(case: Case) -> str:

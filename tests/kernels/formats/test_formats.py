@@ -13,7 +13,7 @@ from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, OPSET, check, operator, run, target_of
+from ..harness import LEVELS, OPSET, check, check_in_turn, operator, run, target_of
 
 FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 
@@ -24,7 +24,7 @@ def test_every_code_of_a_float_reads_as_its_number(level: str) -> None:
     for name in FLOATS:
         codes = np.arange(256, dtype=np.uint8).view(name)
         cases.append(operator("Cast", codes, to=1, expected=[codes.astype(np.float32)]))
-    check(cases, target_of(level))
+    check_in_turn(cases, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -41,7 +41,7 @@ def test_rounding_to_a_narrow_float_and_back(level: str) -> None:
         with np.errstate(all="ignore"):
             expected = x.astype(name)
         cases.append(operator("Cast", x, to=code, saturate=0, expected=[expected]))
-    check(cases, target_of(level))
+    check_in_turn(cases, level)
 
 
 def test_what_codes_are_no_numbers() -> None:
@@ -95,7 +95,7 @@ def test_six_bit_floats(level: str) -> None:
         codes = np.arange(64, dtype=np.uint8).view(name)
         cases.append(operator("Cast", codes, to=1, opset=28, expected=[codes.astype(np.float32)]))
         cases.append(operator("Cast", numbers, to=code, opset=28, expected=[numbers.astype(name)]))
-    check(cases, target_of(level))
+    check_in_turn(cases, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)

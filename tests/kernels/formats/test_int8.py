@@ -10,7 +10,7 @@ from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.plan import TensorType
 
 from ..convolution.channels_last_cases import channels_last
-from ..harness import Case, check, target_of, type_of
+from ..harness import Case, check_in_turn, type_of
 
 LEVELS = ("avx2", "avx512", "avx512vnni", "avx512bf16-emulated")
 rng = np.random.default_rng(8)
@@ -53,7 +53,7 @@ def test_products(dtype: str, zero: int | None, level: str) -> None:
         cases.append(case_of("MatMul", a, b, zero, (a.astype(np.int64) - (zero or 0)) @ b.astype(np.int64)))
     a, b = extremes(dtype, 2, 3, 6, 12), extremes("int8", 2, 1, 12, 20)
     cases.append(case_of("MatMul", a, b, zero, (a.astype(np.int64) - (zero or 0)) @ b.astype(np.int64)))
-    check(cases, target_of(level))
+    check_in_turn(cases, level, LEVELS)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -64,7 +64,7 @@ def test_convolutions(dtype: str, zero: int | None, level: str) -> None:
     for shape in SHAPES:
         one = convolution_case(dtype, zero, *shape)
         cases += [one, channels_last(one, template="convolution_channels_last")]
-    check(cases, target_of(level))
+    check_in_turn(cases, level, LEVELS)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -76,7 +76,7 @@ def test_taps_as_words(dtype: str, zero: int | None, level: str) -> None:
         one = convolution_case(dtype, zero, *shape)
         cases += [channels_last(one, template="convolution_channels_last")]
         cases += [channels_last(one, template="convolution_channels_last", keep_first=("a",))] if shape[0] == 3 else []
-    check(cases, target_of(level))
+    check_in_turn(cases, level, LEVELS)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -87,7 +87,7 @@ def test_depthwise(dtype: str, zero: int | None, level: str) -> None:
         channels_last(convolution_case(dtype, zero, *shape, outputs=shape[0]), template="convolution_channels_last")
         for shape in ((18, 3, 1, 1, 18), (37, 3, 1, 2, 37), (5, 5, 2, 1, 5), (64, 2, 0, 1, 64))
     ]
-    check(cases, target_of(level))
+    check_in_turn(cases, level, LEVELS)
 
 
 def convolution_case(dtype: str, zero: int | None, channels: int, *window: int, outputs: int = 18) -> Case:

@@ -9,7 +9,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, Case, check, target_of, type_of
+from ..harness import LEVELS, Case, check_in_turn, target_of, type_of
 
 rng = np.random.default_rng(1)
 
@@ -51,7 +51,7 @@ def test_products_by_chosen_matrices(level: str) -> None:
         product([1, 0, 1], 2, 3, 9, 18, dtype="float64"),
         product(rng.integers(0, 8, 40).tolist(), 8, 1, 160, 96),
     ]
-    check(cases, target_of(level))
+    check_in_turn(cases, level)
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_90", "rocm:gfx942"])

@@ -14,7 +14,7 @@ from prefuse.kernels.microkernels.register_tile import choose_tile
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.machine import row
 
-from ..harness import LEVELS, Case, check, emitted, followed, target_of, type_of
+from ..harness import LEVELS, Case, check, check_in_turn, emitted, followed, target_of, type_of
 
 ZEN5 = row("zen5", 16)  # that what stands here was measured on
 
@@ -101,7 +101,7 @@ def crowded_rows() -> list[Case]:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("level", LEVELS)
 def test_rows_that_share_sets_of_the_cache(level: str, threads: int) -> None:
-    check(crowded_rows(), target_of(level, threads))
+    check_in_turn(crowded_rows(), level, threads=threads)
 
 
 def test_a_copy_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def gemms() -> list[Case]:
 @pytest.mark.parametrize("cases", [products, gemms])
 def test_matrix_products(cases: object, level: str) -> None:
     assert callable(cases)
-    check(cases(), target_of(level))
+    check_in_turn(cases(), level)
 
 
 def test_two_runs_are_bitwise_equal_and_threads_do_not_change_the_result() -> None:
@@ -160,7 +160,7 @@ def test_several_results_leave_the_tile(level: str) -> None:
     cases = [case for make in (products, gemms) for case in make()[::3]]
     floats = [case for case in cases if case.group.types[case.group.outputs[0]].dtype == "float32"]
     assert floats
-    check([followed(case, keep_result=True) for case in floats], target_of(level))
+    check_in_turn([followed(case, keep_result=True) for case in floats], level)
 
 
 @pytest.mark.parametrize(("rows", "constants", "asks"), [(2, "b", False), (3, "b", True), (3, "", False)])

@@ -14,7 +14,7 @@ from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
-from ..harness import Case, check, run, target_of, type_of
+from ..harness import Case, check_in_turn, run, target_of, type_of
 
 LEVELS = ("avx2", "avx512", "avx512bf16")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -120,12 +120,12 @@ def unpaired() -> list[Case]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_products_of_pairs(level: str) -> None:
-    check(products(), target_of(level))
+    check_in_turn(products(), level, LEVELS)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_products_without_pairs(level: str) -> None:
-    check(unpaired(), target_of(level))
+    check_in_turn(unpaired(), level, LEVELS)
 
 
 @pytest.mark.parametrize("level", LEVELS)

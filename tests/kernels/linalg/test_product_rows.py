@@ -13,7 +13,7 @@ from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, OPSET, Case, check, target_of, type_of
+from ..harness import LEVELS, OPSET, Case, check, check_in_turn, target_of, type_of
 
 rng = np.random.default_rng(5)
 ROUNDING = 3e-5
@@ -92,7 +92,7 @@ def test_sizes_that_do_not_divide_the_tile(level: str) -> None:
     cases = [projected((rows, 7), columns) for rows in (1, 2, 29, 61) for columns in (3, 17, 100)]
     cases += [projected((3, 5, 11), 33, "s y"), projected((2, 2, 13, 4), 16, "t y s"), projected((5,), 24), projected((9, 1), 1)]
     cases += [projected((131, 9), 3000, "s y"), projected((400, 50), 70)]
-    check(cases, target_of(level))
+    check_in_turn(cases, level)
 
 
 def test_rows_that_share_sets_of_the_cache() -> None:

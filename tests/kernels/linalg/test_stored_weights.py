@@ -15,7 +15,7 @@ from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
-from ..harness import Case, check, followed, run, target_of, type_of
+from ..harness import Case, check, followed, in_turn, run, target_of, type_of
 
 TEMPLATES = {"avx2": ("dequantized_matmul",), "avx512vnni": ("fixed_point_matmul", "dequantized_matmul")}
 rng = np.random.default_rng(17)
@@ -93,14 +93,14 @@ def test_products(dtype: str, level: str) -> None:
     for m, k, n, block in ((1, 64, 17, 32), (5, 77, 33, 16), (3, 300, 40, 0), (1, 7, 1, 0), (19, 128, 50, 64), (2, 40, 16, 256)):
         for has_zero, is_turned in ((False, False), (True, True)):
             cases.append(case_of(rows_of(m, k), dtype, n, block, has_zero=has_zero, is_turned=is_turned))
-    check(by_template(cases, level), target_of(level))
+    check(by_template(in_turn(cases, level, tuple(TEMPLATES)), level), target_of(level))
 
 
 @pytest.mark.parametrize("level", TEMPLATES)
 def test_surroundings(level: str) -> None:
     """Batches of rows, and an epilogue."""
     cases = [case_of(rows_of(2, 3, 48), "int4", 24, 16), followed(case_of(rows_of(4, 40), "int8", 19, 0, has_zero=True))]
-    check(by_template(cases, level), target_of(level))
+    check(by_template(in_turn(cases, level, tuple(TEMPLATES)), level), target_of(level))
 
 
 def test_fewer_digits() -> None:

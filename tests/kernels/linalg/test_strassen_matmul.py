@@ -19,7 +19,7 @@ from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.machine import row
 from prefuse.runtime.plan import TensorType
 
-from ..harness import LEVELS, Case, check, run, target_of, type_of
+from ..harness import LEVELS, Case, check, check_in_turn, run, target_of, type_of
 
 ZEN5 = row("zen5", 16)  # that what stands here was measured on
 
@@ -134,7 +134,7 @@ def test_shapes_that_do_not_divide(level: str, levels: int) -> None:
         multiplied((33, 4104), 65),  # sums in blocks
         multiplied((40, 40), 96, scale=1e4),
     ]
-    check([forced(case, levels) for case in cases], target_of(level))
+    check_in_turn([forced(case, levels) for case in cases], level)
 
 
 def test_parts_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ..harness import LEVELS, Case, check, operator, target_of, with_followers
+from ..harness import LEVELS, Case, check_in_turn, operator, with_followers
 
 rng = np.random.default_rng(0)
 
@@ -84,10 +84,10 @@ ALL = (triangles, transposes, slices, pads, joins, grids)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_alone(make: Callable[[], list[Case]], level: str) -> None:
-    check(make(), target_of(level))
+    check_in_turn(make(), level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_with_followers(make: Callable[[], list[Case]], level: str) -> None:
-    check(with_followers(make()), target_of(level))
+    check_in_turn(with_followers(make()), level)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ..harness import LEVELS, Case, check, followed, operator, target_of
+from ..harness import LEVELS, Case, check_in_turn, followed, operator
 
 rng = np.random.default_rng(2)
 
@@ -36,4 +36,4 @@ def cases() -> Iterator[Case]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_one_hot(level: str) -> None:
-    check(list(cases()), target_of(level))
+    check_in_turn(list(cases()), level)

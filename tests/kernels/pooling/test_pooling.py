@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..harness import LEVELS, Case, check, followed, operator, target_of
+from ..harness import LEVELS, Case, check_in_turn, followed, operator
 
 rng = np.random.default_rng(3)
 
@@ -89,10 +89,10 @@ ALL = (maximum, average, norms, ranks)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_alone(make: Callable[[], list[Case]], level: str) -> None:
-    check(make(), target_of(level))
+    check_in_turn(make(), level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["Max", "Average"])
 def test_with_followers(kind: str, level: str) -> None:
-    check([followed(case) for case in plane(kind)], target_of(level))
+    check_in_turn([followed(case) for case in plane(kind)], level)

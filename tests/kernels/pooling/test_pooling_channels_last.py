@@ -12,7 +12,7 @@ from prefuse.kernels.groups.group import Group, Op
 from torch.nn import functional
 
 from ..convolution.channels_last_cases import BFLOAT16, channels_last, padded, pooling
-from ..harness import LEVELS, Case, check, target_of, type_of
+from ..harness import LEVELS, Case, check, check_in_turn, target_of, type_of
 
 
 def poolings() -> list[Case]:
@@ -35,7 +35,7 @@ def poolings() -> list[Case]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_poolings(level: str) -> None:
-    check(poolings(), target_of(level))
+    check_in_turn(poolings(), level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -56,7 +56,7 @@ def test_greatest_of_bfloat16(level: str) -> None:
         types = {"x": type_of(x), ".x": type_of(wide), "y": type_of(exact)}
         case = Case(Group(ops, ("x",), ("y",), types), {"x": x}, [exact], 0.0, 0.0, "MaxPool of all numbers", "pooling")
         cases.append(channels_last(case, template="pooling_channels_last"))
-    check(cases, target_of(level))
+    check_in_turn(cases, level)
 
 
 @pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])

@@ -18,7 +18,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.target import AMX_EMULATED, Target
 
-from ..harness import Case, check, run, target_of
+from ..harness import Case, check, check_in_turn, run, target_of
 from .test_recurrent import GATES, Arrays, operands, runtime, without
 from .test_recurrent import case as float_case
 
@@ -94,7 +94,7 @@ def test_first_step_is_exact(op: str, level: str) -> None:
         first_step(op, 2, 6, 18, which="r"),
         first_step(op, 2, 6, 18, which="w"),
     ]
-    check(cases, target_of(level))
+    check_in_turn(cases, level, LEVELS)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -108,7 +108,7 @@ def test_steps(op: str, level: str) -> None:
         steps(op, without(operands(op, 5, 1, 3, 2), "lengths"), which="r"),
         steps(op, without(operands(op, 4, 33, 40, 96), "lengths"), which="w"),
     ]
-    check(cases, target_of(level))
+    check_in_turn(cases, level, LEVELS)
 
 
 @pytest.mark.parametrize("level", ["avx2", "avx512vnni"])

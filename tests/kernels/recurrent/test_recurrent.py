@@ -16,7 +16,7 @@ from prefuse.kernels.recurrent import recurrent
 from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.precision import Precision
 
-from ..harness import LEVELS, Case, check, run, target_of, type_of
+from ..harness import LEVELS, Case, check, check_in_turn, run, target_of, type_of
 
 GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}
 INPUTS = ("x", "w", "r", "b", "lengths", "h", "c", "p")
@@ -167,7 +167,7 @@ def test_storage_types(op: str, level: str) -> None:
     cases = [of_torch(op, 3, 5, 7, 21, "bidirectional", dtype=np.float64, tolerance=1e-12)]
     cases += [of_torch(op, 3, 5, 7, 21, dtype=np.float16, tolerance=5e-3)]
     cases += [of_torch(op, 3, 5, 7, 21, dtype=ml_dtypes.bfloat16, tolerance=4e-2)]
-    check(cases, target_of(level))
+    check_in_turn(cases, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -175,7 +175,7 @@ def test_storage_types(op: str, level: str) -> None:
 def test_weights_that_change(op: str, level: str) -> None:
     cases = [of_torch(op, 3, 5, 7, 21, "bidirectional", constants="")]
     cases += [of_torch(op, 2, 3, 9, 70, constants="r"), of_torch(op, 2, 3, 9, 70, constants="wb")]
-    check(cases, target_of(level))
+    check_in_turn(cases, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -198,7 +198,7 @@ def test_attributes_against_onnx_runtime(op: str, level: str) -> None:
     if op == "LSTM":
         cases += [of_runtime(op, without(both, "lengths"), direction="bidirectional", input_forget=1)]
         cases += [of_runtime(op, without(both, "c"), direction="bidirectional", input_forget=1, clip=0.4)]
-    check(cases, target_of(level))
+    check_in_turn(cases, level)
 
 
 ACTIVATIONS: dict[str, dict[str, tuple[float, ...]]] = {

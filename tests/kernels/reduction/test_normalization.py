@@ -10,7 +10,7 @@ import onnx
 import prefuse
 import pytest
 
-from ..harness import LEVELS, Case, check, operator, target_of, with_followers
+from ..harness import LEVELS, Case, check_in_turn, operator, with_followers
 
 rng = np.random.default_rng(4)
 UNIT = {"float64": 1e-12, "float32": 3e-6, "float16": 4e-3}
@@ -130,13 +130,13 @@ ALL = (softmaxes, masked, layers, channels)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_alone(make: Callable[[], list[Case]], level: str) -> None:
-    check(make(), target_of(level))
+    check_in_turn(make(), level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", [softmaxes, layers, channels], ids=lambda make: make.__name__)
 def test_with_followers(make: Callable[[], list[Case]], level: str) -> None:
-    check(with_followers(make()), target_of(level))
+    check_in_turn(with_followers(make()), level)
 
 
 @pytest.mark.parametrize("shape", [(1717, 9), (101, 40), (203, 13)])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..harness import LEVELS, Case, check, followed, operator, target_of
+from ..harness import LEVELS, Case, check_in_turn, followed, operator
 
 rng = np.random.default_rng(2)
 FLOAT = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
@@ -105,7 +105,7 @@ def places() -> list[Case]:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", [shapes, operators, corners, places], ids=lambda make: make.__name__)
 def test_alone(make: Callable[[], list[Case]], level: str) -> None:
-    check(make(), target_of(level))
+    check_in_turn(make(), level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -113,4 +113,4 @@ def test_with_followers(level: str) -> None:
     cases = [
         reduction(name, shape, axes, keepdims=keep) for name in ("Mean", "LogSumExp") for shape, axes in SHAPES for keep in (0, 1)
     ]
-    check([followed(case) for case in cases], target_of(level))
+    check_in_turn([followed(case) for case in cases], level)

@@ -18,7 +18,7 @@ from prefuse.kernels.template.contract import BuiltKernel, Candidate, Refusal
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, OPSET, Case, check, target_of, type_of
+from ..harness import LEVELS, OPSET, Case, check, check_in_turn, target_of, type_of
 
 rng = np.random.default_rng(11)
 Arrays = dict[str, np.ndarray]
@@ -228,7 +228,7 @@ def test_rows(level: str) -> None:
     cases += [each_fold(3, n, keepdims=keepdims) for n in (1, 17, 100) for keepdims in (0, 1)]
     cases += [plane_norm(2, 3, 4, 5), plane_norm(1, 1, 3, 17), masked_softmax(2, 3, 17), statistics(2, 3, 33)]
     cases += [unit_vectors(2, 3, 17, axes=(-2, -1)), unit_vectors(17, axes=(0,)), each_fold(2, 3, 5, keepdims=0, axes=(0, 1, 2))]
-    check(cases, target_of(level))
+    check_in_turn(cases, level)
 
 
 def test_threads_share_the_rows() -> None:

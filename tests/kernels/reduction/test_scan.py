@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ..harness import LEVELS, Case, check, operator, target_of
+from ..harness import LEVELS, Case, check, check_in_turn, operator, target_of
 
 rng = np.random.default_rng(3)
 FLOATS = {"float64": 1e-13, "float32": 1e-5, "float16": 1e-3, ml_dtypes.bfloat16: 8e-3}
@@ -43,7 +43,7 @@ def cases() -> Iterator[Case]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_scans(level: str) -> None:
-    check(list(cases()), target_of(level))
+    check_in_turn(list(cases()), level)
 
 
 def test_what_is_no_number_stays_from_there_on() -> None:

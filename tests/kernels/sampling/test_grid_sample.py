@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ..harness import LEVELS, Case, check, followed, operator, run, target_of
+from ..harness import LEVELS, Case, check, check_in_turn, followed, operator, run, target_of
 
 rng = np.random.default_rng(7)
 _PADDINGS = ("zeros", "border", "reflection")
@@ -69,7 +69,7 @@ def shapes_and_types() -> list[Case]:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", [plane, space, shapes_and_types], ids=lambda make: make.__name__)
 def test_grid_sample(make: Callable[[], list[Case]], level: str) -> None:
-    check(make(), target_of(level))
+    check_in_turn(make(), level)
 
 
 def test_followers() -> None:

@@ -13,7 +13,7 @@ from prefuse.kernels.groups.group import Group, Op
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.sampling.resampling import Resampling
 
-from ..harness import LEVELS, OPSET, Case, check, followed, operator, run, target_of, type_of
+from ..harness import LEVELS, OPSET, Case, check, check_in_turn, followed, operator, run, target_of, type_of
 
 rng = np.random.default_rng(5)
 _UNITS = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-5, "float64": 1e-12}
@@ -166,7 +166,7 @@ ALL = (nearest, even, repeated, linear, cubic, antialias, regions, policies, typ
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_resize(make: Callable[[], list[Case]], level: str) -> None:
-    check(make(), target_of(level))
+    check_in_turn(make(), level)
 
 
 def test_followers() -> None:

@@ -13,7 +13,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, check, operator, run, target_of
+from ..harness import LEVELS, check, check_in_turn, operator, run, target_of
 from .bounded import BoundedCase, bounded, padded
 
 rng = np.random.default_rng(11)
@@ -81,7 +81,7 @@ def compressions() -> list[BoundedCase]:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("cases", [non_zeros, compressions])
 def test_selection(cases: Callable[[], list[BoundedCase]], level: str) -> None:
-    check(cases(), target_of(level))
+    check_in_turn(cases(), level)
 
 
 def test_zeros_behind_what_is_found() -> None:

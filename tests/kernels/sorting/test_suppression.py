@@ -11,7 +11,7 @@ import pytest
 from prefuse.kernels.registry import build_kernel
 from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, check, run, target_of
+from ..harness import LEVELS, check, check_in_turn, run, target_of
 from .bounded import BoundedCase, bounded, padded
 
 rng = np.random.default_rng(13)
@@ -97,7 +97,7 @@ def suppressions() -> list[BoundedCase]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_suppression(level: str) -> None:
-    check(suppressions(), target_of(level))
+    check_in_turn(suppressions(), level)
 
 
 def test_special_numbers() -> None:

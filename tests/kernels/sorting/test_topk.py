@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ..harness import LEVELS, Case, check, operator, target_of
+from ..harness import LEVELS, Case, check, check_in_turn, operator, target_of
 
 rng = np.random.default_rng(11)
 TYPES = (
@@ -84,7 +84,7 @@ def of_special_values() -> Iterator[Case]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_sizes(level: str) -> None:
-    check(list(of_all_sizes()), target_of(level))
+    check_in_turn(list(of_all_sizes()), level)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -12,7 +12,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.target import Target
 
-from ..harness import LEVELS, check, run, target_of
+from ..harness import LEVELS, check, check_in_turn, run, target_of
 from .bounded import BoundedCase, Largest, bounded, padded
 
 rng = np.random.default_rng(12)
@@ -82,7 +82,7 @@ def absent_outputs() -> list[BoundedCase]:
 @pytest.mark.parametrize("cases", [elements, slices, absent_outputs])
 def test_unique(cases: object, level: str) -> None:
     assert callable(cases)
-    check(cases(), target_of(level))
+    check_in_turn(cases(), level)
 
 
 def test_bfloat16_and_empty_slices() -> None:
