@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from ..runtime.target import Target
-from .attention import attention, linear_attention
+from .attention import attention, attention_gpu, linear_attention
 from .codegen.grids import UncutError
 from .codegen.rocm_limits import rocm_obstacle
 from .convolution import (
@@ -127,6 +127,7 @@ TILE_TEMPLATES: tuple[Template, ...] = (
 
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.
 GPU_TEMPLATES: tuple[Template, ...] = (
+    Template("gpu_attention", attention_gpu.plan, attention.ANCHORS, has_surroundings=True),
     Template("gpu_matmul", at_floors(gpu_matmul.build), frozenset(["MatMul", "Gemm"])),
     Template("gpu_reduction", at_floors(gpu_reduction.build), reduction.OPERATORS),
     Template("gpu_normalization", at_floors(gpu_normalization.build), normalization.OPERATORS),

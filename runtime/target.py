@@ -147,11 +147,6 @@ class Target:
         return not self.is_gpu
 
     @property
-    def fuses_attention(self) -> bool:
-        """Whether one kernel computes two products and the Softmax between them."""
-        return not self.is_gpu
-
-    @property
     def fuses_prologues(self) -> bool:
         """Whether kernels compute the operands of their anchors where they read them; on a GPU they read them from memory."""
         return not self.is_gpu

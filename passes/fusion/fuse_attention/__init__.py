@@ -33,17 +33,13 @@ class FuseAttention(Pass):
 
     def run(self, model: ir.Model, context: Context) -> bool:
         softmaxes = [node for node in model.graph if node.op_type == "Softmax" and node.domain == ""]
-        fuses = context.target.fuses_attention
-        turned = [softmax for softmax in softmaxes if turn_product(model, softmax)] if fuses else []
+        turned = [softmax for softmax in softmaxes if turn_product(model, softmax)]
         order = {node: index for index, node in enumerate(model.graph)}
         opset, changed = model.opset_imports.get("", 1), bool(turned)
         for softmax in softmaxes:
             core = find_core(softmax, opset)
             if core is None:
                 continue
-            if not isinstance(core, Rejection) and not fuses:
-                why = f"no kernel computes attention on {context.target.kind}"
-                core = Rejection(why, (core.scores, core.softmax, core.weighted))
             if isinstance(core, Rejection):
                 context.reject(self.name, core)
                 continue

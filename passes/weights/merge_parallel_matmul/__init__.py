@@ -39,7 +39,7 @@ class MergeParallelMatmul(Pass):
     def run(self, model: ir.Model, context: Context) -> bool:
         families, rejections = find_families(model.graph)
         opset = model.opset_imports.get("", 1)
-        groups = attention_groups(model.graph, opset) if families and context.target.fuses_attention else {}
+        groups = attention_groups(model.graph, opset) if families else {}
         chosen: list[Family] = []
         for part, is_read_through in [part for family in families for part in _by_attention(family, groups)]:
             found = _worthwhile(part, is_read_through)

@@ -138,9 +138,9 @@ template <class T> struct Array {
   T* operator+(unsigned i) const { return (T*)&shared[begin] + i; }
 };
 }  // namespace sim
-template <class T> inline T max(sim::Element<T> a, T b) { return max((T)a, b); }
-template <class T> inline T max(T a, sim::Element<T> b) { return max(a, (T)b); }
-template <class T> inline T min(sim::Element<T> a, T b) { return min((T)a, b); }
-template <class T> inline T min(T a, sim::Element<T> b) { return min(a, (T)b); }
-template <class T> inline T max(sim::Element<T> a, sim::Element<T> b) { return max((T)a, (T)b); }
-template <class T> inline T min(sim::Element<T> a, sim::Element<T> b) { return min((T)a, (T)b); }
+template <class T> inline T max(sim::Element<T> a, T b) { return (T)a > b ? (T)a : b; }
+template <class T> inline T max(T a, sim::Element<T> b) { return a > (T)b ? a : (T)b; }
+template <class T> inline T min(sim::Element<T> a, T b) { return (T)a < b ? (T)a : b; }
+template <class T> inline T min(T a, sim::Element<T> b) { return a < (T)b ? a : (T)b; }
+template <class T> inline T max(sim::Element<T> a, sim::Element<T> b) { return max((T)a, b); }
+template <class T> inline T min(sim::Element<T> a, sim::Element<T> b) { return min((T)a, b); }
