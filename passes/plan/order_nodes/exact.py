@@ -16,8 +16,8 @@ from .dataflow import Dataflow
 
 
 class _State(NamedTuple):
-    """`peak`: the worst step on the way here; `left`: nodes that have not run; `done`: those that have, and `ready`: those that may
-    run next, as bits."""
+    """`peak`: the worst step on the way here; `left`: how many nodes have not run; as bits, `done`: those that have, and `ready`:
+    those that may run next."""
 
     peak: int
     left: int
