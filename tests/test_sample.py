@@ -14,6 +14,7 @@ def test_the_number_is_of_the_day_or_as_asked_for(monkeypatch: pytest.MonkeyPatc
 
 
 def test_samples_in_a_row_hold_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WHOLE, raising=False)
     names = list(range(50))
     found: list[int] = []
     for number in range(100, 108):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import ctypes
-import mmap
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -190,44 +189,47 @@ def test_a_decoder_says_what_the_whole_text_says(precision: str, tolerance: floa
             assert error <= tolerance
 
 
+# A step of a program whose caches are read-only but for the pages of the row that the step writes, and the first one: a head's
+# rows take whole pages, 64 positions of 256 bytes, 16 a page. (The first element of a cache is where the kernel finds out that it
+# works in place.)
 GUARDED = """
-import ctypes, mmap
+import ctypes, mmap, sys
 import numpy as np
-from prefuse.tests.programs.test_cached_rows import guarded_step
-guarded_step({position}, {is_read_only})
+import prefuse
+net, position, is_read_only = prefuse.load(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
+session = net.context()
+states = session.states
+session(np.array([[1]]), np.array([position]))
+libc, page = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE
+start, size = states.memory().address, net.plan.space("state").size_bytes
+assert (page, start % page, size) == (4096, 0, 2 * 2 * 64 * 256)
+writable = {place // page for head in range(4) for place in [head * 64 * 256 + position * 256]} | {0, size // 2 // page}
+for number in range(size // page):
+    if is_read_only or number not in writable:
+        assert libc.mprotect(ctypes.c_void_p(start + number * page), ctypes.c_size_t(page), mmap.PROT_READ) == 0
+session(np.array([[2]]), np.array([position]))
 """
 
 
-def guarded_step(position: int, is_read_only: bool) -> None:
-    """A step of a decoder whose caches are read-only but for the pages of the row that the step writes, and the first one.
-
-    A head's rows take whole pages: 64 positions of 256 bytes, 16 a page. (The first element of a cache is where the kernel finds
-    out that it works in place.)
-    """
+@pytest.fixture(scope="module")
+def step_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program of a decoder's step."""
     torch.manual_seed(0)
     config = Config(vocabulary=96, positions=64, width=128, layers=1, heads=2)
     net = prefuse.compile(Decoder(GPT2(config), config).eval(), cache=False, threads=1).specialize(  # type: ignore[union-attr]
         torch.tensor([[0]]), torch.tensor([0])
     )
     assert isinstance(net, CompiledModel)
-    session = net.context()
-    states = session.states
-    session(np.array([[1]]), np.array([position]))
-    libc, page = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE
-    start, size = states.memory().address, net.plan.space("state").size_bytes
-    assert (page, start % page, size) == (4096, 0, 2 * 2 * 64 * 256)
-    writable = {place // page for head in range(4) for place in [head * 64 * 256 + position * 256]} | {0, size // 2 // page}
-    for number in range(size // page):
-        if is_read_only or number not in writable:
-            assert libc.mprotect(ctypes.c_void_p(start + number * page), ctypes.c_size_t(page), mmap.PROT_READ) == 0
-    session(np.array([[2]]), np.array([position]))
+    path = tmp_path_factory.mktemp("step") / "step.prefuse"
+    net.save(path)
+    return path
 
 
 @pytest.mark.parametrize(("position", "is_read_only"), [(0, False), (40, False), (63, False), (40, True)])
-def test_a_step_writes_one_row_a_head(position: int, is_read_only: bool) -> None:
+def test_a_step_writes_one_row_a_head(position: int, is_read_only: bool, step_file: Path) -> None:
     """In a process of its own, which the processor stops at a write elsewhere: it does so where nothing may be written at all."""
-    code = GUARDED.format(position=position, is_read_only=is_read_only)
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", GUARDED, str(step_file), str(position), str(is_read_only)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode == 0) is not is_read_only, ended.stderr
     assert ended.returncode in (0, -11), ended.stderr
 

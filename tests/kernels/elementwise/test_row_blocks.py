@@ -15,7 +15,7 @@ from prefuse.kernels.groups.group import Group, Op
 from prefuse.runtime.plan import TensorType
 from tvm_ffi import structural_equal
 
-from ..harness import LEVELS, OPSET, Case, build, check, run, target_of, type_of
+from ..harness import LEVELS, OPSET, Case, build, check, in_turn, run, target_of, type_of
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 20, 31, 40, 100)
@@ -60,8 +60,11 @@ def _normal(*shape: int) -> np.ndarray:
 
 
 def check_in_blocks(cases: Sequence[Case], level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every case gives what it must in blocks of rows wherever these can be, and as elsewhere where they do not seem to pay."""
-    target = target_of(level)
+    """Every case gives what it must in blocks of rows wherever these can be, and as elsewhere where they do not seem to pay.
+
+    Of the cases those whose turn it is at this level.
+    """
+    target, cases = target_of(level), in_turn(cases, level)
     estimated = [build(case, target).function for case in cases]
     with monkeypatch.context() as patch:
         patch.setattr(row_blocks, "_GAIN", 0.0)

@@ -21,11 +21,12 @@ from prefuse.runtime.target import AMX_EMULATED
 from tvm.ir import GlobalVar
 
 from ..convolution.channels_last_cases import channels_last
-from ..harness import Case, check, run, target_of, type_of
+from ..harness import Case, check, check_in_turn, run, target_of, type_of
 from ..microkernels.amx_emulator import AMX, emulator, running_amx
 from .test_int8 import SHAPES, case_of, convolution_case, extremes
 
 __all__ = ["emulator"]
+TILES = (AMX_EMULATED, "amx")
 ZEROS = (("uint8", None), ("uint8", 0), ("uint8", 114), ("uint8", 255), ("int8", None), ("int8", -128), ("int8", 77))
 INSTRUCTION = {"uint8": "tdpbusd", "int8": "tdpbssd"}
 rng = np.random.default_rng(9)
@@ -72,13 +73,13 @@ def convolutions(dtype: str, zero: int | None) -> list[Case]:
     return [*cases, channels_last(first, template="convolution_tiles", keep_first=("a",))]
 
 
-@pytest.mark.parametrize("level", [AMX_EMULATED, "amx"])
+@pytest.mark.parametrize("level", TILES)
 @pytest.mark.parametrize(("dtype", "zero"), ZEROS)
 def test_products(dtype: str, zero: int | None, level: str) -> None:
-    check(products(dtype, zero), target_of(level))
+    check_in_turn(products(dtype, zero), level, TILES)
 
 
-@pytest.mark.parametrize("level", [AMX_EMULATED, "amx"])
+@pytest.mark.parametrize("level", TILES)
 def test_rows_outside(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of rows are packed where not all of A stays in the second cache."""
     monkeypatch.setattr(matmul_tiles, "_NEAR_SHARE", 0.0)
@@ -86,13 +87,13 @@ def test_rows_outside(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check([product("uint8", 3, a, b) for a, b in shapes], target_of(level))
 
 
-@pytest.mark.parametrize("level", [AMX_EMULATED, "amx"])
+@pytest.mark.parametrize("level", TILES)
 @pytest.mark.parametrize(("dtype", "zero"), ZEROS)
 def test_convolutions(dtype: str, zero: int | None, level: str) -> None:
-    check(convolutions(dtype, zero), target_of(level))
+    check_in_turn(convolutions(dtype, zero), level, TILES)
 
 
-@pytest.mark.parametrize("level", [AMX_EMULATED, "amx"])
+@pytest.mark.parametrize("level", TILES)
 def test_weights_beyond_the_second_cache(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(implicit_gemm_amx, "_NEAR_SHARE", 0.0)
     case = convolution_case("uint8", 9, 70, 3, 1, 1, 1, outputs=70)
@@ -139,7 +140,7 @@ def requantized(case: Case, scales: np.ndarray, bias: np.ndarray, residual: np.n
     return replace(case, group=whole, arrays=arrays | literals, expected=[expected], label=f"{case.label} requantized")
 
 
-@pytest.mark.parametrize("level", [AMX_EMULATED, "amx"])
+@pytest.mark.parametrize("level", TILES)
 @pytest.mark.parametrize("by_row", [False, True])
 def test_scales_bias_residual_and_rounding_in_the_store(by_row: bool, level: str) -> None:
     """Sums are exact and scales powers of two, so that the rounded bytes are, ties included."""

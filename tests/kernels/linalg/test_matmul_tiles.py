@@ -22,6 +22,7 @@ from prefuse.kernels.template.contract import BuiltKernel, Refusal
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED, Target
+from prefuse.tests.sample import dealt
 from tvm.ir import GlobalVar
 
 from ..harness import Case, check, run, target_of
@@ -30,6 +31,7 @@ from .test_matmul import gemm, product
 from .test_paired_product import product as narrow_product
 
 __all__ = ["emulator"]
+NEAR_SHARES = (0.5, 0.0)  # products walked by columns of blocks, and by rows
 LOST_TERM = 2.0**-102  # below it a number has no third term
 
 rng = np.random.default_rng(5)
@@ -137,14 +139,16 @@ def test_threads_do_not_change_the_result() -> None:
     np.testing.assert_array_equal(one.got[0], three.got[0])
 
 
-@pytest.mark.parametrize("near_share", [0.5, 0.0])
+@pytest.mark.parametrize("near_share", NEAR_SHARES)
 def test_blocks_in_a_pipeline_have_the_bits_of_blocks_one_by_one(near_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several rows after each step, and one after several steps; either loop order; threads with several blocks, one and none."""
+    """Several rows after each step, and one after several steps; threads with several blocks, one and none; either loop order,
+    tomorrow the other one."""
     monkeypatch.setattr(matmul_tiles, "_NEAR_SHARE", near_share)
     wide = [narrow_product((40, 2100), (2100, 70)), narrow_product((70, 1120), (1120, 40)), narrow_product((100, 416), (416, 70))]
     wide = [replace(case, template="matmul_tiles") for case in wide]
     some = [*products()[::4], *many_rows()]
     cases = [*(tiled(case, "float32-fast") for case in some), *narrow_products()[::2], *wide]
+    cases = dealt(cases, [case.label for case in cases], near_share, NEAR_SHARES)
     results = []
     for least, threads in ((10**6, 1), (0, 1), (0, 5)):
         monkeypatch.setattr(amx_blocks, "LEAST_STEPS", least)

@@ -13,12 +13,14 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED
+from prefuse.tests.sample import dealt
 
 from ..harness import Case, check, run, target_of
 from ..microkernels.amx_emulator import AMX, emulator, running_amx
 from .test_recurrent import GATES, of_runtime, of_torch, operands, without
 
 __all__ = ["emulator"]
+SPLIT: tuple[Precision, ...] = ("float32", "float32-fast")  # those whose operands are split into terms
 UNITS: dict[Precision, float] = {"float32": 2e-6, "float32-fast": 2e-5, "bfloat16": 1e-2}
 
 
@@ -33,7 +35,7 @@ def check_on_tiles(cases: list[Case], emulator: ctypes.CDLL | None) -> None:
     """The machine code itself, as plain loops take long to compile."""
     with running_amx(emulator) as counts:
         check(cases, AMX)
-    assert counts is None or counts["tdpbf16ps"] > 0
+    assert counts is None or not cases or counts["tdpbf16ps"] > 0
 
 
 def of_precision(precision: Precision, case: Case) -> Case:
@@ -41,17 +43,21 @@ def of_precision(precision: Precision, case: Case) -> Case:
     return replace(case, group=replace(case.group, precision=precision), rtol=unit, atol=unit, got=[])
 
 
-@pytest.mark.parametrize("precision", ["float32", "float32-fast"])
+@pytest.mark.parametrize("precision", SPLIT)
 @pytest.mark.parametrize("op", GATES)
 def test_shapes(emulator: ctypes.CDLL | None, op: str, precision: Precision) -> None:
-    """Batches of half a block, a whole one and a ragged second one; hidden units and inputs that divide tiles or do not."""
+    """Batches of half a block, a whole one and a ragged second one; hidden units and inputs that divide tiles or do not.
+
+    Each in one precision a day, in the other one tomorrow.
+    """
     cases = [
         of_torch(op, 2, 1, 1, 1),
         of_torch(op, 3, 9, 7, 37, "bidirectional"),
         of_torch(op, 2, 32, 32, 64, "bidirectional"),
         of_torch(op, 2, 35, 40, 33, "reverse"),
     ]
-    check_on_tiles([of_precision(precision, case) for case in cases], emulator)
+    chosen = dealt(cases, [case.label for case in cases], precision, SPLIT)
+    check_on_tiles([of_precision(precision, case) for case in chosen], emulator)
 
 
 @pytest.mark.parametrize("op", GATES)
