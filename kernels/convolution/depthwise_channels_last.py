@@ -191,9 +191,10 @@ class Depthwise:
                     self._add(weights, (line.image, first, *line.place, column), taps, (sums, chosen), lanes)
         if self.per_word > 1:
             sums = self._in_order(sums, len(parts), lanes)
-        for number in range(len(parts) if met is not None else 0):
-            with builder.loop(lanes, "vectorized", "lane") as lane:
-                builder.store(sums, number * lanes + lane, sums[number * lanes + lane] - met[lane] * self.zero_point)
+        if met is not None:
+            for number in range(len(parts)):
+                with builder.loop(lanes, "vectorized", "lane") as lane:
+                    builder.store(sums, number * lanes + lane, sums[number * lanes + lane] - met[lane] * self.zero_point)
         for number, (position, offset) in enumerate(parts):
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 index = (line.image, first + offset + lane, *line.place, column + position)
