@@ -3,7 +3,8 @@
 There is no padded copy: taps in the padding are skipped. At the ends of a row the positions of a strip share the taps that lie in
 the image for all of them, and each adds its own others.
 
-Bytes are multiplied as float32, less their zero point: sums of integers stay below 2^24, and their weights stay 8 bits.
+Bytes are multiplied as float32, less their zero point: sums of integers stay below 2^24, and their weights stay 8 bits. What is
+widened is widened once for all positions of a strip that read it.
 
 bfloat16 images are read as 32-bit pairs of channels. A shift makes float32 of the even channels and a mask of the odd ones; both
 have accumulators and weights of their own, and are interleaved when the sums are complete.
@@ -29,6 +30,7 @@ from .channels_last_form import ChannelsLast
 from .window import Window, clipped_taps
 
 _STRIP = 8  # positions of a strip: 8 accumulators hide the latency of both FMA units
+_BYTE_STRIP = 12  # of bytes, where there are registers for as many: more positions share what is widened
 _ROW_TAPS = 8  # taps of a row of bfloat16 pairs at once: the weights of more do not stay in registers
 _EDGE_SUMS = 4  # accumulators at the ends of a row: positions times vectors of channels, to hide their latency
 _BYTES = ("uint8", "int8")
@@ -80,6 +82,8 @@ class Depthwise:
         self.accumulator = "float32" if self.dtype in _BYTES else accumulator_type(self.dtype)
         # Channels that are loaded as one 32-bit pair. No dot product applies: channels are not summed over.
         self.per_word = 2 if self.dtype == "bfloat16" and self.channels % 2 == 0 and not form.is_computed() else 1
+        self.shares_columns = self.per_word > 1 or self.dtype in _BYTES  # whose numbers take instructions to widen
+        self.strip = _BYTE_STRIP if self.dtype in _BYTES and builder.machine.registers >= 2 * _BYTE_STRIP else _STRIP
         self.packed: dict[str, Operand] = {}
         self.load: Reader = form.readers(builder)[form.anchor.inputs[0]]
         zero = form.inner.zero_points.get(form.anchor.inputs[0])
@@ -95,7 +99,7 @@ class Depthwise:
         weights = self._weights()
         begin, end = self._inner_columns()
         segments = [one for one in ((0, begin, False), (end, columns, False), (begin, end, True)) if one[1] > one[0]]
-        strips = max(ceil((last - first) / _STRIP) for first, last, _ in segments)
+        strips = max(ceil((last - first) / self.strip) for first, last, _ in segments)
         lines, threads = self.images * prod(rows), builder.threads_for(flops // _WORK_PER_OPERATION)
         parts = min(ceil(threads / lines), strips) if lines < threads else 1  # of a row, where there are few rows
         with builder.chunks(lines * parts, flops // _WORK_PER_OPERATION) as chunk:
@@ -104,7 +108,7 @@ class Depthwise:
             taps = tuple(clipped_taps(builder, window, axis, corner) for axis, corner in enumerate(corners))
             line = _Line(image, tuple(place), taps)
             for first, last, is_inner in segments:
-                strips = ceil((last - first) / _STRIP)
+                strips = ceil((last - first) / self.strip)
                 width = ceil((last - first) / strips)
                 start, stop = share(part, parts, strips)
                 with builder.loop(stop - start, name="strip") as i:
@@ -170,12 +174,15 @@ class Depthwise:
         for number in range(len(parts)):
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 builder.store(sums, number * lanes + lane, tirx.const(0, self.accumulator))
+        met = self._zeros(lanes) if self._is_corrected(stretches) else None
         with ExitStack() as loops:
             downs = [begin + loops.enter_context(builder.loop(end - begin, name="down")) for begin, end in line.taps]
             downs = [builder.bind(down) for down in downs]
             for stretch in stretches:
-                if self.per_word > 1 and isinstance(stretch.end, int):
+                if self.shares_columns and isinstance(stretch.end, int):
                     self._add_columns(weights, (line.image, first, *line.place, column), downs, (sums, parts), lanes)
+                    if met is not None:
+                        self._add_weights(weights, first, downs, met, lanes)
                     continue
                 kind = "unrolled" if isinstance(stretch.end, int) else "serial"
                 with builder.loop(stretch.end - stretch.begin, kind, "right") as j:
@@ -184,6 +191,10 @@ class Depthwise:
                     self._add(weights, (line.image, first, *line.place, column), taps, (sums, chosen), lanes)
         if self.per_word > 1:
             sums = self._in_order(sums, len(parts), lanes)
+        if met is not None:
+            for number in range(len(parts)):
+                with builder.loop(lanes, "vectorized", "lane") as lane:
+                    builder.store(sums, number * lanes + lane, sums[number * lanes + lane] - met[lane] * self.zero_point)
         for number, (position, offset) in enumerate(parts):
             with builder.loop(lanes, "vectorized", "lane") as lane:
                 index = (line.image, first + offset + lane, *line.place, column + position)
@@ -226,8 +237,41 @@ class Depthwise:
                 for tap in range(begin, min(begin + _ROW_TAPS, width)):
                     column = position * window.strides[-1] + tap * window.dilations[-1]
                     readers.setdefault(column, []).append((number, [*downs, tap]))
+            add = self._add_words if self.per_word > 1 else self._add_values
             for column, products in sorted(readers.items()):
-                self._add_words(weights, (image, first, *rows, corner + column), products, sums[0], lanes)
+                add(weights, (image, first, *rows, corner + column), products, sums[0], lanes)
+
+    def _add_values(
+        self, weights: Buffer, index: Index, products: Sequence[tuple[int, Sequence[Expr]]], sums: Buffer, lanes: int
+    ) -> None:
+        """Widen `lanes` channels at an index of the image, and add their products by the weights of taps, as `_add_words`."""
+        builder, (image, first, *place) = self.builder, index
+        value = builder.local(lanes, self.accumulator)
+        with builder.loop(lanes, "vectorized", "lane") as lane:
+            builder.store(value, lane, tirx.Cast(self.accumulator, self.load((image, first + lane, *place))))
+        for number, taps in products:
+            base = builder.bind(row_major(taps, self.window.kernel) * self.channels + first)
+            with builder.loop(lanes, "vectorized", "lane") as lane:
+                at, weight = number * lanes + lane, tirx.Cast(self.accumulator, weights[base + lane])
+                builder.store(sums, at, sums[at] + value[lane] * weight)
+
+    def _is_corrected(self, stretches: Sequence[_Stretch]) -> bool:
+        """Whether zero points are taken from the sums, by the weights that these have met, and not from each number: where all
+        positions of a strip meet the same weights."""
+        return self.zero_point is not None and all(isinstance(stretch.end, int) for stretch in stretches)
+
+    def _zeros(self, lanes: int) -> Buffer:
+        found = self.builder.local(lanes, self.accumulator)
+        with self.builder.loop(lanes, "vectorized", "lane") as lane:
+            self.builder.store(found, lane, tirx.const(0, self.accumulator))
+        return found
+
+    def _add_weights(self, weights: Buffer, first: Expr, downs: Sequence[Expr], met: Buffer, lanes: int) -> None:
+        """Add the weights of a row of taps to those that a strip has met."""
+        for tap in range(self.window.kernel[-1]):
+            base = self.builder.bind(row_major((*downs, tap), self.window.kernel) * self.channels + first)
+            with self.builder.loop(lanes, "vectorized", "lane") as lane:
+                self.builder.store(met, lane, met[lane] + tirx.Cast(self.accumulator, weights[base + lane]))
 
     def _add_words(
         self, weights: Buffer, index: Index, products: Sequence[tuple[int, Sequence[Expr]]], sums: Buffer, lanes: int

@@ -29,7 +29,7 @@ def pointwise_form(model: ir.Model, node: ir.Node, nodes: Sequence[ir.Node]) -> 
 def moved_form(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: Sequence[ir.Node]) -> Flexible | None:
     """Of operators that are the same in both layouts but for the numbers of their axes, with their followers."""
     if anchor.op_type in MEANS:
-        return None if is_fused(node) else _mean(node)
+        return _mean(model, node, anchor)
     if anchor.op_type not in _MOVERS or not all(is_image(output) for output in anchor.outputs):
         return None
     found = _image_operands(model, node, nodes, anchor)
@@ -126,16 +126,23 @@ def _has_rank(value: ir.Value | None, ranks: set[int]) -> bool:
     return is_image(value) and len(static_shape(value) or ()) in ranks
 
 
-def _mean(node: ir.Node) -> Flexible | None:
-    value = node.inputs[0] if node.inputs else None
-    if not is_image(value) or value is None or constant_tensor(value) is not None or not has_static_type(node.outputs[0]):
+def _mean(model: ir.Model, node: ir.Node, anchor: ir.Node) -> Flexible | None:
+    """Of a reduction over all positions, alone or before pointwise nodes of a group, which see its result as it was."""
+    value, position = anchor.inputs[0] if anchor.inputs else None, 0
+    if is_fused(node):
+        parameters = body_of(model, node).inputs
+        if value is None or value not in parameters or len(value.uses()) != 1:
+            return None
+        position = parameters.index(value)
+        value = node.inputs[position]
+    if not is_image(value) or value is None or constant_tensor(value) is not None or not has_static_type(anchor.outputs[0]):
         return None
     rank = len(tensor_type(value).shape)
     axes: tuple[int, ...] | None = tuple(range(2, rank))
-    if not node.op_type.startswith("Global"):
-        axes = tuple(node.attributes.get_ints("axes")) if "axes" in node.attributes else _constant_axes(node)
+    if not anchor.op_type.startswith("Global"):
+        axes = tuple(anchor.attributes.get_ints("axes")) if "axes" in anchor.attributes else _constant_axes(anchor)
     is_of_places = axes is not None and sorted(axis % rank for axis in axes) == list(range(2, rank))
-    return Flexible(node, "mean", (0,)) if is_of_places else None
+    return Flexible(node, "mean", (position,)) if is_of_places else None
 
 
 def _constant_axes(node: ir.Node) -> tuple[int, ...] | None:

@@ -46,7 +46,7 @@ class LayoutWriter:
         """Make a node compute channels-last."""
         match flexible.form:
             case "mean":
-                self._write_mean(flexible.node)
+                self._write_group_of_mean(flexible.node)
             case "flat":
                 self._write_flat(flexible.node)
             case "tokens":
@@ -126,6 +126,18 @@ class LayoutWriter:
         if name:
             results = list(fuse_into_function(self.model, nodes, name, adjacent=True).outputs)
         self.last |= dict(zip(backs, results, strict=True))
+
+    def _write_group_of_mean(self, node: ir.Node) -> None:
+        """A mean, and in a function of their own again what followed it in a group."""
+        if not is_fused(node):
+            self._write_mean(node)
+            return
+        name, members = _group_name(node), inline_function(self.model, node)
+        mean = next(one for one in members if one.op_type in MEANS)
+        rest = [one for one in members if one is not mean]
+        self._write_mean(mean)
+        if len(rest) > 1:
+            fuse_into_function(self.model, rest, re.sub(f"^{mean.op_type.lower()}_", "", name), adjacent=True)
 
     def _write_mean(self, node: ir.Node) -> None:
         value, (result,) = node.inputs[0], node.outputs

@@ -87,13 +87,18 @@ def test_depthwise(dtype: str, zero: int | None, level: str) -> None:
         channels_last(convolution_case(dtype, zero, *shape, outputs=shape[0]), template="convolution_channels_last")
         for shape in ((18, 3, 1, 1, 18), (37, 3, 1, 2, 37), (5, 5, 2, 1, 5), (64, 2, 0, 1, 64))
     ]
+    for shape, plane in (((20, 5, 2, 1, 20), (5, 41)), ((17, 3, 0, 2, 17), (7, 60)), ((16, 9, 4, 1, 16), (9, 33))):
+        wide = convolution_case(dtype, zero, *shape, outputs=shape[0], plane=plane)  # several strips of a row
+        cases.append(channels_last(wide, template="convolution_channels_last"))
     check_in_turn(cases, level, LEVELS)
 
 
-def convolution_case(dtype: str, zero: int | None, channels: int, *window: int, outputs: int = 18) -> Case:
+def convolution_case(
+    dtype: str, zero: int | None, channels: int, *window: int, outputs: int = 18, plane: tuple[int, int] = (9, 7)
+) -> Case:
     """A convolution of extremes with a window of (extent, padding, stride, groups)."""
     kernel, pad, stride, groups = window
-    a, b = extremes(dtype, 2, channels, 9, 7), extremes("int8", outputs, channels // groups, kernel, kernel)
+    a, b = extremes(dtype, 2, channels, *plane), extremes("int8", outputs, channels // groups, kernel, kernel)
     padded = np.pad(a.astype(np.int64) - (zero or 0), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), (2, 3))[:, :, ::stride, ::stride]
     parts = zip(np.split(windows, groups, 1), np.split(b.astype(np.int64), groups), strict=True)
