@@ -11,11 +11,12 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from ..kernels.groups.group import Group
+from ..kernels.linalg.matmul_tiles import PLAIN, WEIGHTS
 from ..kernels.problem import problem_of
 from ..kernels.registry import build_kernel
 from ..kernels.template.contract import BuiltKernel, Refusal
-from ..runtime.errors import UnsupportedModelError
-from ..runtime.plan import Plan, Role
+from ..runtime.errors import CompileError, UnsupportedModelError
+from ..runtime.plan import STORAGE, Plan, Role
 from ..runtime.precision import Precision
 from ..runtime.profile import ASSUMED_RATE, GroupDescription, describe_groups
 from ..runtime.program_file import ConstantSource, write_program
@@ -32,6 +33,7 @@ from .ir.states import check_states, refuse_states
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import GroupReader
+from .lowering.plain_weights import with_plain_weights
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
 from .lowering.program import build_library
 from .lowering.short_programs import without_small_regions
@@ -113,10 +115,56 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
     if target.threads > 1:
         lowered = without_small_regions(lowered)
     _remark_lowering(context, lowered, aliases)
-    draft = draft_plan(model, lowered, target, aliases)
-    if options.memory_limit is not None:
-        context.step_us = predicted_us(lowered, target)
-    return PlannedModel(model, lowered, draft, run_plan_pipeline(draft.plan, passes, context), context)
+
+    def placed(lowered: list[LoweredGroup]) -> PlannedModel:
+        draft = draft_plan(model, lowered, target, aliases)
+        if options.memory_limit is not None:
+            context.step_us = predicted_us(lowered, target)
+        return PlannedModel(model, lowered, draft, run_plan_pipeline(draft.plan, passes, context), context)
+
+    if options.memory_limit is None:
+        return placed(lowered)
+    configurations = with_plain_weights(lowered, options.configurations)
+    if configurations == options.configurations:
+        return placed(lowered)
+    plain, _ = lower_groups(model, target, options.precision, configurations)
+    return _faster(placed, lowered, plain if target.threads == 1 else without_small_regions(plain), context)
+
+
+def _faster(
+    placed: Callable[[list[LoweredGroup]], PlannedModel], lowered: list[LoweredGroup], plain: list[LoweredGroup], context: Context
+) -> PlannedModel:
+    """Within a memory limit, the plan of kernels as they are best, or that with plain weights, if it is predicted to be faster.
+
+    Raises:
+        CompileError: neither keeps within it.
+    """
+    before = len(context.remarks)
+    try:
+        first = placed(lowered)
+    except CompileError:
+        del context.remarks[before:]
+        _remark_plain_weights(plain, context)
+        return placed(plain)
+    if all(space.name != STORAGE for space in first.plan.spaces):  # all weights stay
+        return first
+    seconds, after = context.call_seconds, len(context.remarks)
+    try:
+        second = placed(plain)
+    except CompileError:
+        second = None
+    if second is not None and context.call_seconds < seconds:
+        del context.remarks[before:after]
+        _remark_plain_weights(plain, context)
+        return second
+    del context.remarks[after:]
+    context.call_seconds = seconds
+    return first
+
+
+def _remark_plain_weights(lowered: list[LoweredGroup], context: Context) -> None:
+    kernels = [item for item in lowered if item.group.configuration.get(WEIGHTS) == PLAIN]
+    context.remark("memory-limit", f"{len(kernels)} weights stay as they are, which kernels split: fewer bytes, the same bits")
 
 
 @surfacing_interrupts()

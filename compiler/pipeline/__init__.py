@@ -76,6 +76,8 @@ class Context:
     precision: Precision = "float32"
     weights: Weights | None = None  # in which weights of products are to be stored, if the user says so
     memory_limit: MemoryLimit | None = None  # of weights and activations together
+    limit_bytes: int | None = None  # that is, of the first plan that was to keep within it
+    call_seconds: float = 0.0  # what a call is predicted to take within it
     step_us: Mapping[str, float] = field(default_factory=dict)  # what launches take, by their labels, where that is asked for
     remarks: list[Remark] = field(default_factory=list)
     predictions: list[Prediction] = field(default_factory=list)

@@ -3,6 +3,9 @@
 Weights are packed into AMX tiles at compile time, other operands by the kernel. If all of A fits L2, it is packed once and each
 thread multiplies it by panels of B of its own, so that weights come from memory once; else each thread packs blocks of its own
 rows and multiplies each by all panels of B. Rows of bfloat16 or bytes that fill whole tiles are read in place.
+
+A float32 weight of three terms takes 6 bytes as tiles. Where memory is short it stays as it is (`WEIGHTS`: `PLAIN`): each thread
+then splits a panel of it into the same tiles before all rows are multiplied by that, and the bits of the result are the same.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from ..microkernels.amx_blocks import (
 )
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, StepPacker
 from ..microkernels.amx_unit import ROWS, tile_dot_of, tile_unit
+from ..microkernels.bf16_split import PRODUCTS
 from ..microkernels.packed_gemm import Scratch
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish
@@ -39,6 +43,7 @@ from .matmul import MatMulKernel, Side
 _NEAR_SHARE = 0.5  # of L2, for packed rows of A that stay there beside a panel of B and the next one
 _WORK_PER_DOT = 16  # cycles of a product of two tiles, which is 16384 multiply-adds
 _BAD_STRIDE_BYTES = 2048  # a pitch in whose multiples 32 rows fall into two sets of L1
+WEIGHTS, TILES, PLAIN = "weights", "tiles", "plain"  # the choice of how a constant B lies in memory
 PanelAt = Callable[[Expr, Expr], TileOperand]  # of (matrix, panel)
 Place = tuple[Expr, Expr, Expr]  # of a block of C: batch, panel of A, panel of B
 
@@ -82,6 +87,8 @@ class AmxProduct(MatMulKernel):
         self.unit = tile_unit(self.builder, target, self.product)
         self.near_bytes = target.machine.l2.part_bytes(_NEAR_SHARE)
         self.blocks = AmxMicroKernel(self.builder, self.unit, (self.steps,), self.terms, halves)
+        forms = [TILES, *([PLAIN] if self._can_split() else [])]
+        self.splits_b = self.builder.choose(WEIGHTS, {form: form == PLAIN for form in forms})
 
     @property
     def flops(self) -> int:
@@ -91,7 +98,7 @@ class AmxProduct(MatMulKernel):
         """The estimate of all products, with packing of what is neither constant nor read in place."""
         machine, size = self.target.machine, (self.a.lines, self.b.lines, self.a.depth)
         packs_a, packs_b = (side.name not in self.group.constants for side in (self.a, self.b))
-        packs_a = packs_a and not self._reads_rows()
+        packs_a, packs_b = packs_a and not self._reads_rows(), packs_b or self.splits_b
         k_pack = self.product.k_pack
         packs, passes = {"packs_a": packs_a, "packs_b": packs_b, "is_a_apart": self._reads_rows()}, self._b_passes()
         one = tile_product_cycles(*size, self.terms, machine, k_pack=k_pack, b_passes=passes, **packs)
@@ -109,6 +116,9 @@ class AmxProduct(MatMulKernel):
 
     def build(self) -> BuiltKernel:
         builder = self.builder
+        if self.splits_b:
+            self._split_and_walk()
+            return finish(self.template, builder, self.group, flops=self.flops, packed=self.packed)
         dots = self.matrices * self.rows * self.columns * self.steps * 4
         threads = builder.threads_for(dots * _WORK_PER_DOT)
         b = self._constant_panels(self.b, True) if self.b.name in self.group.constants else self._packed_panels(self.b, True)
@@ -221,6 +231,34 @@ class AmxProduct(MatMulKernel):
                 return a(self.a.matrix_of(self.batch, batch), m)
 
             self._blocks(end - begin, place, rows, b, sums, prefetches=columns_outside)
+
+    def _can_split(self) -> bool:
+        """Whether a constant B may lie there as it is: all terms of A fit L2, so that each panel of B is split but once."""
+        is_weight = self.b.name in self.group.constants and self.a.name not in self.group.constants
+        is_larger = self.format.a.dtype == "float32" and self.terms == len(PRODUCTS)
+        a_bytes = 4 * self.steps * self.terms * TERM_WORDS * self.rows
+        return is_weight and is_larger and self.matrices == 1 and a_bytes <= self.near_bytes
+
+    def _split_and_walk(self) -> None:
+        """Each thread splits its panels of B, one by one, and multiplies all of A by each."""
+        builder, packer = self.builder, self._packer(self.b, True)
+        threads = builder.threads_for(self.rows * self.columns * self.steps * 4 * _WORK_PER_DOT)
+        a = self._packed_panels(self.a, False)
+        scratch = builder.workspace(threads * packer.panel_words, "uint32")
+        with tile_threads(builder, self.unit, threads, BUFFERS) as (thread, sums):
+            near = builder.bind(thread * packer.panel_words)
+            begin, end = share(thread, threads, self.columns)
+            with builder.loop(end - begin, name="columns") as i:
+                n = builder.bind(begin + i)
+                self._pack_panels(packer, scratch, near, self.b.matrix_of(self.batch, 0), n, 1)
+
+                def place(block: Expr, n: Expr = n) -> Place:
+                    return 0, block, n
+
+                def rows(batch: Expr, m: Expr) -> TileOperand:
+                    return a(self.a.matrix_of(self.batch, batch), m)
+
+                self._blocks(self.rows, place, rows, lambda *_: self._panel(scratch, near, words=True), sums)
 
     def _pack_and_walk(self, packer: StepPacker, b: PanelAt, threads: int) -> None:
         """Each thread packs as many panels of its rows of A as L2 holds and multiplies them by all panels of B, in turn."""

@@ -10,6 +10,9 @@ import onnx
 import prefuse
 import pytest
 import torch
+from prefuse.compiler.programs.specialize import SpecializedModel
+from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.plan import STORAGE, planned_bytes
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED, host_cpu_flags
 from prefuse.tests.kernels.harness import target_of
@@ -86,3 +89,41 @@ def test_a_model_of_bfloat16_throughout() -> None:
     assert (np.abs(y - exact) <= 2.0**-8 * np.abs(exact) + 1e-4).all()
     product = y.reshape(96, 195) @ v.astype(np.float64)
     assert (np.abs(p - product) <= 2.0**-8 * np.abs(product) + 1e-2).all()
+
+
+class Chain(nn.Module):
+    """Products whose weights are all that a program takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(384, 384) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+def test_within_a_limit_weights_are_copied_as_they_are(pretended_amx: ctypes.CDLL | None) -> None:
+    """Four bytes of a float32 in place of six, the same bits; and without copies nothing changes."""
+    torch.manual_seed(0)
+    model, x = Chain().eval(), torch.randn(96, 384)
+    with running_amx(pretended_amx):
+        free, limited, large = (
+            prefuse.compile(model, (x,), target="cpu:amx", cache=False, memory_limit=limit) for limit in (None, "60%", "100%")
+        )
+        results = [np.asarray(net(x)) for net in (free, limited, limited, large)]
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+    weight = 384 * 384 * 4
+    assert {kernel.template for kernel in limited.plan.kernels} == {"matmul_tiles"}
+    assert planned_bytes(limited.plan) <= 0.6 * planned_bytes(free.plan)
+    for net in (free, large):
+        assert net.plan.space("constants").size_bytes >= 6 * 1.5 * weight
+    stored = [buffer.size_bytes for buffer in limited.plan.buffers if buffer.space == STORAGE]
+    assert stored
+    assert set(stored) == {weight}
+    assert isinstance(limited, SpecializedModel)
+    program = limited.specialize(x)
+    assert isinstance(program, CompiledModel)
+    assert any("6 weights stay as they are" in remark for remark in program.remarks)

@@ -69,7 +69,8 @@ class SchedulePrefetch(PlanPass):
         if context.memory_limit is None:
             return plan
         total = planned_bytes(plan)
-        limit = context.memory_limit.of(total)
+        limit = context.memory_limit.of(total) if context.limit_bytes is None else context.limit_bytes
+        context.limit_bytes, context.call_seconds = limit, sum(context.step_us.values()) / 1e6
         if total <= limit:
             context.remark(self.name, f"{size(total)} are within the limit of {size(limit)}")
             return _bounded(plan, _arena_of(plan), limit)
@@ -86,6 +87,7 @@ class SchedulePrefetch(PlanPass):
                 placed, _ = PlanMemory().place(with_residencies(plan, weights.residencies(stays), weights.arena))
                 excess.append(planned_bytes(placed) - limit)
                 if excess[-1] <= 0:
+                    context.call_seconds = seconds_of(problem, stays)
                     self._report(placed, limit, problem, stays, context)
                     return _bounded(placed, weights.arena, limit)
             cut = 2 * cut if choices == before else min(excess)  # what changes nothing was too little

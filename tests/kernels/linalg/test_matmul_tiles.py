@@ -167,6 +167,49 @@ def test_what_is_packed_at_compile_time_and_in_the_kernel_is_the_same() -> None:
         np.testing.assert_array_equal(case.got[0], cases[0].got[0])
 
 
+def plain(case: Case) -> Case:
+    """The case, with a weight that is split in the kernel."""
+    return replace(case, group=replace(case.group, configuration={"weights": "plain"}), got=[])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_plain_weights_give_the_bits_of_tiles(threads: int) -> None:
+    """Whole and ragged edges, fewer panels than threads, transposed weights, epilogues; and they take their own bytes."""
+    some = [
+        product((40, 70), (70, 50)),
+        product((64, 96), (96, 64)),
+        product((1, 5), (5, 1)),
+        product((17, 31), (31, 15)),
+        product((130, 33), (33, 200)),
+        gemm(35, 33, 70, "b", (33,), transB=1, alpha=0.5, beta=2.0),
+        operands(hard_numbers((40, 70)), hard_numbers((70, 40))),
+    ]
+    cases = [tiled(case) for case in some[:-1]] + [some[-1]]
+    others = [plain(case) for case in cases]
+    target = target_of(AMX_EMULATED, threads)
+    run([*cases, *others], target)
+    for case, other in zip(cases, others, strict=True):
+        np.testing.assert_array_equal(case.got[0], other.got[0], case.label)
+    for other in others[:-1]:
+        other.check()
+        kernel = build_kernel(other.group, target)
+        assert isinstance(kernel, BuiltKernel)
+        assert not kernel.ignored
+        assert sum(operand.pack is not None for operand in kernel.operands) == 0
+
+
+def test_weights_stay_tiles_where_that_costs_no_bytes_or_rows_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two terms are as many bytes; bfloat16 is one; activations have no choice; A beyond L2 would be read for each panel."""
+    fast = tiled(product((40, 70), (70, 50)), "float32-fast")
+    some = [fast, narrow_product((40, 64), (64, 50)), tiled(product((40, 70), (70, 50), ""))]
+    kernels = [build_kernel(plain(case).group, target_of(AMX_EMULATED)) for case in some]
+    monkeypatch.setattr(matmul_tiles, "_NEAR_SHARE", 0.0)
+    kernels.append(build_kernel(plain(tiled(product((40, 70), (70, 50)))).group, target_of(AMX_EMULATED)))
+    for kernel in kernels:
+        assert isinstance(kernel, BuiltKernel)
+        assert kernel.ignored == ("weights=plain ignored: there is no such choice here",)
+
+
 def operands(a: np.ndarray, b: np.ndarray, constants: str = "b", precision: Precision = "float32") -> Case:
     """The product of given matrices alone, to be computed on tiles; what is expected is not looked at."""
     case = product(a.shape, b.shape, constants, followers=False)
