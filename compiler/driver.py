@@ -188,7 +188,7 @@ def lower_groups(
     """
     lowering = _Lowering(model, target, precision, configurations, {} if known is None else known)
     lowering.lower(model.graph)
-    aliases = aliases_of(model)
+    aliases = aliases_of(model, target)
     for node in model.graph:
         if may_be_alias(node) and node not in aliases.free and not _is_trivial(model, node):
             lowering.lower_node(node)

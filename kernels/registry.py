@@ -30,6 +30,7 @@ from .linalg import (
     fixed_point_matmul,
     gathered_matmul,
     matmul,
+    matmul_mma_gpu,
     matmul_tiles,
     product_rows,
     strassen_matmul,
@@ -128,6 +129,7 @@ TILE_TEMPLATES: tuple[Template, ...] = (
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.
 GPU_TEMPLATES: tuple[Template, ...] = (
     Template("gpu_attention", attention_gpu.plan, attention.ANCHORS, has_surroundings=True),
+    Template("gpu_mma_matmul", matmul_mma_gpu.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
     Template("gpu_matmul", at_floors(gpu_matmul.build), frozenset(["MatMul", "Gemm"])),
     Template("gpu_reduction", at_floors(gpu_reduction.build), reduction.OPERATORS),
     Template("gpu_normalization", at_floors(gpu_normalization.build), normalization.OPERATORS),

@@ -16,7 +16,7 @@ import numpy as np
 from .cpu_device import CpuDevice, CpuExecutable
 from .device import Arena, Device, Executable, Invocation
 from .errors import ArenaMemoryError, InputError, OptionError, ProgramFileError
-from .gpu_device import GpuDevice
+from .gpu_device import GpuDevice, SimulatedDevice
 from .plan import ARENA_ROLES, Launch, Plan, Port, step_reads, step_writes
 from .profile import GroupDescription, Profile, Recorder, assumed_rate_of, descriptions_of
 from .program_file import Program, read_program, save_program
@@ -339,8 +339,10 @@ def session_states(states: States | None) -> States:
 
 def device_for(plan: Plan) -> Device:
     """The device of this machine that a plan's target names. Whether it is there shows at the first call."""
-    kind = Target.parse(plan.target).kind
-    return CpuDevice() if kind == "cpu" else GpuDevice(kind)
+    target = Target.parse(plan.target)
+    if target.kind == "cpu":
+        return CpuDevice()
+    return SimulatedDevice() if target.is_simulated else GpuDevice(target.kind)
 
 
 def is_quick(plan: Plan) -> bool:

@@ -15,6 +15,7 @@ from .errors import DeviceError, ProgramFileError
 from .gpu.driver import WRONG_BINARY, Driver, DriverError
 from .gpu.installed import driver
 from .gpu.memory import DeviceMemory, GpuMemoryError, PinnedMemory
+from .gpu.simulated_driver import simulated_driver
 from .gpu_invocation import GpuInvocation, GpuProfile, LoadedProgram, memory_error
 from .plan import STORAGE
 from .program_file import Program
@@ -70,6 +71,15 @@ class GpuDevice:
         gpu = _found(self._find_driver)
         with _named_errors("arena"):
             return DeviceMemory(gpu, size_bytes, "activations")
+
+
+class SimulatedDevice(GpuDevice):
+    """The simulator of NVIDIA's GPUs."""
+
+    torch_devices = frozenset(["cpu"])
+
+    def __init__(self) -> None:
+        super().__init__("cuda", simulated_driver)
 
 
 def _installed(kind: str) -> Driver:

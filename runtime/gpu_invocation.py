@@ -27,6 +27,7 @@ from .plan import (
     ARENA_ROLES,
     COMPUTE,
     STORAGE,
+    VECTOR_ALIGNMENT,
     Buffer,
     Copy,
     Kernel,
@@ -145,7 +146,8 @@ class GpuInvocation:
         places = {}
         for name, address, is_there in zip(plan.parameters, addresses, on_gpu, strict=True):
             buffer = self._buffers[name]
-            is_copied = is_there and len(self._uses[name]) > _MOST_UPDATES and address != self._places.get(name)
+            is_dear = len(self._uses[name]) > _MOST_UPDATES and address != self._places.get(name)
+            is_copied = is_there and (is_dear or address % VECTOR_ALIGNMENT > 0)
             if (is_there and not is_copied) or not buffer.size_bytes:
                 places[name] = address
                 continue

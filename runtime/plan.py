@@ -19,6 +19,7 @@ from .streaming.storage import PAGE as PAGE
 FORMAT_VERSION = 4
 ARENA, CONSTANTS, STATES, CALLER = "arena", "constants", "state", "caller"  # spaces that the compiler makes
 EVENTS = "events"  # of the table of addresses: where the semaphores lie on which streams meet
+VECTOR_ALIGNMENT = 16  # bytes whose multiples operands and results of a GPU's kernels begin at
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
 STORAGE = "storage"  # the space of constants that stay in the program's file until a Copy brings them
 COMPUTE = 0  # the stream of the kernels

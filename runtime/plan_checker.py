@@ -18,6 +18,7 @@ from .plan import (
     COMPUTE,
     PAGE,
     STORAGE,
+    VECTOR_ALIGNMENT,
     Buffer,
     Copy,
     Launch,
@@ -172,12 +173,22 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
                     yield Fault(where, f"it waits for event {step.event}, which no earlier step records")
     yield from _check_workspaces(plan, buffers)
     yield from _check_storage(plan, buffers)
+    yield from _check_alignment(plan)
     for kernel in plan.kernels:
         for grid in kernel.grids:
             if not (0 < grid.blocks < 2**31 and 0 < grid.threads <= _BLOCK_THREADS):
                 yield Fault(f"kernel {kernel.symbol}", f"no device runs {grid.blocks} blocks of {grid.threads} threads")
             if not 0 <= grid.shared_bytes <= _SHARED_BYTES:
                 yield Fault(f"kernel {kernel.symbol}", f"no device has {grid.shared_bytes} bytes of shared memory for a block")
+
+
+def _check_alignment(plan: Plan) -> Iterator[Fault]:
+    """Kernels of GPUs load vectors of their operands."""
+    of_gpu = {kernel.symbol for kernel in plan.kernels if kernel.grids}
+    for number, step in enumerate(plan.steps):
+        for region in (*step_reads(step), *step_writes(step)) if isinstance(step, Launch) and step.kernel in of_gpu else ():
+            if region.offset % VECTOR_ALIGNMENT:
+                yield Fault(f"step {number}", f"{region} begins at no multiple of {VECTOR_ALIGNMENT} bytes")
 
 
 def _check_storage(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:

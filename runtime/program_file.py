@@ -57,7 +57,8 @@ from .target import Target, check_binary
 
 FORMAT = 4
 PLAN, CONSTANTS, STORED = "plan.txt", "constants.safetensors", "stored.safetensors"
-CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "rocm": "kernels.hsaco"}  # the member with the native code
+# The member with the native code.
+CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "cuda-sim": "simulated.so", "rocm": "kernels.hsaco"}
 _CHECKSUMS = "stored"  # of the constants in STORED, by name, in the manifest
 _MADV_POPULATE_READ = 22  # of linux/mman.h, which Python does not name
 _SAFETENSORS_DTYPES = {
@@ -213,7 +214,7 @@ def _write_members(
     checksums: Mapping[str, object],
 ) -> str:
     """Write all members. `checksums` are of the stored constants, complete when these are written."""
-    code = CODE[Target.parse(plan.target).kind]
+    code = _code_member(Target.parse(plan.target))
     hashes = {
         PLAN: write_member(archive, PLAN, print_plan(plan).encode()),
         code: write_member(archive, code, library),
@@ -366,14 +367,19 @@ def _read_manifest(content: bytes) -> tuple[dict[str, object], dict[str, object]
     return manifest, hashes
 
 
+def _code_member(target: Target) -> str:
+    """The member with the native code."""
+    return CODE[f"{target.kind}-sim" if target.is_simulated else target.kind]
+
+
 def _check_target(text: str, code: str, library: bytes) -> None:
     try:
         target = Target.parse(text)
     except OptionError as error:
         raise ProgramFileError("target", error.what, RECOMPILE) from error
-    if code != CODE[target.kind]:
+    if code != _code_member(target):
         raise ProgramFileError(code, f"no code for {text}", RECOMPILE)
-    if target.is_gpu:
+    if target.is_gpu and not target.is_simulated:
         check_binary(library, target, code)
     missing = target.missing_features()
     if missing:

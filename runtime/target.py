@@ -35,6 +35,7 @@ _ASSUMED = _CPU_LEVELS | _TEST_LEVELS  # by kernels, by level
 _REQUIRED = _ASSUMED | {BFLOAT16_EMULATED: _AVX2}  # of the machine that runs them
 # Architectures of GPUs, as their makers write them: NVIDIA's compute capability, AMD's shader core.
 _GPU_LEVELS: dict[str, re.Pattern[str]] = {"cuda": re.compile(r"sm_\d{2,3}[af]?"), "rocm": re.compile(r"gfx[0-9a-f]{3,4}")}
+_SIMULATED, _SIMULATED_LEVEL = "cuda-sim", "sm_90"
 _EXAMPLES = {"cuda": "cuda:sm_90", "rocm": "rocm:gfx942"}
 _FIX = "use one of " + ", ".join(f'"{name}"' for name in ("cpu", *(f"cpu:{level}" for level in _CPU_LEVELS), *_EXAMPLES.values()))
 
@@ -43,6 +44,7 @@ _FIX = "use one of " + ", ".join(f'"{name}"' for name in ("cpu", *(f"cpu:{level}
 class Target:
     """A device kind, its architecture or instruction-set level, and the CPU threads that one call uses (1 on a GPU).
 
+    With `is_simulated`, programs of a GPU run in the simulator on the CPU (cuda-sim).
     `machine` is what costs are estimated for, as a compiler's -mtune beside its -march: programs for the target run wherever its
     level does. `str(target)` says all but that, and round-trips through `Target.parse`.
     """
@@ -51,6 +53,7 @@ class Target:
     level: str
     threads: int = 1
     machine: Machine = field(default=None)  # type: ignore[assignment]  # the generic core of the level where none is given
+    is_simulated: bool = False
 
     def __post_init__(self) -> None:
         if self.machine is None:
@@ -61,7 +64,7 @@ class Target:
     def parse(cls, text: str, threads: int | None = None) -> Target:
         """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avx512", "cpu:avx512vnni", "cpu:avx512bf16" or "cpu:amx",
         optionally with ",threads=N" and ",machine=zen4"; or "cuda" (the first GPU of this machine), "cuda:sm_90", "rocm:gfx942"
-        and the like.
+        and the like, or "cuda-sim" (kernels of sm_90 on the simulator), "cuda-sim:sm_80".
 
         "cpu" alone is for this very processor, with the numbers that `prefuse doctor --fit` measured where it did; with a level,
         programs are for any that has it, and costs are those of a generic core unless a machine is named.
@@ -71,6 +74,9 @@ class Target:
         """
         head, *tail = text.split(",")
         kind, _, level = head.partition(":")
+        if kind == _SIMULATED and not tail:
+            real = cls._parse_gpu(text, "cuda", level or _SIMULATED_LEVEL, threads)
+            return cls(real.kind, real.level, is_simulated=True)
         if kind in _GPU_LEVELS and not tail:
             return cls._parse_gpu(text, kind, level, threads)
         options = dict(part.partition("=")[::2] for part in tail)
@@ -99,7 +105,8 @@ class Target:
         return cls(kind, level)
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.level}" + ("" if self.is_gpu else f",threads={self.threads}")
+        kind = _SIMULATED if self.is_simulated else self.kind
+        return f"{kind}:{self.level}" + ("" if self.is_gpu else f",threads={self.threads}")
 
     @property
     def is_gpu(self) -> bool:

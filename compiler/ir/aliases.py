@@ -4,7 +4,8 @@ A tensor is dense and row-major, so a part of one is contiguous where all dimens
 Slice, a Split or a Gather of neighbours is its source's bytes from some offset on; and the producers of a Concat's operands can
 write straight into the Concat's bytes. Values are written once, so that sharing bytes is always sound for what reads them; what
 writes in place of what it reads must be the last to use that buffer, and the first to use its own. Parts begin at any element:
-kernels assume of a pointer no more than that, since a caller's arrays have no other alignment.
+kernels of CPUs assume of a pointer no more than that, since a caller's arrays have no other alignment. Those of GPUs load
+vectors, so that parts begin at multiples of `alignment` bytes there.
 """
 
 from __future__ import annotations
@@ -90,12 +91,13 @@ def remove_unread_views(value: ir.Value) -> list[ir.Value | None]:
     return left
 
 
-def find_aliases(graph: ir.Graph, owners: Iterable[ir.Value]) -> Aliases:
+def find_aliases(graph: ir.Graph, owners: Iterable[ir.Value], alignment: int = 1) -> Aliases:
     """What of a graph without control flow needs no memory of its own. Linear in the graph, but for runs through nested parts.
 
-    `owners` are the values whose bytes go to the caller: they, or what they are views of, keep memory of their own.
+    `owners` are the values whose bytes go to the caller: they, or what they are views of, keep memory of their own. No value
+    begins but at a multiple of `alignment` bytes of another.
     """
-    search = _Search({view_root(value) for value in owners})
+    search = _Search({view_root(value) for value in owners}, alignment)
     for node in graph:
         if rejection := search.visit(node):
             search.rejections.append(rejection)
@@ -197,6 +199,7 @@ class _Search:
     """One walk in the order of the graph. `parents` are places in values that may lie in others again."""
 
     owners: set[ir.Value]
+    alignment: int
     parents: dict[ir.Value, Place] = field(default_factory=dict)
     free: dict[ir.Node, tuple[tuple[ir.Value, int], ...]] = field(default_factory=dict)
     rejections: list[Rejection] = field(default_factory=list)
@@ -229,6 +232,8 @@ class _Search:
             return Rejection(f"{node.op_type} is computed: %{output.name} is an output of the graph", (node,))
         kind = tensor_type(source)
         assert all(offset * kind.bits % 8 == 0 for offset in offsets), f"parts of {kind} begin within a byte"
+        if any(kind.bytes_of(offset) % self.alignment for offset in offsets):
+            return Rejection(f"{node.op_type} is computed: a part begins at no multiple of {self.alignment} bytes", (node,))
         for value, offset in zip(node.outputs, offsets, strict=True):
             self.parents[value] = Place(source, kind.bytes_of(offset))
         self.free[node] = ()
@@ -246,7 +251,7 @@ class _Search:
         copies, faults, copied = [], [], 0
         runs = _runs([piece for piece in node.inputs if piece is not None], self.place)
         for run in runs:
-            if fault := _fault(run, self.owners, self.parents):
+            if fault := _fault(run, self.owners, self.parents) or self._misplaced(run):
                 faults.append(fault)
                 copied += run.size_bytes
                 copies += _pieces_at(run)
@@ -258,6 +263,14 @@ class _Search:
             return Rejection(f"Concat is computed: {'; '.join(dict.fromkeys(faults))}", (node,))
         self.free[node] = tuple(copies)
         return Rejection(f"{copied} bytes of %{result.name} are copied: {'; '.join(faults)}", (node,)) if faults else None
+
+    def _misplaced(self, run: _Run) -> str | None:
+        """Why a run may not begin where it would lie in a Concat."""
+        return (
+            f"%{run.source.value.name} would begin at no multiple of {self.alignment} bytes"
+            if run.begin % self.alignment
+            else None
+        )
 
 
 def _runs(pieces: Sequence[ir.Value], place_of: Callable[[ir.Value], Place]) -> list[_Run]:

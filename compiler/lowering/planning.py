@@ -15,6 +15,7 @@ from ...runtime.plan import (
     CALLER,
     CONSTANTS,
     STATES,
+    VECTOR_ALIGNMENT,
     Buffer,
     Copy,
     Extent,
@@ -60,11 +61,11 @@ class PlanDraft:
     parameters: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
-def aliases_of(model: ir.Model) -> Aliases:
+def aliases_of(model: ir.Model, target: Target) -> Aliases:
     """What of a graph needs no memory of its own; what the caller gets is written where he wants it."""
     results = [_result(value, _trim_under(model, value)) for value in model.graph.outputs]
     counts = [trim.count for value in model.graph.outputs if (trim := _trim_under(model, value)) is not None]
-    return find_aliases(model.graph, results + counts)
+    return find_aliases(model.graph, results + counts, VECTOR_ALIGNMENT if target.is_gpu else 1)
 
 
 def launch_label(item: LoweredGroup) -> str:

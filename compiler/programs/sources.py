@@ -60,7 +60,8 @@ class ModuleSource:
         return Specialization(program, result)
 
     def _example(self, tensor: Tensor) -> torch.Tensor:
-        return _example(tensor, on_gpu=self._builder.options.target.kind == "cuda")
+        target = self._builder.options.target
+        return _example(tensor, on_gpu=target.kind == "cuda" and not target.is_simulated)
 
     def _export(self, call: Call) -> tuple[ir.Model, Structure]:
         from ..frontend.importer import prepare_graph

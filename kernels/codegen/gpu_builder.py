@@ -7,19 +7,31 @@ CPU has a GPU kernel; templates for GPUs (`*_gpu.py`) use thread blocks with sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import tirx
 
 from ...runtime.hardware.machine import gpu_thread
+from ..formats.bfloat16 import is_rounding, rounded
+from ..groups.configuration import Configuration
 from .builder import Buffer, Expr, KernelBuilder
 from .grids import DeviceFunction, cut_into_grids, thread_extent
 
 _WARP = 32
 _RESIDENT_THREADS = 1 << 14  # threads that a template for the CPU deals to: more than a GPU runs at once
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A store of one element that waits to become a part of a vector's."""
+
+    buffer: Buffer
+    offset: Expr
+    value: Expr
 
 
 class GpuBuilder(KernelBuilder):
@@ -28,8 +40,9 @@ class GpuBuilder(KernelBuilder):
     is_grid = True
     integer_bits = 64
 
-    def __init__(self) -> None:
-        super().__init__(gpu_thread(), _RESIDENT_THREADS)
+    def __init__(self, configuration: Configuration | None = None) -> None:
+        super().__init__(gpu_thread(), _RESIDENT_THREADS, configuration=configuration)
+        self._deferred: list[Stored] | None = None
 
     def lanes(self, dtype: str) -> int:
         return 1
@@ -86,6 +99,30 @@ class GpuBuilder(KernelBuilder):
         for allocation in allocations:
             self.emit(allocation)
         self.emit(tirx.For(variable, tirx.const(0, "int32"), tirx.const(lanes, "int32"), tirx.ForKind.VECTORIZED, body))
+
+    def store(self, buffer: Buffer, offset: Expr, value: Expr) -> None:
+        if self._deferred is None:
+            super().store(buffer, offset, value)
+            return
+        if is_rounding(value):
+            value = rounded(value.value, self.name, has_instruction=False)
+        self._deferred.append(Stored(buffer, offset, self.name(value)))
+
+    @contextmanager
+    def deferred_stores(self) -> Iterator[list[Stored]]:
+        """What the statements inside would store, which the caller stores instead."""
+        outer, self._deferred = self._deferred, list[Stored]()
+        yield self._deferred
+        self._deferred = outer
+
+    def store_vector(self, elements: Sequence[Stored]) -> None:
+        """Store neighbours at once: the first of them begins at a multiple of the size of all."""
+        first = elements[0]
+        values = self.local(len(elements), str(first.buffer.dtype), "neighbours")
+        for i, one in enumerate(elements):
+            super().store(values, i, one.value)
+        with self.vector(len(elements)) as lane:
+            super().store(first.buffer, first.offset + lane, values[lane])
 
     def shuffle(self, value: Expr, lane: Expr) -> Expr:
         """The value that another lane of the warp has; all lanes must be there."""

@@ -32,7 +32,7 @@ def new_builder(target: Target, configuration: Configuration | None = None) -> K
     With a configuration, if only an empty one, the kernel lists its choices.
     """
     if target.is_gpu:
-        return GpuBuilder()
+        return GpuBuilder(configuration)
     has_bfloat16 = target.has("avx512_bf16")
     return KernelBuilder(target.machine, target.threads, has_bfloat16=has_bfloat16, configuration=configuration)
 

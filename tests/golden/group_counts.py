@@ -69,7 +69,7 @@ def grouped(name: str) -> Grouped:
     """A full-size model, fused."""
     model, context = full_size_graph(name), Context(_TARGET)
     run_pipeline(model, parse_pipeline(DEFAULT_PIPELINE, PASSES), context)
-    free = aliases_of(model).free
+    free = aliases_of(model, _TARGET).free
     nodes = tuple(node for node in model.graph if not is_view(node) and node not in free)
     return Grouped(model, nodes, tuple(context.remarks))
 

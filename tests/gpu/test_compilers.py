@@ -33,7 +33,7 @@ def kernels(target: Target) -> dict[str, DeviceFunction]:
     """What shares memory in blocks: a product, a convolution, a reduction, a normalization; and kernels that do not."""
     x = np.zeros((80, 90), np.float32)
     cases = (
-        operator("MatMul", x, x.T.copy(), template="gpu_matmul"),
+        operator("MatMul", x, x.T.copy(), template="gpu_mma_matmul" if target.kind == "cuda" else "gpu_matmul"),
         operator("ReduceSum", x, np.array([1]), template="gpu_reduction"),
         operator("Softmax", x, template="gpu_normalization", expected=[x]),
         operator("Conv", np.zeros((1, 8, 9, 9), np.float32), np.zeros((16, 8, 3, 3), np.float32), template="gpu_convolution"),

@@ -156,6 +156,16 @@ def test_a_plan_tells_its_grids() -> None:
     assert check_plan(plan) == ()
 
 
+def test_operands_begin_at_vectors() -> None:
+    plan = tiny_plan("cuda:sm_90")
+    first = plan.steps[0]
+    assert isinstance(first, Launch)
+    shifted = replace(first, reads=(replace(first.reads[0], offset=8), *first.reads[1:]))
+    kernels = tuple(replace(kernel, grids=(Grid("a", 1, 32),)) for kernel in plan.kernels)
+    faults = check_plan(replace(plan, kernels=kernels, steps=(shifted, *plan.steps[1:])))
+    assert any("begins at no multiple of 16 bytes" in str(fault) for fault in faults)
+
+
 def test_several_grids_may_not_run_in_place() -> None:
     plan = tiny_plan("cuda:sm_90")
     grids = (Grid("a", 1, 32), Grid("b", 1, 32))

@@ -11,16 +11,19 @@ from ....runtime.target import Target
 from .cuda_compiler import compile_cuda
 from .device_module import cuda_source, function_symbol
 from .rocm_compiler import compile_rocm
+from .simulator.library import simulated_library
 
 _OPERATIONS_PER_THREAD = 20_000  # some 20 microseconds of one thread, if nothing else waits
 
 
 def build_device_code(kernels: Mapping[str, DeviceFunction], target: Target) -> bytes:
-    """A cubin or a code object with every function of the kernels.
+    """A cubin or a code object with every function of the kernels, or a library of the simulator.
 
     Raises:
         CompileError: this machine has no compiler or linker for the target, or it failed.
     """
+    if target.is_simulated:
+        return simulated_library(cuda_source(kernels, target))
     if target.kind == "cuda":
         return compile_cuda(cuda_source(kernels, target), target.level)
     return compile_rocm(kernels, target).code_object

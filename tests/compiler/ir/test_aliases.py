@@ -153,6 +153,22 @@ def test_why_a_piece_is_copied(name: str) -> None:
     assert [rejection.reason for rejection in aliases_of(model_of(body)).rejections] == [reason]
 
 
+def test_parts_of_vectors() -> None:
+    """Where kernels load vectors of 16 bytes, what would begin in the middle of one is computed, or copied."""
+    body = "a = Relu(x)\n b, c = Split<axis=1, num_outputs=2>(a)\n d = Neg(b)\n e = Neg(c)\n y = Add(d, e)"
+    model = model_of(body, "float[1,8] x")
+    assert places_of(find_aliases(model.graph, model.graph.outputs, 16)) == {"b": ("a", 0), "c": ("a", 16)}
+    model = model_of(body, "float[1,6] x")
+    aliases = find_aliases(model.graph, model.graph.outputs, 16)
+    assert aliases.places == {}
+    assert [one.reason for one in aliases.rejections] == ["Split is computed: a part begins at no multiple of 16 bytes"]
+    model = model_of("a = Relu(x)\n b = Neg(x)\n c = Concat<axis=1>(a, b)\n y = Abs(c)", "float[1,6] x")
+    aliases = find_aliases(model.graph, model.graph.outputs, 16)
+    assert places_of(aliases) == {"a": ("c", 0)}
+    reason = "24 bytes of %c are copied: %b would begin at no multiple of 16 bytes"
+    assert [one.reason for one in aliases.rejections] == [reason]
+
+
 def test_outputs_have_memory_of_their_own() -> None:
     body = "a = Relu(x)\n z = Neg(x)\n c = Concat<axis=1>(a, z)\n y, b = Split<axis=1, num_outputs=2>(c)"
     aliases = aliases_of(model_of(body, results="float[1,4] z, float[1,4] y"))

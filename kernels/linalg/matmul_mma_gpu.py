@@ -1,0 +1,137 @@
+"""MatMul and Gemm on the matrix unit of an NVIDIA GPU, batched and broadcast, of any size, with a pointwise epilogue.
+
+Operands of bfloat16 or float16 are multiplied as they are. Those of float32 are sums of bfloat16 numbers, as many as the
+precision asks for (bf16_split.py). Constants are packed at compile time as stages of shared memory hold them; rows of 16-bit
+floats are copied there as they lie, all else passes through registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from math import prod
+
+from tvm import tirx
+
+from ...runtime.hardware.gpu import gpu_machine, has_half_products
+from ...runtime.target import Target
+from ..codegen import ptx
+from ..codegen.gpu_builder import GpuBuilder
+from ..cost.estimate import Estimate
+from ..cost.gpu_product import ProductSize, TiledProduct, tiled_products
+from ..groups.group import Group
+from ..microkernels.bf16_split import PRODUCTS
+from ..microkernels.gpu_operand_tiles import CHUNK, AsyncSource, ConvertedSource, PackedSource, PackParts, PartLayout, Source
+from ..microkernels.gpu_pipelined_product import PipelinedProduct, emit_pipelined_product
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.kernel import finish
+from .matmul import MatMulKernel, Side, product_of
+
+_KINDS: dict[str, ptx.Half] = {"bfloat16": "bf16", "float16": "f16"}
+_TYPES = ("float32", *_KINDS)
+_LANES = 4  # of float32 in 16 bytes
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes one MatMul or Gemm of float32, bfloat16 or float16 with float32 sums, and an epilogue of pointwise operators."""
+    if target.kind != "cuda" or not has_half_products(target.level):
+        return Refusal(f"{target} has no mma.sync of 16-bit floats with asynchronous copies")
+    product = product_of(group, target)
+    if isinstance(product, Refusal):
+        return product
+    types = {product.group.types[name].dtype for name in product.anchor.inputs[:2]}
+    if not types <= set(_TYPES) or product.dtype not in _TYPES or group.zero_points or ("float16" in types and len(types) > 1):
+        return Refusal(f"the matrix unit does not multiply {' by '.join(sorted(types))}")
+    if 0 in (product.a.lines, product.b.lines, product.a.depth, prod(product.batch)):
+        return Refusal("has nothing to multiply")
+    kernel = MmaProduct(product, target)
+    return Candidate(kernel.estimate(), kernel.build)
+
+
+class MmaProduct:
+    """The kernel of a MatMul or Gemm being built."""
+
+    template = "gpu_mma_matmul"
+
+    def __init__(self, product: MatMulKernel, target: Target) -> None:
+        self.product, self.group, self.target = product, product.group, target
+        self.machine = gpu_machine(target.level)
+        self.terms = self._terms(product.a), self._terms(product.b)
+        products = sum(a < self.terms[0] and b < self.terms[1] for a, b in PRODUCTS[max(self.terms)])
+        conversions = self._conversions(product.a), self._conversions(product.b)
+        size = prod(product.batch), product.a.lines, product.b.lines, product.a.depth
+        self.size = ProductSize(*size, self.terms, products, conversions)
+        dtypes = [self.group.types[side.name].dtype for side in (product.a, product.b)]
+        self.kind: ptx.Half = "f16" if "float16" in dtypes else "bf16"
+
+    def _terms(self, side: Side) -> int:
+        return self.group.tolerance.terms if self.group.types[side.name].dtype == "float32" else 1
+
+    def _conversions(self, side: Side) -> int:
+        """Operations that an element passes through registers with, as the assembly has them; none where copies bring it."""
+        if side.name in self.group.constants:
+            return 0
+        if self.group.types[side.name].dtype == "float32":
+            return 3 + 4 * self._terms(side)
+        return 0 if self._row(side) % CHUNK == 0 else 4
+
+    @staticmethod
+    def _row(side: Side) -> int:
+        """Neighbours in memory."""
+        return side.lines if side.lines_last else side.depth
+
+    @cached_property
+    def ways(self) -> list[TiledProduct]:
+        return tiled_products(self.size, self.machine)
+
+    def estimate(self) -> Estimate:
+        """That of the fastest way, in clocks of a multiprocessor, with all bytes."""
+        return Estimate(self.ways[0].clocks, self.size.flops, unit="tile", is_parallel=False)
+
+    def build(self) -> BuiltKernel:
+        product, builder = self.product, self.product.builder
+        assert isinstance(builder, GpuBuilder)
+        way = builder.choose("tile", {str(one): one for one in self.ways})
+        store = product.store()
+        pipelined = PipelinedProduct(
+            self.size.batch,
+            self.size.m,
+            self.size.n,
+            self.size.k,
+            self.kind,
+            way,
+            self._source(product.a, way, is_a=True),
+            self._source(product.b, way, is_a=False),
+            lambda batch: product.a.matrix_of(product.batch, batch),
+            lambda batch: product.b.matrix_of(product.batch, batch),
+            lambda batch, m, n, value: store(batch, m, tirx.const(0, "int32"), n, value),
+            stores_pairs=self._stores_pairs(),
+        )
+        emit_pipelined_product(builder, pipelined)
+        return finish(self.template, builder, self.group, flops=self.size.flops, packed=product.packed)
+
+    def _stores_pairs(self) -> bool:
+        """Whether neighbours of a row may be stored at once: as many bytes as a vector of them has, at multiples of these."""
+        kinds = {self.group.types[name].dtype for name in self.group.outputs}
+        return self.size.n % 2 == 0 and kinds <= set(_TYPES)
+
+    def _source(self, side: Side, way: TiledProduct, *, is_a: bool) -> Source:
+        """What brings parts of an operand: packed constants, asynchronous copies of rows, or loads through registers."""
+        product, builder, tile = self.product, self.product.builder, way.tile
+        assert isinstance(builder, GpuBuilder)
+        kind = self.group.types[side.name]
+        lines = tile.rows if is_a else tile.columns
+        layout = PartLayout(lines, tile.depth, self.terms[not is_a], along_k=not side.lines_last)
+        if side.name in self.group.constants:
+            layout = replace(layout, along_k=True)
+            pack = PackParts(side.pack(lines), layout)
+            product.packed[side.name] = Operand(side.name, pack)
+            packed = pack.packed_type(kind)
+            buffer = builder.parameter(side.name, packed.elements, packed.dtype)
+            return PackedSource(builder, layout, tile.threads, buffer, packed.shape[1], packed.shape[2])
+        buffer = builder.parameter(side.name, kind.elements, kind.dtype if kind.dtype == "float32" else "uint16")
+        row = self._row(side)
+        rest = builder, layout, tile.threads, buffer, side.offset, side.lines, side.depth
+        if kind.dtype == "float32":
+            return ConvertedSource(*rest, vector_lanes=_LANES if row % _LANES == 0 else 1)
+        return AsyncSource(*rest) if row % CHUNK == 0 else ConvertedSource(*rest)

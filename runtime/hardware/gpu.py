@@ -1,0 +1,61 @@
+"""What is known of GPUs: the numbers that costs of their kernels are made of. No kernel of ours has been measured on one yet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMachine:
+    """A GPU by its multiprocessors (AMD: compute units), each of which does so much a clock.
+
+    `half_flops` are those of dense 16-bit floats by the matrix unit with operands in registers (mma.sync, MFMA), `fma_flops` of
+    float32 without it. `l2_bytes` come from L2, `shared_bytes_a_clock` from and to shared memory. A block has `block_bytes` of
+    shared memory at most, a multiprocessor `shared_bytes` for all that it runs. `memory_latency` is in clocks, from a load to
+    its data in DRAM; `launch_us` of a kernel behind another one.
+    """
+
+    name: str
+    multiprocessors: int
+    ghz: float
+    half_flops: int
+    fma_flops: int
+    memory_gbs: float
+    block_bytes: int
+    shared_bytes: int
+    shared_bytes_a_clock: int = 128
+    l2_bytes: int = 64
+    memory_latency: int = 700
+    launch_us: float = 2.2
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes from DRAM a clock, for all multiprocessors together."""
+        return self.memory_gbs / self.ghz
+
+    @property
+    def launch_cycles(self) -> float:
+        return self.launch_us * self.ghz * 1e3
+
+
+# Whitepapers of A100, H100, CDNA3. On Hopper mma.sync reaches 62.9% of what wgmma does (Luo et al.: Benchmarking and Dissecting
+# the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024); the memory's rate there is that of a measured copy.
+_ROWS = {
+    "sm_80": GpuMachine("sm_80", 108, 1.41, 2048, 128, 1935, 163 << 10, 164 << 10, memory_latency=600),
+    "sm_90": GpuMachine("sm_90", 132, 1.755, 2576, 256, 4300, 227 << 10, 228 << 10),
+    "gfx942": GpuMachine("gfx942", 304, 2.1, 2048, 256, 4000, 64 << 10, 64 << 10, memory_latency=800),
+}
+
+
+def gpu_machine(level: str) -> GpuMachine:
+    """The row of an architecture such as "sm_86", or of the one that is known and most like it."""
+    if not (found := re.fullmatch(r"sm_(\d+)[af]?", level)):
+        return _ROWS["gfx942"]
+    return _ROWS["sm_80" if int(found[1]) < 90 else "sm_90"]
+
+
+def has_half_products(level: str) -> bool:
+    """Whether an architecture of NVIDIA has asynchronous copies and products of 16-bit floats (m16n8k16): from sm_80 on."""
+    found = re.fullmatch(r"sm_(\d+)[af]?", level)
+    return found is not None and int(found[1]) >= 80

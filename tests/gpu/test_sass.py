@@ -1,0 +1,65 @@
+"""The machine code of products: matrix unit, asynchronous copies of 16 bytes, nothing spilled, little else in loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from prefuse.compiler.lowering.gpu.cuda_compiler import compile_cuda, find_nvcc
+from prefuse.compiler.lowering.gpu.device_module import cuda_source
+from prefuse.kernels.cost.gpu_product import ProductSize, tiled_products
+from prefuse.kernels.groups.group import Group
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.hardware.gpu import gpu_machine
+from prefuse.runtime.target import Target
+
+from ..kernels.harness import operator
+from .sass import Code, disassemble
+
+TARGET = Target("cuda", "sm_80")
+
+
+def products_of(dtype: np.dtype[Any], m: int, n: int, k: int, *, constant: bool) -> Group:
+    a, b, c = np.empty((m, k), dtype), np.empty((k, n), dtype), np.empty((m, n), dtype)
+    group = operator("MatMul", a, b, expected=[c]).group
+    return replace(group, constants=frozenset(["x1"]) if constant else frozenset())
+
+
+def codes(groups: dict[str, Group], folder: Path) -> dict[str, Code]:
+    """The machine code of each group's first grid."""
+    if not find_nvcc():
+        pytest.skip("nvcc is not here")
+    built = {name: build_kernel(group, TARGET) for name, group in groups.items()}
+    functions = {name: kernel.function for name, kernel in built.items() if isinstance(kernel, BuiltKernel)}
+    found = disassemble(compile_cuda(cuda_source(functions, TARGET), TARGET.level), folder)
+    return {name: found[f"{name}_0"] for name in groups}
+
+
+def test_products(tmp_path: Path) -> None:
+    groups = {
+        "large": products_of(np.dtype(ml_dtypes.bfloat16), 2048, 2048, 2048, constant=False),
+        "exact": products_of(np.dtype(np.float32), 2048, 2048, 2048, constant=True),
+    }
+    found = codes(groups, tmp_path)
+    for code in found.values():
+        assert code.count("LDL") == code.count("STL") == 0
+        assert code.count("LDGSTS") == code.count("LDGSTS.E.BYPASS") == code.count("LDGSTS.E.BYPASS.LTC128B.128")
+        assert code.count("LDSM") == code.count("LDSM.16")
+    best = tiled_products(ProductSize(1, 2048, 2048, 2048), gpu_machine("sm_80"))[0].tile
+    loop = found["large"].loop()
+    kinds = loop.kinds()
+    per_warp = best.warp_rows // 16 * best.warp_columns // 8 * best.depth // 16
+    assert kinds["HMMA"] == per_warp
+    assert kinds["BAR"] == 1
+    assert kinds["LDSM"] == (best.warp_rows + best.warp_columns) // 16 * best.depth // 16
+    others = sum(kinds[name] for name in ("IMAD", "IADD3", "LOP3", "LEA", "ISETP", "SEL", "MOV", "SHF"))
+    assert others < kinds["HMMA"]
+    assert found["large"].count("STG.E") == found["large"].count("STG")
+    assert found["exact"].count("LDG.E.128") > 0
+    assert found["exact"].count("LDG.E.128") == found["exact"].count("LDG.E.") - found["exact"].count("LDG.E.SYS")
+    assert found["exact"].count("STG.E.64") == found["exact"].count("STG")

@@ -1,0 +1,96 @@
+"""Whole programs for "cuda-sim": compiled, written, read and run without a GPU and without its tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import prefuse
+import pytest
+import torch
+from prefuse.compiler.lowering.gpu.simulator import library
+from prefuse.compiler.programs.specialize import SpecializedModel
+from prefuse.kernels.codegen.gpu_builder import GpuBuilder
+from prefuse.runtime.errors import CompileError, DeviceError, OptionError, ProgramFileError
+from prefuse.runtime.executor import CompiledModel
+from prefuse.runtime.target import Target
+
+from .simulator import need_compiler
+from .test_device import expected, inputs, run, small_model
+
+
+def convolutional() -> torch.nn.Module:
+    """Two convolutions, a pool, a normalization, and products behind them."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 6, 5, padding=2),
+        torch.nn.GELU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(6, 8, 3),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(200, 32),
+        torch.nn.LayerNorm(32),
+        torch.nn.Linear(32, 10),
+    ).eval()
+
+
+def compiled(model: object, target: str = "cuda-sim") -> CompiledModel:
+    need_compiler()
+    net = prefuse.compile(model, target=target, cache=False)
+    assert isinstance(net, CompiledModel)
+    return net
+
+
+def test_a_network(tmp_path: Path) -> None:
+    """The products go by the matrix unit; a program's file runs as the program did, to the bit."""
+    module, x = convolutional(), torch.randn(2, 1, 14, 14, generator=torch.Generator().manual_seed(1))
+    need_compiler()
+    net = prefuse.compile(module, (x,), target="cuda-sim", cache=False)
+    assert isinstance(net, SpecializedModel)
+    y = net(x)
+    assert isinstance(y, torch.Tensor)
+    np.testing.assert_allclose(y.numpy(), module(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+    assert sum(kernel.template == "gpu_mma_matmul" for kernel in net.plan.kernels) == 2
+    path = tmp_path / "net.prefuse"
+    net.save(path)
+    again = prefuse.load(path)(x)
+    np.testing.assert_array_equal(np.asarray(again), y.numpy())
+    damaged = path.read_bytes().replace(b"simulated.so", b"kernels.cubi")
+    (tmp_path / "damaged.prefuse").write_bytes(damaged)
+    with pytest.raises(ProgramFileError):
+        prefuse.load(tmp_path / "damaged.prefuse")
+
+
+def test_architectures_round_trip() -> None:
+    assert str(Target.parse("cuda-sim")) == "cuda-sim:sm_90"
+    assert str(Target.parse("cuda-sim:sm_80")) == "cuda-sim:sm_80"
+    assert Target.parse(str(Target.parse("cuda-sim"))) == Target.parse("cuda-sim") != Target.parse("cuda:sm_90")
+    for text in ("cuda-sim:gfx942", "rocm-sim", "cpu-sim"):
+        with pytest.raises(OptionError):
+            Target.parse(text)
+
+
+def test_an_older_gpu_has_no_matrix_unit() -> None:
+    net = compiled(small_model(), "cuda-sim:sm_75")
+    assert all(kernel.template != "gpu_mma_matmul" for kernel in net.plan.kernels)
+    for got, want in zip(run(net, inputs()), expected(small_model(), inputs()), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_a_race_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GpuBuilder, "barrier", lambda self: None)
+    net = compiled(small_model())
+    with pytest.raises(DeviceError, match=r"what another thread|what a copy|what nobody wrote"):
+        net(inputs())
+
+
+def test_it_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "find_compiler", lambda: "")
+    model = small_model()
+    onnx.helper.set_model_props(model, {"of": "this test"})
+    model.graph.initializer[0].raw_data = b"\1" + model.graph.initializer[0].raw_data[1:]
+    library.simulated_library.cache_clear()
+    with pytest.raises(CompileError, match=r"simulator: it needs g\+\+, which this machine lacks; apt-get install g\+\+"):
+        prefuse.compile(model, target="cuda-sim", cache=False)
