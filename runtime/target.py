@@ -13,6 +13,7 @@ from .fit_file import find_fit
 from .gpu.binary import architecture_of
 from .hardware import machine as machines
 from .hardware import tile_state
+from .hardware.gpu import has_half_products
 from .hardware.machine import Machine
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
@@ -146,7 +147,7 @@ class Target:
     @property
     def reads_narrow(self) -> bool:
         """Whether kernels of products read operands of narrow types as they lie."""
-        return not self.is_gpu
+        return not self.is_gpu or (self.kind == "cuda" and has_half_products(self.level))
 
     @property
     def fuses_rows(self) -> bool:

@@ -39,10 +39,11 @@ class AssignFormats(Pass):
     number changes before. An assignment that was there is replaced. A node whose metadata name a precision has that in the
     place of the program's.
 
-    Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so do
-    all products where the target multiplies the type no faster than float32. Recurrent operators get narrow weights: their kernel
-    rounds what it multiplies by them where that is faster. Weights that Winograd's convolution transforms stay as they are, and
-    so do those of depthwise convolutions, whose time is that of their images.
+    Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so
+    do all products where the target multiplies the type no faster than float32. On NVIDIA's GPUs from sm_80 on, the matrix
+    unit takes both operands of products narrow; convolutions and recurrences stay. Recurrent operators of CPUs get narrow
+    weights: their kernel rounds what it multiplies by them where that is faster. Weights that Winograd's convolution
+    transforms stay as they are, and so do those of depthwise convolutions, whose time is that of their images.
     """
 
     name: ClassVar[str] = "assign-formats"
@@ -121,7 +122,7 @@ class _Policy:
         return not self.predictions.multiplies_faster() if chosen is None else chosen
 
     def _reads_rows_wide(self, node: ir.Node) -> bool:
-        if node.op_type in CONVOLUTIONS or not is_constant(node.inputs[1]):
+        if node.op_type in CONVOLUTIONS or not is_constant(node.inputs[1]) or self.context.target.is_gpu:
             return False
         return self._is_weights_only() or result_rows(node) <= self.limits.few_rows
 
@@ -135,6 +136,8 @@ class _Policy:
     def _recurrent_fault(self, node: ir.Node) -> str:
         """Why a recurrent operator stays as it is; empty if it need not."""
         values = [value for value in node.inputs[:3] if value is not None]
+        if self.context.target.is_gpu:
+            return "no kernel of GPUs reads narrow weights step by step"
         if fault := self._opset_fault():
             return fault
         if other := next((value for value in values if value.dtype != ir.DataType.FLOAT), None):
@@ -174,6 +177,8 @@ class _Policy:
         """Why a convolution stays as it is; empty if it need not."""
         if self._is_weights_only():
             return f"{self.context.target} multiplies {self.precision} no faster"
+        if self.context.target.is_gpu:
+            return "no kernel of GPUs reads narrow images"
         if node.inputs[1] is None or not is_constant(node.inputs[1]):
             return "its weights are not constant"
         weights = static_shape(node.inputs[1]) or ()

@@ -31,7 +31,7 @@ class Predictions:
 
     def multiplies_faster(self) -> bool:
         """Whether the target multiplies the format faster than float32."""
-        return self.precision == "bfloat16" and self.context.target.has("avx512_bf16")
+        return self.context.target.is_gpu or (self.precision == "bfloat16" and self.context.target.has("avx512_bf16"))
 
     def transforms_weights(self, node: ir.Node) -> bool:
         """Whether a convolution's kernel makes other numbers of its weights, as Winograd's does: rounding them gains nothing."""
@@ -43,7 +43,7 @@ class Predictions:
 
         Empty if it need not, as where all products are asked to be narrow that the target multiplies no faster so.
         """
-        if not self.multiplies_faster():
+        if not self.multiplies_faster() or self.context.target.is_gpu:  # whose matrix unit takes no wide numbers
             return ""
         wide, narrow = self.ask(node, AS_IT_IS), self.ask(node, Variant(tuple((one, self.precision) for one in positions)))
         if isinstance(narrow, NoKernel):

@@ -36,6 +36,20 @@ def convolutional() -> torch.nn.Module:
     ).eval()
 
 
+class Block(torch.nn.Module):
+    """A transformer's: attention with four heads, a product of its projection, normalizations and residual sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.LayerNorm(64), torch.nn.LayerNorm(64)
+        self.joined, self.merged = torch.nn.Linear(64, 192), torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.joined(self.first(x)).view(1, 33, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.last(x + self.merged(attended.transpose(1, 2).reshape(1, 33, 64)))
+
+
 def compiled(model: object, target: str = "cuda-sim") -> CompiledModel:
     need_compiler()
     net = prefuse.compile(model, target=target, cache=False)
@@ -61,6 +75,27 @@ def test_a_network(tmp_path: Path) -> None:
     (tmp_path / "damaged.prefuse").write_bytes(damaged)
     with pytest.raises(ProgramFileError):
         prefuse.load(tmp_path / "damaged.prefuse")
+
+
+@pytest.mark.parametrize(
+    ("precision", "error"), [("float32", 2e-6), ("float32-fast", 2e-5), ("bfloat16", 1e-2), ("float16", 2e-3)]
+)
+def test_a_transformer_in_every_precision(precision: str, error: float) -> None:
+    """Its products go by the matrix unit, narrow where they may be; its attention is one kernel, and no head is copied."""
+    torch.manual_seed(2)
+    module, x = Block().eval(), torch.randn(1, 33, 64)
+    need_compiler()
+    net = prefuse.compile(module, (x,), target="cuda-sim", precision=precision, cache=False)
+    assert isinstance(net, SpecializedModel)
+    y = net(x)
+    assert isinstance(y, torch.Tensor)
+    with torch.no_grad():
+        exact = module.double()(x.double())
+    found = float((y.double() - exact).norm() / exact.norm())
+    assert found < error
+    assert (found > 1e-5) == (precision in ("bfloat16", "float16"))
+    assert {kernel.template for kernel in net.plan.kernels} == {"gpu_mma_matmul", "gpu_attention", "gpu_normalization"}
+    assert len(net.plan.steps) == 5
 
 
 def test_architectures_round_trip() -> None:
