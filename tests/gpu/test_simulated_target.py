@@ -47,7 +47,8 @@ class Block(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.joined(self.first(x)).view(1, 33, 3, 4, 16).permute(2, 0, 3, 1, 4)
         attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.last(x + self.merged(attended.transpose(1, 2).reshape(1, 33, 64)))
+        result: torch.Tensor = self.last(x + self.merged(attended.transpose(1, 2).reshape(1, 33, 64)))
+        return result
 
 
 def compiled(model: object, target: str = "cuda-sim") -> CompiledModel:

@@ -107,10 +107,11 @@ def test_every_layer_of_our_models_has_one(name: str, exports: Exports) -> None:
     assert anchors == ["MatMul", "Softmax", "MatMul"]
 
 
-def test_no_group_for_a_gpu() -> None:
+@pytest.mark.parametrize("target", ["cuda:sm_90", "rocm:gfx942"])
+def test_gpus_have_the_same_groups(target: str) -> None:
     model = layers(1)
-    assert run(model, target="cuda:sm_90") == ["fuse-attention: no kernel computes attention on cuda"]
-    assert not groups_of(model)
+    assert run(model, target=target) == []
+    assert len(groups_of(model)) == 1
 
 
 def test_twice_the_layers_take_twice_the_time() -> None:

@@ -155,7 +155,7 @@ def test_few_rows_round_weights_alone() -> None:
     weights, x = rng.standard_normal((512, 300)).astype(np.float32), rng.standard_normal((2, 512)).astype(np.float32)
     net = prefuse.compile(network([weights], 2), precision="bfloat16", cache=False)
     expected = x.astype(np.float64) @ rounded(weights, BFLOAT16)
-    np.testing.assert_allclose(np.asarray(net(x)), expected, 1e-5, 2e-5)
+    np.testing.assert_allclose(np.asarray(net(x)), expected, 1e-5, 5e-5)  # sums of 512 numbers of about 1 in float32
 
 
 def test_nothing_is_rounded_in_float32() -> None:
