@@ -120,6 +120,7 @@ class GpuInvocation:
         self._first = [work for copy in slot_copies(plan) for work in self._works_of(plan.steps.index(copy), copy)]
         self._is_primed = False  # whether the slots hold what the last call has left for this one
         self._own = CallerStream(self._gpu)
+        self._stream = self._own.stream  # of the call that runs, or ran last
         self._is_checked = os.environ.get(CHECK) == "1"
         self._graph: Graph | None = None  # made at the first call, which has addresses for all copies
         self._pending: Handle | None = None  # the stream in which the last call may still run
@@ -131,7 +132,7 @@ class GpuInvocation:
             except (DriverError, GpuMemoryError) as error:
                 self._is_primed = False
                 with suppress(DriverError):  # nothing of a failed call runs when the next one begins
-                    self._gpu.synchronize(self._own.stream)
+                    self._gpu.synchronize(self._stream)
                 raise self._explained(error) from error
 
     def _run(self, addresses: Sequence[int]) -> None:
@@ -139,7 +140,7 @@ class GpuInvocation:
         on_gpu = [gpu.is_device_address(address) for address in addresses]
         stream = stream_of_torch() if any(on_gpu) else None
         is_left = stream is not None and all(on_gpu) and not self._is_checked
-        stream = self._own.stream if stream is None else stream
+        self._stream = stream = self._own.stream if stream is None else stream
         if self._pending is not None and self._pending != stream:
             gpu.wait(stream, self._own.done)
         back = []

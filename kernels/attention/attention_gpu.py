@@ -11,7 +11,8 @@ the keys finds maxima and sums, and a second one the scores once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
@@ -151,8 +152,11 @@ class _Block:
         )
         return queries, keys, values
 
-    def _key_blocks(self) -> _Loop:
-        return _Loop(self)
+    @contextmanager
+    def _key_blocks(self) -> Iterator[Expr]:
+        """The loop over blocks of keys; yields the first key of each."""
+        with self.builder.loop(ceil(self.form.keys / self.keys), name="keys") as number:
+            yield self.builder.bind(number * self.keys)
 
     def _stage(self, shared: Buffer | None, lines: int, length: int, pitch: int, element: _Element) -> None:
         """Fill a shared array, line by line, by all threads together."""
@@ -293,20 +297,6 @@ class _Block:
                 result = results[r * own + w]
                 divided = result if form.weighs_probabilities else result / sums[r]
                 self.elements.store_result(self.batch, query, at, builder.name(divided))
-
-
-class _Loop:
-    """The loop over blocks of keys; yields the first key of each."""
-
-    def __init__(self, block: _Block) -> None:
-        self._block = block
-        self._loop = block.builder.loop(ceil(block.form.keys / block.keys), name="keys")
-
-    def __enter__(self) -> Expr:
-        return self._block.builder.bind(self._loop.__enter__() * self._block.keys)
-
-    def __exit__(self, *arguments: object) -> None:
-        self._loop.__exit__(*arguments)  # type: ignore[arg-type]
 
 
 def _fill(builder: GpuBuilder, buffer: Buffer, count: int, value: float) -> None:

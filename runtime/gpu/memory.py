@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from contextlib import suppress
 
 from .driver import OUT_OF_MEMORY, Driver, DriverError, Handle
@@ -12,7 +13,29 @@ class GpuMemoryError(Exception):
     """There are not so many bytes: what was asked for, and what there is."""
 
 
-class DeviceMemory:
+class _Memory:
+    """Bytes that a driver gives, and gets back with the last reference."""
+
+    def __init__(
+        self, driver: Driver, allocate: Callable[[], int], free: Callable[[int], None], missing: Callable[[], str]
+    ) -> None:
+        self._driver, self._free = driver, free
+        self.address = 0
+        with driver.active():
+            try:
+                self.address = allocate()
+            except DriverError as error:
+                if error.code != OUT_OF_MEMORY:
+                    raise
+                raise GpuMemoryError(missing()) from error
+
+    def __del__(self) -> None:
+        if self.address:
+            with suppress(DriverError), self._driver.active():  # the driver may be gone before the process
+                self._free(self.address)
+
+
+class DeviceMemory(_Memory):
     """Bytes on the GPU.
 
     Raises:
@@ -21,25 +44,14 @@ class DeviceMemory:
     """
 
     def __init__(self, driver: Driver, size_bytes: int, what: str) -> None:
-        self._driver = driver
-        self.address = 0
-        with driver.active():
-            try:
-                self.address = driver.allocate(size_bytes)
-            except DriverError as error:
-                if error.code != OUT_OF_MEMORY:
-                    raise
-                free, total = driver.free_bytes()
-                text = f"no memory for {size_bytes} bytes of {what} on the GPU: {free} of its {total} bytes are free"
-                raise GpuMemoryError(text) from error
+        def missing() -> str:
+            free, total = driver.free_bytes()
+            return f"no memory for {size_bytes} bytes of {what} on the GPU: {free} of its {total} bytes are free"
 
-    def __del__(self) -> None:
-        if self.address:
-            with suppress(DriverError), self._driver.active():  # the driver may be gone before the process
-                self._driver.free(self.address)
+        super().__init__(driver, lambda: driver.allocate(size_bytes), driver.free, missing)
 
 
-class PinnedMemory:
+class PinnedMemory(_Memory):
     """Bytes of the host from and to which the GPU copies beside its kernels.
 
     Raises:
@@ -48,21 +60,9 @@ class PinnedMemory:
     """
 
     def __init__(self, driver: Driver, size_bytes: int, what: str) -> None:
-        self._driver = driver
-        self.address = 0
-        with driver.active():
-            try:
-                self.address = driver.allocate_host(size_bytes)
-            except DriverError as error:
-                if error.code != OUT_OF_MEMORY:
-                    raise
-                raise GpuMemoryError(f"no pinned memory for {size_bytes} bytes of {what} on the host") from error
+        missing = f"no pinned memory for {size_bytes} bytes of {what} on the host"
+        super().__init__(driver, lambda: driver.allocate_host(size_bytes), driver.free_host, lambda: missing)
         self.bytes = memoryview((ctypes.c_ubyte * size_bytes).from_address(self.address)).cast("B")
-
-    def __del__(self) -> None:
-        if self.address:
-            with suppress(DriverError), self._driver.active():
-                self._driver.free_host(self.address)
 
 
 class CallerStream:
