@@ -5,6 +5,9 @@ position (z, y, x) into phase (z mod stride, y mod stride, x mod stride): in a p
 stride 1. Result (r, c) of a plane is position r * width + c, so that 16 neighbours are the rows of a tile; positions beyond the
 end of a row of the result are computed and not stored.
 
+A copy of a large image would go to memory and come back. Then each thread copies bands of rows, one after the other, to memory of
+its own that stays in L2 while their results are computed.
+
 Few channels would fill a small part of a row of a tile. Then the channels of all columns of the window are copied side by
 side for each position of the result (a partial im2col), and k runs over the window's planes and rows alone. Each group of
 channels is padded by itself.
@@ -13,7 +16,7 @@ channels is padded by itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import TypeVar
 
@@ -53,6 +56,7 @@ class TiledImage:
     Numbers, as bits, [image, phase, plane, row, column, term, group, channel]: a phase has `extents`, its positions are `strides`
     apart in the input and begin `begins` before it. `in_place`: the input itself has this layout, and no position beyond its end
     may be read. With `joined` > 1 a position has the channels of so many neighbouring columns. `product` multiplies the tiles.
+    With `band` > 0 a copy is that of one image's rows for so many rows of results.
     """
 
     source: TensorType
@@ -65,6 +69,7 @@ class TiledImage:
     joined: int = 1
     in_place: bool = False
     product: TileDot = BF16_TILES
+    band: int = 0
 
     @property
     def inputs(self) -> Place:
@@ -108,7 +113,13 @@ class TiledImage:
 
     @property
     def elements(self) -> int:
-        return self.source.shape[0] * prod(self.phases) * self.phase_elements + LINES * self.pitch
+        images = 1 if self.band else self.source.shape[0]
+        return images * prod(self.phases) * self.phase_elements + LINES * self.pitch
+
+    def in_bands(self, rows: int, of: int) -> TiledImage:
+        """The layout of a copy for `rows` of the `of` rows of results."""
+        planes, lines, columns = self.extents
+        return replace(self, extents=(planes, lines - of + rows, columns), band=rows)
 
     def positions(self, outputs: Place) -> int:
         """Positions of a plane that are computed for a plane of results, those between rows included."""
@@ -132,7 +143,7 @@ class TiledImage:
         is_whole = self.of_group % self.product.depth == 0 and all(self.positions(one) >= LINES for one in outputs)
         return is_plain and is_same and is_whole and not self._has_conflicts(self.channels)
 
-    def lines(self, buffer: Buffer, place: tuple[Expr, Expr, Expr], group: Expr, taps: Sequence[Taps]) -> TileOperand:
+    def lines(self, copy: Scratch, place: tuple[Expr, Expr, Expr], group: Expr, taps: Sequence[Taps]) -> TileOperand:
         """Tiles of 32 positions from `place` (image, plane, position in it) on, for windows with `taps` from the copy's origin.
 
         Steps are (plane, row, column of the window, channels of a tile's row).
@@ -140,6 +151,7 @@ class TiledImage:
         image, plane, first = place
         position = plane * (self.extents[1] * self.extents[2]) + first
         base = image * (prod(self.phases) * self.phase_elements) + position * self.pitch + group * self.group_channels
+        base = copy.base + base
 
         def at(ks: tuple[Expr, ...], term: int, half: Expr) -> Expr:
             places = [_phase_of(one.at(k), stride) for one, k, stride in zip(taps, ks, self.strides, strict=False)]
@@ -148,32 +160,49 @@ class TiledImage:
             channel = term * self.channels + ks[3] * self.product.depth
             return base + phase * self.phase_elements + (ahead + half * ROWS) * self.pitch + channel
 
-        return TileOperand(buffer, self.pitch, at)
+        return TileOperand(copy.buffer, self.pitch, at)
 
     # Filling ----------------------------------------------------------------------------------------------------------
 
-    def fill(self, builder: KernelBuilder, form: ChannelsLast, padding: Expr = 0) -> Buffer:
+    def fill(self, builder: KernelBuilder, form: ChannelsLast, padding: Expr = 0) -> Scratch:
         """The anchor's input in place, or the copy in the workspace, whose rows are dealt to the threads. Around the image lie
         numbers `padding`."""
         if self.in_place:
-            return builder.parameter(form.operands[form.anchor.inputs[0]], self.source.elements, self.product.numbers)
-        target = builder.workspace(self.elements, self.product.numbers)
+            return Scratch(builder.parameter(form.operands[form.anchor.inputs[0]], self.source.elements, self.product.numbers), 0)
+        to = Scratch(builder.workspace(self.elements, self.product.numbers), 0)
         extents = self.source.shape[0], *self.phases, *self.extents[:2]
         with builder.chunks(prod(extents), self.elements) as line:
-            image, *numbers = (builder.bind(part) for part in unravel(line, extents))
-            z, y = (
-                builder.bind(row * self.strides[axis] + numbers[axis] - self.begins[axis]) for axis, row in enumerate(numbers[3:])
-            )
-            inside = (tirx.And(i >= 0, i < extent) for i, extent in zip((z, y), self.inputs, strict=False))
-            exists = builder.bind(tirx.And(*inside))
-            to = Scratch(target, builder.bind(line * (self.extents[2] * self.pitch)))
-            if self.joined > 1:
-                self._fill_joined(builder, form, to, (image, z, y), exists, padding)
-            else:
-                self._fill_line(builder, form, to, (image, z, y, numbers[2]), exists, padding)
-        rest = self.elements - LINES * self.pitch
-        self._clear(builder, target, rest, self.elements - rest)
-        return target
+            self._fill_row(builder, form, to, line, unravel(line, extents), padding)
+        self.clear_end(builder, to)
+        return to
+
+    def fill_band(
+        self, builder: KernelBuilder, form: ChannelsLast, to: Scratch, image: Expr, first: Expr, padding: Expr = 0
+    ) -> None:
+        """Copy what the rows of results from `first` on read of an image."""
+        extents = *self.phases, *self.extents[:2]
+        with builder.loop(prod(extents), name="row") as line:
+            *phases, plane, row = unravel(line, extents)
+            self._fill_row(builder, form, to, line, (image, *phases, plane, row + first), padding)
+
+    def clear_end(self, builder: KernelBuilder, to: Scratch) -> None:
+        """Zeros behind the last row, where the last block of positions ends: what is not finite would be computed again."""
+        count = LINES * self.pitch
+        self._clear(builder, to.buffer, to.base + (self.elements - count), count)
+
+    def _fill_row(self, builder: KernelBuilder, form: ChannelsLast, to: Scratch, line: Expr, place: Index, padding: Expr) -> None:
+        """Copy row number `line`, which is that at `place` (image, three phases, plane, row)."""
+        image, *numbers = (builder.bind(part) for part in place)
+        z, y = (
+            builder.bind(row * self.strides[axis] + numbers[axis] - self.begins[axis]) for axis, row in enumerate(numbers[3:])
+        )
+        inside = (tirx.And(i >= 0, i < extent) for i, extent in zip((z, y), self.inputs, strict=False))
+        exists = builder.bind(tirx.And(*inside))
+        at = Scratch(to.buffer, builder.bind(to.base + line * (self.extents[2] * self.pitch)))
+        if self.joined > 1:
+            self._fill_joined(builder, form, at, (image, z, y), exists, padding)
+        else:
+            self._fill_line(builder, form, at, (image, z, y, numbers[2]), exists, padding)
 
     def _fill_line(
         self, builder: KernelBuilder, form: ChannelsLast, to: Scratch, place: Index, exists: Expr, padding: Expr

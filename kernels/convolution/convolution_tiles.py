@@ -13,7 +13,7 @@ from ..microkernels.packing import PackPanels
 from ..template.contract import Candidate, Refusal
 from .amx_input import TiledImage
 from .channels_last_form import ChannelsLast, channels_last_form, extents_of
-from .implicit_gemm_amx import TiledWindows, WindowProduct, as_planes, tile_format, tiles_estimate, tiles_obstacle
+from .implicit_gemm_amx import TiledWindows, WindowProduct, as_planes, in_bands, tile_format, tiles_estimate, tiles_obstacle
 from .window import Taps, Window, read_window
 
 _TEMPLATE = "convolution_tiles"
@@ -34,6 +34,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     kernel = (*window.kernel[:2], 1 if image.joined > 1 else window.kernel[2])
     taps = tuple(Taps(0, 1, count, 0, dilation) for count, dilation in zip(kernel, window.dilations, strict=True))
     product = WindowProduct(taps, window.outputs, _weights(form), 1, lambda _, position: position)
+    image = in_bands(form, image, [product], target)
     estimate = tiles_estimate(form, target, image)
     return Candidate(estimate, lambda: TiledWindows(form, target, image).build(_TEMPLATE, [product]))
 

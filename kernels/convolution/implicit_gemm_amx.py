@@ -1,7 +1,7 @@
 """Implicit GEMM by AMX: rows of tiles are positions of an image, columns are output channels.
 
-The image is copied once, as padded bfloat16 terms or bytes (amx_input.py); every tap loads its tiles from there, and no im2col
-matrix exists. Weights are packed into AMX tiles at compile time.
+The image is copied once, as padded bfloat16 terms or bytes (amx_input.py), a large one in bands of rows; every tap loads its
+tiles from there, and no im2col matrix exists. Weights are packed into AMX tiles at compile time.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from .channels_last_form import ChannelsLast, convolution_estimate, extents_of
 from .window import Taps, Window
 
 _NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positions to the next
+_BAND_SHARE = 0.75  # of L2, for weights and a band of rows
+_BANDED = 2.0  # times L2, of a thread's part of a copy, beyond which bands are made; below, they were as fast or slower
 _STREAMED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching from memory
 _WORK_PER_DOT = 16  # cycles of a product of two tiles
 
@@ -79,8 +81,11 @@ def _tile_formats(form: ChannelsLast, target: Target) -> tuple[Format, ...]:
 
 def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Estimate:
     """The estimate of a form's anchor by AMX, with the copy of its input unless tiles are loaded in place."""
-    copies, k_pack = not image.in_place, image.product.k_pack
-    cycles = tile_convolution_cycles(extents_of(form), image.terms, target.machine, copies=copies, k_pack=k_pack)
+    k_pack, band_bytes = image.product.k_pack, image.elements * image.product.bits // 8 if image.band else None
+    copies = 0.0 if image.in_place else image.extents[1] / image.band if image.band else 1.0
+    cycles = tile_convolution_cycles(
+        extents_of(form), image.terms, target.machine, copies=copies, k_pack=k_pack, band_bytes=band_bytes
+    )
     estimate = convolution_estimate(form, cycles, target, unit="tile")
     # A few blocks of rows prefetch a panel of several terms too late.
     share = memory_share(
@@ -110,6 +115,53 @@ class WindowProduct:
     place: Callable[[Expr, Index], Index]
 
 
+def in_bands(form: ChannelsLast, image: TiledImage, products: Sequence[WindowProduct], target: Target) -> TiledImage:
+    """The layout of a copy in bands of rows, where that pays; else the layout that is given."""
+    most = max(product.outputs[1] for product in products)
+    is_flat = image.extents[0] == 1 and all(product.outputs[0] == 1 for product in products)
+    if image.in_place or not is_flat:
+        return image
+    rows = band_rows(image, most, sum(_weights_bytes(form, image, product) for product in products), target)
+    return image.in_bands(min(rows, most), most) if rows else image
+
+
+def band_rows(image: TiledImage, most: int, weights_bytes: int, target: Target) -> int:
+    """Of the `most` rows of results, those whose input is copied at a time, so that it stays in L2 beside the weights; 0: all,
+    where a thread's part of the whole copy is not large, or weights leave no room."""
+    l2, item_bits = target.machine.l2, image.product.bits
+    of_thread = image.elements * item_bits // 8 // target.threads
+    if of_thread <= l2.part_bytes(_BANDED) or weights_bytes > l2.part_bytes(_NEAR_SHARE):
+        return 0
+    row_bytes = prod(image.phases) * image.extents[2] * image.pitch * item_bits // 8
+    around = image.extents[1] - most
+    rows = (l2.part_bytes(_BAND_SHARE) - weights_bytes) // row_bytes - around
+    if rows < max(2 * around, 1):
+        return 0  # more than every second row would be copied twice
+    images, least = image.source.shape[0], ceil(most / rows)
+
+    def of_a_thread(bands: int) -> int:
+        """Rows of the thread that has most, with so many bands an image."""
+        return ceil(images * bands / target.threads) * ceil(most / bands)
+
+    return ceil(most / min(range(least, 2 * least + target.threads), key=of_a_thread))
+
+
+def _weights_bytes(form: ChannelsLast, image: TiledImage, product: WindowProduct) -> int:
+    outputs = form.inner.types[form.anchor.outputs[0]].shape[1] // image.groups
+    steps = prod(one.count for one in product.taps) * (image.group_channels // image.product.depth)
+    return 4 * image.groups * product.phases * ceil(outputs / LINES) * steps * image.terms * TERM_WORDS
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of results from `first` on, `positions` of a plane, whose input lies in `copy`: of all images, or of one."""
+
+    copy: Scratch
+    first: Expr
+    positions: Expr
+    image: Expr | None = None
+
+
 class TiledWindows:
     """The kernel being built, of the products of a Conv or ConvTranspose over one image."""
 
@@ -123,16 +175,52 @@ class TiledWindows:
     def build(self, template: str, products: Sequence[WindowProduct]) -> BuiltKernel:
         builder, image = self.builder, self.image
         self.form.copy_pieces(builder)
-        source = image.fill(builder, self.form, self._padding())
+        padding = self._padding()
+        whole = None if image.band else image.fill(builder, self.form, padding)
         self.excess = self._excess()
         weights = [self._weights(number, product) for number, product in enumerate(products)]
         dots = sum(prod(self._extents(product).values()) * prod(self._steps(product)) * 4 for product in products)
         threads = builder.threads_for(dots * _WORK_PER_DOT)
+        bands = builder.workspace(threads * image.elements, image.product.numbers) if whole is None else None
         with tile_threads(builder, self.unit, threads, BUFFERS) as (thread, sums):
-            for product, (buffer, is_far) in zip(products, weights, strict=True):
-                share_of = share(thread, threads, prod(self._extents(product).values()))
-                self._blocks(product, source, buffer, share_of, sums, is_far=is_far)
+            if whole is None:
+                copy = Scratch(bands, builder.bind(thread * image.elements))
+                self._bands(products, [buffer for buffer, _ in weights], copy, (thread, threads), sums, padding)
+            else:
+                for product, (buffer, is_far) in zip(products, weights, strict=True):
+                    of = share(thread, threads, prod(self._extents(product).values()))
+                    self._blocks(product, _Rows(whole, 0, image.positions(product.outputs)), buffer, of, sums, is_far=is_far)
         return finish(template, builder, self.form.outer, flops=self._flops(products), packed=self.packed)
+
+    def _bands(
+        self,
+        products: Sequence[WindowProduct],
+        weights: Sequence[Buffer],
+        copy: Scratch,
+        thread_of: tuple[Expr, int],
+        sums: Scratch,
+        padding: Expr,
+    ) -> None:
+        """A thread's share of the bands of all images, each copied and multiplied before the next."""
+        builder, image = self.builder, self.image
+        of_image = ceil(max(product.outputs[1] for product in products) / image.band)
+        image.clear_end(builder, copy)
+        begin, end = share(*thread_of, image.source.shape[0] * of_image)
+        with builder.loop(builder.bind(end - begin), name="band") as number:
+            at, band = (builder.bind(part) for part in unravel(builder.bind(begin + number), (image.source.shape[0], of_image)))
+            first = builder.bind(band * image.band)
+            image.fill_band(builder, self.form, copy, at, first, padding)
+            for product, buffer in zip(products, weights, strict=True):
+                left = tirx.max(tirx.min(product.outputs[1] - first, image.band), 0)
+                positions = tirx.Select(left > 0, left * image.extents[2] - (image.extents[2] - product.outputs[2]), 0)
+                rows = _Rows(copy, first, builder.bind(positions), at)
+                blocks = tirx.floordiv(rows.positions + (LINES - 1), LINES) * self._columns(product)
+                self._blocks(product, rows, buffer, (0, builder.bind(blocks)), sums, is_far=False)
+
+    def _columns(self, product: WindowProduct) -> int:
+        """Blocks of 32 columns."""
+        extents = self._extents(product)
+        return extents["matrix"] * extents["n"]
 
     def _extents(self, product: WindowProduct) -> dict[str, int]:
         """Extents of the loops around a block, outermost first."""
@@ -204,26 +292,34 @@ class TiledWindows:
     # A block ----------------------------------------------------------------------------------------------------------
 
     def _blocks(
-        self, product: WindowProduct, source: Buffer, weights: Buffer, of: tuple[Expr, Expr], sums: Scratch, *, is_far: bool
+        self, product: WindowProduct, rows: _Rows, weights: Buffer, of: tuple[Expr, Expr], sums: Scratch, *, is_far: bool
     ) -> None:
-        """The blocks [begin, end) `of` the result, with their epilogues. Far weights are the outer loop, and prefetched."""
+        """The blocks [begin, end) `of` the rows, with their epilogues. Far weights are the outer loop, and prefetched."""
         builder, extents, (begin, end) = self.builder, self._extents(product), of
-        axes = ("matrix", "n", "image", "plane", "m") if is_far else ("image", "plane", "m", "matrix", "n")
+        axes: tuple[str, ...] = ("matrix", "n", "image", "plane", "m") if is_far else ("image", "plane", "m", "matrix", "n")
+        axes = axes if rows.image is None else ("m", "matrix", "n")
 
-        positions = self.image.positions(product.outputs)
-        halves = 1 if positions <= ROWS else 2, 1 if self.outputs <= ROWS else 2
+        halves = 1 if self._most_positions(product) <= ROWS else 2, 1 if self.outputs <= ROWS else 2
         kernel = AmxMicroKernel(builder, self.unit, self._steps(product), self.image.terms, halves)
 
         def place(block: Expr) -> dict[str, Expr]:
             parts = unravel(builder.bind(begin + block), tuple(extents[axis] for axis in axes))
-            return {axis: builder.bind(part) for axis, part in zip(axes, parts, strict=True)}
+            found = {axis: builder.bind(part) for axis, part in zip(axes, parts, strict=True)}
+            return found if rows.image is None else {**found, "image": rows.image, "plane": 0}
 
         def multiply(block: Expr, to: Scratch, between: BlockEpilogue | None) -> None:
             at = place(block)
             first = self._begin(at["n"], self._group_and_phase(product, at)[0], sums)
-            self._multiply(kernel, product, (source, weights), at, to, first, between, prefetches=is_far)
+            self._multiply(kernel, product, (rows, weights), at, to, first, between, prefetches=is_far)
 
-        kernel.pipeline(end - begin, sums, multiply, lambda block, of: self._epilogue(product, place(block), of))
+        kernel.pipeline(
+            builder.bind(end - begin), sums, multiply, lambda block, of: self._epilogue(product, rows, place(block), of)
+        )
+
+    def _most_positions(self, product: WindowProduct) -> int:
+        """Of the rows that are multiplied at a time."""
+        planes, rows, columns = product.outputs
+        return self.image.positions((planes, min(rows, self.image.band or rows), columns))
 
     def _group_and_phase(self, product: WindowProduct, at: dict[str, Expr]) -> tuple[Expr, Expr]:
         group, phase = unravel(at["matrix"], (self.image.groups, product.phases))
@@ -233,7 +329,7 @@ class TiledWindows:
         self,
         kernel: AmxMicroKernel,
         product: WindowProduct,
-        operands: tuple[Buffer, Buffer],
+        operands: tuple[_Rows, Buffer],
         at: dict[str, Expr],
         to: Scratch,
         first: Scratch | None,
@@ -242,10 +338,10 @@ class TiledWindows:
         prefetches: bool,
     ) -> None:
         """The sums of a 32 x 32 block of the result, of image and weights; `prefetches`: also its share of the next panel."""
-        builder, image, extents, (source, weights) = self.builder, self.image, self._extents(product), operands
+        builder, image, extents, (rows, weights) = self.builder, self.image, self._extents(product), operands
         group, _ = self._group_and_phase(product, at)
         top = builder.bind(image.first_of(at["m"], product.outputs))
-        a = image.lines(source, (at["image"], at["plane"], top), group, product.taps)
+        a = image.lines(rows.copy, (at["image"] if rows.image is None else 0, at["plane"], top), group, product.taps)
         base = builder.bind((at["matrix"] * extents["n"] + at["n"]) * self._panel_words(product))
         then = None
         if prefetches and extents["n"] > 1:
@@ -253,10 +349,17 @@ class TiledWindows:
             number = builder.bind(row_major([at[axis] for axis in ("image", "plane", "m")], blocks))
             ahead = tirx.Select(at["n"] < extents["n"] - 1, self._panel_words(product), 0)
             then = NextPanel(builder.bind(base + ahead), number, prod(blocks))
-        is_short = tirx.EQ(at["m"], extents["m"] - 1) if image.has_short(product.outputs) else None
+        is_short = rows.positions - at["m"] * LINES <= ROWS if self._has_short(product) else None
         kernel.multiply(
             a, self._panel(weights, base, kernel.steps), to, is_short=is_short, then=then, first=first, between=between
         )
+
+    def _has_short(self, product: WindowProduct) -> bool:
+        """Whether the last of several blocks may have at most the 16 positions of one tile."""
+        planes, rows, columns = product.outputs
+        counts = {rows} if not self.image.band else {min(rows, self.image.band), rows % self.image.band or rows}
+        most = self._most_positions(product) > ROWS
+        return any(0 < self.image.positions((planes, count, columns)) % LINES <= ROWS for count in counts) and most
 
     def _begin(self, n: Expr, group: Expr, sums: Scratch) -> Scratch | None:
         """What the sums of a block's channels begin with, behind the blocks of `sums`; None: zeros."""
@@ -276,7 +379,7 @@ class TiledWindows:
         lines = packed_operand(weights, base, self.image.terms, words=True, product=self.image.product)
         return TileOperand(lines.buffer, lines.stride, lambda ks, term, half: lines.at((row_major(ks, steps),), term, half))
 
-    def _epilogue(self, product: WindowProduct, at: dict[str, Expr], sums: Scratch) -> BlockEpilogue:
+    def _epilogue(self, product: WindowProduct, rows: _Rows, at: dict[str, Expr], sums: Scratch) -> BlockEpilogue:
         """What stores a block of the result."""
         builder, width, columns = self.builder, self.image.extents[2], product.outputs[2]
         group, phase = self._group_and_phase(product, at)
@@ -288,7 +391,7 @@ class TiledWindows:
             position, base = builder.bind(top + row), builder.bind((skipped + row) * LINES)
             y, x = (builder.bind(part) for part in (tirx.floordiv(position, width), tirx.floormod(position, width)))
             with builder.when(x < columns) if columns < width else nullcontext():
-                place = product.place(phase, of_volume((at["plane"], y, x), len(self.image.source.shape) - 2))
+                place = product.place(phase, of_volume((at["plane"], y + rows.first, x), len(self.image.source.shape) - 2))
                 place = tuple(builder.bind(i) for i in place)
                 channel = group * self.outputs + left
 
@@ -297,7 +400,7 @@ class TiledWindows:
 
                 builder.dynamic_vector_loop(0, count, builder.lanes("float32"), store)
 
-        return BlockEpilogue(builder.bind(tirx.min(self.image.positions(product.outputs) - top, LINES)), store_row)
+        return BlockEpilogue(builder.bind(tirx.min(rows.positions - top, LINES)), store_row)
 
     def _store(self, index: Index, value: Expr) -> None:
         bias = self.anchor.inputs[2] if len(self.anchor.inputs) > 2 else ""

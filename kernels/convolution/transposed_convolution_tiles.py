@@ -16,7 +16,7 @@ from ..microkernels.amx_packing import LINES
 from ..template.contract import Candidate, Refusal
 from .amx_input import TiledImage, as_volume
 from .channels_last_form import ChannelsLast, channels_last_form
-from .implicit_gemm_amx import TiledWindows, WindowProduct, tile_format, tiles_estimate, tiles_obstacle
+from .implicit_gemm_amx import TiledWindows, WindowProduct, in_bands, tile_format, tiles_estimate, tiles_obstacle
 from .transposed_phases import PackPhases, PhaseProduct, phase_products, reaches_of
 from .window import Taps, Window, read_window
 
@@ -43,6 +43,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     leads, reaches = reaches_of(phases)
     image = _image(form, phases, leads, reaches, target)
     parts = [_product(form, window, one, leads) for one in phases]
+    image = in_bands(form, image, parts, target)
     return Candidate(tiles_estimate(form, target, image), lambda: TiledWindows(form, target, image).build(_TEMPLATE, parts))
 
 

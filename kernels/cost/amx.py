@@ -131,9 +131,10 @@ def memory_share(terms: int, *, is_prefetched: bool) -> float:
     return (1.0 if is_prefetched else _UNPREFETCHED) * min(2 / terms, 1.0)
 
 
-def _packing_cycles(numbers: int, k_pack: int, machine: Machine) -> float:
-    """Of so many terms of bfloat16, or bytes, that become tiles: they go to the cache that holds them all, and come back."""
-    return numbers / (_PACKED_TERMS * k_pack / 2) + 2 * machine.read_cycles(numbers * 4 / k_pack)
+def _packing_cycles(numbers: int, k_pack: int, machine: Machine, held_bytes: float | None = None) -> float:
+    """Of so many terms of bfloat16, or bytes, that become tiles: they go to the cache that holds them all, or `held_bytes` at a
+    time, and come back."""
+    return numbers / (_PACKED_TERMS * k_pack / 2) + 2 * machine.read_cycles(numbers * 4 / k_pack, held_bytes)
 
 
 def _whole(extent: int, step: int) -> int:
@@ -164,9 +165,11 @@ def joined_columns(one: Convolution, k_pack: int = 2) -> int:
     return columns if is_plain and are_few and line <= _MOST_LINE else 1
 
 
-def tile_convolution_cycles(one: Convolution, terms: int, machine: Machine, *, copies: bool = True, k_pack: int = 2) -> float:
-    """Cycles of an NHWC convolution by AMX, of bfloat16 terms or bytes (`k_pack` 4); with `copies` the kernel packs its input
-    first."""
+def tile_convolution_cycles(
+    one: Convolution, terms: int, machine: Machine, *, copies: float = 1.0, k_pack: int = 2, band_bytes: int | None = None
+) -> float:
+    """Cycles of an NHWC convolution by AMX, of bfloat16 terms or bytes (`k_pack` 4). The kernel packs its input so many times:
+    0 where tiles are read in place, more than once where it does so in bands of rows, of `band_bytes` each."""
     joined = joined_columns(one, k_pack)
     pitch = one.columns if joined > 1 else one.columns + (one.kernel[1] - 1) * one.dilations[1] // one.strides[1]
     channels = _whole(one.inputs * joined, _WORDS * k_pack)
@@ -177,7 +180,7 @@ def tile_convolution_cycles(one: Convolution, terms: int, machine: Machine, *, c
     blocks = planes * matrices * one_matrix.cycles(machine)
     width = one.columns if joined > 1 else one.width
     copied = one.images * one.groups * one.height * width * channels * terms
-    return blocks + _packing_cycles(copied, k_pack, machine) * copies
+    return blocks + _packing_cycles(copied, k_pack, machine, band_bytes) * copies
 
 
 def vector_product_cycles(m: int, n: int, k: int, machine: Machine, *, is_narrow: bool) -> float:

@@ -10,10 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from prefuse.kernels.convolution import convolution_tiles, implicit_gemm_amx
+from prefuse.kernels.convolution.amx_input import TiledImage
 from prefuse.kernels.cost import amx as tile_costs
 from prefuse.kernels.microkernels import amx_blocks
 from prefuse.kernels.registry import build_kernel, candidates
 from prefuse.kernels.template.contract import BuiltKernel, Refusal
+from prefuse.runtime.plan import TensorType
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED
 from prefuse.tests.sample import every
@@ -150,6 +152,41 @@ def test_an_image_that_the_kernel_computes() -> None:
     plain = exact("Conv", computed(raw, scale), normal(7, 5, 3, 3), pads=[1, 1, 1, 1])
     case = laid_last(plain, raw, scale, "convolution_tiles")
     check([tiled(replace(case, group=replace(case.group, constants=case.group.constants | {"x1"})))], target_of(AMX_EMULATED))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_bands_of_rows_have_the_bits_of_whole_images(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that divide the image and do not, several images, phases of strides, products of different heights, zero points."""
+    cases = [*convolutions()[:5], grouped()[1], signals()[1], transposed_cases()[1], joined(transposed_cases()[0])]
+    check(whole := [tiled(case) for case in every(3 - rows % 2, cases)], target_of(AMX_EMULATED))
+    asked = []
+
+    def some(image: TiledImage, *_: object) -> int:
+        asked.append(image)
+        return rows
+
+    monkeypatch.setattr(implicit_gemm_amx, "band_rows", some)
+    check(bands := [replace(case, got=[]) for case in whole], target_of(AMX_EMULATED))
+    assert len(asked) == len(bands)
+    for one, two in zip(whole, bands, strict=True):
+        np.testing.assert_array_equal(one.got[0], two.got[0], one.label)
+
+
+def test_large_images_are_copied_in_bands() -> None:
+    """Beside weights that stay in L2; small images, wide rows and large weights leave no room."""
+
+    def rows(height: int, width: int, images: int = 1, weights_bytes: int = 1 << 17) -> int:
+        source = TensorType((images, 64, height - 2, width - 2), "float32")
+        image = TiledImage(source, (1, 1, 1), (0, 1, 1), (1, 1, 1), (1, height, width), terms=3)
+        return implicit_gemm_amx.band_rows(image, height - 2, weights_bytes, AMX)
+
+    def room(found: int, width: int) -> int:
+        return (found + 2) * width * 64 * 3 * 2 + (1 << 17)
+
+    l2 = AMX.machine.l2.size_bytes
+    assert rows(30, 30) == rows(60, 150) == 0
+    assert 0 < room(rows(400, 150), 150) <= 0.75 * l2
+    assert rows(400, 150, weights_bytes=l2) == rows(400, 4000) == 0
 
 
 @pytest.mark.parametrize("share", ["_NEAR_SHARE", "_STREAMED_SHARE"])

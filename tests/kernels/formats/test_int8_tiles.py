@@ -100,6 +100,14 @@ def test_weights_beyond_the_second_cache(level: str, monkeypatch: pytest.MonkeyP
     check([channels_last(case, template="convolution_tiles")], target_of(level))
 
 
+def test_bands_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Around an image in bands lie zero points, too."""
+    monkeypatch.setattr(implicit_gemm_amx, "band_rows", lambda *of: 2)
+    shapes = ((70, 3, 1, 1, 1), (64, 3, 0, 1, 1), (3, 7, 3, 2, 1))
+    cases = [channels_last(convolution_case("uint8", 9, *shape), template="convolution_tiles") for shape in shapes]
+    check(cases, target_of(AMX_EMULATED))
+
+
 def test_the_instructions_give_the_bits_of_the_loops(emulator: ctypes.CDLL | None) -> None:
     """The machine code for AMX with nothing of ours in what computes the tiles: addresses, shapes and configuration included."""
     for dtype, zero in (("uint8", 114), ("int8", None)):
