@@ -41,6 +41,8 @@ from .window import Taps, Window
 
 _NEAR_SHARE = 0.5  # of L2, for weights that stay there from one block of positions to the next
 _BAND_SHARE = 0.75  # of L2, for weights and a band of rows
+_BAND_WEIGHTS = 0.25  # of L2, for weights alone: with more, bands were slower
+_BAND_MOST = 1.25  # of L2, where fewer rows would mostly be copied twice
 _BANDED = 2.0  # times L2, of a thread's part of a copy, beyond which bands are made; below, they were as fast or slower
 _STREAMED_SHARE = 1 / 16  # of L2, for weights that are worth prefetching from memory
 _WORK_PER_DOT = 16  # cycles of a product of two tiles
@@ -130,13 +132,13 @@ def band_rows(image: TiledImage, most: int, weights_bytes: int, target: Target) 
     where a thread's part of the whole copy is not large, or weights leave no room."""
     l2, item_bits = target.machine.l2, image.product.bits
     of_thread = image.elements * item_bits // 8 // target.threads
-    if of_thread <= l2.part_bytes(_BANDED) or weights_bytes > l2.part_bytes(_NEAR_SHARE):
+    if of_thread <= l2.part_bytes(_BANDED) or weights_bytes > l2.part_bytes(_BAND_WEIGHTS):
         return 0
     row_bytes = prod(image.phases) * image.extents[2] * image.pitch * item_bits // 8
     around = image.extents[1] - most
-    rows = (l2.part_bytes(_BAND_SHARE) - weights_bytes) // row_bytes - around
-    if rows < max(2 * around, 1):
-        return 0  # more than every second row would be copied twice
+    rows = max((l2.part_bytes(_BAND_SHARE) - weights_bytes) // row_bytes - around, 2 * around, 1)
+    if (rows + around) * row_bytes + weights_bytes > l2.part_bytes(_BAND_MOST):
+        return 0  # or more than every second row would be copied twice
     images, least = image.source.shape[0], ceil(most / rows)
 
     def of_a_thread(bands: int) -> int:
