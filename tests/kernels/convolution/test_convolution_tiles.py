@@ -18,7 +18,7 @@ from prefuse.kernels.template.contract import BuiltKernel, Refusal
 from prefuse.runtime.plan import TensorType
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import AMX_EMULATED
-from prefuse.tests.sample import every
+from prefuse.tests.sample import dealt, every
 
 from ..expressions.test_prologues import computed, exact, laid_last, normal
 from ..harness import Case, check, run, target_of, type_of
@@ -103,9 +103,12 @@ def some_of_every_kind() -> Sequence[Case]:
     return every(2, [*convolutions(), grouped()[1], signals()[1], volumes()[1], *transposed_cases()[:2]])
 
 
+@pytest.mark.parametrize("precision", UNITS)
 @pytest.mark.parametrize("cases", [convolutions, grouped, signals, volumes, transposed_cases])
-def test_convolutions(cases: Callable[[], list[Case]]) -> None:
-    check([tiled(case) for case in cases()], target_of(AMX_EMULATED))
+def test_convolutions(cases: Callable[[], list[Case]], precision: Precision) -> None:
+    """Each in one precision a day, in the next one tomorrow."""
+    chosen = dealt(cases(), [case.label for case in cases()], precision, tuple(UNITS))
+    check([tiled(case, precision) for case in chosen], target_of(AMX_EMULATED))
 
 
 def test_blocks_in_a_pipeline_have_the_bits_of_blocks_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,20 +121,14 @@ def test_blocks_in_a_pipeline_have_the_bits_of_blocks_one_by_one(monkeypatch: py
         np.testing.assert_array_equal(one.got[0], two.got[0], one.label)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_other_precisions(precision: Precision) -> None:
-    cases = [*convolutions()[:2], grouped()[1], signals()[0], volumes()[0], transposed_cases()[0], transposed_cases()[7]]
-    check([tiled(case, precision) for case in cases], target_of(AMX_EMULATED))
-
-
 def test_bfloat16() -> None:
-    """Rounded operands: only the additions round."""
+    """Rounded operands: only the additions round. A half of the cases today, the other one tomorrow."""
     cases = []
     in_place = [convolution((2, 64, 5, 7), 40, 1), convolution((1, 32, 8, 4), 33, 1), transposed((2, 64, 2, 5, 7), 40, 2, 2)]
     in_place += [convolution((2, 64, 6, 9), 40, 3), convolution((1, 32, 3, 6, 7), 33, (2, 3, 3)), convolution((2, 64, 45), 40, 5)]
     in_place += [transposed((1, 32, 8, 9), 33, 3, 1, 2)]
     others = [grouped()[0], signals()[0], volumes()[1], *transposed_cases()[:2]]
-    for case in [*convolutions()[:2], joined(convolutions()[2]), joined(transposed_cases()[0]), *in_place, *others]:
+    for case in every(2, [*convolutions()[:2], joined(convolutions()[2]), joined(transposed_cases()[0]), *in_place, *others]):
         arrays = {name: array.astype(ml_dtypes.bfloat16) if name in "xw" else array for name, array in case.arrays.items()}
         rounded = {name: array.astype(np.float32) for name, array in arrays.items()}
         plain = replace(case, arrays=rounded, template="", got=[])

@@ -32,6 +32,7 @@ from .test_paired_product import product as narrow_product
 
 __all__ = ["emulator"]
 NEAR_SHARES = (0.5, 0.0)  # products walked by columns of blocks, and by rows
+THREADS = (1, 2, 5)
 LOST_TERM = 2.0**-102  # below it a number has no third term
 
 rng = np.random.default_rng(5)
@@ -172,9 +173,12 @@ def plain(case: Case) -> Case:
     return replace(case, group=replace(case.group, configuration={"weights": "plain"}), got=[])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", THREADS)
 def test_plain_weights_give_the_bits_of_tiles(threads: int) -> None:
-    """Whole and ragged edges, fewer panels than threads, transposed weights, epilogues; and they take their own bytes."""
+    """Whole and ragged edges, fewer panels than threads, transposed weights, epilogues; and they take their own bytes.
+
+    Each on one number of threads a day, on the next one tomorrow.
+    """
     some = [
         product((40, 70), (70, 50)),
         product((64, 96), (96, 64)),
@@ -184,14 +188,16 @@ def test_plain_weights_give_the_bits_of_tiles(threads: int) -> None:
         gemm(35, 33, 70, "b", (33,), transB=1, alpha=0.5, beta=2.0),
         operands(hard_numbers((40, 70)), hard_numbers((70, 40))),
     ]
-    cases = [tiled(case) for case in some[:-1]] + [some[-1]]
+    every_case = [tiled(case) for case in some[:-1]] + [some[-1]]
+    cases = dealt(every_case, [case.label for case in every_case], threads, THREADS)
     others = [plain(case) for case in cases]
     target = target_of(AMX_EMULATED, threads)
     run([*cases, *others], target)
     for case, other in zip(cases, others, strict=True):
         np.testing.assert_array_equal(case.got[0], other.got[0], case.label)
-    for other in others[:-1]:
-        other.check()
+    for other in others:
+        if all(np.isfinite(array).all() for array in other.arrays.values()):  # of hard numbers, the bits alone
+            other.check()
         kernel = build_kernel(other.group, target)
         assert isinstance(kernel, BuiltKernel)
         assert not kernel.ignored

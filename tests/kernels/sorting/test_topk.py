@@ -89,7 +89,7 @@ def test_sizes(level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_thresholds(level: str) -> None:
-    check(list(of_thresholds(level)), target_of(level))
+    check_in_turn(list(of_thresholds(level)), level)
 
 
 @pytest.mark.parametrize("cases", [of_all_types, of_special_values])

@@ -18,6 +18,7 @@ from prefuse.passes.plan.packing import Block, Packing, lower_bound, pack
 from prefuse.passes.plan.packing.check import packing_faults
 from prefuse.passes.plan.packing.exact import Fitting, Problem
 from prefuse.passes.plan.packing.instance import Instance
+from prefuse.tests.sample import every, sample_number
 
 DATA = Path(prefuse.__path__[0]).parent / "shared" / "data"
 
@@ -99,9 +100,9 @@ def random_blocks(family: str, count: int) -> list[Block]:
     return [Block(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-@pytest.mark.parametrize(("family", "share"), [("short lives", 1.001), ("long lives", 1.03), ("power laws", 1.001)])
+@pytest.mark.parametrize(("family", "share"), every(3, [("short lives", 1.001), ("long lives", 1.03), ("power laws", 1.001)]))
 def test_sixty_thousand_blocks(family: str, share: float) -> None:
-    """In some seconds, near the bound. Of 2,000 of them no two share bytes."""
+    """In some seconds, near the bound. Of 2,000 of them no two share bytes. Another family tomorrow."""
     instance = random_blocks(family, 60_000)
     start = time.process_time()
     packing = pack(instance, 64)
@@ -137,9 +138,10 @@ def least(blocks: Sequence[Block]) -> int:
 
 @pytest.mark.parametrize("has_pins", [False, True])
 def test_small_instances_are_packed_as_by_brute_force(has_pins: bool) -> None:
-    random = np.random.default_rng(3)
+    """Others tomorrow."""
+    random = np.random.default_rng(sample_number())
     searched = 0
-    for _ in range(1000):
+    for _ in range(400):
         count = int(random.integers(1, 6))
         lower = random.integers(0, 6, count)
         columns = lower, lower + random.integers(1, 5, count), random.integers(1, 9, count)
@@ -154,7 +156,7 @@ def test_small_instances_are_packed_as_by_brute_force(has_pins: bool) -> None:
         under = Fitting(Problem(Instance(instance)), packing.total_bytes - 1)
         assert under.run(10_000) is None
         assert under.is_impossible
-    assert searched > 100 or not has_pins
+    assert searched > 30 or not has_pins
 
 
 @pytest.mark.parametrize("count", [12_000, 2])
