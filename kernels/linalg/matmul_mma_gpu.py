@@ -21,7 +21,10 @@ from ..cost.estimate import Estimate
 from ..cost.gpu_product import ProductSize, TiledProduct, tiled_products
 from ..groups.group import Group
 from ..microkernels.bf16_split import PRODUCTS
-from ..microkernels.gpu_operand_tiles import CHUNK, AsyncSource, ConvertedSource, PackedSource, PackParts, PartLayout, Source
+from ..microkernels.gpu_matrix_unit import MatrixUnit
+from ..microkernels.gpu_mma_sync import MmaSync
+from ..microkernels.gpu_operand_tiles import ConvertedSource, CopiedSource, PackedSource, Source
+from ..microkernels.gpu_part_layout import CHUNK, PackParts, PartLayout
 from ..microkernels.gpu_pipelined_product import PipelinedProduct, emit_pipelined_product
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish
@@ -91,6 +94,7 @@ class MmaProduct:
     def build(self) -> BuiltKernel:
         product, builder = self.product, self.product.builder
         assert isinstance(builder, GpuBuilder)
+        unit = MmaSync(builder, self.kind)
         way = builder.choose("tile", {str(one): one for one in self.ways})
         store = product.store()
         pipelined = PipelinedProduct(
@@ -98,27 +102,26 @@ class MmaProduct:
             self.size.m,
             self.size.n,
             self.size.k,
-            self.kind,
+            unit,
             way,
-            self._source(product.a, way, is_a=True),
-            self._source(product.b, way, is_a=False),
+            self._source(unit, product.a, way, is_a=True),
+            self._source(unit, product.b, way, is_a=False),
             lambda batch: product.a.matrix_of(product.batch, batch),
             lambda batch: product.b.matrix_of(product.batch, batch),
             lambda batch, m, n, value: store(batch, m, tirx.const(0, "int32"), n, value),
-            stores_pairs=self._stores_pairs(),
+            stores_neighbours=self._stores_neighbours(unit),
         )
         emit_pipelined_product(builder, pipelined)
         return finish(self.template, builder, self.group, flops=self.size.flops, packed=product.packed)
 
-    def _stores_pairs(self) -> bool:
+    def _stores_neighbours(self, unit: MatrixUnit) -> bool:
         """Whether neighbours of a row may be stored at once: as many bytes as a vector of them has, at multiples of these."""
         kinds = {self.group.types[name].dtype for name in self.group.outputs}
-        return self.size.n % 2 == 0 and kinds <= set(_TYPES)
+        return self.size.n % unit.neighbours == 0 and kinds <= set(_TYPES)
 
-    def _source(self, side: Side, way: TiledProduct, *, is_a: bool) -> Source:
+    def _source(self, unit: MatrixUnit, side: Side, way: TiledProduct, *, is_a: bool) -> Source:
         """What brings parts of an operand: packed constants, asynchronous copies of rows, or loads through registers."""
         product, builder, tile = self.product, self.product.builder, way.tile
-        assert isinstance(builder, GpuBuilder)
         kind = self.group.types[side.name]
         lines = tile.rows if is_a else tile.columns
         layout = PartLayout(lines, tile.depth, self.terms[not is_a], along_k=not side.lines_last)
@@ -128,10 +131,10 @@ class MmaProduct:
             product.packed[side.name] = Operand(side.name, pack)
             packed = pack.packed_type(kind)
             buffer = builder.parameter(side.name, packed.elements, packed.dtype)
-            return PackedSource(builder, layout, tile.threads, buffer, packed.shape[1], packed.shape[2])
+            return PackedSource(unit, layout, tile.threads, buffer, packed.shape[1], packed.shape[2])
         buffer = builder.parameter(side.name, kind.elements, kind.dtype if kind.dtype == "float32" else "uint16")
         row = self._row(side)
-        rest = builder, layout, tile.threads, buffer, side.offset, side.lines, side.depth
+        rest = unit, layout, tile.threads, buffer, side.offset, side.lines, side.depth
         if kind.dtype == "float32":
             return ConvertedSource(*rest, vector_lanes=_LANES if row % _LANES == 0 else 1)
-        return AsyncSource(*rest) if row % CHUNK == 0 else ConvertedSource(*rest)
+        return CopiedSource(*rest) if row % CHUNK == 0 else ConvertedSource(*rest)

@@ -1,8 +1,7 @@
-"""Operands of the matrix unit in shared memory: how a part of one lies there, who brings it, and how warps load it.
+"""Operands of the matrix unit: who brings their parts to shared memory (gpu_part_layout.py says how they lie there).
 
-A part is `lines` (rows of A, columns of B) by `depth` of k, of numbers of 16 bits, `terms` of them for each element. Rows of
-shared memory run along k, or along lines where the operand does in memory; they are made of chunks of 16 bytes, whose order
-within a row depends on the row (a swizzle), so that the eight rows of a fragment lie in different banks.
+Constants are packed as stages hold them; rows of numbers that the unit multiplies are copied a chunk at a time; all else is
+loaded early, and converted on its way.
 """
 
 from __future__ import annotations
@@ -10,90 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 from tvm import tirx
 
-from ...runtime.plan import TensorType
-from ..codegen import ptx
 from ..codegen.builder import Buffer, Expr
 from ..codegen.gpu_builder import GpuBuilder
-from .bf16_split import split_array
-from .packing import PackPanels
-
-CHUNK = 8  # numbers of 16 bits in 16 bytes
-_LARGEST = float.fromhex("0x1.fep+127")  # of bfloat16
-_BANK_CHUNKS = 8  # 16-byte chunks that all banks together give at once
-
-
-@dataclass(frozen=True)
-class PartLayout:
-    """How a part of an operand lies in shared memory."""
-
-    lines: int
-    depth: int
-    terms: int
-    along_k: bool
-
-    @property
-    def rows(self) -> int:
-        return self.lines if self.along_k else self.depth
-
-    @property
-    def row_chunks(self) -> int:
-        return (self.depth if self.along_k else self.lines) // CHUNK
-
-    @property
-    def term_chunks(self) -> int:
-        return self.rows * self.row_chunks
-
-    @property
-    def size_bytes(self) -> int:
-        return self.terms * self.term_chunks * ptx.COPY_BYTES
-
-    def swizzle(self, row: Any) -> Any:
-        """What the number of a chunk of a row is combined with (exclusive or); it depends on the row modulo 8 alone."""
-        share = max(_BANK_CHUNKS // self.row_chunks, 1)  # rows that lie beside each other in all banks
-        return row % _BANK_CHUNKS // share if isinstance(row, int) else tirx.floordiv(tirx.floormod(row, _BANK_CHUNKS), share)
-
-    def place(self, row: Any, chunk: Any) -> Any:
-        """Number of a chunk in the part of a term."""
-        return row * self.row_chunks + (chunk ^ self.swizzle(row))
-
-
-@dataclass(frozen=True)
-class PackParts:
-    """Pack a constant operand as stages of shared memory hold it: [matrices, panels, parts, terms, numbers of a part], as bits.
-
-    `panels` makes [matrices, panels, k, lines] of it, k a multiple of nothing; parts are filled with zeros. A float32 constant
-    becomes `terms` bfloat16 terms, others are one. So each stage is one run of bytes.
-    """
-
-    panels: PackPanels
-    layout: PartLayout
-
-    def packed_type(self, source: TensorType) -> TensorType:
-        matrices, panels, depth, lines = self.panels.packed_type(source).shape
-        shape = matrices, panels, ceil(depth / self.layout.depth), self.layout.terms, lines * self.layout.depth
-        return TensorType(shape, "uint16")
-
-    def __call__(self, array: np.ndarray) -> np.ndarray:
-        layout = self.layout
-        packed = self.panels(array)
-        terms = split_array(packed, layout.terms) if packed.dtype == np.float32 else packed.view(np.uint16)[None]
-        matrices, panels, depth, lines = packed.shape
-        parts = ceil(depth / layout.depth)
-        padded = np.pad(terms, ((0, 0), (0, 0), (0, 0), (0, parts * layout.depth - depth), (0, 0)))
-        cut = padded.reshape(layout.terms, matrices, panels, parts, layout.depth, lines)
-        rows = cut.transpose(1, 2, 3, 0, 5, 4).reshape(matrices, panels, parts, layout.terms, lines, layout.row_chunks, CHUNK)
-        number, chunk = np.arange(lines)[:, None], np.arange(layout.row_chunks)[None]
-        order = chunk ^ np.array([layout.swizzle(row) for row in range(lines)])[:, None]
-        swizzled = rows[..., number, order, :]  # the swizzle is its own inverse
-        return np.ascontiguousarray(swizzled.reshape(matrices, panels, parts, layout.terms, lines * layout.depth))
-
-    def __str__(self) -> str:
-        return f"parts({self.panels},{self.layout.depth}*{self.layout.terms})"
+from .gpu_matrix_unit import MatrixUnit
+from .gpu_part_layout import PartLayout
 
 
 class Source(Protocol):
@@ -135,7 +58,7 @@ class _Chunks:
 class PackedSource:
     """A constant in the form of `PackParts`."""
 
-    builder: GpuBuilder
+    unit: MatrixUnit
     layout: PartLayout
     threads: int
     buffer: Buffer
@@ -145,30 +68,34 @@ class PackedSource:
     def prepare(self, matrix: Expr, begin: Expr, thread: Expr) -> None:
         self._thread = thread
         panel = matrix * self.panels + tirx.floordiv(begin, self.layout.lines)
-        self._origin = self.builder.bind(panel * (self.parts * self._numbers))
+        self._origin = self.unit.builder.bind(panel * (self.parts * self._numbers))
+        self._copies = self.unit.copies(ceil(self.layout.chunks / self.threads))
 
     @property
     def _numbers(self) -> int:
-        return self.layout.terms * self.layout.term_chunks * CHUNK
+        return self.layout.chunks * self.layout.chunk
 
     def fetch(self, part: Expr, address: Expr) -> None:
-        origin = self.builder.bind(self._origin + part * self._numbers)
+        origin = self.unit.builder.bind(self._origin + part * self._numbers)
 
-        def copy(_: int, number: Expr) -> None:
-            self.builder.do(ptx.copy_async(address + _u32(number * ptx.COPY_BYTES), self.buffer[origin + number * CHUNK]))
+        def copy(turn: int, number: Expr) -> None:
+            self._copies.begin(turn, address + self.unit.offset(number), self.buffer, origin + number * self.layout.chunk)
 
-        chunks = _Chunks(self.builder, self.layout, self.threads)
-        chunks.each(self._thread, copy, self.layout.terms * self.layout.term_chunks)
+        self._each(copy)
 
     def finish(self, address: Expr) -> None:
-        """Nothing waits in registers."""
+        if self.unit.copies_wait_in_registers:
+            self._each(lambda turn, number: self._copies.end(turn, address + self.unit.offset(number)))
+
+    def _each(self, body: Callable[[int, Expr], None]) -> None:
+        _Chunks(self.unit.builder, self.layout, self.threads).each(self._thread, body, self.layout.chunks)
 
 
 @dataclass
 class _InPlace:
     """An operand read where it lies: `offset(matrix, line, k)` tells its elements, of which it has `extent` lines by `k`."""
 
-    builder: GpuBuilder
+    unit: MatrixUnit
     layout: PartLayout
     threads: int
     buffer: Buffer
@@ -179,14 +106,26 @@ class _InPlace:
     def prepare(self, matrix: Expr, begin: Expr, thread: Expr) -> None:
         self._matrix, self._begin, self._thread = matrix, begin, thread
 
-    def _first(self, part: Expr, number: Expr) -> tuple[Expr, Expr, Expr, Expr]:
-        """Row and chunk of a chunk's number in the part, and line and k of its first element."""
-        layout, builder = self.layout, self.builder
+    @property
+    def _turns(self) -> int:
+        """Chunks that a thread brings of a part, at most."""
+        return ceil(self.layout.term_chunks / self.threads)
+
+    def _each(self, body: Callable[[int, Expr], None]) -> None:
+        _Chunks(self.unit.builder, self.layout, self.threads).each(self._thread, body, self.layout.term_chunks)
+
+    def _place(self, number: Expr) -> tuple[Expr, Expr]:
+        """Row and chunk of a chunk's number in the part."""
+        layout, builder = self.layout, self.unit.builder
         row = builder.bind(tirx.floordiv(number, layout.row_chunks))
-        chunk = builder.bind(tirx.floormod(number, layout.row_chunks))
-        across, down = chunk * CHUNK, row
+        return row, builder.bind(tirx.floormod(number, layout.row_chunks))
+
+    def _first(self, part: Expr, row: Expr, chunk: Expr) -> tuple[Expr, Expr]:
+        """Line and k of the first element of a chunk."""
+        layout, builder = self.layout, self.unit.builder
+        across, down = chunk * layout.chunk, row
         line, k = (down, across) if layout.along_k else (across, down)
-        return row, chunk, builder.bind(self._begin + line), builder.bind(part * layout.depth + k)
+        return builder.bind(self._begin + line), builder.bind(part * layout.depth + k)
 
     @property
     def _has_edge(self) -> bool:
@@ -194,55 +133,61 @@ class _InPlace:
 
 
 @dataclass
-class AsyncSource(_InPlace):
-    """Numbers of 16 bits copied 16 bytes at a time, what lies beyond an edge as zeros.
+class CopiedSource(_InPlace):
+    """Numbers that the unit multiplies, copied 16 bytes at a time, what lies beyond an edge as zeros.
 
-    The buffer's elements are uint16; the operand is contiguous along rows of the layout, whose length is a multiple of 8.
+    The operand is contiguous along rows of the layout, whose length is a multiple of a chunk; elements of 16 bits are uint16.
     """
 
-    def fetch(self, part: Expr, address: Expr) -> None:
-        def copy(_: int, number: Expr) -> None:
-            row, chunk, line, k = self._first(part, number)
-            to = address + _u32(self.layout.place(row, chunk) * ptx.COPY_BYTES)
-            offset, valid = self.offset(self._matrix, line, k), None
-            if self._has_edge:
-                is_inside = self.builder.bind(tirx.And(line < self.extent, k < self.k))
-                valid = tirx.Select(is_inside, tirx.const(ptx.COPY_BYTES, "uint32"), tirx.const(0, "uint32"))
-                offset = tirx.Select(is_inside, offset, 0)
-            self.builder.do(ptx.copy_async(to, self.buffer[self.builder.bind(offset)], valid))
+    def prepare(self, matrix: Expr, begin: Expr, thread: Expr) -> None:
+        super().prepare(matrix, begin, thread)
+        self._copies = self.unit.copies(self._turns)
 
-        _Chunks(self.builder, self.layout, self.threads).each(self._thread, copy, self.layout.term_chunks)
+    def fetch(self, part: Expr, address: Expr) -> None:
+        def copy(turn: int, number: Expr) -> None:
+            row, chunk = self._place(number)
+            line, k = self._first(part, row, chunk)
+            to = address + self.unit.offset(self.layout.place(row, chunk))
+            offset, is_inside = self.offset(self._matrix, line, k), None
+            if self._has_edge:
+                is_inside = self.unit.builder.bind(tirx.And(line < self.extent, k < self.k))
+            self._copies.begin(turn, to, self.buffer, offset, is_inside)
+
+        self._each(copy)
 
     def finish(self, address: Expr) -> None:
-        """Nothing waits in registers."""
+        def store(turn: int, number: Expr) -> None:
+            self._copies.end(turn, address + self.unit.offset(self.layout.place(*self._place(number))))
+
+        if self.unit.copies_wait_in_registers:
+            self._each(store)
 
 
 @dataclass
 class ConvertedSource(_InPlace):
-    """Any elements, loaded early and kept in registers while the block multiplies, then stored as terms of 16 bits.
+    """Any elements, loaded early and kept in registers while the block multiplies, then stored as the unit multiplies them.
 
-    The buffer's elements are float32, of which bfloat16 terms are made, or uint16: 16-bit floats as they are. `vector_lanes`
-    neighbours along a row may be loaded at once.
+    The buffer's elements are float32, or uint16: 16-bit floats as they are. `vector_lanes` neighbours along a row may be loaded
+    at once.
     """
 
     vector_lanes: int = 1
 
     def prepare(self, matrix: Expr, begin: Expr, thread: Expr) -> None:
         super().prepare(matrix, begin, thread)
-        turns = ceil(self.layout.term_chunks / self.threads)
         self._dtype = str(self.buffer.dtype)
-        self._waiting = self.builder.local(turns * CHUNK, self._dtype, "waiting")
+        self._waiting = self.unit.builder.local(self._turns * self.layout.chunk, self._dtype, "waiting")
 
     def fetch(self, part: Expr, address: Expr) -> None:
-        builder, lanes = self.builder, self.vector_lanes
+        builder, lanes, size = self.unit.builder, self.vector_lanes, self.layout.chunk
 
         def load(turn: int, number: Expr) -> None:
-            _, _, line, k = self._first(part, number)
-            for first in range(0, CHUNK, lanes):
+            line, k = self._first(part, *self._place(number))
+            for first in range(0, size, lanes):
                 along = (line, k + first) if self.layout.along_k else (line + first, k)
                 is_inside = builder.bind(tirx.And(along[0] < self.extent, along[1] < self.k))
                 origin = builder.bind(self.offset(self._matrix, *along))
-                place = turn * CHUNK + first
+                place = turn * size + first
                 if self._has_edge:
                     for i in range(lanes):
                         builder.store(self._waiting, place + i, tirx.const(0, self._dtype))
@@ -253,98 +198,17 @@ class ConvertedSource(_InPlace):
                     with builder.vector(lanes) as lane:
                         builder.store(self._waiting, place + lane, self.buffer[origin + lane])
 
-        _Chunks(builder, self.layout, self.threads).each(self._thread, load, self.layout.term_chunks)
+        self._each(load)
 
     def finish(self, address: Expr) -> None:
-        builder, layout = self.builder, self.layout
+        unit, layout = self.unit, self.layout
 
         def store(turn: int, number: Expr) -> None:
-            row = builder.bind(tirx.floordiv(number, layout.row_chunks))
+            row = unit.builder.bind(tirx.floordiv(number, layout.row_chunks))
             place = layout.place(row, tirx.floormod(number, layout.row_chunks))
-            to = builder.bind(address + _u32(place * ptx.COPY_BYTES))
-            pairs = [self._words(turn * CHUNK + i) for i in range(0, CHUNK, 2)]
-            for term in range(layout.terms):
-                words = [pair[term] for pair in pairs]
-                builder.do(ptx.store_shared(to + _u32(term * layout.term_chunks * ptx.COPY_BYTES), words))
+            to = unit.builder.bind(address + unit.offset(place))
+            numbers = [self._waiting[tirx.const(turn * layout.chunk + i, "int32")] for i in range(layout.chunk)]
+            for term, content in enumerate(unit.convert(numbers, layout.terms)):
+                unit.put(to + unit.offset(term * layout.term_chunks), content)
 
-        _Chunks(builder, self.layout, self.threads).each(self._thread, store, self.layout.term_chunks)
-
-    def _words(self, place: int) -> list[Expr]:
-        """The terms of two neighbours that wait, each term a word."""
-        low, high = (self._waiting[tirx.const(place + i, "int32")] for i in range(2))
-        if self._dtype == "float32":
-            return split_pair(self.builder, low, high, self.layout.terms)
-        return [tirx.Cast("uint32", low) | (tirx.Cast("uint32", high) << tirx.const(16, "uint32"))]
-
-
-def split_pair(builder: GpuBuilder, low: Expr, high: Expr, terms: int) -> list[Expr]:
-    """The bfloat16 terms of two float32 numbers, each pair of terms a word: what `bf16_split.split_array` makes of them.
-
-    A finite number that would round to infinity has the largest of bfloat16 as its first term, so that all are finite. Of
-    infinity and NaN some term is not finite.
-    """
-    words = []
-    for term in range(terms):
-        rounded = (low, high)
-        if term == 0 and terms > 1:
-            rounded = tuple(tirx.max(tirx.min(one, _f32(_LARGEST)), _f32(-_LARGEST)) for one in rounded)
-        word = builder.local(1, "uint32", "word")[0]
-        builder.do(ptx.rounded_pair(word, *rounded, "bf16"))
-        words.append(word)
-        if term + 1 < terms:
-            low = builder.name(low - tirx.reinterpret("float32", word << tirx.const(16, "uint32")))
-            high = builder.name(high - tirx.reinterpret("float32", word & tirx.const(0xFFFF0000, "uint32")))
-    return words
-
-
-@dataclass
-class FragmentReader:
-    """Loads the fragments of one operand for a warp, two blocks of 8 lines by 16 of k at a time.
-
-    Of the four fragments of a load, A's are: lines 0-7 and 8-15 of k 0-7, then of k 8-15. B's: k 0-7 and 8-15 of lines 0-7, then
-    of lines 8-15.
-    """
-
-    builder: GpuBuilder
-    layout: PartLayout
-    is_a: bool
-    begin: Expr  # of the warp's lines in the part
-    lines: int  # of the warp
-    lane: Expr
-
-    def __post_init__(self) -> None:
-        builder, layout = self.builder, self.layout
-        low, high = tirx.floormod(tirx.floordiv(self.lane, CHUNK), 2), tirx.floordiv(self.lane, 2 * CHUNK)
-        self._of_lines, self._of_k = map(builder.bind, (low, high) if self.is_a else (high, low))
-        row = builder.bind(tirx.floormod(self.lane, CHUNK))
-        self._swizzle = builder.bind(layout.swizzle(row))
-        if layout.along_k:
-            first = (self.begin + self._of_lines * CHUNK + row) * layout.row_chunks
-            self._chunks = [self._chunk(step * 2 + self._of_k) for step in range(layout.depth // 16)]
-        else:
-            first = (self._of_k * CHUNK + row) * layout.row_chunks
-            numbers = [tirx.floordiv(self.begin, CHUNK) + pair * 2 + self._of_lines for pair in range(self.lines // 16)]
-            self._chunks = [self._chunk(number) for number in numbers]
-        self._first = builder.bind(_u32(first * ptx.COPY_BYTES))
-
-    def _chunk(self, number: Expr) -> Expr:
-        return self.builder.bind(_u32((number ^ self._swizzle) * ptx.COPY_BYTES))
-
-    def load(self, registers: Buffer, place: int, address: Expr, step: int, term: int) -> None:
-        """All fragments of the warp's lines for k in [16 step, 16 step + 16): 4 registers for each 16 lines."""
-        layout = self.layout
-        for pair in range(self.lines // 16):
-            chunk = self._chunks[step if layout.along_k else pair]
-            row = (pair if layout.along_k else step) * 16 * layout.row_chunks
-            fixed = (row + term * layout.term_chunks) * ptx.COPY_BYTES
-            words = [registers[tirx.const(place + pair * 4 + i, "int32")] for i in range(4)]
-            at = address + self._first + chunk + tirx.const(fixed, "uint32")
-            self.builder.do(ptx.load_fragments(words, at, transposed=not layout.along_k))
-
-
-def _u32(value: Expr) -> Expr:
-    return tirx.const(value, "uint32") if isinstance(value, int) else tirx.Cast("uint32", value)
-
-
-def _f32(value: float) -> Expr:
-    return tirx.const(value, "float32")
+        self._each(store)

@@ -16,7 +16,8 @@ from prefuse.kernels.cost import gpu_product
 from prefuse.kernels.cost.gpu_product import ProductSize, tiled_products
 from prefuse.kernels.linalg import matmul_mma_gpu
 from prefuse.kernels.microkernels import gpu_pipelined_product
-from prefuse.kernels.microkernels.gpu_operand_tiles import FragmentReader, PackParts, PartLayout
+from prefuse.kernels.microkernels.gpu_mma_sync import FragmentReader
+from prefuse.kernels.microkernels.gpu_part_layout import PackParts, PartLayout
 from prefuse.kernels.microkernels.packing import PackPanels
 from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.hardware.gpu import gpu_machine

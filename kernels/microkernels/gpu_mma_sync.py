@@ -1,0 +1,178 @@
+"""NVIDIA's matrix unit by mma.sync (m16n8k16, from sm_80 on): 16 x 8 sums, 16 of k, numbers of 16 bits.
+
+Chunks come by asynchronous copies (cp.async); addresses are those of the shared window, fragments are loaded by ldmatrix.
+float32 numbers become sums of bfloat16 terms on their way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product as nest
+
+from tvm import tirx
+
+from ..codegen import ptx
+from ..codegen.builder import Buffer, Expr
+from ..codegen.gpu_builder import GpuBuilder
+from .gpu_matrix_unit import Fragments
+from .gpu_part_layout import CHUNK, PartLayout
+
+_LARGEST = float.fromhex("0x1.fep+127")  # of bfloat16
+_A_WORDS, _B_WORDS, _SUMS = 4, 2, 4  # registers of a lane for a block
+
+
+@dataclass(frozen=True)
+class MmaSync:
+    """`kind` is what it multiplies. A fragment is 8 x 8 numbers: two of B and four of A are a block's."""
+
+    builder: GpuBuilder
+    kind: ptx.Half
+
+    lanes = 32
+    chunk = CHUNK
+    rows, columns, depth = 16, 8, 16
+    sums, neighbours = _SUMS, 2
+    groups = ((0, 0), (8, 0))
+    copies_wait_in_registers = False
+
+    def allocate(self, chunks: int) -> Expr:
+        return ptx.shared_address(self.builder.dynamic_shared(chunks * ptx.COPY_BYTES, "uint8"))
+
+    def offset(self, chunks: Expr | int) -> Expr:
+        return _u32(chunks * ptx.COPY_BYTES)
+
+    def copies(self, turns: int) -> MmaSync:
+        return self
+
+    def begin(self, turn: int, to: Expr, buffer: Buffer, index: Expr, is_inside: Expr | None = None) -> None:
+        valid = None
+        if is_inside is not None:
+            valid = tirx.Select(is_inside, tirx.const(ptx.COPY_BYTES, "uint32"), tirx.const(0, "uint32"))
+            index = tirx.Select(is_inside, index, 0)
+        self.builder.do(ptx.copy_async(to, buffer[self.builder.bind(index)], valid))
+
+    def end(self, turn: int, to: Expr) -> None:
+        """It ends by itself."""
+
+    def convert(self, numbers: Sequence[Expr], terms: int) -> list[list[Expr]]:
+        pairs = [self._words(low, high, terms) for low, high in zip(numbers[::2], numbers[1::2], strict=True)]
+        return [[pair[term] for pair in pairs] for term in range(terms)]
+
+    def _words(self, low: Expr, high: Expr, terms: int) -> list[Expr]:
+        """The terms of two neighbours, each a word."""
+        if str(low.ty) == "float32":
+            return split_pair(self.builder, low, high, terms)
+        return [tirx.Cast("uint32", low) | (tirx.Cast("uint32", high) << tirx.const(16, "uint32"))]
+
+    def put(self, to: Expr, content: Sequence[Expr]) -> None:
+        self.builder.do(ptx.store_shared(to, content))
+
+    def commit(self) -> None:
+        self.builder.do(ptx.commit_copies())
+
+    def wait(self, left: int) -> None:
+        self.builder.do(ptx.wait_for_copies(left))
+
+    def pin(self) -> None:
+        """ptxas keeps loads early by itself."""
+
+    def fragments(self, layout: PartLayout, begin: Expr, lines: int, lane: Expr, *, is_a: bool) -> FragmentReader:
+        return FragmentReader(self.builder, layout, is_a, begin, lines, lane)
+
+    def multiply(self, sums: Buffer, a: Fragments, b: Fragments, slot: int, terms: tuple[int, int]) -> None:
+        assert isinstance(a, FragmentReader)
+        assert isinstance(b, FragmentReader)
+        row_blocks, column_blocks = a.lines // self.rows, b.lines // self.columns
+        a_first, b_first = a.first(slot, terms[0]), b.first(slot, terms[1])
+        for i, j in nest(range(row_blocks), range(column_blocks)):
+            cells = [sums[_i32((i * column_blocks + j) * _SUMS + r)] for r in range(_SUMS)]
+            of_a = [a.registers[_i32(a_first + i * _A_WORDS + r)] for r in range(_A_WORDS)]
+            of_b = [b.registers[_i32(b_first + j * _B_WORDS + r)] for r in range(_B_WORDS)]
+            self.builder.do(ptx.multiply(cells, of_a, of_b, self.kind))
+
+    def place(self, lane: Expr) -> tuple[Expr, Expr]:
+        return tirx.floordiv(lane, 4), tirx.floormod(lane, 4) * 2
+
+
+def split_pair(builder: GpuBuilder, low: Expr, high: Expr, terms: int) -> list[Expr]:
+    """The bfloat16 terms of two float32 numbers, each pair of terms a word: what `bf16_split.split_array` makes of them.
+
+    A finite number that would round to infinity has the largest of bfloat16 as its first term, so that all are finite. Of
+    infinity and NaN some term is not finite.
+    """
+    words = []
+    for term in range(terms):
+        rounded = (low, high)
+        if term == 0 and terms > 1:
+            rounded = tuple(tirx.max(tirx.min(one, _f32(_LARGEST)), _f32(-_LARGEST)) for one in rounded)
+        word = builder.local(1, "uint32", "word")[0]
+        builder.do(ptx.rounded_pair(word, *rounded, "bf16"))
+        words.append(word)
+        if term + 1 < terms:
+            low = builder.name(low - tirx.reinterpret("float32", word << tirx.const(16, "uint32")))
+            high = builder.name(high - tirx.reinterpret("float32", word & tirx.const(0xFFFF0000, "uint32")))
+    return words
+
+
+@dataclass
+class FragmentReader:
+    """Loads the fragments of one operand for a warp, two blocks of 8 lines by 16 of k at a time.
+
+    Of the four fragments of a load, A's are: lines 0-7 and 8-15 of k 0-7, then of k 8-15. B's: k 0-7 and 8-15 of lines 0-7, then
+    of lines 8-15.
+    """
+
+    builder: GpuBuilder
+    layout: PartLayout
+    is_a: bool
+    begin: Expr  # of the warp's lines in the part
+    lines: int  # of the warp
+    lane: Expr
+
+    def __post_init__(self) -> None:
+        builder, layout = self.builder, self.layout
+        low, high = tirx.floormod(tirx.floordiv(self.lane, CHUNK), 2), tirx.floordiv(self.lane, 2 * CHUNK)
+        self._of_lines, self._of_k = map(builder.bind, (low, high) if self.is_a else (high, low))
+        row = builder.bind(tirx.floormod(self.lane, CHUNK))
+        self._swizzle = builder.bind(layout.swizzle(row))
+        if layout.along_k:
+            first = (self.begin + self._of_lines * CHUNK + row) * layout.row_chunks
+            self._chunks = [self._chunk(step * 2 + self._of_k) for step in range(layout.depth // 16)]
+        else:
+            first = (self._of_k * CHUNK + row) * layout.row_chunks
+            numbers = [tirx.floordiv(self.begin, CHUNK) + pair * 2 + self._of_lines for pair in range(self.lines // 16)]
+            self._chunks = [self._chunk(number) for number in numbers]
+        self._first = builder.bind(_u32(first * ptx.COPY_BYTES))
+        words = 2 * layout.terms * self.lines // 16 * 4
+        self.registers = builder.local(words, "uint32", "a" if self.is_a else "b")
+
+    def first(self, slot: int, term: int) -> int:
+        """Number of the first register of a slot and a term."""
+        return (slot * self.layout.terms + term) * self.lines // 16 * 4
+
+    def _chunk(self, number: Expr) -> Expr:
+        return self.builder.bind(_u32((number ^ self._swizzle) * ptx.COPY_BYTES))
+
+    def load(self, slot: int, address: Expr, step: int, term: int) -> None:
+        """All fragments of the warp's lines for k in [16 step, 16 step + 16): 4 registers for each 16 lines."""
+        layout, place = self.layout, self.first(slot, term)
+        for pair in range(self.lines // 16):
+            chunk = self._chunks[step if layout.along_k else pair]
+            row = (pair if layout.along_k else step) * 16 * layout.row_chunks
+            fixed = (row + term * layout.term_chunks) * ptx.COPY_BYTES
+            words = [self.registers[tirx.const(place + pair * 4 + i, "int32")] for i in range(4)]
+            at = address + self._first + chunk + tirx.const(fixed, "uint32")
+            self.builder.do(ptx.load_fragments(words, at, transposed=not layout.along_k))
+
+
+def _u32(value: Expr | int) -> Expr:
+    return tirx.const(value, "uint32") if isinstance(value, int) else tirx.Cast("uint32", value)
+
+
+def _i32(value: int) -> Expr:
+    return tirx.const(value, "int32")
+
+
+def _f32(value: float) -> Expr:
+    return tirx.const(value, "float32")
