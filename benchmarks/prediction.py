@@ -165,7 +165,10 @@ def found(one: Subject, predictor: Predictor) -> Found:
         if step.group.predicted_us and step.time_us >= _LEAST_US
     )
     plan = one.net.plan
-    spaces = {buffer.space for buffer in plan.buffers if buffer.role in (Role.ACTIVATION, Role.WORKSPACE)} | {"constants"}
+    spaces = {buffer.space for buffer in plan.buffers if buffer.role in (Role.ACTIVATION, Role.WORKSPACE)} | {
+        "constants",
+        "shared",
+    }
     return Found(
         one.task.model,
         one.precision,

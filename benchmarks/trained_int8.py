@@ -191,11 +191,10 @@ def _median_of_calls(call: Callable[[], object]) -> float:
 def _row(
     model: str, name: str, measure: str, value: float, program: CompiledModel, times: Mapping[str, float], graph: ir.Model
 ) -> Row:
-    sizes = {space.name: space.size_bytes for space in program.plan.spaces}
     made = [value for node in graph.graph if node.op_type == "Constant" for value in node.outputs]
     tensors = [constant_tensor(value) for value in (*graph.graph.initializers.values(), *made)]
     weights = sum(one.nbytes for one in tensors if one is not None)
-    return Row(model, name, measure, value, sizes.get("constants", 0), weights, times[name])
+    return Row(model, name, measure, value, program.plan.weights_bytes, weights, times[name])
 
 
 MODELS: dict[str, Callable[[int, float], Iterator[Row]]] = {"minilm": sentence_rows, "lenet": digit_rows, "ocr": line_rows}

@@ -26,16 +26,25 @@ from .programs.specialize import SpecializedModel
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from ..runtime.constants.shared import ConstantPool
     from .bits.mixed.quantizer import MixedQuantizer
     from .quantization.uniform import UniformQuantizer
     from .quantization.units import UnitFormat
 
 
-def drive(model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None) -> None:
+def drive(
+    model: ir.Model,
+    options: Options,
+    *,
+    name: str,
+    output: Path,
+    progress: Progress | None = None,
+    constants: ConstantPool | None = None,
+) -> None:
     """The real driver, imported at the first compilation: it needs TVM, which takes seconds to import."""
     from . import driver
 
-    driver.compile_model(model, options, name=name, output=output, progress=progress)
+    driver.compile_model(model, options, name=name, output=output, progress=progress, constants=constants)
 
 
 def compile_model(

@@ -15,11 +15,13 @@ from ..kernels.linalg.matmul_tiles import PLAIN, WEIGHTS
 from ..kernels.problem import problem_of
 from ..kernels.registry import build_kernel
 from ..kernels.template.contract import BuiltKernel, Refusal
+from ..runtime.archive import ConstantSource
+from ..runtime.constants.shared import ConstantPool
 from ..runtime.errors import CompileError, UnsupportedModelError
 from ..runtime.plan import STORAGE, Plan, Role
 from ..runtime.precision import Precision
 from ..runtime.profile import ASSUMED_RATE, GroupDescription, describe_groups
-from ..runtime.program_file import ConstantSource, write_program
+from ..runtime.program_file import SharedSource, write_program
 from ..runtime.report import size
 from ..runtime.target import Target
 from .estimates.launches import predicted_us
@@ -41,6 +43,7 @@ from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
 from .pipeline.grouping import lone_groups
 from .pipeline.pass_table import PASSES, named_pipeline
+from .programs.contents import content_of
 from .programs.options import Options
 from .programs.tuning_database import Configurations
 
@@ -63,8 +66,19 @@ class PlannedModel:
 
 
 @surfacing_interrupts()
-def compile_model(model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None) -> None:
+def compile_model(
+    model: ir.Model,
+    options: Options,
+    *,
+    name: str,
+    output: Path,
+    progress: Progress | None = None,
+    constants: ConstantPool | None = None,
+) -> None:
     """Compile a model whose shapes are all static, changing it, and write the program file `output`.
+
+    Args:
+        constants: who has the constants that programs share ready, as of `write_program`; None: they are in the file.
 
     Raises:
         OptionError: the pipeline names an unknown pass or option.
@@ -78,10 +92,9 @@ def compile_model(model: ir.Model, options: Options, *, name: str, output: Path,
     functions = {item.symbol: item.kernel.function for item in planned.lowered}
     library = build_library(planned.plan, functions, target, profile=options.profile)
     tell("writing the program", 0.9)
-    offsets = {b.name: b.offset for b in planned.plan.buffers if b.role is Role.CONSTANT}
-    sources = _constant_sources(planned.draft, offsets)
-    described = _descriptions(model, planned, target, has_groups=options.profile)
-    write_program(output, planned.plan, library, sources, {"name": name, **described})
+    described = {"name": name, **_descriptions(model, planned, target, has_groups=options.profile)}
+    sources, shared = _constant_sources(planned), _shared_sources(planned)
+    write_program(output, planned.plan, library, sources, described, shared, constants)
     tell("done", 1.0)
 
 
@@ -117,7 +130,7 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
     _remark_lowering(context, lowered, aliases)
 
     def placed(lowered: list[LoweredGroup]) -> PlannedModel:
-        draft = draft_plan(model, lowered, target, aliases)
+        draft = draft_plan(model, lowered, target, aliases, is_limited=options.memory_limit is not None)
         if options.memory_limit is not None:
             context.step_us = predicted_us(lowered, target)
         return PlannedModel(model, lowered, draft, run_plan_pipeline(draft.plan, passes, context), context)
@@ -274,13 +287,23 @@ def _bind(kernel: BuiltKernel, names: dict[int, str], group: Group) -> BuiltKern
     return replace(kernel, operands=tuple(replace(operand, name=renamed[operand.name]) for operand in kernel.operands))
 
 
-def _constant_sources(draft: PlanDraft, offsets: dict[str, int | None]) -> list[ConstantSource]:
-    sources = []
-    for name, (kind, load) in draft.constants.items():
-        offset = offsets[name]
-        assert offset is not None
-        sources.append(ConstantSource(name, kind, offset, load))
-    return sources
+def _constant_sources(planned: PlannedModel) -> list[ConstantSource]:
+    """The constants that lie in the program's own file."""
+    offsets = {buffer.name: buffer.offset for buffer in planned.plan.buffers if buffer.role is Role.CONSTANT}
+    return [
+        ConstantSource(name, kind, offset, load)
+        for name, (kind, load) in planned.draft.constants.items()
+        if (offset := offsets[name]) is not None
+    ]
+
+
+def _shared_sources(planned: PlannedModel) -> list[SharedSource]:
+    """The constants that other programs may have, too."""
+    draft, found = planned.draft, []
+    for name in planned.plan.shared:
+        kind, load = draft.constants[name]
+        found.append(SharedSource(name, content_of(*draft.parameters[name], kind), kind.size_bytes, load))
+    return found
 
 
 def _remark_lowering(context: Context, lowered: list[LoweredGroup], aliases: Aliases) -> None:
@@ -320,12 +343,13 @@ def _weights(draft: PlanDraft) -> dict[str, object]:
     """What weights take as they were given and as kernels read them, and which of them lie in memory in several forms."""
     planned = {buffer.name: buffer.size_bytes for buffer in draft.plan.buffers if buffer.name in draft.parameters}
     forms: dict[str, list[int]] = {}
+    given = {}
     for name, (parameter, _) in draft.parameters.items():
-        forms.setdefault(parameter, []).append(planned[name])
+        forms.setdefault(str(parameter.name), []).append(planned[name])
+        given[parameter] = tensor_type(parameter).size_bytes
     if not forms:
         return {}
-    given = sum(dict(draft.parameters.values()).values())
-    lines = [f"{size(given)} as they come to kernels, {size(sum(planned.values()))} as these read them"]
+    lines = [f"{size(sum(given.values()))} as they come to kernels, {size(sum(planned.values()))} as these read them"]
     several = sorted((item for item in forms.items() if len(item[1]) > 1), key=lambda item: -sum(item[1]))
     lines += [f"{name} lies there in {len(sizes)} forms: {', '.join(map(size, sizes))}" for name, sizes in several[:_FORMS]]
     return {"weights": lines}

@@ -1,4 +1,7 @@
-"""Zip files whose members are stored as they are: written whole or not at all, read and mapped in place, also in one another."""
+"""Zip files whose members are stored as they are: written whole or not at all, read and mapped in place, also in one another.
+
+Members of weights are in the format of safetensors, whose data begins at a multiple of 64 bytes in the file.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,25 @@ import hashlib
 import importlib.metadata
 import io
 import json
+import mmap
 import os
 import secrets
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from .errors import ProgramFileError
-from .plan import PAGE
+import numpy as np
 
+from .errors import ProgramFileError
+from .files.checksum import Checksum
+from .plan import ALIGNMENT, PAGE, TensorType
+from .streaming.storage import in_memory
+
+CONSTANTS = "constants.safetensors"
 MANIFEST = "manifest.json"  # the member with the hashes of the others
 RECOMPILE = "compile the model again"
 COPY_AGAIN = "the file is corrupt or cut short; copy it again or compile the model again"
@@ -28,6 +38,13 @@ ZIP64_BYTES = 20  # what Python adds to the local header of a member of unknown 
 _DATE = (1980, 1, 1, 0, 0, 0)  # of every member, so that equal contents are equal files
 _ALIGN_FIELD = 0xD935  # the extra field by which Android's zipalign moves a member
 _LARGEST_TEXT_BYTES = 1 << 26  # thirty times the plan of a model of 5,000 nodes
+_SAFETENSORS_DTYPES = {
+    **{f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)},
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
 
 
 class Section(io.RawIOBase):
@@ -86,18 +103,25 @@ def new_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "xb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                yield archive
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ProgramFileError(
-            str(path), f"cannot be written: {error.strerror or error}", "check the folder, its space and rights"
-        ) from error
+        with writing(path):
+            with open(temporary, "xb") as file:
+                with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                    yield archive
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What goes wrong in writing a file becomes a ProgramFileError that names it."""
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot be written: {error.strerror or error}"
+        raise ProgramFileError(str(path), what, "check the folder, its space and rights") from error
 
 
 def write_member(archive: zipfile.ZipFile, name: str, content: bytes) -> str:
@@ -207,3 +231,127 @@ def version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+# -------------------------------------------------------------------------------------------------- members of weights
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantSource:
+    """A constant to write: its buffer's name, its type, its offset in the Plan, and how to get its elements when they are due:
+    of a packed type, its bytes.
+    """
+
+    name: str
+    type: TensorType
+    offset: int
+    load: Callable[[], np.ndarray]
+
+
+def write_constants(
+    archive: zipfile.ZipFile,
+    header: bytes,
+    data: Iterable[memoryview | bytes],
+    name: str = CONSTANTS,
+    alignment: int = ALIGNMENT,
+) -> dict[str, str]:
+    """Write a member of weights, whose data is aligned in the file. Returns its hashes for the manifest."""
+    file = archive.fp
+    assert file is not None
+    start = file.tell() + LOCAL_HEADER.size + len(name) + ZIP64_BYTES + 8  # 8 bytes of length
+    header = header.rstrip(b" ")
+    header += b" " * (-(start + len(header)) % alignment)
+    header = struct.pack("<Q", len(header)) + header
+    checksum = Checksum()
+    write_pieces(archive, name, _constants_member(header, data, checksum))
+    return {_header(name): hashlib.sha256(header).hexdigest(), name: checksum.hexdigest()}
+
+
+def _header(name: str) -> str:
+    """The name under which the header of a member has a hash of its own: it says where the weights lie."""
+    return f"{name} header"
+
+
+def _constants_member(header: bytes, data: Iterable[memoryview | bytes], checksum: Checksum) -> Iterator[memoryview | bytes]:
+    """The bytes of the member; those of the data are added to the checksum."""
+    yield header
+    for piece in data:
+        checksum.update(piece)
+        yield piece
+
+
+def constants_header(sources: Sequence[ConstantSource], size_bytes: int) -> bytes:
+    """The header of safetensors. The format allows no gaps, so that padding between constants is a tensor too."""
+    entries: dict[str, object] = {"__metadata__": {"format": "prefuse"}}
+    position = 0
+
+    def fill(end: int) -> None:
+        if end > position:
+            entries[f"padding {position}"] = {"dtype": "U8", "shape": [end - position], "data_offsets": [position, end]}
+
+    for source in sources:
+        fill(source.offset)
+        position = source.offset + source.type.size_bytes
+        dtype = _SAFETENSORS_DTYPES.get(source.type.storage)
+        shape = list(source.type.shape) if dtype else [source.type.size_bytes]
+        entries[source.name] = {"dtype": dtype or "U8", "shape": shape, "data_offsets": [source.offset, position]}
+    fill(size_bytes)
+    return json.dumps(entries, separators=(",", ":")).encode()
+
+
+def constants_data(sources: Sequence[ConstantSource], size_bytes: int) -> Iterator[memoryview | bytes]:
+    """The constants' bytes in the order of their offsets, with zeros between them."""
+    position = 0
+    for source in sources:
+        assert source.offset >= position, f"constant {source.name} overlaps the one before it"
+        array = np.asarray(source.load(), order="C")
+        kind = source.type
+        stored = ("uint8", kind.size_bytes) if kind.is_packed else (kind.dtype, kind.elements)
+        assert (array.dtype.name, array.size) == stored, f"constant {source.name} is no {kind}"
+        yield bytes(source.offset - position)
+        yield array.reshape(-1).view(np.uint8).data
+        position = source.offset + source.type.size_bytes
+    yield bytes(size_bytes - position)
+
+
+def map_constants(
+    section: Section, info: zipfile.ZipInfo, hashes: Mapping[str, object], *, is_copied: bool = False
+) -> tuple[bytes, np.ndarray]:
+    """The safetensors header, without its length, and the data after it as bytes mapped from the file; or `is_copied` to memory.
+
+    Raises:
+        ProgramFileError: header or data are not those of the manifest, or not where they should be.
+    """
+    header, data = constants_section(section, info, hashes)
+    if not data.size_bytes:
+        return header, np.empty(0, np.uint8)
+    if is_copied:
+        constants = in_memory(data.fileno(), data.start, data.size_bytes)
+    else:
+        first_page = data.start - data.start % mmap.ALLOCATIONGRANULARITY
+        end = data.start + data.size_bytes
+        mapped = mmap.mmap(section.fileno(), end - first_page, access=mmap.ACCESS_READ, offset=first_page)
+        with suppress(OSError):  # only a hint: read ahead, the first call needs them all
+            mapped.madvise(mmap.MADV_WILLNEED)
+        constants = np.frombuffer(mapped, np.uint8, data.size_bytes, data.start - first_page)
+    _check_constants(info.filename, constants, hashes)
+    return header, constants
+
+
+def constants_section(section: Section, info: zipfile.ZipInfo, hashes: Mapping[str, object]) -> tuple[bytes, Section]:
+    """The header of a member of weights, without its length, and where its data lies."""
+    member = member_section(section, info)
+    prefix = member.read(8)
+    length = int.from_bytes(prefix, "little")
+    data, size = member.start + 8 + length, info.file_size - 8 - length
+    if size < 0 or data % ALIGNMENT:
+        raise ProgramFileError(info.filename, "the weights are not where they should be", COPY_AGAIN)
+    header = member.read(length)
+    check_hash(_header(info.filename), hashlib.sha256(prefix + header).hexdigest(), hashes)
+    return header, Section(section._file, data, size)
+
+
+def _check_constants(name: str, constants: np.ndarray, hashes: Mapping[str, object]) -> None:
+    checksum = Checksum()
+    checksum.update(constants.data)
+    check_hash(name, checksum.hexdigest(), hashes)

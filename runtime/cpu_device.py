@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from . import native
+from .constants.mapping import page_in
 from .device import Arena
 from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, ProgramFileError
 from .hardware import tile_state
-from .program_file import Program, page_in
+from .program_file import Program
 from .streaming.copier import Copier, CopyTime
 from .streaming.storage import StorageError
 from .streams import copy_streams
@@ -64,6 +65,7 @@ class CpuInvocation:
         self.copier = executable.copier(arena)
         memories = [arena.address, executable.constants_address] + ([] if states is None else [states.address])
         memories += [] if self.copier is None else [self.copier.events.address]
+        memories += executable.shared_addresses
         self._first = len(memories)
         self._table = (ctypes.c_int64 * (self._first + parameters))(*memories)
         self._argument = ctypes.byref(self._table)  # made once, so that a call converts nothing
@@ -90,6 +92,8 @@ class CpuExecutable:
     def __init__(self, program: Program) -> None:
         self._constants = program.constants  # keeps the mapping alive
         self.constants_address = program.constants.ctypes.data
+        self._shared = [program.shared[name].data for name in program.plan.shared]
+        self.shared_addresses = [constant.ctypes.data for constant in self._shared]
         target = Target.parse(program.plan.target)
         if target.level == "amx" and (refusal := tile_state.refusal()):
             fix = 'run it where the system allows AMX (Linux 5.16 or newer), or compile the model with target="cpu:avx512"'
@@ -124,7 +128,8 @@ class CpuDevice:
     torch_devices = frozenset(["cpu"])
 
     def load(self, program: Program) -> CpuExecutable:
-        page_in(program.constants)
+        for memory in (program.constants, *(constant.data for constant in program.shared.values())):
+            page_in(memory)
         return CpuExecutable(program)
 
     def allocate(self, size_bytes: int) -> CpuArena:

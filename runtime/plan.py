@@ -21,6 +21,7 @@ ARENA, CONSTANTS, STATES, CALLER = "arena", "constants", "state", "caller"  # sp
 EVENTS = "events"  # of the table of addresses: where the semaphores lie on which streams meet
 VECTOR_ALIGNMENT = 16  # bytes whose multiples operands and results of a GPU's kernels begin at
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
+SHARED = "shared"  # the space of constants at addresses of their own, which other programs may read, too: they have no offsets
 STORAGE = "storage"  # the space of constants that stay in the program's file until a Copy brings them
 COMPUTE = 0  # the stream of the kernels
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
@@ -96,7 +97,8 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Contiguous bytes. `offset` is None until plan-memory has placed it; INPUT and OUTPUT buffers never have one.
+    """Contiguous bytes. `offset` is None until plan-memory has placed it; INPUT and OUTPUT buffers never have one, nor have
+    those in the space SHARED.
 
     A STATE buffer is what a call finds, and no step writes it; or it `renews` such a buffer: then it is what the call leaves for
     the next one, in the same bytes, and every step that reads the old value is before those that write the new one. A SLOT buffer
@@ -269,14 +271,24 @@ class Plan:
 
     @property
     def memories(self) -> tuple[str, ...]:
-        """The spaces whose addresses a program for the CPU takes, in this order, before those of its parameters."""
+        """The spaces whose addresses a program for the CPU takes, in this order, before those of `shared` and `parameters`."""
         is_streamed = any(space.name == STORAGE for space in self.spaces)
         return (ARENA, CONSTANTS, *((STATES,) if self.states else ()), *((EVENTS,) if is_streamed else ()))
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The constants at addresses of their own, in the order in which a program takes these, after those of its memories."""
+        return tuple(buffer.name for buffer in self.buffers if buffer.space == SHARED)
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The caller's buffers in the order in which a program takes their addresses: inputs, outputs, counts."""
         return (*(port.buffer for port in self.inputs + self.outputs), *self.counts)
+
+    @property
+    def weights_bytes(self) -> int:
+        """What the constants take that are in memory as long as the program is."""
+        return sum(space.size_bytes for space in self.spaces if space.name in (CONSTANTS, SHARED))
 
     def space(self, name: str) -> Space:
         return next(space for space in self.spaces if space.name == name)

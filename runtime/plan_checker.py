@@ -15,9 +15,7 @@ import numpy as np
 
 from .plan import (
     ALIGNMENT,
-    COMPUTE,
-    PAGE,
-    STORAGE,
+    SHARED,
     VECTOR_ALIGNMENT,
     Buffer,
     Copy,
@@ -32,7 +30,7 @@ from .plan import (
     step_reads,
     step_writes,
 )
-from .state_checker import slot_faults, state_faults
+from .state_checker import slot_faults, state_faults, storage_faults
 
 _BLOCK_THREADS = 1024  # of any GPU
 _SHARED_BYTES = 227 * 1024  # of a block, on any GPU
@@ -60,7 +58,7 @@ def check_plan(plan: Plan) -> tuple[Fault, ...]:
     """
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     faults = [*_check_names(plan), *_check_buffers(plan), *_check_ports(plan, buffers), *_check_steps(plan, buffers)]
-    faults += (Fault(where, what) for where, what in (*state_faults(plan), *slot_faults(plan)))
+    faults += (Fault(where, what) for where, what in (*state_faults(plan), *slot_faults(plan), *storage_faults(plan)))
     if faults:
         return tuple(faults)
     schedule = _Schedule(plan)
@@ -99,7 +97,10 @@ def _check_buffers(plan: Plan) -> Iterator[Fault]:
                 yield Fault(where, f"{buffer.role} belongs to the caller and has an offset")
             continue
         roles[buffer.space].add(buffer.role)
-        if buffer.offset is None:
+        if buffer.space == SHARED:
+            if (buffer.role, buffer.offset) != (Role.CONSTANT, None):
+                yield Fault(where, "what is shared is a constant, at an address of its own")
+        elif buffer.offset is None:
             yield Fault(where, "it has no offset")
         elif buffer.offset < 0 or buffer.offset % ALIGNMENT:
             yield Fault(where, f"its offset {buffer.offset} is not a multiple of {ALIGNMENT}")
@@ -172,7 +173,6 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
                 if step.event not in recorded:
                     yield Fault(where, f"it waits for event {step.event}, which no earlier step records")
     yield from _check_workspaces(plan, buffers)
-    yield from _check_storage(plan, buffers)
     yield from _check_alignment(plan)
     for kernel in plan.kernels:
         for grid in kernel.grids:
@@ -189,24 +189,6 @@ def _check_alignment(plan: Plan) -> Iterator[Fault]:
         for region in (*step_reads(step), *step_writes(step)) if isinstance(step, Launch) and step.kernel in of_gpu else ():
             if region.offset % VECTOR_ALIGNMENT:
                 yield Fault(f"step {number}", f"{region} begins at no multiple of {VECTOR_ALIGNMENT} bytes")
-
-
-def _check_storage(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
-    """What lies in a file is read by copies beside the kernels, in whole pages to whole pages."""
-    for buffer in plan.buffers:
-        if buffer.space == STORAGE and buffer.role is not Role.CONSTANT:
-            yield Fault(f"buffer {buffer.name}", f"{buffer.role} in a file, which holds constants")
-    for index, step in enumerate(plan.steps):
-        stored = [region for region in step_reads(step) if region.buffer in buffers and buffers[region.buffer].space == STORAGE]
-        if stored and (not isinstance(step, Copy) or step.stream == COMPUTE):
-            what = f"{stored[0].buffer} lies in a file, from where only copies on other streams than the kernels' take it"
-            yield Fault(f"step {index}", what)
-        elif stored and isinstance(step, Copy):
-            for region in (step.source, step.destination):
-                offset = buffers[region.buffer].offset if region.buffer in buffers else 0
-                if offset is None or (offset + region.offset) % PAGE or region.size_bytes % PAGE:
-                    what = f"{region.buffer} is copied from or to where no page of {PAGE} bytes begins or ends"
-                    yield Fault(f"step {index}", what)
 
 
 def _check_region(where: str, region: Region, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:

@@ -5,9 +5,11 @@
                            kernels alone, kernels.cubin or kernels.hsaco
     constants.safetensors  the weights; their data starts at a multiple of 64 bytes in the file and each lies there at the offset
                            that the Plan gives it, so that the file is mapped once and shared by all contexts and processes
+    shared.safetensors     the weights that lie at addresses of their own, under the names of their contents. A program in a
+                           cache has no such member where other programs read them, too: they are in files beside its own
     stored.safetensors     where a program has a memory limit: weights that it copies from the file while it runs, each from a
                            multiple of 4096 bytes in the file on, to a multiple
-    manifest.json          versions, target, hashes and what the compiler reports
+    manifest.json          versions, target, hashes, the contents of shared weights, and what the compiler reports
 
 Everything that is data is checked before use: texts and code by their SHA-256, the weights by a `Checksum`, which adds about a
 tenth of a second per gigabyte to what reading them takes anyway; those in the file when they are copied for the first time.
@@ -17,76 +19,62 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
-import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from .archive import (
+    CONSTANTS,
     COPY_AGAIN,
-    LOCAL_HEADER,
     MANIFEST,
     NOT_OURS,
     RECOMPILE,
-    ZIP64_BYTES,
+    ConstantSource,
     Section,
     check_hash,
     check_members,
+    constants_data,
+    constants_header,
+    constants_section,
     manifest_text,
-    member_section,
+    map_constants,
     new_archive,
     parse_manifest,
     reading,
     version,
+    write_constants,
     write_member,
-    write_pieces,
+    writing,
 )
+from .constants import shared
+from .constants.shared import ConstantPool, SharedConstant
 from .errors import OptionError, ProgramFileError
-from .files.checksum import Checksum
-from .plan import ALIGNMENT, PAGE, STORAGE, Buffer, Plan, Role, TensorType
+from .plan import ALIGNMENT, PAGE, SHARED, STORAGE, Buffer, Plan, Role, TensorType
 from .plan_checker import check_plan
 from .plan_text import parse_plan, print_plan
-from .streaming.storage import Storage, StorageError, Stored, checksum_of, in_memory, whole_pages
+from .streaming.storage import Storage, StorageError, Stored, checksum_of, whole_pages
 from .target import Target, check_binary
 
-FORMAT = 4
-PLAN, CONSTANTS, STORED = "plan.txt", "constants.safetensors", "stored.safetensors"
+FORMAT = 5
+PLAN, SHARED_CONSTANTS, STORED = "plan.txt", "shared.safetensors", "stored.safetensors"
 # The member with the native code.
 CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "cuda-sim": "simulated.so", "rocm": "kernels.hsaco"}
+_OPTIONAL = (SHARED_CONSTANTS, STORED)
 _CHECKSUMS = "stored"  # of the constants in STORED, by name, in the manifest
-_MADV_POPULATE_READ = 22  # of linux/mman.h, which Python does not name
-_SAFETENSORS_DTYPES = {
-    **{f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)},
-    "bool": "BOOL",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ConstantSource:
-    """A constant to write: its buffer's name, its type, its offset in the Plan, and how to get its elements when they are due:
-    of a packed type, its bytes.
-    """
-
-    name: str
-    type: TensorType
-    offset: int
-    load: Callable[[], np.ndarray]
+_CONTENTS = "contents"  # of the shared constants, by name, in the manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A compiled program. `constants` is read-only and 64-byte aligned; `constants_header` is their safetensors header.
 
-    `storage` holds the constants that stay in the file, where there are such; `storage_header` is theirs.
+    `storage` holds the constants that stay in the file, where there are such; `storage_header` is theirs. `shared` are those at
+    addresses of their own, by the names of their buffers.
     """
 
     plan: Plan
@@ -96,6 +84,17 @@ class Program:
     constants_header: bytes = b"{}"
     storage: Storage | None = None
     storage_header: bytes = b"{}"
+    shared: Mapping[str, SharedConstant] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSource:
+    """A constant at an address of its own: its buffer's name, its content, and how to make its bytes where nobody has them."""
+
+    name: str
+    content: str
+    size_bytes: int
+    load: Callable[[], np.ndarray]
 
 
 def write_program(
@@ -104,26 +103,52 @@ def write_program(
     library: bytes,
     constants: Sequence[ConstantSource],
     manifest: Mapping[str, object],
+    shared_constants: Sequence[SharedSource] = (),
+    pool: ConstantPool | None = None,
 ) -> None:
     """Write a program file, or leave whatever was at `path` untouched. One constant is in memory at a time.
 
     Args:
         manifest: what the compiler reports, as JSON values; format, versions, target and hashes are added.
+        pool: who has the shared constants ready beside the file until it is read; None: they are in it.
 
     Raises:
         ProgramFileError: the file cannot be written.
     """
     buffers = {buffer.name: buffer for buffer in plan.buffers if buffer.role is Role.CONSTANT}
-    placed = {name: buffer.offset for name, buffer in buffers.items()}
+    placed = {name: buffer.offset for name, buffer in buffers.items() if buffer.space != SHARED}
     assert placed == {source.name: source.offset for source in constants}, "constants are not those of the plan"
+    assert set(plan.shared) == {source.name for source in shared_constants}, "shared constants are not those of the plan"
     ordered = sorted(constants, key=lambda source: (source.offset, source.type.size_bytes))
     stored = [source for source in ordered if buffers[source.name].space == STORAGE]
     resident = [source for source in ordered if buffers[source.name].space != STORAGE]
     header, data = constants_header(resident, constants_bytes(plan)), constants_data(resident, constants_bytes(plan))
     checksums: dict[str, object] = {}
     pages = _StoredMember(constants_header(stored, stored_bytes(plan)), _stored_data(stored, checksums)) if stored else None
+    if shared_constants:
+        manifest = {**manifest, _CONTENTS: {source.name: source.content for source in shared_constants}}
+    own = [] if pool is not None else _placed((one.content, one.size_bytes, one.load) for one in shared_constants)
+    if pool is not None:
+        for source in shared_constants:
+            with writing(Path(path)):
+                pool.provide(Path(path).parent, source.content, source.size_bytes, source.load)
     with new_archive(Path(path)) as archive:
-        _write_members(archive, plan, library, header, data, manifest, pages, checksums)
+        _write_members(archive, plan, library, header, data, manifest, pages, checksums, own)
+
+
+def _placed(constants: Iterable[tuple[str, int, Callable[[], np.ndarray]]]) -> list[ConstantSource]:
+    """Where shared constants lie in a member of them, each once: their contents, sizes, and how to get their bytes."""
+    found: dict[str, ConstantSource] = {}
+    end = 0
+    for content, size_bytes, load in constants:
+        if content not in found:
+            found[content] = ConstantSource(content, TensorType((size_bytes,), "uint8"), end, partial(_raw, load))
+            end += -(-size_bytes // ALIGNMENT) * ALIGNMENT
+    return list(found.values())
+
+
+def _raw(load: Callable[[], np.ndarray]) -> np.ndarray:
+    return np.asarray(load(), order="C").reshape(-1).view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +171,7 @@ def _stored_data(sources: Sequence[ConstantSource], checksums: dict[str, object]
 
 
 def save_program(path: str | os.PathLike[str], program: Program) -> None:
-    """Write a program that was read from a file to another.
+    """Write a program that was read from a file to another, with all of its weights.
 
     Raises:
         ProgramFileError: the file cannot be written.
@@ -155,14 +180,32 @@ def save_program(path: str | os.PathLike[str], program: Program) -> None:
         write_program_members(archive, program)
 
 
-def write_program_members(archive: zipfile.ZipFile, program: Program) -> str:
-    """Write a program that was read from a file to an archive, which may be part of another. Returns the manifest's sha256."""
+def write_program_members(archive: zipfile.ZipFile, program: Program, *, has_shared: bool = True) -> str:
+    """Write a program that was read from a file to an archive, which may be part of another. Returns the manifest's sha256.
+
+    Without `has_shared` its shared constants are elsewhere: in a member that several programs of a file have (`write_shared`).
+    """
     data: tuple[memoryview] = (program.constants.data,)
     storage = program.storage
     pages = None if storage is None else _StoredMember(program.storage_header, _checked(storage))
     checksums = {} if storage is None else {stored.name: stored.checksum for stored in storage.constants.values()}
-    plan, header = program.plan, program.constants_header
-    return _write_members(archive, plan, program.library, header, data, program.manifest, pages, checksums)
+    plan, header, own = program.plan, program.constants_header, _placed_of([program]) if has_shared else []
+    return _write_members(archive, plan, program.library, header, data, program.manifest, pages, checksums, own)
+
+
+def write_shared(archive: zipfile.ZipFile, programs: Iterable[Program]) -> dict[str, str]:
+    """Write the member with the shared constants of several programs, each once. Returns its hashes for the manifest."""
+    return _write_shared(archive, _placed_of(programs))
+
+
+def _placed_of(programs: Iterable[Program]) -> list[ConstantSource]:
+    constants = (program.shared[name] for program in programs for name in program.plan.shared)
+    return _placed((one.content, one.data.size, partial(np.asarray, one.data)) for one in constants)
+
+
+def _write_shared(archive: zipfile.ZipFile, sources: Sequence[ConstantSource]) -> dict[str, str]:
+    end = max((source.offset + source.type.size_bytes for source in sources), default=0)
+    return write_constants(archive, constants_header(sources, end), constants_data(sources, end), SHARED_CONSTANTS)
 
 
 def _checked(storage: Storage) -> Iterator[memoryview]:
@@ -175,7 +218,7 @@ def _checked(storage: Storage) -> Iterator[memoryview]:
 
 def constants_bytes(plan: Plan) -> int:
     """Bytes from the first constant that is loaded with the program to the end of the last."""
-    return _end(buffer for buffer in plan.buffers if buffer.role is Role.CONSTANT and buffer.space != STORAGE)
+    return _end(b for b in plan.buffers if b.role is Role.CONSTANT and b.space not in (STORAGE, SHARED))
 
 
 def stored_bytes(plan: Plan) -> int:
@@ -197,10 +240,33 @@ def read_program(path: str | os.PathLike[str]) -> Program:
         return read_section(Section.whole(file))
 
 
-def read_section(section: Section) -> Program:
-    """As `read_program`, from part of a file. Its faults are errors of all kinds, which `reading` translates."""
+def read_section(section: Section, given: Mapping[str, SharedConstant] | None = None) -> Program:
+    """As `read_program`, from part of a file. Its faults are errors of all kinds, which `reading` translates.
+
+    `given` are shared constants by their contents, where a program has no member of its own for them (`read_shared`).
+    """
     with zipfile.ZipFile(section) as archive:
-        return _read(section, archive)
+        return _read(section, archive, given)
+
+
+def read_shared(
+    section: Section, info: zipfile.ZipInfo, hashes: Mapping[str, object], *, is_copied: bool = False
+) -> dict[str, SharedConstant]:
+    """The constants of a member that `write_shared` wrote, by their contents: those of this process where it has them all.
+
+    Raises:
+        ProgramFileError: they are not those of the manifest.
+    """
+    entries = json.loads(constants_section(section, info, hashes)[0])
+    places = {name: entry["data_offsets"] for name, entry in entries.items() if shared.is_content(name)}
+    known = {name: shared.alive(name, end - begin, is_copied=is_copied) for name, (begin, end) in places.items()}
+    found = {name: constant for name, constant in known.items() if constant is not None}
+    if len(found) == len(places):
+        return found
+    _, data = map_constants(section, info, hashes, is_copied=is_copied)
+    if any(begin % ALIGNMENT or not 0 <= begin <= end <= data.size for begin, end in places.values()):
+        raise ProgramFileError(info.filename, "constants that are not inside it", COPY_AGAIN)
+    return {name: shared.share(name, data[begin:end], is_copied=is_copied) for name, (begin, end) in places.items()}
 
 
 def _write_members(
@@ -212,6 +278,7 @@ def _write_members(
     manifest: Mapping[str, object],
     stored: _StoredMember | None,
     checksums: Mapping[str, object],
+    shared_constants: Sequence[ConstantSource],
 ) -> str:
     """Write all members. `checksums` are of the stored constants, complete when these are written."""
     code = _code_member(Target.parse(plan.target))
@@ -220,6 +287,8 @@ def _write_members(
         code: write_member(archive, code, library),
     }
     hashes.update(write_constants(archive, header, data))
+    if shared_constants:
+        hashes.update(_write_shared(archive, shared_constants))
     if stored is not None:
         hashes.update(write_constants(archive, stored.header, stored.data, STORED, PAGE))
     own = {
@@ -233,73 +302,7 @@ def _write_members(
     return write_member(archive, MANIFEST, manifest_text({**manifest, **own}))
 
 
-def write_constants(
-    archive: zipfile.ZipFile,
-    header: bytes,
-    data: Iterable[memoryview | bytes],
-    name: str = CONSTANTS,
-    alignment: int = ALIGNMENT,
-) -> dict[str, str]:
-    """Write a member of weights, whose data is aligned in the file. Returns its hashes for the manifest."""
-    file = archive.fp
-    assert file is not None
-    start = file.tell() + LOCAL_HEADER.size + len(name) + ZIP64_BYTES + 8  # 8 bytes of length
-    header = header.rstrip(b" ")
-    header += b" " * (-(start + len(header)) % alignment)
-    header = struct.pack("<Q", len(header)) + header
-    checksum = Checksum()
-    write_pieces(archive, name, _constants_member(header, data, checksum))
-    return {_header(name): hashlib.sha256(header).hexdigest(), name: checksum.hexdigest()}
-
-
-def _header(name: str) -> str:
-    """The name under which the header of a member has a hash of its own: it says where the weights lie."""
-    return f"{name} header"
-
-
-def _constants_member(header: bytes, data: Iterable[memoryview | bytes], checksum: Checksum) -> Iterator[memoryview | bytes]:
-    """The bytes of the member; those of the data are added to the checksum."""
-    yield header
-    for piece in data:
-        checksum.update(piece)
-        yield piece
-
-
-def constants_header(sources: Sequence[ConstantSource], size_bytes: int) -> bytes:
-    """The header of safetensors. The format allows no gaps, so that padding between constants is a tensor too."""
-    entries: dict[str, object] = {"__metadata__": {"format": "prefuse"}}
-    position = 0
-
-    def fill(end: int) -> None:
-        if end > position:
-            entries[f"padding {position}"] = {"dtype": "U8", "shape": [end - position], "data_offsets": [position, end]}
-
-    for source in sources:
-        fill(source.offset)
-        position = source.offset + source.type.size_bytes
-        dtype = _SAFETENSORS_DTYPES.get(source.type.storage)
-        shape = list(source.type.shape) if dtype else [source.type.size_bytes]
-        entries[source.name] = {"dtype": dtype or "U8", "shape": shape, "data_offsets": [source.offset, position]}
-    fill(size_bytes)
-    return json.dumps(entries, separators=(",", ":")).encode()
-
-
-def constants_data(sources: Sequence[ConstantSource], size_bytes: int) -> Iterator[memoryview | bytes]:
-    """The constants' bytes in the order of their offsets, with zeros between them."""
-    position = 0
-    for source in sources:
-        assert source.offset >= position, f"constant {source.name} overlaps the one before it"
-        array = np.asarray(source.load(), order="C")
-        kind = source.type
-        stored = ("uint8", kind.size_bytes) if kind.is_packed else (kind.dtype, kind.elements)
-        assert (array.dtype.name, array.size) == stored, f"constant {source.name} is no {kind}"
-        yield bytes(source.offset - position)
-        yield array.reshape(-1).view(np.uint8).data
-        position = source.offset + source.type.size_bytes
-    yield bytes(size_bytes - position)
-
-
-def _read(section: Section, archive: zipfile.ZipFile) -> Program:
+def _read(section: Section, archive: zipfile.ZipFile, given: Mapping[str, SharedConstant] | None) -> Program:
     members = _members(archive)
     manifest, hashes = _read_manifest(archive.read(members[MANIFEST]))
     code = next(name for name in members if name in CODE.values())
@@ -321,17 +324,39 @@ def _read(section: Section, archive: zipfile.ZipFile) -> Program:
         raise ProgramFileError(CONSTANTS, f"{constants.size} bytes of weights, the plan needs {constants_bytes(plan)}", RECOMPILE)
     if is_limited is not bool(stored_bytes(plan)):
         raise ProgramFileError(STORED, f"the plan needs {stored_bytes(plan)} bytes of weights in the file", RECOMPILE)
+    if SHARED_CONSTANTS in members:
+        given = read_shared(section, members[SHARED_CONSTANTS], hashes, is_copied=is_copied)
+    found = _shared(plan, manifest, given, Path(section.name).parent, is_copied=is_copied)
     if not is_limited:
-        return Program(plan, library, constants, manifest, header)
+        return Program(plan, library, constants, manifest, header, shared=found)
     storage_header, storage = _read_storage(section, members[STORED], plan, manifest, hashes)
-    return Program(plan, library, constants, manifest, header, storage, storage_header)
+    return Program(plan, library, constants, manifest, header, storage, storage_header, found)
+
+
+def _shared(
+    plan: Plan, manifest: Mapping[str, object], given: Mapping[str, SharedConstant] | None, folder: Path, *, is_copied: bool
+) -> dict[str, SharedConstant]:
+    """The shared constants of a program by the names of their buffers: those given, else those beside its file."""
+    sizes = {buffer.name: buffer.size_bytes for buffer in plan.buffers if buffer.space == SHARED}
+    contents = manifest.get(_CONTENTS, {})
+    if not isinstance(contents, dict) or contents.keys() != sizes.keys() or not all(map(shared.is_content, contents.values())):
+        raise ProgramFileError(MANIFEST, "its shared weights are not those of the plan", COPY_AGAIN)
+    if given is None:
+        try:
+            given = shared.load(folder, {content: sizes[name] for name, content in contents.items()}, is_copied=is_copied)
+        except shared.ConstantError as error:
+            raise ProgramFileError(error.where, error.what, RECOMPILE) from error
+    for name, content in contents.items():
+        if content not in given or given[content].data.size != sizes[name]:
+            raise ProgramFileError(SHARED_CONSTANTS, f"it does not hold {name}", COPY_AGAIN)
+    return {name: given[content] for name, content in contents.items()}
 
 
 def _read_storage(
     section: Section, info: zipfile.ZipInfo, plan: Plan, manifest: Mapping[str, object], hashes: Mapping[str, object]
 ) -> tuple[bytes, Storage]:
     """The safetensors header of the constants that stay in the file, and themselves, of which nothing is read yet."""
-    header, data = _constants_section(section, info, hashes)
+    header, data = constants_section(section, info, hashes)
     if data.size_bytes != stored_bytes(plan):
         what = f"{data.size_bytes} bytes of weights, the plan needs {stored_bytes(plan)}"
         raise ProgramFileError(STORED, what, RECOMPILE)
@@ -349,8 +374,8 @@ def _read_storage(
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The archive's members, which are exactly ours, stored as they are, so that nothing can grow while it is read."""
     infos = archive.infolist()
-    found = sorted(info.filename for info in infos if info.filename != STORED)
-    is_double = sum(info.filename == STORED for info in infos) > 1
+    found = sorted(info.filename for info in infos if info.filename not in _OPTIONAL)
+    is_double = len({info.filename for info in infos}) < len(infos)
     if is_double or found not in [sorted((PLAN, code, CONSTANTS, MANIFEST)) for code in CODE.values()]:
         names = ", ".join(repr(info.filename) for info in infos[:5]) or "nothing"
         raise ProgramFileError("archive", f"it holds {names}, not the members of a program", NOT_OURS)
@@ -386,54 +411,3 @@ def _check_target(text: str, code: str, library: bytes) -> None:
         raise ProgramFileError(
             "target", f"compiled for {text}; this CPU lacks {', '.join(missing)}", f"{RECOMPILE} on this machine"
         )
-
-
-def map_constants(
-    section: Section, info: zipfile.ZipInfo, hashes: Mapping[str, object], *, is_copied: bool = False
-) -> tuple[bytes, np.ndarray]:
-    """The safetensors header, without its length, and the data after it as bytes mapped from the file; or `is_copied` to memory.
-
-    Raises:
-        ProgramFileError: header or data are not those of the manifest, or not where they should be.
-    """
-    header, data = _constants_section(section, info, hashes)
-    if not data.size_bytes:
-        return header, np.empty(0, np.uint8)
-    if is_copied:
-        constants = in_memory(data.fileno(), data.start, data.size_bytes)
-    else:
-        first_page = data.start - data.start % mmap.ALLOCATIONGRANULARITY
-        end = data.start + data.size_bytes
-        mapped = mmap.mmap(section.fileno(), end - first_page, access=mmap.ACCESS_READ, offset=first_page)
-        with suppress(OSError):  # only a hint: read ahead, the first call needs them all
-            mapped.madvise(mmap.MADV_WILLNEED)
-        constants = np.frombuffer(mapped, np.uint8, data.size_bytes, data.start - first_page)
-    _check_constants(constants, hashes)
-    return header, constants
-
-
-def _constants_section(section: Section, info: zipfile.ZipInfo, hashes: Mapping[str, object]) -> tuple[bytes, Section]:
-    """The header of a member of weights, without its length, and where its data lies."""
-    member = member_section(section, info)
-    prefix = member.read(8)
-    length = int.from_bytes(prefix, "little")
-    data, size = member.start + 8 + length, info.file_size - 8 - length
-    if size < 0 or data % ALIGNMENT:
-        raise ProgramFileError(info.filename, "the weights are not where they should be", COPY_AGAIN)
-    header = member.read(length)
-    check_hash(_header(info.filename), hashlib.sha256(prefix + header).hexdigest(), hashes)
-    return header, Section(section._file, data, size)
-
-
-def page_in(constants: np.ndarray) -> None:
-    """Have mapped constants in memory, and known to this process, so that the first call waits for none of them."""
-    mapped = constants.base.obj if isinstance(constants.base, memoryview) else None
-    if isinstance(mapped, mmap.mmap):
-        with suppress(OSError):  # Linux knows it since 5.14; elsewhere the first call is slower
-            mapped.madvise(_MADV_POPULATE_READ)
-
-
-def _check_constants(constants: np.ndarray, hashes: Mapping[str, object]) -> None:
-    checksum = Checksum()
-    checksum.update(constants.data)
-    check_hash(CONSTANTS, checksum.hexdigest(), hashes)

@@ -3,8 +3,8 @@
 States are kept where nothing else lies, and renewed by one buffer at most. A slot has the next call's weight as a call ends, and
 shares its bytes with other buffers in between: what one call finds has to be what the one before it has left. As all streams have
 come to their ends between two calls, it is enough that each buffer that a call finds is renewed by one in its bytes, and that
-copies of one constant fill that. What is read before what is written, and who shares bytes with whom, `plan_checker` decides,
-which knows the order of the steps.
+copies of one constant fill that. What lies in a file is copied from there in whole pages. What is read before what is written,
+and who shares bytes with whom, `plan_checker` decides, which knows the order of the steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from .plan import STORAGE, Buffer, Copy, Plan, Role, step_writes
+from .plan import COMPUTE, PAGE, STORAGE, Buffer, Copy, Plan, Role, step_reads, step_writes
 
 Found = tuple[str, str]  # where, and what is wrong there
 
@@ -103,3 +103,22 @@ def slot_faults(plan: Plan) -> Iterator[Found]:
     for name, names in sources.items():
         if len(names) > 1:
             yield f"buffer {name}", f"copies of {', '.join(sorted(names))} fill it, which are different weights"
+
+
+def storage_faults(plan: Plan) -> Iterator[Found]:
+    """What lies in a file is read by copies beside the kernels, in whole pages to whole pages."""
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    for buffer in plan.buffers:
+        if buffer.space == STORAGE and buffer.role is not Role.CONSTANT:
+            yield f"buffer {buffer.name}", f"{buffer.role} in a file, which holds constants"
+    for index, step in enumerate(plan.steps):
+        stored = [region for region in step_reads(step) if region.buffer in buffers and buffers[region.buffer].space == STORAGE]
+        if stored and (not isinstance(step, Copy) or step.stream == COMPUTE):
+            what = f"{stored[0].buffer} lies in a file, from where only copies on other streams than the kernels' take it"
+            yield f"step {index}", what
+        elif stored and isinstance(step, Copy):
+            for region in (step.source, step.destination):
+                offset = buffers[region.buffer].offset if region.buffer in buffers else 0
+                if offset is None or (offset + region.offset) % PAGE or region.size_bytes % PAGE:
+                    what = f"{region.buffer} is copied from or to where no page of {PAGE} bytes begins or ends"
+                    yield f"step {index}", what

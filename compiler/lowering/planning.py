@@ -10,10 +10,12 @@ import onnx_ir as ir
 
 from ...kernels.groups.group import Group
 from ...kernels.template.contract import BuiltKernel, Pack
+from ...runtime.constants.shared import LEAST_BYTES
 from ...runtime.plan import (
     ARENA,
     CALLER,
     CONSTANTS,
+    SHARED,
     STATES,
     VECTOR_ALIGNMENT,
     Buffer,
@@ -53,12 +55,12 @@ class LoweredGroup:
 
 @dataclass
 class PlanDraft:
-    """A Plan whose buffers have no offsets yet, how to load each constant that it names, and the parameter that each is made of:
-    its name and bytes."""
+    """A Plan whose buffers have no offsets yet, how to load each constant that it names, and what each is made of: the parameter
+    and its packing."""
 
     plan: Plan
     constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = field(default_factory=dict)
-    parameters: dict[str, tuple[str, int]] = field(default_factory=dict)
+    parameters: dict[str, tuple[ir.Value, Pack | None]] = field(default_factory=dict)
 
 
 def aliases_of(model: ir.Model, target: Target) -> Aliases:
@@ -76,20 +78,26 @@ def launch_label(item: LoweredGroup) -> str:
     return "+".join(names) + ("" if source == ", ".join(names) else f" at {source}")
 
 
-def draft_plan(model: ir.Model, lowered: list[LoweredGroup], target: Target, aliases: Aliases) -> PlanDraft:
-    """The Plan of a graph in the order of its nodes, all on one stream."""
-    return _Drafting(model, target, aliases).draft(lowered)
+def draft_plan(
+    model: ir.Model, lowered: list[LoweredGroup], target: Target, aliases: Aliases, *, is_limited: bool = False
+) -> PlanDraft:
+    """The Plan of a graph in the order of its nodes, all on one stream.
+
+    Large constants are shared with other programs, but on GPUs, and where memory `is_limited`: those may stay in the file.
+    """
+    return _Drafting(model, target, aliases, shares=not target.is_gpu and not is_limited).draft(lowered)
 
 
 class _Drafting:
-    def __init__(self, model: ir.Model, target: Target, aliases: Aliases) -> None:
+    def __init__(self, model: ir.Model, target: Target, aliases: Aliases, *, shares: bool) -> None:
+        self.shares = shares
         self.graph = model.graph
         self.target = target
         self.aliases = aliases
         self.trims = {value: trim for value in self.graph.outputs if (trim := _trim_under(model, value)) is not None}
         self.buffers: dict[str, Buffer] = {}
         self.constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = {}
-        self.parameters: dict[str, tuple[str, int]] = {}
+        self.parameters: dict[str, tuple[ir.Value, Pack | None]] = {}
         self.steps: list[Step] = []
         outputs, inputs = ({str(value.name): value for value in one} for one in (self.graph.outputs, self.graph.inputs))
         self.renewed = {outputs[output]: inputs[name] for output, name in states_of(model).items()}
@@ -122,13 +130,17 @@ class _Drafting:
             target=str(self.target),
             inputs=tuple(inputs),
             outputs=tuple(outputs),
-            spaces=(Space(ARENA), Space(CONSTANTS), Space(CALLER), *([Space(STATES)] if states else [])),
+            spaces=tuple(map(Space, (ARENA, CONSTANTS, CALLER, *self._further_spaces()))),
             buffers=tuple(self.buffers.values()),
             kernels=tuple(kernels.values()),
             steps=tuple(self.steps),
             states=tuple(states),
         )
         return PlanDraft(plan, self.constants, self.parameters)
+
+    def _further_spaces(self) -> list[str]:
+        used = {buffer.space for buffer in self.buffers.values()}
+        return [name for name in (SHARED, STATES) if name in used]
 
     def _copy_unless_there(self, value: ir.Value, buffer: str) -> None:
         source = self._region(value)
@@ -212,9 +224,10 @@ class _Drafting:
         kind = pack.packed_type(source) if pack else source
         name = f"{value.name}:{pack}" if pack else str(value.name)
         if name not in self.buffers:
-            self.buffers[name] = Buffer(name, Role.CONSTANT, kind.size_bytes, CONSTANTS)
+            is_shared = self.shares and kind.size_bytes >= LEAST_BYTES
+            self.buffers[name] = Buffer(name, Role.CONSTANT, kind.size_bytes, SHARED if is_shared else CONSTANTS)
             self.constants[name] = (kind, lambda: _load(value, pack))
-            self.parameters[name] = str(value.name), source.size_bytes
+            self.parameters[name] = value, pack
         return Region(name, 0, kind.size_bytes)
 
     def _launch(self, item: LoweredGroup) -> Launch:

@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.ir import Call, GlobalVar, PointerType, PrimType
 
 from ...runtime.cpu_device import CLOCK_WORDS, MAIN, PROFILE
-from ...runtime.plan import COMPUTE, EVENTS, Copy, Launch, Plan, Record, Region, Role, Wait
+from ...runtime.plan import COMPUTE, EVENTS, SHARED, Copy, Launch, Plan, Record, Region, Role, Wait
 from ...runtime.streaming.events import EVENT_BYTES
 from ...runtime.streams import waits_of
 from ...runtime.target import Target
@@ -25,8 +25,8 @@ _CLOCK_MONOTONIC = 1  # of Linux: the clock that Python's time.perf_counter_ns r
 def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, profile: bool = False) -> bytes:
     """Compile the kernels, and the host function that calls them in order: in C, `void prefuse_main(const int64_t *addresses)`.
 
-    The addresses are those of `plan.memories` and `plan.parameters`. It runs the kernels' stream; what other streams do, the
-    device sees to, and the two meet in semaphores. With `profile`, there is also `prefuse_profile`,
+    The addresses are those of `plan.memories`, `plan.shared` and `plan.parameters`. It runs the kernels' stream; what other
+    streams do, the device sees to, and the two meet in semaphores. With `profile`, there is also `prefuse_profile`,
     which takes the address of an int64 array after them and fills that: the clock at the beginning (seconds and nanoseconds),
     then the processor's time stamp counter there and after each step. Reading the counter takes a few nanoseconds, the clock
     several times that. Without `profile`, there is no code for it.
@@ -57,7 +57,8 @@ def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, p
         parts.append(name)
     module[GlobalVar(MAIN)] = _entry(MAIN, parts)
     if profile:
-        module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, len(plan.memories) + len(plan.parameters))
+        behind = len(plan.memories) + len(plan.shared) + len(plan.parameters)
+        module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, behind)
     return link_library(compile_module(tvm.IRModule(module), target))
 
 
@@ -116,16 +117,22 @@ class _Addresses:
 
     def __init__(self, plan: Plan, table: _Table) -> None:
         self.buffers = {buffer.name: buffer for buffer in plan.buffers}
-        addresses = [tirx.Var(f"a{number}", "int64") for number in range(len(plan.memories) + len(plan.parameters))]
+        first = len(plan.memories)
+        behind = first + len(plan.shared)
+        self.shared = {name: table[number] for number, name in enumerate(plan.shared, first)}  # loaded where they are needed
+        numbers = [*range(first), *range(behind, behind + len(plan.parameters))]
+        addresses = [tirx.Var(f"a{number}", "int64") for number in numbers]
         self.spaces = dict(zip(plan.memories, addresses, strict=False))
-        self.parameters = dict(zip(plan.parameters, addresses[len(plan.memories) :], strict=True))
+        self.parameters = dict(zip(plan.parameters, addresses[first:], strict=True))
         self.waits = waits_of(plan)
-        self.loads = [tirx.Bind(variable, table[number]) for number, variable in enumerate(addresses)]
+        self.loads = [tirx.Bind(variable, table[number]) for number, variable in zip(numbers, addresses, strict=True)]
 
     def of(self, region: Region) -> Any:
         buffer = self.buffers[region.buffer]
         if buffer.role in (Role.INPUT, Role.OUTPUT):
             return self.parameters[buffer.name] + tirx.const(region.offset, "int64")
+        if buffer.space == SHARED:
+            return self.shared[buffer.name] + tirx.const(region.offset, "int64")
         assert buffer.offset is not None, f"buffer {buffer.name} has no place"
         return self.spaces[buffer.space] + tirx.const(buffer.offset + region.offset, "int64")
 

@@ -17,7 +17,7 @@ from ...kernels.problem import problem_of
 from ...runtime.errors import OptionError
 from ...runtime.hardware import machine as machines
 from ...runtime.hardware.machine import COPY_SECONDS
-from ...runtime.plan import ARENA_ROLES, CONSTANTS, STORAGE, Copy, Launch, Role, Step, step_writes
+from ...runtime.plan import ARENA_ROLES, STORAGE, Copy, Launch, Role, Step, step_writes
 from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
@@ -291,7 +291,7 @@ def memory_of(planned: PlannedModel) -> Memory:
     workspaces = [buffer.size_bytes for buffer in plan.buffers if buffer.role is Role.WORKSPACE]
     arena_bytes = sum(plan.space(name).size_bytes for name in arena)
     stored = sum(space.size_bytes for space in plan.spaces if space.name == STORAGE)
-    return Memory(plan.space(CONSTANTS).size_bytes, arena_bytes, max(workspaces, default=0), stored)
+    return Memory(plan.weights_bytes, arena_bytes, max(workspaces, default=0), stored)
 
 
 def _description(planned: PlannedModel, item: LoweredGroup) -> GroupDescription:

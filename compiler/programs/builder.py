@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ...runtime.constants.shared import ConstantPool
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
 from .cache import ProgramCache, build_uncached, compiler_version
@@ -23,10 +24,20 @@ Progress = Callable[[str, float], None]  # the stage, and how much of the whole 
 
 
 class CompileModel(Protocol):
-    """The driver: writes the program of a model with static shapes, which it changes, to `output`."""
+    """The driver: writes the program of a model with static shapes, which it changes, to `output`.
+
+    `constants` has those that programs share ready, beside the file; without, they are in it.
+    """
 
     def __call__(
-        self, model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None
+        self,
+        model: ir.Model,
+        options: Options,
+        *,
+        name: str,
+        output: Path,
+        progress: Progress | None = None,
+        constants: ConstantPool | None = None,
     ) -> None: ...
 
 
@@ -87,11 +98,12 @@ class Builder:
         Raises:
             CompileError: the model cannot be compiled.
         """
+        pool = ConstantPool(is_temporary=self.cache is None)  # holds what is found until the program is loaded
 
         def write(output: Path) -> None:
             self.report("prepare", 0.0)
             graph = model().clone()  # the driver changes it, and where the cache fails this is called again
-            self.compile_model(graph, self.options, name=self.name, output=output, progress=self.progress)
+            self.compile_model(graph, self.options, name=self.name, output=output, progress=self.progress, constants=pool)
 
         program = build_uncached(write) if self.cache is None else self.cache.load(key, write)
         return CompiledModel(program)

@@ -1,6 +1,7 @@
 """Compiled programs on disk, shared by all processes of a user.
 
-Each program is one `.prefuse` file named by its key. Files appear whole, by renaming. A lock per key lets one process
+Each program is one `.prefuse` file named by its key; constants that several of them may read are files of their own, named by
+their contents (`runtime/constants`). Files appear whole, by renaming. A lock per key lets one process
 compile while the others wait. A cache that cannot be used is no error: the program is built in a temporary folder, with one
 warning.
 """
@@ -16,11 +17,12 @@ import secrets
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from ...runtime.constants.shared import path_of, touch
 from ...runtime.errors import ProgramFileError
 from ...runtime.files.user_folder import locked
 from ...runtime.program_file import Program, read_program
@@ -29,7 +31,7 @@ from ...runtime.temporary_folder import temporary_folder
 _DEPENDENCIES = ("apache-tvm", "onnx", "onnx-ir", "numpy")
 _ABANDONED_SECONDS = 24 * 3600  # a temporary file this old belongs to nobody
 
-_ENTRY = re.compile(r"[0-9a-f]{64}\.(prefuse|json)")  # a user may name a folder with files of his own
+_ENTRY = re.compile(r"[0-9a-f]{64}\.(prefuse|constant|json)")  # a user may name a folder with files of his own
 _TEMPORARY = re.compile(r"\.[0-9a-f]{64}\..*\.tmp")
 
 Build = Callable[[Path], None]  # writes a program to the path it is given
@@ -65,15 +67,17 @@ class ProgramCache:
                 self._warn(str(error.__cause__.strerror))
                 return build_uncached(build)
             program = read_program(path)
-            self._evict(path)
+            self._touch_constants(program)
+            self._evict({path, *(path_of(self.folder, one.content) for one in program.shared.values())})
             return program
 
     def state(self) -> str:
         """How full the cache is, or why it cannot be used, in a few words."""
         if not self._is_writable():
             return "cannot be written"
-        sizes = [size for _, size, path in self._files(_ENTRY) if path.suffix == ".prefuse"]
-        return f"{len(sizes)} programs, {sum(sizes) / 2**30:.2f} of {self._limit_bytes / 2**30:.0f} GiB"
+        files = [(size, path.suffix) for _, size, path in self._files(_ENTRY) if path.suffix != ".json"]
+        total, programs = sum(size for size, _ in files), sum(suffix == ".prefuse" for _, suffix in files)
+        return f"{programs} programs, {total / 2**30:.2f} of {self._limit_bytes / 2**30:.0f} GiB"
 
     def note(self, key: str) -> Mapping[str, object] | None:
         """What `write_note` stored; None if nothing, or what is no longer as it was stored."""
@@ -110,7 +114,12 @@ class ProgramCache:
                 path.unlink(missing_ok=True)
             return None
         _touch(path)
+        self._touch_constants(program)
         return program
+
+    def _touch_constants(self, program: Program) -> None:
+        """Say that the constants of a program are in use, later than itself: so it goes before they do."""
+        touch(self.folder, {one.content for one in program.shared.values()}, time.time_ns())
 
     def _is_writable(self) -> bool:
         """Whether a file can be made in the folder, which is made if need be; warns if not."""
@@ -150,8 +159,8 @@ class ProgramCache:
                     found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
         return sorted(found)
 
-    def _evict(self, keep: Path) -> None:
-        """Remove abandoned temporary files, and programs from the oldest on until the rest are within the limit."""
+    def _evict(self, keep: Collection[Path]) -> None:
+        """Remove abandoned temporary files, and programs and constants from the oldest on until the rest are within the limit."""
         for used, _, path in self._files(_TEMPORARY):
             if time.time() - used > _ABANDONED_SECONDS:
                 with suppress(OSError):
@@ -161,7 +170,7 @@ class ProgramCache:
         for _, size, path in files:
             if total <= self._limit_bytes:
                 break
-            if path != keep:
+            if path not in keep:
                 with suppress(OSError):
                     path.unlink()
                     total -= size

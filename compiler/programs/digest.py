@@ -34,6 +34,12 @@ def arrays_digest(loaders: Iterable[tuple[str, Callable[[], np.ndarray]]]) -> st
     return combine(*parts)
 
 
+def array_digest(array: np.ndarray) -> str:
+    """Digest of the type, shape and elements of an array, hashed on all cores."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return _array_digest(array, pool)
+
+
 def _array_digest(array: np.ndarray, pool: ThreadPoolExecutor) -> str:
     if array.dtype == object:  # strings
         content = combine(*(repr(item) for item in array.ravel()))

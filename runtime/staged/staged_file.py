@@ -2,10 +2,11 @@
 
     stages.json            the model's inputs and outputs and its Procedure (procedure_data), and where its constants lie
     constants.safetensors  what the host reads of the model's constants, as in the file of one program
-    stage-N.prefuse        a program, as a file of its own would hold it; its weights are mapped from here
+    shared.safetensors     large weights of the programs, each once, where there are any
+    stage-N.prefuse        a program, as a file of its own would hold it but for these; its weights are mapped from here
     manifest.json          versions and hashes
 
-A weight that two stages read is in both of their programs. Everything that is data is checked before use.
+Everything that is data is checked before use.
 """
 
 from __future__ import annotations
@@ -22,41 +23,45 @@ from pathlib import Path
 import numpy as np
 
 from ..archive import (
+    CONSTANTS,
     MANIFEST,
     NOT_OURS,
     RECOMPILE,
+    ConstantSource,
     Section,
     archive_member,
     check_hash,
     check_members,
+    constants_data,
+    constants_header,
     manifest_text,
+    map_constants,
     member_section,
     new_archive,
     parse_manifest,
     reading,
     version,
+    write_constants,
     write_member,
 )
+from ..constants.shared import SharedConstant
 from ..errors import OptionError, ProgramFileError
 from ..executor import CompiledModel
 from ..plan import ALIGNMENT, TensorType
 from ..program_file import (
-    CONSTANTS,
-    ConstantSource,
+    SHARED_CONSTANTS,
     Program,
-    constants_data,
-    constants_header,
-    map_constants,
     read_section,
-    write_constants,
+    read_shared,
     write_program_members,
+    write_shared,
 )
 from .procedure import HostStep, Procedure, ProgramStep
 from .procedure_checker import check_staged
 from .procedure_data import DEEPEST, DataError, ProcedureReader, ProcedureWriter, tensor_type
 from .staged import StagedProgram
 
-FORMAT = 2
+FORMAT = 3
 STAGES = "stages.json"
 
 
@@ -77,9 +82,12 @@ def save_staged(path: str | os.PathLike[str], program: StagedProgram) -> None:
     with new_archive(Path(path)) as archive:
         hashes = {STAGES: write_member(archive, STAGES, text)}
         hashes.update(write_constants(archive, constants_header(sources, size_bytes), constants_data(sources, size_bytes)))
-        for number, stage in enumerate(writer.programs, 1):
+        programs = [stage.program for stage in writer.programs]
+        if any(one.shared for one in programs):
+            hashes.update(write_shared(archive, programs))
+        for number, one in enumerate(programs, 1):
             with archive_member(archive, _stage(number)) as inner:
-                hashes[_stage(number)] = write_program_members(inner, stage.program)
+                hashes[_stage(number)] = write_program_members(inner, one, has_shared=False)
         manifest = {"format": FORMAT, "name": program.name, "prefuse": version("prefuse"), "sha256": hashes}
         write_member(archive, MANIFEST, manifest_text(manifest))
 
@@ -154,22 +162,24 @@ def _constant(data: object, mapped: np.ndarray) -> np.ndarray:
 
 def _read(section: Section, archive: zipfile.ZipFile) -> StagedProgram:
     members = {info.filename: info for info in archive.infolist()}
-    count = len(archive.infolist()) - 3
+    fixed = {STAGES, CONSTANTS, MANIFEST, *([SHARED_CONSTANTS] if SHARED_CONSTANTS in members else [])}
+    count = len(archive.infolist()) - len(fixed)
     stages = [_stage(number) for number in range(1, count + 1)]
-    if members.keys() != {STAGES, CONSTANTS, MANIFEST, *stages} or len(members) != count + 3:
+    if members.keys() != {*fixed, *stages} or len(members) != count + len(fixed):
         raise ProgramFileError("archive", "it does not hold the members of a model in stages", NOT_OURS)
     check_members(archive, (STAGES, MANIFEST))
     _, hashes = parse_manifest(archive.read(members[MANIFEST]), "a model in stages", FORMAT)
     text = archive.read(members[STAGES])
     check_hash(STAGES, hashlib.sha256(text).hexdigest(), hashes)
     _, mapped = map_constants(section, members[CONSTANTS], hashes)
-    programs = [_program(name, member_section(section, members[name]), hashes) for name in stages]
+    shared = read_shared(section, members[SHARED_CONSTANTS], hashes) if SHARED_CONSTANTS in members else {}
+    programs = [_program(name, member_section(section, members[name]), hashes, shared) for name in stages]
     return _model(json.loads(text), programs, mapped)
 
 
-def _program(name: str, section: Section, hashes: Mapping[str, object]) -> CompiledModel:
+def _program(name: str, section: Section, hashes: Mapping[str, object], shared: Mapping[str, SharedConstant]) -> CompiledModel:
     with reading(name):
-        program = read_section(section)
+        program = read_section(section, shared)
         check_hash(MANIFEST, hashlib.sha256(manifest_text(program.manifest)).hexdigest(), {MANIFEST: hashes.get(name)})
         return CompiledModel(program)
 

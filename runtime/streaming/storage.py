@@ -170,17 +170,33 @@ def in_memory(file: int, start: int, size_bytes: int) -> np.ndarray:
         OSError: they cannot be read.
         EOFError: the file ends before.
     """
+    memory = large_pages(size_bytes)
+    read_into(memory, file, start)
+    found = np.frombuffer(memory, np.uint8)
+    found.flags.writeable = False
+    return found
+
+
+def large_pages(size_bytes: int) -> memoryview:
+    """Memory of zeros, in large pages where the system has them. Raises OSError."""
     memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    view, position = memoryview(memory), 0
-    while position < size_bytes:
-        count = os.preadv(file, [view[position : position + CHUNK_BYTES]], start + position)
+    return memoryview(memory)
+
+
+def read_into(memory: memoryview, file: int, start: int) -> None:
+    """Fill memory with the bytes of a file from `start` on, which are then no longer in the page cache.
+
+    Raises:
+        OSError: they cannot be read.
+        EOFError: the file ends before.
+    """
+    position = 0
+    while position < len(memory):
+        count = os.preadv(file, [memory[position : position + CHUNK_BYTES]], start + position)
         if not count:
             raise EOFError("it ends before its weights do")
         position += count
     with suppress(OSError, AttributeError):
-        os.posix_fadvise(file, start, size_bytes, os.POSIX_FADV_DONTNEED)
-    found = np.frombuffer(memory, np.uint8)
-    found.flags.writeable = False
-    return found
+        os.posix_fadvise(file, start, len(memory), os.POSIX_FADV_DONTNEED)

@@ -15,7 +15,6 @@ import pytest
 import torch
 from prefuse.compiler.api import compile_model, drive
 from prefuse.compiler.debugging.oracle import relative_error, run_model
-from prefuse.compiler.programs.builder import Progress
 from prefuse.compiler.programs.options import Options
 from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.examples.models import MODELS
@@ -46,9 +45,9 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
     module, inputs = MODELS[request.param].build(small=True)
     graphs: list[ir.Model] = []
 
-    def driver(model: ir.Model, options: Options, *, name: str, output: Path, progress: Progress | None = None) -> None:
+    def driver(model: ir.Model, options: Options, **how: Any) -> None:
         graphs.append(model.clone())
-        drive(model, options, name=name, output=output, progress=progress)
+        drive(model, options, **how)
 
     specialized = compile_model(module, inputs, cache=False, options={}, driver=driver)
     assert isinstance(specialized, SpecializedModel)

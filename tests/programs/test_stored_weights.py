@@ -31,7 +31,7 @@ def compiled(model: onnx.ModelProto, **options: Any) -> CompiledModel:
 
 
 def constant_bytes(program: CompiledModel) -> int:
-    return sum(space.size_bytes for space in program.plan.spaces if space.name == "constants")
+    return program.plan.weights_bytes
 
 
 @pytest.mark.parametrize(("bits", "block", "level", "has_zero"), [(4, 32, 0, False), (4, 16, 4, True), (8, 64, 4, False)])

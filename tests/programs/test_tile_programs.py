@@ -119,7 +119,7 @@ def test_within_a_limit_weights_are_copied_as_they_are(pretended_amx: ctypes.CDL
     assert {kernel.template for kernel in limited.plan.kernels} == {"matmul_tiles"}
     assert planned_bytes(limited.plan) <= 0.6 * planned_bytes(free.plan)
     for net in (free, large):
-        assert net.plan.space("constants").size_bytes >= 6 * 1.5 * weight
+        assert net.plan.weights_bytes >= 6 * 1.5 * weight
     stored = [buffer.size_bytes for buffer in limited.plan.buffers if buffer.space == STORAGE]
     assert stored
     assert set(stored) == {weight}

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from prefuse.runtime.archive import ConstantSource
 from prefuse.runtime.errors import DeviceError, ProgramFileError
 from prefuse.runtime.executor import load
 from prefuse.runtime.plan import Buffer, Plan, Role, Space, TensorType
 from prefuse.runtime.plan_text import print_plan
-from prefuse.runtime.program_file import ConstantSource, read_program, save_program, write_program
+from prefuse.runtime.program_file import read_program, save_program, write_program
 from prefuse.runtime.target import Target, host_cpu_flags
 from prefuse.tests.runtime.tiny_program import CONSTANT_OFFSET, ELEMENTS, bias, tiny_plan, write_tiny
 
@@ -158,7 +159,7 @@ def test_unwritable_folder(path: Path, tmp_path: Path) -> None:
         (lambda members: members.update({"manifest.json": b"\xff"}), "not a sound program file"),
         (lambda members: members.update({"constants.safetensors": b""}), "the weights are not where they should be"),
         (lambda members: members.update({"constants.safetensors": b"\xff" * 64}), "the weights are not where they should be"),
-        (set_manifest(format=99), "a program of format 99; this prefuse reads format 4"),
+        (set_manifest(format=99), "a program of format 99; this prefuse reads format 5"),
         (set_manifest(tvm="0.1"), "made with apache-tvm '0.1'; installed is"),
         (set_manifest(target="cpu:avx2,threads=9"), "is not the plan's"),
         (set_plan(replace(tiny_plan(), target="tpu")), "unknown target 'tpu'"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from prefuse.runtime.archive import ConstantSource, constants_data, constants_header
 from prefuse.runtime.plan import Plan, Port, TensorType
 from prefuse.runtime.plan_text import parse_plan, print_plan
-from prefuse.runtime.program_file import ConstantSource, constants_data, constants_header
 
 
 @pytest.mark.parametrize(

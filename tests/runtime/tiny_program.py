@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import tvm
+from prefuse.runtime.archive import ConstantSource
 from prefuse.runtime.plan import Buffer, Kernel, Launch, Plan, Port, Region, Role, Space, TensorType
-from prefuse.runtime.program_file import ConstantSource, write_program
+from prefuse.runtime.program_file import write_program
 from prefuse.runtime.target import Target
 from tvm import tirx
 from tvm.ir import Call, GlobalVar, PointerType, PrimType, StringImm

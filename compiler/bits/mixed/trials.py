@@ -8,6 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
+from ....runtime.constants.shared import ConstantPool
 from ....runtime.errors import UnsupportedModelError
 from ....runtime.executor import CompiledModel
 from ....runtime.profile import Profile, StepProfile, profile_in_turns
@@ -119,7 +120,10 @@ class Bench:
     def _compiled(self, name: str, formats: Formats) -> CompiledModel:
         model = placed(self._calibrated, formats, self._options.precision)
         try:
-            return CompiledModel(build_uncached(lambda path: self._drive(model.clone(), self._options, name=name, output=path)))
+            pool = ConstantPool(is_temporary=True)
+            return CompiledModel(
+                build_uncached(lambda path: self._drive(model.clone(), self._options, name=name, output=path, constants=pool))
+            )
         except UnsupportedModelError as error:
             fix = 'use precision="int8" or "bfloat16", which take models of several programs'
             raise UnsupportedModelError(error.where, error.what, f"{error.fix}; {fix}" if error.fix else fix) from error

@@ -14,6 +14,7 @@ from ....runtime.plan import (
     ALIGNMENT,
     ARENA_ROLES,
     PAGE,
+    SHARED,
     STORAGE,
     Buffer,
     Copy,
@@ -75,7 +76,10 @@ class PlanMemory(PlanPass):
         for space in plan.spaces:
             constants = [buffer for buffer in plan.buffers if buffer.space == space.name and buffer.role is Role.CONSTANT]
             alignment = PAGE if space.name in paged else ALIGNMENT
-            size_bytes = _place_constants(constants, lifetimes, offsets, alignment)
+            if space.name == SHARED:
+                size_bytes = sum(buffer.size_bytes for buffer in constants)
+            else:
+                size_bytes = _place_constants(constants, lifetimes, offsets, alignment)
             arena = [b for b in plan.buffers if b.space == space.name and b.role in ARENA_ROLES and b.name in lifetimes]
             assert not (constants and arena), f"space {space.name} holds constants and buffers of one context"
             if arena:

@@ -201,7 +201,7 @@ def test_memory_is_that_of_the_compiled_program(exports: Exports, name: str, pre
     assert isinstance(net, CompiledModel)
     spaces = {space.name: space.size_bytes for space in net.plan.spaces}
     workspaces = [buffer.size_bytes for buffer in net.plan.buffers if buffer.role is Role.WORKSPACE]
-    assert found == Memory(spaces["constants"], spaces["arena"], max(workspaces, default=0))
-    assert found.total_bytes == spaces["constants"] + spaces["arena"]
+    assert found == Memory(net.plan.weights_bytes, spaces["arena"], max(workspaces, default=0))
+    assert found.total_bytes == net.plan.weights_bytes + spaces["arena"]
     assert found.weights_bytes > 0
     onnx.checker.check_model(path)  # nobody has changed it

@@ -54,7 +54,7 @@ def results(net: CompiledModel, inputs: Arrays) -> list[np.ndarray]:
 
 
 def constant_bytes(net: CompiledModel) -> int:
-    return sum(buffer.size_bytes for buffer in net.plan.buffers if buffer.space == "constants")
+    return sum(buffer.size_bytes for buffer in net.plan.buffers if buffer.space in ("constants", "shared"))
 
 
 def parameters(prefix: str, weights: np.ndarray, zeros: np.ndarray, scale: float, zero: int) -> Arrays:

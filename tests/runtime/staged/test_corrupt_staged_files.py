@@ -197,7 +197,7 @@ def _members(path: Path, change: Callable[[dict[str, bytes]], object]) -> None:
         (lambda members: members.update({"stages.json": b"{}"}), "stages.json: its hash is not the one in the manifest"),
         (lambda members: members.update({"manifest.json": b"[]"}), "not the manifest of a model in stages"),
         (lambda members: members.update({"manifest.json": b"[" * 100_000}), "not a sound program file"),
-        (lambda members: members.update({"manifest.json": b'{"format": 9, "sha256": {}}'}), "this prefuse reads format 2"),
+        (lambda members: members.update({"manifest.json": b'{"format": 9, "sha256": {}}'}), "this prefuse reads format 3"),
     ],
 )
 def test_wrong_members(change: Callable[[dict[str, bytes]], object], fault: str, nested_file: Path, tmp_path: Path) -> None:
@@ -216,6 +216,6 @@ def test_a_stage_of_another_model_is_found(nested: StagedModel, tmp_path: Path, 
         prefuse.load(tmp_path / "x.prefuse")
 
 
-def _with_another_manifest(archive: zipfile.ZipFile, program: Any) -> str:
-    write_program_members(archive, program)
+def _with_another_manifest(archive: zipfile.ZipFile, program: Any, *, has_shared: bool) -> str:
+    write_program_members(archive, program, has_shared=has_shared)
     return "of another program"

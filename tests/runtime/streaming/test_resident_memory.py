@@ -72,7 +72,7 @@ def plan_of(path: Path) -> tuple[int, int]:
     """The bytes of a program's weights in memory, and of the arena of a context."""
     net = prefuse.load(path)
     assert isinstance(net, CompiledModel)
-    return net.plan.space("constants").size_bytes, net.plan.space("arena").size_bytes
+    return net.plan.weights_bytes, net.plan.space("arena").size_bytes
 
 
 def test_each_context_takes_its_arena_and_weights_are_there_once(programs: Programs) -> None:

@@ -1,0 +1,1 @@
+"""Constants that several programs share: each once in memory, and once on disk."""
