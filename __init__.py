@@ -16,16 +16,17 @@ from .runtime.errors import CompileError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from .compiler.predictor.prediction import Prediction
     from .compiler.programs.specialize import SpecializedModel
     from .compiler.tuning.tuner import Tuned
     from .runtime.executor import CompiledModel
+    from .runtime.generation.generator import Generator
     from .runtime.staged.staged_model import StagedModel
 
 __version__ = "0.1.0"
-__all__ = ["CompileError", "__version__", "compile", "load", "predict", "tune"]
+__all__ = ["CompileError", "__version__", "compile", "compile_generation", "load", "load_generator", "predict", "tune"]
 
 
 def compile(
@@ -83,6 +84,54 @@ def compile(
         precision=precision,
         calibration=calibration,
         states=states,
+        name=name,
+        cache=cache,
+        progress=progress,
+        options=options,
+    )
+
+
+def compile_generation(
+    model: object,
+    *,
+    max_tokens: int,
+    prefill: Sequence[int] = (16, 64, 256),
+    batch: int = 1,
+    target: str = "cpu",
+    precision: str = "float32",
+    name: str | None = None,
+    cache: bool | str | os.PathLike[str] = True,
+    progress: bool | Callable[[str, float], None] | None = None,
+    **options: object,
+) -> Generator:
+    """Compile a language model into something that continues texts (docs/generation.md).
+
+    Args:
+        model: a causal language model of transformers, such as `GPT2LMHeadModel`, in which attention alone looks back. The
+            weights are read now: later changes do not count.
+        max_tokens: that a sequence may have, prompt and new ones; memory for their keys and values is taken by each session.
+        prefill: how many tokens of a prompt are read at once: a program each. A rest is filled up to the next of them.
+        batch: sequences of a call, of any lengths each.
+        target: "cpu" (this machine), or a level such as "cpu:avx2".
+        precision: "float32", "float32-fast", "bfloat16" or "float16", as for `compile`.
+        name, cache, progress: as for `compile`.
+        options: `threads`, `weights` ("int8" or "int4"), `pipeline`, `profile` and `tuning`, as for `compile`.
+
+    Returns:
+        A generator: `generate(tokens, n)` gives n new tokens of each sequence, `session()` a text that grows from call to call.
+
+    Raises:
+        CompileError: the model or an option cannot be taken; it says where, what, and what to do.
+    """
+    from .compiler.generation.api import compile_generation
+
+    return compile_generation(
+        model,
+        max_tokens=max_tokens,
+        prefill=prefill,
+        batch=batch,
+        target=target,
+        precision=precision,
         name=name,
         cache=cache,
         progress=progress,
@@ -201,3 +250,14 @@ def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
         what = f"the package {error.name} is not installed"
         raise CompileError("load", what, "programs need numpy, ml_dtypes and apache-tvm, for TVM's runtime library") from error
     return load(path)
+
+
+def load_generator(path: str | os.PathLike[str]) -> Generator:
+    """Load a file that `save` of a generator has written, without torch or a compiler; what `load` says holds for it, too.
+
+    Raises:
+        CompileError: no such file, a corrupt one, or one for another CPU or version.
+    """
+    from .runtime.generation.generator import load_generator
+
+    return load_generator(path)

@@ -24,7 +24,7 @@ from .temporary_folder import temporary_folder, write_temporary
 MAIN = "prefuse_main"  # takes an array of int64 addresses: of the plan's memories and parameters
 PROFILE = "prefuse_profile"  # and the address of the stamps; only in programs that are compiled to be profiled
 CLOCK_WORDS = 2  # of an int64 each, before the counters: struct timespec, seconds and nanoseconds
-_PARALLEL = b"__TVMBackendParallelLaunch"  # symbol of a library that uses the thread pool
+PARALLEL = b"__TVMBackendParallelLaunch"  # symbol of a library that uses the thread pool
 _HUGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23  # of linux/mman.h, which Python does not name
 _READY_ARENA_BYTES = 32 << 20  # up to which all pages are provided at once, in some milliseconds that a first call would take
@@ -73,6 +73,19 @@ class CpuInvocation:
         self._function = function
         self.copies: Sequence[CopyTime] = ()  # of the last call
 
+    def set_up(self, *addresses: int) -> tuple[Callable[..., object], int, int]:
+        """Prepare a call that native code makes in this thread: the function, the address of its table, and that in the table
+        of the first of `addresses`."""
+        assert self.copier is None, "weights are copied beside the call"
+        self._configure()
+        self._table[self._first :] = addresses  # type: ignore[call-overload]
+        start = ctypes.addressof(self._table)
+        return self._function, start, start + self._first * ctypes.sizeof(ctypes.c_int64)
+
+    def _configure(self) -> None:
+        if self._threads:
+            configure_pool(self._threads)
+
     def __call__(self, *addresses: int) -> None:
         if self._threads and _pool.threads != self._threads:
             configure_pool(self._threads)
@@ -98,10 +111,10 @@ class CpuExecutable:
         if target.level == "amx" and (refusal := tile_state.refusal()):
             fix = 'run it where the system allows AMX (Linux 5.16 or newer), or compile the model with target="cpu:avx512"'
             raise DeviceError(str(target), f"the system does not let this process use AMX tiles ({refusal})", fix)
-        self.threads = target.threads if _PARALLEL in program.library else 0  # of the pool; 0: the program needs none
+        self.threads = target.threads if PARALLEL in program.library else 0  # of the pool; 0: the program needs none
         self._parameters = len(program.plan.parameters)
         self._storage, self._streams = program.storage, copy_streams(program.plan)
-        self._library = _load_library(program.library)
+        self._library = load_library(program.library, (MAIN, PROFILE))
         if MAIN not in self._library.functions:
             raise ProgramFileError("library.so", f"it has no function {MAIN}", "compile the model again")
 
@@ -136,13 +149,13 @@ class CpuDevice:
         return CpuArena(size_bytes)
 
 
-def _load_library(content: bytes) -> native.Library:
-    """Load native code through a file that is gone when this returns."""
+def load_library(content: bytes, names: Sequence[str]) -> native.Library:
+    """Load native code with functions of these names, through a file that is gone when this returns. Raises ProgramFileError."""
     with temporary_folder() as folder:
         path = folder / "library.so"
         write_temporary(path, content)
         try:
-            return native.Library(path, (MAIN, PROFILE))
+            return native.Library(path, names)
         except native.NativeError as error:
             fix = f"compile the model again; if {folder.parent} is mounted noexec, set TMPDIR to another folder"
             raise ProgramFileError("library.so", f"cannot be loaded ({error})", fix) from error
@@ -158,11 +171,13 @@ _pool = _Pool()
 
 
 def configure_pool(threads: int) -> None:
-    """Make the calling thread's pool use `threads` threads, on any core this process may use.
+    """Make the calling thread's pool use `threads` threads, on any core this process may use, unless it does.
 
     TVM by itself takes half of the cores, pins its workers, and narrows the affinity of the calling thread too; and after each
     call its workers look for work for 0.1 s, on a core that others could use.
     """
+    if _pool.threads == threads:
+        return
     if _pool.threads < 0:
         what = "this process was forked after its parent ran a program in this thread, and worker threads do not survive a fork"
         raise CompileError("call", what, "start processes with 'spawn', or call from a new thread")

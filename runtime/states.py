@@ -124,8 +124,10 @@ class States(Mapping[str, np.ndarray]):
 
     @property
     def digest(self) -> str:
-        """What tells the program apart from others: the hash of those of its plan, code and weights."""
-        return hashlib.sha256(json.dumps(self._program.manifest.get("sha256"), sort_keys=True).encode()).hexdigest()
+        """What tells the program apart from others: the hash of those of its plan, code and weights, in any file."""
+        hashes = self._program.manifest.get("sha256")
+        kept = {name: hashes[name] for name in hashes if not name.endswith(" header")} if isinstance(hashes, dict) else None
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     @property
     def layout(self) -> tuple[tuple[State, int | None], ...]:

@@ -9,6 +9,7 @@ Sums are of 64 bits or cannot overflow: TVM tells LLVM that sums of uint32 never
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
 
@@ -36,9 +37,9 @@ def seed_key(seed: int) -> Key:
     return Key(_u32(seed & 0xFFFFFFFF), _u32(seed >> 32 & 0xFFFFFFFF))
 
 
-def philox(counter: Expr, key: Key, name: math.Name) -> Words:
-    """Four words for a counter of 32 bits (the other 96 are 0)."""
-    words: list[Expr] = [tirx.Cast("uint32", counter), _u32(0), _u32(0), _u32(0)]
+def philox(counter: Expr, key: Key, name: math.Name, others: Sequence[Expr] = (0, 0, 0)) -> Words:
+    """Four words for a counter of 32 bits and the `others` of it, above these."""
+    words: list[Expr] = [_u32(word) if isinstance(word, int) else tirx.Cast("uint32", word) for word in (counter, *others)]
     low, high = key.low, key.high
     for number in range(_ROUNDS):
         if number:

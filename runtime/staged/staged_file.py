@@ -47,6 +47,7 @@ from ..archive import (
 from ..constants.shared import SharedConstant
 from ..errors import OptionError, ProgramFileError
 from ..executor import CompiledModel
+from ..generation.generator_file import GENERATOR
 from ..plan import ALIGNMENT, TensorType
 from ..program_file import (
     SHARED_CONSTANTS,
@@ -103,6 +104,8 @@ def read_any(path: str | os.PathLike[str]) -> Program | StagedProgram:
         with zipfile.ZipFile(section) as archive:
             if STAGES in archive.namelist():
                 return _read(section, archive)
+            if GENERATOR in archive.namelist():
+                raise ProgramFileError("archive", "it holds a text generator", "use prefuse.load_generator")
         return read_section(section)
 
 

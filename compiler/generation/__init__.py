@@ -1,0 +1,1 @@
+"""From a causal language model to the programs that generate text with it."""

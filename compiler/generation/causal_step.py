@@ -1,0 +1,170 @@
+"""A causal language model of `transformers` as a module that takes some tokens a call and keeps what attention needs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from ...runtime.errors import UnsupportedModelError
+
+ROWS_STEP = 64  # rows of a cache are a multiple: attention looks at that many keys at a time
+
+_MASKED = ("eager", "sdpa")  # attention implementations whose masks are made here: bool for sdpa, else what is added
+
+
+class CausalStep(nn.Module):
+    """Tokens [batch, T], of which counts [batch] are real -> logits [batch, vocabulary] of what follows the last real one.
+
+    Keys and values of every layer, [batch, heads, rows, width], and how many tokens there are in them, `length` [batch], are
+    buffers. Each sequence has places of its own: its tokens are written from `length` on. Tokens beyond its count are written
+    to the last row, which nothing else uses, and move nothing; a sequence with a count of 0 stays as it is, and its logits mean
+    nothing.
+    """
+
+    length: Tensor
+
+    def __init__(self, model: nn.Module, batch: int, max_tokens: int) -> None:
+        """`max_tokens`: that a sequence may have in all.
+
+        Raises:
+            UnsupportedModelError: the model keeps something else than keys and values, or has no linear layer for its logits.
+        """
+        super().__init__()
+        self.model = model
+        self.max_tokens = max_tokens
+        self.rows = (max_tokens + ROWS_STEP) // ROWS_STEP * ROWS_STEP  # one more than tokens, at least
+        self.register_buffer("length", torch.zeros(batch, dtype=torch.int64))
+        self.shapes = _layer_shapes(model)
+        for number, (keys, values) in enumerate(self.shapes):
+            for name, like in (("keys", keys), ("values", values)):
+                shape = (batch, like.shape[1], self.rows, like.shape[3])
+                self.register_buffer(f"{name}{number}", torch.zeros(shape, dtype=like.dtype))
+
+    def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        number = torch.arange(tokens.shape[1])
+        places = self.length[:, None] + number
+        is_real = number < counts[:, None]
+        rows = torch.where(is_real, places, self.rows - 1)
+        layers = [
+            _Rows(self.get_buffer(f"keys{layer}"), self.get_buffer(f"values{layer}"), rows) for layer in range(len(self.shapes))
+        ]
+        positions = places.clamp(max=self.max_tokens - 1)
+        last = (counts - 1).clamp(min=0)
+        with _masks_by_position(), _last_row_alone(self.model, last if tokens.shape[1] > 1 else None):
+            result = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                past_key_values=_Caches(layers, self.length),
+                use_cache=True,
+            )
+        self.length.copy_(self.length + counts)
+        logits: Tensor = result.logits
+        return logits[:, -1].float()
+
+
+class _Rows(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types
+    """Keys and values of one layer; new ones are written to `rows` [batch, T]."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.is_initialized = keys, values, True
+        self._rows = rows
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("its memory is given")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        for cache, new in ((self.keys, key_states), (self.values, value_states)):
+            cache.scatter_(2, self._rows[:, None, :, None].expand(new.shape), new)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.keys.shape[2], 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+class _Caches(Cache):  # type: ignore[misc]
+    """Caches whose sequences begin at places of their own: `starts` [batch]."""
+
+    def __init__(self, layers: list[CacheLayerMixin], starts: Tensor) -> None:
+        super().__init__(layers=layers)
+        self._starts = starts
+
+    def get_query_offset(self, layer_idx: int = 0) -> Tensor:
+        return self._starts
+
+
+@contextmanager
+def _masks_by_position() -> Iterator[None]:
+    """Masks for queries at places of their own in each sequence, in place of those for one place of all."""
+    known = {name: ALL_MASK_ATTENTION_FUNCTIONS[name] for name in _MASKED}
+    try:
+        ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _seen_keys
+        ALL_MASK_ATTENTION_FUNCTIONS["eager"] = _added_mask
+        yield
+    finally:
+        for name, function in known.items():
+            ALL_MASK_ATTENTION_FUNCTIONS[name] = function
+
+
+def _seen_keys(*, q_length: int, kv_length: int, q_offset: Tensor, mask_function: Callable[..., Tensor], **_: object) -> Tensor:
+    """Which keys a query sees: [batch, 1, queries, keys], or without the batch."""
+    queries = (torch.arange(q_length) + q_offset[:, None])[:, None, :, None]
+    keys = torch.arange(kv_length)[None, None, None, :]
+    sequences = torch.arange(len(q_offset))[:, None, None, None]
+    mask = mask_function(sequences, torch.zeros_like(sequences[:1]), queries, keys)
+    return mask.expand(len(q_offset), -1, q_length, kv_length)
+
+
+def _added_mask(*, dtype: torch.dtype, **arguments: Any) -> Tensor:
+    """The same as what is added to the scores."""
+    return torch.where(_seen_keys(**arguments), 0.0, torch.finfo(dtype).min).to(dtype)
+
+
+@contextmanager
+def _last_row_alone(model: nn.Module, last: Tensor | None) -> Iterator[None]:
+    """Logits of one row a sequence, number `last` [batch], are made, in place of those of all rows; None: as they come."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if last is None:
+        yield
+        return
+
+    def take(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *rest = inputs
+        index = last[:, None, None].expand(-1, 1, hidden.shape[-1])
+        return hidden.gather(1, index), *rest
+
+    hook = head.register_forward_pre_hook(take)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _layer_shapes(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values that the model keeps of one token, layer by layer."""
+    name = type(model).__name__
+    if getattr(model, "get_output_embeddings", lambda: None)() is None:
+        fix = "give a causal language model of transformers, such as GPT2LMHeadModel, or an ONNX decoder"
+        raise UnsupportedModelError(name, "no causal language model of transformers, which has a layer for its logits", fix)
+    with torch.no_grad():
+        kept = model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True).past_key_values
+    layers = getattr(kept, "layers", ())
+    found = [(layer.keys, layer.values) for layer in layers if getattr(layer, "keys", None) is not None]
+    if not found or len(found) != len(layers) or any(keys.ndim != 4 for keys, _ in found):
+        raise UnsupportedModelError(name, "it keeps something else than keys and values of its tokens", "only attention is taken")
+    return found

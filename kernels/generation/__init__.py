@@ -1,0 +1,1 @@
+"""Kernels of text generation that no graph has."""

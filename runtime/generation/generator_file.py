@@ -1,0 +1,115 @@
+"""The `.prefuse` file of a text generator: one zip whose members are stored uncompressed.
+
+generator.json         its name and limits, and how many tokens each program takes
+library.so             the native code beside the programs
+tokens-N.prefuse       the program that takes N tokens of each sequence, as a file of its own would hold it
+manifest.json          versions and hashes
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..archive import (
+    MANIFEST,
+    NOT_OURS,
+    RECOMPILE,
+    Section,
+    archive_member,
+    check_hash,
+    check_members,
+    manifest_text,
+    member_section,
+    new_archive,
+    parse_manifest,
+    reading,
+    version,
+    write_member,
+)
+from ..errors import ProgramFileError
+from ..executor import CompiledModel
+from ..program_file import read_section, write_program_members
+from ..target import Target
+from .loop import GenerationLibrary
+from .session import Limits
+
+FORMAT = 1
+GENERATOR, LIBRARY = "generator.json", "library.so"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a generator is made of: its programs by the number of tokens that they take of each sequence, that of 1 for steps."""
+
+    name: str
+    limits: Limits
+    programs: Mapping[int, CompiledModel]
+    library: GenerationLibrary
+
+
+def save_parts(path: str | os.PathLike[str], parts: Parts) -> None:
+    """Write a generator to a file, or leave whatever was at `path` untouched. Raises ProgramFileError."""
+    programs = parts.programs
+    text = json.dumps({"name": parts.name, "limits": asdict(parts.limits), "tokens": list(programs)})
+    with new_archive(Path(path)) as archive:
+        hashes = {
+            GENERATOR: write_member(archive, GENERATOR, text.encode()),
+            LIBRARY: write_member(archive, LIBRARY, parts.library.content),
+        }
+        for count, program in programs.items():
+            with archive_member(archive, _member(count)) as inner:
+                hashes[_member(count)] = write_program_members(inner, program.program)
+        manifest = {"format": FORMAT, "name": parts.name, "prefuse": version("prefuse"), "sha256": hashes}
+        write_member(archive, MANIFEST, manifest_text(manifest))
+
+
+def read_parts(path: str | os.PathLike[str]) -> Parts:
+    """Read and check a file, map the weights and load the native code, which runs with your rights.
+
+    Raises:
+        ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
+    """
+    with reading(path), open(path, "rb") as file:
+        section = Section.whole(file)
+        with zipfile.ZipFile(section) as archive:
+            return _read(section, archive)
+
+
+def _read(section: Section, archive: zipfile.ZipFile) -> Parts:
+    members = {info.filename: info for info in archive.infolist()}
+    if not {GENERATOR, LIBRARY, MANIFEST} <= members.keys():
+        raise ProgramFileError("archive", "it does not hold the members of a generator", "prefuse.load reads programs")
+    check_members(archive, (GENERATOR, MANIFEST))
+    _, hashes = parse_manifest(archive.read(MANIFEST), "a generator", FORMAT)
+    text, content = archive.read(GENERATOR), archive.read(LIBRARY)
+    for name, found in ((GENERATOR, text), (LIBRARY, content)):
+        check_hash(name, hashlib.sha256(found).hexdigest(), hashes)
+    told = json.loads(text)
+    counts = [int(count) for count in told["tokens"]]
+    if members.keys() != {GENERATOR, LIBRARY, MANIFEST, *map(_member, counts)} or 1 not in counts:
+        raise ProgramFileError("archive", "it does not hold the members of a generator", NOT_OURS)
+    programs = {count: _program(_member(count), member_section(section, members[_member(count)]), hashes) for count in counts}
+    limits = Limits(**{name: int(number) for name, number in told["limits"].items()})
+    for count, program in programs.items():
+        shapes = [port.type.shape for port in (*program.inputs, *program.outputs)]
+        if shapes != [(limits.batch, count), (limits.batch,), (limits.batch, limits.vocabulary)]:
+            raise ProgramFileError(_member(count), "it is no program of this generator", RECOMPILE)
+    threads = Target.parse(programs[1].plan.target).threads
+    return Parts(str(told["name"]), limits, programs, GenerationLibrary(content, threads))
+
+
+def _program(name: str, section: Section, hashes: Mapping[str, object]) -> CompiledModel:
+    with reading(name):
+        program = read_section(section)
+        check_hash(MANIFEST, hashlib.sha256(manifest_text(program.manifest)).hexdigest(), {MANIFEST: hashes.get(name)})
+        return CompiledModel(program)
+
+
+def _member(count: int) -> str:
+    return f"tokens-{count}.prefuse"

@@ -1,0 +1,93 @@
+"""What a call of `generate` asks for, checked: prompts, settings of the choice, and ends."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ..errors import InputError
+from ..interchange import is_torch
+
+if TYPE_CHECKING:
+    import torch
+
+STOPS = 16  # stop tokens of a call, at most: as many as the sampler compares with
+Tokens: TypeAlias = "Sequence[int] | Sequence[Sequence[int]] | np.ndarray | torch.Tensor"
+Stream: TypeAlias = Callable[[np.ndarray], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How tokens are chosen, as the sampler reads it: settings float32 [batch, 3], key uint32 [2], ends int64 [STOPS + 1]."""
+
+    settings: np.ndarray
+    key: np.ndarray
+    ends: np.ndarray
+
+
+def prompts_of(tokens: Tokens, batch: int, vocabulary: int) -> list[list[int]]:
+    """The prompts of each sequence. Raises InputError where they are not token numbers, or not as many as the batch."""
+    where = "tokens"
+    if is_torch(tokens):
+        rows = [row.tolist() for row in tokens] if isinstance(tokens, (list, tuple)) else tokens.tolist()  # type: ignore[union-attr]
+    else:
+        rows = tokens.tolist() if isinstance(tokens, np.ndarray) else list(tokens)
+        rows = [row.tolist() if isinstance(row, (np.ndarray, np.generic)) else row for row in rows]
+    if all(isinstance(row, int) for row in rows) and (rows or batch == 1):
+        rows = [rows]
+    if not all(isinstance(row, (list, tuple)) and all(type(token) is int for token in row) for row in rows):
+        raise InputError(where, "not all of them are whole numbers", "give a row of token numbers for each sequence")
+    if len(rows) != batch:
+        raise InputError(where, f"{len(rows)} sequences given, the generator takes {batch}", "compile it with batch=...")
+    for row in rows:
+        if outside := [token for token in row if not 0 <= token < vocabulary]:
+            raise InputError(where, f"there is no token {outside[0]}", f"the model has tokens 0 to {vocabulary - 1}")
+    return [list(row) for row in rows]
+
+
+def choice_of(
+    batch: int,
+    vocabulary: int,
+    temperature: float | Sequence[float],
+    top_k: int | Sequence[int],
+    top_p: float | Sequence[float],
+    seed: int | None,
+    stop: int | Sequence[int],
+    pad: int | None,
+) -> Choice:
+    """Check the settings of a call. Raises InputError."""
+    settings = np.empty((batch, 3), np.float32)
+    settings[:, 0] = _numbers("temperature", temperature, batch, lambda x: x == 0 or 1e-3 <= x <= 1e6, "0, or 0.001 to 1e6")
+    counts = _numbers("top_k", top_k, batch, lambda x: x >= 0 and x == int(x), "a whole number from 0 on")
+    settings[:, 1] = np.minimum(counts, vocabulary)
+    settings[:, 2] = _numbers("top_p", top_p, batch, lambda x: 0 < x <= 1, "a number above 0, up to 1")
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**64):
+        raise InputError("seed", f"{seed!r} is no whole number of 64 bits", "give a number from 0 on, or None")
+    number = secrets.randbits(64) if seed is None else seed
+    stops = [stop] if isinstance(stop, int) else list(stop)
+    if len(stops) > STOPS:
+        raise InputError("stop", f"{len(stops)} tokens given", f"give at most {STOPS}")
+    for name, token in (*(("stop", one) for one in stops), *(() if pad is None else (("pad", pad),))):
+        if not isinstance(token, (int, np.integer)) or not 0 <= token < vocabulary:
+            raise InputError(name, f"there is no token {token!r}", f"the model has tokens 0 to {vocabulary - 1}")
+    last = pad if pad is not None else stops[0] if stops else 0
+    ends = np.array([*stops, *[-1] * (STOPS - len(stops)), last], np.int64)
+    return Choice(settings, np.array([number & 0xFFFFFFFF, number >> 32], np.uint32), ends)
+
+
+def _numbers(name: str, given: object, batch: int, is_legal: Callable[[float], bool], wanted: str) -> np.ndarray:
+    """One number for all sequences, or one each."""
+    try:
+        numbers = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        raise InputError(name, f"{given!r} is no number", f"give {wanted}") from None
+    if numbers.shape not in ((), (batch,)):
+        raise InputError(name, f"{numbers.shape} numbers given", f"give one, or one for each of {batch} sequences")
+    for number in numbers.reshape(-1).tolist():
+        if not np.isfinite(number) or not is_legal(number):
+            raise InputError(name, f"{number:g} given", f"give {wanted}")
+    return np.broadcast_to(numbers, (batch,))

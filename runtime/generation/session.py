@@ -1,0 +1,252 @@
+"""One text, or a batch of them, that grows: its caches, and the calls that read prompts and make tokens."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..cpu_device import CpuInvocation
+from ..errors import InputError
+from ..executor import CompiledModel, Context
+from .loop import GenerationLibrary, function_address
+from .request import Choice, Stream, Tokens, choice_of, prompts_of
+
+LENGTH = "length"  # the state of the programs that says how many tokens of each sequence are in the caches
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a generator was compiled for: sequences of a call, tokens of a sequence, tokens that there are; and how many numbers
+    of scratch its sampler wants."""
+
+    batch: int
+    max_tokens: int
+    vocabulary: int
+    scratch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A program that takes `count` tokens of each sequence, in this session."""
+
+    count: int
+    call: CpuInvocation
+    tokens: np.ndarray  # int64 [batch, count], and how many of each row are real
+    counts: np.ndarray
+
+
+class Session:
+    """Texts of a generator, empty at first. One thread at a time may use it.
+
+    `generate` adds prompts to the texts and continues them. Whatever ends a call with an exception leaves the texts as they
+    were before it; a `stream` that ends it leaves what was made.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        programs: Mapping[int, CompiledModel],
+        library: GenerationLibrary,
+    ) -> None:
+        """Take the memory of caches and activations. Raises ArenaMemoryError."""
+        batch, vocabulary = limits.batch, limits.vocabulary
+        self._batch, self._max_tokens, self._vocabulary = batch, limits.max_tokens, vocabulary
+        self._library = library
+        first = programs[1].context()
+        self._states = first.states
+        contexts = {count: first if count == 1 else program.context_of(self._states) for count, program in programs.items()}
+        self._readers = [_reader(batch, count, context) for count, context in sorted(contexts.items())]
+        self._logits = np.empty((batch, vocabulary), np.float32)
+        self._state = np.ones(1 + batch, np.int64)  # of the sampler: the number of its step, and which sequences run
+        self._alive = np.zeros(1, np.int64)
+        self._scratch = np.empty(limits.scratch, np.float32)
+        self._waiting: list[list[int]] = [[] for _ in range(batch)]  # of the texts, what is not in the caches
+        self._lock = threading.Lock()
+
+    def generate(
+        self,
+        tokens: Tokens,
+        n: int,
+        *,
+        temperature: float | Sequence[float] = 0.0,
+        top_k: int | Sequence[int] = 0,
+        top_p: float | Sequence[float] = 1.0,
+        seed: int | None = None,
+        stop: int | Sequence[int] = (),
+        pad: int | None = None,
+        stream: Stream | None = None,
+    ) -> np.ndarray:
+        """Add prompts to the texts, and continue them; arguments, result and errors are those of `Generator.generate`.
+
+        A prompt may be empty where there is a text. Where n is 0, prompts are only read.
+        """
+        with self._held():
+            prompts = prompts_of(tokens, self._batch, self._vocabulary)
+            choice = choice_of(self._batch, self._vocabulary, temperature, top_k, top_p, seed, stop, pad)
+            if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+                raise InputError("n", f"{n!r} new tokens", "give a whole number from 0 on")
+            if stream is not None and not callable(stream):
+                raise InputError("stream", f"{stream!r} cannot be called", "give a function of the new tokens")
+            before = self.length, [list(row) for row in self._waiting]
+            self._check_room(prompts, int(n))
+            try:
+                return self._generate(prompts, int(n), choice, stream)
+            except BaseException:
+                self._go_back(*before)
+                raise
+
+    @property
+    def length(self) -> np.ndarray:
+        """How many tokens of each text are in the caches, int64 [batch]; the last one made is not yet."""
+        return self._states[LENGTH]
+
+    def reset(self) -> None:
+        """Begin new texts."""
+        with self._held():
+            self._go_back(np.zeros(self._batch, np.int64), [[] for _ in range(self._batch)])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the texts' caches to a file. Raises ProgramFileError, or InputError if another thread uses the session."""
+        with self._held():
+            self._states.save(path)
+            with zipfile.ZipFile(path, "a") as archive:
+                archive.writestr(_WAITING, json.dumps(self._waiting))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on with texts that `save` wrote; if it fails, those that are here stay.
+
+        Raises:
+            ProgramFileError: no such file, a corrupt one, or one of another program.
+            InputError: another thread uses the session.
+        """
+        with self._held():
+            waiting = _read_waiting(Path(path), self._batch, self._vocabulary)
+            self._states.load(path)
+            self._waiting = waiting
+
+    def _go_back(self, length: np.ndarray, waiting: list[list[int]]) -> None:
+        """Forget what is in the caches from these places on."""
+        self._states[LENGTH] = length
+        self._waiting = waiting
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise InputError("session", "another thread is using it", "give each thread its own: generator.session()")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _check_room(self, prompts: Sequence[Sequence[int]], n: int) -> None:
+        """Raise InputError if a sequence has no token to begin with, or more than the caches hold."""
+        for number, (prompt, waiting, held) in enumerate(zip(prompts, self._waiting, self.length.tolist(), strict=True)):
+            where = f"tokens of sequence {number}" if self._batch > 1 else "tokens"
+            if not prompt and not waiting and n:
+                raise InputError(where, "an empty prompt, and no text before it", "give at least one token")
+            needed = held + len(waiting) + len(prompt) + max(n - 1, 0)  # the last new token is not kept
+            if needed > self._max_tokens:
+                what = f"{held + len(waiting)} tokens before, {len(prompt)} of the prompt and {n} new ones"
+                fix = f"the caches hold {self._max_tokens}: give fewer, or compile with a larger max_tokens"
+                raise InputError(where, what, fix)
+
+    def _generate(self, prompts: Sequence[Sequence[int]], n: int, choice: Choice, stream: Stream | None) -> np.ndarray:
+        texts = [[*waiting, *prompt] for waiting, prompt in zip(self._waiting, prompts, strict=True)]
+        if n == 0:  # all but the last token of each, as after tokens were made
+            self._waiting = [text[:-1] for text in texts]
+            self._read_prompts()
+            self._waiting = [text[-1:] for text in texts]
+            return np.empty((self._batch, 0), np.int64)
+        self._waiting = texts
+        self._read_prompts()
+        made = np.zeros((n, self._batch), np.int64)  # a row a step, where the sampler writes and the next step reads
+        self._state[0], self._state[1:] = 0, 1
+        count = self._run(made, choice, stream)
+        made = made[:count]
+        self._keep(made, choice.ends[:-1])
+        return np.ascontiguousarray(made.T)
+
+    def _keep(self, made: np.ndarray, stops: np.ndarray) -> None:
+        """Note the last token of each text, which no step has read yet."""
+        for number, row in enumerate(made.T):
+            ends = np.flatnonzero(np.isin(row, stops[stops >= 0]))
+            self._waiting[number] = [int(row[ends[0] if ends.size else -1])]
+
+    def _read_prompts(self) -> None:
+        """Put all tokens that wait into the caches, in pieces; the logits of the last of each sequence are left."""
+        kept = np.empty_like(self._logits)
+        while longest := max(map(len, self._waiting)):
+            reader = next((one for one in self._readers if one.count >= longest), self._readers[-1])
+            reader.tokens[:], last = 0, []
+            for number, waiting in enumerate(self._waiting):
+                taken = waiting[: reader.count]
+                reader.tokens[number, : len(taken)] = taken
+                reader.counts[number] = len(taken)
+                if taken and len(taken) == len(waiting):
+                    last.append(number)
+            reader.call(reader.tokens.ctypes.data, reader.counts.ctypes.data, self._logits.ctypes.data)
+            self._waiting = [waiting[reader.count :] for waiting in self._waiting]
+            kept[last] = self._logits[last]
+        self._logits[:] = kept
+
+    def _run(self, made: np.ndarray, choice: Choice, stream: Stream | None) -> int:
+        """Fill rows of new tokens; how many were made."""
+        library, step = self._library, self._readers[0]
+        item, stride = made.itemsize, made.strides[0]
+        arrays = (self._logits, choice.settings, choice.key, choice.ends, self._state, self._scratch, made, self._alive)
+        table = (ctypes.c_int64 * len(arrays))(*(array.ctypes.data for array in arrays))
+        library.prepare()
+        library.sample(ctypes.byref(table))
+
+        def after(number: int) -> bool:
+            return stream is None or stream(made[number + 1].copy()) is not False
+
+        is_ended = stream is not None and stream(made[0].copy()) is False
+        if is_ended or len(made) == 1 or not self._alive[0]:
+            return 1
+        running = self._state[1:]
+        function, start, first = step.call.set_up(made.ctypes.data, running.ctypes.data, self._logits.ctypes.data)
+        token_place = ctypes.addressof(table) + ctypes.sizeof(ctypes.c_int64) * _TOKEN
+        table[_TOKEN] = made.ctypes.data + stride
+        fields = {
+            "steps": len(made) - 1,
+            "step": function_address(function),
+            "step_table": start,
+            "step_token": first,
+            "sample": function_address(library.sample),
+            "sample_table": ctypes.addressof(table),
+            "sample_token": token_place,
+            "stride": self._batch * item,
+            "alive": self._alive.ctypes.data,
+        }
+        is_watched = stream is not None or threading.current_thread() is threading.main_thread()
+        return 1 + library.repeat(fields, after if is_watched else None)
+
+
+_TOKEN = 6  # place of the new token among the sampler's parameters
+_WAITING = "waiting.json"  # the member of a saved session with the tokens that are not in the caches
+
+
+def _reader(batch: int, count: int, context: Context) -> _Reader:
+    call = context.prepare()
+    assert isinstance(call, CpuInvocation), "only programs of CPUs keep states"
+    return _Reader(count, call, np.zeros((batch, count), np.int64), np.zeros(batch, np.int64))
+
+
+def _read_waiting(path: Path, batch: int, vocabulary: int) -> list[list[int]]:
+    """The tokens that wait, of a saved session; none where the file tells none: what is wrong with it, its states tell."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = json.loads(archive.read(_WAITING))
+        return prompts_of(found, batch, vocabulary) if batch > 1 else prompts_of(found[0], 1, vocabulary)
+    except (OSError, zipfile.BadZipFile, LookupError, ValueError, TypeError):
+        return [[] for _ in range(batch)]

@@ -1,0 +1,282 @@
+"""Texts that a generator continues, against those of transformers, token for token; and what a call may get wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import prefuse
+import pytest
+import torch
+from prefuse.runtime.errors import InputError, OptionError, ProgramFileError, UnsupportedModelError
+from prefuse.runtime.generation.generator import Generator
+
+transformers = pytest.importorskip("transformers")
+
+MAX_TOKENS, VOCABULARY = 40, 96
+PROMPTS = [[5, 90, 3, 17, 44, 8, 61, 29, 2, 70, 11], [9, 33, 71]]  # the first is longer than what is read at once
+
+
+def language_model(kind: str = "GPT2LMHeadModel", **settings: Any) -> Any:
+    """A small model of transformers with weights so large that texts do not repeat one token."""
+    found = getattr(transformers, kind)
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.manual_seed(5)
+        model = found(found.config_class(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=1, **settings)).eval()
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(std=1.5 * parameter[0].numel() ** -0.5)
+    return model
+
+
+def continued(model: Any, prompt: list[int], n: int) -> list[int]:
+    """The greedy text of transformers."""
+    with torch.no_grad():
+        found = model.generate(torch.tensor([prompt]), max_new_tokens=n, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return [int(token) for token in found[0, len(prompt) :]]
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Any:
+    return language_model(n_positions=64, n_embd=32, n_layer=2, n_head=4, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def generator(gpt2: Any) -> Generator:
+    return prefuse.compile_generation(gpt2, max_tokens=MAX_TOKENS, prefill=(8,), batch=2, threads=2, cache=False)
+
+
+@pytest.fixture(scope="module")
+def texts(gpt2: Any) -> np.ndarray:
+    return np.array([continued(gpt2, prompt, 20) for prompt in PROMPTS])
+
+
+def test_texts_are_those_of_transformers(generator: Generator, texts: np.ndarray) -> None:
+    """Sequences of different lengths, a prompt in two pieces; twice the same."""
+    assert len(set(texts[0].tolist())) > 5, "a text that repeats itself shows little"
+    for _ in range(2):
+        np.testing.assert_array_equal(generator.generate(PROMPTS, 20), texts)
+    assert generator.generate(torch.tensor([[1, 2], [3, 4]]), 0).shape == (2, 0)
+
+
+def test_a_sequence_up_to_the_last_place(generator: Generator, gpt2: Any) -> None:
+    """The cache's last row but one is written, the row after it takes what is no token."""
+    n = MAX_TOKENS + 1 - len(PROMPTS[0])
+    np.testing.assert_array_equal(generator.generate(PROMPTS, n)[0], continued(gpt2, PROMPTS[0], n))
+    with pytest.raises(InputError, match="the caches hold 40"):
+        generator.generate(PROMPTS, n + 1)
+
+
+def test_a_session_goes_on(generator: Generator, texts: np.ndarray) -> None:
+    session = generator.session()
+    parts = [session.generate(PROMPTS, 7), session.generate([[], []], 0), session.generate([[], []], 13)]
+    np.testing.assert_array_equal(np.concatenate(parts, 1), texts)
+    assert session.length.tolist() == [len(PROMPTS[0]) + 19, len(PROMPTS[1]) + 19]
+    session.reset()
+    session.generate([PROMPTS[0][:4], PROMPTS[1][:1]], 0)
+    np.testing.assert_array_equal(session.generate([PROMPTS[0][4:], PROMPTS[1][1:]], 20), texts)
+
+
+def test_each_step_is_told(generator: Generator, texts: np.ndarray) -> None:
+    told: list[np.ndarray] = []
+    generator.generate(PROMPTS, 20, stream=told.append)
+    np.testing.assert_array_equal(np.stack(told, 1), texts)
+
+
+@pytest.mark.parametrize("last", [0, 1, 6])
+def test_a_stream_may_end_it(generator: Generator, texts: np.ndarray, last: int) -> None:
+    session, told = generator.session(), list[int]()
+
+    def stream(tokens: np.ndarray) -> bool:
+        told.append(int(tokens[0]))
+        return len(told) <= last
+
+    first = session.generate(PROMPTS, 20, stream=stream)
+    np.testing.assert_array_equal(first, texts[:, : last + 1])
+    np.testing.assert_array_equal(session.generate([[], []], 19 - last), texts[:, last + 1 :])
+
+
+def test_an_exception_leaves_the_text_as_it_was(generator: Generator, texts: np.ndarray) -> None:
+    session = generator.session()
+    session.generate(PROMPTS, 4)
+
+    def stream(tokens: np.ndarray) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        session.generate([[1], [2, 3]], 9, stream=stream)
+    np.testing.assert_array_equal(session.generate([[], []], 16), texts[:, 4:])
+
+
+def test_interrupts_end_it_between_steps(generator: Generator, texts: np.ndarray) -> None:
+    """Ctrl-C reaches the caller, and the session stays as it was."""
+    session = generator.session()
+    session.generate(PROMPTS, 4)
+
+    def stream(tokens: np.ndarray) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        session.generate([[], []], 9, stream=stream)
+    np.testing.assert_array_equal(session.generate([[], []], 16), texts[:, 4:])
+
+
+def test_stop_tokens_end_sequences_one_by_one(generator: Generator, texts: np.ndarray) -> None:
+    first, second = (int(texts[row, at]) for row, at in ((0, 3), (1, 8)))
+    places = [next(at for at, token in enumerate(row.tolist()) if token in (first, second)) for row in texts]
+    made = generator.generate(PROMPTS, 20, stop=(first, second), pad=95)
+    assert made.shape == (2, max(places) + 1)
+    for row, text, place in zip(made, texts, places, strict=True):
+        np.testing.assert_array_equal(row[: place + 1], text[: place + 1])
+        assert (row[place + 1 :] == 95).all()
+
+
+def test_a_stopped_text_goes_on_from_its_stop_token(generator: Generator, texts: np.ndarray) -> None:
+    """What was padded is no part of it."""
+    session = generator.session()
+    place = int(np.flatnonzero(texts[1] == texts[1, 2])[0])
+    session.generate(PROMPTS, 10, stop=int(texts[1, 2]))
+    rest = session.generate([[], []], 5)
+    np.testing.assert_array_equal(rest[1], texts[1, place + 1 : place + 6])
+
+
+def test_seeds_draw_the_same_texts(generator: Generator) -> None:
+    settings: dict[str, Any] = {"temperature": 1.5, "top_k": [0, 20], "top_p": 0.95}
+    one, two, other = (generator.generate(PROMPTS, 12, seed=seed, **settings) for seed in (4, 4, 5))
+    np.testing.assert_array_equal(one, two)
+    assert (one != other).any()
+    assert (generator.generate(PROMPTS, 12, **settings) != generator.generate(PROMPTS, 12, **settings)).any()
+
+
+def test_a_loaded_generator_and_saved_sessions(generator: Generator, texts: np.ndarray, tmp_path: Path) -> None:
+    generator.save(tmp_path / "model.prefuse")
+    loaded = prefuse.load_generator(tmp_path / "model.prefuse")
+    session, again = generator.session(), loaded.session()
+    session.generate(PROMPTS, 6)
+    session.save(tmp_path / "text.npz")
+    again.load(tmp_path / "text.npz")
+    np.testing.assert_array_equal(again.generate([[], []], 14), texts[:, 6:])
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "text.npz").read_bytes()[:-100])
+    with pytest.raises(ProgramFileError):
+        session.load(tmp_path / "cut.npz")
+    np.testing.assert_array_equal(session.generate([[], []], 14), texts[:, 6:])
+
+
+def test_files_of_other_kinds(generator: Generator, tmp_path: Path) -> None:
+    """Each loader says which one reads the file; what is cut short or changed is refused."""
+    path, program = tmp_path / "model.prefuse", tmp_path / "program.prefuse"
+    generator.save(path)
+    generator.programs[1].save(program)
+    with pytest.raises(ProgramFileError, match=r"use prefuse\.load_generator"):
+        prefuse.load(path)
+    with pytest.raises(ProgramFileError, match=r"prefuse\.load reads programs"):
+        prefuse.load_generator(program)
+    content = bytearray(path.read_bytes())
+    for end in (0, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:end])
+        with pytest.raises(ProgramFileError):
+            prefuse.load_generator(path)
+    for place in (content.index(b"max_tokens") + 15, content.index(b"\x7fELF") + 5000):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(ProgramFileError):
+            prefuse.load_generator(path)
+
+
+def test_the_states_of_another_program_are_refused(generator: Generator, texts: np.ndarray, tmp_path: Path) -> None:
+    path = tmp_path / "text.npz"
+    session = generator.session()
+    session.generate(PROMPTS, 6)
+    session.save(path)
+    other = language_model(n_positions=64, n_embd=16, n_layer=1, n_head=4)
+    another = prefuse.compile_generation(other, max_tokens=MAX_TOKENS, prefill=(), batch=2, cache=False).session()
+    with pytest.raises(ProgramFileError, match="other states"):
+        another.load(path)
+    with pytest.raises(InputError, match="no text before it"):
+        another.generate([[], []], 1)
+
+
+def test_threads_have_texts_of_their_own(generator: Generator, texts: np.ndarray) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        for made in pool.map(lambda _: generator.generate(PROMPTS, 20), range(6)):
+            np.testing.assert_array_equal(made, texts)
+
+
+def test_a_session_refuses_a_second_thread(generator: Generator) -> None:
+    session, refused = generator.session(), list[BaseException]()
+
+    def other() -> None:
+        try:
+            session.generate(PROMPTS, 1)
+        except InputError as error:
+            refused.append(error)
+
+    def stream(tokens: np.ndarray) -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    session.generate(PROMPTS, 2, stream=stream)
+    assert len(refused) == 2
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "an empty prompt": ({"tokens": [[1], []]}, "sequence 1: an empty prompt"),
+    "one sequence": ({"tokens": [1, 2]}, "1 sequences given"),
+    "no whole numbers": ({"tokens": [[1.5], [2]]}, "whole numbers"),
+    "text": ({"tokens": "ab"}, "whole numbers"),
+    "no such token": ({"tokens": [[1], [96]]}, "there is no token 96"),
+    "a negative token": ({"tokens": np.array([[1], [-1]])}, "there is no token -1"),
+    "fewer than none": ({"n": -1}, "-1 new tokens"),
+    "half a token": ({"n": 1.5}, "1.5 new tokens"),
+    "too many": ({"n": 99}, "the caches hold 40"),
+    "a negative temperature": ({"temperature": -1.0}, "temperature: -1 given"),
+    "no temperature": ({"temperature": float("nan")}, "temperature"),
+    "three temperatures": ({"temperature": [1.0, 2.0, 3.0]}, "one for each of 2"),
+    "half a token of k": ({"top_k": 1.5}, "top_k: 1.5 given"),
+    "no probability": ({"top_p": 0.0}, "top_p: 0 given"),
+    "text for a number": ({"top_p": "most"}, "no number"),
+    "a large seed": ({"seed": 2**64}, "seed"),
+    "many stops": ({"stop": range(17)}, "17 tokens given"),
+    "a stop that is no token": ({"stop": 96}, "stop: there is no token 96"),
+    "a pad that is no token": ({"pad": -1}, "pad: there is no token -1"),
+    "no function": ({"stream": 3}, "cannot be called"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_call_may_not_ask(name: str, generator: Generator, texts: np.ndarray) -> None:
+    given, message = WRONG[name]
+    with pytest.raises(InputError, match=message):
+        generator.generate(**{"tokens": PROMPTS, "n": 3, **given})
+    np.testing.assert_array_equal(generator.generate(PROMPTS, 3), texts[:, :3])
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"max_tokens": 0}, OptionError, "max_tokens: 0 given"),
+        ({"batch": 1.5}, OptionError, "batch: 1.5 given"),
+        ({"prefill": 16}, OptionError, "prefill: 16 given"),
+        ({"prefill": (0,)}, OptionError, "prefill: 0 given"),
+        ({"memory_limit": "50%"}, OptionError, "memory_limit"),
+        ({"target": "cuda-sim"}, OptionError, "keep no states"),
+        ({"weihgts": "int8"}, OptionError, "did you mean 'weights'"),
+    ],
+)
+def test_options_that_cannot_be(change: dict[str, Any], kind: type[Exception], message: str, gpt2: Any) -> None:
+    with pytest.raises(kind, match=message):
+        prefuse.compile_generation(gpt2, **{"max_tokens": 8, **change})
+
+
+@pytest.mark.parametrize("model", [lambda: torch.nn.Linear(2, 2), lambda: 3])
+def test_models_that_generate_no_text(model: Callable[[], object]) -> None:
+    with pytest.raises(UnsupportedModelError):
+        prefuse.compile_generation(model(), max_tokens=8)
