@@ -156,7 +156,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except ProgramFileError as error:
-        where = str(path) if error.where == str(path) else f"{path}: {error.where}"
+        where = error.where if error.where.startswith(str(path)) else f"{path}: {error.where}"  # one reader may call another
         raise ProgramFileError(where, error.what, error.fix) from error
     except FileNotFoundError as error:
         raise ProgramFileError(str(path), "no such file", "check the path") from error

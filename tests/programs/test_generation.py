@@ -173,8 +173,9 @@ def test_files_of_other_kinds(generator: Generator, tmp_path: Path) -> None:
     path, program = tmp_path / "model.prefuse", tmp_path / "program.prefuse"
     generator.save(path)
     generator.programs[1].save(program)
-    with pytest.raises(ProgramFileError, match=r"use prefuse\.load_generator"):
+    with pytest.raises(ProgramFileError, match=r"use prefuse\.load_generator") as caught:
         prefuse.load(path)
+    assert str(caught.value).count(str(path)) == 1
     with pytest.raises(ProgramFileError, match=r"prefuse\.load reads programs"):
         prefuse.load_generator(program)
     content = bytearray(path.read_bytes())
