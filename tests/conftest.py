@@ -44,8 +44,8 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def quick_exports() -> None:
     """What torch does anew at every export, and what takes most of the time of a small module, it does once.
 
-    It makes the table of translations, from the sources of 500 functions, and overrides of 700 composite operators; looks these
-    up, once for each of 56 namespaces.
+    It makes the table of translations, from the sources of 500 functions, and overrides of 700 composite operators, which it
+    looks for in 56 namespaces.
     """
     if "torch" in sys.modules:
         from prefuse.tests.kept_decompositions import keep_decompositions
@@ -58,19 +58,19 @@ def quick_exports() -> None:
 @cache
 def _look_up_once() -> None:
     import torch
-    from torch._export import utils
+    from torch._export.utils import _collect_all_valid_cia_ops
+    from torch.export import decomp_utils, exported_program
 
-    original = utils._materialize_cpp_cia_ops
-    seen: set[int] = set()
+    @cache
+    def found(registered: int) -> set[torch._ops.OperatorBase]:
+        return _collect_all_valid_cia_ops()
 
-    def looked_up() -> None:
+    def looked_up() -> set[torch._ops.OperatorBase]:
         """Again where operators have been registered since then."""
-        registered = len(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
-        if registered not in seen:
-            original()
-            seen.add(registered)
+        return found(len(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")))
 
-    utils._materialize_cpp_cia_ops = looked_up
+    for module in (decomp_utils, exported_program):
+        module._collect_all_valid_cia_ops = looked_up  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ def test_benchmarks_name_unknown_models() -> None:
 def test_benchmarks_compare_engines(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     command = [sys.executable, "-m", "benchmarks", "lenet5", "--small", "--seconds", "0.1", "--json", str(path)]
-    command += ["--engines", "prefuse,onnxruntime,torch"]
+    command += ["--engines", "prefuse,onnxruntime,torch", "--threads", "1"]
     result = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
     rows = {row["engine"]: row for row in json.loads(path.read_text())["results"]}
