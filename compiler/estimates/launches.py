@@ -8,15 +8,19 @@ Constants were last read in the call before, unless an earlier launch reads them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import tvm_ffi
 from tvm import tirx
 
+from ...kernels.cost.estimate import bytes_of_values
 from ...runtime.target import Target
 from ..lowering.planning import LoweredGroup, launch_label
+
+_WORKSPACE = "/workspace"  # no value of a graph is called so
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,46 +60,89 @@ def has_parallel_loop(function: Any) -> bool:
 
 
 def reuse_distances(lowered: Sequence[LoweredGroup]) -> list[Distances]:
-    """Of each launch. None is more than all the different bytes that a call touches.
+    """Of each launch, in a call among many. None is more than all the different bytes that a call touches.
 
     Half of what a launch touches comes after an element that it reads or writes. An alias, or an input of the graph, is thought
     to be of the launch before; that of the first is the call before, whose memory it writes to.
     """
-    sizes = [_touched_bytes(item) for item in lowered]
-    most, clock, before = _different_bytes(lowered), 0.0, -float(sum(sizes))
-    touched = _last_read(lowered, sizes)
-    found = []
-    for item, size in zip(lowered, sizes, strict=True):
-        constant, activation = (_largest(item, names) for names in (_constants(item), _activations(item)))
-        middle = clock + size / 2
-        read, written = (touched.get(name, before) for name in (constant, activation))
-        found.append(Distances(min(middle - read, most), min(clock + size - written, most)))
-        before = middle
-        touched |= dict.fromkeys((*item.group.inputs, *item.group.outputs), before)
-        clock += size
+    count, most = len(lowered), _different_bytes(lowered)
+    touched, found = _Touched(2 * count), list[Distances]()
+    for time, item in enumerate((*lowered, *lowered)):
+        sizes = _bytes_of(item)
+        if time >= count:
+            constant, activation = (_largest(item, names) for names in (_constants(item), _activations(item)))
+            read, written = touched.last.get(constant, time - 1), touched.last.get(activation, 0)
+            since = touched.between(read, sizes) - sum(sizes.values()) / 2
+            until = touched.between(written if written >= count else time - 1, sizes)
+            found.append(Distances(min(since, most), min(until, most)))
+        touched.touch(sizes, time)
     return found
 
 
-def _last_read(lowered: Sequence[LoweredGroup], sizes: Sequence[int]) -> dict[str, float]:
-    """When the call before read each constant for the last time, in bytes touched before this call."""
-    clock, found = -float(sum(sizes)), dict[str, float]()
-    for item, size in zip(lowered, sizes, strict=True):
-        found |= dict.fromkeys(_constants(item), clock + size / 2)
-        clock += size
-    return found
+class _Touched:
+    """What launches have touched last, by their number: a tree of partial sums over launches (Fenwick: A new data structure for
+    cumulative frequency tables, Software: Practice and Experience 24/3, 1994)."""
+
+    def __init__(self, launches: int) -> None:
+        self.last: dict[str, int] = {}  # that touched a value
+        self._sizes: dict[str, int] = {}
+        self._of_launch = [0] * launches  # bytes that no later one has touched
+        self._sums = [0] * (launches + 1)
+        self._total = 0
+
+    def touch(self, sizes: Mapping[str, int], launch: int) -> None:
+        for name, size in sizes.items():
+            if name in self.last:
+                self._add(self.last[name], -self._sizes[name])
+            self.last[name], self._sizes[name] = launch, size
+            self._add(launch, size)
+
+    def between(self, launch: int, sizes: Mapping[str, int]) -> float:
+        """Different bytes from the middle of a launch to the end of the next one, which touches `sizes`."""
+        new = sum(size for name, size in sizes.items() if self.last.get(name, -1) <= launch)
+        again = sum(self._sizes[name] for name in sizes if self.last.get(name) == launch)
+        return self._since(launch) + new + (self._of_launch[launch] - again) / 2
+
+    def _add(self, launch: int, size: int) -> None:
+        self._of_launch[launch] += size
+        self._total += size
+        at = launch + 1
+        while at < len(self._sums):
+            self._sums[at] += size
+            at += at & -at
+
+    def _since(self, launch: int) -> int:
+        """Bytes that were touched last by later launches."""
+        at, found = launch + 1, self._total
+        while at:
+            found -= self._sums[at]
+            at -= at & -at
+        return found
 
 
 def _different_bytes(lowered: Sequence[LoweredGroup]) -> float:
-    """Of all that a call touches: a constant once, however many launches read it."""
-    constants = {name: item.group.types[name].size_bytes for item in lowered for name in _constants(item)}
-    besides = sum(_touched_bytes(item) - (item.kernel.estimate.constant_bytes if item.kernel.estimate else 0) for item in lowered)
-    return float(sum(constants.values()) + besides)
+    """Of all that a call touches: constants once, and memory for what lives at the same time, as others take the place of what
+    has been read for the last time."""
+    constants: dict[str, int] = {}
+    lives: dict[str, tuple[int, int, int]] = {}  # of activations: first and last launch, bytes
+    for number, item in enumerate(lowered):
+        for name, size in _bytes_of(item).items():
+            if name in item.group.constants:
+                constants[name] = max(size, constants.get(name, 0))
+            else:
+                begin, _, _ = lives.get(name, (max(number - (name in item.group.inputs), 0), 0, 0))
+                lives[name] = begin, number, size
+    change = [0] * (len(lowered) + 1)
+    for begin, end, size in lives.values():
+        change[begin] += size
+        change[end + 1] -= size
+    return float(sum(constants.values()) + max(accumulate(change), default=0))
 
 
-def _touched_bytes(item: LoweredGroup) -> int:
-    """Of a launch, each once. Of a table no more than is chosen."""
-    moved = item.kernel.estimate.bytes_moved if item.kernel.estimate else 0
-    return item.kernel.workspace_bytes + moved
+def _bytes_of(item: LoweredGroup) -> dict[str, int]:
+    """What a launch touches of each value, and of the workspace, which is thought to be in one place for all launches."""
+    sizes = bytes_of_values(item.group)
+    return {**sizes, _WORKSPACE: item.kernel.workspace_bytes} if item.kernel.workspace_bytes else sizes
 
 
 def _largest(item: LoweredGroup, names: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from ...runtime.fit_file import Fit
 from ...runtime.hardware.machine import Machine, host_machine
 from ...runtime.streaming.rate import read_rates
 from ...runtime.target import Target, host_cpu_model
-from .machine_kernels import Probe, probe_program
+from .machine_kernels import NEAR_SHARE, Probe, l3_reads, probe_program
 
 _SECONDS = 10.0  # after which no batch begins
 _RUNS = 12  # of a batch: a third of a second
@@ -38,6 +38,7 @@ _PLAUSIBLE = {
     "l1_bytes_per_cycle": (8.0, 400.0),
     "l2_bytes_per_cycle": (4.0, 200.0),
     "l3_bytes_per_cycle": (1.0, 100.0),
+    "l3_size_bytes": (1 << 20, 1 << 30),
     "memory_bytes": (0.3, 50.0),
     "shared_memory_bytes": (0.3, 2000.0),
     "wake_cycles": (20.0, 200_000.0),
@@ -48,7 +49,7 @@ _PLAUSIBLE = {
     "storage_gbs": (0.01, 200.0),
 }
 _BY_DISTANCE = ("l1_bytes_per_cycle", "l2_bytes_per_cycle", "l3_bytes_per_cycle", "memory_bytes")
-_PROBES = {"loads": "l1_bytes_per_cycle"}  # of numbers that have none of their own name
+_PROBES = {"loads": "l1_bytes_per_cycle", "l3_size_bytes": "l3_bytes_per_cycle"}  # of numbers that have none of their own name
 _OF_TIME = ("launch_cycles", "tile_dot_cycles", "tile_l1_cycles", "tile_l2_cycles")  # in cycles; others are made in a cycle
 _TILES = ("tile_dot_cycles", "tile_l1_cycles", "tile_l2_cycles")  # the nearer the operands, the fewer
 
@@ -155,9 +156,20 @@ def _numbers(times: Times, row: Machine) -> dict[str, float]:
     cycles = {name: time * ghz for name, time in times.items() if name in row.as_fit()}
     numbers = {name: time if name in _OF_TIME else 1 / time for name, time in cycles.items()} | {"ghz": ghz}
     numbers["loads"] = numbers["l1_bytes_per_cycle"] / row.vector_bytes
+    numbers["l3_size_bytes"] = l3_size_bytes(times, row)
     if "wake_cycles" in times:
         numbers["wake_cycles"] = (times["wake_cycles"] - times["launch_cycles"]) * ghz
     return numbers
+
+
+def l3_size_bytes(times: Times, row: Machine) -> float:
+    """The most of what was read again and again whose bytes took less than halfway between L3's and memory's time."""
+    limit, held = (times["l3_bytes_per_cycle"] + times["memory_bytes"]) / 2, row.l3.size_bytes * NEAR_SHARE
+    for name, size_bytes in l3_reads(row).items():
+        if times[name] > limit:
+            break
+        held = size_bytes
+    return float(held)
 
 
 def _apart(best: float, second: float) -> float:

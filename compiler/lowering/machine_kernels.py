@@ -26,9 +26,11 @@ _CHAIN_ROUNDS = 2000
 _ACCUMULATORS = 8  # of what is read
 _READ_BYTES = 4 << 20  # of a cache, in all rounds: tens of microseconds at least
 _WARMING, _READS = 4, 9  # launches: a cache of what others evict has all of it only after some of them
+_REWARMING, _REREADS = 1, 3  # of more than that
+_L3_TIMES = (1, 2, 3)
 _LEAST_FAR_BYTES, _MOST_FAR_BYTES = 128 << 20, 1 << 30
-_FAR_CACHES = 4  # times L3: little of what was read stays there until it is read again
-_NEAR_SHARE = 0.5  # of a cache that is read: it is a core's own, but for L3, which others use
+_FAR_CACHES = 12  # times L3: little of what was read stays there until it is read again, also of more than is told
+NEAR_SHARE = 0.5  # of a cache that is read: it is a core's own, but for L3, which others use
 _STORED_BYTES = 8 << 10
 _STORE_ROUNDS = 2000
 _TILE_BYTES = 32 << 20  # loaded into tiles from a cache, in all rounds: a third of a millisecond at least, as of products
@@ -67,6 +69,13 @@ def far_bytes(machine: Machine) -> int:
     return min(max(_FAR_CACHES * machine.l3.size_bytes, _LEAST_FAR_BYTES), _MOST_FAR_BYTES)
 
 
+def l3_reads(machine: Machine) -> dict[str, int]:
+    """Bytes that are read again and again, by the names of their probes, to see how much of L3 a core has: where its cores share
+    it with those of others, more or less than the system says."""
+    sizes = {f"l3_times_{times}": times * machine.l3.size_bytes for times in _L3_TIMES}
+    return {name: size for name, size in sizes.items() if size < far_bytes(machine)}
+
+
 def sweep_kernel(target: Target, size_bytes: int) -> tuple[Any, int]:
     """A kernel of (memory, result) in which each thread reads its share of so many bytes, 4 MiB at least: smaller caches hold
     nothing else then. And the int32 of its result."""
@@ -77,7 +86,7 @@ def _probes(target: Target, elements: int) -> tuple[Probe, ...]:
     """By the names of the numbers of `Machine.as_fit` that follow from them. What stores small integers comes after what
     multiplies, which would meet them as subnormal floats; what tiles multiply, at another clock, before what waits for memory."""
     one, all_threads = _Writer(replace(target, threads=1), elements), _Writer(target, elements)
-    levels = {name: int(getattr(target.machine, name).size_bytes * _NEAR_SHARE) for name in ("l1", "l2", "l3")}
+    levels = {name: int(getattr(target.machine, name).size_bytes * NEAR_SHARE) for name in ("l1", "l2", "l3")}
     products = {"multiply_adds": F32} | ({"dots": BF16_DOT} if BF16_DOT.runs_on(target) else {})
     return (
         all_threads.fill(),
@@ -87,6 +96,7 @@ def _probes(target: Target, elements: int) -> tuple[Probe, ...]:
         *(one.tile_probes(levels) if target.has_tiles else ()),
         one.read("memory_bytes", 4 * elements),
         *((all_threads.read("shared_memory_bytes", 4 * elements),) if target.threads > 1 else ()),
+        *(one.read(probe, size, _REREADS, _REWARMING) for probe, size in l3_reads(target.machine).items()),
         one.store(),
         one.nothing("launch_cycles"),
         *((all_threads.nothing("wake_cycles"),) if target.threads > 1 else ()),

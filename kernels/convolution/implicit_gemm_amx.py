@@ -86,7 +86,13 @@ def tiles_estimate(form: ChannelsLast, target: Target, image: TiledImage) -> Est
     k_pack, band_bytes = image.product.k_pack, image.elements * image.product.bits // 8 if image.band else None
     copies = 0.0 if image.in_place else image.extents[1] / image.band if image.band else 1.0
     cycles = tile_convolution_cycles(
-        extents_of(form), image.terms, target.machine, copies=copies, k_pack=k_pack, band_bytes=band_bytes
+        extents_of(form),
+        image.terms,
+        target.machine,
+        copies=copies,
+        k_pack=k_pack,
+        band_bytes=band_bytes,
+        is_narrow=image.source.dtype != "float32",
     )
     estimate = convolution_estimate(form, cycles, target, unit="tile")
     # A few blocks of rows prefetch a panel of several terms too late.

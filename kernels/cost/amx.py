@@ -19,6 +19,7 @@ LEAST_STEPS = 12  # of a block's loop, of one term each, between which an epilog
 OVERLAP = 0.0  # the part of a product by tiles behind which its weights arrive from L3 or memory
 _UNPREFETCHED = 0.6  # of the rate at which memory is read in order: that of weights that are not prefetched a panel ahead
 _PACKED_TERMS = 2.6  # bfloat16 terms that a core packs in a cycle, from and to L1 or L2; bytes twice as many
+_COPIED_VECTORS = 0.5  # in a cycle, of numbers of an image that are narrow before: 16 of bfloat16, 64 bytes
 _BLOCK_LINES = 32  # rows of A and columns of B of a step of the micro-kernel (2x2 tiles)
 _WORDS = 16  # of a row of a tile; a word has two values of k, or four where they are bytes
 _MOST_LINE = 8192  # elements of an image row on the stack
@@ -41,6 +42,7 @@ class _Blocks:
     `a_bytes` of A are read for each column of blocks: tiles of images overlap, so that they may be fewer than rows x depth. The
     sums of `parts` neighbouring blocks, with the same rows of A, have memory of their own. With `is_a_apart` the
     rows of a tile of A lie apart, as they do in place. With `is_pipelined` a block is stored between the products of the next.
+    The share `a_fresh` of A's tiles is of lines that the steps before have not read: taps of a window are a position apart.
     """
 
     rows: int
@@ -52,6 +54,7 @@ class _Blocks:
     parts: int = 1
     is_a_apart: bool = False
     is_pipelined: bool = False
+    a_fresh: float = 1.0
 
     @property
     def steps(self) -> int:
@@ -79,17 +82,20 @@ class _Blocks:
         room = machine.l1.size_bytes - _SUMS_BYTES - b_tiles * self._tile_bytes
         is_b_near = a_tiles * self._tile_bytes <= room and self.rows > a_tiles * _TILE_LINES  # the next block reads it again
         is_a_near = self.a_bytes <= room  # the next column of blocks does
-        near = of_a * is_a_near + of_b * is_b_near
+        fresh = 0.0 if is_a_near else self.a_fresh * of_a
+        near = of_a - fresh + of_b * is_b_near
         far = of_a + of_b - near
         l1, l2 = (_TILE_BYTES / level.bytes_per_cycle for level in (machine.l1, machine.l2))
         dot = machine.tile_dot_cycles
         seen = near * (machine.tile_l1_cycles - dot) + far * (machine.tile_l2_cycles - dot)
-        seen += _APART_CYCLES * of_a * (self.is_a_apart and not is_a_near)
+        seen += _APART_CYCLES * fresh * self.is_a_apart
         return max(dots * dot + (seen if self.terms == 1 else 0.0), near * l1 + far * l2)
 
     def _line_cycles(self, a_tiles: int, b_tiles: int, machine: Machine) -> float:
+        """Lines that come back from L2 wait behind the tiles that do."""
         read = (a_tiles + self.parts * b_tiles) * self._tile_bytes / machine.l1.size_bytes
-        return _LINE_CYCLES[(read > 1) + (read > _EVICTING)]
+        least, some, evicted = _LINE_CYCLES
+        return least if read <= 1 else some if read <= _EVICTING else max(evicted * self.a_fresh, some)
 
     @property
     def _tile_bytes(self) -> int:
@@ -131,10 +137,10 @@ def memory_share(terms: int, *, is_prefetched: bool) -> float:
     return (1.0 if is_prefetched else _UNPREFETCHED) * min(2 / terms, 1.0)
 
 
-def _packing_cycles(numbers: int, k_pack: int, machine: Machine, held_bytes: float | None = None) -> float:
+def _packing_cycles(numbers: float, k_pack: int, machine: Machine, held_bytes: float | None = None, rate: float = 0.0) -> float:
     """Of so many terms of bfloat16, or bytes, that become tiles: they go to the cache that holds them all, or `held_bytes` at a
-    time, and come back."""
-    return numbers / (_PACKED_TERMS * k_pack / 2) + 2 * machine.read_cycles(numbers * 4 / k_pack, held_bytes)
+    time, and come back. `rate`: how many in a cycle, if they are only copied."""
+    return numbers / (rate or _PACKED_TERMS * k_pack / 2) + 2 * machine.read_cycles(numbers * 4 / k_pack, held_bytes)
 
 
 def _whole(extent: int, step: int) -> int:
@@ -166,21 +172,39 @@ def joined_columns(one: Convolution, k_pack: int = 2) -> int:
 
 
 def tile_convolution_cycles(
-    one: Convolution, terms: int, machine: Machine, *, copies: float = 1.0, k_pack: int = 2, band_bytes: int | None = None
+    one: Convolution,
+    terms: int,
+    machine: Machine,
+    *,
+    copies: float = 1.0,
+    k_pack: int = 2,
+    band_bytes: int | None = None,
+    is_narrow: bool = False,
 ) -> float:
     """Cycles of an NHWC convolution by AMX, of bfloat16 terms or bytes (`k_pack` 4). The kernel packs its input so many times:
-    0 where tiles are read in place, more than once where it does so in bands of rows, of `band_bytes` each."""
+    0 where tiles are read in place, more than once where it does so in bands of rows, of `band_bytes` each. An input that
+    `is_narrow` has the numbers of tiles, which are copied as they are."""
     joined = joined_columns(one, k_pack)
     pitch = one.columns if joined > 1 else one.columns + (one.kernel[1] - 1) * one.dilations[1] // one.strides[1]
     channels = _whole(one.inputs * joined, _WORDS * k_pack)
     positions, depth = (one.rows // one.planes - 1) * pitch + one.columns, prod(one.kernel) // joined * channels
     outputs, matrices, planes = one.outputs // one.phases, one.groups * one.phases, one.images * one.planes
     a_bytes = positions * channels * terms * 4 / k_pack  # of an image that its taps read again and again
-    one_matrix = _Blocks(positions, outputs, depth, terms, k_pack, a_bytes, is_a_apart=True, is_pipelined=True)
+    fresh = _fresh_taps(one, 1 if joined > 1 else one.kernel[1], channels * terms * 4 // k_pack, machine)
+    one_matrix = _Blocks(positions, outputs, depth, terms, k_pack, a_bytes, is_a_apart=True, is_pipelined=True, a_fresh=fresh)
     blocks = planes * matrices * one_matrix.cycles(machine)
     width = one.columns if joined > 1 else one.width
-    copied = one.images * one.groups * one.height * width * channels * terms
-    return blocks + _packing_cycles(copied, k_pack, machine, band_bytes) * copies
+    read = prod(min(taps, step) / step for taps, step in zip(one.kernel, one.strides, strict=True))  # of a stride's phases
+    copied = one.images * one.groups * one.height * width * channels * terms * (1.0 if joined > 1 else read)
+    rate = _COPIED_VECTORS * (_WORDS if k_pack < 4 else k_pack * _WORDS) if is_narrow and joined == 1 else 0.0
+    return blocks + _packing_cycles(copied, k_pack, machine, band_bytes, rate) * copies
+
+
+def _fresh_taps(one: Convolution, taps: int, position_bytes: int, machine: Machine) -> float:
+    """The share of the taps of a window's row whose tiles are not those of the tap before, moved by a position, of which L1 still
+    has all lines but one: one tap in each phase of the stride, where a row's tiles of image and weights have room there."""
+    of_a, of_b = (_BLOCK_LINES + taps) * position_bytes, _BLOCK_LINES * position_bytes
+    return min(one.strides[1], taps) / taps if of_a + of_b <= machine.l1.size_bytes and one.dilations[1] == 1 else 1.0
 
 
 def vector_product_cycles(m: int, n: int, k: int, machine: Machine, *, is_narrow: bool) -> float:

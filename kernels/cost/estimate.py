@@ -58,7 +58,8 @@ class Estimate:
     `operations` are multiplications and additions, or the scalar operations of what multiplies nothing; `unit` is what makes
     them: "fma", "dot", "tile" or "vector". `is_parallel`: its work is dealt to threads. While the first `overlap` of its work is
     done constants arrive: that of a product's first tile of rows, which meets each panel first. Behind products of tiles nothing
-    does: their loads and stores wait in order.
+    does: their loads and stores wait in order. But panels that are prefetched from L3 hide the better the less of the time they
+    are on their way: half of what they take is seen where that is as long as the products.
     """
 
     cycles: float
@@ -84,7 +85,11 @@ class Estimate:
         streamed = machine.read_cycles(self.streamed_bytes, max(self.streamed_bytes, streamed_from), dealt)
         work = self.cycles / dealt
         waking = machine.wake_cycles if dealt > 1 else 0.0
-        waiting = _waiting(constants, work * self.overlap) + _waiting(streamed, 0.0 if self.unit == "tile" else work)
+        waiting = _waiting(streamed, 0.0 if self.unit == "tile" else work)
+        if self.unit == "tile" and machine.l2.size_bytes < constants_from / dealt <= machine.l3.size_bytes / dealt:
+            waiting += constants * min(constants / (2 * work), 1.0) if work else constants
+        else:
+            waiting += _waiting(constants, work * self.overlap)
         return machine.launch_cycles + waking + work + waiting
 
 
@@ -102,12 +107,18 @@ def floors(group: Group, machine: Machine) -> Estimate:
 
 def with_bytes(estimate: Estimate, group: Group) -> Estimate:
     """The estimate with the bytes of a group's operands and results, each once."""
-    sizes = {name: group.types[name].size_bytes for name in (*group.inputs, *group.outputs)}
-    for op in group.ops:
-        if op.op_type in _CHOOSING and op.inputs[0] in sizes:  # no more of a table than what is chosen
-            sizes[op.inputs[0]] = min(sizes[op.inputs[0]], group.types[op.outputs[0]].size_bytes)
+    sizes = bytes_of_values(group)
     constant = sum(size for name, size in sizes.items() if name in group.constants)
     return replace(estimate, constant_bytes=constant, streamed_bytes=sum(sizes.values()) - constant)
+
+
+def bytes_of_values(group: Group) -> dict[str, int]:
+    """What a group touches of each of its operands and results; of a table no more than what is chosen."""
+    sizes = {name: group.types[name].size_bytes for name in (*group.inputs, *group.outputs)}
+    for op in group.ops:
+        if op.op_type in _CHOOSING and op.inputs[0] in sizes:
+            sizes[op.inputs[0]] = min(sizes[op.inputs[0]], group.types[op.outputs[0]].size_bytes)
+    return sizes
 
 
 def with_epilogue(estimate: Estimate, group: Group, machine: Machine, anchor: Op) -> Estimate:

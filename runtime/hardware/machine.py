@@ -105,19 +105,21 @@ class Machine:
     def fitted(self, measured: Mapping[str, object]) -> Machine:
         """This machine with the numbers that `as_fit` wrote; what is no number that it knows is left out."""
         rates = {name: float(value) for name, value in measured.items() if name in self.as_fit() and _is_rate(value)}
+        rates = self.as_fit() | rates
+        sized = replace(self, l3=replace(self.l3, size_bytes=int(rates.pop(_L3_SIZE))))
         levels = {
-            name: replace(getattr(self, name), bytes_per_cycle=rates.pop(f"{name}_bytes_per_cycle"))
+            name: replace(getattr(sized, name), bytes_per_cycle=rates.pop(f"{name}_bytes_per_cycle"))
             for name in ("l1", "l2", "l3")
-            if f"{name}_bytes_per_cycle" in rates
         }
         return replace(self, **rates, **levels)  # type: ignore[arg-type]
 
     def as_fit(self) -> dict[str, float]:
         """The numbers that a fit may replace, as JSON values."""
-        numbers = {name: float(getattr(self, name)) for name in _FITTED}
+        numbers = {name: float(getattr(self, name)) for name in _FITTED} | {_L3_SIZE: float(self.l3.size_bytes)}
         return numbers | {f"{name}_bytes_per_cycle": getattr(self, name).bytes_per_cycle for name in ("l1", "l2", "l3")}
 
 
+_L3_SIZE = "l3_size_bytes"  # of which a core is faster than memory: of a cache that others use, no one is told its share
 _FITTED = (
     "ghz",
     "multiply_adds",

@@ -32,18 +32,28 @@ def launch(number: int, source: str, result: str, workspace_bytes: int = 0, cons
 
 
 def test_distance_is_what_was_touched_since() -> None:
-    """Half of what the last to touch it does, all that comes between, and what the launch itself touches."""
-    moved = 2 * KIND.size_bytes
-    chain = [launch(0, "x", "a"), launch(1, "a", "b", 1 << 20), launch(2, "b", "c"), launch(3, "a", "d")]
+    """Half of what the last to touch it does, all that comes between, and what the launch itself touches, each value once."""
+    size, workspace = KIND.size_bytes, 1 << 20
+    chain = [launch(0, "x", "a"), launch(1, "a", "b", workspace), launch(2, "b", "c"), launch(3, "b", "d"), launch(4, "a", "e")]
+    chain += [launch(5, "e", "f", 4 * workspace)]  # so that a call touches more than any of these
     found = [since.activations for since in reuse_distances(chain)]
-    assert found[1] == moved / 2 + moved + (1 << 20)
-    assert found[2] == (moved + (1 << 20)) / 2 + moved
-    assert found[3] == (moved + (1 << 20)) / 2 + moved + moved
+    assert found[1] == size / 2 + 2 * size + workspace  # x; a, b
+    assert found[2] == (size + workspace) / 2 + 2 * size  # a; b, c
+    assert found[3] == size / 2 + 2 * size  # c; b, d
+    assert found[4] == workspace / 2 + 3 * size + 2 * size  # b, c, d; a, e
 
 
 def test_first_launch_finds_what_the_call_before_left() -> None:
     chain = [launch(0, "x", "a"), launch(1, "a", "b", 1 << 20)]
-    assert reuse_distances(chain)[0].activations == 2 * (2 * KIND.size_bytes) + (1 << 20)  # no more than there is
+    assert reuse_distances(chain)[0].activations == (KIND.size_bytes + (1 << 20)) / 2 + 2 * KIND.size_bytes  # b; x, a
+
+
+def test_no_distance_is_more_than_the_memory_of_a_call() -> None:
+    """Results take the place of what has been read for the last time."""
+    chain = [launch(number, f"v{number}", f"v{number + 1}") for number in range(50)] + [launch(50, "v0", "y", constant="w")]
+    for since in reuse_distances(chain):
+        assert since.activations <= 4 * KIND.size_bytes  # the constant, and v0 beside an operand and a result
+    assert reuse_distances(chain)[-1].constants == 4 * KIND.size_bytes
 
 
 def test_constants_were_read_by_the_launch_before_that_reads_them() -> None:
@@ -51,7 +61,8 @@ def test_constants_were_read_by_the_launch_before_that_reads_them() -> None:
     size = KIND.size_bytes
     chain = [launch(number, f"v{number}", f"v{number + 1}", constant=name) for number, name in enumerate("wvww")]
     found = [since.constants for since in reuse_distances(chain)]
-    assert found == [3 * size, (4 * 2 + 2) * size, 2 * 3 * size, 3 * size]
+    most = 4 * size  # two constants, an operand, and a result
+    assert found == [2.5 * size, most, most, 2 * size]
 
 
 def test_weights_that_several_launches_read_stay_in_a_cache() -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from prefuse.compiler.lowering import machine_fit
-from prefuse.compiler.lowering.machine_fit import fit_host, refusals
+from prefuse.compiler.lowering.machine_fit import fit_host, l3_size_bytes, refusals
+from prefuse.compiler.lowering.machine_kernels import l3_reads
 from prefuse.runtime.errors import OptionError
 from prefuse.runtime.hardware.machine import host_machine, row
 from prefuse.runtime.target import Target, host_cpu_model
@@ -47,6 +48,16 @@ def test_a_gpu_is_not_measured() -> None:
 
 def test_a_plausible_machine_is_believed() -> None:
     assert refusals(NUMBERS, EQUAL, ZEN3) == {}
+
+
+@pytest.mark.parametrize(
+    ("ns", "expected"), [((0.034, 0.036, 0.043), 96), ((0.034, 0.05, 0.04), 32), ((0.055, 0.056, 0.057), 16)]
+)
+def test_l3_is_as_large_as_it_is_faster_than_memory(ns: tuple[float, ...], expected: int) -> None:
+    """What is read again and again takes as long as half of the cache, or as all of memory, a byte."""
+    times = {"l3_bytes_per_cycle": 0.034, "memory_bytes": 0.058, **dict(zip(l3_reads(ZEN3), ns, strict=True))}
+    assert l3_size_bytes(times, ZEN3) == expected << 20
+    assert ZEN3.fitted({"l3_size_bytes": expected << 20}).l3 == replace(ZEN3.l3, size_bytes=expected << 20)
 
 
 def test_no_core_is_so_fast() -> None:
