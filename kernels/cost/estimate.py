@@ -16,6 +16,7 @@ from .operations import OF_ROWS, operations_of
 from .pointwise import operator_body
 
 _UNHIDDEN = 0.2  # of the smaller of arithmetic and bytes
+_UNHIDDEN_BY_TILES = 0.5  # of activations beside products of tiles: all in a first layer, a fifth beside weights from memory
 _CYCLES_PER_VECTOR = 0.6  # of a vector operation on rows or windows
 _SCALAR_CYCLES = 2.0  # of an element that is moved or computed alone
 _TRANSPOSED_CYCLES = 1.0  # of an element that is read with a stride
@@ -85,7 +86,7 @@ class Estimate:
         streamed = machine.read_cycles(self.streamed_bytes, max(self.streamed_bytes, streamed_from), dealt)
         work = self.cycles / dealt
         waking = machine.wake_cycles if dealt > 1 else 0.0
-        waiting = _waiting(streamed, 0.0 if self.unit == "tile" else work)
+        waiting = _waiting(streamed, work, _UNHIDDEN_BY_TILES if self.unit == "tile" else _UNHIDDEN)
         if self.unit == "tile" and machine.l2.size_bytes < constants_from / dealt <= machine.l3.size_bytes / dealt:
             waiting += constants * min(constants / (2 * work), 1.0) if work else constants
         else:
@@ -93,9 +94,9 @@ class Estimate:
         return machine.launch_cycles + waking + work + waiting
 
 
-def _waiting(fetched: float, hiding: float) -> float:
+def _waiting(fetched: float, hiding: float, unhidden: float = _UNHIDDEN) -> float:
     """What is seen of bytes that arrive in `fetched` cycles while `hiding` cycles of arithmetic are done."""
-    return max(fetched - hiding, 0.0) + _UNHIDDEN * min(fetched, hiding)
+    return max(fetched - hiding, 0.0) + unhidden * min(fetched, hiding)
 
 
 def floors(group: Group, machine: Machine) -> Estimate:
