@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from prefuse.kernels.convolution.window import Window, share_of_padding
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first draw imports, beside other work
 @given(st.tuples(*(st.integers(1, 9) for _ in range(4))), st.tuples(st.integers(0, 9), st.integers(0, 9)), st.integers(1, 5))
 def test_share_of_padding_is_counted(extents: tuple[int, ...], pads: tuple[int, int], run: int) -> None:
     length, taps, stride, dilation = extents
