@@ -25,6 +25,7 @@ from ..runtime.program_file import SharedSource, write_program
 from ..runtime.report import size
 from ..runtime.target import Target
 from .estimates.launches import predicted_us
+from .frontend.dimensions import SIZES_KEY
 from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.assignments.node_precision import CHOICES_KEY
@@ -318,7 +319,7 @@ def _descriptions(model: ir.Model, planned: PlannedModel, target: Target, *, has
     """What the program's manifest says of the compilation, and of its groups, which a profile names."""
     lowered, context = planned.lowered, planned.context
     alone = lone_groups(model, [item.node for item in lowered if len(item.group.ops) == 1], context.remarks)
-    report = {**_weights(planned.draft), **_choices(model), **_report(lowered, context, alone)}
+    report = {**_sizes(model), **_weights(planned.draft), **_choices(model), **_report(lowered, context, alone)}
     found: dict[str, object] = {"report": report}
     if has_groups:
         times = predicted_us(lowered, target)
@@ -353,6 +354,12 @@ def _weights(draft: PlanDraft) -> dict[str, object]:
     several = sorted((item for item in forms.items() if len(item[1]) > 1), key=lambda item: -sum(item[1]))
     lines += [f"{name} lies there in {len(sizes)} forms: {', '.join(map(size, sizes))}" for name, sizes in several[:_FORMS]]
     return {"weights": lines}
+
+
+def _sizes(model: ir.Model) -> dict[str, object]:
+    """For which sizes the model was exported."""
+    text = model.metadata_props.get(SIZES_KEY)
+    return {"sizes": text} if text else {}
 
 
 def _choices(model: ir.Model) -> dict[str, object]:
