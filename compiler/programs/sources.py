@@ -16,6 +16,7 @@ from ...runtime.signature import in_order
 from ..frontend.pytree import LEAF, Structure, Tensor, flatten, from_json, is_tensor, to_json
 from .builder import Builder, BuildStages
 from .digest import model_digest
+from .memory_digest import looking, trusting
 from .module_family import LEAST_SIZE, ModuleFamily, SizedGraph, family_key
 from .module_fingerprint import module_fingerprint, weights_digest
 from .specialize import Call, Specialization, TensorKey
@@ -52,10 +53,12 @@ class ModuleSource:
 
     def compile(self, call: Call) -> Specialization:
         with self._builder.reporting():
-            return self._compile(call)
+            with looking() as parameters:
+                fingerprint = module_fingerprint(self._module)
+            with trusting(parameters):
+                return self._compile(call, fingerprint)
 
-    def _compile(self, call: Call) -> Specialization:
-        fingerprint = module_fingerprint(self._module)
+    def _compile(self, call: Call, fingerprint: str | None) -> Specialization:
         key = self._key(call, fingerprint)
         noted = self._recall(key)
         family = self._families.setdefault(family_key(call.structure, call.types), ModuleFamily())
