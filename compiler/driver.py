@@ -36,6 +36,7 @@ from .ir.states import check_states, refuse_states
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import GroupReader
+from .lowering.kernel_objects import KernelObjects
 from .lowering.plain_weights import with_plain_weights
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
 from .lowering.program import build_library
@@ -44,6 +45,7 @@ from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
 from .pipeline.grouping import lone_groups
 from .pipeline.pass_table import PASSES, named_pipeline
+from .programs.cache import compiler_version
 from .programs.contents import content_of
 from .programs.options import Options
 from .programs.tuning_database import Configurations
@@ -91,7 +93,8 @@ def compile_model(
     planned = plan_model(model, options, tell)
     tell("generating code", 0.4)
     functions = {item.symbol: item.kernel.function for item in planned.lowered}
-    library = build_library(planned.plan, functions, target, profile=options.profile)
+    objects = None if target.is_gpu else _kernel_objects(planned, output, constants)
+    library = build_library(planned.plan, functions, target, profile=options.profile, objects=objects)
     tell("writing the program", 0.9)
     described = {"name": name, **_descriptions(model, planned, target, has_groups=options.profile)}
     sources, shared = _constant_sources(planned), _shared_sources(planned)
@@ -286,6 +289,13 @@ def _bind(kernel: BuiltKernel, names: dict[int, str], group: Group) -> BuiltKern
     numbers = group.value_order()
     renamed = {names[number]: name for name, number in numbers.items()}
     return replace(kernel, operands=tuple(replace(operand, name=renamed[operand.name]) for operand in kernel.operands))
+
+
+def _kernel_objects(planned: PlannedModel, output: Path, constants: ConstantPool | None) -> KernelObjects:
+    """Who keeps the code of our own kernels: what TVM's importer made depends on its whole graph."""
+    is_kept = constants is not None and not constants.is_temporary
+    keys = {item.symbol: item.group.key() for item in planned.lowered if item.kernel.template != TEMPLATE}
+    return KernelObjects(compiler_version(), keys, output.parent if is_kept else None)
 
 
 def _constant_sources(planned: PlannedModel) -> list[ConstantSource]:
