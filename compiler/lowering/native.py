@@ -123,16 +123,17 @@ def _import_functions(module: Any, functions: str) -> None:
     module.update_func(variable, function.with_body(body))
 
 
-def link_library(objects: Sequence[bytes]) -> bytes:
-    """A shared library that holds the code of objects.
+def link_library(module: Any, objects: Sequence[bytes] = ()) -> bytes:
+    """A shared library that holds the module's code, and that of objects compiled before.
 
     Raises:
         CompileError: the machine has no linker, it failed, or the temporary folder is full.
     """
     with temporary_folder() as folder:
         library = folder / "program.so"
-        sources = [folder / f"{number}.o" for number in range(len(objects))]
-        for source, code in zip(sources, objects, strict=True):
+        codes = [object_code(module), *objects]
+        sources = [folder / f"{number}.o" for number in range(len(codes))]
+        for source, code in zip(sources, codes, strict=True):
             write_temporary(source, code)
         command = [*_linker(), "-shared", "-o", str(library), *map(str, sources)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ from ...runtime.streams import waits_of
 from ...runtime.target import Target
 from .gpu.device_code import build_device_code
 from .kernel_objects import KernelObjects
-from .native import C_CONVENTION, compile_module, link_library, object_code
+from .native import C_CONVENTION, compile_module, link_library
 
 _STEPS_PER_FUNCTION = 256  # LLVM's time on one straight-line function grows faster than its length
 _CLOCK_MONOTONIC = 1  # of Linux: the clock that Python's time.perf_counter_ns reads
@@ -69,8 +69,7 @@ def build_library(
     if profile:
         behind = len(plan.memories) + len(plan.shared) + len(plan.parameters)
         module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, behind)
-    host = object_code(compile_module(tvm.IRModule(module), target))
-    return link_library([host, *linked])
+    return link_library(compile_module(tvm.IRModule(module), target), linked)
 
 
 class _Table:
