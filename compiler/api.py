@@ -14,6 +14,7 @@ from ..runtime.errors import OptionError
 from ..runtime.executor import CompiledModel
 from ..runtime.files.user_folder import user_folder
 from ..runtime.staged.staged_model import StagedModel
+from .collection import paused_collection
 from .frontend.pytree import is_tensor
 from .programs.builder import Builder, CompileModel, Progress
 from .programs.cache import ProgramCache
@@ -197,7 +198,8 @@ def build(builder: Builder, key: str, model: Callable[[], ir.Model]) -> Compiled
         return known
     from .staging.build import build_model  # imports onnx, which a warm start does without
 
-    return build_model(builder, key, model())
+    with paused_collection():
+        return build_model(builder, key, model())
 
 
 def graph_key(graph: ir.Model, builder: Builder) -> str:

@@ -25,6 +25,7 @@ from ..runtime.program_file import SharedSource, write_program
 from ..runtime.report import size
 from ..runtime.target import Target
 from .estimates.launches import predicted_us
+from .frontend.dimensions import SIZES_KEY
 from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
 from .ir.assignments.node_precision import CHOICES_KEY
@@ -35,6 +36,7 @@ from .ir.states import check_states, refuse_states
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
 from .lowering.groups import GroupReader
+from .lowering.kernel_objects import KernelObjects
 from .lowering.plain_weights import with_plain_weights
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
 from .lowering.program import build_library
@@ -43,6 +45,7 @@ from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
 from .pipeline.grouping import lone_groups
 from .pipeline.pass_table import PASSES, named_pipeline
+from .programs.cache import compiler_version
 from .programs.contents import content_of
 from .programs.options import Options
 from .programs.tuning_database import Configurations
@@ -90,7 +93,8 @@ def compile_model(
     planned = plan_model(model, options, tell)
     tell("generating code", 0.4)
     functions = {item.symbol: item.kernel.function for item in planned.lowered}
-    library = build_library(planned.plan, functions, target, profile=options.profile)
+    objects = None if target.is_gpu else _kernel_objects(planned, output, constants)
+    library = build_library(planned.plan, functions, target, profile=options.profile, objects=objects)
     tell("writing the program", 0.9)
     described = {"name": name, **_descriptions(model, planned, target, has_groups=options.profile)}
     sources, shared = _constant_sources(planned), _shared_sources(planned)
@@ -287,6 +291,13 @@ def _bind(kernel: BuiltKernel, names: dict[int, str], group: Group) -> BuiltKern
     return replace(kernel, operands=tuple(replace(operand, name=renamed[operand.name]) for operand in kernel.operands))
 
 
+def _kernel_objects(planned: PlannedModel, output: Path, constants: ConstantPool | None) -> KernelObjects:
+    """Who keeps the code of our own kernels: what TVM's importer made depends on its whole graph."""
+    is_kept = constants is not None and not constants.is_temporary
+    keys = {item.symbol: item.group.key() for item in planned.lowered if item.kernel.template != TEMPLATE}
+    return KernelObjects(compiler_version(), keys, output.parent if is_kept else None)
+
+
 def _constant_sources(planned: PlannedModel) -> list[ConstantSource]:
     """The constants that lie in the program's own file."""
     offsets = {buffer.name: buffer.offset for buffer in planned.plan.buffers if buffer.role is Role.CONSTANT}
@@ -318,7 +329,7 @@ def _descriptions(model: ir.Model, planned: PlannedModel, target: Target, *, has
     """What the program's manifest says of the compilation, and of its groups, which a profile names."""
     lowered, context = planned.lowered, planned.context
     alone = lone_groups(model, [item.node for item in lowered if len(item.group.ops) == 1], context.remarks)
-    report = {**_weights(planned.draft), **_choices(model), **_report(lowered, context, alone)}
+    report = {**_sizes(model), **_weights(planned.draft), **_choices(model), **_report(lowered, context, alone)}
     found: dict[str, object] = {"report": report}
     if has_groups:
         times = predicted_us(lowered, target)
@@ -353,6 +364,12 @@ def _weights(draft: PlanDraft) -> dict[str, object]:
     several = sorted((item for item in forms.items() if len(item[1]) > 1), key=lambda item: -sum(item[1]))
     lines += [f"{name} lies there in {len(sizes)} forms: {', '.join(map(size, sizes))}" for name, sizes in several[:_FORMS]]
     return {"weights": lines}
+
+
+def _sizes(model: ir.Model) -> dict[str, object]:
+    """For which sizes the model was exported."""
+    text = model.metadata_props.get(SIZES_KEY)
+    return {"sizes": text} if text else {}
 
 
 def _choices(model: ir.Model) -> dict[str, object]:

@@ -9,6 +9,8 @@ import onnx_ir as ir
 from ...runtime.errors import InputError
 from ..ir.facts import data_type, infer_facts
 
+SIZES_KEY = "prefuse.sizes"  # metadata of a model: for which sizes it was exported, and why, for its report
+
 
 def is_number_tensor(value: ir.Value) -> bool:
     """Whether a value is what a program can take: not a sequence, an optional or strings."""

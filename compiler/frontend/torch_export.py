@@ -8,8 +8,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from ..ir.states import declare_states
 from .pytree import Container, Structure, flatten, leaf_paths, unflatten_arguments
 from .torch_decompositions import with_new_values, with_views_of_copies, without_misread_calls
 from .torch_operators import translations
+from .torch_sizes import SizeRules, size_rules
 
 if TYPE_CHECKING:
     import torch
@@ -35,12 +37,31 @@ _COMPILER = f"{Path(__file__).parents[1]}{os.sep}"  # what of our own runs while
 _PREFIX = "module."  # of the parameters' names, because the module that is exported holds the user's
 
 
-def export_module(module: torch.nn.Module, arguments: Structure, leaves: Sequence[torch.Tensor]) -> tuple[ir.Model, Structure]:
-    """Export a module for one signature, as in evaluation mode.
+@dataclass(frozen=True, slots=True)
+class ExportedModule:
+    """The graph of a module, whose outputs are the tensors of its result from left to right; the structure of the result; and
+    for which sizes the graph holds, where those are not in the types of its inputs.
+    """
+
+    model: ir.Model
+    result: Structure
+    sizes: SizeRules | None = None
+
+
+def export_module(
+    module: torch.nn.Module,
+    arguments: Structure,
+    leaves: Sequence[torch.Tensor],
+    free_axes: Sequence[Collection[int]] | None = None,
+) -> ExportedModule:
+    """Export a module for one signature, or for any sizes of some axes, as in evaluation mode.
 
     `arguments` is the structure of the pair (positional, keyword arguments); `leaves` are its tensors, which become the inputs
-    of the graph in that order. Returns the graph, whose outputs are the tensors of the result from left to right, and the
-    structure of the result. The module is not changed; the weights are referenced, not copied.
+    of the graph in that order. The module is not changed; the weights are referenced, not copied.
+
+    Args:
+        free_axes: of each tensor, the axes whose sizes may differ from the example's: torch may find that they may not, or not
+            freely, which the result's `sizes` say.
 
     Raises:
         CompileError: torch cannot trace the module.
@@ -64,12 +85,14 @@ def export_module(module: torch.nn.Module, arguments: Structure, leaves: Sequenc
             results.append(structure)
             return tuple(outputs)
 
+    names = _input_names(module, arguments)
     with _evaluation_mode(module), _quiet():
-        program = _trace(FlatModule(), tuple(leaves))
-        model, changed = _translate(program, input_names=_input_names(module, arguments))
+        program = _trace(FlatModule(), tuple(leaves), free_axes)
+        sizes = None if free_axes is None else size_rules(program, names)
+        model, changed = _translate(program, input_names=names)
     _forget_wrapper(model)
     _declare_states(model, {buffer.removeprefix(_PREFIX): content for buffer, content in changed.items()})
-    return model, results[-1]
+    return ExportedModule(model, results[-1], sizes)
 
 
 def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
@@ -85,12 +108,16 @@ def import_exported_program(program: torch.export.ExportedProgram) -> ir.Model:
     return model
 
 
-def _trace(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
+def _trace(
+    module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], free_axes: Sequence[Collection[int]] | None
+) -> torch.export.ExportedProgram:
     import torch
 
+    automatic = torch.export.Dim.AUTO
+    free = None if free_axes is None else (tuple(dict.fromkeys(axes, automatic) for axes in free_axes),)
     try:
         with _without_graph_dump():
-            return torch.export.export(module, tensors, strict=False)
+            return torch.export.export(module, tensors, dynamic_shapes=free, strict=False)
     except CompileError:
         raise
     except Exception as error:  # whatever the user's forward or torch's tracer raises

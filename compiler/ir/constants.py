@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import onnx_ir as ir
 
 from .names import fresh_name
 
 _CONSTANT_DTYPES = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+
+MADE_OF = "prefuse.made"  # of a tensor's `meta`: how it was made, as text, and of which tensors
 
 _BLOCK_COLUMNS, _BLOCKED_ELEMENTS = 64, 1 << 16
 
@@ -51,6 +55,21 @@ def contiguous(array: np.ndarray) -> np.ndarray:
     for begin in range(0, array.shape[1], _BLOCK_COLUMNS):
         found[:, begin : begin + _BLOCK_COLUMNS] = array[:, begin : begin + _BLOCK_COLUMNS]
     return found
+
+
+def derived_tensor(
+    how: tuple[object, ...],
+    sources: Sequence[ir.TensorProtocol],
+    make: Callable[[], np.ndarray],
+    dtype: ir.DataType,
+    shape: Sequence[int],
+) -> ir.LazyTensor:
+    """A tensor that `make` computes of others when it is read. `how` says what it does to them: two that are made alike of equal
+    tensors are equal, which their text tells.
+    """
+    tensor = ir.LazyTensor(lambda: ir.tensor(make(), dtype=dtype), dtype=dtype, shape=ir.Shape(shape))
+    tensor.meta[MADE_OF] = repr(how), tuple(sources)
+    return tensor
 
 
 def scalar_constant(value: ir.Value | None) -> float | int | bool | None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,6 +25,7 @@ from ...runtime.errors import CompileError
 from ...runtime.target import AMX_EMULATED, BFLOAT16_EMULATED, Target
 from ...runtime.temporary_folder import temporary_folder, write_temporary
 
+C_CONVENTION = 1  # of tvm's CallingConv: other than its default, so that a function is left as it is
 _AMX = ("+amx-tile", "+amx-bf16", "+amx-int8")
 _LLVM: dict[str, dict[str, Any]] = {
     "avx2": {"mcpu": "x86-64-v3"},
@@ -97,6 +99,15 @@ def compile_module(module: Any, target: Target) -> Any:
     return tvm.get_global_func("target.build.llvm")(lowered, native)
 
 
+def compile_functions(functions: Mapping[str, Any], target: Target) -> bytes:
+    """The object code of PrimFuncs, under C names."""
+    public = {}
+    for name, function in functions.items():
+        in_c = function.with_attr("global_symbol", name).with_attr("calling_conv", C_CONVENTION)
+        public[tvm.ir.GlobalVar(name)] = in_c.with_attr("s_tir", True)
+    return object_code(compile_module(tvm.IRModule(public), target))
+
+
 def _bfloat16_functions(target: Target) -> str:
     """The functions that kernels call for the instructions of AVX512_BF16, where they do."""
     if not target.has("avx512_bf16"):
@@ -112,16 +123,19 @@ def _import_functions(module: Any, functions: str) -> None:
     module.update_func(variable, function.with_body(body))
 
 
-def link_library(module: Any) -> bytes:
-    """A shared library that holds the module's code.
+def link_library(module: Any, objects: Sequence[bytes] = ()) -> bytes:
+    """A shared library that holds the module's code, and that of objects compiled before.
 
     Raises:
         CompileError: the machine has no linker, it failed, or the temporary folder is full.
     """
     with temporary_folder() as folder:
-        source, library = folder / "program.o", folder / "program.so"
-        write_temporary(source, _object_code(module))
-        command = [*_linker(), "-shared", "-o", str(library), str(source)]
+        library = folder / "program.so"
+        codes = [object_code(module), *objects]
+        sources = [folder / f"{number}.o" for number in range(len(codes))]
+        for source, code in zip(sources, codes, strict=True):
+            write_temporary(source, code)
+        command = [*_linker(), "-shared", "-o", str(library), *map(str, sources)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             raise CompileError(
@@ -130,7 +144,7 @@ def link_library(module: Any) -> bytes:
         return library.read_bytes()
 
 
-def _object_code(module: Any) -> bytes:
+def object_code(module: Any) -> bytes:
     """The module's object file, written to memory: LLVM ends the process where a disk is full."""
     with open(os.memfd_create("program.o"), "rb") as file:
         module.write_to_file(f"/proc/self/fd/{file.fileno()}", "o")

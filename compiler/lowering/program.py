@@ -15,14 +15,21 @@ from ...runtime.streaming.events import EVENT_BYTES
 from ...runtime.streams import waits_of
 from ...runtime.target import Target
 from .gpu.device_code import build_device_code
-from .native import compile_module, link_library
+from .kernel_objects import KernelObjects
+from .native import C_CONVENTION, compile_module, link_library
 
 _STEPS_PER_FUNCTION = 256  # LLVM's time on one straight-line function grows faster than its length
-_C_CONVENTION = 1  # of tvm's CallingConv: other than its default, so that the function is left as it is
 _CLOCK_MONOTONIC = 1  # of Linux: the clock that Python's time.perf_counter_ns reads
 
 
-def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, profile: bool = False) -> bytes:
+def build_library(
+    plan: Plan,
+    functions: Mapping[str, Any],
+    target: Target,
+    *,
+    profile: bool = False,
+    objects: KernelObjects | None = None,
+) -> bytes:
     """Compile the kernels, and the host function that calls them in order: in C, `void prefuse_main(const int64_t *addresses)`.
 
     The addresses are those of `plan.memories`, `plan.shared` and `plan.parameters`. It runs the kernels' stream; what other
@@ -35,17 +42,20 @@ def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, p
 
     Args:
         functions: the PrimFunc of each kernel symbol in the plan, a DeviceFunction for a GPU.
+        objects: who has the code of kernels that were compiled before; without, all are compiled together.
     """
     if target.is_gpu:
         return build_device_code(functions, target)
-    kernels = {symbol: GlobalVar(symbol) for symbol in functions}
-    module = {kernels[symbol]: function for symbol, function in functions.items()}
+    apart, linked = ({}, []) if objects is None else objects.find(functions, target)
+    kernels = {symbol: GlobalVar(symbol) for symbol in functions if symbol not in apart}
+    module = {variable: functions[symbol] for symbol, variable in kernels.items()}
+    callees = {**kernels, **apart}
     parts: list[Any] = []
     for begin in range(0, max(len(plan.steps), 1), _STEPS_PER_FUNCTION):
         table, stamps = _Table(), tirx.Var("stamps", "int64")
         addresses = _Addresses(plan, table)
         chosen = range(begin, min(begin + _STEPS_PER_FUNCTION, len(plan.steps)))
-        steps = [_statement(plan, number, addresses, kernels, functions) for number in chosen]
+        steps = [_statement(plan, number, addresses, callees, functions) for number in chosen]
         body = _Stamps(stamps).between(steps, begin) if profile else steps
         name = GlobalVar(f"prefuse_part{len(parts)}")
         function = tirx.PrimFunc(
@@ -59,7 +69,7 @@ def build_library(plan: Plan, functions: Mapping[str, Any], target: Target, *, p
     if profile:
         behind = len(plan.memories) + len(plan.shared) + len(plan.parameters)
         module[GlobalVar(PROFILE)] = _entry(PROFILE, parts, behind)
-    return link_library(compile_module(tvm.IRModule(module), target))
+    return link_library(compile_module(tvm.IRModule(module), target), linked)
 
 
 class _Table:
@@ -80,7 +90,7 @@ def _entry(name: str, parts: Sequence[Any], stamps: int | None = None) -> Any:
     arguments = [table.pointer, tirx.const(0, "int64") if stamps is None else table[stamps]]
     calls = [tirx.Evaluate(Call(part, arguments, ret_ty=PrimType("int32"))) for part in parts]
     function = tirx.PrimFunc([table.pointer], tirx.SeqStmt([table.declaration, *calls]))
-    return function.with_attr("global_symbol", name).with_attr("calling_conv", _C_CONVENTION).with_attr("s_tir", True)
+    return function.with_attr("global_symbol", name).with_attr("calling_conv", C_CONVENTION).with_attr("s_tir", True)
 
 
 class _Stamps:
@@ -150,7 +160,10 @@ def _statement(plan: Plan, number: int, addresses: _Addresses, kernels: Mapping[
             pointers = functions[step.kernel].params
             regions = (*step.reads, *step.writes, *step.scratch)
             arguments = [tirx.reinterpret(p.ty, addresses.of(r)) for p, r in zip(pointers, regions, strict=True)]
-            return tirx.Evaluate(Call(kernels[step.kernel], arguments, ret_ty=PrimType("int32")))
+            callee = kernels[step.kernel]
+            if isinstance(callee, str):
+                return tirx.Evaluate(tirx.call_extern("int32", callee, *arguments))
+            return tirx.Evaluate(Call(callee, arguments, ret_ty=PrimType("int32")))
         case Copy():
             pair = [tirx.reinterpret("handle", addresses.of(region)) for region in (step.destination, step.source)]
             return tirx.Evaluate(tirx.call_extern("handle", "memcpy", *pair, tirx.const(step.source.size_bytes, "int64")))

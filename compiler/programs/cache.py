@@ -31,7 +31,7 @@ from ...runtime.temporary_folder import temporary_folder
 _DEPENDENCIES = ("apache-tvm", "onnx", "onnx-ir", "numpy")
 _ABANDONED_SECONDS = 24 * 3600  # a temporary file this old belongs to nobody
 
-_ENTRY = re.compile(r"[0-9a-f]{64}\.(prefuse|constant|json)")  # a user may name a folder with files of his own
+_ENTRY = re.compile(r"[0-9a-f]{64}\.(prefuse|constant|object|json)")  # a user may name a folder with files of his own
 _TEMPORARY = re.compile(r"\.[0-9a-f]{64}\..*\.tmp")
 
 Build = Callable[[Path], None]  # writes a program to the path it is given

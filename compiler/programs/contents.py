@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ...runtime.files.checksum import Checksum
-from ..ir.constants import constant_tensor, contiguous
+from ..ir.constants import MADE_OF, constant_tensor
 from ..ir.facts import tensor_type
 from .cache import compiler_version
 from .digest import array_digest, combine
@@ -16,8 +13,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ...runtime.plan import TensorType
-
-_KEY = "prefuse.digest"  # of a tensor's `meta`: its checksum, and its digest
 
 
 def content_of(value: ir.Value, pack: object, kind: TensorType) -> str:
@@ -28,15 +23,9 @@ def content_of(value: ir.Value, pack: object, kind: TensorType) -> str:
 
 
 def tensor_digest(tensor: ir.TensorProtocol) -> str:
-    """Digest of type, shape and elements of a tensor.
-
-    It is kept with the tensor, and taken from there as long as the elements have the same checksum: they may be a parameter of
-    a module, which its user changes in place.
-    """
-    array = tensor.numpy()
-    checksum = Checksum()
-    checksum.update(contiguous(array).reshape(-1).view(np.uint8).data)
-    found = tensor.meta.get(_KEY)
-    if found is None or found[0] != checksum.hexdigest():
-        found = tensor.meta[_KEY] = checksum.hexdigest(), array_digest(array)
-    return str(found[1])
+    """Digest of type, shape and elements of a tensor; of one that is made of others, of how, and of these."""
+    made = getattr(tensor, "meta", {}).get(MADE_OF)
+    if made is None:
+        return array_digest(tensor.numpy())
+    how, sources = made
+    return combine(how, *map(tensor_digest, sources))

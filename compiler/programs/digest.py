@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .memory_digest import known_digest
+
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
-
-_CHUNK_BYTES = 1 << 24  # one piece of work for one thread; a digest of digests costs nothing beside it
 
 
 def combine(*parts: str | bytes) -> str:
@@ -29,25 +27,22 @@ def combine(*parts: str | bytes) -> str:
 
 def arrays_digest(loaders: Iterable[tuple[str, Callable[[], np.ndarray]]]) -> str:
     """Digest of named arrays: names, types, shapes and elements. Arrays are loaded one at a time and hashed on all cores."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        parts = [f"{name}:{_array_digest(load(), pool)}" for name, load in loaders]
-    return combine(*parts)
+    return combine(*(f"{name}:{array_digest(load())}" for name, load in loaders))
 
 
 def array_digest(array: np.ndarray) -> str:
-    """Digest of the type, shape and elements of an array, hashed on all cores."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return _array_digest(array, pool)
+    """Digest of the type, shape and elements of an array.
 
-
-def _array_digest(array: np.ndarray, pool: ThreadPoolExecutor) -> str:
+    Of an array whose axes lie in memory in another order, such as a transposed one, it is that of what lies in memory, and of the
+    order.
+    """
     if array.dtype == object:  # strings
-        content = combine(*(repr(item) for item in array.ravel()))
-    else:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        pieces = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
-        content = combine(*pool.map(lambda piece: hashlib.sha256(piece).digest(), pieces))
-    return f"{array.dtype}{array.shape}{content}"
+        return f"{array.dtype}{array.shape}{combine(*(repr(item) for item in array.ravel()))}"
+    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+    turned = array.transpose(order)
+    if order == sorted(order) or not turned.flags.c_contiguous:
+        return f"{array.dtype}{array.shape}{known_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8))}"
+    return f"{array.dtype}{array.shape}{order}{known_digest(turned.reshape(-1).view(np.uint8))}"
 
 
 def model_digest(model: ir.Model) -> str:

@@ -90,7 +90,7 @@ def module_fingerprint(module: torch.nn.Module) -> str | None:
         return None
     installed = [f"{name} {_version(name)}" for name in _EXPORTERS]
     environment = [sys.version, np.__version__, str(torch.get_default_dtype()), *installed]
-    return combine(*environment, visitor.digest(), _weights_digest(module))
+    return combine(*environment, visitor.digest(), weights_digest(module))
 
 
 def _version(package: str) -> str:
@@ -100,7 +100,8 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def _weights_digest(module: torch.nn.Module) -> str:
+def weights_digest(module: torch.nn.Module) -> str:
+    """Digest of the names, types and contents of parameters and buffers."""
     tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     return arrays_digest((f"{name} {_describe(tensor)}", _loader(tensor)) for name, tensor in tensors)
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ...runtime.errors import InputError
+from ...runtime.errors import CompileError, InputError, UnsupportedModelError
 from ...runtime.interchange import as_array, misplaced, number_array
 from ...runtime.signature import in_order
 from ..frontend.pytree import LEAF, Structure, Tensor, flatten, from_json, is_tensor, to_json
 from .builder import Builder, BuildStages
 from .digest import model_digest
-from .module_fingerprint import module_fingerprint
+from .memory_digest import looking, trusting
+from .module_family import LEAST_SIZE, ModuleFamily, SizedGraph, family_key
+from .module_fingerprint import module_fingerprint, weights_digest
 from .specialize import Call, Specialization, TensorKey
 
 if TYPE_CHECKING:
@@ -26,13 +29,19 @@ _OTHER: TensorKey = ((), "")  # the key of an input that is no tensor of numbers
 
 
 class ModuleSource:
-    """An `nn.Module`: exported for the structure and the types of its inputs, and for the values of those that are no tensors."""
+    """An `nn.Module`: exported for the structure and the types of its inputs, and for the values of those that are no tensors.
+
+    From the second signature on that differs from another in sizes only, one graph serves all of these, where torch can export
+    it: `SIZES_KEY` in the metadata of what is compiled says how it was exported, and why not so.
+    """
 
     def __init__(self, module: torch.nn.Module, builder: Builder, build: BuildStages) -> None:
         self._module = module
         self._builder = builder
         self._build = build
         self._parameters = inspect.signature(module.forward)
+        self._families: dict[object, ModuleFamily] = {}
+        self._lock = threading.Lock()  # of the families, while one of them is exported
 
     def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
         try:
@@ -44,39 +53,101 @@ class ModuleSource:
 
     def compile(self, call: Call) -> Specialization:
         with self._builder.reporting():
-            return self._compile(call)
+            with looking() as parameters:
+                fingerprint = module_fingerprint(self._module)
+            with trusting(parameters):
+                return self._compile(call, fingerprint)
 
-    def _compile(self, call: Call) -> Specialization:
-        key = self._key(call)
+    def _compile(self, call: Call, fingerprint: str | None) -> Specialization:
+        key = self._key(call, fingerprint)
         noted = self._recall(key)
+        family = self._families.setdefault(family_key(call.structure, call.types), ModuleFamily())
+        if noted is None and (graph := self._sized_graph(call, family, fingerprint)) is not None:
+            try:
+                return self._specialized(call, key, graph)
+            except UnsupportedModelError as error:
+                family.refuse(f"the graph for any sizes cannot be compiled: {error.where}: {error.what}")
         if noted is None:
-            model, result = self._export(call)
+            model, result = self._export(call, family.reason)
             content = self._content_key(model)
         else:
             model, (content, result) = None, noted
-        program = self._build(self._builder, content, lambda: self._export(call)[0] if model is None else model)
+        program = self._build(self._builder, content, lambda: self._export(call, "")[0] if model is None else model)
         if noted is None:
             self._remember(key, content, result)
+        family.saw(call.types)
         return Specialization(program, result)
+
+    def _specialized(self, call: Call, key: str | None, graph: SizedGraph) -> Specialization:
+        """The program for a call, of the graph for any sizes. Raises CompileError."""
+        content = "" if self._builder.cache is None else self._builder.key("sized graph", graph.digest, repr(call.types))
+        shapes = {name: shape for (name, _), (shape, _) in zip(graph.sizes.inputs, call.types, strict=True)}
+        program = self._build(self._builder, content, lambda: graph.bound(shapes))
+        self._remember(key, content, graph.result)
+        return Specialization(program, graph.result)
+
+    def _sized_graph(self, call: Call, family: ModuleFamily, fingerprint: str | None) -> SizedGraph | None:
+        """The graph for any sizes of a family if it holds for a call, exported if need be."""
+        if self._builder.quantize is not None:  # whose ranges are of one graph
+            return None
+        state = fingerprint or weights_digest(self._module)
+        shapes, dtypes = [shape for shape, _ in call.types], [dtype for _, dtype in call.types]
+        with self._lock:
+            if family.graph is not None and family.graph.state != state:
+                family.graph = None  # the module has been changed since
+            free = family.free_axes(call.types)
+            if not any(free) or family.has_failed:
+                return None
+            is_new = family.graph is None or free != family.free
+            if is_new and any(shapes[number][axis] < LEAST_SIZE for number, axes in enumerate(free) for axis in axes):
+                family.reason = f"torch makes sizes below {LEAST_SIZE} constants"
+                return None
+            if is_new:
+                family.graph, family.free = self._export_sized(call, family, free, state), free
+            if family.graph is not None:
+                family.reason = family.graph.sizes.refusal(shapes, dtypes)
+            if family.graph is None or family.reason:
+                return None
+            family.saw(call.types)
+            return family.graph
+
+    def _export_sized(self, call: Call, family: ModuleFamily, free: tuple[frozenset[int], ...], state: str) -> SizedGraph | None:
+        """The graph for any sizes of these axes; None, and the family's reason, if there can be none."""
+        from ..frontend.importer import prepare_graph
+        from ..frontend.torch_export import export_module
+
+        self._builder.report("export", 0.0)
+        leaves = list(map(self._example, call.tensors))
+        try:
+            found = export_module(self._module, call.structure, leaves, free)
+            model = prepare_graph(found.model, self._builder.name)
+        except CompileError as error:
+            family.refuse(f"{error.where}: {error.what}")
+            return None
+        assert found.sizes is not None
+        digest = "" if self._builder.cache is None else model_digest(model)
+        return SizedGraph(model, found.result, found.sizes, digest, state)
 
     def _example(self, tensor: Tensor) -> torch.Tensor:
         target = self._builder.options.target
         return _example(tensor, on_gpu=target.kind == "cuda" and not target.is_simulated)
 
-    def _export(self, call: Call) -> tuple[ir.Model, Structure]:
+    def _export(self, call: Call, reason: str) -> tuple[ir.Model, Structure]:
+        from ..frontend.dimensions import SIZES_KEY
         from ..frontend.importer import prepare_graph
         from ..frontend.torch_export import export_module
 
         self._builder.report("export", 0.0)
-        model, result = export_module(self._module, call.structure, [self._example(tensor) for tensor in call.tensors])
-        return self._builder.prepared(prepare_graph(model, self._builder.name)), result
+        found = export_module(self._module, call.structure, [self._example(tensor) for tensor in call.tensors])
+        if reason:
+            found.model.metadata_props[SIZES_KEY] = f"exported for these sizes alone: {reason}"
+        return self._builder.prepared(prepare_graph(found.model, self._builder.name)), found.result
 
-    def _key(self, call: Call) -> str | None:
+    def _key(self, call: Call, fingerprint: str | None) -> str | None:
         """What decides the exported graph, without exporting; None if it cannot be known, or nothing is kept."""
-        if self._builder.cache is None:
+        if self._builder.cache is None or fingerprint is None:
             return None
-        fingerprint = module_fingerprint(self._module)
-        return None if fingerprint is None else self._builder.key("module", fingerprint, repr(call.signature))
+        return self._builder.key("module", fingerprint, repr(call.signature))
 
     def _content_key(self, model: ir.Model) -> str:
         return "" if self._builder.cache is None else self._builder.key("graph", model_digest(model))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ...compiler.ir.assignments.operand_formats import Format, Formats
-from ...compiler.ir.constants import add_constant, constant_tensor
+from ...compiler.ir.constants import add_constant, constant_tensor, derived_tensor
 from ...compiler.ir.facts import infer_node
 from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.names import fresh_name
@@ -100,9 +100,8 @@ class Narrowing:
     def _rounded(self, value: ir.Value, tensor: ir.TensorProtocol, form: Format) -> ir.Value:
         """A constant in the narrow type, not computed before it is read."""
         dtype = _TYPES[form]
-        lazy = ir.LazyTensor(
-            lambda: ir.tensor(tensor.numpy().astype(dtype.numpy())), dtype=dtype, shape=ir.Shape(tensor.shape.numpy())
-        )
+        how, shape = ("round", str(dtype)), tensor.shape.numpy()
+        lazy = derived_tensor(how, [tensor], lambda: tensor.numpy().astype(dtype.numpy()), dtype, shape)
         return add_constant(self.model, lazy, f"{value.name}_{form}")
 
     def _moved(self, move: ir.Node, sources: list[ir.Value], name: str) -> ir.Value:

@@ -108,7 +108,7 @@ class ConstantPool:
     """
 
     def __init__(self, *, is_temporary: bool = False) -> None:
-        self._is_temporary = is_temporary
+        self.is_temporary = is_temporary
         self._held: dict[str, SharedConstant] = {}
 
     def provide(self, folder: Path, content: str, size_bytes: int, make: Callable[[], np.ndarray]) -> None:
@@ -118,7 +118,7 @@ class ConstantPool:
             OSError: its file cannot be written.
         """
         known = alive(content, size_bytes)
-        if known is not None and self._is_temporary:
+        if known is not None and self.is_temporary:
             self._held[content] = known
             return
         if path_of(folder, content).exists():

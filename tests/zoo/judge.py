@@ -198,14 +198,14 @@ def _norm_error(got: np.ndarray, expected: np.ndarray) -> float:
 @contextmanager
 def _exported_once() -> Iterator[list[ir.Model]]:
     """A module that is compiled several times is exported by the first compilation; yields the list that holds the graph then."""
-    export, structures, graphs = torch_export.export_module, list[Structure](), list[ir.Model]()
+    export, results, graphs = torch_export.export_module, list[Structure](), list[ir.Model]()
 
-    def copied(module: nn.Module, arguments: Structure, leaves: Sequence[Tensor]) -> tuple[ir.Model, Structure]:
+    def copied(module: nn.Module, arguments: Structure, leaves: Sequence[Tensor]) -> torch_export.ExportedModule:
         if not graphs:
-            graph, result = export(module, arguments, leaves)
-            graphs.append(graph)
-            structures.append(result)
-        return graphs[0].clone(), structures[0]
+            found = export(module, arguments, leaves)
+            graphs.append(found.model)
+            results.append(found.result)
+        return torch_export.ExportedModule(graphs[0].clone(), results[0])
 
     with mock.patch.object(torch_export, "export_module", copied):
         yield graphs

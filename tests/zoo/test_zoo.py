@@ -149,7 +149,7 @@ def test_the_peers_compute_the_model() -> None:
     call = ZOO["our-lenet5"].build()
     module, inputs, _ = call
     structure, leaves = flatten((inputs, {}))
-    graph, _ = torch_export.export_module(module, structure, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    graph = torch_export.export_module(module, structure, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]).model
     with torch.no_grad():
         expected = module(*inputs).double().numpy()
         (rounded,) = by_autocast(call, torch.bfloat16)

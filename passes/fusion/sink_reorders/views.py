@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.aliases import is_view, remove_unread_views, view_root
-from ....compiler.ir.constants import add_constant, constant_tensor
+from ....compiler.ir.constants import add_constant, constant_tensor, derived_tensor
 from ....compiler.ir.kinds import Kind, is_pointwise, kind_of, takes_followers
 from ....compiler.ir.matching import static_shape
 from ....compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, operation, replace_node
@@ -179,11 +179,11 @@ class ViewSinking:
                 return known
         if (tensor := constant_tensor(value)) is not None:
             if (value, form) not in self.constants:
-                lazy = ir.LazyTensor(
-                    lambda: ir.tensor(np.broadcast_to(tensor.numpy(), form.through).reshape(form.shape)),
-                    dtype=tensor.dtype,
-                    shape=ir.Shape(form.shape),
-                )
+
+                def show() -> np.ndarray:
+                    return np.broadcast_to(tensor.numpy(), form.through).reshape(form.shape)
+
+                lazy = derived_tensor(("view", form.through, form.shape), [tensor], show, tensor.dtype, form.shape)
                 self.constants[value, form] = add_constant(self.model, lazy, str(value.name))
             return self.constants[value, form]
         made.append(operation("Reshape", [view_root(value), self._dims(form.shape)], **literal_shape(form.shape)))

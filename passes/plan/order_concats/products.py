@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.aliases import Aliases
-from ....compiler.ir.constants import add_constant, constant_tensor
+from ....compiler.ir.constants import add_constant, constant_tensor, derived_tensor
 from ....compiler.ir.facts import tensor_type
 from ....compiler.ir.matching import static_shape
 from ....compiler.ir.rewriter import Rejection
@@ -98,10 +98,10 @@ class WeightParts:
             places = [(slice(None),) * axis + (slice(begin, end),) for begin, end in cuts]
             shape = list(tensor.shape.numpy())
             shape[axis] = sum(end - begin for begin, end in cuts)
-            lazy = ir.LazyTensor(
-                lambda: ir.tensor(np.concatenate([tensor.numpy()[place] for place in places], axis)),
-                dtype=tensor.dtype,
-                shape=ir.Shape(shape),
-            )
+
+            def parts() -> np.ndarray:
+                return np.concatenate([tensor.numpy()[place] for place in places], axis)
+
+            lazy = derived_tensor(("parts", axis, *cuts), [tensor], parts, tensor.dtype, shape)
             self.made[key] = add_constant(self.model, lazy, f"{product.weight.name}_part")
         return self.made[key]

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ....compiler.ir.constants import add_constant, constant_array, constant_tensor
+from ....compiler.ir.constants import add_constant, constant_array, constant_tensor, derived_tensor
 from ....compiler.ir.facts import infer_node, tensor_type
 from ....compiler.ir.names import fresh_name, release_name
 from ....compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes, replace_node
@@ -164,11 +164,11 @@ def _joined(model: ir.Model, values: Sequence[ir.Value], axis: int, joined: dict
         tensors = [tensor for value in values if (tensor := constant_tensor(value)) is not None]
         shape = list(tensors[0].shape.numpy())
         shape[axis] = sum(tensor.shape.numpy()[axis] for tensor in tensors)
-        lazy = ir.LazyTensor(
-            lambda: ir.tensor(np.concatenate([tensor.numpy() for tensor in tensors], axis)),
-            dtype=tensors[0].dtype,
-            shape=ir.Shape(shape),
-        )
+
+        def join() -> np.ndarray:
+            return np.concatenate([tensor.numpy() for tensor in tensors], axis)
+
+        lazy = derived_tensor(("join", axis), tensors, join, tensors[0].dtype, shape)
         joined[key] = add_constant(model, lazy, f"{values[0].name}_merged")
     return joined[key]
 

@@ -39,7 +39,8 @@ class Several(nn.Module):
 
 def export(module: nn.Module, *args: object, **kwargs: object) -> tuple[ir.Model, Structure]:
     structure, leaves = flatten((args, kwargs))
-    model, result = export_module(module, structure, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    found = export_module(module, structure, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    model, result = found.model, found.result
     return prepare_graph(model, "test"), result
 
 

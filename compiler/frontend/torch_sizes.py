@@ -1,0 +1,90 @@
+"""For which sizes of its inputs a graph that torch has exported holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_LARGEST = 2**31 - 1  # elements along one axis
+_SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRules:
+    """What torch has found out about the sizes of a graph's inputs, which it exported for any sizes of some axes.
+
+    `inputs` are their names, and of each the sizes: a number, or a symbol. `ranges` are the least and the greatest of what a
+    symbol may be; `guards` are conditions in Python on a list of tensors L['tensors'], None where this torch does not tell them.
+    """
+
+    inputs: tuple[tuple[str, tuple[int | str, ...]], ...]
+    ranges: Mapping[str, tuple[int, int]]
+    guards: tuple[str, ...] | None
+
+    def refusal(self, shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> str:
+        """Why the graph does not hold for tensors of these shapes; empty if it does."""
+        if self.guards is None:
+            return "this version of torch does not tell what an exported program assumes of sizes"
+        for (name, dims), shape in zip(self.inputs, shapes, strict=True):
+            for axis, (dim, size) in enumerate(zip(dims, shape, strict=True)):
+                least, most = (dim, dim) if isinstance(dim, int) else self.ranges.get(dim, (0, _LARGEST))
+                if least == most != size:
+                    return f"torch made dimension {axis} of {name} the constant {least}"
+                if not least <= size <= most:
+                    return f"torch exports dimension {axis} of {name} for {least} to {most}, not for {size}"
+        return self._broken_guard(shapes, dtypes)
+
+    def _broken_guard(self, shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> str:
+        import torch
+
+        tensors = [
+            torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
+        for guard in self.guards or ():
+            try:
+                holds = bool(eval(guard, {"__builtins__": {}, "torch": torch}, {"L": {"tensors": tensors}}))
+            except Exception:  # whatever torch writes that is not about sizes
+                holds = False
+            if not holds:
+                return f"torch has traced what holds only where {self._readable(guard)}"
+        return ""
+
+    def _readable(self, guard: str) -> str:
+        return _SIZE.sub(lambda found: f"{self.inputs[int(found[1])][0]}.shape[{found[2]}]", guard)
+
+    def free(self) -> str:
+        """The axes that may have several sizes, for people."""
+        axes = [
+            f"{name}.shape[{axis}]"
+            for name, dims in self.inputs
+            for axis, dim in enumerate(dims)
+            if not isinstance(dim, int) and len(set(self.ranges.get(dim, (0, 1)))) > 1
+        ]
+        return ", ".join(axes)
+
+
+def size_rules(program: torch.export.ExportedProgram, names: Sequence[str]) -> SizeRules:
+    """What a program assumes of the sizes of its inputs, which are called `names`."""
+    given = set(program.graph_signature.user_inputs)
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in given]
+    inputs = tuple(
+        (name, tuple(size if isinstance(size, int) else str(size) for size in value.shape))
+        for name, value in zip(names, values, strict=True)
+    )
+    ranges = {str(symbol): (_bound(found.lower), _bound(found.upper)) for symbol, found in program.range_constraints.items()}
+    guards = getattr(program, "_guards_code", None)  # private to torch
+    return SizeRules(inputs, ranges, None if guards is None else tuple(map(str, guards)))
+
+
+def _bound(number: object) -> int:
+    """A bound of a symbol as a number; infinity is what no size is."""
+    try:
+        return min(int(number), _LARGEST)  # type: ignore[call-overload, no-any-return]
+    except (OverflowError, TypeError, ValueError, AttributeError):
+        return _LARGEST
