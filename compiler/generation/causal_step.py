@@ -65,7 +65,7 @@ class CausalStep(nn.Module):
             )
         self.length.copy_(self.length + counts)
         logits: Tensor = result.logits
-        return logits[:, -1].float()
+        return logits.reshape(len(tokens), -1).float()
 
 
 class _Rows(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types
