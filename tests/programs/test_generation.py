@@ -83,6 +83,16 @@ def test_a_session_goes_on(generator: Generator, texts: np.ndarray) -> None:
     np.testing.assert_array_equal(session.generate([PROMPTS[0][4:], PROMPTS[1][1:]], 20), texts)
 
 
+def test_a_text_may_be_taken_back(generator: Generator, texts: np.ndarray) -> None:
+    session = generator.session()
+    session.generate(PROMPTS, 12)
+    session.rewind([len(prompt) + 2 for prompt in PROMPTS], texts[:, 2:3].tolist())
+    np.testing.assert_array_equal(session.generate([[], []], 17), texts[:, 3:])
+    for length in ([1], [0, 41], [-1, 0], [0.5, 1]):
+        with pytest.raises(InputError, match="length"):
+            session.rewind(length, [[], []])  # type: ignore[arg-type]
+
+
 def test_each_step_is_told(generator: Generator, texts: np.ndarray) -> None:
     told: list[np.ndarray] = []
     generator.generate(PROMPTS, 20, stream=told.append)
