@@ -49,9 +49,10 @@ def compile_generation(
     if torch is None or not isinstance(model, torch.nn.Module):
         fix = "give a causal language model of transformers"
         raise UnsupportedModelError(type(model).__name__, "no text is generated with this kind of model yet", fix)
-    from .causal_step import CausalStep
+    from .causal_step import CausalStep, check_step
 
-    step = CausalStep(model, sequences, most)
+    step = CausalStep(model, sequences, most).eval()
+    check_step(step)
     named = name or type(model).__name__
     net = compile_model(step, target=target, precision=precision, name=named, cache=cache, progress=progress, options=options)
     assert isinstance(net, SpecializedModel)

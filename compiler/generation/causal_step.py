@@ -55,17 +55,47 @@ class CausalStep(nn.Module):
             _Rows(self.get_buffer(f"keys{layer}"), self.get_buffer(f"values{layer}"), rows) for layer in range(len(self.shapes))
         ]
         positions = places.clamp(max=self.max_tokens - 1)
+        has_alibi = getattr(self.model.config, "alibi", False)  # a bias by the places of keys, for which a mask counts them
         last = (counts - 1).clamp(min=0)
         with _masks_by_position(), _last_row_alone(self.model, last if tokens.shape[1] > 1 else None):
             result = self.model(
                 input_ids=tokens,
                 position_ids=positions,
+                attention_mask=torch.ones(len(tokens), self.rows, dtype=torch.int64) if has_alibi else None,
                 past_key_values=_Caches(layers, self.length),
                 use_cache=True,
             )
         self.length.copy_(self.length + counts)
         logits: Tensor = result.logits
-        return logits[:, -1].float()
+        return logits.reshape(len(tokens), -1).float()
+
+
+def check_step(step: CausalStep) -> None:
+    """See that a step gives the logits of its model, on a prompt in one piece and a token after it; its caches are empty then.
+
+    Raises:
+        UnsupportedModelError: it does not: the model wants to know something else of its caches than keys and values.
+    """
+    count, rows = min(11, step.max_tokens - 1), len(step.length)
+    head = step.model.get_input_embeddings()  # type: ignore[operator]
+    tokens = torch.arange(7, 7 + 5 * (count + 1), 5) % head.num_embeddings
+    prompt = torch.zeros(rows, count + 4, dtype=torch.int64)
+    prompt[:, :count] = tokens[:count]
+    name, fix = type(step.model).__name__, "give a model whose attention goes by masks and positions, as most of transformers"
+    try:
+        with torch.no_grad():
+            if count:
+                step(prompt, torch.full((rows,), count))
+            found = step(tokens[count:].expand(rows, 1), torch.ones(rows, dtype=torch.int64))
+            expected = step.model(input_ids=tokens[None]).logits[:, -1].float()
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:  # of the model's own code
+        raise UnsupportedModelError(name, f"it cannot go on from a cache of fixed length: {error}", fix) from error
+    finally:
+        for buffer in step.buffers(recurse=False):
+            buffer.zero_()
+    tolerance = 1e-3 if next(step.model.parameters()).dtype == torch.float32 else 0.1
+    if not float((found - expected).norm(dim=-1).max()) <= tolerance * float(expected.norm()):
+        raise UnsupportedModelError(name, "from a cache of fixed length it computes something else than without one", fix)
 
 
 class _Rows(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types

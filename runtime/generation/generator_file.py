@@ -2,7 +2,8 @@
 
 generator.json         its name and limits, and how many tokens each program takes
 library.so             the native code beside the programs
-tokens-N.prefuse       the program that takes N tokens of each sequence, as a file of its own would hold it
+shared.safetensors     large weights of the programs, each once, where there are any
+tokens-N.prefuse       the program that takes N tokens of each sequence, as a file of its own would hold it but for these
 manifest.json          versions and hashes
 """
 
@@ -32,9 +33,10 @@ from ..archive import (
     version,
     write_member,
 )
+from ..constants.shared import SharedConstant
 from ..errors import ProgramFileError
 from ..executor import CompiledModel
-from ..program_file import read_section, write_program_members
+from ..program_file import SHARED_CONSTANTS, read_section, read_shared, write_program_members, write_shared
 from ..target import Target
 from .loop import GenerationLibrary
 from .session import Limits
@@ -62,9 +64,11 @@ def save_parts(path: str | os.PathLike[str], parts: Parts) -> None:
             GENERATOR: write_member(archive, GENERATOR, text.encode()),
             LIBRARY: write_member(archive, LIBRARY, parts.library.content),
         }
+        if any(one.program.shared for one in programs.values()):
+            hashes.update(write_shared(archive, [one.program for one in programs.values()]))
         for count, program in programs.items():
             with archive_member(archive, _member(count)) as inner:
-                hashes[_member(count)] = write_program_members(inner, program.program)
+                hashes[_member(count)] = write_program_members(inner, program.program, has_shared=False)
         manifest = {"format": FORMAT, "name": parts.name, "prefuse": version("prefuse"), "sha256": hashes}
         write_member(archive, MANIFEST, manifest_text(manifest))
 
@@ -92,9 +96,13 @@ def _read(section: Section, archive: zipfile.ZipFile) -> Parts:
         check_hash(name, hashlib.sha256(found).hexdigest(), hashes)
     told = json.loads(text)
     counts = [int(count) for count in told["tokens"]]
-    if members.keys() != {GENERATOR, LIBRARY, MANIFEST, *map(_member, counts)} or 1 not in counts:
+    has_shared = SHARED_CONSTANTS in members
+    fixed = {GENERATOR, LIBRARY, MANIFEST, *([SHARED_CONSTANTS] if has_shared else [])}
+    if members.keys() != {*fixed, *map(_member, counts)} or 1 not in counts:
         raise ProgramFileError("archive", "it does not hold the members of a generator", NOT_OURS)
-    programs = {count: _program(_member(count), member_section(section, members[_member(count)]), hashes) for count in counts}
+    shared = read_shared(section, members[SHARED_CONSTANTS], hashes, is_copied=True) if has_shared else {}
+    sections = {count: member_section(section, members[_member(count)]) for count in counts}
+    programs = {count: _program(_member(count), one, hashes, shared) for count, one in sections.items()}
     limits = Limits(**{name: int(number) for name, number in told["limits"].items()})
     for count, program in programs.items():
         shapes = [port.type.shape for port in (*program.inputs, *program.outputs)]
@@ -104,9 +112,9 @@ def _read(section: Section, archive: zipfile.ZipFile) -> Parts:
     return Parts(str(told["name"]), limits, programs, GenerationLibrary(content, threads))
 
 
-def _program(name: str, section: Section, hashes: Mapping[str, object]) -> CompiledModel:
+def _program(name: str, section: Section, hashes: Mapping[str, object], shared: Mapping[str, SharedConstant]) -> CompiledModel:
     with reading(name):
-        program = read_section(section)
+        program = read_section(section, shared)
         check_hash(MANIFEST, hashlib.sha256(manifest_text(program.manifest)).hexdigest(), {MANIFEST: hashes.get(name)})
         return CompiledModel(program)
 

@@ -114,6 +114,20 @@ class Session:
         with self._held():
             self._go_back(np.zeros(self._batch, np.int64), [[] for _ in range(self._batch)])
 
+    def rewind(self, length: Sequence[int] | np.ndarray, waiting: Sequence[Sequence[int]]) -> None:
+        """Go back, or on, to texts of `length` tokens in the caches, as they are there, and `waiting` ones after them.
+
+        Raises:
+            InputError: there is no room for so many, or no such token; or another thread uses the session.
+        """
+        with self._held():
+            lengths = np.asarray(length)
+            is_inside = lengths.dtype.kind == "i" and bool(((lengths >= 0) & (lengths <= self._max_tokens)).all())
+            if lengths.shape != (self._batch,) or not is_inside:
+                raise InputError("length", f"{length!r} given", f"give {self._batch} numbers from 0 to {self._max_tokens}")
+            rows = prompts_of([list(row) for row in waiting], self._batch, self._vocabulary)
+            self._go_back(lengths.astype(np.int64), rows)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the texts' caches to a file. Raises ProgramFileError, or InputError if another thread uses the session."""
         with self._held():

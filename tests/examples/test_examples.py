@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from prefuse.benchmarks import decode
+from prefuse.benchmarks import decode, generation
 from prefuse.benchmarks.__main__ import summary
 from prefuse.benchmarks.harness import Measurement, Result
 from prefuse.examples import demo
@@ -35,8 +35,8 @@ def test_example_is_under_60_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 60
 
 
-def test_there_are_six_examples() -> None:
-    assert [path.name[:3] for path in EXAMPLES] == ["01_", "02_", "03_", "04_", "05_", "06_"]
+def test_there_are_eight_examples() -> None:
+    assert [path.name[:3] for path in EXAMPLES] == ["01_", "02_", "03_", "04_", "05_", "06_", "07_", "08_"]
 
 
 def test_demo_checks_and_times_a_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +54,16 @@ def test_a_decoder_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for step in steps:  # two layers of 32 float32 keys and as many values, and nothing else of the caches
         assert (step["written_bytes"], step["copies"]) == (2 * 2 * 4 * 32, 0)
         assert step["ratio"] > 0
+
+
+def test_texts_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "texts.json"
+    arguments = ["--small", "--format", "int8", "--batch", "2", "--rounds", "1", "--tokens", "8", "--json", str(path)]
+    generation.main(arguments, standalone_mode=False)
+    (row,) = json.loads(path.read_text())
+    assert (row["format"], row["batch"]) == ("int8", 2)
+    assert row["step_ms"] > 0
+    assert row["floor_ms"] > 0
 
 
 def test_benchmarks_say_where_we_are_behind() -> None:

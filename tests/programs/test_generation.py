@@ -83,6 +83,16 @@ def test_a_session_goes_on(generator: Generator, texts: np.ndarray) -> None:
     np.testing.assert_array_equal(session.generate([PROMPTS[0][4:], PROMPTS[1][1:]], 20), texts)
 
 
+def test_a_text_may_be_taken_back(generator: Generator, texts: np.ndarray) -> None:
+    session = generator.session()
+    session.generate(PROMPTS, 12)
+    session.rewind([len(prompt) + 2 for prompt in PROMPTS], texts[:, 2:3].tolist())
+    np.testing.assert_array_equal(session.generate([[], []], 17), texts[:, 3:])
+    for length in ([1], [0, 41], [-1, 0], [0.5, 1]):
+        with pytest.raises(InputError, match="length"):
+            session.rewind(length, [[], []])  # type: ignore[arg-type]
+
+
 def test_each_step_is_told(generator: Generator, texts: np.ndarray) -> None:
     told: list[np.ndarray] = []
     generator.generate(PROMPTS, 20, stream=told.append)
@@ -166,6 +176,25 @@ def test_a_loaded_generator_and_saved_sessions(generator: Generator, texts: np.n
     with pytest.raises(ProgramFileError):
         session.load(tmp_path / "cut.npz")
     np.testing.assert_array_equal(session.generate([[], []], 14), texts[:, 6:])
+
+
+def test_weights_are_in_a_file_once(tmp_path: Path) -> None:
+    """Those that the programs for one token and for several read in one form, here of 4 bits: most of them."""
+    model = language_model(n_positions=64, n_embd=256, n_layer=1, n_head=4, tie_word_embeddings=False)
+    generator = prefuse.compile_generation(model, max_tokens=16, prefill=(8,), weights="int4", cache=False)
+    path = tmp_path / "model.prefuse"
+    generator.save(path)
+    shared = {content: constant.data.size for one in generator.programs.values() for content, constant in by_content(one).items()}
+    both = [by_content(one).keys() for one in generator.programs.values()]
+    assert both[0] & both[1]
+    code = sum(len(one.program.library) for one in generator.programs.values())
+    assert path.stat().st_size < sum(shared.values()) + code + 400_000
+    again = prefuse.load_generator(path)
+    np.testing.assert_array_equal(again.generate([1, 2, 3], 5), generator.generate([1, 2, 3], 5))
+
+
+def by_content(model: Any) -> dict[str, Any]:
+    return {constant.content: constant for constant in model.program.shared.values()}
 
 
 def test_files_of_other_kinds(generator: Generator, tmp_path: Path) -> None:
@@ -277,7 +306,13 @@ def test_options_that_cannot_be(change: dict[str, Any], kind: type[Exception], m
         prefuse.compile_generation(gpt2, **{"max_tokens": 8, **change})
 
 
-@pytest.mark.parametrize("model", [lambda: torch.nn.Linear(2, 2), lambda: 3])
+def neo() -> Any:
+    """The windows of its local attention end at the last place of a cache."""
+    sizes = {"max_position_embeddings": 64, "hidden_size": 32, "num_layers": 1, "num_heads": 4, "window_size": 4}
+    return language_model("GPTNeoForCausalLM", attention_types=[[["local"], 1]], **sizes)
+
+
+@pytest.mark.parametrize("model", [lambda: torch.nn.Linear(2, 2), lambda: 3, neo])
 def test_models_that_generate_no_text(model: Callable[[], object]) -> None:
     with pytest.raises(UnsupportedModelError):
         prefuse.compile_generation(model(), max_tokens=8)

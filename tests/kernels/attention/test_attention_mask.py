@@ -64,6 +64,7 @@ def cases_of_few() -> list[Case]:
         attend((1, 2, 1, 128, 16, 24), score_step=hidden(np.arange(128) < 1)),
         attend((1, 2, 1, 1024, 16, 16), score_step=hidden(np.arange(1024) < 130)),
         attend((1, 2, 2, 1280, 16, 16), score_step=hidden(np.arange(1280) < 300)),
+        attend((1, 2, 1, 1088, 16, 16), score_step=hidden(np.arange(1088) < 300)),
         attend((1, 1, 4, 192, 16, 8), score_step=chosen(gap, LEAST)),
         attend((1, 1, 8, 64, 16, 8), score_step=chosen(causal(8, 64), -np.inf)),
         attend((1, 1, 3, 128, 16, 8), score_step=chosen(blind, LEAST)),
@@ -84,8 +85,10 @@ def test_masks_of_few_queries_in_pairs() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_keys_hidden_from_few_queries_are_left_out(level: str) -> None:
-    """Keys and values that no query sees are NaN, as is the rest of a cache that nobody has written."""
-    case = attend((1, 1, 1, 256, 16, 16), score_step=hidden(np.arange(256) < 60))
+    """Keys and values that no query sees are NaN, as is the rest of a cache that nobody has written; many of them in steps of
+    any number that divides them."""
+    extent = (256, 1088)[level == LEVELS[0]]
+    case = attend((1, 1, 1, extent, 16, 16), score_step=hidden(np.arange(extent) < 60))
     *_, keys, values = (name for name, array in case.arrays.items() if array.ndim == 3)
     case.arrays[values][0, 64:] = np.nan
     case.arrays[keys][0, 64:] = np.nan
