@@ -16,6 +16,7 @@ from prefuse.compiler.lowering.gpu.rocm_compiler import compile_rocm, find_lld
 from prefuse.kernels.codegen.grids import BLOCK_THREADS, DeviceFunction
 from prefuse.runtime.errors import CompileError, OptionError, ProgramFileError
 from prefuse.runtime.gpu.binary import architecture_of
+from prefuse.runtime.hardware.gpu import has_mfma
 from prefuse.runtime.target import Target, check_binary
 
 from ..compiler.test_cli import Terminal
@@ -32,8 +33,14 @@ _BARRIER = re.compile(r"\bs_barrier(_signal)?\b")
 def kernels(target: Target) -> dict[str, DeviceFunction]:
     """What shares memory in blocks: a product, a convolution, a reduction, a normalization; and kernels that do not."""
     x = np.zeros((80, 90), np.float32)
+    has_unit = target.kind == "cuda" or has_mfma(target.level)
     cases = (
-        operator("MatMul", x, x.T.copy(), template="gpu_mma_matmul" if target.kind == "cuda" else "gpu_matmul"),
+        operator(
+            "MatMul",
+            x,
+            x.T.copy(),
+            template="gpu_mma_matmul" if has_unit else "gpu_matmul",
+        ),
         operator("ReduceSum", x, np.array([1]), template="gpu_reduction"),
         operator("Softmax", x, template="gpu_normalization", expected=[x]),
         operator("Conv", np.zeros((1, 8, 9, 9), np.float32), np.zeros((16, 8, 3, 3), np.float32), template="gpu_convolution"),

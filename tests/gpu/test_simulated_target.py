@@ -103,7 +103,7 @@ def test_architectures_round_trip() -> None:
     assert str(Target.parse("cuda-sim")) == "cuda-sim:sm_90"
     assert str(Target.parse("cuda-sim:sm_80")) == "cuda-sim:sm_80"
     assert Target.parse(str(Target.parse("cuda-sim"))) == Target.parse("cuda-sim") != Target.parse("cuda:sm_90")
-    for text in ("cuda-sim:gfx942", "rocm-sim", "cpu-sim"):
+    for text in ("cuda-sim:gfx942", "rocm-sim:sm_90", "cpu-sim"):
         with pytest.raises(OptionError):
             Target.parse(text)
 
