@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,6 @@ from prefuse.compiler.api import compile_model, drive
 from prefuse.compiler.debugging.oracle import relative_error, run_model
 from prefuse.compiler.lowering.gpu import rocm_compiler
 from prefuse.compiler.lowering.gpu.simulator import library
-from prefuse.compiler.programs.builder import Progress
 from prefuse.compiler.programs.options import Options
 from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.examples.models import MODELS
@@ -23,7 +23,7 @@ from prefuse.runtime.errors import CompileError, DeviceError, OptionError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.target import Target
 
-from ..sample import dealt
+from ..sample import dealt, every
 from .simulator import need_compiler
 from .test_device import expected, inputs, run, small_model
 from .test_simulated_target import Block
@@ -35,23 +35,15 @@ WAYS = [(target, precision) for target in TARGETS for precision in ERRORS]
 
 @pytest.mark.parametrize(("target", "precision"), WAYS)
 def test_example_models(target: str, precision: str) -> None:
-    """Each model in one of the ways today, in the next one tomorrow, against ONNX Runtime."""
+    """Half of the models, each in one of the ways today, in the next one tomorrow, against ONNX Runtime."""
     need_compiler()
-    for name in dealt(list(MODELS), list(MODELS), (target, precision), WAYS):
+    for name in dealt(every(2, list(MODELS)), every(2, list(MODELS)), (target, precision), WAYS):
         module, tensors = MODELS[name].build(small=True)
         graphs: list[ir.Model] = []
 
-        def driver(
-            model: ir.Model,
-            options: Options,
-            *,
-            name: str,
-            output: Path,
-            progress: Progress | None = None,
-            graphs: list[ir.Model] = graphs,
-        ) -> None:
+        def driver(model: ir.Model, options: Options, graphs: list[ir.Model] = graphs, **how: Any) -> None:
             graphs.append(model.clone())
-            drive(model, options, name=name, output=output, progress=progress)
+            drive(model, options, **how)
 
         specialized = compile_model(module, tensors, target=target, precision=precision, cache=False, options={}, driver=driver)
         assert isinstance(specialized, SpecializedModel)
