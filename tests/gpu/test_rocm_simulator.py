@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from prefuse.compiler.lowering.gpu import rocm_compiler
+from prefuse.compiler.lowering.gpu.device_module import wavefront_threads
 from prefuse.compiler.lowering.gpu.rocm_compiler import rocm_ir
 from prefuse.compiler.lowering.gpu.simulator import amd_ir
 from prefuse.compiler.lowering.gpu.simulator import library as simulator_library
@@ -22,7 +24,7 @@ from prefuse.runtime.target import Target
 from tvm import tirx
 
 from .simulator import RDNA, ROCM
-from .test_simulator import THREADS, simulate, turned
+from .test_simulator import THREADS, Simulated, simulate, turned
 
 WAVE = 64
 
@@ -78,6 +80,28 @@ def test_threads_that_miss_a_barrier(tmp_path: Path) -> None:
             builder.barrier()
         builder.store(y, thread, tirx.const(1.0, "float32"))
     assert simulate(builder, tmp_path, ROCM)(np.zeros(2 * WAVE, np.float32)).startswith("some threads of a block miss a barrier")
+
+
+@pytest.mark.parametrize("target", [ROCM, RDNA], ids=str)
+def test_lanes_exchange_values(target: Target, tmp_path: Path) -> None:
+    """ds_bpermute: the sum over 32 lanes, of which a wavefront of CDNA has two groups, given to all of them."""
+    builder, lanes = GpuBuilder(), 32
+    x, y = (builder.parameter(name, 2 * WAVE, "float32") for name in "xy")
+    with builder.blocks(1, 2 * WAVE) as (_, thread):
+        lane = builder.bind(tirx.floormod(thread, lanes))
+        total = builder.name(x[thread])
+        distance = lanes // 2
+        while distance:
+            total = builder.name(total + builder.shuffle(total, builder.bind(lane ^ distance)))
+            distance //= 2
+        builder.store(y, thread, total)
+    run = simulate(builder, tmp_path, target)
+    x_values = np.arange(2 * WAVE, dtype=np.float32)
+    for order in range(3):
+        y_values = np.zeros_like(x_values)
+        assert run(x_values, y_values, order=order) == ""
+        np.testing.assert_array_equal(y_values, np.repeat(x_values.reshape(-1, lanes).sum(1), lanes))
+    assert run.statistics()[0]["shuffle"] == 3 * 5 * 2 * WAVE // wavefront_threads(target)
 
 
 def one_instruction(instruction: amdgcn.Mfma, threads: int = WAVE) -> GpuBuilder:
@@ -156,6 +180,22 @@ def test_bank_conflicts_are_a_number(pitch: int, wavefronts: float, tmp_path: Pa
     _, conflicts = run.statistics()
     assert conflicts["ldmatrix"] == wavefronts
     assert conflicts["st.shared"] == 1.0
+
+
+def test_vectors_at_addresses_that_are_no_multiples(tmp_path: Path) -> None:
+    """LLVM says what it relies on; here it relies on more than the kernel's author told it."""
+    source = rocm_ir({"k": chunks_of_rows(1).function()}, ROCM)
+    trusting = re.sub(r"(load <4 x float>, ptr addrspace\(1\) %\d+, align) 4", r"\1 16", source)
+    assert trusting != source
+    (tmp_path / "kernels.so").write_bytes(simulated_rocm_library(trusting, WAVE))
+    library = ctypes.CDLL(str(tmp_path / "kernels.so"))
+    library.sim_fault.restype = ctypes.c_char_p
+    run = Simulated(library, (1, WAVE, 0))
+    memory = np.zeros(4 * WAVE + 16, np.float32)
+    aligned = -memory.ctypes.data // 4 % 16  # elements up to a multiple of 64 bytes
+    y = np.zeros(4 * WAVE, np.float32)
+    found = run(memory[aligned + 1 : aligned + 1 + 4 * WAVE], y)
+    assert found.startswith("an access of memory whose alignment does not divide its address, thread 0 of block 0")
 
 
 def test_what_it_does_not_know_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
