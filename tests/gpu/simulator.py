@@ -150,11 +150,11 @@ def check(cases: Sequence[Case], folder: Path, target: Target = CUDA) -> None:
     for order in ORDERS:
         library.sim_order(order)
         for number, (case, kernel) in enumerate(zip(cases, kernels, strict=True)):
-            case.got = _run(library, f"k{number}", case, kernel)
+            case.got = run_case(library, f"k{number}", case, kernel)
             case.check()
 
 
-def _run(library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel) -> list[np.ndarray]:
+def run_case(library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel) -> list[np.ndarray]:
     inputs = [_guarded(array) for array in operands_of(case, kernel)]
     outputs = [_guarded(np.full(case.group.types[name].size_bytes, POISON, np.uint8)) for name in case.group.outputs]
     scratch = [_guarded(np.full(kernel.workspace_bytes, POISON, np.uint8))] if kernel.workspace_bytes else []
