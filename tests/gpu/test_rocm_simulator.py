@@ -203,6 +203,13 @@ def test_what_it_does_not_know_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(CompileError, match=r"simulator: it does not know llvm.amdgcn.mfma.f32.4x4x4f16"):
         host_ir(source.replace("32x32x8f16(<4 x half>", "4x4x4f16(<8 x half>").replace("32x32x8f16(", "4x4x4f16("))
     lds = rocm_ir({"k": turned(lambda thread: thread, first=True, second=True).function()}, ROCM)
+    for known, unknown in (
+        ("store float", "store atomic float"),
+        ("  store float", "  %p = addrspacecast ptr addrspace(3) %q to ptr\n  store float"),
+        ("  store float", "  %p = atomicrmw add ptr addrspace(3) %q, i32 1 monotonic\n  store float"),
+    ):
+        with pytest.raises(CompileError, match=r"simulator: it does not know the access .*(atomic|addrspacecast)"):
+            host_ir(lds.replace(known, unknown))
     monkeypatch.setattr(amd_ir, "LDS_BYTES", 4)
     with pytest.raises(CompileError, match=r"k_0 has 256 bytes of LDS, more than a block's 4"):
         host_ir(lds)

@@ -18,6 +18,8 @@ _NAME = r"[\w.$]+"
 _KERNEL = re.compile(rf"^define (?:dllexport )?amdgpu_kernel void @({_NAME})\((.*?)\)[^()]*\{{$")
 _LDS_ARRAY = re.compile(rf"^@({_NAME}) = .*addrspace\(3\) global (\[.*\]) (?:undef|poison).*align (\d+)")
 _ACCESS = re.compile(r"^(\s*)(?:(%\S+) = load|store) (?:(.+), )?ptr addrspace\(([13])\) (.+), align (\d+)(?:, ![\w.]+ !\d+)*$")
+# What would touch LDS unseen: anything but plain loads and stores, and pointers that do not say what they point to.
+_UNSEEN = re.compile(r"\b(?:load|store|atomicrmw|cmpxchg|addrspacecast|@llvm\.mem\w+)\b.*addrspace\(3\)")
 _STORED = re.compile(r"^(<\d+ x \w+>|\w+) ")
 _FENCE = re.compile(r"^\s*fence (?:syncscope\(\"[\w-]+\"\) )?(\w+)(?:, !mmra !\d+)?$")
 _MFMA = re.compile(r"call <(16|4) x float> @llvm\.amdgcn\.mfma\.f32\.(\w+?)(?:\.1k)?\((<4 x half>|<4 x i16>|float) ")
@@ -121,8 +123,11 @@ def _host_line(line: str) -> str:
         return "\n".join(f"  call void @sim_{one}()" for one in calls)
     if line.startswith("declare") and "llvm.amdgcn.mfma" in line:
         return ""
-    access = _ACCESS.match(line)
-    return _told(access) if access else line
+    if access := _ACCESS.match(line):
+        return _told(access)
+    if _UNSEEN.search(line):
+        raise _unknown(line)
+    return line
 
 
 def _told(access: re.Match[str]) -> str:
@@ -132,7 +137,7 @@ def _told(access: re.Match[str]) -> str:
     kind = before if result else stored[1] if stored else ""
     found = _TYPE.match(kind.removeprefix("volatile "))
     if not found:
-        raise CompileError("simulator", f"it does not know the access {access[0].strip()}", "compile for a GPU")
+        raise _unknown(access[0])
     size = int(found[1] or 1) * _BYTES[found[2]]
     plain = re.sub(r", align \d+(?:, ![\w.]+ !\d+)*$", ", align 1", access[0])
     if space == "3":
@@ -140,6 +145,10 @@ def _told(access: re.Match[str]) -> str:
     if int(alignment) <= _BYTES[found[2]]:
         return plain
     return f"{indent}call void @sim_aligned(ptr {pointer}, i32 {alignment})\n{plain}"
+
+
+def _unknown(line: str) -> CompileError:
+    return CompileError("simulator", f"it does not know the access {line.strip()}", "compile for a GPU")
 
 
 def _without_spaces(text: str) -> str:
