@@ -66,7 +66,7 @@ class MmaProduct:
         products = sum(a < self.terms[0] and b < self.terms[1] for a, b in PRODUCTS[max(self.terms)])
         conversions = self._conversions(product.a), self._conversions(product.b)
         size = prod(product.batch), product.a.lines, product.b.lines, product.a.depth
-        self.size = ProductSize(*size, self.terms, products, conversions, self.size_of_number)
+        self.size = ProductSize(*size, self.terms, products, conversions, item_bytes=self.size_of_number)
 
     def _kind(self) -> amdgcn.Number:
         """What the unit multiplies: float32 itself where it can and the precision asks for more than bfloat16."""
