@@ -39,7 +39,7 @@ BY_16, BY_32 = (32, 64, 16, 32), (64, 64, 32, 32)  # tiles whose warps have sums
 def by_unit(cases: Sequence[Case]) -> list[Case]:
     """The cases on the matrix unit, also where another template would be as fast."""
     wanted = {TEMPLATE: "gpu_mma_matmul"}
-    return [replace(one, group=replace(one.group, configuration=one.group.configuration | wanted)) for one in cases]
+    return [replace(one, group=replace(one.group, configuration={**one.group.configuration, **wanted})) for one in cases]
 
 
 @pytest.mark.parametrize("shape", [BY_16, BY_32], ids=str)
