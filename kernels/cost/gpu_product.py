@@ -47,7 +47,8 @@ class MmaTile:
 class ProductSize:
     """`batch` products of m x k by k x n. Operands are sums of `terms` numbers each, of which `products` pairs are multiplied.
 
-    `conversions`: scalar operations that a block spends on each element of an operand before it is in shared memory.
+    `conversions`: scalar operations that a block spends on each element of an operand before it is in shared memory. `a_bytes`:
+    those of A in memory, where they are not the elements of its matrix, as of an image, whose windows overlap.
     """
 
     batch: int
@@ -57,6 +58,7 @@ class ProductSize:
     terms: tuple[int, int] = (1, 1)
     products: int = 1
     conversions: tuple[int, int] = (0, 0)
+    a_bytes: int | None = None
 
     @property
     def flops(self) -> int:
@@ -95,6 +97,11 @@ def tiled_products(size: ProductSize, machine: GpuMachine) -> list[TiledProduct]
     tiles = [_tile(shape, size, machine) for shape in _SHAPES]
     ways = [_cut(size, tile, splits, machine) for tile in tiles if tile is not None for splits in _splits(size, tile, machine)]
     return sorted(ways, key=lambda way: way.clocks)
+
+
+def copy_clocks(moved_bytes: int, machine: GpuMachine) -> float:
+    """Clocks of a grid that reads and writes so many bytes, and waits for the one before it."""
+    return moved_bytes / machine.memory_bytes + machine.launch_cycles
 
 
 def stage_bytes(tile: MmaTile, terms: tuple[int, int]) -> int:
@@ -136,7 +143,8 @@ def _cut(size: ProductSize, tile: MmaTile, splits: int, machine: GpuMachine) -> 
     first = _FIRST_CLOCKS * ceil(turns / resident)
     inside = turns * (parts * limit + epilogue) + first
     results = size.batch * size.m * size.n
-    moved = _ITEM_BYTES * size.batch * (size.m * size.terms[0] + size.n * size.terms[1]) * size.k + 4 * results
+    a_bytes = _ITEM_BYTES * size.batch * size.m * size.terms[0] * size.k if size.a_bytes is None else size.a_bytes
+    moved = a_bytes + _ITEM_BYTES * size.batch * size.n * size.terms[1] * size.k + 4 * results
     clocks = max(inside, moved / machine.memory_bytes) + machine.launch_cycles
     if splits > 1:  # sums are written and read once more, and added by another grid
         clocks += 2 * 4 * splits * results / machine.memory_bytes + machine.launch_cycles

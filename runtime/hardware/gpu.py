@@ -11,9 +11,9 @@ class GpuMachine:
     """A GPU by its multiprocessors (AMD: compute units), each of which does so much a clock.
 
     `half_flops` are those of dense 16-bit floats by the matrix unit with operands in registers (mma.sync, MFMA), `fma_flops` of
-    float32 without it. `l2_bytes` come from L2, `shared_bytes_a_clock` from and to shared memory. A block has `block_bytes` of
-    shared memory at most, a multiprocessor `shared_bytes` for all that it runs. `memory_latency` is in clocks, from a load to
-    its data in DRAM; `launch_us` of a kernel behind another one.
+    float32 without it. `l2_bytes` come from L2, which has `l2_size_bytes`, `shared_bytes_a_clock` from and to shared memory. A
+    block has `block_bytes` of shared memory at most, a multiprocessor `shared_bytes` for all that it runs. `memory_latency` is in
+    clocks, from a load to its data in DRAM; `launch_us` of a kernel behind another one.
     """
 
     name: str
@@ -26,6 +26,7 @@ class GpuMachine:
     shared_bytes: int
     shared_bytes_a_clock: int = 128
     l2_bytes: int = 64
+    l2_size_bytes: int = 50 << 20
     memory_latency: int = 700
     launch_us: float = 2.2
 
@@ -42,9 +43,9 @@ class GpuMachine:
 # Whitepapers of A100, H100, CDNA3. On Hopper mma.sync reaches 62.9% of what wgmma does (Luo et al.: Benchmarking and Dissecting
 # the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024); the memory's rate there is that of a measured copy.
 _ROWS = {
-    "sm_80": GpuMachine("sm_80", 108, 1.41, 2048, 128, 1935, 163 << 10, 164 << 10, memory_latency=600),
+    "sm_80": GpuMachine("sm_80", 108, 1.41, 2048, 128, 1935, 163 << 10, 164 << 10, l2_size_bytes=40 << 20, memory_latency=600),
     "sm_90": GpuMachine("sm_90", 132, 1.755, 2576, 256, 4300, 227 << 10, 228 << 10),
-    "gfx942": GpuMachine("gfx942", 304, 2.1, 2048, 256, 4000, 64 << 10, 64 << 10, memory_latency=800),
+    "gfx942": GpuMachine("gfx942", 304, 2.1, 2048, 256, 4000, 64 << 10, 64 << 10, l2_size_bytes=256 << 20, memory_latency=800),
 }
 
 

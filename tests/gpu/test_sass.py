@@ -18,6 +18,7 @@ from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.gpu import gpu_machine
 from prefuse.runtime.target import Target
 
+from ..kernels.convolution.channels_last_cases import convolution
 from ..kernels.harness import operator
 from .sass import Code, disassemble
 
@@ -30,13 +31,13 @@ def products_of(dtype: np.dtype[Any], m: int, n: int, k: int, *, constant: bool)
     return replace(group, constants=frozenset(["x1"]) if constant else frozenset())
 
 
-def codes(groups: dict[str, Group], folder: Path) -> dict[str, Code]:
+def codes(groups: dict[str, Group], folder: Path, target: Target = TARGET) -> dict[str, Code]:
     """The machine code of each group's first grid."""
     if not find_nvcc():
         pytest.skip("nvcc is not here")
-    built = {name: build_kernel(group, TARGET) for name, group in groups.items()}
+    built = {name: build_kernel(group, target) for name, group in groups.items()}
     functions = {name: kernel.function for name, kernel in built.items() if isinstance(kernel, BuiltKernel)}
-    found = disassemble(compile_cuda(cuda_source(functions, TARGET), TARGET.level), folder)
+    found = disassemble(compile_cuda(cuda_source(functions, target), target.level), folder)
     return {name: found[f"{name}_0"] for name in groups}
 
 
@@ -63,3 +64,25 @@ def test_products(tmp_path: Path) -> None:
     assert found["exact"].count("LDG.E.128") > 0
     assert found["exact"].count("LDG.E.128") == found["exact"].count("LDG.E.") - found["exact"].count("LDG.E.SYS")
     assert found["exact"].count("STG.E.64") == found["exact"].count("STG")
+
+
+_INTEGERS = (
+    *("IMAD", "IADD3", "IADD", "VIADD", "LOP3", "LEA", "ISETP", "SEL", "SHF", "PRMT", "IMNMX", "VIMNMX", "UIMAD", "UIADD3"),
+    *("ULOP3", "USHF", "ULEA", "UISETP", "USEL", "UPRMT"),
+)
+
+
+def test_convolutions(tmp_path: Path) -> None:
+    """The main loop has copies with a predicate for the padding, and few instructions of integers: no division, no test of
+    bounds."""
+    found = codes(
+        {"window": convolution((64, 128, 28, 28), 256, 3, 1, 1, narrow="xwry").group}, tmp_path, Target("cuda", "sm_90")
+    )
+    loop, whole = found["window"].loop(), found["window"]
+    kinds = loop.kinds()
+    assert whole.count("LDL") == whole.count("STL") == 0
+    assert kinds["HMMA"] == 128
+    assert loop.count("LDGSTS") == loop.count("LDGSTS.E.BYPASS.LTC128B.128") == 8 + 4
+    assert kinds["BAR"] == 1
+    integers = sum(kinds[name] for name in _INTEGERS) - loop.count("IMAD.MOV")
+    assert integers < 0.25 * len(loop.instructions)
