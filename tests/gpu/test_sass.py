@@ -18,6 +18,7 @@ from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.gpu import gpu_machine
 from prefuse.runtime.target import Target
 
+from ..kernels.attention.attention_cases import attend
 from ..kernels.convolution.channels_last_cases import convolution
 from ..kernels.harness import operator
 from .sass import Code, disassemble
@@ -86,3 +87,15 @@ def test_convolutions(tmp_path: Path) -> None:
     assert kinds["BAR"] == 1
     integers = sum(kinds[name] for name in _INTEGERS) - loop.count("IMAD.MOV")
     assert integers < 0.25 * len(loop.instructions)
+
+
+def test_attention(tmp_path: Path) -> None:
+    """Scores and results stay in registers, of float32 as the sums of three terms, too."""
+    cases = {"half": attend((8, 12, 512, 512, 64, 64), "bfloat16"), "exact": attend((8, 12, 512, 512, 64, 64))}
+    found = codes({name: case.group for name, case in cases.items()}, tmp_path)
+    assert {name: code.loop().kinds()["HMMA"] for name, code in found.items()} == {"half": 64, "exact": 192}
+    for code in found.values():
+        assert code.count("LDL") == code.count("STL") == 0
+        assert code.loop().kinds()["BAR"] == 1
+    assert found["half"].loop().count("LDGSTS.E.BYPASS.LTC128B.128") == 8
+    assert found["exact"].loop().count("LDG.E.128") == 8

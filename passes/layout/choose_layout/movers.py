@@ -140,14 +140,19 @@ def _mean(model: ir.Model, node: ir.Node, anchor: ir.Node) -> Flexible | None:
     rank = len(tensor_type(value).shape)
     axes: tuple[int, ...] | None = tuple(range(2, rank))
     if not anchor.op_type.startswith("Global"):
-        axes = tuple(anchor.attributes.get_ints("axes")) if "axes" in anchor.attributes else _constant_axes(anchor)
+        axes = (
+            tuple(anchor.attributes.get_ints("axes"))
+            if "axes" in anchor.attributes
+            else _constant_axes(anchor, _argument(model, node))
+        )
     is_of_places = axes is not None and sorted(axis % rank for axis in axes) == list(range(2, rank))
     return Flexible(node, "mean", (position,)) if is_of_places else None
 
 
-def _constant_axes(node: ir.Node) -> tuple[int, ...] | None:
-    """Those that a reduction has as an operand."""
-    return int_constants(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+def _constant_axes(node: ir.Node, arguments: dict[ir.Value, ir.Value]) -> tuple[int, ...] | None:
+    """Those that a reduction has as an operand; `arguments` are what parameters stand for."""
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    return None if axes is None else int_constants(arguments.get(axes, axes))
 
 
 # Costs ---------------------------------------------------------------------------------------------------------------
