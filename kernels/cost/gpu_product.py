@@ -16,7 +16,8 @@ _WARP = 32
 _LANES_A_CLOCK = 128  # of all instructions that a multiprocessor begins
 _ITEM_BYTES = 2  # of a number of 16 bits
 _MOST_SPLITS = 32
-_MOST_STAGES = 4
+_STAGES = (4, 6)  # at most: more hide more latency, and leave room for fewer blocks
+_SECOND_GRID = 1.05
 _FIRST_CLOCKS = 1500  # of a block: indices, the first stages' latency
 _ITEMS_A_CLOCK = 8  # of results that a block's epilogue stores
 
@@ -93,10 +94,14 @@ _SUMS_OF_TERMS = 64 * 32  # of a warp's tile, beyond which the fragments of seve
 
 
 def tiled_products(size: ProductSize, machine: GpuMachine) -> list[TiledProduct]:
-    """The ways to compute a product, the fastest first; there is always one."""
-    tiles = [_tile(shape, size, machine) for shape in _SHAPES]
-    ways = [_cut(size, tile, splits, machine) for tile in tiles if tile is not None for splits in _splits(size, tile, machine)]
-    return sorted(ways, key=lambda way: way.clocks)
+    """The ways to compute a product, the fastest first; there is always one.
+
+    What takes a second grid has to be that much faster, as more than its time is saved without it.
+    """
+    found = [_tile(shape, size, machine, most) for shape in _SHAPES for most in _STAGES]
+    tiles = dict.fromkeys(tile for tile in found if tile is not None)
+    ways = [_cut(size, tile, splits, machine) for tile in tiles for splits in _splits(size, tile, machine)]
+    return sorted(ways, key=lambda way: way.clocks * (_SECOND_GRID if way.splits > 1 else 1.0))
 
 
 def copy_clocks(moved_bytes: int, machine: GpuMachine) -> float:
@@ -109,12 +114,13 @@ def stage_bytes(tile: MmaTile, terms: tuple[int, int]) -> int:
     return (tile.rows * terms[0] + tile.columns * terms[1]) * tile.depth * _ITEM_BYTES
 
 
-def _tile(shape: tuple[int, int, int, int], size: ProductSize, machine: GpuMachine) -> MmaTile | None:
-    """The tile with as much depth and as many stages as shared memory has room for; None where registers or memory do not do."""
+def _tile(shape: tuple[int, int, int, int], size: ProductSize, machine: GpuMachine, most: int) -> MmaTile | None:
+    """The tile with as much depth and as many stages, up to `most`, as shared memory has room for; None where registers or memory
+    do not do."""
     if sum(size.terms) > 2 and shape[2] * shape[3] > _SUMS_OF_TERMS:
         return None
     for depth in (64, 32) if sum(size.terms) == 2 else (32,):
-        for stages in range(_MOST_STAGES, 1, -1):
+        for stages in range(most, 1, -1):
             tile = MmaTile(*shape, depth, stages)
             if stages * stage_bytes(tile, size.terms) <= machine.block_bytes and (stages > 2 or depth == 32):
                 return tile
