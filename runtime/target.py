@@ -13,7 +13,7 @@ from .fit_file import find_fit
 from .gpu.binary import architecture_of
 from .hardware import machine as machines
 from .hardware import tile_state
-from .hardware.gpu import has_half_products, has_mfma
+from .hardware.gpu import gpu_machine, has_half_products, has_mfma
 from .hardware.machine import Machine
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
@@ -58,7 +58,11 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.machine is None:
-            generic = machines.gpu_thread() if self.is_gpu else machines.row(_generic_of(self.level), _lanes_of(self.level))
+            generic = (
+                machines.gpu_lanes(gpu_machine(self.level))
+                if self.is_gpu
+                else machines.row(_generic_of(self.level), _lanes_of(self.level))
+            )
             object.__setattr__(self, "machine", generic)
 
     @classmethod
@@ -163,7 +167,7 @@ class Target:
     @property
     def has_channels_last(self) -> bool:
         """Whether kernels compute convolutions and poolings of tensors whose channels are neighbours."""
-        return not self.is_gpu
+        return not self.is_gpu or (self.kind == "cuda" and has_half_products(self.level))
 
     def missing_features(self) -> tuple[str, ...]:
         """CPU features that this target needs and this machine lacks; empty where a program for it can be read.

@@ -13,6 +13,7 @@ from math import ceil
 from ...runtime.hardware.gpu import GpuMachine
 
 _MOST_SPLITS = 32
+_SECOND_GRID = 1.05
 _FIRST_CLOCKS = 1500  # of a block: indices, the first stages' latency
 _ITEMS_A_CLOCK = 8  # of results that a block's epilogue stores
 
@@ -48,8 +49,9 @@ class MmaTile:
 class ProductSize:
     """`batch` products of m x k by k x n. Operands are sums of `terms` numbers each, of which `products` pairs are multiplied.
 
-    `conversions`: scalar operations that a block spends on each element of an operand before it is in shared memory. A number
-    has `item_bytes`: 2, or 4 where the matrix unit multiplies float32 itself.
+    `conversions`: scalar operations that a block spends on each element of an operand before it is in shared memory. `a_bytes`:
+    those of A in memory, where they are not the elements of its matrix, as of an image, whose windows overlap. A number has
+    `item_bytes`: 2, or 4 where the matrix unit multiplies float32 itself.
     """
 
     batch: int
@@ -59,6 +61,7 @@ class ProductSize:
     terms: tuple[int, int] = (1, 1)
     products: int = 1
     conversions: tuple[int, int] = (0, 0)
+    a_bytes: int | None = None
     item_bytes: int = 2
 
     @property
@@ -106,11 +109,20 @@ _SUMS_OF_TERMS = 64 * 32  # of a warp's tile, beyond which the fragments of seve
 
 
 def tiled_products(size: ProductSize, machine: GpuMachine) -> list[TiledProduct]:
-    """The ways to compute a product, the fastest first; there is always one."""
+    """The ways to compute a product, the fastest first; there is always one.
+
+    What takes a second grid has to be that much faster, as more than its time is saved without it.
+    """
     shapes = _SHAPES if machine.lanes == 32 else _WAVEFRONT_SHAPES
-    tiles = [_tile(shape, size, machine) for shape in shapes]
-    ways = [_cut(size, tile, splits, machine) for tile in tiles if tile is not None for splits in _splits(size, tile, machine)]
-    return sorted(ways, key=lambda way: way.clocks)
+    found = [_tile(shape, size, machine, most) for shape in shapes for most in machine.stages]
+    tiles = dict.fromkeys(tile for tile in found if tile is not None)
+    ways = [_cut(size, tile, splits, machine) for tile in tiles for splits in _splits(size, tile, machine)]
+    return sorted(ways, key=lambda way: way.clocks * (_SECOND_GRID if way.splits > 1 else 1.0))
+
+
+def copy_clocks(moved_bytes: int, machine: GpuMachine) -> float:
+    """Clocks of a grid that reads and writes so many bytes, and waits for the one before it."""
+    return moved_bytes / machine.memory_bytes + machine.launch_cycles
 
 
 def stage_bytes(tile: MmaTile, size: ProductSize) -> int:
@@ -118,18 +130,19 @@ def stage_bytes(tile: MmaTile, size: ProductSize) -> int:
     return (tile.rows * size.terms[0] + tile.columns * size.terms[1]) * tile.depth * size.item_bytes
 
 
-def _tile(shape: tuple[int, int, int, int], size: ProductSize, machine: GpuMachine) -> MmaTile | None:
-    """The tile with as much depth and as many stages as shared memory has room for; None where registers or memory do not do."""
+def _tile(shape: tuple[int, int, int, int], size: ProductSize, machine: GpuMachine, most: int) -> MmaTile | None:
+    """The tile with as much depth and as many stages, up to `most`, as shared memory has room for; None where registers or memory
+    do not do."""
     if sum(size.terms) > 2 and shape[2] * shape[3] > _SUMS_OF_TERMS:
         return None
     deep, flat = 128 // size.item_bytes, 64 // size.item_bytes
     for depth in (deep, flat) if sum(size.terms) == 2 else (flat,):
-        for stages in range(machine.stages, 1, -1):
+        for stages in range(most, 1, -1):
             tile = MmaTile(*shape, depth, stages, machine.lanes)
             used = stages * stage_bytes(tile, size)
-            if machine.stages == 2 and depth == deep:
+            if most == 2 and depth == deep:
                 used *= 2  # two blocks at once hide each other's barriers
-            if used <= machine.block_bytes and (stages > 2 or machine.stages == 2 or depth == flat):
+            if used <= machine.block_bytes and (stages > 2 or most == 2 or depth == flat):
                 return tile
     return None
 
@@ -156,7 +169,8 @@ def _cut(size: ProductSize, tile: MmaTile, splits: int, machine: GpuMachine) -> 
     first = _FIRST_CLOCKS * ceil(turns / resident)
     inside = turns * (parts * limit + epilogue) + first
     results = size.batch * size.m * size.n
-    moved = size.item_bytes * size.batch * (size.m * size.terms[0] + size.n * size.terms[1]) * size.k + 4 * results
+    a_bytes = size.item_bytes * size.batch * size.m * size.terms[0] * size.k if size.a_bytes is None else size.a_bytes
+    moved = a_bytes + size.item_bytes * size.batch * size.n * size.terms[1] * size.k + 4 * results
     clocks = max(inside, moved / machine.memory_bytes) + machine.launch_cycles
     if splits > 1:  # sums are written and read once more, and added by another grid
         clocks += 2 * 4 * splits * results / machine.memory_bytes + machine.launch_cycles

@@ -112,8 +112,9 @@ class MmaProduct:
         return tiled_products(self.size, self.machine)
 
     def estimate(self) -> Estimate:
-        """That of the fastest way, in clocks of a multiprocessor, with all bytes."""
-        return Estimate(self.ways[0].clocks, self.size.flops, unit="tile", is_parallel=False)
+        """That of the fastest way, in clocks of the whole GPU, with all bytes."""
+        clocks = self.ways[0].clocks - self.machine.launch_cycles
+        return Estimate(clocks, self.size.flops, unit="tile", is_parallel=False)
 
     def build(self) -> BuiltKernel:
         product, builder = self.product, self.product.builder

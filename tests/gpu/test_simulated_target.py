@@ -95,7 +95,7 @@ def test_a_transformer_in_every_precision(precision: str, error: float) -> None:
     found = float((y.double() - exact).norm() / exact.norm())
     assert found < error
     assert (found > 1e-5) == (precision in ("bfloat16", "float16"))
-    assert {kernel.template for kernel in net.plan.kernels} == {"gpu_mma_matmul", "gpu_attention", "gpu_normalization"}
+    assert {kernel.template for kernel in net.plan.kernels} == {"gpu_mma_matmul", "gpu_mma_attention", "gpu_normalization"}
     assert len(net.plan.steps) == 5
 
 
