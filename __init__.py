@@ -50,7 +50,7 @@ def compile(
             is given; an ONNX file, its bytes, a `ModelProto`, an `onnx_ir.Model` or an `ExportedProgram`, compiled at once, or
             once per input shape where it has symbolic dimensions. The weights are read now: later changes do not count.
         args, kwargs: example positional and keyword inputs.
-        target: "cpu" (this machine), or a level such as "cpu:avx2"; "cuda" (this GPU), "cuda:sm_90", "cuda-sim", "rocm:gfx942".
+        target: "cpu" (this machine), "cpu:avx2" or so; "cuda" (this GPU), "cuda:sm_90", "rocm:gfx942"; "cuda-sim", "rocm-sim".
         precision: "float32", whose error against float64 is at most twice that of ONNX Runtime in float32; "float32-fast", at
             most 2e-5, relative to the norm of each output; "bfloat16" and "float16", in which products read their operands;
             "int8", "int8-rows": ranges of tensors by `calibration`, or of rows (docs/quantization.md); "mixed" (docs/bits.md).

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from ..runtime.target import Target
-from .attention import attention, attention_gpu, linear_attention
+from .attention import attention, attention_gpu, attention_mma_gpu, linear_attention
 from .codegen.grids import UncutError
 from .codegen.rocm_limits import rocm_obstacle
 from .convolution import (
@@ -15,12 +15,14 @@ from .convolution import (
     convolution,
     convolution_channels_last,
     convolution_tiles,
+    depthwise_gpu,
     strassen_convolution,
     transposed_convolution_channels_last,
     transposed_convolution_tiles,
     winograd_channels_last,
 )
 from .convolution import convolution_gpu as gpu_convolution
+from .convolution import convolution_mma_gpu as gpu_mma_convolution
 from .elementwise import elementwise, one_hot, random_numbers, trilu
 from .groups.configuration import TEMPLATE, Configuration, ignored
 from .groups.group import Group
@@ -128,13 +130,19 @@ TILE_TEMPLATES: tuple[Template, ...] = (
 
 # What is worth a schedule of its own on a GPU; everything else is the CPU's loop nests, cut into grids.
 GPU_TEMPLATES: tuple[Template, ...] = (
+    Template("gpu_mma_attention", attention_mma_gpu.plan, attention.ANCHORS, has_surroundings=True),
     Template("gpu_attention", attention_gpu.plan, attention.ANCHORS, has_surroundings=True),
     Template("gpu_mma_matmul", matmul_mma_gpu.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
-    Template("gpu_matmul", at_floors(gpu_matmul.build), frozenset(["MatMul", "Gemm"])),
+    Template("gpu_matmul", gpu_matmul.plan, frozenset(["MatMul", "Gemm"])),
     Template("gpu_reduction", at_floors(gpu_reduction.build), reduction.OPERATORS),
     Template("gpu_normalization", at_floors(gpu_normalization.build), normalization.OPERATORS),
-    Template("gpu_convolution", at_floors(gpu_convolution.build), gpu_convolution.OPERATORS),
+    _channels_last("gpu_mma_convolution", gpu_mma_convolution.plan, {"Conv"}),
+    _channels_last("gpu_depthwise", depthwise_gpu.plan, {"Conv"}),
+    Template("gpu_convolution", gpu_convolution.plan, gpu_convolution.OPERATORS),
 )
+_OF_GPUS = frozenset(template.name for template in GPU_TEMPLATES)
+# Which GPUs have others for: a thread would compute a line of an image.
+_NOT_ON_GPUS = frozenset(["convolution_channels_last", "transposed_convolution_channels_last"])
 
 
 def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str, str], ...]:
@@ -157,7 +165,8 @@ def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]
     """What the templates for a group's anchor would do, by their names, and why others would not.
 
     The one that the configuration names comes first, then those of the fewest cycles, and last those whose cycles are floors
-    alone; the order of the list breaks ties, and decides on GPUs, whose costs are not estimated.
+    alone; the order of the list breaks ties. On GPUs what is written for them comes before the loop nests of CPUs, of whose
+    threads estimates know nothing.
     """
     if reason := _obstacle(group):
         return [], {"all": reason}
@@ -165,9 +174,14 @@ def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]
     found = [(name, one) for name, one in planned.items() if isinstance(one, Candidate)]
     refused = {name: one.reason for name, one in planned.items() if isinstance(one, Refusal)}
     wanted = group.configuration.get(TEMPLATE)
-    if not target.is_gpu:
-        times = {name: one.estimate.wall_cycles(target.machine) for name, one in found}
-        found.sort(key=lambda one: (one[0] != wanted, one[1].estimate.is_floor, times[one[0]]))
+    times = {name: one.estimate.wall_cycles(target.machine) for name, one in found}
+
+    def rank(one: tuple[str, Candidate]) -> tuple[bool, bool, float]:
+        name, candidate = one
+        is_last = name not in _OF_GPUS if target.is_gpu else candidate.estimate.is_floor
+        return name != wanted, is_last, times[name]
+
+    found.sort(key=rank)
     return found, refused
 
 
@@ -205,6 +219,8 @@ def _templates_for(group: Group, target: Target) -> list[Template]:
     """The templates for the group's anchors: first the one that its configuration names, then in the order of the list."""
     anchors = {op.op_type for op in anchors_of(group)}
     templates = (*(GPU_TEMPLATES if target.is_gpu else TILE_TEMPLATES if target.has_tiles else ()), *TEMPLATES)
+    if target.is_gpu:
+        templates = tuple(one for one in templates if one.name not in _NOT_ON_GPUS)
     fitting = [t for t in templates if anchors <= t.anchors and bool(anchors) == bool(t.anchors)]
     if _is_prologued(group):  # rows compute what comes before them once, the others where they read it
         fitting.sort(key=lambda template: not template.has_surroundings)

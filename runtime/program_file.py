@@ -62,8 +62,9 @@ from .target import Target, check_binary
 
 FORMAT = 5
 PLAN, SHARED_CONSTANTS, STORED = "plan.txt", "shared.safetensors", "stored.safetensors"
+_SIMULATED = "simulated.so"
 # The member with the native code.
-CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "cuda-sim": "simulated.so", "rocm": "kernels.hsaco"}
+CODE = {"cpu": "library.so", "cuda": "kernels.cubin", "rocm": "kernels.hsaco", "cuda-sim": _SIMULATED, "rocm-sim": _SIMULATED}
 _OPTIONAL = (SHARED_CONSTANTS, STORED)
 _CHECKSUMS = "stored"  # of the constants in STORED, by name, in the manifest
 _CONTENTS = "contents"  # of the shared constants, by name, in the manifest

@@ -13,7 +13,7 @@ from .fit_file import find_fit
 from .gpu.binary import architecture_of
 from .hardware import machine as machines
 from .hardware import tile_state
-from .hardware.gpu import has_half_products
+from .hardware.gpu import gpu_machine, has_half_products, has_mfma
 from .hardware.machine import Machine
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
@@ -36,7 +36,7 @@ _ASSUMED = _CPU_LEVELS | _TEST_LEVELS  # by kernels, by level
 _REQUIRED = _ASSUMED | {BFLOAT16_EMULATED: _AVX2}  # of the machine that runs them
 # Architectures of GPUs, as their makers write them: NVIDIA's compute capability, AMD's shader core.
 _GPU_LEVELS: dict[str, re.Pattern[str]] = {"cuda": re.compile(r"sm_\d{2,3}[af]?"), "rocm": re.compile(r"gfx[0-9a-f]{3,4}")}
-_SIMULATED, _SIMULATED_LEVEL = "cuda-sim", "sm_90"
+_SIMULATED = {"cuda-sim": ("cuda", "sm_90"), "rocm-sim": ("rocm", "gfx942")}  # kind, and level where none is named
 _EXAMPLES = {"cuda": "cuda:sm_90", "rocm": "rocm:gfx942"}
 _FIX = "use one of " + ", ".join(f'"{name}"' for name in ("cpu", *(f"cpu:{level}" for level in _CPU_LEVELS), *_EXAMPLES.values()))
 
@@ -45,7 +45,7 @@ _FIX = "use one of " + ", ".join(f'"{name}"' for name in ("cpu", *(f"cpu:{level}
 class Target:
     """A device kind, its architecture or instruction-set level, and the CPU threads that one call uses (1 on a GPU).
 
-    With `is_simulated`, programs of a GPU run in the simulator on the CPU (cuda-sim).
+    With `is_simulated`, programs of a GPU run in the simulator on the CPU (cuda-sim, rocm-sim).
     `machine` is what costs are estimated for, as a compiler's -mtune beside its -march: programs for the target run wherever its
     level does. `str(target)` says all but that, and round-trips through `Target.parse`.
     """
@@ -58,14 +58,18 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.machine is None:
-            generic = machines.gpu_thread() if self.is_gpu else machines.row(_generic_of(self.level), _lanes_of(self.level))
+            generic = (
+                machines.gpu_lanes(gpu_machine(self.level))
+                if self.is_gpu
+                else machines.row(_generic_of(self.level), _lanes_of(self.level))
+            )
             object.__setattr__(self, "machine", generic)
 
     @classmethod
     def parse(cls, text: str, threads: int | None = None) -> Target:
         """Read "cpu" (the best level of this machine), "cpu:avx2", "cpu:avx512", "cpu:avx512vnni", "cpu:avx512bf16" or "cpu:amx",
         optionally with ",threads=N" and ",machine=zen4"; or "cuda" (the first GPU of this machine), "cuda:sm_90", "rocm:gfx942"
-        and the like, or "cuda-sim" (kernels of sm_90 on the simulator), "cuda-sim:sm_80".
+        and the like, or "cuda-sim" (kernels of sm_90 on the simulator), "cuda-sim:sm_80", "rocm-sim" (of gfx942).
 
         "cpu" alone is for this very processor, with the numbers that `prefuse doctor --fit` measured where it did; with a level,
         programs are for any that has it, and costs are those of a generic core unless a machine is named.
@@ -75,8 +79,9 @@ class Target:
         """
         head, *tail = text.split(",")
         kind, _, level = head.partition(":")
-        if kind == _SIMULATED and not tail:
-            real = cls._parse_gpu(text, "cuda", level or _SIMULATED_LEVEL, threads)
+        if kind in _SIMULATED and not tail:
+            name, usual = _SIMULATED[kind]
+            real = cls._parse_gpu(text, name, level or usual, threads)
             return cls(real.kind, real.level, is_simulated=True)
         if kind in _GPU_LEVELS and not tail:
             return cls._parse_gpu(text, kind, level, threads)
@@ -106,7 +111,7 @@ class Target:
         return cls(kind, level)
 
     def __str__(self) -> str:
-        kind = _SIMULATED if self.is_simulated else self.kind
+        kind = f"{self.kind}-sim" if self.is_simulated else self.kind
         return f"{kind}:{self.level}" + ("" if self.is_gpu else f",threads={self.threads}")
 
     @property
@@ -147,7 +152,7 @@ class Target:
     @property
     def reads_narrow(self) -> bool:
         """Whether kernels of products read operands of narrow types as they lie."""
-        return not self.is_gpu or (self.kind == "cuda" and has_half_products(self.level))
+        return not self.is_gpu or has_half_products(self.level) or has_mfma(self.level)
 
     @property
     def fuses_rows(self) -> bool:
@@ -162,7 +167,7 @@ class Target:
     @property
     def has_channels_last(self) -> bool:
         """Whether kernels compute convolutions and poolings of tensors whose channels are neighbours."""
-        return not self.is_gpu
+        return not self.is_gpu or (self.kind == "cuda" and has_half_products(self.level))
 
     def missing_features(self) -> tuple[str, ...]:
         """CPU features that this target needs and this machine lacks; empty where a program for it can be read.

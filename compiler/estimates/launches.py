@@ -36,9 +36,10 @@ class Distances:
 
 
 def predicted_us(lowered: Sequence[LoweredGroup], target: Target) -> dict[str, float]:
-    """Microseconds of each launch, by its label; none of a kernel without an estimate, nor on GPUs."""
+    """Microseconds of each launch, by its label; none of a kernel without an estimate. On GPUs nothing is known of caches."""
     if target.is_gpu:
-        return {}
+        estimates = {launch_label(item): item.kernel.estimate for item in lowered}
+        return {label: _us(one.wall_cycles(target.machine), target) for label, one in estimates.items() if one is not None}
     found = {}
     parallel = {item.symbol: has_parallel_loop(item.kernel.function) for item in lowered} if target.threads > 1 else {}
     for item, since in zip(lowered, reuse_distances(lowered), strict=True):
@@ -46,8 +47,12 @@ def predicted_us(lowered: Sequence[LoweredGroup], target: Target) -> dict[str, f
             continue
         threads = target.threads if parallel.get(item.symbol) else 1
         cycles = estimate.wall_cycles(target.machine, threads, since.constants, since.activations)
-        found[launch_label(item)] = cycles / target.machine.ghz / 1e3
+        found[launch_label(item)] = _us(cycles, target)
     return found
+
+
+def _us(cycles: float, target: Target) -> float:
+    return cycles / target.machine.ghz / 1e3
 
 
 def has_parallel_loop(function: Any) -> bool:

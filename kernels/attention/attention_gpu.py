@@ -20,10 +20,11 @@ from math import ceil, prod
 import numpy as np
 from tvm import tirx
 
+from ...runtime.hardware.gpu import gpu_machine
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index
 from ..codegen.gpu_builder import GpuBuilder
-from ..cost.estimate import floors
+from ..cost.estimate import Estimate
 from ..groups.group import Group
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, new_builder
@@ -33,6 +34,7 @@ from .pattern import Attention, attention_of
 
 _ROW_GROUPS, _COLUMNS = 16, 8  # of the threads of a block
 _THREADS = _ROW_GROUPS * _COLUMNS
+_LANES_A_CLOCK, _RESIDENT = 128, 4  # of a multiprocessor: instructions of threads, and blocks
 _SHARED_BYTES = 48 << 10  # of a block, on every GPU
 _Element = Callable[[Expr, Expr], tuple[Expr, Callable[[], Expr]]]  # whether there is one at (line, column), and what it is
 
@@ -42,7 +44,19 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     form = attention_of(group)
     if isinstance(form, Refusal):
         return form
-    return Candidate(floors(group, target.machine), lambda: _build(form, target))
+    return Candidate(_estimate(form, target), lambda: _build(form, target))
+
+
+def _estimate(form: Attention, target: Target) -> Estimate:
+    """In clocks of the whole GPU: instructions of all blocks, and the wait for each part of keys and values."""
+    machine, (rows, columns) = gpu_machine(target.level), _tile(form)
+    own, keys = ceil(form.width / _COLUMNS), columns * _COLUMNS
+    multiplied = form.depth * (rows * columns + rows + columns) + keys * (own * (rows + 1) + rows)
+    part = max(_THREADS / _LANES_A_CLOCK * multiplied, 2.0 * machine.memory_latency / _RESIDENT)
+    turns = ceil(prod(form.batch) * ceil(form.queries / (rows * _ROW_GROUPS)) / machine.multiprocessors)
+    clocks = turns * ceil(form.keys / keys) * part + 2.0 * machine.memory_latency * ceil(form.keys / keys)
+    flops = 2 * prod(form.batch) * form.queries * form.keys * (form.depth + form.width)
+    return Estimate(clocks, flops, is_parallel=False)
 
 
 def _build(form: Attention, target: Target) -> BuiltKernel:

@@ -7,7 +7,7 @@ CPU has a GPU kernel; templates for GPUs (`*_gpu.py`) use thread blocks with sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from .builder import Buffer, Expr, KernelBuilder
 from .grids import DeviceFunction, cut_into_grids, thread_extent
 
 _WARP = 32
+_VECTOR_BYTES = 16
 _RESIDENT_THREADS = 1 << 14  # threads that a template for the CPU deals to: more than a GPU runs at once
 
 
@@ -90,6 +91,9 @@ class GpuBuilder(KernelBuilder):
     @contextmanager
     def vector(self, lanes: int) -> Iterator[Expr]:
         """A loop that becomes vectors of `lanes` elements, of 16 bytes at most, which begin at multiples of their size."""
+        if lanes == 1:
+            yield tirx.const(0, "int32")
+            return
         variable = tirx.Var("lane", "int32")
         self._blocks.append([])
         outer, allocations = self._lane, list[Any]()
@@ -123,6 +127,21 @@ class GpuBuilder(KernelBuilder):
             super().store(values, i, one.value)
         with self.vector(len(elements)) as lane:
             super().store(first.buffer, first.offset + lane, values[lane])
+
+    def store_neighbours(self, count: int, store: Callable[[int], None]) -> None:
+        """What `store(i)` stores for each i, computed one by one: to neighbours in each buffer, as vectors of up to 16 bytes.
+
+        The first ones begin at multiples of the size of `count` of them, or of 16 bytes.
+        """
+        stores = []
+        for i in range(count):
+            with self.deferred_stores() as one:
+                store(i)
+            stores.append(one)
+        for neighbours in zip(*stores, strict=True):
+            lanes = _VECTOR_BYTES * 8 // neighbours[0].buffer.dtype.bits
+            for first in range(0, count, lanes):
+                self.store_vector(neighbours[first : first + lanes])
 
     def shuffle(self, value: Expr, lane: Expr) -> Expr:
         """The value that another lane of the warp has; all lanes must be there."""

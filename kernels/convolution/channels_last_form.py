@@ -150,6 +150,13 @@ class ChannelsLast:
         read = builder.parameter(piece.source, source.elements, source.dtype)
         written = builder.parameter(piece.parameter, target.elements, target.dtype)
         first, step = piece.places[-1]
+        if builder.is_grid:
+            with builder.chunks(prod(piece.shape), prod(piece.shape)) as element:
+                index = unravel(element, piece.shape)
+                places = [i * step + start for i, (start, step) in zip(index, piece.places, strict=True)]
+                place = row_major((*index[:-1], index[-1] + piece.first), target.shape)
+                builder.store(written, place, read[row_major(places, source.shape)])
+            return
         with builder.chunks(prod(lines), prod(piece.shape)) as line, builder.loop(width, name="column") as column:
             at = (*(builder.bind(i) for i in unravel(line, tuple(lines))), column)
             starts = [i * step + start for i, (start, step) in zip(at, piece.places, strict=False)]

@@ -12,12 +12,14 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.hardware.gpu import gpu_machine
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, row_major, unravel
 from ..codegen.gpu_builder import GpuBuilder
+from ..cost.estimate import Estimate, with_bytes
 from ..groups.group import Group, Op
-from ..microkernels.gpu_block_tile import GpuProduct, emit_product
-from ..template.contract import BuiltKernel, Refusal
+from ..microkernels.gpu_block_tile import GpuProduct, emit_product, product_clocks
+from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish, new_builder
 from ..template.loops import accumulator_type, bound_unravel, store_epilogue
 from ..template.values import GroupValues, anchor_of
@@ -25,10 +27,11 @@ from .window import Window, read_window
 
 OPERATORS = frozenset(["Conv", "ConvTranspose"])
 _FEW_ROWS = 8
+_OPERATIONS = 40  # of an element of a window: its place by divisions, and whether it is in the image
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one Conv or ConvTranspose with an epilogue of pointwise operators of its output's shape."""
     anchor = anchor_of(group)
     source = group.types[anchor.inputs[0]]
@@ -39,12 +42,12 @@ def build(group: Group, target: Target) -> BuiltKernel | Refusal:
     builder = new_builder(target)
     assert isinstance(builder, GpuBuilder)
     convolution = _Convolution(group, anchor, read_window(group, anchor), builder)
-    product = convolution.product()
+    product, machine = convolution.product(), gpu_machine(target.level)
     if product.m < _FEW_ROWS:
-        convolution.emit_outputs(product)
-    else:
-        emit_product(builder, product)
-    return finish("gpu_convolution", builder, group, flops=product.flops)
+        operations = _OPERATIONS * product.flops // 2
+        return Candidate(with_bytes(Estimate(operations, product.flops), group), lambda: convolution.build(product))
+    clocks = product_clocks(product, machine, _OPERATIONS)
+    return Candidate(Estimate(clocks, product.flops, is_parallel=False), lambda: convolution.build(product))
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,13 @@ class _Convolution:
         return GpuProduct(
             self.groups, outgoing, columns, depth, self.dtype, self.weight, self.element, self.store, not is_transposed, False
         )
+
+    def build(self, product: GpuProduct) -> BuiltKernel:
+        if product.m < _FEW_ROWS:
+            self.emit_outputs(product)
+        else:
+            emit_product(self.builder, product)
+        return finish("gpu_convolution", self.builder, self.group, flops=product.flops)
 
     def emit_outputs(self, product: GpuProduct) -> None:
         """A thread for each output element."""

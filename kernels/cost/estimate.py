@@ -80,7 +80,7 @@ class Estimate:
     def wall_cycles(self, machine: Machine, threads: int = 1, constants_from: float = inf, streamed_from: float = 0.0) -> float:
         """From the launch to the end of the slowest thread, when all threads touched `constants_from` bytes since the constants
         were read, and `streamed_from`, no fewer than its own, since what is streamed was touched."""
-        dealt = threads if self.is_parallel else 1
+        dealt = max(threads, machine.resident) if self.is_parallel else 1
         constants = machine.read_cycles(self.constant_bytes, constants_from, dealt)
         constants /= self.memory_share if constants_from > machine.l3.size_bytes else 1.0
         streamed = machine.read_cycles(self.streamed_bytes, max(self.streamed_bytes, streamed_from), dealt)

@@ -12,11 +12,8 @@ from math import ceil
 
 from ...runtime.hardware.gpu import GpuMachine
 
-_WARP = 32
-_LANES_A_CLOCK = 128  # of all instructions that a multiprocessor begins
-_ITEM_BYTES = 2  # of a number of 16 bits
 _MOST_SPLITS = 32
-_MOST_STAGES = 4
+_SECOND_GRID = 1.05
 _FIRST_CLOCKS = 1500  # of a block: indices, the first stages' latency
 _ITEMS_A_CLOCK = 8  # of results that a block's epilogue stores
 
@@ -25,7 +22,7 @@ _ITEMS_A_CLOCK = 8  # of results that a block's epilogue stores
 class MmaTile:
     """The tile of C of a block, `rows` x `columns`, that of each warp, and the `depth` of k in a stage of shared memory.
 
-    All are powers of two; a warp has at least 16 x 16 of C, and `depth` is a multiple of 16.
+    All are powers of two; a warp, of `lanes` threads, has at least 16 x 16 of C, and `depth` is a multiple of 16.
     """
 
     rows: int
@@ -34,10 +31,15 @@ class MmaTile:
     warp_columns: int
     depth: int
     stages: int
+    lanes: int = 32
+
+    @property
+    def warps(self) -> int:
+        return (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
 
     @property
     def threads(self) -> int:
-        return _WARP * (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
+        return self.lanes * self.warps
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.columns}x{self.depth}/{self.warp_rows}x{self.warp_columns}*{self.stages}"
@@ -47,7 +49,9 @@ class MmaTile:
 class ProductSize:
     """`batch` products of m x k by k x n. Operands are sums of `terms` numbers each, of which `products` pairs are multiplied.
 
-    `conversions`: scalar operations that a block spends on each element of an operand before it is in shared memory.
+    `conversions`: scalar operations that a block spends on each element of an operand before it is in shared memory. `a_bytes`:
+    those of A in memory, where they are not the elements of its matrix, as of an image, whose windows overlap. A number has
+    `item_bytes`: 2, or 4 where the matrix unit multiplies float32 itself.
     """
 
     batch: int
@@ -57,6 +61,8 @@ class ProductSize:
     terms: tuple[int, int] = (1, 1)
     products: int = 1
     conversions: tuple[int, int] = (0, 0)
+    a_bytes: int | None = None
+    item_bytes: int = 2
 
     @property
     def flops(self) -> int:
@@ -87,29 +93,56 @@ _SHAPES = (
     (16, 128, 16, 32),
     (16, 64, 16, 16),
 )
+_WAVEFRONT_SHAPES = (
+    (256, 128, 128, 64),
+    (128, 256, 64, 128),
+    (128, 128, 64, 64),
+    (64, 128, 32, 64),
+    (128, 64, 64, 32),
+    (64, 64, 32, 32),
+    (32, 64, 16, 32),
+    (64, 32, 32, 16),
+    (16, 128, 16, 32),
+    (16, 64, 16, 16),
+)
 _SUMS_OF_TERMS = 64 * 32  # of a warp's tile, beyond which the fragments of several terms do not fit the registers
 
 
 def tiled_products(size: ProductSize, machine: GpuMachine) -> list[TiledProduct]:
-    """The ways to compute a product, the fastest first; there is always one."""
-    tiles = [_tile(shape, size, machine) for shape in _SHAPES]
-    ways = [_cut(size, tile, splits, machine) for tile in tiles if tile is not None for splits in _splits(size, tile, machine)]
-    return sorted(ways, key=lambda way: way.clocks)
+    """The ways to compute a product, the fastest first; there is always one.
+
+    What takes a second grid has to be that much faster, as more than its time is saved without it.
+    """
+    shapes = _SHAPES if machine.lanes == 32 else _WAVEFRONT_SHAPES
+    found = [_tile(shape, size, machine, most) for shape in shapes for most in machine.stages]
+    tiles = dict.fromkeys(tile for tile in found if tile is not None)
+    ways = [_cut(size, tile, splits, machine) for tile in tiles for splits in _splits(size, tile, machine)]
+    return sorted(ways, key=lambda way: way.clocks * (_SECOND_GRID if way.splits > 1 else 1.0))
 
 
-def stage_bytes(tile: MmaTile, terms: tuple[int, int]) -> int:
+def copy_clocks(moved_bytes: int, machine: GpuMachine) -> float:
+    """Clocks of a grid that reads and writes so many bytes, and waits for the one before it."""
+    return moved_bytes / machine.memory_bytes + machine.launch_cycles
+
+
+def stage_bytes(tile: MmaTile, size: ProductSize) -> int:
     """Shared memory of one stage: a part of A and one of B."""
-    return (tile.rows * terms[0] + tile.columns * terms[1]) * tile.depth * _ITEM_BYTES
+    return (tile.rows * size.terms[0] + tile.columns * size.terms[1]) * tile.depth * size.item_bytes
 
 
-def _tile(shape: tuple[int, int, int, int], size: ProductSize, machine: GpuMachine) -> MmaTile | None:
-    """The tile with as much depth and as many stages as shared memory has room for; None where registers or memory do not do."""
+def _tile(shape: tuple[int, int, int, int], size: ProductSize, machine: GpuMachine, most: int) -> MmaTile | None:
+    """The tile with as much depth and as many stages, up to `most`, as shared memory has room for; None where registers or memory
+    do not do."""
     if sum(size.terms) > 2 and shape[2] * shape[3] > _SUMS_OF_TERMS:
         return None
-    for depth in (64, 32) if sum(size.terms) == 2 else (32,):
-        for stages in range(_MOST_STAGES, 1, -1):
-            tile = MmaTile(*shape, depth, stages)
-            if stages * stage_bytes(tile, size.terms) <= machine.block_bytes and (stages > 2 or depth == 32):
+    deep, flat = 128 // size.item_bytes, 64 // size.item_bytes
+    for depth in (deep, flat) if sum(size.terms) == 2 else (flat,):
+        for stages in range(most, 1, -1):
+            tile = MmaTile(*shape, depth, stages, machine.lanes)
+            used = stages * stage_bytes(tile, size)
+            if most == 2 and depth == deep:
+                used *= 2  # two blocks at once hide each other's barriers
+            if used <= machine.block_bytes and (stages > 2 or most == 2 or depth == flat):
                 return tile
     return None
 
@@ -117,9 +150,9 @@ def _tile(shape: tuple[int, int, int, int], size: ProductSize, machine: GpuMachi
 def _splits(size: ProductSize, tile: MmaTile, machine: GpuMachine) -> list[int]:
     """Into how many pieces k may be cut: one, and what gives every multiprocessor one block or two."""
     blocks, parts = _blocks(size, tile), ceil(size.k / tile.depth)
-    wanted = {1, *(turns * machine.multiprocessors // blocks for turns in (1, 2))}
-    usable = sorted(n for n in wanted if 1 <= n <= min(_MOST_SPLITS, max(parts // 2, 1)))
-    return sorted({ceil(parts / ceil(parts / n)) if parts else 1 for n in usable})
+    most = min(_MOST_SPLITS, max(parts // 2, 1))
+    wanted = {1, *(min(turns * machine.multiprocessors // blocks, most) for turns in (1, 2))}
+    return sorted({ceil(parts / ceil(parts / n)) if parts else 1 for n in wanted if n})
 
 
 def _blocks(size: ProductSize, tile: MmaTile) -> int:
@@ -128,7 +161,7 @@ def _blocks(size: ProductSize, tile: MmaTile) -> int:
 
 def _cut(size: ProductSize, tile: MmaTile, splits: int, machine: GpuMachine) -> TiledProduct:
     blocks, parts = _blocks(size, tile), ceil(ceil(size.k / tile.depth) / splits)
-    resident = max(min(machine.shared_bytes // (tile.stages * stage_bytes(tile, size.terms)), 1024 // tile.threads), 1)
+    resident = max(min(machine.shared_bytes // (tile.stages * stage_bytes(tile, size)), 1024 // tile.threads), 1)
     turns = ceil(blocks * splits / machine.multiprocessors)
     at_once = min(resident, turns)
     limit = max(_part_clocks(tile, size, machine), machine.memory_latency / ((tile.stages - 1) * at_once))
@@ -136,7 +169,8 @@ def _cut(size: ProductSize, tile: MmaTile, splits: int, machine: GpuMachine) -> 
     first = _FIRST_CLOCKS * ceil(turns / resident)
     inside = turns * (parts * limit + epilogue) + first
     results = size.batch * size.m * size.n
-    moved = _ITEM_BYTES * size.batch * (size.m * size.terms[0] + size.n * size.terms[1]) * size.k + 4 * results
+    a_bytes = size.item_bytes * size.batch * size.m * size.terms[0] * size.k if size.a_bytes is None else size.a_bytes
+    moved = a_bytes + size.item_bytes * size.batch * size.n * size.terms[1] * size.k + 4 * results
     clocks = max(inside, moved / machine.memory_bytes) + machine.launch_cycles
     if splits > 1:  # sums are written and read once more, and added by another grid
         clocks += 2 * 4 * splits * results / machine.memory_bytes + machine.launch_cycles
@@ -145,9 +179,10 @@ def _cut(size: ProductSize, tile: MmaTile, splits: int, machine: GpuMachine) -> 
 
 def _part_clocks(tile: MmaTile, size: ProductSize, machine: GpuMachine) -> float:
     """Clocks of one part of a block, by the unit that takes the longest."""
-    matrix = 2 * tile.rows * tile.columns * tile.depth * size.products / machine.half_flops
-    warps = tile.threads // _WARP
-    read = warps * (tile.warp_rows * size.terms[0] + tile.warp_columns * size.terms[1]) * tile.depth * _ITEM_BYTES
-    written = stage_bytes(tile, size.terms)
-    converted = (tile.rows * size.conversions[0] + tile.columns * size.conversions[1]) * tile.depth / _LANES_A_CLOCK
+    rate = machine.half_flops if size.item_bytes == 2 else machine.float_flops
+    matrix = 2 * tile.rows * tile.columns * tile.depth * size.products / rate
+    read = tile.warps * (tile.warp_rows * size.terms[0] + tile.warp_columns * size.terms[1]) * tile.depth * size.item_bytes
+    written = stage_bytes(tile, size)
+    conversions = tile.rows * size.conversions[0] + tile.columns * size.conversions[1]
+    converted = conversions * tile.depth / machine.lanes_a_clock
     return max(matrix, converted, (read + written) / machine.shared_bytes_a_clock, written / machine.l2_bytes)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ...runtime.hardware.machine import Machine
 
 _OPERATIONS_A_CYCLE = 10.0  # of a kernel, scalar ones, which vectors make
 COPIED_BYTES = 8.0  # a cycle, when a tensor is read or written contiguously
 _CONVERTED_BYTES = 3.0  # a cycle, when a tensor is transposed: strided loads
+_CONVERTED_SHARE = 0.25  # of a GPU's memory rate
 _SCATTERED_ELEMENT = 1.0  # cycles of an element that is stored alone
 
 
@@ -18,6 +21,31 @@ def parallel_work(machine: Machine) -> float:
 def scattered_cycles(elements: int) -> float:
     """Additional cycles of storing so many elements one by one, as an NCHW transposed convolution with strides does."""
     return _SCATTERED_ELEMENT * elements
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCosts:
+    """What moving tensors takes on a machine: `copied` and `converted` bytes a cycle, and the cycles before the first of them."""
+
+    copied: float
+    converted: float
+    launch: float = 0.0
+
+    def copy(self, size_bytes: float) -> float:
+        """Cycles of a contiguous copy."""
+        return self.launch + 2 * size_bytes / self.copied if size_bytes else 0.0
+
+    def conversion(self, size_bytes: float) -> float:
+        """Cycles of converting a tensor between NCHW and NHWC."""
+        return self.launch + 2 * size_bytes / self.converted if size_bytes else 0.0
+
+
+def move_costs(machine: Machine) -> MoveCosts:
+    """Those of a core; or of a GPU, where transposes read or write parts of sectors of memory, and each kernel is a launch."""
+    if machine.resident == 1:
+        return MoveCosts(COPIED_BYTES, _CONVERTED_BYTES)
+    rate = machine.shared_memory_bytes
+    return MoveCosts(rate, _CONVERTED_SHARE * rate, machine.launch_cycles)
 
 
 def copy_cycles(size_bytes: int) -> float:

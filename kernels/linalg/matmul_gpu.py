@@ -6,27 +6,39 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.hardware.gpu import gpu_machine
 from ...runtime.target import Target
 from ..codegen.builder import Expr
 from ..codegen.gpu_builder import GpuBuilder
+from ..cost.estimate import Estimate
 from ..groups.group import Group
-from ..microkernels.gpu_block_tile import GpuProduct, emit_product
-from ..template.contract import BuiltKernel, Refusal
+from ..microkernels.gpu_block_tile import GpuProduct, emit_product, product_clocks
+from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish
 from .matmul import MatMulKernel, Side, product_of
 
+_OPERATIONS = 10  # of an element that is copied to shared memory: its place, and whether it is in bounds
 
-def build(group: Group, target: Target) -> BuiltKernel | Refusal:
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes what `matmul.product_of` takes."""
     product = product_of(group, target)
-    return product if isinstance(product, Refusal) else _build(product)
+    if isinstance(product, Refusal):
+        return product
+    blocks = _blocks(product)
+    clocks = product_clocks(blocks, gpu_machine(target.level), _OPERATIONS)
+    return Candidate(Estimate(clocks, blocks.flops, is_parallel=False), lambda: _build(product, blocks))
 
 
-def _build(product: MatMulKernel) -> BuiltKernel:
-    builder, a, b = product.builder, product.a, product.b
-    assert isinstance(builder, GpuBuilder)
-    store = product.store()
-    blocks = GpuProduct(
+def _build(product: MatMulKernel, blocks: GpuProduct) -> BuiltKernel:
+    assert isinstance(product.builder, GpuBuilder)
+    emit_product(product.builder, blocks)
+    return finish("gpu_matmul", product.builder, product.group, flops=blocks.flops)
+
+
+def _blocks(product: MatMulKernel) -> GpuProduct:
+    a, b, store = product.a, product.b, product.store()
+    return GpuProduct(
         prod(product.batch),
         a.lines,
         b.lines,
@@ -38,8 +50,6 @@ def _build(product: MatMulKernel) -> BuiltKernel:
         a_along_k=not a.lines_last,
         b_along_k=not b.lines_last,
     )
-    emit_product(builder, blocks)
-    return finish("gpu_matmul", builder, product.group, flops=blocks.flops)
 
 
 def _element(product: MatMulKernel, side: Side, batch: Expr, line: Expr, k: Expr) -> Expr:

@@ -1,8 +1,9 @@
-"""MatMul and Gemm on the matrix unit of an NVIDIA GPU, batched and broadcast, of any size, with a pointwise epilogue.
+"""MatMul and Gemm on the matrix unit of a GPU, batched and broadcast, of any size, with a pointwise epilogue.
 
-Operands of bfloat16 or float16 are multiplied as they are. Those of float32 are sums of bfloat16 numbers, as many as the
-precision asks for (bf16_split.py). Constants are packed at compile time as stages of shared memory hold them; rows of 16-bit
-floats are copied there as they lie, all else passes through registers.
+Operands of bfloat16 or float16 are multiplied as they are. Those of float32 are, on NVIDIA's unit, sums of bfloat16 numbers, as
+many as the precision asks for (bf16_split.py); AMD's multiplies float32 itself, or what is rounded to bfloat16. Constants are
+packed at compile time as stages of shared memory hold them; rows of numbers that are multiplied are copied there as they lie, all
+else passes through registers.
 """
 
 from __future__ import annotations
@@ -13,32 +14,33 @@ from math import prod
 
 from tvm import tirx
 
-from ...runtime.hardware.gpu import gpu_machine, has_half_products
+from ...runtime.hardware.gpu import gpu_machine, has_half_products, has_mfma
 from ...runtime.target import Target
-from ..codegen import ptx
+from ..codegen import amdgcn
 from ..codegen.gpu_builder import GpuBuilder
 from ..cost.estimate import Estimate
-from ..cost.gpu_product import ProductSize, TiledProduct, tiled_products
+from ..cost.gpu_product import MmaTile, ProductSize, TiledProduct, tiled_products
 from ..groups.group import Group
 from ..microkernels.bf16_split import PRODUCTS
 from ..microkernels.gpu_matrix_unit import MatrixUnit
+from ..microkernels.gpu_mfma import MfmaUnit
 from ..microkernels.gpu_mma_sync import MmaSync
 from ..microkernels.gpu_operand_tiles import ConvertedSource, CopiedSource, PackedSource, Source
-from ..microkernels.gpu_part_layout import CHUNK, PackParts, PartLayout
+from ..microkernels.gpu_part_layout import CHUNK_BYTES, PackParts, PartLayout
 from ..microkernels.gpu_pipelined_product import PipelinedProduct, emit_pipelined_product
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish
 from .matmul import MatMulKernel, Side, product_of
 
-_KINDS: dict[str, ptx.Half] = {"bfloat16": "bf16", "float16": "f16"}
-_TYPES = ("float32", *_KINDS)
+_TYPES = ("float32", "bfloat16", "float16")
 _LANES = 4  # of float32 in 16 bytes
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one MatMul or Gemm of float32, bfloat16 or float16 with float32 sums, and an epilogue of pointwise operators."""
-    if target.kind != "cuda" or not has_half_products(target.level):
-        return Refusal(f"{target} has no mma.sync of 16-bit floats with asynchronous copies")
+    if not (has_mfma(target.level) if target.kind == "rocm" else has_half_products(target.level)):
+        instruction = "v_mfma of bfloat16" if target.kind == "rocm" else "mma.sync of 16-bit floats with asynchronous copies"
+        return Refusal(f"{target} has no {instruction}")
     product = product_of(group, target)
     if isinstance(product, Refusal):
         return product
@@ -59,24 +61,46 @@ class MmaProduct:
     def __init__(self, product: MatMulKernel, target: Target) -> None:
         self.product, self.group, self.target = product, product.group, target
         self.machine = gpu_machine(target.level)
+        self.kind = self._kind()
         self.terms = self._terms(product.a), self._terms(product.b)
         products = sum(a < self.terms[0] and b < self.terms[1] for a, b in PRODUCTS[max(self.terms)])
         conversions = self._conversions(product.a), self._conversions(product.b)
         size = prod(product.batch), product.a.lines, product.b.lines, product.a.depth
-        self.size = ProductSize(*size, self.terms, products, conversions)
-        dtypes = [self.group.types[side.name].dtype for side in (product.a, product.b)]
-        self.kind: ptx.Half = "f16" if "float16" in dtypes else "bf16"
+        self.size = ProductSize(*size, self.terms, products, conversions, item_bytes=self.size_of_number)
+
+    def _kind(self) -> amdgcn.Number:
+        """What the unit multiplies: float32 itself where it can and the precision asks for more than bfloat16."""
+        dtypes = [self.group.types[side.name].dtype for side in (self.product.a, self.product.b)]
+        if "float16" in dtypes:
+            return "f16"
+        is_exact = "float32" in dtypes and not self.group.tolerance.may_round
+        return "f32" if is_exact and self.machine.float_flops else "bf16"
 
     def _terms(self, side: Side) -> int:
-        return self.group.tolerance.terms if self.group.types[side.name].dtype == "float32" else 1
+        is_split = self.kind == "bf16" and self.group.types[side.name].dtype == "float32"
+        return self.group.tolerance.terms if is_split else 1
 
     def _conversions(self, side: Side) -> int:
         """Operations that an element passes through registers with, as the assembly has them; none where copies bring it."""
-        if side.name in self.group.constants:
+        if side.name in self.group.constants or self._is_copied(side):
             return 0
         if self.group.types[side.name].dtype == "float32":
-            return 3 + 4 * self._terms(side)
-        return 0 if self._row(side) % CHUNK == 0 else 4
+            return 3 + 4 * self._terms(side) if self.kind == "bf16" else 1
+        return 4
+
+    def _is_copied(self, side: Side) -> bool:
+        """Whether the operand has the numbers that are multiplied, in rows of whole chunks."""
+        is_multiplied = (self.group.types[side.name].dtype == "float32") == (self.kind == "f32")
+        return is_multiplied and self._row(side) % self.chunk == 0
+
+    @property
+    def chunk(self) -> int:
+        """Numbers in 16 bytes."""
+        return CHUNK_BYTES // self.size_of_number
+
+    @property
+    def size_of_number(self) -> int:
+        return 4 if self.kind == "f32" else 2
 
     @staticmethod
     def _row(side: Side) -> int:
@@ -88,14 +112,15 @@ class MmaProduct:
         return tiled_products(self.size, self.machine)
 
     def estimate(self) -> Estimate:
-        """That of the fastest way, in clocks of a multiprocessor, with all bytes."""
-        return Estimate(self.ways[0].clocks, self.size.flops, unit="tile", is_parallel=False)
+        """That of the fastest way, in clocks of the whole GPU, with all bytes."""
+        clocks = self.ways[0].clocks - self.machine.launch_cycles
+        return Estimate(clocks, self.size.flops, unit="tile", is_parallel=False)
 
     def build(self) -> BuiltKernel:
         product, builder = self.product, self.product.builder
         assert isinstance(builder, GpuBuilder)
-        unit = MmaSync(builder, self.kind)
         way = builder.choose("tile", {str(one): one for one in self.ways})
+        unit = self._unit(builder, way.tile)
         store = product.store()
         pipelined = PipelinedProduct(
             self.size.batch,
@@ -114,6 +139,12 @@ class MmaProduct:
         emit_pipelined_product(builder, pipelined)
         return finish(self.template, builder, self.group, flops=self.size.flops, packed=product.packed)
 
+    def _unit(self, builder: GpuBuilder, tile: MmaTile) -> MatrixUnit:
+        if self.target.kind == "rocm":
+            return MfmaUnit(builder, self.kind, 32 if tile.warp_rows % 32 == tile.warp_columns % 32 == 0 else 16)
+        assert self.kind != "f32"
+        return MmaSync(builder, self.kind)
+
     def _stores_neighbours(self, unit: MatrixUnit) -> bool:
         """Whether neighbours of a row may be stored at once: as many bytes as a vector of them has, at multiples of these."""
         kinds = {self.group.types[name].dtype for name in self.group.outputs}
@@ -123,18 +154,18 @@ class MmaProduct:
         """What brings parts of an operand: packed constants, asynchronous copies of rows, or loads through registers."""
         product, builder, tile = self.product, self.product.builder, way.tile
         kind = self.group.types[side.name]
-        lines = tile.rows if is_a else tile.columns
-        layout = PartLayout(lines, tile.depth, self.terms[not is_a], along_k=not side.lines_last)
+        lines, is_swizzled = tile.rows if is_a else tile.columns, self.target.kind == "cuda" or not side.lines_last
+        layout = PartLayout(lines, tile.depth, self.terms[not is_a], not side.lines_last, unit.chunk, is_swizzled)
         if side.name in self.group.constants:
-            layout = replace(layout, along_k=True)
+            layout = replace(layout, along_k=True, is_swizzled=True)
             pack = PackParts(side.pack(lines), layout)
             product.packed[side.name] = Operand(side.name, pack)
             packed = pack.packed_type(kind)
             buffer = builder.parameter(side.name, packed.elements, packed.dtype)
             return PackedSource(unit, layout, tile.threads, buffer, packed.shape[1], packed.shape[2])
         buffer = builder.parameter(side.name, kind.elements, kind.dtype if kind.dtype == "float32" else "uint16")
-        row = self._row(side)
         rest = unit, layout, tile.threads, buffer, side.offset, side.lines, side.depth
-        if kind.dtype == "float32":
-            return ConvertedSource(*rest, vector_lanes=_LANES if row % _LANES == 0 else 1)
-        return CopiedSource(*rest) if row % CHUNK == 0 else ConvertedSource(*rest)
+        if self._is_copied(side):
+            return CopiedSource(*rest)
+        is_whole = kind.dtype == "float32" and self._row(side) % _LANES == 0
+        return ConvertedSource(*rest, vector_lanes=_LANES if is_whole else 1)

@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product as nest
+from math import ceil
 
 from tvm import tirx
 
+from ...runtime.hardware.gpu import GpuMachine
 from ..codegen.builder import Buffer, Expr
 from ..codegen.gpu_builder import GpuBuilder
 from ..codegen.grids import BLOCK_THREADS
 
 _DEPTH = 16
+_WARP, _LANES_A_CLOCK = 32, 128
+_FIRST_CLOCKS = 1500  # of a block: indices, the first loads' latency, the epilogue
+_RESIDENT = 8  # blocks of a multiprocessor
 _FEW_BLOCKS = 128  # fewer of them leave multiprocessors of a large GPU idle
 
 
@@ -71,6 +76,21 @@ def choose_tile(product: GpuProduct) -> BlockTile:
         return _tiles(product, tile) >= _FEW_BLOCKS and tile.rows < 2 * product.m and tile.columns < 2 * product.n
 
     return next((tile for tile in _TILES if fits(tile)), _TILES[-1])
+
+
+def product_clocks(product: GpuProduct, machine: GpuMachine, operations: int) -> float:
+    """Clocks of the whole GPU for a product, each of whose elements takes so many `operations` on its way to shared memory.
+
+    Blocks of one multiprocessor take turns: what one waits for in memory, others hide.
+    """
+    tile = choose_tile(product)
+    turns = ceil(_tiles(product, tile) / machine.multiprocessors)
+    warps, sums = BLOCK_THREADS // _WARP, tile.row_sums * tile.column_sums
+    loaded = _DEPTH * warps * (tile.row_sums + tile.column_sums)  # from shared memory, a warp's 128 bytes a clock
+    added = _DEPTH * warps * sums * 2 * _WARP / machine.fma_flops
+    copied = (tile.rows + tile.columns) * _DEPTH * operations / _LANES_A_CLOCK
+    part = max(loaded + added + copied, machine.memory_latency / min(turns, _RESIDENT))
+    return _FIRST_CLOCKS + turns * ceil(product.depth / _DEPTH) * part
 
 
 def emit_product(builder: GpuBuilder, product: GpuProduct) -> None:

@@ -36,7 +36,7 @@ class Source(Protocol):
 
 
 @dataclass
-class _Chunks:
+class Chunks:
     """The chunks of a part that each thread brings: one of every `threads`."""
 
     builder: GpuBuilder
@@ -68,7 +68,7 @@ class PackedSource:
     def prepare(self, matrix: Expr, begin: Expr, thread: Expr) -> None:
         self._thread = thread
         panel = matrix * self.panels + tirx.floordiv(begin, self.layout.lines)
-        self._origin = self.unit.builder.bind(panel * (self.parts * self._numbers))
+        self._origin = self.unit.builder.bind(panel * (self.parts * self._numbers) + thread * self.layout.chunk)
         self._copies = self.unit.copies(ceil(self.layout.chunks / self.threads))
 
     @property
@@ -79,7 +79,8 @@ class PackedSource:
         origin = self.unit.builder.bind(self._origin + part * self._numbers)
 
         def copy(turn: int, number: Expr) -> None:
-            self._copies.begin(turn, address + self.unit.offset(number), self.buffer, origin + number * self.layout.chunk)
+            source = origin + turn * self.threads * self.layout.chunk
+            self._copies.begin(turn, address + self.unit.offset(number), self.buffer, source)
 
         self._each(copy)
 
@@ -88,7 +89,7 @@ class PackedSource:
             self._each(lambda turn, number: self._copies.end(turn, address + self.unit.offset(number)))
 
     def _each(self, body: Callable[[int, Expr], None]) -> None:
-        _Chunks(self.unit.builder, self.layout, self.threads).each(self._thread, body, self.layout.chunks)
+        Chunks(self.unit.builder, self.layout, self.threads).each(self._thread, body, self.layout.chunks)
 
 
 @dataclass
@@ -112,7 +113,7 @@ class _InPlace:
         return ceil(self.layout.term_chunks / self.threads)
 
     def _each(self, body: Callable[[int, Expr], None]) -> None:
-        _Chunks(self.unit.builder, self.layout, self.threads).each(self._thread, body, self.layout.term_chunks)
+        Chunks(self.unit.builder, self.layout, self.threads).each(self._thread, body, self.layout.term_chunks)
 
     def _place(self, number: Expr) -> tuple[Expr, Expr]:
         """Row and chunk of a chunk's number in the part."""
@@ -201,14 +202,18 @@ class ConvertedSource(_InPlace):
         self._each(load)
 
     def finish(self, address: Expr) -> None:
-        unit, layout = self.unit, self.layout
+        store_terms(self.unit, self.layout, self.threads, self._thread, self._waiting, address)
 
-        def store(turn: int, number: Expr) -> None:
-            row = unit.builder.bind(tirx.floordiv(number, layout.row_chunks))
-            place = layout.place(row, tirx.floormod(number, layout.row_chunks))
-            to = unit.builder.bind(address + unit.offset(place))
-            numbers = [self._waiting[tirx.const(turn * layout.chunk + i, "int32")] for i in range(layout.chunk)]
-            for term, content in enumerate(unit.convert(numbers, layout.terms)):
-                unit.put(to + unit.offset(term * layout.term_chunks), content)
 
-        self._each(store)
+def store_terms(unit: MatrixUnit, layout: PartLayout, threads: int, thread: Expr, waiting: Buffer, address: Expr) -> None:
+    """Store the chunks that wait in a thread's registers to a stage, as the unit multiplies them."""
+
+    def store(turn: int, number: Expr) -> None:
+        row = unit.builder.bind(tirx.floordiv(number, layout.row_chunks))
+        place = layout.place(row, tirx.floormod(number, layout.row_chunks))
+        to = unit.builder.bind(address + unit.offset(place))
+        numbers = [waiting[tirx.const(turn * layout.chunk + i, "int32")] for i in range(layout.chunk)]
+        for term, content in enumerate(unit.convert(numbers, layout.terms)):
+            unit.put(to + unit.offset(term * layout.term_chunks), content)
+
+    Chunks(unit.builder, layout, threads).each(thread, store, layout.term_chunks)

@@ -15,8 +15,8 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.plan import TensorType
+from ..template.contract import Pack
 from .bf16_split import split_array
-from .packing import PackPanels
 
 CHUNK = 8  # numbers of 16 bits in 16 bytes
 CHUNK_BYTES = 16
@@ -71,7 +71,7 @@ class PackParts:
     bytes.
     """
 
-    panels: PackPanels
+    panels: Pack
     layout: PartLayout
 
     def packed_type(self, source: TensorType) -> TensorType:

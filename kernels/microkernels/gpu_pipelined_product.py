@@ -18,6 +18,7 @@ from math import ceil
 from tvm import tirx
 
 from ..codegen.builder import Buffer, Expr
+from ..codegen.division import remainder
 from ..codegen.gpu_builder import GpuBuilder
 from ..cost.gpu_product import TiledProduct
 from .bf16_split import PRODUCTS
@@ -135,7 +136,7 @@ class _Block:
 
     def _stage(self, number: Expr) -> Expr:
         """The shared address of the stage that holds a part, by the part's number in the block."""
-        turn = tirx.floormod(number, self.tile.stages)
+        turn = remainder(number, self.tile.stages, self.product.parts + self.tile.stages)
         return self.builder.bind(self.base + self.unit.offset(turn * self.stage_chunks))
 
     def _fetch(self, number: Expr) -> None:
@@ -218,13 +219,10 @@ class _Block:
 
     def _store_neighbours(self, m: Expr, n: Expr, cell: int) -> None:
         """Neighbours of a row, computed one by one and stored at once."""
-        stores = []
-        for e in range(self.unit.neighbours):
-            with self.builder.deferred_stores() as one:
-                self._store_one(m, self.builder.bind(n + e) if e else n, self.sums[_i32(cell + e)])
-            stores.append(one)
-        for neighbours in zip(*stores, strict=True):
-            self.builder.store_vector(neighbours)
+        self.builder.store_neighbours(
+            self.unit.neighbours,
+            lambda e: self._store_one(m, self.builder.bind(n + e) if e else n, self.sums[_i32(cell + e)]),
+        )
 
     def _store_one(self, m: Expr, n: Expr, value: Expr) -> None:
         product = self.product

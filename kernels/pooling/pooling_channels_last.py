@@ -12,7 +12,7 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.target import Target
-from ..codegen.builder import Expr, Index, KernelBuilder
+from ..codegen.builder import Expr, Index, KernelBuilder, unravel
 from ..convolution.channels_last_form import ChannelsLast, channels_last_form
 from ..convolution.window import Window, clipped_taps, read_window
 from ..cost.estimate import Estimate, with_bytes
@@ -93,12 +93,14 @@ class _MaxOfCodes(Pooling):
 
 @dataclass(frozen=True)
 class _Place:
-    """An output position of an image, where its window begins in the input, and the divisor of an average."""
+    """An output position of an image, where its window begins in the input, and the divisor of an average; of all channels, or of
+    one."""
 
     image: Expr
     place: Index
     corner: Index
     count: Expr
+    channel: Expr | None = None
 
 
 @dataclass(frozen=True)
@@ -114,13 +116,19 @@ class _Emission:
         images, channels = self.form.inner.types[self.form.anchor.inputs[0]].shape[:2]
         window = self.pooling.window
 
-        def position(index: Index) -> None:
+        def position(index: Index, channel: Expr | None = None) -> None:
             image, *place = index
             corner = tuple(self.builder.bind(o * s - b) for o, s, b in zip(place, window.strides, window.begins, strict=True))
             count = self.pooling.counted(range(len(place)), place) if self.form.anchor.op_type == "AveragePool" else 1
-            self._emit_position(_Place(image, tuple(place), corner, self.builder.bind(count)), channels)
+            self._emit_position(_Place(image, tuple(place), corner, self.builder.bind(count), channel), channels)
 
-        parallel_nest(self.builder, [images, *window.outputs], work, position)
+        if not self.builder.is_grid:
+            parallel_nest(self.builder, [images, *window.outputs], work, position)
+            return
+        shape = (images, *window.outputs, channels)  # a thread for each element, neighbours of which read neighbours
+        with self.builder.chunks(prod(shape), work) as thread:
+            *place, channel = (self.builder.bind(i) for i in unravel(thread, shape))
+            position(tuple(place), channel)
 
     def _emit_position(self, at: _Place, channels: int) -> None:
         rank = len(at.place)
@@ -131,22 +139,25 @@ class _Emission:
                 clipped_taps(self.builder, window, d, at.corner[d]) if d in overhanging else (0, window.kernel[d])
                 for d in range(rank)
             ]
-            self._each_block(channels, lambda first, lanes: self._clipped_window(at, ranges, first, lanes))
+            self._each_block(at, channels, lambda first, lanes: self._clipped_window(at, ranges, first, lanes))
             return
         if not overhanging:
-            self._each_block(channels, lambda first, lanes: self._whole_window(at, first, lanes))
+            self._each_block(at, channels, lambda first, lanes: self._whole_window(at, first, lanes))
             return
         last = [(k - 1) * d for k, d in zip(window.kernel, window.dilations, strict=True)]
         conditions = [tirx.And(at.corner[d] >= 0, at.corner[d] + last[d] < window.inputs[d]) for d in overhanging]
         inside = self.builder.bind(tirx.all(*conditions))
         with self.builder.when(inside):
-            self._each_block(channels, lambda first, lanes: self._whole_window(at, first, lanes))
+            self._each_block(at, channels, lambda first, lanes: self._whole_window(at, first, lanes))
         with self.builder.when(tirx.Not(inside)):
             ranges = [clipped_taps(self.builder, window, d, at.corner[d]) for d in range(rank)]
-            self._each_block(channels, lambda first, lanes: self._clipped_window(at, ranges, first, lanes))
+            self._each_block(at, channels, lambda first, lanes: self._clipped_window(at, ranges, first, lanes))
 
-    def _each_block(self, channels: int, body: Callable[[Expr, int], None]) -> None:
+    def _each_block(self, at: _Place, channels: int, body: Callable[[Expr, int], None]) -> None:
         """`body(first, lanes)` for blocks of channels: whole vectors, then ever shorter ones."""
+        if at.channel is not None:
+            body(at.channel, 1)
+            return
         lanes = self.builder.lanes(self.pooling.dtype)
         whole = channels // lanes
         if whole:

@@ -41,7 +41,7 @@ class AssignFormats(Pass):
 
     Products of up to `few_rows` rows take narrow weights and float32 rows, as the weights are all that takes time there; so
     do all products where the target multiplies the type no faster than float32. On NVIDIA's GPUs from sm_80 on, the matrix
-    unit takes both operands of products narrow; convolutions and recurrences stay. Recurrent operators of CPUs get narrow
+    unit takes both operands of products and convolutions narrow; recurrences stay. Recurrent operators of CPUs get narrow
     weights: their kernel rounds what it multiplies by them where that is faster. Weights that Winograd's convolution
     transforms stay as they are, and so do those of depthwise convolutions, whose time is that of their images.
     """
@@ -177,8 +177,6 @@ class _Policy:
         """Why a convolution stays as it is; empty if it need not."""
         if self._is_weights_only():
             return f"{self.context.target} multiplies {self.precision} no faster"
-        if self.context.target.is_gpu:
-            return "no kernel of GPUs reads narrow images"
         if node.inputs[1] is None or not is_constant(node.inputs[1]):
             return "its weights are not constant"
         weights = static_shape(node.inputs[1]) or ()
@@ -187,7 +185,8 @@ class _Policy:
         if is_depthwise(node):
             return _depthwise_fault(node)
         channels = weights[1] if node.op_type == "Conv" else weights[0] // node.attributes.get_int("group", 1)
-        is_asked = channels % 2 or self.context.target.has_tiles  # else pairs of channels are multiplied faster in any case
+        target = self.context.target
+        is_asked = channels % 2 or target.has_tiles or target.is_gpu  # else pairs of channels are multiplied faster in any case
         return self.predictions.convolution_fault(node, channels) if is_asked else ""
 
     def _weight_fault(self, operands: Sequence[ir.Value]) -> str:

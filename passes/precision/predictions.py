@@ -11,7 +11,7 @@ from ...compiler.ir.assignments.kernel_choice import AS_IT_IS, Ask, KernelChoice
 from ...compiler.ir.assignments.operand_formats import Format, Formats
 from ...compiler.ir.facts import has_static_type, tensor_type
 from ...compiler.pipeline import Context
-from ...kernels.cost.memory import copy_cycles
+from ...kernels.cost.memory import MoveCosts, move_costs
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Predictions:
             return ""
         if narrow.unit == "fma":
             return "one by one narrow numbers are multiplied no faster"
-        return _no_fewer(narrow, wide, [node.inputs[one] for one in positions])
+        return _no_fewer(narrow, wide, [node.inputs[one] for one in positions], self._costs)
 
     def convolution_fault(self, node: ir.Node, channels: int) -> str:
         """Why a convolution of so many channels a group stays float32: its kernel then takes no longer. Empty if it need not."""
@@ -66,8 +66,14 @@ class Predictions:
             return f"{channels} channels are no pairs"
         if channels % 2 and narrow.unit == "fma" and not narrow.transforms_weights:
             return f"{fault}one by one narrow numbers are multiplied no faster"
-        reason = _no_fewer(narrow, wide, node.inputs[:1])
+        if self.context.target.is_gpu and narrow.cycles <= wide.cycles and _rounding_cycles(node.inputs[0], self._costs) == 0:
+            return ""  # where a kernel waits for memory alone, what is stored in half the bytes still helps those around it
+        reason = _no_fewer(narrow, wide, node.inputs[:1], self._costs)
         return fault + reason if reason else ""
+
+    @property
+    def _costs(self) -> MoveCosts:
+        return move_costs(self.context.target.machine)
 
     def record(self, pass_name: str, node: ir.Node, formats: Formats) -> None:
         """Tell the context which kernel a convolution is expected to have that reads its operands in these formats."""
@@ -82,15 +88,15 @@ class Predictions:
         return wide, narrow
 
 
-def _no_fewer(narrow: KernelChoice, wide: KernelChoice, rounded: Sequence[ir.Value | None]) -> str:
+def _no_fewer(narrow: KernelChoice, wide: KernelChoice, rounded: Sequence[ir.Value | None], costs: MoveCosts) -> str:
     """Why a kernel of operands that are rounded first is not worth it; empty if it is."""
-    cycles = narrow.cycles + sum(map(_rounding_cycles, rounded))
+    cycles = narrow.cycles + sum(_rounding_cycles(image, costs) for image in rounded)
     if cycles < wide.cycles:
         return ""
     return f"{cycles:.0f} cycles ({narrow.unit}) are no fewer than {wide.cycles:.0f} ({wide.unit})"
 
 
-def _rounding_cycles(image: ir.Value | None) -> float:
+def _rounding_cycles(image: ir.Value | None, costs: MoveCosts) -> float:
     """Of a kernel that rounds an image which no other kernel makes, and so none rounds as it stores it."""
     is_read = image is not None and image.is_graph_input() and has_static_type(image)
-    return copy_cycles(tensor_type(image).size_bytes) if image is not None and is_read else 0.0
+    return costs.copy(tensor_type(image).size_bytes) if image is not None and is_read else 0.0

@@ -1,4 +1,4 @@
-"""The simulator as a GPU: what a program needs of a driver, on the CPU, for programs that were compiled for it ("cuda-sim").
+"""The simulators as GPUs: what a program needs of a driver, on the CPU, for programs of "cuda-sim" and "rocm-sim".
 
 Its memory is the host's. What a stream is given is done at once, so that all runs in the order in which the Plan says it. A
 kernel that does what no kernel may, such as a race on shared memory, is an error that says so.

@@ -11,9 +11,11 @@ class GpuMachine:
     """A GPU by its multiprocessors (AMD: compute units), each of which does so much a clock.
 
     `half_flops` are those of dense 16-bit floats by the matrix unit with operands in registers (mma.sync, MFMA), `fma_flops` of
-    float32 without it. `l2_bytes` come from L2, `shared_bytes_a_clock` from and to shared memory. A block has `block_bytes` of
-    shared memory at most, a multiprocessor `shared_bytes` for all that it runs. `memory_latency` is in clocks, from a load to
-    its data in DRAM; `launch_us` of a kernel behind another one.
+    float32 without it, `float_flops` by it (0: it has none). `l2_bytes` come from L2, which has `l2_size_bytes`,
+    `shared_bytes_a_clock` from and to shared memory. A block has `block_bytes` of shared memory at most, a multiprocessor
+    `shared_bytes` for all that it runs. `memory_latency` is in clocks, from a load to its data in DRAM; `launch_us` of a kernel
+    behind another one. Warps have `lanes` threads; `lanes_a_clock` begin an instruction. `stages` of a software pipeline are the
+    most that are of use: more hide more latency, and leave room for fewer blocks; two, where registers hold what is on its way.
     """
 
     name: str
@@ -26,8 +28,13 @@ class GpuMachine:
     shared_bytes: int
     shared_bytes_a_clock: int = 128
     l2_bytes: int = 64
+    l2_size_bytes: int = 50 << 20
     memory_latency: int = 700
     launch_us: float = 2.2
+    float_flops: int = 0
+    lanes: int = 32
+    lanes_a_clock: int = 128
+    stages: tuple[int, ...] = (4, 6)
 
     @property
     def memory_bytes(self) -> float:
@@ -42,9 +49,24 @@ class GpuMachine:
 # Whitepapers of A100, H100, CDNA3. On Hopper mma.sync reaches 62.9% of what wgmma does (Luo et al.: Benchmarking and Dissecting
 # the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024); the memory's rate there is that of a measured copy.
 _ROWS = {
-    "sm_80": GpuMachine("sm_80", 108, 1.41, 2048, 128, 1935, 163 << 10, 164 << 10, memory_latency=600),
+    "sm_80": GpuMachine("sm_80", 108, 1.41, 2048, 128, 1935, 163 << 10, 164 << 10, l2_size_bytes=40 << 20, memory_latency=600),
     "sm_90": GpuMachine("sm_90", 132, 1.755, 2576, 256, 4300, 227 << 10, 228 << 10),
-    "gfx942": GpuMachine("gfx942", 304, 2.1, 2048, 256, 4000, 64 << 10, 64 << 10, memory_latency=800),
+    "gfx942": GpuMachine(
+        "gfx942",
+        304,
+        2.1,
+        2048,
+        256,
+        4000,
+        64 << 10,
+        64 << 10,
+        l2_size_bytes=256 << 20,
+        memory_latency=800,
+        float_flops=256,
+        lanes=64,
+        lanes_a_clock=64,
+        stages=(2,),
+    ),
 }
 
 
@@ -59,3 +81,8 @@ def has_half_products(level: str) -> bool:
     """Whether an architecture of NVIDIA has asynchronous copies and products of 16-bit floats (m16n8k16): from sm_80 on."""
     found = re.fullmatch(r"sm_(\d+)[af]?", level)
     return found is not None and int(found[1]) >= 80
+
+
+def has_mfma(level: str) -> bool:
+    """Whether an architecture of AMD has products of bfloat16, float16 and float32 by v_mfma as CDNA has from its second on."""
+    return level in ("gfx90a", "gfx940", "gfx941", "gfx942", "gfx950")

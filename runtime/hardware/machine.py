@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeGuard
 
+from .gpu import GpuMachine
+
 COPY_SECONDS = 5e-5  # that a copy from a file takes beside its bytes: a thread that wakes, a disk that is asked
 LINE_BYTES = 64  # of a cache line, on every processor that we compile for
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -73,6 +75,7 @@ class Machine:
     tile_l2_cycles: float = 0.0
     storage_gbs: float = 2.0  # 10^9 bytes a second from the file system that holds programs, past the page cache
     item_bytes: int = 4  # of the numbers that are counted
+    resident: int = 1  # cores that parallel work is dealt to without waking any: of a GPU, lanes
 
     @property
     def lanes(self) -> int:
@@ -245,8 +248,32 @@ def row(name: str, lanes: int) -> Machine:
 
 
 def gpu_thread() -> Machine:
-    """What the cost of a loop nest that each thread of a GPU runs is estimated with."""
+    """What loop nests that each thread of a GPU runs are written for."""
     return _GPU_THREAD
+
+
+def gpu_lanes(gpu: GpuMachine) -> Machine:
+    """A GPU as a processor whose cores are its lanes, for estimates: parallel work is dealt to all of them, others are of
+    the whole GPU. What a lane waits for, other threads hide."""
+    lanes = gpu.multiprocessors * gpu.fma_flops // 2
+    l2_bytes = gpu.multiprocessors * gpu.l2_bytes / lanes
+    return replace(
+        _GPU_THREAD,
+        name=gpu.name,
+        ghz=gpu.ghz,
+        multiply_adds=1,
+        loads=gpu.shared_bytes_a_clock * gpu.multiprocessors / lanes / 4,
+        stores=gpu.shared_bytes_a_clock * gpu.multiprocessors / lanes / 4,
+        sum_latency=1,
+        l1=Cache(2 * _KIB, 4, l2_bytes),
+        l2=Cache(2 * _KIB, 4, l2_bytes),
+        l3=Cache(gpu.l2_size_bytes, 16, l2_bytes),
+        memory_bytes=gpu.memory_bytes / lanes,
+        shared_memory_bytes=gpu.memory_bytes,
+        wake_cycles=0.0,
+        launch_cycles=gpu.launch_cycles,
+        resident=lanes,
+    )
 
 
 def core_of(cpu_model: str) -> str:

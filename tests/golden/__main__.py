@@ -6,7 +6,7 @@ import argparse
 
 from prefuse.examples.models import MODELS
 
-from .group_counts import golden_file, grouped
+from .group_counts import TARGETS, golden_file, grouped
 
 
 def main() -> None:
@@ -15,9 +15,10 @@ def main() -> None:
         "models", nargs="*", metavar="MODEL", choices=[[], *MODELS], help=f"of {', '.join(MODELS)}; all by default"
     )
     for name in parser.parse_args().models or MODELS:
-        text = grouped(name).text()
-        golden_file(name).write_text(text)
-        print(f"{name}: {text.splitlines()[0]}")
+        for kind in TARGETS:
+            text = grouped(name, kind).text()
+            golden_file(name, kind).write_text(text)
+            print(f"{name}, {kind}: {text.splitlines()[0]}")
 
 
 if __name__ == "__main__":

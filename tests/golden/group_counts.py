@@ -23,13 +23,14 @@ from prefuse.runtime.target import Target
 from torch import Tensor, nn
 
 FOLDER = Path(__file__).parent / "groups"
-_TARGET = Target.parse("cpu:avx512,threads=2")  # whatever machine this runs on
+# Whatever machine this runs on; the files of others than the first lie in a folder of the name.
+TARGETS = {"cpu": Target.parse("cpu:avx512,threads=2"), "cuda": Target.parse("cuda:sm_90")}
 _ROW = 4096  # random numbers that all elements of a large parameter are copies of
 
 
-def golden_file(name: str) -> Path:
-    """Where the text of a model is kept."""
-    return FOLDER / f"{name}.txt"
+def golden_file(name: str, kind: str = "cpu") -> Path:
+    """Where the text of a model is kept, for a kind of target."""
+    return (FOLDER if kind == "cpu" else FOLDER / kind) / f"{name}.txt"
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,12 @@ class Grouped:
         ]
 
 
-def grouped(name: str) -> Grouped:
-    """A full-size model, fused."""
-    model, context = full_size_graph(name), Context(_TARGET)
+def grouped(name: str, kind: str = "cpu") -> Grouped:
+    """A full-size model, fused for a kind of target."""
+    target = TARGETS[kind]
+    model, context = full_size_graph(name), Context(target)
     run_pipeline(model, parse_pipeline(DEFAULT_PIPELINE, PASSES), context)
-    free = aliases_of(model, _TARGET).free
+    free = aliases_of(model, target).free
     nodes = tuple(node for node in model.graph if not is_view(node) and node not in free)
     return Grouped(model, nodes, tuple(context.remarks))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from prefuse.examples.models import MODELS
 from prefuse.tests.golden.group_counts import FOLDER, Grouped, golden_file, grouped
+from prefuse.tests.sample import every
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -25,4 +26,10 @@ def test_every_group_of_one_node_says_why(model: tuple[str, Grouped]) -> None:
 
 
 def test_every_golden_file_has_a_model() -> None:
-    assert {path.stem for path in FOLDER.iterdir()} == set(MODELS)
+    assert {path.stem for path in FOLDER.glob("*.txt")} == set(MODELS)
+    assert {path.stem for path in FOLDER.glob("cuda/*.txt")} == set(MODELS)
+
+
+@pytest.mark.parametrize("name", every(4, tuple(MODELS)))
+def test_groups_of_gpus_are_those_of_the_golden_file(name: str) -> None:
+    assert grouped(name, "cuda").text() == golden_file(name, "cuda").read_text()

@@ -1,4 +1,4 @@
-"""Kernels and programs on the simulator of CUDA C, in several orders of threads; and a driver library that launches it."""
+"""Kernels and programs on the simulators, in several orders of threads; and a driver library that launches them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tempfile import mkdtemp
 
 import numpy as np
 import pytest
-from prefuse.compiler.lowering.gpu.device_module import cuda_source, function_symbol
-from prefuse.compiler.lowering.gpu.simulator.library import find_compiler, simulated_library
+from prefuse.compiler.lowering.gpu.device_module import cuda_source, function_symbol, wavefront_threads
+from prefuse.compiler.lowering.gpu.rocm_compiler import rocm_ir
+from prefuse.compiler.lowering.gpu.simulator.library import find_compiler, simulated_library, simulated_rocm_library
 from prefuse.kernels.codegen.grids import DeviceFunction
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.gpu.cuda_driver import CudaDriver
@@ -27,7 +28,7 @@ from prefuse.runtime.target import Target
 from ..kernels.harness import POISON, Case, build, operands_of
 
 HERE = Path(__file__).parent
-CUDA, ROCM = Target("cuda", "sm_90"), Target("rocm", "gfx942")
+CUDA, ROCM, RDNA = Target("cuda", "sm_90"), Target("rocm", "gfx942"), Target("rocm", "gfx1100")
 ORDERS = (0, 1, 2)  # threads forwards, backwards, and warps at random
 _GUARD_BYTES = 256
 
@@ -41,16 +42,14 @@ def need_compiler() -> str:
     return find_compiler() or pytest.skip("the simulator needs g++, which is absent")
 
 
-def compile_simulation(kernels: Mapping[str, DeviceFunction], folder: Path) -> Path:
+def compile_simulation(kernels: Mapping[str, DeviceFunction], folder: Path, target: Target = CUDA) -> Path:
     """A library with a function sim_NAME(blocks, threads, shared bytes, arguments) for each, and a number count_NAME of these."""
-    return compile_source(cuda_source(kernels, CUDA), folder)
-
-
-def compile_source(source: str, folder: Path) -> Path:
-    """The same, from CUDA C."""
     need_compiler()
     library = folder / "kernels.so"
-    library.write_bytes(simulated_library(source))
+    if target.kind == "rocm":
+        library.write_bytes(simulated_rocm_library(rocm_ir(kernels, target), wavefront_threads(target)))
+    else:
+        library.write_bytes(simulated_library(cuda_source(kernels, target)))
     return library
 
 
@@ -142,19 +141,20 @@ def simulate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: Driver) ->
     monkeypatch.setattr("prefuse.runtime.gpu.installed._driver", lambda kind: driver)
 
 
-def check(cases: Sequence[Case], folder: Path) -> None:
+def check(cases: Sequence[Case], folder: Path, target: Target = CUDA) -> None:
     """Every case gives what it must, whatever the order of threads, and writes nothing beyond its outputs."""
-    kernels = [build(case, CUDA) for case in cases]
-    library = ctypes.CDLL(str(compile_simulation({f"k{i}": kernel.function for i, kernel in enumerate(kernels)}, folder)))
+    kernels = [build(case, target) for case in cases]
+    functions = {f"k{i}": kernel.function for i, kernel in enumerate(kernels)}
+    library = ctypes.CDLL(str(compile_simulation(functions, folder, target)))
     library.sim_fault.restype = ctypes.c_char_p
     for order in ORDERS:
         library.sim_order(order)
         for number, (case, kernel) in enumerate(zip(cases, kernels, strict=True)):
-            case.got = _run(library, f"k{number}", case, kernel)
+            case.got = run_case(library, f"k{number}", case, kernel)
             case.check()
 
 
-def _run(library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel) -> list[np.ndarray]:
+def run_case(library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel) -> list[np.ndarray]:
     inputs = [_guarded(array) for array in operands_of(case, kernel)]
     outputs = [_guarded(np.full(case.group.types[name].size_bytes, POISON, np.uint8)) for name in case.group.outputs]
     scratch = [_guarded(np.full(kernel.workspace_bytes, POISON, np.uint8))] if kernel.workspace_bytes else []

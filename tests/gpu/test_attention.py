@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from prefuse.kernels.attention import attention_mma_gpu
+from prefuse.kernels.codegen.gpu_builder import GpuBuilder
+from prefuse.kernels.template.contract import Refusal
+from prefuse.runtime.target import Target
 
 from ..kernels.attention.attention_cases import (
     attend,
@@ -18,13 +23,14 @@ from ..kernels.attention.attention_cases import (
     masked,
     one_matrix,
     packed_projections,
+    scaled,
     scaled_keys,
     shared_keys,
     split_projections,
     turned_values,
 )
-from ..kernels.harness import Case
-from .simulator import check
+from ..kernels.harness import Case, build
+from .simulator import SimulatedFaultError, check
 
 
 def of_sizes() -> list[Case]:
@@ -69,4 +75,65 @@ def test_attention(cases: object, tmp_path: Path) -> None:
     made = cases()
     for case in made:
         case.template = "gpu_attention"
+        case.group = replace(case.group, configuration={"template": "gpu_attention"})
     check(made, tmp_path)
+
+
+def of_tiles() -> list[Case]:
+    """Parts of keys and blocks of queries with edges, heads of any depth up to 128, neighbours that are no pairs."""
+    return [attend(size) for size in ((1, 2, 17, 33, 64, 40), (2, 1, 40, 70, 20, 24), (1, 1, 8, 5, 8, 9))]
+
+
+def of_halves() -> list[Case]:
+    mask = np.zeros((1, 1, 17, 21))
+    mask[..., 9:] = -1e4
+    cases = [attend((2, 2, 17, 21, 8, 8), dtype, masked(mask), guarded) for dtype in ("float16", "bfloat16")]
+    return [*cases, attend((1, 2, 70, 130, 64, 64), "bfloat16"), attend((1, 1, 9, 10, 128, 104), "float16")]
+
+
+def with_scales() -> list[Case]:
+    cases = [grouped_queries(19, key_step=scaled(0.3)), split_projections(), flat_heads(), turned_values(17), shared_keys(17)]
+    return cases
+
+
+def with_hidden_keys() -> list[Case]:
+    keep, late = np.tril(np.ones((19, 83), bool), -2), np.triu(np.ones((19, 83), bool), 63)
+    sizes = (1, 2, 19, 83, 8, 8)
+    bare = [attend(sizes, score_step=chosen(mask, -np.inf)) for mask in (keep, late)]
+    return [*bare, attend(sizes, score_step=chosen(keep, -np.inf), weight_step=guarded), *with_masks()[:2]]
+
+
+@pytest.mark.parametrize("cases", [of_tiles, of_halves, with_scales, with_hidden_keys])
+def test_attention_on_the_matrix_unit(cases: object, tmp_path: Path) -> None:
+    assert callable(cases)
+    made = cases()
+    for case in made:
+        case.template = "gpu_mma_attention"
+        case.group = replace(case.group, configuration={"template": "gpu_mma_attention"})
+    check(made, tmp_path)
+
+
+def test_a_missing_barrier_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GpuBuilder, "barrier", lambda self: None)
+    case = replace(attend((1, 1, 16, 130, 16, 16), "bfloat16"), template="gpu_mma_attention")
+    with pytest.raises(SimulatedFaultError, match=r"no barrier between|a copy under way|another thread"):
+        check([case], tmp_path)
+
+
+def test_what_the_matrix_unit_has_no_tiles_for() -> None:
+    """One query, deep heads, probabilities that are computed with, operands of several tensors: another kernel takes them."""
+    random = attend((1, 2, 9, 11, 8, 8), weight_step=halved_and_guarded)
+    cases = {
+        "1 queries": attend((1, 2, 1, 11, 8, 8)),
+        "136": attend((1, 1, 9, 11, 136, 8)),
+        "from each probability": random,
+        "several tensors": grouped_queries(19, key_step=scaled_keys),
+        "has no mma.sync": attend((1, 2, 9, 11, 8, 8)),
+    }
+    for reason, case in cases.items():
+        target = Target("cuda", "sm_75") if "mma" in reason else Target("cuda", "sm_90")
+        refused = attention_mma_gpu.plan(case.group, target)
+        assert isinstance(refused, Refusal)
+        assert reason in refused.reason
+        built = build(replace(case, template="gpu_attention"), target)
+        assert built.template == "gpu_attention"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +15,17 @@ from prefuse.compiler.lowering.gpu import cuda_compiler, rocm_compiler
 from prefuse.compiler.lowering.gpu.cuda_compiler import compile_cuda, find_nvcc, find_nvrtc
 from prefuse.compiler.lowering.gpu.device_module import cuda_source, wavefront_threads
 from prefuse.compiler.lowering.gpu.rocm_compiler import compile_rocm, find_lld
+from prefuse.compiler.programs.specialize import SpecializedModel
+from prefuse.examples.models import MODELS
 from prefuse.kernels.codegen.grids import BLOCK_THREADS, DeviceFunction
 from prefuse.runtime.errors import CompileError, OptionError, ProgramFileError
 from prefuse.runtime.gpu.binary import architecture_of
+from prefuse.runtime.hardware.gpu import has_mfma
 from prefuse.runtime.target import Target, check_binary
 
 from ..compiler.test_cli import Terminal
 from ..kernels.harness import build, operator
+from ..sample import every
 from .simulator import CUDA, simulated_cubin
 from .test_device import small_model
 
@@ -32,8 +38,14 @@ _BARRIER = re.compile(r"\bs_barrier(_signal)?\b")
 def kernels(target: Target) -> dict[str, DeviceFunction]:
     """What shares memory in blocks: a product, a convolution, a reduction, a normalization; and kernels that do not."""
     x = np.zeros((80, 90), np.float32)
+    has_unit = target.kind == "cuda" or has_mfma(target.level)
     cases = (
-        operator("MatMul", x, x.T.copy(), template="gpu_mma_matmul" if target.kind == "cuda" else "gpu_matmul"),
+        operator(
+            "MatMul",
+            x,
+            x.T.copy(),
+            template="gpu_mma_matmul" if has_unit else "gpu_matmul",
+        ),
         operator("ReduceSum", x, np.array([1]), template="gpu_reduction"),
         operator("Softmax", x, template="gpu_normalization", expected=[x]),
         operator("Conv", np.zeros((1, 8, 9, 9), np.float32), np.zeros((16, 8, 3, 3), np.float32), template="gpu_convolution"),
@@ -196,3 +208,32 @@ def test_command_line(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     terminal("compile", model, "--no-cache", "--target", target, "-o", program)
     shown = terminal("inspect", program)
     assert re.search(rf"code for {target}: [\d.]+ KiB, \d+ functions", shown), shown
+
+
+_LOAD_WITHOUT_COMPILER = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("tvm", "tvm_ffi", "torch", "onnx", "onnx_ir", "onnxruntime", "scipy", "networkx"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Absent())
+import prefuse
+print(type(prefuse.load(sys.argv[1])).__name__)
+"""
+
+
+@pytest.mark.parametrize("name", every(5, list(MODELS)))
+def test_example_models_for_amd(name: str, tmp_path: Path) -> None:
+    """Some each day: compiled for a GPU with a matrix unit, and read where there is numpy alone."""
+    try:
+        find_lld()
+    except CompileError as error:
+        pytest.skip(str(error))
+    module, tensors = MODELS[name].build(small=True)
+    net = prefuse.compile(module, tensors, target="rocm:gfx942", precision="bfloat16", cache=False)
+    assert isinstance(net, SpecializedModel)
+    assert any(kernel.template.startswith("gpu_") for kernel in net.plan.kernels)
+    path = tmp_path / "net.prefuse"
+    net.save(path)
+    command = [sys.executable, "-c", _LOAD_WITHOUT_COMPILER, str(path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "CompiledModel"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.microkernels import gpu_block_tile
+from prefuse.runtime.target import Target
 
 from ..kernels.harness import Case, followed, operator
-from .simulator import check
+from ..sample import dealt
+from .simulator import RDNA, ROCM, check
 
 RNG = np.random.default_rng(7)
 CLOSE: dict[str, Any] = {"rtol": 2e-6, "atol": 1e-6}
@@ -110,10 +113,20 @@ def products() -> list[Case]:
     ]
 
 
-@pytest.mark.parametrize("cases", [pointwise, moving, reducing, products])
-def test_kernels(cases: object, tmp_path: Path) -> None:
-    assert callable(cases)
+FAMILIES = (pointwise, moving, reducing, products)
+
+
+@pytest.mark.parametrize("cases", FAMILIES)
+def test_kernels(cases: Callable[[], list[Case]], tmp_path: Path) -> None:
     check(cases(), tmp_path)
+
+
+@pytest.mark.parametrize("cases", FAMILIES)
+@pytest.mark.parametrize("target", [ROCM, RDNA], ids=str)
+def test_kernels_of_amd(target: Target, cases: Callable[[], list[Case]], tmp_path: Path) -> None:
+    """Each case on one of the GPUs, with wavefronts of 64 lanes and a matrix unit or with 32 and none, tomorrow on the other."""
+    today = dealt(cases(), [case.label for case in cases()], target, [ROCM, RDNA])
+    check(today, tmp_path, target)
 
 
 def by_threads(case: Case) -> Case:

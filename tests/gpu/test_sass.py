@@ -18,6 +18,8 @@ from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.gpu import gpu_machine
 from prefuse.runtime.target import Target
 
+from ..kernels.attention.attention_cases import attend
+from ..kernels.convolution.channels_last_cases import convolution
 from ..kernels.harness import operator
 from .sass import Code, disassemble
 
@@ -30,13 +32,13 @@ def products_of(dtype: np.dtype[Any], m: int, n: int, k: int, *, constant: bool)
     return replace(group, constants=frozenset(["x1"]) if constant else frozenset())
 
 
-def codes(groups: dict[str, Group], folder: Path) -> dict[str, Code]:
+def codes(groups: dict[str, Group], folder: Path, target: Target = TARGET) -> dict[str, Code]:
     """The machine code of each group's first grid."""
     if not find_nvcc():
         pytest.skip("nvcc is not here")
-    built = {name: build_kernel(group, TARGET) for name, group in groups.items()}
+    built = {name: build_kernel(group, target) for name, group in groups.items()}
     functions = {name: kernel.function for name, kernel in built.items() if isinstance(kernel, BuiltKernel)}
-    found = disassemble(compile_cuda(cuda_source(functions, TARGET), TARGET.level), folder)
+    found = disassemble(compile_cuda(cuda_source(functions, target), target.level), folder)
     return {name: found[f"{name}_0"] for name in groups}
 
 
@@ -63,3 +65,37 @@ def test_products(tmp_path: Path) -> None:
     assert found["exact"].count("LDG.E.128") > 0
     assert found["exact"].count("LDG.E.128") == found["exact"].count("LDG.E.") - found["exact"].count("LDG.E.SYS")
     assert found["exact"].count("STG.E.64") == found["exact"].count("STG")
+
+
+_INTEGERS = (
+    *("IMAD", "IADD3", "IADD", "VIADD", "LOP3", "LEA", "ISETP", "SEL", "SHF", "PRMT", "IMNMX", "VIMNMX", "UIMAD", "UIADD3"),
+    *("ULOP3", "USHF", "ULEA", "UISETP", "USEL", "UPRMT"),
+)
+
+
+def test_convolutions(tmp_path: Path) -> None:
+    """The main loop has copies with a predicate for the padding, and few instructions of integers: no division, no test of
+    bounds."""
+    found = codes(
+        {"window": convolution((64, 128, 28, 28), 256, 3, 1, 1, narrow="xwry").group}, tmp_path, Target("cuda", "sm_90")
+    )
+    loop, whole = found["window"].loop(), found["window"]
+    kinds = loop.kinds()
+    assert whole.count("LDL") == whole.count("STL") == 0
+    assert kinds["HMMA"] == 128
+    assert loop.count("LDGSTS") == loop.count("LDGSTS.E.BYPASS.LTC128B.128") == 8 + 4
+    assert kinds["BAR"] == 1
+    integers = sum(kinds[name] for name in _INTEGERS) - loop.count("IMAD.MOV")
+    assert integers < 0.25 * len(loop.instructions)
+
+
+def test_attention(tmp_path: Path) -> None:
+    """Scores and results stay in registers, of float32 as the sums of three terms, too."""
+    cases = {"half": attend((8, 12, 512, 512, 64, 64), "bfloat16"), "exact": attend((8, 12, 512, 512, 64, 64))}
+    found = codes({name: case.group for name, case in cases.items()}, tmp_path)
+    assert {name: code.loop().kinds()["HMMA"] for name, code in found.items()} == {"half": 64, "exact": 192}
+    for code in found.values():
+        assert code.count("LDL") == code.count("STL") == 0
+        assert code.loop().kinds()["BAR"] == 1
+    assert found["half"].loop().count("LDGSTS.E.BYPASS.LTC128B.128") == 8
+    assert found["exact"].loop().count("LDG.E.128") == 8

@@ -18,6 +18,7 @@ from prefuse.kernels.codegen import ptx
 from prefuse.kernels.codegen.builder import Expr
 from prefuse.kernels.codegen.gpu_builder import GpuBuilder
 from prefuse.runtime.errors import CompileError
+from prefuse.runtime.target import Target
 from tvm import tirx
 
 from .simulator import CUDA, compile_simulation
@@ -51,9 +52,9 @@ class Simulated:
         return dict(zip(KINDS, counts, strict=True)), dict(zip(KINDS, conflicts, strict=True))
 
 
-def simulate(builder: GpuBuilder, folder: Path) -> Simulated:
+def simulate(builder: GpuBuilder, folder: Path, target: Target = CUDA) -> Simulated:
     function = builder.function()
-    library = ctypes.CDLL(str(compile_simulation({"k": function}, folder)))
+    library = ctypes.CDLL(str(compile_simulation({"k": function}, folder, target)))
     library.sim_fault.restype = ctypes.c_char_p
     (one,) = function.launches
     return Simulated(library, (one.blocks, one.threads, one.shared_bytes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import time
 from itertools import product
 from pathlib import Path
@@ -43,6 +44,16 @@ def precisions_of_the_day(place: int) -> tuple[Precision, Precision]:
 def test_what_torch_exports_agrees(name: str) -> None:
     for result in judge(name, precisions_of_the_day(_OF_TRANSFORMERS.index(name))):
         assert result.is_good, f"{result.precision}: {result.detail}"
+
+
+@pytest.mark.parametrize("target", ["cuda-sim", "rocm-sim"])
+@pytest.mark.parametrize("name", every(len(_OF_TRANSFORMERS), _OF_TRANSFORMERS))
+def test_on_a_simulated_gpu(name: str, target: str) -> None:
+    """One a day, in a precision that changes with it; a race is a failure."""
+    if not shutil.which("g++"):
+        pytest.skip("the simulators need g++")
+    (result,) = judge(name, (PRECISIONS[sample_number() % len(PRECISIONS)],), target)
+    assert result.is_good, f"{result.precision}: {result.detail}"
 
 
 def test_samples_in_a_row_hold_all_architectures_in_all_precisions(monkeypatch: pytest.MonkeyPatch) -> None:

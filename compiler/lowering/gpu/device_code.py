@@ -9,9 +9,9 @@ from ....kernels.template.contract import BuiltKernel
 from ....runtime.plan import Grid
 from ....runtime.target import Target
 from .cuda_compiler import compile_cuda
-from .device_module import cuda_source, function_symbol
-from .rocm_compiler import compile_rocm
-from .simulator.library import simulated_library
+from .device_module import cuda_source, function_symbol, wavefront_threads
+from .rocm_compiler import compile_rocm, rocm_ir
+from .simulator.library import simulated_library, simulated_rocm_library
 
 _OPERATIONS_PER_THREAD = 20_000  # some 20 microseconds of one thread, if nothing else waits
 
@@ -22,10 +22,11 @@ def build_device_code(kernels: Mapping[str, DeviceFunction], target: Target) -> 
     Raises:
         CompileError: this machine has no compiler or linker for the target, or it failed.
     """
-    if target.is_simulated:
-        return simulated_library(cuda_source(kernels, target))
     if target.kind == "cuda":
-        return compile_cuda(cuda_source(kernels, target), target.level)
+        source = cuda_source(kernels, target)
+        return simulated_library(source) if target.is_simulated else compile_cuda(source, target.level)
+    if target.is_simulated:
+        return simulated_rocm_library(rocm_ir(kernels, target), wavefront_threads(target))
     return compile_rocm(kernels, target).code_object
 
 

@@ -67,8 +67,6 @@ def device_module(kernels: Mapping[str, DeviceFunction], target: Target) -> Any:
         passes.UnrollLoop(),
         passes.StmtSimplify(),
         passes.RemoveNoOp(),
-        # It hides from the generator of CUDA C that an offset is a multiple of a vector's lanes; nvcc has one of its own.
-        *([] if target.kind == "cuda" else [passes.CommonSubexprElim()]),
         passes.FP8ComputeLegalize(),
         passes.FP8StorageLegalize(),
         passes.BF16StorageLegalize(),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -57,20 +57,34 @@ def compile_rocm(kernels: Mapping[str, DeviceFunction], target: Target) -> RocmC
             linked.append(b"")
         return bytearray(linked[-1])
 
+    built = _built(kernels, target, link)
+    if failed:
+        raise failed[0]
+    return RocmCode(linked[-1], str(built.inspect_source("asm")))
+
+
+def rocm_ir(kernels: Mapping[str, DeviceFunction], target: Target) -> str:
+    """The LLVM IR of the kernels, optimized, as LLVM makes instructions of it. It needs no linker.
+
+    Raises:
+        CompileError: LLVM has no instructions for an operation, or no such GPU.
+    """
+    return str(_built(kernels, target, bytearray).inspect_source("hip"))
+
+
+def _built(kernels: Mapping[str, DeviceFunction], target: Target, link: Callable[[Any], bytearray]) -> Any:
+    """TVM's module of the kernels, the linker being `link`."""
     tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: tvm.runtime.convert([str(_HELPER)]), override=True)
     tvm_ffi.register_global_func("tvm_callback_rocm_link", link, override=True)
     try:
         with _without_warnings(), device_target(target) as native:
             module = _with_waiting_barriers(device_module(kernels, target))
-            built = tvm.get_global_func("target.build.rocm")(module, native)
+            return tvm.get_global_func("target.build.rocm")(module, native)
     except tvm.error.InternalError as error:
         what = str(error).strip().splitlines()[-1]
         raise CompileError(
             "ROCm compiler", f"LLVM failed for {target.level}: {what}", "name an architecture that it knows"
         ) from error
-    if failed:
-        raise failed[0]
-    return RocmCode(linked[-1], str(built.inspect_source("asm")))
 
 
 @contextmanager

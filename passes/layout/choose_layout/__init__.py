@@ -11,7 +11,7 @@ from ....compiler.ir.assignments.kernel_choice import KernelChoice
 from ....compiler.ir.functions import drop_uncalled_groups
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.pipeline import Context, Pass
-from ....kernels.cost.memory import conversion_cycles
+from ....kernels.cost.memory import MoveCosts, move_costs
 from .cut import OUTSIDE, Crossing, LayoutProblem, choose_layouts
 from .forms import Flexible, conversion_bytes
 from .joining import join_channels
@@ -34,7 +34,7 @@ class ChooseLayout(Pass):
     products with constant weights have these reordered instead of a flattened image; tokens of vision transformers and the
     model's own transposes are channels-last already. Concats of channels then go into the function of a window that makes one of
     their pieces. The choice is that of the fewest estimated cycles of the whole graph, conversions counted once for all readers.
-    Legal for windows of one spatial dimension or two, or three but for transposed convolutions, static shapes and a CPU.
+    Legal for windows of one spatial dimension or two, or three but for transposed convolutions, static shapes.
     """
 
     name: ClassVar[str] = "choose-layout"
@@ -51,7 +51,7 @@ class ChooseLayout(Pass):
                     images.update(form.images)
         if not any(one.form == "window" and one.last_cycles < one.first_cycles for one in found):
             return False
-        chosen = choose_layouts(layout_problem(model.graph, found))
+        chosen = choose_layouts(layout_problem(model.graph, found, move_costs(context.target.machine)))
         writer = LayoutWriter(model)
         for one, is_last in zip(found, chosen, strict=True):
             if choice := _kernel_of(one, is_last=is_last, is_direct=writer.reads_directly(one)):
@@ -75,7 +75,7 @@ def _kernel_of(one: Flexible, *, is_last: bool, is_direct: bool) -> KernelChoice
     return choice if isinstance(choice, KernelChoice) else None
 
 
-def layout_problem(graph: ir.Graph, found: list[Flexible]) -> LayoutProblem:
+def layout_problem(graph: ir.Graph, found: list[Flexible], costs: MoveCosts) -> LayoutProblem:
     """The choice as numbers: nodes in the order of `found`, and every value that takes a kernel to convert."""
     numbers = {one.node: number for number, one in enumerate(found)}
     values = dict.fromkeys(
@@ -87,11 +87,11 @@ def layout_problem(graph: ir.Graph, found: list[Flexible]) -> LayoutProblem:
     return LayoutProblem(
         [round(one.first_cycles) for one in found],
         [round(one.last_cycles) for one in found],
-        [_crossing(value, found, numbers) for value in values],
+        [_crossing(value, found, numbers, costs) for value in values],
     )
 
 
-def _crossing(value: ir.Value, found: list[Flexible], numbers: dict[ir.Node, int]) -> Crossing:
+def _crossing(value: ir.Value, found: list[Flexible], numbers: dict[ir.Node, int], costs: MoveCosts) -> Crossing:
     producer = value.producer()
     maker = OUTSIDE if producer is None else numbers.get(producer, OUTSIDE)
     if maker != OUTSIDE and value not in found[maker].images:
@@ -107,4 +107,4 @@ def _crossing(value: ir.Value, found: list[Flexible], numbers: dict[ir.Node, int
             direct[number] = round(found[number].direct_cycles)
         else:
             readers.add(number)
-    return Crossing(maker, tuple(sorted(readers)), round(conversion_cycles(conversion_bytes(value))), tuple(direct.items()))
+    return Crossing(maker, tuple(sorted(readers)), round(costs.conversion(conversion_bytes(value))), tuple(direct.items()))

@@ -17,7 +17,7 @@ from ....compiler.ir.facts import tensor_type
 from ....compiler.ir.functions import body_of, is_fused
 from ....compiler.ir.kinds import Kind, kind_of
 from ....compiler.ir.matching import static_shape
-from ....kernels.cost.memory import conversion_cycles
+from ....kernels.cost.memory import MoveCosts
 from .forms import Flexible, as_it_lies, conversion_bytes, is_image, to_first, to_last
 
 _SWAP = (0, 2, 1)
@@ -34,20 +34,20 @@ class Product:
     axis: int
 
 
-def edge_form(model: ir.Model, node: ir.Node, images: Collection[ir.Value]) -> Flexible | None:
+def edge_form(model: ir.Model, node: ir.Node, images: Collection[ir.Value], costs: MoveCosts) -> Flexible | None:
     """Of a Transpose, Reshape or Flatten that is no part of a group; `images` are what windows, or nodes after them, make."""
     source, result = node.inputs[0], node.outputs[0]
     if source is None or constant_tensor(source) is not None or None in (static_shape(source), static_shape(result)):
         return None
     if node.op_type == "Transpose":
-        return None if _goes_with_tokens(node, source, result) else _transpose(node, source, result, images)
+        return None if _goes_with_tokens(node, source, result) else _transpose(node, source, result, images, costs)
     if is_image(source):
         if is_tokens(source, result) and _are_swapped(result):
-            return Flexible(node, "tokens", (0,), first_cycles=_turning(source))
+            return Flexible(node, "tokens", (0,), first_cycles=_turning(source, costs))
         if tensor_type(result).shape == _flat(source) and products_of(model, result) is not None:
             return Flexible(node, "flat", (0,))
     if is_image(result) and is_tokens(result, source) and _swap_before(source):
-        return Flexible(node, "from-tokens", (), first_cycles=_turning(result))
+        return Flexible(node, "from-tokens", (), first_cycles=_turning(result, costs))
     return None
 
 
@@ -95,13 +95,15 @@ def _is_matrix(value: ir.Value | None) -> bool:
     return value is not None and constant_tensor(value) is not None and len(static_shape(value) or ()) == 2
 
 
-def _transpose(node: ir.Node, source: ir.Value, result: ir.Value, images: Collection[ir.Value]) -> Flexible | None:
+def _transpose(
+    node: ir.Node, source: ir.Value, result: ir.Value, images: Collection[ir.Value], costs: MoveCosts
+) -> Flexible | None:
     order = tuple(node.attributes.get_ints("perm", ()))
     is_either = to_last(len(order)) == to_first(len(order))  # of signals: what comes from a window is one, else what is made
     if order == to_last(len(order)) and is_image(source) and (not is_either or source in images):
-        return Flexible(node, "to-last", (0,), first_cycles=_turning(source))
+        return Flexible(node, "to-last", (0,), first_cycles=_turning(source, costs))
     if order == to_first(len(order)) and is_image(result):
-        return Flexible(node, "from-last", (), first_cycles=_turning(result))
+        return Flexible(node, "from-last", (), first_cycles=_turning(result, costs))
     return None
 
 
@@ -148,5 +150,5 @@ def _flat(image: ir.Value) -> tuple[int, int]:
     return shape[0], prod(shape[1:])
 
 
-def _turning(value: ir.Value) -> float:
-    return conversion_cycles(conversion_bytes(value))
+def _turning(value: ir.Value, costs: MoveCosts) -> float:
+    return costs.conversion(conversion_bytes(value))

@@ -12,7 +12,7 @@ from ....compiler.ir.facts import has_static_type, tensor_type
 from ....compiler.ir.functions import body_of, is_fused
 from ....compiler.ir.kinds import Kind, kind_of
 from ....compiler.ir.matching import int_constants, static_shape
-from ....kernels.cost.memory import conversion_cycles, copy_cycles
+from ....kernels.cost.memory import MoveCosts
 from .forms import Flexible, conversion_bytes, is_image, to_first, to_last
 
 MEANS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax", "ReduceMax": "ReduceMax", "ReduceMean": "ReduceMean"}
@@ -26,7 +26,7 @@ def pointwise_form(model: ir.Model, node: ir.Node, nodes: Sequence[ir.Node]) -> 
     return Flexible(node, "other-axes", found) if found else None
 
 
-def moved_form(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: Sequence[ir.Node]) -> Flexible | None:
+def moved_form(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: Sequence[ir.Node], costs: MoveCosts) -> Flexible | None:
     """Of operators that are the same in both layouts but for the numbers of their axes, with their followers."""
     if anchor.op_type in MEANS:
         return _mean(model, node, anchor)
@@ -35,12 +35,12 @@ def moved_form(model: ir.Model, node: ir.Node, anchor: ir.Node, nodes: Sequence[
     found = _image_operands(model, node, nodes, anchor)
     if not found or axes_of(anchor, _argument(model, node)) is None:
         return None
-    first, last = _moving_cycles(model, node, anchor)
+    first, last = _moving_cycles(model, node, anchor, costs)
     return Flexible(node, "other-axes", found, first_cycles=first, last_cycles=last)
 
 
 def transposed_form(
-    model: ir.Model, node: ir.Node, turn: ir.Node, nodes: Sequence[ir.Node], images: Collection[ir.Value]
+    model: ir.Model, node: ir.Node, turn: ir.Node, nodes: Sequence[ir.Node], images: Collection[ir.Value], costs: MoveCosts
 ) -> Flexible | None:
     """Of a group of pointwise nodes that reads an image through a Transpose, from channels-last or to it."""
     order, body, source = tuple(turn.attributes.get_ints("perm", ())), body_of(model, node), turn.inputs[0]
@@ -49,13 +49,13 @@ def transposed_form(
     position = body.inputs.index(source)
     is_either = to_last(len(order)) == to_first(len(order))
     if order == to_last(len(order)) and (not is_either or node.inputs[position] in images):
-        return Flexible(node, "to-last", (position,), first_cycles=conversion_cycles(conversion_bytes(source)))
+        return Flexible(node, "to-last", (position,), first_cycles=costs.conversion(conversion_bytes(source)))
     if order != to_first(len(order)) or not is_image(turn.outputs[0]):
         return None
     found = _image_operands(model, node, [child for child in nodes if child is not turn], None, (turn.outputs[0],))
     if found is None:
         return None
-    return Flexible(node, "other-axes", found, first_cycles=conversion_cycles(conversion_bytes(turn.outputs[0])))
+    return Flexible(node, "other-axes", found, first_cycles=costs.conversion(conversion_bytes(turn.outputs[0])))
 
 
 def axes_of(node: ir.Node, arguments: dict[ir.Value, ir.Value] | None = None) -> tuple[int, ...] | None:
@@ -140,20 +140,25 @@ def _mean(model: ir.Model, node: ir.Node, anchor: ir.Node) -> Flexible | None:
     rank = len(tensor_type(value).shape)
     axes: tuple[int, ...] | None = tuple(range(2, rank))
     if not anchor.op_type.startswith("Global"):
-        axes = tuple(anchor.attributes.get_ints("axes")) if "axes" in anchor.attributes else _constant_axes(anchor)
+        axes = (
+            tuple(anchor.attributes.get_ints("axes"))
+            if "axes" in anchor.attributes
+            else _constant_axes(anchor, _argument(model, node))
+        )
     is_of_places = axes is not None and sorted(axis % rank for axis in axes) == list(range(2, rank))
     return Flexible(node, "mean", (position,)) if is_of_places else None
 
 
-def _constant_axes(node: ir.Node) -> tuple[int, ...] | None:
-    """Those that a reduction has as an operand."""
-    return int_constants(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+def _constant_axes(node: ir.Node, arguments: dict[ir.Value, ir.Value]) -> tuple[int, ...] | None:
+    """Those that a reduction has as an operand; `arguments` are what parameters stand for."""
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    return None if axes is None else int_constants(arguments.get(axes, axes))
 
 
 # Costs ---------------------------------------------------------------------------------------------------------------
 
 
-def _moving_cycles(model: ir.Model, node: ir.Node, anchor: ir.Node) -> tuple[float, float]:
+def _moving_cycles(model: ir.Model, node: ir.Node, anchor: ir.Node, costs: MoveCosts) -> tuple[float, float]:
     """What a mover costs channels-first and channels-last: nothing where its parts are contiguous and nothing follows it."""
     if anchor.op_type not in ("Concat", "Slice", "Split"):
         return 0.0, 0.0
@@ -167,11 +172,11 @@ def _moving_cycles(model: ir.Model, node: ir.Node, anchor: ir.Node) -> tuple[flo
     ]
     copied = sum(tensor_type(output).size_bytes for output in anchor.outputs)
     if anchor.op_type != "Concat":
-        last = 0.0 if free[1] or _is_joined(node) else copy_cycles(copied)
-        return 0.0 if free[0] else copy_cycles(copied), last
+        last = 0.0 if free[1] or _is_joined(node) else costs.copy(copied)
+        return 0.0 if free[0] else costs.copy(copied), last
     apart = 0 if is_fused(node) or axes != (1,) else max(_stored_bytes(model, value) for value in node.inputs)
-    first = copy_cycles(_bytes_not_in_place(node)) if free[0] else copy_cycles(copied)
-    last = copy_cycles(_bytes_not_in_place(node)) if free[1] else copy_cycles(copied - apart)
+    first = costs.copy(_bytes_not_in_place(node)) if free[0] else costs.copy(copied)
+    last = costs.copy(_bytes_not_in_place(node)) if free[1] else costs.copy(copied - apart)
     return first, last
 
 

@@ -14,7 +14,7 @@ from ....compiler.ir.functions import body_of, is_fused
 from ....compiler.ir.kinds import Kind, is_known, is_pointwise, kind_of
 from ....compiler.ir.matching import static_shape
 from ....compiler.ir.rewriter import Rejection
-from ....kernels.cost.memory import conversion_cycles
+from ....kernels.cost.memory import MoveCosts, move_costs
 from ....runtime.target import Target
 from .edges import EDGES, edge_form
 from .forms import Flexible, WindowKernels, as_it_lies, conversion_bytes, is_image
@@ -33,14 +33,17 @@ def flexible_form(
 
     `ask` tells the kernels of convolutions; `images` are the values that windows, or nodes after them, make.
     """
-    nodes = [child for child in body_of(model, node) if child.op_type != "Constant"] if is_fused(node) else [node]
+    nodes, costs = (
+        [child for child in body_of(model, node) if child.op_type != "Constant"] if is_fused(node) else [node],
+        move_costs(target.machine),
+    )
     if not is_fused(node) and node.op_type in EDGES and is_known(node):
-        return edge_form(model, node, images)
+        return edge_form(model, node, images, costs)
     anchors = [child for child in nodes if not is_pointwise(child) and kind_of(child) is not Kind.OPERAND]
     if not all(is_known(child) for child in nodes):
         return None
     if any(child.op_type == "Transpose" for child in anchors):
-        return transposed_form(model, node, anchors[0], nodes, images) if len(anchors) == 1 else None
+        return transposed_form(model, node, anchors[0], nodes, images, costs) if len(anchors) == 1 else None
     if not anchors:
         return pointwise_form(model, node, nodes)
     convolution = next((child.op_type for child in anchors if child.op_type in CONVOLUTIONS), None)
@@ -53,7 +56,7 @@ def flexible_form(
     if anchor.op_type in POOLS:
         found = _window_operands(model, node, anchor, nodes)
         return None if isinstance(found, Rejection) else Flexible(node, "window", found)
-    return moved_form(model, node, anchor, nodes)
+    return moved_form(model, node, anchor, nodes, costs)
 
 
 def _convolution(
@@ -68,10 +71,10 @@ def _convolution(
     found = _window_operands(model, node, anchor, nodes)
     if isinstance(found, Rejection):
         return found
-    return _window_form(node, found, ask)
+    return _window_form(node, found, ask, move_costs(target.machine))
 
 
-def _window_form(node: ir.Node, found: tuple[int, ...], ask: Ask) -> Flexible | Rejection:
+def _window_form(node: ir.Node, found: tuple[int, ...], ask: Ask, costs: MoveCosts) -> Flexible | Rejection:
     """A convolution that may lie in each layout, by its kernels: channels-first, channels-last, and that of an image which lies
     channels-first and a result channels-last."""
     last = ask(node, Variant(channels_last=found, has_channels_last_results=True))
@@ -80,7 +83,7 @@ def _window_form(node: ir.Node, found: tuple[int, ...], ask: Ask) -> Flexible | 
     first, direct = ask(node, AS_IT_IS), ask(node, Variant(channels_last=found[1:], has_channels_last_results=True))
     more = inf if isinstance(direct, NoKernel) else max(direct.cycles - last.cycles, 0.0)
     image = node.inputs[found[0]]
-    is_direct = image is not None and more <= conversion_cycles(conversion_bytes(image))  # else it had better be converted
+    is_direct = image is not None and more <= costs.conversion(conversion_bytes(image))  # else it had better be converted
     return Flexible(
         node,
         "window",

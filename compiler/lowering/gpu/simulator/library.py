@@ -1,6 +1,6 @@
-"""CUDA C, as TVM writes it, to a shared library with a function sim_NAME(blocks, threads, shared bytes, arguments) a kernel.
+"""CUDA C, or LLVM IR for AMD's GPUs, as TVM writes them, to a shared library of the simulator.
 
-Beside each is the number of its arguments, count_NAME.
+It has a function sim_NAME(blocks, threads, shared bytes, arguments) a kernel, and the number of its arguments, count_NAME.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+import tvm
+
 from .....runtime.errors import CompileError
 from .....runtime.temporary_folder import temporary_folder, write_temporary
+from .amd_ir import host_ir
 from .ptx import simulate_instructions
 
 _INCLUDE = Path(__file__).with_name("include")
@@ -23,7 +26,7 @@ _DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];")
 _MEETING = re.compile(r"__syncthreads|__syncwarp|__shfl|tvm_builtin_")
 _BYTES = {"char": 1, "uchar": 1, "signed char": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "nv_bfloat16": 2}
 _BYTES |= {"int": 4, "uint": 4, "float": 4, "int64_t": 8, "uint64_t": 8, "double": 8, "long long": 8}
-_FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off")
+_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", f"-I{_INCLUDE}")
 
 
 def find_compiler() -> str:
@@ -33,21 +36,55 @@ def find_compiler() -> str:
 
 @cache
 def simulated_library(source: str) -> bytes:
-    """The library of a source.
+    """The library of CUDA C.
 
     Raises:
         CompileError: this machine has no g++, or the source has what the simulator does not know.
     """
-    if not (compiler := find_compiler()):
-        raise CompileError("simulator", "it needs g++, which this machine lacks", "apt-get install g++")
+    _need_compiler()
     with temporary_folder() as folder:
         code, library = folder / "kernels.cpp", folder / "kernels.so"
         write_temporary(code, simulated_source(source).encode())
-        command = [compiler, *_FLAGS, f"-I{_INCLUDE}", str(code), "-o", str(library)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            raise CompileError("simulator", f"g++ failed: {result.stderr[:2000]}", "report it")
+        _run_compiler([*_FLAGS, "-shared", str(code), "-o", str(library)])
         return library.read_bytes()
+
+
+@cache
+def simulated_rocm_library(source: str, lanes: int) -> bytes:
+    """The library of LLVM IR for a GPU of AMD whose wavefronts have so many lanes. TVM's LLVM compiles it for the host.
+
+    Raises:
+        CompileError: this machine has no g++, or the source has what the simulator does not know.
+    """
+    _need_compiler()
+    with temporary_folder() as folder:
+        code, kernels, simulator, library = (folder / name for name in ("kernels.ll", "kernels.o", "simulator.o", "kernels.so"))
+        write_temporary(code, host_ir(source).encode())
+        tvm.runtime.load_module(str(code)).write_to_file(str(kernels), "o")
+        write_temporary(simulator, _amd_simulator(lanes))
+        _run_compiler(["-shared", str(kernels), str(simulator), "-lm", "-o", str(library)])
+        return library.read_bytes()
+
+
+@cache
+def _amd_simulator(lanes: int) -> bytes:
+    """The object file of what kernels for AMD call."""
+    with temporary_folder() as folder:
+        code, made = folder / "simulator.cpp", folder / "simulator.o"
+        write_temporary(code, b'#include "amdsim.h"\n')
+        _run_compiler([*_FLAGS, "-O2", f"-DSIM_WARP={lanes}", "-c", str(code), "-o", str(made)])
+        return made.read_bytes()
+
+
+def _need_compiler() -> None:
+    if not find_compiler():
+        raise CompileError("simulator", "it needs g++, which this machine lacks", "apt-get install g++")
+
+
+def _run_compiler(arguments: Sequence[str]) -> None:
+    result = subprocess.run([find_compiler(), *arguments], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise CompileError("simulator", f"g++ failed: {result.stderr[:2000]}", "report it")
 
 
 def simulated_source(source: str) -> str:

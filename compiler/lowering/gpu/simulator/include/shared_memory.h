@@ -3,8 +3,7 @@
 //   * reading what nobody wrote, or what another thread wrote with no barrier between;
 //   * overwriting what another thread read or wrote with no barrier between;
 //   * reading or overwriting the destination of a copy (cp.async) that its thread has not waited for.
-// What one warp does is ordered by its __syncwarp and by its collective instructions, too. Vectors of arrays that C declares
-// (not those of PTX instructions) are seen by the poison alone.
+// What one warp does is ordered by its __syncwarp and by its collective instructions, too.
 #pragma once
 
 namespace sim {
@@ -43,7 +42,7 @@ inline void begin_shared(unsigned size, unsigned threads) {
   shared.assign(size, (char)0xFF);
   if (shadow.size() < size) shadow.resize(size);
   for (unsigned i = 0; i < size; i++) shadow[i].pending = false;
-  meetings.assign((threads + 31) / 32, 1);
+  meetings.assign((threads + WARP - 1) / WARP, 1);
   copies.assign(threads, Copies());
   phase_of.clear();
   for (auto& of_threads : accesses) of_threads.assign(threads, 0);
@@ -52,18 +51,18 @@ inline void pass_barrier() { epoch++; }
 // Whether an access is over, and seen, before what the current thread does now.
 inline bool is_before(const Access& one) {
   if (one.epoch < epoch || (one.thread == current && !one.by_many)) return true;
-  return !one.of_many_warps && one.thread / 32 == current / 32 && one.meeting < meetings[current / 32];
+  return !one.of_many_warps && one.thread / WARP == current / WARP && one.meeting < meetings[current / WARP];
 }
 inline void note(Access& access) {
   if (access.epoch == epoch && access.thread != current) {
     access.by_many = true;
-    access.of_many_warps |= access.thread / 32 != current / 32;
+    access.of_many_warps |= access.thread / WARP != current / WARP;
   } else if (access.epoch != epoch) {
     access.by_many = access.of_many_warps = false;
   }
   access.epoch = epoch;
   access.thread = current;
-  access.meeting = meetings[current / 32];
+  access.meeting = meetings[current / WARP];
 }
 inline bool is_inside(unsigned at, unsigned size) {
   if (at <= shared.size() && size <= shared.size() - at) return true;
@@ -87,7 +86,7 @@ inline void writing(unsigned at, unsigned size, bool pending = false) {
     if (!is_before(byte.read)) fail("overwrites what another thread read, with no barrier between", i);
     if (!is_before(byte.written)) fail("overwrites what another thread wrote, with no barrier between", i);
     byte.written.by_many = false;
-    byte.written = Access{epoch, meetings[current / 32], (unsigned short)current};
+    byte.written = Access{epoch, meetings[current / WARP], (unsigned short)current};
     byte.pending = pending;
   }
 }
@@ -112,35 +111,4 @@ inline void count_access(Kind kind, unsigned at, unsigned size) {
   count_phase(kind, words);
   phase_of.erase(phase);
 }
-
-// An array that C declares __shared__: its elements tell the shadow what is done to them.
-template <class T> struct Element {
-  unsigned at;
-  operator T() const {
-    reading(at, sizeof(T));
-    T value;
-    memset((void*)&value, 0xFF, sizeof value);
-    if (!fault[0]) memcpy((void*)&value, &shared[at], sizeof value);
-    return value;
-  }
-  template <class U> explicit operator U() const { return (U)(T) * this; }
-  const Element& operator=(const T& value) const {
-    writing(at, sizeof(T));
-    if (!fault[0]) memcpy(&shared[at], (const void*)&value, sizeof value);
-    return *this;
-  }
-  const Element& operator=(const Element& other) const { return *this = (T)other; }
-  T* operator&() const { return (T*)&shared[at]; }
-};
-template <class T> struct Array {
-  unsigned begin;
-  Element<T> operator[](unsigned i) const { return {begin + i * (unsigned)sizeof(T)}; }
-  T* operator+(unsigned i) const { return (T*)&shared[begin] + i; }
-};
 }  // namespace sim
-template <class T> inline T max(sim::Element<T> a, T b) { return (T)a > b ? (T)a : b; }
-template <class T> inline T max(T a, sim::Element<T> b) { return a > (T)b ? a : (T)b; }
-template <class T> inline T min(sim::Element<T> a, T b) { return (T)a < b ? (T)a : b; }
-template <class T> inline T min(T a, sim::Element<T> b) { return a < (T)b ? a : (T)b; }
-template <class T> inline T max(sim::Element<T> a, sim::Element<T> b) { return max((T)a, b); }
-template <class T> inline T min(sim::Element<T> a, sim::Element<T> b) { return min((T)a, b); }

@@ -1,0 +1,198 @@
+// Threads of a GPU on one thread of the CPU. The threads of a block are fibers where they meet: at barriers, and as lanes of a warp
+// (of SIM_WARP lanes; a wavefront on AMD's GPUs) at its collective instructions; else they run one after the other.
+//
+// sim_order says in which order what may run at once does: 0 forwards, 1 backwards, from 2 on at random, the number being the seed,
+// warps of a block interleaved at their collective instructions. A kernel that is right gives the same bits in all of them.
+// Races on shared memory are found whatever the order is (shared_memory.h).
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <vector>
+
+#ifndef SIM_WARP
+#define SIM_WARP 32
+#endif
+struct Index {
+  unsigned x = 0, y = 0, z = 0;
+};
+static Index threadIdx, blockIdx, blockDim, gridDim;
+
+// What a C compiler keeps of a function when it calls another; the rest of a fiber is its stack.
+extern "C" void sim_switch(void** save, void* to);
+asm(R"(.text
+.globl sim_switch
+.hidden sim_switch
+sim_switch:
+ push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15
+ mov %rsp, (%rdi)
+ mov %rsi, %rsp
+ pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp
+ ret
+)");
+
+namespace sim {
+static const unsigned WARP = SIM_WARP, STACK = 128 << 10;
+static int order = 0;
+static char fault[256];   // the first one of a launch; empty if there is none
+static unsigned current;  // number of the running thread in its block
+
+inline void fail(const char* text, unsigned at) {
+  if (!fault[0]) snprintf(fault, sizeof fault, "%s at shared byte %u, by thread %u of block %u", text, at, current, blockIdx.x);
+}
+inline void fail(const char* text) {
+  if (!fault[0]) snprintf(fault, sizeof fault, "%s, thread %u of block %u", text, current, blockIdx.x);
+}
+}  // namespace sim
+
+#include "shared_memory.h"
+
+namespace sim {
+// An operation of all lanes of a warp together, on an array of the lanes' operands.
+typedef void (*Collective)(void** operands);
+enum State { READY, AT_BARRIER, AT_COLLECTIVE, DONE };
+struct Fiber {
+  void* stack_pointer = nullptr;
+  char* stack = nullptr;
+  State state = DONE;
+  Collective operation = nullptr;
+  void* operands = nullptr;
+};
+static std::vector<Fiber> fibers;
+static void* scheduler;
+static std::function<void()> body;
+static unsigned long long seed = 1;
+static void (*begin_block)() = nullptr;  // what else is done before a block
+
+inline unsigned random(unsigned below) {  // xorshift64
+  seed ^= seed << 13;
+  seed ^= seed >> 7;
+  seed ^= seed << 17;
+  return (unsigned)(seed >> 33) % below;
+}
+inline void leave(State state) {
+  fibers[current].state = state;
+  sim_switch(&fibers[current].stack_pointer, scheduler);
+}
+inline void enter() {
+  body();
+  leave(DONE);
+}
+// All lanes of the warp wait for each other, then `operation` is done for all of them.
+template <class Operands>
+inline void together(Collective operation, Operands& operands) {
+  fibers[current].operation = operation;
+  fibers[current].operands = &operands;
+  leave(AT_COLLECTIVE);
+}
+inline void resume(unsigned thread) {
+  current = thread;
+  threadIdx = {thread, 0, 0};
+  fibers[thread].state = READY;
+  sim_switch(&scheduler, fibers[thread].stack_pointer);
+}
+inline void begin_fibers(unsigned threads) {
+  if (fibers.size() < threads) fibers.resize(threads);
+  for (unsigned i = 0; i < threads; i++) {
+    Fiber& fiber = fibers[i];
+    if (!fiber.stack) fiber.stack = (char*)aligned_alloc(64, STACK);
+    void** top = (void**)(fiber.stack + STACK);
+    *--top = nullptr;
+    *--top = (void*)enter;
+    fiber.stack_pointer = top - 6;
+    fiber.state = READY;
+  }
+}
+// Run the lanes [begin, end) of a warp as far as they get, then its collective instruction if they are at one. False: nothing ran.
+inline bool run_warp(unsigned begin, unsigned end) {
+  bool has_run = false;
+  for (unsigned k = begin; k < end; k++) {
+    unsigned i = order == 1 ? end - 1 - (k - begin) : k;
+    if (fibers[i].state != READY) continue;
+    resume(i);
+    has_run = true;
+  }
+  unsigned waiting = 0;
+  for (unsigned i = begin; i < end; i++) waiting += fibers[i].state == AT_COLLECTIVE;
+  if (!waiting) return has_run;
+  void* operands[WARP];
+  Collective operation = nullptr;
+  for (unsigned i = begin; i < end; i++) {
+    current = i;
+    if (fibers[i].state != AT_COLLECTIVE) return fail("lanes of a warp miss a collective instruction"), false;
+    if (operation && fibers[i].operation != operation) return fail("lanes of a warp execute different instructions"), false;
+    operation = fibers[i].operation;
+    operands[i - begin] = fibers[i].operands;
+    fibers[i].state = READY;
+  }
+  current = begin;
+  operation(operands);
+  return true;
+}
+// False: a fault. Threads that have ended while others wait for them at a barrier are one.
+inline bool run_block(unsigned threads) {
+  begin_fibers(threads);
+  std::vector<unsigned> turn;
+  for (unsigned begin = 0; begin < threads; begin += WARP) turn.push_back(begin);
+  if (order == 1) std::reverse(turn.begin(), turn.end());
+  for (;;) {
+    bool has_run = false;
+    if (order >= 2)
+      for (unsigned i = turn.size(); i > 1; i--) std::swap(turn[i - 1], turn[random(i)]);
+    for (unsigned begin : turn) {
+      unsigned steps = order < 2 ? ~0u : 1 + random(40);
+      while (steps-- && run_warp(begin, std::min(begin + WARP, threads))) has_run = true;
+      if (fault[0]) return false;
+    }
+    if (has_run) continue;
+    unsigned met = 0, done = 0;
+    for (unsigned i = 0; i < threads; i++) met += fibers[i].state == AT_BARRIER, done += fibers[i].state == DONE;
+    if (done == threads) return true;
+    if (met != threads) return fail("some threads of a block miss a barrier"), false;
+    pass_barrier();
+    for (unsigned i = 0; i < threads; i++) fibers[i].state = READY;
+  }
+}
+// 0, or 719 (CUDA_ERROR_LAUNCH_FAILED) and a text in `fault`. `meets`: the threads of a block wait for each other somewhere.
+// `dynamic` bytes of shared memory are those that the launch asks for, `fixed` those of the arrays that the kernel declares.
+inline int launch(unsigned blocks, unsigned threads, unsigned dynamic, unsigned fixed, bool meets, std::function<void()> kernel) {
+  body = kernel;
+  dynamic_bytes = (dynamic + 127) / 128 * 128;
+  fault[0] = 0;
+  seed = 88172645463325252ull + order;
+  blockDim = {threads, 1, 1};
+  gridDim = {blocks, 1, 1};
+  for (unsigned b = 0; b < blocks && !fault[0]; b++) {
+    blockIdx = {order == 1 ? blocks - 1 - b : b, 0, 0};
+    begin_shared(dynamic_bytes + fixed, threads);
+    if (begin_block) begin_block();
+    if (meets) {
+      run_block(threads);
+      continue;
+    }
+    for (unsigned i = 0; i < threads; i++) {
+      current = order == 1 ? threads - 1 - i : i;
+      threadIdx = {current, 0, 0};
+      body();
+    }
+  }
+  return fault[0] ? 719 : 0;
+}
+}  // namespace sim
+
+extern "C" __attribute__((used)) inline void sim_order(int order) { sim::order = order; }
+extern "C" __attribute__((used)) inline const char* sim_fault() { return sim::fault; }
+// How many instructions of each kind there were since the last call, and their shared-memory wavefronts a phase (1.0: no conflicts).
+extern "C" __attribute__((used)) inline void sim_statistics(double* counts, double* conflicts) {
+  for (int kind = 0; kind < sim::KINDS; kind++) {
+    counts[kind] = (double)sim::counts[kind];
+    conflicts[kind] = sim::phases[kind] ? (double)sim::wavefronts[kind] / sim::phases[kind] : 0;
+    sim::counts[kind] = sim::phases[kind] = sim::wavefronts[kind] = 0;
+  }
+}

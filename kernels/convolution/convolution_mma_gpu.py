@@ -1,0 +1,264 @@
+"""Conv on the matrix unit of an NVIDIA GPU, NHWC, as implicit GEMM: positions are rows of the product, output channels columns.
+
+Windows are read where the image lies, if its channels fill chunks of 16 bytes; else a first grid copies it with padded channels
+and zeros around it, also from an image that lies channels-first. There the taps of a row are neighbours in memory, and one of k:
+a 7 x 7 window of 3 channels is seven taps of 28 numbers, not 49 of 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+from tvm import tirx
+
+from ...runtime.hardware.gpu import gpu_machine, has_half_products
+from ...runtime.target import Target
+from ..codegen import ptx
+from ..codegen.builder import Buffer, Expr, Index, unravel
+from ..codegen.gpu_builder import GpuBuilder
+from ..cost.estimate import Estimate
+from ..cost.gpu_product import ProductSize, TiledProduct, copy_clocks, tiled_products
+from ..groups.group import Group
+from ..microkernels.bf16_split import PRODUCTS
+from ..microkernels.gpu_mma_sync import MmaSync
+from ..microkernels.gpu_operand_tiles import PackedSource
+from ..microkernels.gpu_part_layout import CHUNK, PackParts, PartLayout
+from ..microkernels.gpu_pipelined_product import PipelinedProduct, Store, emit_pipelined_product
+from ..microkernels.gpu_window_tiles import MOST_TAPS, AsyncWindows, ConvertedWindows, ImageWindows, PackTaps
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.kernel import finish, new_builder
+from ..template.values import GroupValues
+from .channels_last_form import ChannelsLast, channels_last_form
+from .merged_positions import merge_positions
+from .window import Window, read_window
+
+_KINDS: dict[str, ptx.Half] = {"bfloat16": "bf16", "float16": "f16"}
+_TYPES = ("float32", *_KINDS)
+_NARROW_PITCH = 4  # elements of a pixel with up to four channels
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes one Conv of float32, bfloat16 or float16 with constant weights, an epilogue, and a result transposed to NHWC."""
+    if target.kind != "cuda" or not has_half_products(target.level):
+        return Refusal(f"{target} has no mma.sync of 16-bit floats with asynchronous copies")
+    form = channels_last_form(group, may_join=True)
+    if isinstance(form, Refusal):
+        return form
+    if form.anchor.op_type != "Conv":
+        return Refusal("has no convolution")
+    image, weights = form.anchor.inputs[:2]
+    types = {form.inner.types[name].dtype for name in (image, weights)}
+    if len(types) > 1 or not types <= set(_TYPES) or form.inner.types[form.anchor.outputs[0]].dtype not in _TYPES:
+        return Refusal(f"the matrix unit does not multiply {' by '.join(sorted(types))}")
+    if weights not in form.outer.constants:
+        return Refusal("its weights are not constant")
+    if 0 in (form.inner.types[name].elements for name in (image, weights, form.anchor.outputs[0])):
+        return Refusal("has nothing to multiply")
+    groups, channels = form.anchor.attribute("group", 1), form.inner.types[image].shape[1]
+    if groups == channels > 1:
+        return Refusal("has one channel a group, which no product of matrices sums over")
+    kernel = MmaConvolution(form, target)
+    return Candidate(kernel.estimate(), kernel.build)
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """The image as a first grid writes it: zeros around it, `pitch` elements a pixel of each group."""
+
+    extents: tuple[int, ...]
+    pitch: int
+    joins: bool
+
+
+class MmaConvolution:
+    """The kernel of a Conv being built."""
+
+    template = "gpu_mma_convolution"
+
+    def __init__(self, form: ChannelsLast, target: Target) -> None:
+        self.form, self.target, self.anchor = form, target, form.anchor
+        self.window = read_window(form.inner, form.anchor)
+        self.image, self.weights = (form.inner.types[name] for name in form.anchor.inputs[:2])
+        self.groups = form.anchor.attribute("group", 1)
+        self.channels, self.outputs = self.image.shape[1] // self.groups, self.weights.shape[0] // self.groups
+        self.is_half = self.image.dtype in _KINDS
+        self.terms = 1 if self.is_half else form.outer.tolerance.terms
+        self.kind: ptx.Half = _KINDS.get(self.image.dtype, "bf16")
+        self.machine = gpu_machine(target.level)
+
+    # What is read -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def windows(self) -> ImageWindows:
+        """The operand of the product: of the image in place, or of its copy."""
+        window, copied = self.window, self.copied
+        images = self.image.shape[0]
+        if copied is None:
+            rest = self.image.shape[1], self.channels, self.channels, self.channels
+            return ImageWindows(images, window.inputs, window.outputs, *_steps(window), window.begins, *rest)
+        none = (0,) * len(window.kernel)
+        if not copied.joins:
+            rest = copied.pitch * self.groups, copied.pitch, copied.pitch, copied.pitch
+            return ImageWindows(images, copied.extents, window.outputs, *_steps(window), none, *rest)
+        valid = copied.pitch * window.kernel[-1]
+        kernel = (*window.kernel[:-1], 1)
+        run = ceil(valid / CHUNK) * CHUNK
+        steps = kernel, window.strides, window.dilations
+        return ImageWindows(images, copied.extents, window.outputs, *steps, none, copied.pitch, run, valid)
+
+    @cached_property
+    def copied(self) -> _Copied | None:
+        """How the image is copied first; None where it is read in place."""
+        window = self.window
+        name = self.anchor.inputs[0]
+        is_last = name in self.form.operands and not self.form.is_computed()
+        last = [
+            (out - 1) * stride + (taps - 1) * dilation
+            for out, stride, taps, dilation in zip(window.outputs, window.strides, window.kernel, window.dilations, strict=True)
+        ]
+        ends = [max(end - begin, size - 1) for end, begin, size in zip(last, window.begins, window.inputs, strict=True)]
+        is_padded = any(window.begins) or any(end >= size for end, size in zip(ends, window.inputs, strict=True))
+        if is_last and self.channels % CHUNK == 0 and (prod(window.kernel) <= MOST_TAPS or not is_padded):
+            return None
+        extents = tuple(begin + end + 1 for begin, end in zip(window.begins, ends, strict=True))
+        lanes = ptx.COPY_BYTES // self._item_bytes
+        if (
+            self.groups == 1
+            and self.channels <= _NARROW_PITCH
+            and window.dilations[-1] == 1
+            and window.strides[-1] * _NARROW_PITCH % lanes == 0
+        ):
+            even = extents[-1] + -extents[-1] % (lanes // _NARROW_PITCH)  # so that each row begins at a multiple of 16 bytes
+            return _Copied((*extents[:-1], even), _NARROW_PITCH, joins=True)
+        return _Copied(extents, ceil(self.channels / CHUNK) * CHUNK, joins=False)
+
+    # What it takes ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def size(self) -> ProductSize:
+        products = len(PRODUCTS[self.terms])
+        conversions = 0 if self.is_half else 3 + 4 * self.terms
+        sizes = self.groups, self.windows.rows, self.outputs, self.windows.k
+        return ProductSize(*sizes, (self.terms, self.terms), products, (conversions, 0), self.windows.elements * self._item_bytes)
+
+    @property
+    def _item_bytes(self) -> int:
+        return 2 if self.is_half else 4
+
+    @cached_property
+    def ways(self) -> list[TiledProduct]:
+        return tiled_products(self.size, self.machine)
+
+    @property
+    def flops(self) -> int:
+        return int(2 * self.groups * self.windows.rows * self.outputs * self.channels * prod(self.window.kernel))
+
+    def estimate(self) -> Estimate:
+        """That of the fastest way, in clocks of the whole GPU, with all bytes; and of the copy before it."""
+        clocks = self.ways[0].clocks - self.machine.launch_cycles
+        if self.copied is not None:
+            clocks += copy_clocks(self.image.size_bytes + self.windows.elements * self._item_bytes, self.machine)
+        return Estimate(clocks, self.flops, unit="tile", is_parallel=False)
+
+    # What is written --------------------------------------------------------------------------------------------------
+
+    def build(self) -> BuiltKernel:
+        builder = new_builder(self.target, self.form.outer.configuration)
+        assert isinstance(builder, GpuBuilder)
+        self.form.copy_pieces(builder)
+        unit = MmaSync(builder, self.kind)
+        way = builder.choose("tile", {str(one): one for one in self.ways})
+        tile, size = way.tile, self.size
+        layout = PartLayout(tile.rows, tile.depth, self.terms, along_k=True)
+        brings = AsyncWindows if self.is_half else ConvertedWindows
+        source = brings(unit, layout, tile.threads, self._image(builder), self.windows)
+        packed, weights = self._weights(unit, way)
+        store, stores_pairs = self._store(builder)
+        product = PipelinedProduct(
+            size.batch,
+            size.m,
+            size.n,
+            size.k,
+            unit,
+            way,
+            source,
+            weights,
+            lambda batch: batch,
+            lambda batch: batch,
+            store,
+            stores_neighbours=stores_pairs,
+        )
+        emit_pipelined_product(builder, product)
+        return finish(self.template, builder, self.form.outer, flops=self.flops, packed=packed)
+
+    def _image(self, builder: GpuBuilder) -> Buffer:
+        """The image, or its copy, which is written first: a thread for each chunk of a pixel."""
+        copied, windows = self.copied, self.windows
+        if copied is None:
+            name = self.form.operands[self.anchor.inputs[0]]
+            return builder.parameter(name, self.image.elements, self.image.dtype if not self.is_half else "uint16")
+        buffer = builder.workspace(windows.elements, self.image.dtype)
+        width = min(copied.pitch, CHUNK)
+        chunks = copied.pitch // width
+        shape = (windows.images, self.groups, chunks, *copied.extents)
+        with builder.chunks(prod(shape), windows.elements) as thread:
+            image, group, chunk, *place = (builder.bind(i) for i in unravel(thread, shape))
+            at = [builder.bind(i - begin) for i, begin in zip(place, self.window.begins, strict=True)]
+            inside = [tirx.And(i >= 0, i < extent) for i, extent in zip(at, self.window.inputs, strict=True)]
+            pixel: Expr = image
+            for i, extent in zip(place, copied.extents, strict=True):
+                pixel = pixel * extent + i
+            target = builder.bind((pixel * self.groups + group) * copied.pitch + chunk * width)
+            values = builder.local(width, self.image.dtype, "pixel")
+            for i in range(width):
+                builder.store(values, i, tirx.const(0, self.image.dtype))
+                channel = chunk * width + i
+                exists = [*inside, channel < self.channels] if self.channels % width or chunks > 1 else inside
+                if chunks == 1 and i >= self.channels:
+                    continue
+                with builder.when(tirx.all(*exists)):
+                    index: Index = (image, group * self.channels + channel, *at)
+                    builder.store(values, i, self.form.read_image(builder, index))
+            self._store_pixel(builder, buffer, target, values, width)
+        return buffer
+
+    def _store_pixel(self, builder: GpuBuilder, buffer: Buffer, target: Expr, values: Buffer, width: int) -> None:
+        lanes = min(width, ptx.COPY_BYTES // self._item_bytes)
+        for first in range(0, width, lanes):
+            with builder.vector(lanes) as lane:
+                builder.store(buffer, target + first + lane, values[first + lane])
+
+    def _weights(self, unit: MmaSync, way: TiledProduct) -> tuple[dict[str, Operand], PackedSource]:
+        name, windows = self.anchor.inputs[1], self.windows
+        layout = PartLayout(way.tile.columns, way.tile.depth, self.terms, along_k=True)
+        joins = self.copied is not None and self.copied.joins
+        pitch = windows.run if not joins else _NARROW_PITCH
+        pack = PackParts(PackTaps(self.weights.shape, self.groups, pitch, windows.run, joins, way.tile.columns), layout)
+        packed = pack.packed_type(self.weights)
+        buffer = unit.builder.parameter(name, packed.elements, packed.dtype)
+        source = PackedSource(unit, layout, way.tile.threads, buffer, packed.shape[1], packed.shape[2])
+        return {name: Operand(name, pack)}, source
+
+    def _store(self, builder: GpuBuilder) -> tuple[Store, bool]:
+        """The epilogue of a sum, and whether those of neighbouring channels may be stored at once."""
+        merged = merge_positions(self.form)
+        form = merged or self.form
+        result, extents = form.inner.types[self.anchor.outputs[0]], (0, *self.window.outputs)
+
+        def store(batch: Expr, m: Expr, n: Expr, value: Expr) -> None:
+            channel = builder.bind(batch * self.outputs + n) if self.groups > 1 else n
+            if len(self.anchor.inputs) > 2 and self.anchor.inputs[2]:
+                bias = GroupValues(form.inner, builder).read(self.anchor.inputs[2], (channel,))
+                value = value + tirx.Cast("float32", bias)
+            image, *place = (0, m) if merged is not None else unravel(m, extents)
+            form.store_epilogue(builder, (image, channel, *place), tirx.Cast(result.dtype, value))
+
+        kinds = {form.outer.types[one.parameter] for one in form.destinations}
+        has_pairs = all(kind.dtype in _TYPES and kind.shape[-1] % 2 == 0 for kind in kinds)
+        return store, has_pairs and self.outputs % 2 == 0 and all(one.first % 2 == 0 for one in form.destinations)
+
+
+def _steps(window: Window) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    return window.kernel, window.strides, window.dilations

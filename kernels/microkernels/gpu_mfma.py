@@ -1,0 +1,215 @@
+"""AMD's matrix unit (v_mfma of CDNA, from gfx90a on): 32 x 32 or 16 x 16 sums, of bfloat16, float16 or float32 itself.
+
+Chunks are loaded to registers early and stored to LDS late: there are no asynchronous copies. Addresses are numbers of chunks. A
+lane loads a chunk of its line at once where lines run along k, which is several instructions' k; else number by number, of which
+neighbouring lanes have neighbours. Operands change places, so that a lane has neighbours of a row of C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product as nest
+
+from tvm import tirx
+
+from ..codegen import amdgcn
+from ..codegen.builder import Buffer, Expr
+from ..codegen.gpu_builder import GpuBuilder
+from .bf16_split import split
+from .gpu_matrix_unit import Fragments
+from .gpu_part_layout import CHUNK_BYTES, PartLayout
+
+_NEIGHBOURS = 4
+
+
+@dataclass
+class MfmaUnit:
+    """The unit for numbers of a kind, by instructions for `size` x `size` sums."""
+
+    builder: GpuBuilder
+    kind: amdgcn.Number
+    size: int
+
+    lanes = amdgcn.WAVEFRONT
+    neighbours = _NEIGHBOURS
+    copies_wait_in_registers = True
+    stages: Buffer = field(init=False)
+
+    @property
+    def instruction(self) -> amdgcn.Mfma:
+        return amdgcn.Mfma(self.kind, self.size)
+
+    @property
+    def dtype(self) -> str:
+        """Of numbers in shared memory: bits, or float32."""
+        return "float32" if self.kind == "f32" else "uint16"
+
+    @property
+    def chunk(self) -> int:
+        return CHUNK_BYTES // (4 if self.kind == "f32" else 2)
+
+    @property
+    def rows(self) -> int:
+        return self.size
+
+    @property
+    def columns(self) -> int:
+        return self.size
+
+    @property
+    def k_groups(self) -> int:
+        """Groups of lanes that have different k."""
+        return self.lanes // self.size
+
+    @property
+    def depth(self) -> int:
+        return self.k_groups * self.chunk
+
+    @property
+    def sums(self) -> int:
+        return self.instruction.sums
+
+    @property
+    def groups(self) -> Sequence[tuple[int, int]]:
+        return [(0, first * self.k_groups) for first in range(0, self.sums, _NEIGHBOURS)]
+
+    def place(self, lane: Expr) -> tuple[Expr, Expr]:
+        return tirx.floormod(lane, self.size), tirx.floordiv(lane, self.size) * _NEIGHBOURS
+
+    def allocate(self, chunks: int) -> Expr:
+        self.stages = self.builder.shared(chunks * self.chunk, self.dtype, "stages")
+        return tirx.const(0, "int32")
+
+    def offset(self, chunks: Expr | int) -> Expr:
+        return tirx.const(chunks, "int32") if isinstance(chunks, int) else chunks
+
+    def copies(self, turns: int) -> RegisterCopies:
+        return RegisterCopies(self, turns)
+
+    def convert(self, numbers: Sequence[Expr], terms: int) -> list[list[Expr]]:
+        assert terms == 1
+        return [[self._converted(number) for number in numbers]]
+
+    def _converted(self, number: Expr) -> Expr:
+        """A float32, or the bits of a number of 16, as the unit multiplies it. Those that become float32 are bfloat16's."""
+        if str(number.ty) == self.dtype:
+            return number
+        if self.kind == "f32":
+            return tirx.reinterpret("float32", tirx.Cast("uint32", number) << tirx.const(16, "uint32"))
+        assert self.kind == "bf16"
+        return split(self.builder, number, 1)[0]
+
+    def put(self, to: Expr, content: Sequence[Expr]) -> None:
+        values = self.builder.local(self.chunk, self.dtype, "content")
+        for i, one in enumerate(content):
+            self.builder.store(values, i, one)
+        self.put_vector(to, values[_run(0, self.chunk)])
+
+    def put_vector(self, to: Expr, content: Expr) -> None:
+        self.builder.emit(tirx.BufferStore(self.stages, content, [_run(to * self.chunk, self.chunk)]))
+
+    def commit(self) -> None:
+        """Copies end one by one."""
+
+    def wait(self, left: int) -> None:
+        """What a thread stores to LDS the barrier waits for."""
+
+    def pin(self) -> None:
+        self.builder.do(amdgcn.pin())
+
+    def fragments(self, layout: PartLayout, begin: Expr, lines: int, lane: Expr, *, is_a: bool) -> LaneFragments:
+        return LaneFragments(self, layout, is_a, begin, lines, lane)
+
+    def multiply(self, sums: Buffer, a: Fragments, b: Fragments, slot: int, terms: tuple[int, int]) -> None:
+        assert isinstance(a, LaneFragments)
+        assert isinstance(b, LaneFragments)
+        row_blocks, column_blocks, instruction = a.lines // self.size, b.lines // self.size, self.instruction
+        for part in range(self.chunk // instruction.numbers):
+            for i, j in nest(range(row_blocks), range(column_blocks)):
+                cells = _run((i * column_blocks + j) * self.sums, self.sums)
+                result = instruction(b.numbers(slot, j, part), a.numbers(slot, i, part), sums[cells])
+                self.builder.emit(tirx.BufferStore(sums, result, [cells]))
+
+
+class RegisterCopies:
+    """Chunks that wait in registers. Beyond edges another place is read, whose numbers become zeros when they are stored."""
+
+    def __init__(self, unit: MfmaUnit, turns: int) -> None:
+        self._unit, builder = unit, unit.builder
+        self._waiting = builder.local(turns * unit.chunk, unit.dtype, "waiting")
+        self._inside = builder.local(turns, "bool", "inside")
+        self._has_edge = False
+
+    def begin(self, turn: int, to: Expr, buffer: Buffer, index: Expr, is_inside: Expr | None = None) -> None:
+        unit = self._unit
+        if is_inside is not None:
+            self._has_edge = True
+            unit.builder.store(self._inside, turn, is_inside)
+            index = tirx.Select(is_inside, index, 0)
+        loaded = buffer[_run(index, unit.chunk)]
+        unit.builder.emit(tirx.BufferStore(self._waiting, loaded, [_run(turn * unit.chunk, unit.chunk)]))
+
+    def end(self, turn: int, to: Expr) -> None:
+        unit = self._unit
+        content = self._waiting[_run(turn * unit.chunk, unit.chunk)]
+        if self._has_edge:
+            is_inside = tirx.Broadcast(self._inside[tirx.const(turn, "int32")], unit.chunk)
+            content = tirx.Select(is_inside, content, tirx.Broadcast(tirx.const(0, unit.dtype), unit.chunk))
+        unit.put_vector(to, content)
+
+
+class LaneFragments:
+    """Lane l has, of every block of SIZE lines, a chunk along k of line l % SIZE: of the step's chunks number l / SIZE."""
+
+    def __init__(self, unit: MfmaUnit, layout: PartLayout, is_a: bool, begin: Expr, lines: int, lane: Expr) -> None:
+        self.unit, self.layout, self.lines, builder = unit, layout, lines, unit.builder
+        assert layout.is_swizzled == layout.along_k
+        group, line = builder.bind(tirx.floordiv(lane, unit.size)), builder.bind(tirx.floormod(lane, unit.size))
+        if layout.along_k:
+            self._swizzle = builder.bind(layout.swizzle(line))
+            self._first = builder.bind((begin + line) * layout.row_chunks)
+            steps = layout.depth // unit.depth
+            self._chunks = [self._chunk(step * unit.k_groups + group) for step in range(steps)]
+        else:
+            self._first = builder.bind(group * (unit.chunk * layout.lines) + begin + line)
+        self._registers = builder.local(2 * lines // unit.size * unit.chunk, unit.dtype, "a" if is_a else "b")
+
+    def _chunk(self, number: Expr) -> Expr:
+        """Where a chunk of the lane's rows lies in them."""
+        return self.unit.builder.bind(number ^ self._swizzle)
+
+    def load(self, slot: int, address: Expr, step: int, term: int) -> None:
+        assert term == 0
+        for block in range(self.lines // self.unit.size):
+            if self.layout.along_k:
+                self._load_chunk(slot, address, step, block)
+            else:
+                self._load_numbers(slot, address, step, block)
+
+    def _load_chunk(self, slot: int, address: Expr, step: int, block: int) -> None:
+        unit, layout = self.unit, self.layout
+        number = address + self._first + self._chunks[step] + block * unit.size * layout.row_chunks
+        loaded = unit.stages[_run(number * unit.chunk, unit.chunk)]
+        unit.builder.emit(tirx.BufferStore(self._registers, loaded, [_run(self._place(slot, block), unit.chunk)]))
+
+    def _load_numbers(self, slot: int, address: Expr, step: int, block: int) -> None:
+        unit, layout = self.unit, self.layout
+        for e in range(unit.chunk):
+            number = self._first + ((step * unit.k_groups * unit.chunk + e) * layout.lines + block * unit.size)
+            unit.builder.store(self._registers, self._place(slot, block) + e, unit.stages[address * unit.chunk + number])
+
+    def _place(self, slot: int, block: int) -> int:
+        return (slot * (self.lines // self.unit.size) + block) * self.unit.chunk
+
+    def numbers(self, slot: int, block: int, part: int) -> Expr:
+        """What an instruction takes of a block, `part` telling which of the chunk's numbers."""
+        count = self.unit.instruction.numbers
+        first = self._place(slot, block) + part * count
+        return self._registers[tirx.const(first, "int32") if count == 1 else _run(first, count)]
+
+
+def _run(first: Expr | int, count: int) -> Expr:
+    """Indices of `count` neighbours."""
+    begin = tirx.const(first, "int32") if isinstance(first, int) else first
+    return tirx.Ramp(begin, tirx.const(1, "int32"), count)

@@ -1,0 +1,116 @@
+"""The machine code of AMD's products: matrix unit, accesses of 16 bytes, nothing spilled, loads far from their waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from prefuse.compiler.lowering.gpu import rocm_compiler
+from prefuse.compiler.lowering.gpu.rocm_compiler import compile_rocm
+from prefuse.kernels.codegen import amdgcn
+from prefuse.kernels.cost.gpu_product import MmaTile, ProductSize, tiled_products
+from prefuse.kernels.groups.group import Group
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.hardware.gpu import gpu_machine
+
+from ..kernels.harness import operator
+from ..sample import every
+from .gcn import Code, code_of, read_assembly
+from .simulator import ROCM
+
+SIZE = ProductSize(1, 2048, 2048, 8192)  # so many parts of k that a loop is left of them
+FEW = 12  # matrix instructions that hide a load
+
+
+@pytest.fixture(autouse=True)
+def no_linker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assembly needs none."""
+    monkeypatch.setattr(rocm_compiler, "_link", bytes)
+
+
+def product_of(dtype: Any, *, along_k: bool, constant: bool = False, tile: str = "") -> Group:
+    """C = A B; B lies along k (transposed), or along its columns."""
+    m, n, k = SIZE.m, SIZE.n, SIZE.k
+    a, b, c = np.empty((m, k), dtype), np.empty((n, k) if along_k else (k, n), dtype), np.empty((m, n), dtype)
+    group = operator("Gemm", a, b, expected=[c], transB=int(along_k)).group
+    configuration = {"tile": tile} if tile else {}
+    return replace(group, constants=frozenset(["x1"]) if constant else frozenset(), configuration=configuration)
+
+
+def codes(groups: dict[str, Group]) -> dict[str, Code]:
+    """The machine code of each group's first grid."""
+    built = {name: build_kernel(group, ROCM) for name, group in groups.items()}
+    functions = {name: kernel.function for name, kernel in built.items() if isinstance(kernel, BuiltKernel)}
+    found = read_assembly(compile_rocm(functions, ROCM).assembly)
+    return {name: found[f"{name}_0"] for name in groups}
+
+
+def tiles(item_bytes: int) -> dict[str, MmaTile]:
+    ways = tiled_products(replace(SIZE, item_bytes=item_bytes), gpu_machine(ROCM.level))
+    return {str(way.tile): way.tile for way in ways}
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(ml_dtypes.bfloat16, "bf16"), (np.float16, "f16"), (np.float32, "f32")])
+@pytest.mark.parametrize("along_k", [True, False])
+def test_every_tile(dtype: Any, kind: amdgcn.Number, along_k: bool) -> None:
+    """Nothing spilled, and all loads of a part before all of its products, which are what its tile needs."""
+    offered = dict(every(2, list(tiles(np.dtype(dtype).itemsize).items())))
+    groups = {f"k{i}": product_of(dtype, along_k=along_k, tile=name) for i, name in enumerate(offered)}
+    for tile, code in zip(offered.values(), codes(groups).values(), strict=True):
+        for fact in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
+            assert code.fact(fact) == 0, (tile, fact)
+        assert code.fact("vgpr_count") + code.fact("agpr_count") <= 256  # two wavefronts a SIMD
+        assert code.count("scratch_") == code.count("flat_") == code.count("v_accvgpr") == 0
+        assert code.count("global_load") == code.count("global_load_dwordx4") > 0
+        assert code.count("global_store") == code.count("global_store_dwordx4" if kind == "f32" else "global_store_dwordx2")
+        loop, size = code.loop(), 32 if tile.warp_rows % 32 == tile.warp_columns % 32 == 0 else 16
+        k = 64 // size * amdgcn.Mfma(kind, size).numbers
+        products = tile.warp_rows * tile.warp_columns * tile.depth // (size * size * k)
+        assert loop.count("v_mfma") == loop.count(f"v_mfma_f32_{size}x{size}x{k}_{kind}")
+        parts = loop.count("v_mfma") // products  # LLVM unrolls some loops
+        assert loop.count("v_mfma") == parts * products > 0
+        assert loop.count("s_barrier") == parts
+        assert min(loop.load_distances()) == products
+        others = sum(number for name, number in loop.kinds().items() if name.startswith("v_") and not name.startswith("v_mfma"))
+        assert others < 5 * loop.count("v_mfma") + 20 * parts
+
+
+def test_large_products() -> None:
+    """The tiles that large products take: loads behind enough products, chunks along k loaded 16 bytes at a time, few others."""
+    for dtype in (ml_dtypes.bfloat16, np.float16):
+        groups = {"packed": product_of(dtype, along_k=False, constant=True), "rows": product_of(dtype, along_k=True)}
+        for code in codes(groups).values():
+            loop = code.loop()
+            assert loop.count("v_mfma") >= 16
+            assert min(loop.load_distances()) >= FEW
+            assert loop.count("ds_read") == loop.count("ds_read_b128")
+            assert loop.count("ds_write") == loop.count("ds_write_b128")
+            others = sum(number for name, number in loop.kinds().items() if name.startswith("v_") and "mfma" not in name)
+            assert others < 1.5 * loop.count("v_mfma")
+
+
+def test_without_pins_loads_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compiler does by itself: so the distances above can fail."""
+    monkeypatch.setattr("prefuse.kernels.microkernels.gpu_mfma.MfmaUnit.pin", lambda self: None)
+    (code,) = codes({"k": product_of(ml_dtypes.bfloat16, along_k=True)}).values()
+    assert min(code.loop().load_distances()) < FEW
+
+
+def test_distances() -> None:
+    text = """
+    global_load_dwordx4 v[0:3], v[4:5], off
+    v_mfma_f32_32x32x8_f16 v[0:15], v[0:1], v[2:3], v[0:15]
+    global_store_dword v[0:1], v2, off
+    global_load_dwordx4 v[0:3], v[4:5], off
+    v_mfma_f32_32x32x8_f16 v[0:15], v[0:1], v[2:3], v[0:15]
+    s_waitcnt lgkmcnt(0)
+    v_mfma_f32_32x32x8_f16 v[0:15], v[0:1], v[2:3], v[0:15]
+    s_waitcnt vmcnt(1) lgkmcnt(0)
+    v_mfma_f32_32x32x8_f16 v[0:15], v[0:1], v[2:3], v[0:15]
+    """
+    assert code_of(text, {}).load_distances() == [3, 6, 3]
+    assert code_of(text + "s_waitcnt vmcnt(0)\n", {}).load_distances() == [3, 3, 3, 3]
