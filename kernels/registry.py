@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from functools import partial
 from math import inf
 
+from ..runtime.symbolic.sizes import greatest_of
 from ..runtime.target import Target
 from .attention import attention, attention_gpu, linear_attention
 from .codegen.grids import UncutError
@@ -44,6 +46,7 @@ from .reduction import normalization_gpu as gpu_normalization
 from .reduction import reduction_gpu as gpu_reduction
 from .sampling import grid_sample, resize
 from .sorting import selection, suppression, topk, unique
+from .symbolic import at_hint, domain_of, write_symbolic
 from .template.contract import BuiltKernel, Candidate, Planner, Refusal, Template, at_floors
 from .template.values import (
     anchors_of,
@@ -142,9 +145,10 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
 
     What the group's configuration asks for and cannot have is in the kernel's `ignored`.
     """
+    domain = domain_of(group)
     ranked, refused = candidates(group, target)
     for name, candidate in ranked:
-        built = _emit(candidate, target)
+        built = _emit(candidate, target) if domain is None else write_symbolic(partial(_written, name, group, target), domain)
         if isinstance(built, BuiltKernel):
             refused |= {other: _dearer(one, candidate, target) for other, one in ranked if other != name and other not in refused}
             ignored_choices = _ignored(group.configuration, built, refused)
@@ -153,14 +157,24 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
     return tuple(refused.items())
 
 
+def _written(name: str, group: Group, target: Target) -> BuiltKernel | Refusal:
+    """What the template of a name writes for a group."""
+    template = next(one for one in _templates_for(group, target) if one.name == name)
+    planned = _plan(template, group, target)
+    return planned if isinstance(planned, Refusal) else _emit(planned, target)
+
+
 def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]], dict[str, str]]:
     """What the templates for a group's anchor would do, by their names, and why others would not.
+
+    Of a group whose sizes a call decides, where these are their hints.
 
     The one that the configuration names comes first, then those of the fewest cycles, and last those whose cycles are floors
     alone; the order of the list breaks ties, and decides on GPUs, whose costs are not estimated.
     """
     if reason := _obstacle(group):
         return [], {"all": reason}
+    group = group if domain_of(group) is None else at_hint(group)
     planned = {template.name: _plan(template, group, target) for template in _templates_for(group, target)}
     found = [(name, one) for name, one in planned.items() if isinstance(one, Candidate)]
     refused = {name: one.reason for name, one in planned.items() if isinstance(one, Refusal)}
@@ -194,7 +208,7 @@ def measurable_templates(group: Group, target: Target) -> tuple[str, ...]:
 
 def _obstacle(group: Group) -> str:
     """Why no kernel can compute a group; empty where one might."""
-    if large := [name for name, kind in group.types.items() if kind.elements > _MAX_ELEMENTS]:
+    if large := [name for name, kind in group.types.items() if greatest_of(kind.elements) > _MAX_ELEMENTS]:
         return f"{large[0]} has more than {_MAX_ELEMENTS} elements, which 32-bit indices cannot reach"
     if wide := [name for name, kind in group.types.items() if kind.dtype == "complex128"]:
         return f"{wide[0]} is complex128, which no machine word holds"

@@ -23,6 +23,8 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.hardware.machine import LINE_BYTES, Machine
+from ...runtime.symbolic.shapes import is_one
+from ...runtime.symbolic.sizes import Size, estimating, hint_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..cost.register_tile import last_rows, ranked_tiles
 from ..formats.format import Format
@@ -136,6 +138,7 @@ class TileProduct:
         return 2 * self.batch * self.m * min(self.plane.columns, wanted) * prod(self.depth) * self.format.k_pack
 
 
+@estimating
 def tile_options(m: int, columns: int, depth: int, machine: Machine, **how: Any) -> dict[str, Tile]:
     """All legal register tiles by name, those with the fewest estimated cycles first; `how`: keywords of `ranked_tiles`."""
     ranked = ranked_tiles(m, columns, depth, machine, **how)
@@ -166,7 +169,7 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     threads = builder.threads_for(product.flops // WORK_PER_OPERATION)
     split = builder.choose("split", split_options(order, extents, threads))
     # Each panel meets all tiles of rows, on one thread: these may divide among them what is to be done for the next one.
-    parts = extents["m"] if order[-2:] == ["n", "m"] and (threads == 1 or split != "m") else 1
+    parts = hint_of(extents["m"]) if order[-2:] == ["n", "m"] and (threads == 1 or split != "m") else 1
     with ExitStack() as loops:
         thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
         at: dict[str, Expr] = {}
@@ -179,10 +182,11 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
 
 def loop_orders(order: Sequence[str], extents: Mapping[str, int]) -> dict[str, list[str]]:
     """All permutations of the loops of these extents, by name, `order` first; loops of one iteration stay outermost."""
-    once, often = [axis for axis in order if extents[axis] == 1], [axis for axis in order if extents[axis] > 1]
+    once, often = [axis for axis in order if is_one(extents[axis])], [axis for axis in order if not is_one(extents[axis])]
     return {" ".join(some): [*once, *some] for some in permutations(often)}
 
 
+@estimating
 def split_options(order: Sequence[str], extents: Mapping[str, int], threads: int) -> dict[str, str]:
     """The loops that may be dealt to threads, the best balanced first and, of equally balanced ones, the outermost."""
     often = [axis for axis in order if extents[axis] > 1] if threads > 1 else []
@@ -194,6 +198,9 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
     """One register tile of C: the loop over k, then the epilogue. `parts` tiles that follow each other have one panel of B."""
     tile, plane = product.tile, product.plane
     m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
+    if isinstance(product.m, Size) and not product.a_padded:
+        _emit_any_rows(builder, product, (batch, m_tile, n_tile), parts)
+        return
     rest = tile.rows if product.a_padded or builder.is_grid else last_rows(product.m, tile.rows)
     is_direct = product.is_short and _is_even(product, rest) and not builder.is_grid
     # A ragged last tile is moved back to end with C; what it computes twice is stored once. Unless shorter last tiles have a loop
@@ -231,6 +238,32 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
         add_up(tile)
     if finished is not None:
         _emit_epilogue(builder, product, (batch, m_begin, n_begin), m_start, n_start, finished)
+
+
+def _emit_any_rows(builder: KernelBuilder, product: TileProduct, place: tuple[Expr, Expr, Expr], parts: int) -> None:
+    """One register tile of as many rows as a call has left there: a loop over k for each height, one epilogue."""
+    assert isinstance(product.m, Size)
+    tile, plane, first, (batch, m_tile, n_tile) = product.tile, product.plane, product.first, place
+    m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
+    n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
+    before = _panel_prefetch(builder, product, batch, m_tile, n_tile, parts)
+    finished = builder.aligned_local(tile.rows * tile.columns, product.format.sums, "tile")
+    left = builder.bind(tirx.min(product.m - m_begin, tile.rows))
+    heights = {min(size, tile.rows) for size in product.m.choices} | {size % tile.rows for size in product.m.choices} - {0}
+    for rows in sorted(heights, reverse=True):
+        with builder.when(tirx.EQ(left, rows)):
+            sum_tile(
+                builder,
+                replace(tile, rows=rows),
+                product.format,
+                product.depth,
+                lambda row, ks: product.a(batch, m_tile, m_begin, row, ks),
+                lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
+                before,
+                into=finished,
+                first=None if first is None else lambda column: first(batch, n_start + column),
+            )
+    _emit_epilogue(builder, product, (batch, m_begin, n_begin), m_begin, n_start, finished)
 
 
 def _panel_prefetch(

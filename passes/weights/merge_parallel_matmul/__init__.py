@@ -78,7 +78,7 @@ def _by_attention(family: Family, groups: Mapping[ir.Node, int]) -> list[tuple[F
 
 def _worthwhile(family: Family, is_read_through: bool) -> Family | Rejection:
     """The branches that gain from being merged, if all that is not more than offset."""
-    source_bytes, is_contiguous = tensor_type(family.source).size_bytes, family.is_contiguous
+    source_bytes, is_contiguous = tensor_type(family.source).hinted.size_bytes, family.is_contiguous
     gain = source_bytes + LAUNCH_BYTES
     branches = [
         branch
