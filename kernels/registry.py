@@ -23,7 +23,7 @@ from .convolution import (
     winograd_channels_last,
 )
 from .convolution import convolution_gpu as gpu_convolution
-from .elementwise import elementwise, one_hot, random_numbers, trilu
+from .elementwise import arange, elementwise, one_hot, random_numbers, trilu
 from .groups.configuration import TEMPLATE, Configuration, ignored
 from .groups.group import Group
 from .linalg import (
@@ -88,6 +88,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template("col2im", at_floors(col2im.build, col2im.obstacle), col2im.OPERATORS),
     Template("sequence", at_floors(sequence.build), sequence.OPERATORS),
     Template("determinant", at_floors(determinant.build, determinant.obstacle), determinant.OPERATORS),
+    Template("range", at_floors(arange.build, arange.obstacle), arange.OPERATORS),
     Template("one_hot", at_floors(one_hot.build), one_hot.OPERATORS),
     Template("scatter", at_floors(scatter.build, scatter.obstacle), scatter.OPERATORS),
     Template("random", at_floors(random_numbers.build, random_numbers.obstacle), random_numbers.OPERATORS),

@@ -32,8 +32,7 @@ from .plan import (
     step_writes,
 )
 from .state_checker import slot_faults, state_faults, storage_faults
-from .symbolic.size_text import values_at
-from .symbolic.sizes import Dim
+from .symbolic.size_text import size_faults
 
 _BLOCK_THREADS = 1024  # of any GPU
 _SHARED_BYTES = 227 * 1024  # of a block, on any GPU
@@ -126,7 +125,8 @@ def _check_ports(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
             elif port.type.size_bytes != buffer.size_bytes:
                 yield Fault(where, f"{port.type} has {port.type.size_bytes} bytes, its buffer {buffer.size_bytes}")
             yield from _check_extents(where, port, buffers)
-            yield from _check_sizes(where, port, plan.dims)
+            sizes = [(sized.axis, sized.text) for sized in port.sizes]
+            yield from (Fault(where, what) for what in size_faults(sizes, port.type.shape, plan.dims))
     table = buffers.get(DIMENSIONS)
     if plan.dims and (table is None or table.role is not Role.INPUT or table.size_bytes != 4 * len(plan.dims)):
         yield Fault(f"buffer {DIMENSIONS}", f"it is no input of {len(plan.dims)} numbers of 32 bits")
@@ -146,22 +146,6 @@ def _check_extents(where: str, port: Port, buffers: Mapping[str, Buffer]) -> Ite
         buffer = buffers.get(extent.buffer)
         if buffer is None or buffer.role is not Role.OUTPUT or buffer.size_bytes != _COUNT_BYTES:
             yield Fault(where, f"its extent {extent.buffer} is no output buffer of {_COUNT_BYTES} bytes")
-
-
-def _check_sizes(where: str, port: Port, dims: tuple[Dim, ...]) -> Iterator[Fault]:
-    """A size is never negative, nor more than there is room for."""
-    for sized in port.sizes:
-        if not 0 <= sized.axis < len(port.type.shape):
-            yield Fault(where, f"its size {sized.text} is of axis {sized.axis}, it has {len(port.type.shape)}")
-            continue
-        try:
-            found = values_at(sized.text, dims)
-        except (NameError, ValueError, ArithmeticError) as error:
-            yield Fault(where, f"its size {sized.text} cannot be computed: {error}")
-            continue
-        room = port.type.shape[sized.axis]
-        if min(found) < 0 or max(found) > room:
-            yield Fault(where, f"its size {sized.text} is from {min(found)} to {max(found)}, there is room for {room}")
 
 
 def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:

@@ -91,7 +91,8 @@ class SymbolicSource(GraphSource):
         """A program for as many sizes around these as it can be for."""
         box = self._around(sizes)
         reasons: list[str] = []
-        for fixed in ((), *((dim.name,) for dim in box if len(box) > 1)):
+        free = [dim.name for dim in box if len(dim.sizes) > 1]
+        for fixed in ((), *((name,) for name in free if len(free) > 1)):
             narrowed = tuple(Dim(d.name, sizes[d.name], sizes[d.name]) if d.name in fixed else d for d in box)
             try:
                 model = self._program(narrowed, sizes)

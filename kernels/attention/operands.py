@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import estimating
 from ..codegen.builder import Expr, Index, KernelBuilder, broadcast_index, row_major
 from ..groups.group import Op
 from ..template.values import GroupValues, source_offset
@@ -53,6 +54,7 @@ class Elements:
         element = self._followed(form.product.outputs[0], product, out, place, kind.dtype)
         self.builder.store(self.builder.parameter(out, kind.elements, kind.dtype), row_major(place, kind.shape), element)
 
+    @estimating
     def is_transposed(self, product: Op) -> bool:
         """Whether a product's second operand is column-major in memory, as K is before the usual transpose."""
         group, name = self.form.group, product.inputs[1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import floordiv, mod
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -356,7 +357,7 @@ def row_major(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
 def unravel(offset: Expr, shape: Sequence[int]) -> Index:
     """Index of a flat offset."""
     index: list[Expr] = []
-    divide, remainder = (int.__floordiv__, int.__mod__) if isinstance(offset, int) else (tirx.floordiv, tirx.floormod)
+    divide, remainder = (floordiv, mod) if isinstance(offset, int | Size) else (tirx.floordiv, tirx.floormod)
     for extent in reversed(shape[1:]):
         index.append(remainder(offset, extent) if not is_one(extent) else 0)
         offset = divide(offset, extent) if not is_one(extent) else offset

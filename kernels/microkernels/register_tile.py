@@ -12,7 +12,7 @@ exchange B[k, n] is contiguous along n in the padded input, so that nothing is p
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import permutations
 from itertools import product as nest
@@ -198,14 +198,12 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
     """One register tile of C: the loop over k, then the epilogue. `parts` tiles that follow each other have one panel of B."""
     tile, plane = product.tile, product.plane
     m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
-    if isinstance(product.m, Size) and not product.a_padded:
-        _emit_any_rows(builder, product, (batch, m_tile, n_tile), parts)
-        return
-    rest = tile.rows if product.a_padded or builder.is_grid else last_rows(product.m, tile.rows)
-    is_direct = product.is_short and _is_even(product, rest) and not builder.is_grid
+    is_sized = isinstance(product.m, Size)
+    rest = tile.rows if product.a_padded or builder.is_grid or is_sized else last_rows(product.m, tile.rows)
+    is_direct = product.is_short and not is_sized and _is_even(product, rest) and not builder.is_grid
     # A ragged last tile is moved back to end with C; what it computes twice is stored once. Unless shorter last tiles have a loop
     # over k of their own: both loops share one epilogue, or LLVM would keep an epilogue's constants in registers over a loop.
-    is_whole = product.a_padded or rest < tile.rows or is_direct
+    is_whole = product.a_padded or rest < tile.rows or is_direct or is_sized
     m_start = m_begin if is_whole else builder.bind(tirx.min(m_begin, product.m - tile.rows))
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
     before, first = _panel_prefetch(builder, product, batch, m_tile, n_tile, parts), product.first
@@ -229,41 +227,23 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
             store_row=store_row if is_direct else None,
         )
 
-    if rest < tile.rows:
-        with builder.when(m_begin + tile.rows <= product.m):
-            add_up(tile)
-        with builder.when(m_begin + tile.rows > product.m):
-            add_up(replace(tile, rows=rest))
-    else:
-        add_up(tile)
+    for condition, rows in _heights(builder, product, m_begin, rest):
+        with nullcontext() if condition is None else builder.when(condition):
+            add_up(replace(tile, rows=rows))
     if finished is not None:
         _emit_epilogue(builder, product, (batch, m_begin, n_begin), m_start, n_start, finished)
 
 
-def _emit_any_rows(builder: KernelBuilder, product: TileProduct, place: tuple[Expr, Expr, Expr], parts: int) -> None:
-    """One register tile of as many rows as a call has left there: a loop over k for each height, one epilogue."""
-    assert isinstance(product.m, Size)
-    tile, plane, first, (batch, m_tile, n_tile) = product.tile, product.plane, product.first, place
-    m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
-    n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
-    before = _panel_prefetch(builder, product, batch, m_tile, n_tile, parts)
-    finished = builder.aligned_local(tile.rows * tile.columns, product.format.sums, "tile")
-    left = builder.bind(tirx.min(product.m - m_begin, tile.rows))
-    heights = {min(size, tile.rows) for size in product.m.choices} | {size % tile.rows for size in product.m.choices} - {0}
-    for rows in sorted(heights, reverse=True):
-        with builder.when(tirx.EQ(left, rows)):
-            sum_tile(
-                builder,
-                replace(tile, rows=rows),
-                product.format,
-                product.depth,
-                lambda row, ks: product.a(batch, m_tile, m_begin, row, ks),
-                lambda column, ks: product.b(batch, n_tile, n_start, column, ks),
-                before,
-                into=finished,
-                first=None if first is None else lambda column: first(batch, n_start + column),
-            )
-    _emit_epilogue(builder, product, (batch, m_begin, n_begin), m_begin, n_start, finished)
+def _heights(builder: KernelBuilder, product: TileProduct, m_begin: Expr, rest: int) -> list[tuple[Expr | None, int]]:
+    """The rows that tiles may have, each with what must hold for it; None where all have as many."""
+    rows, m = product.tile.rows, product.m
+    if isinstance(m, Size) and not product.a_padded:  # any remainder, each with a loop over k of its own
+        left = builder.bind(tirx.min(m - m_begin, rows))
+        heights = {min(size, rows) for size in m.choices} | ({size % rows for size in m.choices} - {0})
+        return [(tirx.EQ(left, height), height) for height in sorted(heights, reverse=True)]
+    if rest == rows:
+        return [(None, rows)]
+    return [(m_begin + rows <= m, rows), (m_begin + rows > m, rest)]
 
 
 def _panel_prefetch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 
@@ -28,13 +28,26 @@ def evaluator(text: str) -> Callable[[Mapping[str, int]], int]:
     return lambda sizes: int(eval(code, names, dict(sizes)))
 
 
-def values_at(text: str, dims: Sequence[Dim]) -> list[int]:
-    """The size at each point, or of many points at the ends of each dimension. Raises as `evaluator`, or as Python computes."""
+def size_faults(sizes: Iterable[tuple[int, str]], room: Sequence[int], dims: Sequence[Dim]) -> Iterator[str]:
+    """What is wrong with the sizes of some axes, where there is so much room: none may be negative, nor need more.
+
+    They are computed at each point, or of many points at the ends of each dimension.
+    """
     names, ranges = [dim.name for dim in dims], [list(dim.sizes) for dim in dims]
     if prod(map(len, ranges)) > _MOST_POINTS:
-        ranges = [[sizes[0], sizes[-1]] for sizes in ranges]
-    size_at = evaluator(text)
-    return [size_at(dict(zip(names, point, strict=True))) for point in product(*ranges)]
+        ranges = [[every[0], every[-1]] for every in ranges]
+    for axis, text in sizes:
+        if not 0 <= axis < len(room):
+            yield f"its size {text} is of axis {axis}, it has {len(room)}"
+            continue
+        try:
+            size_at = evaluator(text)
+            found = [size_at(dict(zip(names, point, strict=True))) for point in product(*ranges)]
+        except (NameError, ValueError, ArithmeticError, SyntaxError) as error:
+            yield f"its size {text} cannot be computed: {error}"
+            continue
+        if min(found) < 0 or max(found) > room[axis]:
+            yield f"its size {text} is from {min(found)} to {max(found)}, there is room for {room[axis]}"
 
 
 def _is_legal(node: ast.AST) -> bool:

@@ -154,8 +154,7 @@ class Size:
         return int(self.values[self.domain.alive].max())
 
     def __str__(self) -> str:
-        if not self._text:
-            self._text = _text(self.terms)
+        self._text = self._text or _text(self.terms)
         return self._text
 
     __repr__ = __str__
@@ -290,11 +289,9 @@ class Size:
         return self.__int__()
 
     def bit_length(self) -> int:
-        """As of a number."""
         return self.__int__().bit_length()
 
     def bit_count(self) -> int:
-        """As of a number."""
         return self.__int__().bit_count()
 
     def __tvm_ffi_object__(self) -> Any:
