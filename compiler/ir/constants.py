@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.symbolic.sizes import Size
 from .names import fresh_name
 from .symbolic.symbols import SizeTensor
 
@@ -75,6 +78,12 @@ def add_constant(owner: ir.Model | ir.Graph, contents: np.ndarray | ir.LazyTenso
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
     graph.register_initializer(value)
     return value
+
+
+def add_sizes(owner: ir.Model | ir.Graph, numbers: Sequence[int], name_hint: str) -> ir.Value:
+    """Add a vector of int64, such as a shape, some of whose numbers may be sizes that a call decides."""
+    is_sized = any(isinstance(number, Size) for number in numbers)
+    return add_constant(owner, SizeTensor(np.array(numbers, object)) if is_sized else np.array(numbers, np.int64), name_hint)
 
 
 def share_constant(owner: ir.Model | ir.Graph, value: ir.Value) -> ir.Value:

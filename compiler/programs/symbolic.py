@@ -24,6 +24,8 @@ from .sources import GraphSource
 from .specialize import Call, Specialization, SpecializedModel
 
 _MOST_PROGRAMS = 12  # that are compiled ahead; sizes beyond them wait for a call
+# The largest sizes of programs of their own: 1 broadcasts, and is a vector; few rows fill one panel of a product.
+_BANDS = (1, 32, 1024)
 Box = tuple[Dim, ...]
 
 
@@ -121,7 +123,7 @@ class SymbolicSource(GraphSource):
 
     def _around(self, sizes: Mapping[str, int]) -> Box:
         """A box of sizes around a point that no program serves yet."""
-        box = {dim.name: replace(dim, least=max(dim.least, 1)) for dim in self._dims}
+        box = {dim.name: _band(dim, sizes[dim.name]) for dim in self._dims}
         for served in self._served:
             cuts = []
             for dim in served.box:
@@ -193,6 +195,13 @@ def _require_in_range(dim: Dim, size: int) -> None:
     if size not in dim.sizes and size != 0:
         what = f"{size} is outside of {dim}"
         raise InputError(f"dimension {dim.name}", what, "compile the model for more sizes, or without dims")
+
+
+def _band(dim: Dim, size: int) -> Dim:
+    """The sizes near one, which the same choices suit."""
+    least = max((end + 1 for end in _BANDS if end < size), default=1)
+    greatest = min((end for end in _BANDS if end >= size), default=dim.greatest)
+    return replace(dim, least=max(dim.least, least), greatest=min(dim.greatest, greatest))
 
 
 def _corners(dims: Box) -> Iterator[dict[str, int]]:

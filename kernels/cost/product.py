@@ -70,14 +70,15 @@ def product_rows_drawback(rows: int, depth: int, columns: int, threads: int, mac
     128 and 197 rows on two threads: up to 8 % are gained where a block's rows of A stay in L2, 4 % lost where they do not. With
     more rows than columns the plain product reads all weights for each tile of rows, too.
     """
-    of_thread = rows // threads  # of symbolic rows, a question that cuts: it decides about a kernel as a whole
+    rows = hint_of(rows)
+    of_thread = rows // threads
     if of_thread < _MIN_BLOCK_ROWS:
         return f"each of {threads} threads would read all weights for {of_thread} rows, fewer than {_MIN_BLOCK_ROWS}"
     block_bytes = product_block_bytes(machine)
-    in_block = min(hint_of(of_thread), block_bytes // (4 * columns))
+    in_block = min(of_thread, block_bytes // (4 * columns))
     if in_block < _MIN_BLOCK_ROWS:
         return f"{_MIN_BLOCK_ROWS} rows of {columns} columns are more than the {block_bytes // 1024} KiB of a block"
-    if hint_of(rows) <= columns and (size := 4 * in_block * depth) > _L2_SHARE * machine.l2.size_bytes:
+    if rows <= columns and (size := 4 * in_block * depth) > _L2_SHARE * machine.l2.size_bytes:
         return f"{size // 1024} KiB of a block's left operand would be read again for every panel of weights"
     return ""
 

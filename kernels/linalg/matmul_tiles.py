@@ -323,8 +323,7 @@ class AmxProduct(MatMulKernel):
         if self.columns == 1 or self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
             return None
         ahead = self.builder.bind(tirx.Select(n < self.columns - 1, self.steps, 0))
-        blocks = 1 if self.rows == 1 else hint_of(self.rows)  # that read a panel: a single one prefetches all of the next
-        return NextPanel(self.builder.bind(panel.at((ahead,), 0, 0)), m, blocks)
+        return NextPanel(self.builder.bind(panel.at((ahead,), 0, 0)), m, hint_of(self.rows))
 
     def _blocks(
         self, count: Expr, place: Callable[[Expr], Place], a: PanelAt, b: PanelAt, sums: Scratch, *, prefetches: bool = False

@@ -395,7 +395,7 @@ def _outer_loops(depth: tuple[int, ...], longest: int | None) -> int:
     A sum of n products in one chain has an error bound in proportion to n; a blocked one, in proportion to the length of a block
     plus their number (Higham: The accuracy of floating point summation, 1993). Exact sums (`longest` is None) need no blocks.
     """
-    if longest is None:
+    if longest is None or len(depth) == 1:
         return 0
     return max((outer for outer in range(len(depth)) if prod(depth[outer:]) >= _LEAST_BLOCK), default=0)
 

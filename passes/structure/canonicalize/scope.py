@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ....compiler.ir.constants import add_constant
+from ....compiler.ir.constants import add_constant, add_sizes
 from ....compiler.ir.matching import is_read
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.ir.symbolic.symbols import SizeTensor
-from ....runtime.symbolic.shapes import is_symbolic
 
 _BUDGETED_FOLDS = 16  # folds of the largest size that one model may have
 
@@ -48,8 +47,7 @@ class Scope:
 
     def ints(self, numbers: Sequence[int], hint: str | None) -> ir.Value:
         """A new int64 vector: a shape, axes, or pads."""
-        contents = SizeTensor(np.array(numbers, object)) if is_symbolic(numbers) else np.array(numbers, np.int64)
-        return self.constant(contents, hint)
+        return add_sizes(self.model, numbers, hint or "constant")
 
 
 @dataclass(frozen=True, slots=True)
