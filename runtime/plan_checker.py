@@ -15,8 +15,8 @@ import numpy as np
 
 from .plan import (
     ALIGNMENT,
-    SHARED,
     DIMENSIONS,
+    SHARED,
     VECTOR_ALIGNMENT,
     Buffer,
     Copy,

@@ -75,6 +75,11 @@ class SymbolicSource(GraphSource):
         while len(self._served) < _MOST_PROGRAMS and (rest := self._unserved()) is not None:
             self._find(rest)
 
+    @property
+    def served(self) -> tuple[Served, ...]:
+        """The programs so far."""
+        return tuple(self._served)
+
     def notes(self) -> Iterator[str]:
         """What sizes each program serves, and why some have none."""
         for served in self._served:
@@ -153,9 +158,15 @@ class SymbolicModel(SpecializedModel):
         super().__init__(source)
         self._ranges = source
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What sizes each program serves, and why some have none."""
+        return tuple(self._ranges.notes())
+
     def report(self) -> str:
-        """What sizes each program serves, and the report of every program in use."""
-        return "\n\n".join(["\n".join(self._ranges.notes()), super().report()])
+        """What sizes each program serves, and the report of every program."""
+        ahead = [served.model.report() for served in self._ranges.served if served.model is not None]
+        return "\n\n".join(["\n".join(self.notes), *(ahead or [super().report()])])
 
 
 def parse_dims(dims: object, model: ir.Model) -> Box:

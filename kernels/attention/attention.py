@@ -51,7 +51,7 @@ from .mask import may_hide_keys, sees_first_key, visible_keys
 from .online_softmax import Rows, finish_rows, odd_lines, round_rows, running_softmax, softmax, start_rows, weigh_rows
 from .operands import Elements
 from .pattern import Attention, attention_of
-from .scratch import Head, Keys, Places, QueryBlock
+from .scratch import Head, Keys, Places, QueryBlock, head_chunks
 
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
@@ -235,7 +235,7 @@ class _Kernel:
         threads = builder.threads_for(self.flops // 16 + heads * form.queries * form.keys * cost)
         with estimate():  # of runs that a call has no blocks for, nothing comes
             least = ceil(form.queries / _RUNNING_ROWS) if self.is_running else 1
-            chunks = _chunks(hint_of(heads), hint_of(blocks), threads, least)
+            chunks = head_chunks(hint_of(heads), hint_of(blocks), threads, least)
         with builder.loop(threads, "parallel", "thread") as thread:
             scratch = self._scratch(thread, threads, ceil(blocks / chunks) * self.block_rows)
             if self.unit is not None:
@@ -447,12 +447,3 @@ class _Kernel:
     def _scale_result(self, head: Head, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
         factor = 1 if self.weighs else head.rows.factors[row]
         self.elements.store_result(*self._place(head, block, row), column, value * factor)
-
-
-def _chunks(heads: int, blocks: int, threads: int, least: int) -> int:
-    """Runs into which a head's blocks are cut: the fewest that balance the threads within a tenth, if any do."""
-    for chunks in range(min(least, blocks), blocks + 1):
-        tasks = heads * chunks
-        if ceil(tasks / threads) * threads <= 1.1 * tasks:
-            return chunks
-    return blocks

@@ -16,7 +16,7 @@ from tvm import tirx
 
 from ...runtime.hardware.machine import LINE_BYTES
 from ...runtime.symbolic.shapes import is_one, same_shape
-from ...runtime.symbolic.sizes import estimating, hint_of
+from ...runtime.symbolic.sizes import Size, estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, broadcast_index, row_major, unravel
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
@@ -144,7 +144,9 @@ class MatMulKernel:
         packs_a, packs_b = a.name in self.group.constants and k_pack == 1, b.name in self.group.constants
         copies_a = not packs_a and (a.depth % k_pack > 0 or self.has_set_conflicts())
         # A B that is not constant is read in place if it is contiguous along columns, which fill a vector; else it is packed.
-        stages_b = not packs_b and (not b.lines_last or b.lines < machine.lanes or k_pack > 1)
+        # Where a call decides how many columns there are, they may be fewer than those of a tile.
+        is_narrow = isinstance(b.lines, Size) or b.lines < machine.lanes
+        stages_b = not packs_b and (not b.lines_last or is_narrow or k_pack > 1)
         padded = packs_b or stages_b
         tiles = tile_options(
             a.lines,

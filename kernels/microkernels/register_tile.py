@@ -24,7 +24,7 @@ from tvm import tirx
 
 from ...runtime.hardware.machine import LINE_BYTES, Machine
 from ...runtime.symbolic.shapes import is_one
-from ...runtime.symbolic.sizes import Size, estimating, hint_of
+from ...runtime.symbolic.sizes import Size, SymbolicSizeError, estimating, hint_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..cost.register_tile import last_rows, ranked_tiles
 from ..formats.format import Format
@@ -156,6 +156,8 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     The outer loop traverses the larger operand (`a_bytes`, `b_bytes`), so that it is read once and the other stays in cache.
     """
     tile, plane = product.tile, product.plane
+    if isinstance(plane.columns, Size) and not product.b_padded:
+        raise SymbolicSizeError(f"{plane.columns} columns may be fewer than a tile's")
     if product.batch * product.m * plane.columns == 0:
         return
     extents = {"batch": product.batch, "m": ceil(product.m / tile.rows), "n": ceil(plane.columns / tile.columns)}

@@ -137,7 +137,7 @@ class Rows:
         """Run `compute(block)` for every row, or for every vector of neighbouring rows."""
         builder, shape = self.builder, self.shape
         side = self.length if self.rowwise else shape[-1]
-        lanes, slots = block_slots(builder.lanes(self.dtype), side)
+        lanes, slots = block_slots(builder.lanes(self.dtype), side, is_row=self.rowwise)
         kept = [d for d in range(len(shape)) if d not in self.row]
         reduced = (Loop(self.length, prod(shape[self.row.stop :])),)
         extents = [shape[d] for d in kept]

@@ -15,7 +15,7 @@ from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.symbolic.shapes import is_one
-from ...runtime.symbolic.sizes import Size, SizeLike
+from ...runtime.symbolic.sizes import Size, SizeLike, least_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..cost.reduction import Reduction
 from ..groups.group import Group, Op
@@ -221,7 +221,7 @@ class Results:
         """Run `compute(block)` for every result that vectors run along, or for every block of neighbouring ones."""
         builder, kept, reduced = self.builder, self.kept, self.reduced
         side = reduced[-1].extent if self.rowwise else kept[-1].extent
-        lanes, slots = block_slots(self.lanes, side)
+        lanes, slots = block_slots(self.lanes, side, is_row=self.rowwise)
         if self.rowwise:
             parallel_nest(
                 builder,
@@ -242,10 +242,10 @@ class Results:
 EmitResults = Callable[[Results, int, Callable[[Block], None]], None]
 
 
-def block_slots(lanes: int, side: SizeLike) -> tuple[int, int]:
-    """Lanes, and slots of a block, for rows or runs of `side` elements."""
+def block_slots(lanes: int, side: SizeLike, *, is_row: bool = False) -> tuple[int, int]:
+    """Lanes, and slots of a block, for rows or runs of `side` elements, which of rows (`is_row`) a call may make shorter."""
     if isinstance(side, Size):
-        return lanes, lanes * _ACCUMULATORS
+        return block_slots(lanes, least_of(side)) if not is_row else (lanes, lanes * _ACCUMULATORS)
     while lanes > max(side, 1):
         lanes //= 2
     return lanes, lanes * max(min(_ACCUMULATORS, side // lanes), 1)

@@ -158,7 +158,8 @@ class _Row:
         form, builder = self.form, self.builder
         folds = [op for op in form.folds if form.levels[op.inputs[0]] == loop]
         *outer, last = form.row
-        lanes, slots = block_slots(min(builder.lanes(form.group.types[name].dtype) for name in self._typed(folds, loop)), last)
+        widest = min(builder.lanes(form.group.types[name].dtype) for name in self._typed(folds, loop))
+        lanes, slots = block_slots(widest, last, is_row=True)
         totals = [builder.local(slots, form.group.types[op.outputs[0]].dtype) for op in folds]
 
         def block(inner: Index) -> Block:
