@@ -64,7 +64,7 @@ def compile(
             whether the model may draw random numbers: without it, such a model is refused; `profile` (bool), whether the program
             shall have the counters that `profile` on the result needs; `tuning` (bool or path), the file of `tune` whose findings
             are used: True is the default one, False uses none at all; `weights` ("int8" or "int4"), what large float32 weights of
-            matrix products are stored as; `memory_limit` ("600MiB", "25%"); `max_error`, `metric`, `objective`, `bits`: "mixed".
+            products are stored as; `memory_limit` ("25%"); `dims` (docs/shapes.md); `max_error`, `metric`, `objective`, `bits`.
 
     Returns:
         A callable: inputs in order or by name, NumPy arrays or torch tensors. An `nn.Module` gives its own output structure,

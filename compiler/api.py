@@ -94,7 +94,30 @@ def compile_model(
             fix = "register them as buffers and change these in forward(): the buffers that it changes are states"
             raise OptionError("states", "a module has no names for its outputs", fix)
         return _specialized(SpecializedModel(ModuleSource(model, builder, build)), inputs)
+    if "dims" in options:
+        return _compile_ranges(model, options["dims"], builder)
     return _compile_graph(model, inputs, builder)
+
+
+def _compile_ranges(model: object, dims: object, builder: Builder) -> SpecializedModel:
+    """Few programs for all sizes of some dimensions. Raises OptionError for what has no such programs."""
+    from .programs.symbolic import SymbolicModel, SymbolicSource, parse_dims
+
+    given = builder.options
+    unfit = {
+        f"target {given.target}": given.target.is_gpu,
+        f"precision {given.quantization}": bool(given.quantization),
+        "states": bool(given.states),
+        "memory_limit": given.memory_limit is not None,
+    }
+    for what, is_given in unfit.items():
+        if is_given:
+            raise OptionError("dims", f"there are no programs for ranges of sizes with {what}", "leave out dims, or that")
+    with builder.reporting():
+        graph = _import(model, builder)
+        source = SymbolicSource(graph, builder, build, parse_dims(dims, graph))
+        source.compile_ahead()
+    return SymbolicModel(source)
 
 
 def _compile_graph(

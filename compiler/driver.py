@@ -18,7 +18,7 @@ from ..kernels.template.contract import BuiltKernel, Refusal
 from ..runtime.archive import ConstantSource
 from ..runtime.constants.shared import ConstantPool
 from ..runtime.errors import CompileError, UnsupportedModelError
-from ..runtime.plan import STORAGE, Plan, Role
+from ..runtime.plan import DIMENSIONS, STORAGE, Plan, Role
 from ..runtime.precision import Precision
 from ..runtime.profile import ASSUMED_RATE, GroupDescription, describe_groups
 from ..runtime.program_file import SharedSource, write_program
@@ -287,7 +287,7 @@ def _build(
 def _bind(kernel: BuiltKernel, names: dict[int, str], group: Group) -> BuiltKernel:
     """The kernel of an equal group with this group's names for its operands."""
     numbers = group.value_order()
-    renamed = {names[number]: name for name, number in numbers.items()}
+    renamed = {names[number]: name for name, number in numbers.items()} | {DIMENSIONS: DIMENSIONS}
     return replace(kernel, operands=tuple(replace(operand, name=renamed[operand.name]) for operand in kernel.operands))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from .expressions.pointwise import POINTWISE
 from .groups.group import Group, Op
+from .symbolic import at_hint
 from .template.values import read_narrow
 
 
@@ -15,7 +16,7 @@ def problem_of(group: Group) -> str:
     Equal for groups that differ in names, pointwise operators and floating point attributes only. The text is stable from run
     to run.
     """
-    narrow = read_narrow(group)
+    narrow = read_narrow(at_hint(group))
     return " ".join(_operator(narrow, op) for op in narrow.ops if op.op_type not in POINTWISE)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from functools import partial
 from math import inf
 
+from ..runtime.symbolic.sizes import greatest_of
 from ..runtime.target import Target
 from .attention import attention, attention_gpu, attention_mma_gpu, linear_attention
 from .codegen.grids import UncutError
@@ -23,7 +25,7 @@ from .convolution import (
 )
 from .convolution import convolution_gpu as gpu_convolution
 from .convolution import convolution_mma_gpu as gpu_mma_convolution
-from .elementwise import elementwise, one_hot, random_numbers, trilu
+from .elementwise import arange, elementwise, one_hot, random_numbers, trilu
 from .groups.configuration import TEMPLATE, Configuration, ignored
 from .groups.group import Group
 from .linalg import (
@@ -46,6 +48,7 @@ from .reduction import normalization_gpu as gpu_normalization
 from .reduction import reduction_gpu as gpu_reduction
 from .sampling import grid_sample, resize
 from .sorting import selection, suppression, topk, unique
+from .symbolic import at_hint, domain_of, write_symbolic
 from .template.contract import BuiltKernel, Candidate, Planner, Refusal, Template, at_floors
 from .template.values import (
     anchors_of,
@@ -87,6 +90,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template("col2im", at_floors(col2im.build, col2im.obstacle), col2im.OPERATORS),
     Template("sequence", at_floors(sequence.build), sequence.OPERATORS),
     Template("determinant", at_floors(determinant.build, determinant.obstacle), determinant.OPERATORS),
+    Template("range", at_floors(arange.build, arange.obstacle), arange.OPERATORS),
     Template("one_hot", at_floors(one_hot.build), one_hot.OPERATORS),
     Template("scatter", at_floors(scatter.build, scatter.obstacle), scatter.OPERATORS),
     Template("random", at_floors(random_numbers.build, random_numbers.obstacle), random_numbers.OPERATORS),
@@ -150,9 +154,10 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
 
     What the group's configuration asks for and cannot have is in the kernel's `ignored`.
     """
+    domain = domain_of(group)
     ranked, refused = candidates(group, target)
     for name, candidate in ranked:
-        built = _emit(candidate, target)
+        built = _emit(candidate, target) if domain is None else write_symbolic(partial(_written, name, group, target), domain)
         if isinstance(built, BuiltKernel):
             refused |= {other: _dearer(one, candidate, target) for other, one in ranked if other != name and other not in refused}
             ignored_choices = _ignored(group.configuration, built, refused)
@@ -161,8 +166,17 @@ def build_kernel(group: Group, target: Target) -> BuiltKernel | tuple[tuple[str,
     return tuple(refused.items())
 
 
+def _written(name: str, group: Group, target: Target) -> BuiltKernel | Refusal:
+    """What the template of a name writes for a group."""
+    template = next(one for one in _templates_for(group, target) if one.name == name)
+    planned = _plan(template, group, target)
+    return planned if isinstance(planned, Refusal) else _emit(planned, target)
+
+
 def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]], dict[str, str]]:
     """What the templates for a group's anchor would do, by their names, and why others would not.
+
+    Of a group whose sizes a call decides, where these are their hints.
 
     The one that the configuration names comes first, then those of the fewest cycles, and last those whose cycles are floors
     alone; the order of the list breaks ties. On GPUs what is written for them comes before the loop nests of CPUs, of whose
@@ -170,6 +184,7 @@ def candidates(group: Group, target: Target) -> tuple[list[tuple[str, Candidate]
     """
     if reason := _obstacle(group):
         return [], {"all": reason}
+    group = group if domain_of(group) is None else at_hint(group)
     planned = {template.name: _plan(template, group, target) for template in _templates_for(group, target)}
     found = [(name, one) for name, one in planned.items() if isinstance(one, Candidate)]
     refused = {name: one.reason for name, one in planned.items() if isinstance(one, Refusal)}
@@ -208,7 +223,7 @@ def measurable_templates(group: Group, target: Target) -> tuple[str, ...]:
 
 def _obstacle(group: Group) -> str:
     """Why no kernel can compute a group; empty where one might."""
-    if large := [name for name, kind in group.types.items() if kind.elements > _MAX_ELEMENTS]:
+    if large := [name for name, kind in group.types.items() if greatest_of(kind.elements) > _MAX_ELEMENTS]:
         return f"{large[0]} has more than {_MAX_ELEMENTS} elements, which 32-bit indices cannot reach"
     if wide := [name for name, kind in group.types.items() if kind.dtype == "complex128"]:
         return f"{wide[0]} is complex128, which no machine word holds"

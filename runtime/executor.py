@@ -21,7 +21,7 @@ from .plan import ARENA_ROLES, Launch, Plan, Port, step_reads, step_writes
 from .profile import GroupDescription, Profile, Recorder, assumed_rate_of, descriptions_of
 from .program_file import Program, read_program, save_program
 from .report import render_report
-from .signature import Signature, in_order
+from .signature import Signature, SizedSignature, in_order
 from .states import States
 from .target import Target
 
@@ -70,7 +70,8 @@ class CompiledModel(Shared):
         self._program = program
         self._device: Final = device or device_for(program.plan)
         self._executable: Final = self._device.load(program)
-        self._signature: Final = Signature(program.plan, self._device.torch_devices)
+        signature = SizedSignature if program.plan.dims else Signature
+        self._signature: Final = signature(program.plan, self._device.torch_devices)
         self._arena_bytes: Final = arena_bytes(program.plan)
         self._idle: Final[deque[Context]] = deque()
         self._session: Final = self.context() if program.plan.states else None
@@ -262,6 +263,9 @@ class Context:
             out = named.pop("out")
         if named or len(inputs) != signature.arity:
             inputs = in_order(signature.names, inputs, named)
+        if signature.is_sized:
+            assert isinstance(signature, SizedSignature)
+            signature = signature.at(inputs)
         invocation = self._invocation or self.prepare()
         addresses: list[int] = []
         kept: list[object] = []  # copies, alive until the program has run
@@ -279,7 +283,7 @@ class Context:
                 kept.append(array := expected.as_array(value))
                 addresses.append(expected.array_address(array, kept))
         if out is not None:
-            results = self._results(signature.given(out, addresses), addresses, is_torch, place)
+            results = self._results(signature, signature.given(out, addresses), addresses, is_torch, place)
         else:
             results = [
                 expected.new_tensor(addresses, place) if is_torch else expected.new_array(addresses)
@@ -288,6 +292,8 @@ class Context:
         if signature.counts:
             counts = np.empty(signature.counts, np.int64)
             addresses.extend(counts.ctypes.data + counts.itemsize * position for position in range(counts.size))
+        if signature.dimensions is not None:
+            addresses.append(signature.dimensions.ctypes.data)
         if self.kept is None:
             invocation(*addresses)
         else:
@@ -308,6 +314,7 @@ class Context:
 
     def _results(
         self,
+        signature: Signature,
         given: Sequence[np.ndarray | torch.Tensor | None],
         addresses: list[int],
         is_torch: bool,
@@ -315,7 +322,7 @@ class Context:
     ) -> list[np.ndarray | torch.Tensor]:
         """What the caller gives for the outputs, and new ones for the rest; their addresses are added to `addresses`."""
         results: list[np.ndarray | torch.Tensor] = []
-        for value, expected in zip(given, self._signature.outputs, strict=True):
+        for value, expected in zip(given, signature.outputs, strict=True):
             if value is None:
                 results.append(expected.new_tensor(addresses, place) if is_torch else expected.new_array(addresses))
             else:

@@ -7,7 +7,7 @@ first by step 3 and read last by step 5 lives in [3, 6).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 
@@ -15,11 +15,14 @@ import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
 import numpy as np
 
 from .streaming.storage import PAGE as PAGE
+from .symbolic.shapes import hinted
+from .symbolic.sizes import Dim, Size, greatest_of
 
 FORMAT_VERSION = 4
 ARENA, CONSTANTS, STATES, CALLER = "arena", "constants", "state", "caller"  # spaces that the compiler makes
 EVENTS = "events"  # of the table of addresses: where the semaphores lie on which streams meet
 VECTOR_ALIGNMENT = 16  # bytes whose multiples operands and results of a GPU's kernels begin at
+DIMENSIONS = ".dimensions"  # the caller's buffer of the sizes that a call decides: an int32 for each of a Plan's dims
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
 SHARED = "shared"  # the space of constants at addresses of their own, which other programs may read, too: they have no offsets
 STORAGE = "storage"  # the space of constants that stay in the program's file until a Copy brings them
@@ -29,13 +32,15 @@ _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Static type of a dense row-major tensor. `dtype` is a NumPy or ml_dtypes name such as "float32" or "bfloat16".
+    """Type of a dense row-major tensor. `dtype` is a NumPy or ml_dtypes name such as "float32" or "bfloat16".
+
+    A dimension is a number, or a Size where a call decides it; `size_bytes` is then the most that it takes.
 
     Numbers of less than a byte lie one a byte, as in NumPy's arrays; or, `is_packed`, side by side, the first in the lowest bits,
     and what is left of the last byte is zero.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of SizeLike
     dtype: str
     is_packed: bool = False
 
@@ -44,7 +49,23 @@ class TensorType:
 
     @property
     def elements(self) -> int:
+        """A SizeLike."""
         return prod(self.shape)
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether a call decides a dimension."""
+        return any(isinstance(dim, Size) for dim in self.shape)
+
+    @property
+    def largest(self) -> TensorType:
+        """The type of numbers alone, each the most that a call can decide."""
+        return replace(self, shape=tuple(map(greatest_of, self.shape))) if self.is_symbolic else self
+
+    @property
+    def hinted(self) -> TensorType:
+        """The type where the sizes are their hints."""
+        return replace(self, shape=hinted(self.shape)) if self.is_symbolic else self
 
     @property
     def bits(self) -> int:
@@ -53,7 +74,7 @@ class TensorType:
 
     @property
     def size_bytes(self) -> int:
-        return self.bytes_of(self.elements)
+        return greatest_of(self.bytes_of(self.elements))
 
     def bytes_of(self, elements: int) -> int:
         """Of so many elements side by side."""
@@ -123,23 +144,33 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
+class Sized:
+    """A dimension whose size a call decides: `text` is an expression of the Plan's dims (size_text.py)."""
+
+    axis: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Port:
     """A model input or output: its name for the user, its type, and the buffer that holds it.
 
     An output may have `extents`: then `type` and the buffer are the largest that a run can need, and the result is what lies
-    before the extent of each of these axes.
+    before the extent of each of these axes. A port may have `sizes`: then `type` and the buffer are the largest that a call can
+    give or take, and each call has its own.
     """
 
     name: str
     type: TensorType
     buffer: str
     extents: tuple[Extent, ...] = ()
+    sizes: tuple[Sized, ...] = ()
 
     @property
     def type_text(self) -> str:
         """The type for people: "int64[2,<=12]" where a run decides the second dimension."""
-        bounded = {extent.axis for extent in self.extents}
-        dims = (f"<={dim}" if axis in bounded else str(dim) for axis, dim in enumerate(self.type.shape))
+        bounded, named = {extent.axis for extent in self.extents}, {sized.axis: sized.text for sized in self.sizes}
+        dims = (named.get(axis) or (f"<={dim}" if axis in bounded else str(dim)) for axis, dim in enumerate(self.type.shape))
         return f"{self.type.storage}[{','.join(dims)}]"
 
 
@@ -252,7 +283,10 @@ Step = Launch | Copy | Record | Wait | Host
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole program. Names are unique within their kind; steps refer to them by name."""
+    """A whole program. Names are unique within their kind; steps refer to them by name.
+
+    It serves all sizes that its `dims` can be; buffers have room for the largest, at fixed places, of which others take a part.
+    """
 
     target: str
     inputs: tuple[Port, ...]
@@ -263,6 +297,7 @@ class Plan:
     steps: tuple[Step, ...]
     version: int = FORMAT_VERSION
     states: tuple[State, ...] = ()
+    dims: tuple[Dim, ...] = ()
 
     @property
     def counts(self) -> tuple[str, ...]:
@@ -282,8 +317,9 @@ class Plan:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The caller's buffers in the order in which a program takes their addresses: inputs, outputs, counts."""
-        return (*(port.buffer for port in self.inputs + self.outputs), *self.counts)
+        """The caller's buffers in the order in which a program takes their addresses: inputs, outputs, counts, dimensions."""
+        dimensions = (DIMENSIONS,) if self.dims else ()
+        return (*(port.buffer for port in self.inputs + self.outputs), *self.counts, *dimensions)
 
     @property
     def weights_bytes(self) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from .plan import (
     ALIGNMENT,
+    DIMENSIONS,
     SHARED,
     VECTOR_ALIGNMENT,
     Buffer,
@@ -31,6 +32,7 @@ from .plan import (
     step_writes,
 )
 from .state_checker import slot_faults, state_faults, storage_faults
+from .symbolic.size_text import size_faults
 
 _BLOCK_THREADS = 1024  # of any GPU
 _SHARED_BYTES = 227 * 1024  # of a block, on any GPU
@@ -123,6 +125,11 @@ def _check_ports(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
             elif port.type.size_bytes != buffer.size_bytes:
                 yield Fault(where, f"{port.type} has {port.type.size_bytes} bytes, its buffer {buffer.size_bytes}")
             yield from _check_extents(where, port, buffers)
+            sizes = [(sized.axis, sized.text) for sized in port.sizes]
+            yield from (Fault(where, what) for what in size_faults(sizes, port.type.shape, plan.dims))
+    table = buffers.get(DIMENSIONS)
+    if plan.dims and (table is None or table.role is not Role.INPUT or table.size_bytes != 4 * len(plan.dims)):
+        yield Fault(f"buffer {DIMENSIONS}", f"it is no input of {len(plan.dims)} numbers of 32 bits")
     for buffer in plan.buffers:
         if buffer.role in _CALLER_ROLES and buffer.name not in held:
             yield Fault(f"buffer {buffer.name}", f"no {buffer.role} of the program is in it")

@@ -28,12 +28,15 @@ from .plan import (
     Record,
     Region,
     Role,
+    Sized,
     Space,
     State,
     Step,
     TensorType,
     Wait,
 )
+from .symbolic.size_text import evaluator
+from .symbolic.sizes import Dim
 
 _BARE = re.compile(r"[A-Za-z0-9_.$/][A-Za-z0-9_.$/-]*")
 _TOKEN = re.compile(r'\s*(?:("(?:[^"\\]|\\.)*")|([A-Za-z0-9_.$/][A-Za-z0-9_.$/-]*)|(->|[()\[\],:=]))')
@@ -58,6 +61,7 @@ def parse_plan(text: str) -> Plan:
 
 def _lines(plan: Plan) -> Iterator[str]:
     yield f"plan {plan.version} {_name(plan.target)}"
+    yield from (f"dim {_name(dim.name)} from {dim.least} to {dim.greatest} by {dim.multiple}" for dim in plan.dims)
     for space in plan.spaces:
         capacity = "" if space.capacity_bytes is None else f" capacity {space.capacity_bytes}"
         yield f"space {_name(space.name)} size {space.size_bytes}{capacity}"
@@ -66,7 +70,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         renews = "" if buffer.renews is None else f" renews {_name(buffer.renews)}"
         yield f"buffer {_name(buffer.name)} {buffer.role} size {buffer.size_bytes} in {_name(buffer.space)}{place}{renews}"
     for keyword, ports in (("input", plan.inputs), ("output", plan.outputs)):
-        yield from (f"{keyword} {_name(port.name)} {port.type} in {_name(port.buffer)}{_extents(port)}" for port in ports)
+        for port in ports:
+            yield f"{keyword} {_name(port.name)} {port.type} in {_name(port.buffer)}{_extents(port)}{_sizes(port)}"
     for state in plan.states:
         initial = "" if state.initial is None else f" initial {_name(state.initial)}"
         yield f"state {_name(state.name)} {state.type} in {_name(state.buffer)}{initial}"
@@ -113,6 +118,11 @@ def _grid(grid: Grid) -> str:
 def _extents(port: Port) -> str:
     listed = ", ".join(f"{extent.axis}={_name(extent.buffer)}" for extent in port.extents)
     return f" extents ({listed})" if listed else ""
+
+
+def _sizes(port: Port) -> str:
+    listed = ", ".join(f"{sized.axis}={json.dumps(sized.text)}" for sized in port.sizes)
+    return f" sizes ({listed})" if listed else ""
 
 
 def _name(name: str) -> str:
@@ -205,6 +215,16 @@ class _Line:
         self.take("=")
         return Extent(axis, self.name())
 
+    def sized(self) -> Sized:
+        axis = self.number()
+        self.take("=")
+        text = self.name()
+        try:
+            evaluator(text)
+        except (SyntaxError, ValueError) as error:
+            raise _SyntaxError(f"{text[:40]!r} is no size") from error
+        return Sized(axis, text)
+
     def grid(self) -> Grid:
         function = self.name()
         self.take("blocks")
@@ -238,6 +258,7 @@ class _Parser:
         self._states: list[State] = []
         self._kernels: list[Kernel] = []
         self._steps: list[Step] = []
+        self._dims: list[Dim] = []
 
     def parse(self, text: str) -> Plan:
         for number, content in enumerate(text.split("\n"), 1):
@@ -261,6 +282,7 @@ class _Parser:
             steps=tuple(self._steps),
             version=version,
             states=tuple(self._states),
+            dims=tuple(self._dims),
         )
 
     def _line(self, line: _Line) -> None:
@@ -272,6 +294,8 @@ class _Parser:
                 self._header = (line.number(), line.name())
                 if self._header[0] != FORMAT_VERSION:
                     raise _SyntaxError(f"this prefuse reads plans of version {FORMAT_VERSION}, not {self._header[0]}")
+            case "dim":
+                self._dims.append(_parse_dim(line))
             case "space":
                 self._spaces.append(_parse_space(line))
             case "buffer":
@@ -285,6 +309,19 @@ class _Parser:
             case _:
                 self._steps.append(_parse_step(keyword, line))
         line.end()
+
+
+def _parse_dim(line: _Line) -> Dim:
+    name = line.name()
+    line.take("from")
+    least = line.number()
+    line.take("to")
+    greatest = line.number()
+    line.take("by")
+    multiple = line.number()
+    if not name.isidentifier() or least > greatest or multiple < 1:
+        raise _SyntaxError(f"no sizes of {name!r} from {least} to {greatest} by {multiple}")
+    return Dim(name, least, greatest, multiple)
 
 
 def _parse_space(line: _Line) -> Space:
@@ -307,7 +344,9 @@ def _parse_buffer(line: _Line) -> Buffer:
 def _parse_port(line: _Line) -> Port:
     name, type_ = line.name(), line.tensor_type()
     line.take("in")
-    return Port(name, type_, line.name(), line.items("(", line.extent, ")") if line.at("extents") else ())
+    buffer = line.name()
+    extents = line.items("(", line.extent, ")") if line.at("extents") else ()
+    return Port(name, type_, buffer, extents, line.items("(", line.sized, ")") if line.at("sizes") else ())
 
 
 def _parse_state(line: _Line) -> State:

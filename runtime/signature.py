@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,16 +14,24 @@ from .errors import InputError
 from .hardware.array_address import data_address
 from .interchange import elements_address, misplaced, number_array
 from .plan import Plan, Port
+from .symbolic.size_text import evaluator
 
 if TYPE_CHECKING:
     import torch
 
 
+_MOST_SIGNATURES = 4096  # kept, of combinations of sizes
 _new_array = np.empty  # looked up once: a call takes about a microsecond
 
 
 class Signature:
-    """The ports of a program, prepared for calls."""
+    """The ports of a program, prepared for calls.
+
+    With `is_sized` each call has one of its own; `dimensions` are the sizes that a call has decided, for the program.
+    """
+
+    is_sized = False
+    dimensions: np.ndarray | None = None
 
     def __init__(self, plan: Plan, devices: frozenset[str]) -> None:
         positions = {buffer: position for position, buffer in enumerate(plan.counts)}
@@ -213,3 +222,77 @@ def in_order(names: Sequence[str], inputs: Sequence[object], named: Mapping[str,
     if missing := [name for name in names if name not in by_name]:
         raise InputError("inputs", f"{', '.join(missing)} not given", f"the inputs are {', '.join(names)}")
     return tuple(by_name[name] for name in names)
+
+
+class SizedSignature(Signature):
+    """The ports of a program some of whose sizes a call decides.
+
+    As a signature it is that of the largest call; `at` gives that of one call.
+    """
+
+    is_sized = True
+
+    def __init__(self, plan: Plan, devices: frozenset[str]) -> None:
+        super().__init__(plan, devices)
+        self._plan = plan
+        self._devices = devices
+        self._known: dict[tuple[tuple[int, ...], ...], Signature] = {}  # by the shapes of the inputs
+
+    def at(self, inputs: Sequence[object]) -> Signature:
+        """The signature of a call with inputs of these shapes; it still checks their types and whatever is no size.
+
+        Raises:
+            InputError: a size is outside of its range, or two inputs give one name two sizes.
+        """
+        shapes = tuple(tuple(getattr(value, "shape", ())) for value in inputs)
+        found = self._known.get(shapes)
+        if found is None:
+            found = self._made(shapes)
+            if len(self._known) >= _MOST_SIGNATURES:
+                self._known.clear()
+            self._known[shapes] = found
+        return found
+
+    def _made(self, shapes: Sequence[tuple[int, ...]]) -> Signature:
+        sizes = sizes_of_call(self._plan, shapes)
+        ports = [tuple(_at(port, sizes) for port in some) for some in (self._plan.inputs, self._plan.outputs)]
+        signature = Signature(replace(self._plan, inputs=ports[0], outputs=ports[1]), self._devices)
+        signature.dimensions = np.array([sizes[dim.name] for dim in self._plan.dims], np.int32)
+        return signature
+
+
+def sizes_of_call(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    """The size of each dimension of a plan, in a call with inputs of these shapes.
+
+    Raises:
+        InputError: one is outside of its range, or two inputs give one name two sizes.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for port, shape in zip(plan.inputs, shapes, strict=True):
+        where = f"input {port.name!r}"
+        if len(shape) != len(port.type.shape):
+            what = f"{len(shape)} dimensions given, the model takes {port.type_text}"
+            raise InputError(where, what, f"give {len(port.type.shape)} dimensions")
+        for sized in port.sizes:
+            size, name = shape[sized.axis], sized.text
+            before, place = found.setdefault(name, (size, where))
+            if before != size:
+                what = f"dimension {sized.axis} is {size}, and {name} is {before} by {place}"
+                raise InputError(where, what, f"give inputs of one {name}")
+    for dim in plan.dims:
+        size, where = found[dim.name]
+        if size not in dim.sizes:
+            step = f" in steps of {dim.multiple}" if dim.multiple > 1 else ""
+            what = f"{dim.name} is {size}, the program is for {dim.least} to {dim.greatest}{step}"
+            raise InputError(where, what, f"compile the model for more sizes: dims={{{dim.name!r}: (least, greatest)}}")
+    return {name: size for name, (size, _) in found.items()}
+
+
+def _at(port: Port, sizes: Mapping[str, int]) -> Port:
+    """A port with the shape that it has in one call."""
+    if not port.sizes:
+        return port
+    shape = list(port.type.shape)
+    for sized in port.sizes:
+        shape[sized.axis] = evaluator(sized.text)(sizes)
+    return replace(port, type=replace(port.type, shape=tuple(shape)), sizes=())

@@ -21,8 +21,8 @@ def flops_of(node: ir.Node) -> int:
     values = [*node.outputs, *(value for value in node.inputs if value is not None)]
     if not all(has_static_type(value) for value in values if value.name) or kind_of(node) in (Kind.INJECTIVE, Kind.VIEW):
         return 0
-    shapes = [tensor_type(value).shape if value is not None else () for value in node.inputs]
-    output = tensor_type(node.outputs[0]).elements
+    shapes = [tensor_type(value).hinted.shape if value is not None else () for value in node.inputs]
+    output = tensor_type(node.outputs[0]).hinted.elements
     match node.op_type:
         case "MatMul":
             return 2 * output * shapes[0][-1]
@@ -35,7 +35,7 @@ def flops_of(node: ir.Node) -> int:
             return 2 * prod(shapes[0]) * prod(shapes[1][1:])
         case "GRU" | "LSTM" | "RNN":
             return 2 * prod(shapes[0][:2]) * (prod(shapes[1]) + prod(shapes[2]))
-    return operations_of(node.op_type) * max(tensor_type(value).elements for value in values if value.name)
+    return operations_of(node.op_type) * max(tensor_type(value).hinted.elements for value in values if value.name)
 
 
 def bytes_of(node: ir.Node) -> int:
@@ -43,4 +43,4 @@ def bytes_of(node: ir.Node) -> int:
     values = dict.fromkeys((*read_values(node), *(value for value in node.outputs if value.name)))
     if kind_of(node) is Kind.VIEW or not all(has_static_type(value) for value in values):
         return 0
-    return sum(tensor_type(value).size_bytes for value in values)
+    return sum(tensor_type(value).hinted.size_bytes for value in values)

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from ...runtime.errors import InputError
+from ...runtime.symbolic.sizes import Domain, SizeLike
 from ..ir.facts import data_type, infer_facts
+from ..ir.symbolic.symbols import shape_of_sizes
 
 SIZES_KEY = "prefuse.sizes"  # metadata of a model: for which sizes it was exported, and why, for its report
 
@@ -54,6 +56,30 @@ def bind_dimensions(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.
             value.shape = ir.Shape(tuple(shapes[str(value.name)]))
     infer_facts(bound)
     return bound
+
+
+def bind_domain(model: ir.Model, domain: Domain | None, sizes: Mapping[str, int]) -> ir.Model:
+    """A copy of `model` (weights shared) for all sizes of a domain; `sizes` are those of symbols that have but one.
+
+    The facts of all values are inferred anew.
+    """
+    bound = model.clone()
+    for node in bound.graph.all_nodes():
+        for value in node.outputs:
+            if value.shape is not None:
+                value.shape = _forget_unknown(value.shape)
+    for value in bound.graph.inputs:
+        if value.shape is not None and not value.shape.is_static():
+            dims = [dim if isinstance(dim, int) else str(dim.value) for dim in value.shape]
+            sized = [dim if isinstance(dim, int) else sizes.get(dim) or _size_of(dim, domain) for dim in dims]
+            value.shape = shape_of_sizes(sized)
+    infer_facts(bound)
+    return bound
+
+
+def _size_of(name: str, domain: Domain | None) -> SizeLike:
+    assert domain is not None, f"{name} has no size"
+    return domain.size(name)
 
 
 def dimension_bindings(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:

@@ -16,6 +16,8 @@ from math import prod
 
 import onnx_ir as ir
 
+from ...runtime.symbolic.shapes import equal, is_one
+from ...runtime.symbolic.sizes import SizeLike
 from .constants import constant_array, constant_tensor
 from .facts import has_static_type, tensor_type
 from .kinds import Kind, is_known, kind_of
@@ -111,8 +113,13 @@ def part_offsets(node: ir.Node) -> tuple[int, ...] | None:
     if not is_known(node) or node.op_type not in _PARTS or source is None or not _all_static(source, *node.outputs):
         return None
     shape = tensor_type(source).shape
-    if 0 in shape or any(0 in tensor_type(value).shape for value in node.outputs[:1]):
+    if any(equal(dim, 0) for dim in (*shape, *(dim for value in node.outputs[:1] for dim in tensor_type(value).shape))):
         return None
+    found = _offsets_of(node, shape)
+    return found if found is None or all(isinstance(offset, int) for offset in found) else None  # others, a call decides
+
+
+def _offsets_of(node: ir.Node, shape: Sequence[SizeLike]) -> tuple[SizeLike, ...] | None:
     match node.op_type:
         case "Slice":
             return _slice_offset(node, shape)
@@ -125,7 +132,7 @@ def part_offsets(node: ir.Node) -> tuple[int, ...] | None:
 
 def is_outermost(shape: Sequence[int], axis: int) -> bool:
     """Whether every part of a tensor along `axis` is contiguous."""
-    return all(extent == 1 for extent in shape[:axis])
+    return all(map(is_one, shape[:axis]))
 
 
 def _all_static(*values: ir.Value | None) -> bool:
@@ -177,9 +184,9 @@ def _box_offset(shape: Sequence[int], out: Sequence[int], first: Sequence[int], 
     """The offset in elements of the box `out` at `first` in a tensor of `shape`; None where it has gaps."""
     is_cut, offset = False, 0
     for axis in reversed(range(len(shape))):
-        if out[axis] > 1 and (is_cut or step[axis] != 1):
+        if not is_one(out[axis]) and (is_cut or step[axis] != 1):
             return None
-        is_cut |= out[axis] != shape[axis]
+        is_cut |= not equal(out[axis], shape[axis])
         offset += first[axis] * prod(shape[axis + 1 :])
     return (offset,)
 
@@ -242,8 +249,10 @@ class _Search:
     def _join(self, node: ir.Node) -> Rejection | None:
         result = node.outputs[0]
         kind = tensor_type(result)
-        if not kind.elements:
+        if equal(kind.elements, 0):
             return None
+        if kind.is_symbolic:
+            return Rejection(f"Concat is computed: a call decides where its pieces begin in %{result.name}", (node,))
         axis = node.attributes.get_int("axis", 1) % len(kind.shape)
         if not is_outermost(kind.shape, axis):
             rows = prod(kind.shape[:axis])

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.symbolic.sizes import Size
 from .names import fresh_name
+from .symbolic.symbols import SizeTensor
 
 _CONSTANT_DTYPES = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
@@ -17,9 +19,12 @@ _BLOCK_COLUMNS, _BLOCKED_ELEMENTS = 64, 1 << 16
 
 
 def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
-    """The tensor of a value that is an initializer (not also an input, which a caller may override) or a Constant's output."""
+    """The tensor of a value that is an initializer (not also an input, which a caller may override) or a Constant's output.
+
+    None of sizes, which are no numbers before a call.
+    """
     if value.is_initializer():
-        return None if value.is_graph_input() else value.const_value
+        return None if value.is_graph_input() or isinstance(value.const_value, SizeTensor) else value.const_value
     producer = value.producer()
     if producer is None or producer.op_type != "Constant" or producer.domain != "":
         return None
@@ -81,15 +86,21 @@ def scalar_constant(value: ir.Value | None) -> float | int | bool | None:
     return element if isinstance(element, (bool, int)) else float(element)
 
 
-def add_constant(owner: ir.Model | ir.Graph, contents: np.ndarray | ir.LazyTensor, name_hint: str) -> ir.Value:
+def add_constant(owner: ir.Model | ir.Graph, contents: np.ndarray | ir.LazyTensor | SizeTensor, name_hint: str) -> ir.Value:
     """Add an initializer named after `name_hint`, with its facts, and return its value. Nothing is copied, nor a tensor read."""
     graph = owner.graph if isinstance(owner, ir.Model) else owner
     name = fresh_name(owner, name_hint)
-    tensor = contents if isinstance(contents, ir.LazyTensor) else ir.Tensor(np.asarray(contents), name=name)
+    tensor = contents if isinstance(contents, (ir.LazyTensor, SizeTensor)) else ir.Tensor(np.asarray(contents), name=name)
     tensor.name = name
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
     graph.register_initializer(value)
     return value
+
+
+def add_sizes(owner: ir.Model | ir.Graph, numbers: Sequence[int], name_hint: str) -> ir.Value:
+    """Add a vector of int64, such as a shape, some of whose numbers may be sizes that a call decides."""
+    is_sized = any(isinstance(number, Size) for number in numbers)
+    return add_constant(owner, SizeTensor(np.array(numbers, object)) if is_sized else np.array(numbers, np.int64), name_hint)
 
 
 def share_constant(owner: ir.Model | ir.Graph, value: ir.Value) -> ir.Value:

@@ -26,7 +26,10 @@ from ...runtime.plan import TensorType
 from .bodies import infer_parameters
 from .cloning import copy_facts
 from .constants import constant_tensor
+from .kinds import KIND_OF_OPERATOR, Kind
 from .scopes import read_values, subgraphs_of
+from .symbolic.shapes import Question, infer_sizes
+from .symbolic.symbols import SizeDim, as_sizes, constant_sizes, shape_of_sizes, sizes_of
 
 SOURCE_KEY = "prefuse.source"  # metadata of a node made from others: their sources
 ORIGINS_KEY = "prefuse.origins"  # metadata of a node made from others: the names of the imported nodes that it stands for, JSON
@@ -63,9 +66,9 @@ def data_type(name: str) -> ir.DataType:
 
 
 def has_static_type(value: ir.Value) -> bool:
-    """Whether `value` is a dense tensor whose element type and dimensions are all known."""
+    """Whether `value` is a dense tensor whose element type and dimensions are all known: numbers, or a call's sizes."""
     is_tensor = isinstance(value.type, ir.TensorType) and value.dtype != ir.DataType.UNDEFINED
-    return is_tensor and value.shape is not None and all(isinstance(dim, int) for dim in value.shape)
+    return is_tensor and value.shape is not None and all(isinstance(dim, (int, SizeDim)) for dim in value.shape)
 
 
 def tensor_type(value: ir.Value) -> TensorType:
@@ -85,7 +88,7 @@ def tensor_type(value: ir.Value) -> TensorType:
         fix = "give concrete shapes to the model's inputs; shapes that only a run decides are not supported yet"
         raise UnsupportedModelError(source_of(producer), what, fix)
     assert value.dtype is not None
-    return TensorType(tuple(dim for dim in value.shape or () if isinstance(dim, int)), dtype_name(value.dtype))
+    return TensorType(sizes_of(value) or (), dtype_name(value.dtype))
 
 
 def source_of(node: ir.Node) -> str:
@@ -179,7 +182,7 @@ class _Inference:
         known = self._known_tensors(node)
         question = _question(node, self._opsets, known)
         if (answer := _ANSWERS.get(question)) is not None:  # at once: another thread may clear them
-            return answer
+            return self._with_sizes(node, answer, known)
         facts = nothing if schema.deprecated else self._ask(node, schema, reads, known)  # which refuses all that is withdrawn
         if (supplied := _supplied(node, reads)) is not None:
             facts = [supplied]
@@ -187,7 +190,38 @@ class _Inference:
             if len(_ANSWERS) >= _MAX_ANSWERS:
                 _ANSWERS.clear()
             _ANSWERS[question] = facts
-        return facts
+        return self._with_sizes(node, facts, known)
+
+    def _with_sizes(self, node: ir.Node, facts: list[Fact | None], known: Mapping[str, ir.TensorProtocol]) -> list[Fact | None]:
+        """The facts with the sizes that a call decides, where operands have such."""
+        numbers: dict[int, np.ndarray] = {}
+        domain = None
+        for place, value in enumerate(node.inputs):
+            for dim in () if value is None or value.shape is None else value.shape:
+                domain = dim.size.domain if isinstance(dim, SizeDim) else domain
+            source = self._argument(value)
+            if (sizes := constant_sizes(source)) is not None:
+                numbers[place] = sizes
+                domain = next((size.domain for size in sizes.flat if not isinstance(size, int)), domain)
+            elif value is not None and (tensor := known.get(str(value.name))) is not None and tensor.dtype.is_integer():
+                found = as_sizes(tensor.numpy())
+                numbers |= {} if found is None else {place: found}
+        if domain is None:
+            return facts
+        shapes = tuple(sizes_of(value) for value in node.inputs)
+        inferred = [None if fact is None else fact.shape for fact in facts]
+        is_pointwise = node.domain == "" and KIND_OF_OPERATOR.get(node.op_type, Kind.OPAQUE) <= Kind.BROADCAST
+        found_shapes = infer_sizes(Question(node, shapes, numbers), inferred, domain, is_pointwise=is_pointwise)
+        return [
+            fact if fact is None or shape is None else Fact(fact.type, shape_of_sizes(shape))
+            for fact, shape in zip(facts, found_shapes, strict=True)
+        ]
+
+    def _argument(self, value: ir.Value | None) -> ir.Value | None:
+        """What a parameter of the functions being walked stands for."""
+        while value is not None and value in self._arguments:
+            value = self._arguments[value]
+        return value
 
     def _ask(
         self, node: ir.Node, schema: onnx.defs.OpSchema, reads: list[ir.Value], known: dict[str, ir.TensorProtocol]
@@ -241,9 +275,7 @@ class _Inference:
         """Small constants among the inputs of a node, by the name they have there."""
         known = {}
         for value in node.inputs:
-            source = value
-            while source is not None and source in self._arguments:
-                source = self._arguments[source]
+            source = self._argument(value)
             tensor = None if source is None else constant_tensor(source)
             if value is not None and tensor is not None and tensor.size <= _MAX_KNOWN_ELEMENTS:
                 known[str(value.name)] = tensor

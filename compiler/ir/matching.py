@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .constants import constant_array, constant_tensor
+from .symbolic.symbols import sizes_of
 
 _MAX_UNIFORM_ELEMENTS = 4096  # larger constants are not searched for a single repeated value
 
@@ -14,11 +15,8 @@ def is_read(value: ir.Value) -> bool:
 
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The dimensions of a value, or None where one is unknown or symbolic."""
-    if value is None or value.shape is None:
-        return None
-    dims = tuple(dim for dim in value.shape if isinstance(dim, int))
-    return dims if len(dims) == len(value.shape) else None
+    """The dimensions of a value, numbers and sizes that a call decides; None where one is unknown."""
+    return sizes_of(value)
 
 
 def rank_of(value: ir.Value | None) -> int | None:

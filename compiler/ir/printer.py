@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from .assignments.operand_formats import operand_formats
 from .constants import constant_array
+from .symbolic.symbols import constant_sizes
 
 _MAX_SHOWN_ELEMENTS = 8  # constants up to this size are printed with their values
 _INDENT = "    "
@@ -116,6 +117,8 @@ def _print_tensor(tensor: ir.TensorProtocol) -> str:
 
 
 def _print_value(value: ir.Value) -> str:
+    if (sizes := constant_sizes(value)) is not None:
+        return f" = {_print_array(sizes)}"
     if value.const_value is None or value.const_value.size > _MAX_SHOWN_ELEMENTS:
         return ""
     array = constant_array(value)

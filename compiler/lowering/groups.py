@@ -19,6 +19,7 @@ from ..ir.facts import tensor_type
 from ..ir.functions import body_of, is_fused, metadata_of
 from ..ir.kinds import Kind, kind_of
 from ..ir.stored_weights import ROW_BITS
+from ..ir.symbolic.symbols import constant_sizes
 from .product_chains import precise_products
 from .residual_branches import convolutions_on_branches
 
@@ -143,6 +144,8 @@ def _literals(call: ir.Node) -> tuple[dict[str, np.ndarray], frozenset[str]]:
     constants: set[str] = set()
     for value in call.inputs:
         tensor = None if value is None else constant_tensor(value)
+        if value is not None and (sizes := constant_sizes(value)) is not None:
+            literals[str(value.name)] = sizes
         if value is None or tensor is None:
             continue
         constants.add(str(value.name))

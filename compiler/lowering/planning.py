@@ -15,6 +15,7 @@ from ...runtime.plan import (
     ARENA,
     CALLER,
     CONSTANTS,
+    DIMENSIONS,
     SHARED,
     STATES,
     VECTOR_ALIGNMENT,
@@ -27,11 +28,13 @@ from ...runtime.plan import (
     Port,
     Region,
     Role,
+    Sized,
     Space,
     State,
     Step,
     TensorType,
 )
+from ...runtime.symbolic.sizes import Size, SymbolicSizeError
 from ...runtime.target import Target
 from ..ir.aliases import Aliases, Place, find_aliases, view_root
 from ..ir.bounds import Trim, trim_of
@@ -39,6 +42,7 @@ from ..ir.constants import constant_array
 from ..ir.facts import source_of, tensor_type
 from ..ir.functions import fused_names
 from ..ir.states import states_of
+from ..ir.symbolic.symbols import domain_of_model
 from .gpu.device_code import grids_of
 from .state_order import order_renewals
 
@@ -99,6 +103,10 @@ class _Drafting:
         self.constants: dict[str, tuple[TensorType, Callable[[], np.ndarray]]] = {}
         self.parameters: dict[str, tuple[ir.Value, Pack | None]] = {}
         self.steps: list[Step] = []
+        domain = domain_of_model(model)
+        self.dims = () if domain is None else domain.box
+        if self.dims:
+            self.buffers[DIMENSIONS] = Buffer(DIMENSIONS, Role.INPUT, 4 * len(self.dims), CALLER)
         outputs, inputs = ({str(value.name): value for value in one} for one in (self.graph.outputs, self.graph.inputs))
         self.renewed = {outputs[output]: inputs[name] for output, name in states_of(model).items()}
         self.claimed = self._claim_outputs()
@@ -135,6 +143,7 @@ class _Drafting:
             kernels=tuple(kernels.values()),
             steps=tuple(self.steps),
             states=tuple(states),
+            dims=self.dims,
         )
         return PlanDraft(plan, self.constants, self.parameters)
 
@@ -144,6 +153,8 @@ class _Drafting:
 
     def _copy_unless_there(self, value: ir.Value, buffer: str) -> None:
         source = self._region(value)
+        if source.buffer != buffer and tensor_type(value).is_symbolic:
+            raise SymbolicSizeError(f"%{value.name} is copied, whose size a call decides")
         if source.buffer != buffer:
             self.steps.append(Copy(source, Region(buffer, 0, source.size_bytes)))
 
@@ -197,7 +208,8 @@ class _Drafting:
     def _port(self, value: ir.Value, role: Role, buffer: str) -> Port:
         kind = tensor_type(value)
         self.buffers[buffer] = Buffer(buffer, role, kind.size_bytes, CALLER)
-        return Port(str(value.name), kind, buffer)
+        sizes = tuple(Sized(axis, str(dim)) for axis, dim in enumerate(kind.shape) if isinstance(dim, Size))
+        return Port(str(value.name), kind.largest, buffer, sizes=sizes)
 
     def _region(self, value: ir.Value) -> Region:
         """Where a value lies: a buffer made at its first use, or a part of one."""
@@ -234,6 +246,9 @@ class _Drafting:
         values = {str(value.name): value for value in item.node.inputs if value is not None}
         reads = []
         for operand in item.kernel.operands:
+            if operand.name == DIMENSIONS:
+                reads.append(Region(DIMENSIONS, 0, 4 * len(self.dims)))
+                continue
             value = values[operand.name]
             reads.append(self._region(value) if operand.pack is None else self._constant_region(value, operand.pack))
         writes = [self._region(value) for value in item.node.outputs if value.name]

@@ -28,6 +28,7 @@ from ...runtime.hardware.memory_limit import MemoryLimit
 from ...runtime.plan import Plan
 from ...runtime.plan_checker import check_plan
 from ...runtime.precision import Precision, Weights
+from ...runtime.symbolic.sizes import SymbolicSizeError
 from ...runtime.target import Target
 from ..ir.assignments.kernel_choice import Ask, KernelChoice, NoKernel
 from ..ir.functions import fused_names, is_fused
@@ -351,6 +352,8 @@ def _blame(run: Sequence[AnyPass], position: int, context: Context) -> Iterator[
         yield
     except CompileError:
         raise
+    except SymbolicSizeError as error:
+        raise SymbolicSizeError(f"pass {run[-1].name} needs numbers: {error}") from error
     except Exception as error:
         command = shlex.join(["prefuse", "opt", context.source, "--pipeline", format_pipeline(run)])
         raise PassError(run[-1].name, position, command, error) from error

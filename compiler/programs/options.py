@@ -18,7 +18,7 @@ QUANTIZED = ("int8", "int8-rows")
 MIXED = "mixed"  # each product has the format that makes the program best
 QUANTIZATIONS = (*QUANTIZED, MIXED)
 MIXED_OPTIONS = ("bits", "max_error", "metric", "objective")  # of precision="mixed", which parse_options leaves to others
-EXTRA_OPTIONS = ("memory_limit", "pipeline", "profile", "random", "threads", "tuning", "weights")
+EXTRA_OPTIONS = ("dims", "memory_limit", "pipeline", "profile", "random", "threads", "tuning", "weights")
 
 
 @dataclass(frozen=True, slots=True)

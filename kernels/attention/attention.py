@@ -11,6 +11,7 @@ FlashAttention (Dao et al., arXiv 2205.14135, 2022).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
@@ -18,6 +19,7 @@ from math import ceil, prod
 import numpy as np
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import Size, estimate, estimating, hint_of, maximum_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, share
 from ..cost.amx import tile_product_cycles, vector_product_cycles
@@ -29,7 +31,17 @@ from ..groups.group import Group
 from ..microkernels.amx_packing import LINES, TERM_ELEMENTS
 from ..microkernels.amx_unit import DEPTH, TileUnit, tile_unit
 from ..microkernels.gemv import Gemv
-from ..microkernels.packed_gemm import WHOLE, Bounds, Element, PackedPanels, Scratch, ScratchMatrix, store_line, tiles_options
+from ..microkernels.packed_gemm import (
+    WHOLE,
+    Bounds,
+    Element,
+    PackedPanels,
+    Scratch,
+    ScratchMatrix,
+    padded_columns,
+    store_line,
+    tiles_options,
+)
 from ..microkernels.packed_gemm_amx import AmxPanels, TileScratch, panel_words
 from ..microkernels.register_tile import Tile
 from ..template.contract import BuiltKernel, Candidate, Refusal
@@ -39,7 +51,7 @@ from .mask import may_hide_keys, sees_first_key, visible_keys
 from .online_softmax import Rows, finish_rows, odd_lines, round_rows, running_softmax, softmax, start_rows, weigh_rows
 from .operands import Elements
 from .pattern import Attention, attention_of
-from .scratch import Head, Keys, Places, QueryBlock
+from .scratch import Head, Keys, Places, QueryBlock, head_chunks
 
 ANCHORS = frozenset(["MatMul", "Softmax"])
 _BLOCK_ROWS = 48  # queries of a block, about
@@ -65,6 +77,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     return Candidate(estimate, lambda: _Kernel(form, new_builder(target, group.configuration), target).build())
 
 
+@estimating
 def _estimate(form: Attention, target: Target, tile_cycles: float) -> Estimate:
     """The estimate of both products, in `tile_cycles` each head if by AMX, and of the pointwise operators on scores between."""
     heads, size = prod(form.batch), (form.queries, form.keys, form.depth, form.width)
@@ -101,8 +114,15 @@ class _Kernel:
     @property
     def is_few(self) -> bool:
         """Whether K and V are read in place (GEMV), as so few queries do not pay for packing."""
+        if self.is_sized:
+            return False
         most = _FEW_OF_PAIRS if self._words is not None else _FEW_QUERIES
         return self.form.queries <= most and not self.elements.is_transposed(self.form.product)
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether a call decides how many queries or keys there are."""
+        return isinstance(self.form.queries, Size) or isinstance(self.form.keys, Size)
 
     @cached_property
     def shared(self) -> int:
@@ -126,7 +146,8 @@ class _Kernel:
         form, machine = self.form, self.target.machine
         if not self.target.has_tiles or form.dtype != "float32" or self.is_few:
             return 0.0
-        sizes = ((form.queries, form.keys, form.depth), (form.queries, form.width, form.keys))
+        queries, keys = hint_of(form.queries), hint_of(form.keys)
+        sizes = ((queries, keys, form.depth), (queries, form.width, keys))
         pairs = zip(sizes, self.terms, strict=True)
         tiles = sum(tile_product_cycles(*size, terms, machine, packs_a=True, packs_b=True) for size, terms in pairs)
         vectors = sum(vector_product_cycles(*size, machine, is_narrow=False) for size in sizes)
@@ -154,7 +175,7 @@ class _Kernel:
     def hides_keys(self) -> bool:
         """Whether each block of queries finds at run time how many keys its mask leaves."""
         is_plain = self.unit is None and not self.is_few and not self.weighs and self.form.guard in (None, 0)
-        return is_plain and may_hide_keys(self.form)
+        return is_plain and not self.is_sized and may_hide_keys(self.form)
 
     @cached_property
     def hides_keys_of_few(self) -> bool:
@@ -181,7 +202,12 @@ class _Kernel:
         """Register tiles of the scores and of the result, with equally many rows."""
         form = self.form
         sizes = ((form.depth // self.format.k_pack, self.key_block), (ceil(self.key_block / self.format.k_pack), form.width))
-        options = tiles_options(form.queries, sizes, machine_of(self.target, form.dtype), even=self.hides_keys)
+        options = tiles_options(
+            hint_of(form.queries),
+            [(hint_of(depth), hint_of(columns)) for depth, columns in sizes],
+            machine_of(self.target, form.dtype),
+            even=self.hides_keys,
+        )
         scores, result = self.builder.choose("rows", options)
         return scores, result
 
@@ -194,7 +220,7 @@ class _Kernel:
             return self.shared * self.form.queries
         rows = self.tiles[0].rows
         most = _MASKED_ROWS if self.hides_keys else _BLOCK_ROWS
-        return rows * max(min(most, self.form.queries) // rows, 1)
+        return rows * max(min(most, hint_of(self.form.queries)) // rows, 1)
 
     @property
     def flops(self) -> int:
@@ -207,7 +233,9 @@ class _Kernel:
         heads, blocks = prod(groups), ceil(form.queries / self.block_rows)
         cost = pointwise_cost(form.group) + operations_of("Softmax")
         threads = builder.threads_for(self.flops // 16 + heads * form.queries * form.keys * cost)
-        chunks = _chunks(heads, blocks, threads, ceil(form.queries / _RUNNING_ROWS) if self.is_running else 1)
+        with estimate():  # of runs that a call has no blocks for, nothing comes
+            least = ceil(form.queries / _RUNNING_ROWS) if self.is_running else 1
+            chunks = head_chunks(hint_of(heads), hint_of(blocks), threads, least)
         with builder.loop(threads, "parallel", "thread") as thread:
             scratch = self._scratch(thread, threads, ceil(blocks / chunks) * self.block_rows)
             if self.unit is not None:
@@ -222,7 +250,8 @@ class _Kernel:
                 if self.is_few:
                     self._few(head)
                 else:
-                    self._rows(head, builder.bind(first), builder.bind(last - first))
+                    with builder.when(last > first) if self.is_sized else nullcontext():
+                        self._rows(head, builder.bind(first), builder.bind(last - first))
             if self.unit is not None:
                 self.unit.release()
         return finish("attention", builder, form.group, flops=self.flops)
@@ -241,12 +270,13 @@ class _Kernel:
         if self.unit is None:
             held = "int32" if self.has_words else form.dtype
             sizes = [
-                ceil(depth / self.format.k_pack) * ceil(columns / lanes) * lanes for depth, columns in shapes or ((0, 0), (0, 0))
+                ceil(depth / self.format.k_pack) * padded_columns(columns, tile, lanes)
+                for (depth, columns), tile in zip(shapes or ((0, 0), (0, 0)), self.tiles if shapes else (None, None), strict=True)
             ]
             keys, values = (own(size, held) for size in sizes)
         else:
             keys, values = (own(panel_words(*shape, terms), "uint32") for shape, terms in zip(shapes, self.terms, strict=True))
-            deepest = ceil(max(form.depth, self.key_block) / DEPTH) * max(self.terms) * TERM_ELEMENTS
+            deepest = ceil(maximum_of(form.depth, self.key_block) / DEPTH) * max(self.terms) * TERM_ELEMENTS
             tiles = TileScratch(self.unit, own(deepest, "uint16"), own(LINES * LINES))
         longest = odd_lines(self.key_block + 2 * lanes, form.dtype)  # pitch of rows of scores, at most
         pairs = odd_lines(self.key_block // 2 + lanes, "int32")  # pitch of rows of bfloat16 pairs, at most
@@ -417,12 +447,3 @@ class _Kernel:
     def _scale_result(self, head: Head, block: QueryBlock, row: Expr, column: Expr, value: Expr) -> None:
         factor = 1 if self.weighs else head.rows.factors[row]
         self.elements.store_result(*self._place(head, block, row), column, value * factor)
-
-
-def _chunks(heads: int, blocks: int, threads: int, least: int) -> int:
-    """Runs into which a head's blocks are cut: the fewest that balance the threads within a tenth, if any do."""
-    for chunks in range(min(least, blocks), blocks + 1):
-        tasks = heads * chunks
-        if ceil(tasks / threads) * threads <= 1.1 * tasks:
-            return chunks
-    return blocks

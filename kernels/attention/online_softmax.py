@@ -196,7 +196,7 @@ def round_rows(rows: Rows, to: Scratch, count: Expr, keys: int) -> ScratchMatrix
 def odd_lines(elements: int, dtype: str) -> int:
     """The least pitch of at least `elements` that is an odd number of cache lines."""
     line = _LINE_BYTES // np.dtype(dtype).itemsize
-    return (ceil(elements / line) | 1) * line
+    return (ceil(elements / line) // 2 * 2 + 1) * line
 
 
 def start_rows(rows: Rows, count: Expr, width: int) -> None:

@@ -8,6 +8,8 @@ from math import prod
 import numpy as np
 from tvm import tirx
 
+from ...runtime.symbolic.shapes import is_symbolic
+from ...runtime.symbolic.sizes import estimating
 from ..codegen.builder import Expr, Index, KernelBuilder, broadcast_index, row_major
 from ..groups.group import Op
 from ..template.values import GroupValues, source_offset
@@ -53,6 +55,7 @@ class Elements:
         element = self._followed(form.product.outputs[0], product, out, place, kind.dtype)
         self.builder.store(self.builder.parameter(out, kind.elements, kind.dtype), row_major(place, kind.shape), element)
 
+    @estimating
     def is_transposed(self, product: Op) -> bool:
         """Whether a product's second operand is column-major in memory, as K is before the usual transpose."""
         group, name = self.form.group, product.inputs[1]
@@ -67,7 +70,7 @@ class Elements:
         """How many neighbouring heads, up to `most`, read the same K and V in memory, through views and casts."""
         form, batch = self.form, self.form.batch
         types, operands = form.group.types, ((form.scores, 1), (form.product, 1))
-        if not batch or prod(batch) > _COMPARED_HEADS or types[form.product.outputs[0]].shape[:-2] != batch:
+        if not batch or is_symbolic(batch) or prod(batch) > _COMPARED_HEADS or types[form.product.outputs[0]].shape[:-2] != batch:
             return 1
         if not all(self._lies_somewhere(product.inputs[position]) for product, position in operands):
             return 1

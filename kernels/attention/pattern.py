@@ -8,6 +8,7 @@ from functools import cached_property
 import tvm_ffi
 from tvm import tirx
 
+from ...runtime.symbolic.shapes import is_one
 from ..codegen.builder import Expr, Index
 from ..expressions.pointwise import POINTWISE
 from ..groups.group import Group, Op
@@ -187,7 +188,7 @@ def _path_obstacle(form: Attention) -> str:
     if form.product.inputs[0] not in values_after(group, probability):
         return "no product has the probabilities as its first operand"
     extents = (*form.batch, form.queries, form.keys)
-    index: Index = tuple(tirx.Var("i", "int32") if extent != 1 else 0 for extent in extents)
+    index: Index = tuple(0 if is_one(extent) else tirx.Var("i", "int32") for extent in extents)
     row = index[-2:]
     for name, result in ((score, form.softmax.inputs[0]), (probability, form.product.inputs[0])):
         places = carry_index(group, name, index)

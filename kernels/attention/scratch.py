@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from ..codegen.builder import Expr, Index
 from ..microkernels.packed_gemm import PackedPanels, Scratch
@@ -46,3 +47,12 @@ class QueryBlock:
     first: Expr
     count: Expr
     row: Expr
+
+
+def head_chunks(heads: int, blocks: int, threads: int, least: int) -> int:
+    """Runs into which a head's blocks are cut: the fewest that balance the threads within a tenth, if any do."""
+    for chunks in range(min(least, blocks), blocks + 1):
+        tasks = heads * chunks
+        if ceil(tasks / threads) * threads <= 1.1 * tasks:
+            return chunks
+    return blocks

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import floordiv, mod
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,11 +17,14 @@ from tvm.ir import PointerType, PrimType
 
 from ...runtime.hardware.machine import LINE_BYTES, Machine
 from ...runtime.plan import ALIGNMENT
+from ...runtime.symbolic.shapes import is_one
+from ...runtime.symbolic.sizes import Size, greatest_of, hint_of
 from ..cost.memory import parallel_work
 from ..formats.bfloat16 import is_rounding, rounded
 from ..formats.minifloat import is_coded
 from ..groups.configuration import Choice, Configuration
 from .cache_lines import bytes_to_line
+from .dimensions import lower_size, table_of_kernel
 
 Expr: TypeAlias = Any  # a tirx expression or a Python number; tvm ships no types
 Buffer: TypeAlias = Any
@@ -84,6 +88,7 @@ class KernelBuilder:
         With another type than at first (such as 32-bit pairs of bfloat16) it is a view of the same memory.
         """
         dtype = "uint8" if is_coded(dtype) else dtype
+        elements = greatest_of(elements)
         if name not in self._parameters:
             pointer = _pointer(f"p{len(self._parameters)}", dtype)
             buffer = tirx.decl_buffer((max(elements, 1),), dtype, name=f"b{len(self._parameters)}", layout=None)
@@ -104,9 +109,18 @@ class KernelBuilder:
     def parameter_names(self) -> tuple[str, ...]:
         return tuple(self._parameters)
 
+    def load_dimensions(self) -> None:
+        """Take the table of dimensions as a parameter, if the kernel has named a dimension that a call decides."""
+        if (table := table_of_kernel()) is not None:
+            name, count, _ = table
+            self.parameter(name, count, "int32")
+
     def workspace(self, elements: int, dtype: str) -> Buffer:
-        """Scratch bytes of the arena, private to the kernel and cache-line aligned; the planner places them."""
-        elements = max(elements, 1)
+        """Scratch bytes of the arena, private to the kernel and cache-line aligned; the planner places them.
+
+        Of a size that a call decides there are as many as it ever needs.
+        """
+        elements = max(greatest_of(elements), 1)
         buffer = tirx.decl_buffer((elements,), dtype, name=f"w{len(self._views)}", layout=None)
         self._views.append((buffer, dtype, self.workspace_bytes))
         self.workspace_bytes += -(-elements * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
@@ -144,12 +158,17 @@ class KernelBuilder:
 
     def threads_for(self, work: int) -> int:
         """The number of threads that pay on this many scalar operations."""
+        work = hint_of(work)
         self.work = max(self.work, work)
         return self.threads if work >= parallel_work(self.machine) else 1
 
     @contextmanager
     def chunks(self, extent: int, work: int) -> Iterator[Expr]:
         """A loop over [0, extent), its iterations dealt to the threads in contiguous, nearly equal runs."""
+        if isinstance(extent, Size):
+            with self.dynamic_chunks(self.bind(lower_size(extent)), work) as i:
+                yield i
+            return
         threads = min(self.threads_for(work), max(extent, 1))
         with self.loop(threads, "parallel", "thread") as thread:
             begin, end = share(thread, threads, extent)
@@ -172,8 +191,11 @@ class KernelBuilder:
         yield
         self.emit(tirx.While(condition, self._close()))
 
-    def vector_loop(self, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:
+    def vector_loop(self, extent: Expr, lanes: int, body: Callable[[Expr], None]) -> None:
         """`body(i)` for i in [0, extent): whole vectors first, what is left one by one."""
+        if isinstance(extent, Size):
+            self.dynamic_vector_loop(0, lower_size(extent), lanes, body)
+            return
         whole = extent // lanes
         if whole:
             with self.loop(whole, name="v") as block, self.loop(lanes, "vectorized", "lane") as lane:
@@ -224,6 +246,7 @@ class KernelBuilder:
 
     def bind(self, value: Expr, name: str = "t") -> Expr:
         """Name a loop bound or an offset outside of vectorised loops."""
+        value = lower_size(value) if isinstance(value, Size) else value
         if isinstance(value, int | tirx.Var | tirx.IntImm):
             return value
         variable = tirx.Var(name, value.ty)
@@ -275,11 +298,20 @@ class KernelBuilder:
 
         `aliased` says that an output may take the memory of an operand, so that LLVM must not assume otherwise.
         """
-        body: Any = tirx.SeqStmt([*self._declarations(), *self._blocks[0], tirx.Return(tirx.const(0, "int32"))])
+        statements = [*self._declarations(), *self._dimensions(), *self._blocks[0]]
+        body: Any = tirx.SeqStmt([*statements, tirx.Return(tirx.const(0, "int32"))])
         for key, value in (("device_id", 0), ("device_type", 1)):  # nothing else tells a private function its device
             body = tirx.AttrStmt(tvm.ir.StringImm("default"), key, tirx.const(value, "int32"), body)
         function = tirx.PrimFunc(self._pointers(), body, ret_type=PrimType("int32"))
         return function.with_attr("tirx.noalias", not aliased).with_attr("s_tir", True)
+
+    def _dimensions(self) -> list[Any]:
+        """Loads of the dimensions that a call decides."""
+        if (table := table_of_kernel()) is None:
+            return []
+        name, _, places = table
+        buffer = self._parameters[name][1]
+        return [tirx.Bind(variable, buffer[tirx.const(place, "int32")]) for place, variable in places]
 
     def _pointers(self) -> list[Any]:
         """The function's parameters: pointers in calling order, then the workspace if it has bytes."""
@@ -318,24 +350,24 @@ def row_major(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """Flat offset of an index."""
     offset: Expr = 0
     for i, extent in zip(index, shape, strict=True):
-        offset = offset * extent + i if extent != 1 else offset
+        offset = offset * extent + i if not is_one(extent) else offset
     return offset
 
 
 def unravel(offset: Expr, shape: Sequence[int]) -> Index:
     """Index of a flat offset."""
     index: list[Expr] = []
-    divide, remainder = (int.__floordiv__, int.__mod__) if isinstance(offset, int) else (tirx.floordiv, tirx.floormod)
+    divide, remainder = (floordiv, mod) if isinstance(offset, int | Size) else (tirx.floordiv, tirx.floormod)
     for extent in reversed(shape[1:]):
-        index.append(remainder(offset, extent) if extent != 1 else 0)
-        offset = divide(offset, extent) if extent != 1 else offset
+        index.append(remainder(offset, extent) if not is_one(extent) else 0)
+        offset = divide(offset, extent) if not is_one(extent) else offset
     return (offset, *reversed(index)) if shape else ()
 
 
-def broadcast_index(index: Index, shape: tuple[int, ...], source: tuple[int, ...]) -> Index:
+def broadcast_index(index: Index, shape: Sequence[int], source: Sequence[int]) -> Index:
     """The index in a value of shape `source` for an index in `shape`, by NumPy's broadcasting rule."""
     tail = index[len(index) - len(source) :]
-    return tuple(0 if extent == 1 else i for i, extent in zip(tail, source, strict=True))
+    return tuple(0 if is_one(extent) else i for i, extent in zip(tail, source, strict=True))
 
 
 def _pointer(name: str, dtype: str) -> Any:
@@ -343,4 +375,6 @@ def _pointer(name: str, dtype: str) -> Any:
 
 
 def _int(value: Expr) -> Expr:
+    if isinstance(value, Size):
+        return lower_size(value)
     return tirx.const(value, "int32") if isinstance(value, int) else value

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.sizes import estimating
 from .convolution import Convolution
 
 LEAST_STEPS = 12  # of a block's loop, of one term each, between which an epilogue pays (measured: 9 steps 1.09, 12 steps 0.87)
@@ -103,6 +104,7 @@ class _Blocks:
         return self.steps * self.terms * _TILE_BYTES
 
 
+@estimating
 def tile_product_cycles(
     m: int,
     n: int,
@@ -171,6 +173,7 @@ def joined_columns(one: Convolution, k_pack: int = 2) -> int:
     return columns if is_plain and are_few and line <= _MOST_LINE else 1
 
 
+@estimating
 def tile_convolution_cycles(
     one: Convolution,
     terms: int,

@@ -11,6 +11,7 @@ from itertools import product
 from math import ceil, prod
 
 from ...runtime.hardware.machine import LINE_BYTES, Machine
+from ...runtime.symbolic.sizes import estimating
 from .memory import copy_cycles
 from .register_tile import MAX_ROWS, Step, grid_cycles
 
@@ -148,6 +149,7 @@ class Convolution:
         return self.images * self.groups * self.inputs * self.height * self.width * self.element_bytes
 
 
+@estimating
 def share_met(inputs: int, outputs: int, taps: int, stride: int, dilation: int, *, begin: int, run: int) -> float:
     """The part of the taps along a dimension that reads the input, not only padding, averaged over tiles of `run` positions.
 
@@ -173,6 +175,7 @@ def _as_plane(extents: Sequence[int]) -> tuple[int, int]:
     return prod(extents[:-1]), extents[-1]
 
 
+@estimating
 def in_words(one: Convolution, k_pack: int) -> Convolution:
     """The convolution by dot products: its elements are 32-bit words of `k_pack` neighbouring input channels.
 
@@ -182,6 +185,7 @@ def in_words(one: Convolution, k_pack: int) -> Convolution:
     return replace(one, inputs=ceil(one.inputs / k_pack), element_bytes=size, is_copied=is_copied, k_pack=k_pack)
 
 
+@estimating
 def pays_to_fill_pairs(one: Convolution, machine: Machine) -> bool:
     """Whether an odd number of bfloat16 channels is faster by dot products of pairs, for which the image is copied and padded."""
     if one.groups > 1 or one.inputs % 2 == 0:
@@ -189,12 +193,14 @@ def pays_to_fill_pairs(one: Convolution, machine: Machine) -> bool:
     return channels_last_cycles(in_words(one, 2), machine) < channels_last_cycles(one, machine)
 
 
+@estimating
 def in_words_of_taps(one: Convolution, k_pack: int) -> Convolution:
     """The convolution whose elements are words of `k_pack` neighbouring taps of a row, in a copy of the image."""
     height, width = one.kernel
     return replace(one, kernel=(height, ceil(width / k_pack)), is_copied=True, k_pack=k_pack)
 
 
+@estimating
 def spread_pitch(elements: int, item_bytes: int, machine: Machine) -> int:
     """Elements from position to position in a padded copy: a cache line more than `elements` where L1 sets would conflict."""
     return elements + LINE_BYTES // item_bytes if elements * item_bytes % machine.l1.set_stride_bytes == 0 else elements
@@ -241,6 +247,7 @@ def _stretch_cycles(
     return grid_cycles(machine, *tile, (positions, channels, depth), step)
 
 
+@estimating
 def channels_last_cycles(one: Convolution, machine: Machine) -> float:
     """Cycles of a convolution whose result is NHWC."""
     if one.is_depthwise:
@@ -271,6 +278,7 @@ def _tile_of(one: Convolution, machine: Machine) -> tuple[int, int]:
     return channels_last_tile(positions, outputs, one.depth, one.inputs, machine, pitch=pitch, k_pack=one.k_pack)
 
 
+@estimating
 def direct_cycles(one: Convolution, machine: Machine) -> float:
     """Additional cycles when an NHWC convolution reads an NCHW input in place."""
     if one.is_depthwise:  # whose neighbouring channels are then no vectors: a product for each
@@ -293,6 +301,7 @@ def _line_cycles(one: Convolution, machine: Machine) -> float:
     return _SEEN_SHARE * tiles * lines * LINE_BYTES / machine.l2.bytes_per_cycle
 
 
+@estimating
 def channels_first_cycles(one: Convolution, machine: Machine) -> float:
     """Cycles of an NCHW convolution: output channels are the rows of register tiles, positions of a padded plane the columns."""
     pitch = one.columns + (one.kernel[1] - 1) // one.strides[1]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf, log2, prod, sqrt
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.sizes import estimating
 from ..groups.group import Group, Op
 from .operations import OF_ROWS, operations_of
 from .pointwise import operator_body
@@ -99,6 +100,7 @@ def _waiting(fetched: float, hiding: float, unhidden: float = _UNHIDDEN) -> floa
     return max(fetched - hiding, 0.0) + unhidden * min(fetched, hiding)
 
 
+@estimating
 def floors(group: Group, machine: Machine) -> Estimate:
     """Of any group by its operators alone: what each computes for its elements, in vectors where it can."""
     operations = sum(operations_of(op.op_type) * elements_of(group, op) for op in group.ops)
@@ -106,6 +108,7 @@ def floors(group: Group, machine: Machine) -> Estimate:
     return with_bytes(Estimate(cycles, operations, unit="vector", is_floor=True), group)
 
 
+@estimating
 def with_bytes(estimate: Estimate, group: Group) -> Estimate:
     """The estimate with the bytes of a group's operands and results, each once."""
     sizes = bytes_of_values(group)
@@ -122,6 +125,7 @@ def bytes_of_values(group: Group) -> dict[str, int]:
     return sizes
 
 
+@estimating
 def with_epilogue(estimate: Estimate, group: Group, machine: Machine, anchor: Op) -> Estimate:
     """The estimate of an anchor with the pointwise operators of its group."""
     beside = sum(_operator_cycles(group, op, machine) for op in group.ops if op.outputs != anchor.outputs)

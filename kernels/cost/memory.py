@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.sizes import estimating
 
 _OPERATIONS_A_CYCLE = 10.0  # of a kernel, scalar ones, which vectors make
 COPIED_BYTES = 8.0  # a cycle, when a tensor is read or written contiguously
@@ -18,6 +19,7 @@ def parallel_work(machine: Machine) -> float:
     return _OPERATIONS_A_CYCLE * machine.wake_cycles
 
 
+@estimating
 def scattered_cycles(elements: int) -> float:
     """Additional cycles of storing so many elements one by one, as an NCHW transposed convolution with strides does."""
     return _SCATTERED_ELEMENT * elements
@@ -48,11 +50,13 @@ def move_costs(machine: Machine) -> MoveCosts:
     return MoveCosts(rate, _CONVERTED_SHARE * rate, machine.launch_cycles)
 
 
+@estimating
 def copy_cycles(size_bytes: int) -> float:
     """Cycles of a contiguous copy of so many bytes."""
     return 2 * size_bytes / COPIED_BYTES
 
 
+@estimating
 def conversion_cycles(size_bytes: int) -> float:
     """Cycles of converting a tensor of so many bytes between NCHW and NHWC."""
     return 2 * size_bytes / _CONVERTED_BYTES

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import ceil, gcd, log2, prod
 
 from ...runtime.hardware.machine import LINE_BYTES, Machine
+from ...runtime.symbolic.sizes import estimating
 from .pointwise import LoopBody, covering_steps, vector_steps
 
 _ROW_CYCLES = 4.0  # of a row's address and its loop
@@ -16,6 +17,7 @@ _RESIZED_TAP_CYCLES = 1.2  # of an element that a table tells, and its weight
 _LINES_ASKED = 32  # that a core waits for at once
 
 
+@estimating
 def copied_cycles(extents: Sequence[int], stride: int, lanes: int, body: LoopBody, machine: Machine) -> float:
     """Of a nest of loops whose last one stores vectors, and reads elements `stride` apart: neighbours, one for all, picked from
     as many vectors, or one by one."""
@@ -27,6 +29,7 @@ def copied_cycles(extents: Sequence[int], stride: int, lanes: int, body: LoopBod
     return prod(outer) * (steps * (read + body).cycles(machine) + (_ROW_CYCLES if steps > 1 else 0.0))
 
 
+@estimating
 def transposed_cycles(
     outer: int, extents: tuple[int, int], strides_bytes: tuple[int, int], side: int, body: LoopBody, machine: Machine
 ) -> float:
@@ -52,22 +55,26 @@ def _again_cycles(size_bytes: int, lines: int, stride_bytes: int, machine: Machi
     return size_bytes / machine.memory_bytes
 
 
+@estimating
 def repeated_cycles(rows: int, extent: int, times: int, lanes: int, body: LoopBody, machine: Machine) -> float:
     """Of runs of elements each of which stands so often next to itself."""
     vector = LoopBody(loads=1) + (LoopBody(1) + body).times(times)
     return rows * (ceil(extent / lanes) * vector.cycles(machine) + _ROW_CYCLES)
 
 
+@estimating
 def chosen_rows_cycles(rows: int, length: int, lanes: int, body: LoopBody, machine: Machine) -> float:
     """Of rows that indices choose, copied in order."""
     return rows * (vector_steps(length, lanes) * body.cycles(machine) + _CHOSEN_CYCLES)
 
 
+@estimating
 def chosen_elements_cycles(elements: int, body: LoopBody, machine: Machine) -> float:
     """Of elements each of which an index chooses."""
     return elements * (_CHOSEN_ELEMENT_CYCLES + body.cycles(machine) / machine.lanes)
 
 
+@estimating
 def arrival_cycles(rows: int, table_bytes: int, machine: Machine) -> float:
     """What the first lines of rows that indices choose take, which nothing asks for ahead, where only memory holds the table.
 
@@ -77,6 +84,7 @@ def arrival_cycles(rows: int, table_bytes: int, machine: Machine) -> float:
     return rows * latency if machine.level_of(table_bytes) is None else 0.0
 
 
+@estimating
 def resized_cycles(rows: int, outputs: int, inputs: int, taps: tuple[int, int], body: LoopBody, machine: Machine) -> float:
     """Of so many rows of outputs, each mixed from rows of `inputs`, the first of `taps`, and then along itself, the second: from
     places in tables, one by one; 0 of those where rows keep their length."""

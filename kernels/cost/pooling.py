@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import ceil, prod
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.sizes import estimating
 from .pointwise import LoopBody, covering_steps, vector_steps
 
 _LINE_CYCLES = 20.0  # of a run of outputs: corners, borders, and waiting for the row that it reads again
@@ -17,6 +18,7 @@ _POSITION_CYCLES = 6.0  # of a window: its corner, and whether it lies inside
 _COUNTED_CYCLES = 10.0  # of how many elements an average divides by, where that differs
 
 
+@estimating
 def pooling_cycles(
     lines: int,
     kernel: Sequence[int],
@@ -47,6 +49,7 @@ def pooling_cycles(
     return lines * (line + picked + _LINE_CYCLES)
 
 
+@estimating
 def channels_last_pooling_cycles(
     positions: int, channels: int, taps: int, bodies: tuple[LoopBody, LoopBody, LoopBody], machine: Machine, *, is_counted: bool
 ) -> float:

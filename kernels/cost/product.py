@@ -7,6 +7,7 @@ from itertools import product
 from math import ceil
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.sizes import hint_of
 from .estimate import Estimate
 from .pointwise import LoopBody, instructions_of
 from .register_tile import MAX_ROWS, Step, grid_cycles, ranked_tiles
@@ -69,6 +70,7 @@ def product_rows_drawback(rows: int, depth: int, columns: int, threads: int, mac
     128 and 197 rows on two threads: up to 8 % are gained where a block's rows of A stay in L2, 4 % lost where they do not. With
     more rows than columns the plain product reads all weights for each tile of rows, too.
     """
+    rows = hint_of(rows)
     of_thread = rows // threads
     if of_thread < _MIN_BLOCK_ROWS:
         return f"each of {threads} threads would read all weights for {of_thread} rows, fewer than {_MIN_BLOCK_ROWS}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from ...runtime.hardware.machine import LINE_BYTES, Machine
+from ...runtime.symbolic.sizes import estimating
 from .pointwise import LoopBody, vector_steps
 from .register_tile import share_sets
 from .rows import RowPass, row_cycles
@@ -55,6 +56,7 @@ class Reduction:
         return lines * LINE_BYTES / machine.l3.bytes_per_cycle if is_far else 0.0
 
 
+@estimating
 def reduction_cycles(one: Reduction, passes: Sequence[LoopBody], result: LoopBody, machine: Machine) -> float:
     """Of all results, after so many trips over their elements; `result` is done for a vector of them, or for each row."""
     trips = [RowPass(body, 1) for body in passes]
@@ -64,12 +66,14 @@ def reduction_cycles(one: Reduction, passes: Sequence[LoopBody], result: LoopBod
     return one.blocks * (block + finished + started) + one.far_cycles(machine)
 
 
+@estimating
 def search_cycles(one: Reduction, body: LoopBody, machine: Machine) -> float:
     """Of the places of the greatest elements: the slots of a row are compared one after the other."""
     compared = (one.slots - 1) * _SLOT_CYCLES if one.is_rowwise else _COLUMN_CYCLES
     return one.blocks * (one.steps * body.cycles(machine) + compared) + one.far_cycles(machine)
 
 
+@estimating
 def scan_cycles(shape: Sequence[int], axis: int, columns: int, body: LoopBody, machine: Machine) -> float:
     """Of running sums along an axis, `columns` neighbours at once: each waits for the one before it, unless it is short."""
     length, inner = shape[axis], prod(shape[axis + 1 :])

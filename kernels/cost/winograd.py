@@ -7,6 +7,7 @@ from math import ceil, prod
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.precision import TOLERANCES
+from ...runtime.symbolic.sizes import estimating
 from .convolution import Convolution
 from .product import product_cycles, product_tile
 
@@ -61,6 +62,7 @@ def winograd_choices(one: Convolution, machine: Machine, precision: str, *, pair
     return sorted(choices, key=lambda choice: choice.cycles)
 
 
+@estimating
 def tiles_along(one: Convolution, outputs: int) -> tuple[int, ...]:
     """Tiles of outputs x outputs along rows and columns of a result, summed over the phases of a dilated convolution."""
     sizes = zip((one.rows, one.columns), one.dilations, strict=True)

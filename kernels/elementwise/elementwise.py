@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.shapes import is_one, is_symbolic, same_shape
+from ...runtime.symbolic.sizes import SizeLike, estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Index
 from ..cost.estimate import Estimate, with_bytes
@@ -39,11 +42,12 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     group = _choices_as_bits(group)
     if reason := pointwise_obstacle(group):
         return Refusal(reason)
-    if len({group.types[name].shape for name in group.outputs}) != 1:
+    if not all(same_shape(group.types[name].shape, group.types[group.outputs[0]].shape) for name in group.outputs):
         return Refusal("outputs differ in shape")
     return Candidate(_estimate(merge_dimensions(group), target), partial(_build, group, target))
 
 
+@estimating
 def _estimate(merged: Group, target: Target) -> Estimate:
     """Of one trip: operators on smaller values once for each of their elements, and values that rows share once for a row."""
     machine = result_machine(merged, target)
@@ -76,11 +80,12 @@ def _build(group: Group, target: Target) -> BuiltKernel:
     def element(index: Index) -> None:
         store_outputs(GroupValues(merged, builder), index)
 
-    work = prod(shape) * pointwise_cost(group)
+    work = hint_of(prod(shape) * pointwise_cost(group))
     lanes = narrowest_lanes(builder, merged)
     if (
         not builder.is_grid
         and not has_block_scales(group)
+        and not is_symbolic(shape)
         and (cut := choose_blocks(merged, Steps(lanes, builder.lanes("float32"))))
     ):
         map_blocks(builder, cut, lanes, work)
@@ -114,7 +119,7 @@ def merge_dimensions(group: Group) -> Group:
     padded = {name: (1,) * (len(shape) - len(kind.shape)) + kind.shape for name, kind in group.types.items()}
     runs: list[list[int]] = []
     for axis, extent in enumerate(shape):
-        if (extent == 1 and runs) or (
+        if (is_one(extent) and runs) or (
             runs and all(_spans_all_or_none(dims, [*runs[-1], axis], shape) for dims in padded.values())
         ):
             runs[-1].append(axis)
@@ -127,5 +132,5 @@ def merge_dimensions(group: Group) -> Group:
     return replace(group, types=types)
 
 
-def _spans_all_or_none(dims: tuple[int, ...], run: list[int], shape: tuple[int, ...]) -> bool:
-    return len({dims[axis] != 1 for axis in run if shape[axis] != 1}) <= 1
+def _spans_all_or_none(dims: Sequence[SizeLike], run: list[int], shape: Sequence[SizeLike]) -> bool:
+    return len({is_one(dims[axis]) for axis in run if not is_one(shape[axis])}) <= 1

@@ -124,6 +124,8 @@ def literal_ints(group: Group, name: str) -> tuple[int, ...] | None:
 
 
 def _frozen(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype == object:  # of sizes
+        return (value.shape, tuple(map(str, value.flat)))
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, Mapping):

@@ -15,6 +15,8 @@ from typing import Any
 from tvm import tirx
 
 from ...runtime.hardware.machine import LINE_BYTES
+from ...runtime.symbolic.shapes import is_one, same_shape
+from ...runtime.symbolic.sizes import Size, estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, broadcast_index, row_major, unravel
 from ..cost.estimate import Estimate, with_bytes, with_epilogue
@@ -63,7 +65,7 @@ class Side:
 
     def matrix_of(self, batch: tuple[int, ...], position: Expr) -> Expr:
         """Number of the operand's matrix that belongs to a position of the product's batch."""
-        if self.batch == batch:
+        if same_shape(self.batch, batch):
             return position
         return row_major(broadcast_index(unravel(position, batch), batch, self.batch), self.batch)
 
@@ -127,6 +129,7 @@ class MatMulKernel:
         """Iterations of the loop over k: depth by k-pack, rounded up, as an odd depth is padded with zeros."""
         return ceil(self.a.depth / self.format.k_pack)
 
+    @estimating
     def estimate(self) -> Estimate:
         """The estimate of all products by the best register tile, epilogue included."""
         best = self.formats[0]
@@ -141,7 +144,9 @@ class MatMulKernel:
         packs_a, packs_b = a.name in self.group.constants and k_pack == 1, b.name in self.group.constants
         copies_a = not packs_a and (a.depth % k_pack > 0 or self.has_set_conflicts())
         # A B that is not constant is read in place if it is contiguous along columns, which fill a vector; else it is packed.
-        stages_b = not packs_b and (not b.lines_last or b.lines < machine.lanes or k_pack > 1)
+        # Where a call decides how many columns there are, they may be fewer than those of a tile.
+        is_narrow = isinstance(b.lines, Size) or b.lines < machine.lanes
+        stages_b = not packs_b and (not b.lines_last or is_narrow or k_pack > 1)
         padded = packs_b or stages_b
         tiles = tile_options(
             a.lines,
@@ -174,11 +179,12 @@ class MatMulKernel:
             first=self._first_sums(tile.columns),
             is_short=has_short_epilogue(self.group, self.format),
         )
-        sizes = [self.group.types[side.name].size_bytes for side in (a, b)]
+        sizes = [self.group.types[side.name].hinted.size_bytes for side in (a, b)]
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
-        flops = product.flops // max(k_pack * self.k_steps, 1) * a.depth
+        flops = hint_of(product.flops) // max(k_pack * self.k_steps, 1) * a.depth
         return finish(self.template, self.builder, self.group, flops=flops, packed=self.packed)
 
+    @estimating
     def has_set_conflicts(self) -> bool:
         """Whether the rows of A conflict in the sets of L1, so that a copy with another pitch pays."""
         a = self.a
@@ -403,8 +409,8 @@ def _normal_form(group: Group, anchor: Op) -> tuple[tuple[int, ...], Side, Side]
     rank = max(len(a), len(b)) - 2
     a_batch = (1,) * (rank - len(a) + 2) + a[:-2]
     b_batch = (1,) * (rank - len(b) + 2) + b[:-2]
-    batch = tuple(y if x == 1 else x for x, y in zip(a_batch, b_batch, strict=True))
+    batch = tuple(y if is_one(x) else x for x, y in zip(a_batch, b_batch, strict=True))
     (m, k), n = a[-2:], b[-1]
-    if prod(b_batch) == 1 and a_batch == batch:
+    if is_one(prod(b_batch)) and same_shape(a_batch, batch):
         return (), Side(a_name, (), prod(batch) * m, k, False), Side(b_name, (), n, k, True)
     return batch, Side(a_name, a_batch, m, k, False), Side(b_name, b_batch, n, k, True)

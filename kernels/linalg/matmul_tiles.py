@@ -15,6 +15,7 @@ from math import ceil, prod
 
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import Size, SizeLike, estimate, estimating, greatest_of, hint_of, least_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, share, unravel
 from ..cost.amx import OVERLAP, memory_share, tile_product_cycles
@@ -83,7 +84,7 @@ class AmxProduct(MatMulKernel):
         self.matrices = prod(self.batch)
         self.rows, self.columns = ceil(self.a.lines / LINES), ceil(self.b.lines / LINES)
         self.steps = ceil(self.a.depth / self.product.depth)
-        halves = 1 if self.a.lines <= ROWS else 2, 1 if self.b.lines <= ROWS else 2
+        halves = 1 if greatest_of(self.a.lines) <= ROWS else 2, 1 if greatest_of(self.b.lines) <= ROWS else 2
         self.unit = tile_unit(self.builder, target, self.product)
         self.near_bytes = target.machine.l2.part_bytes(_NEAR_SHARE)
         self.blocks = AmxMicroKernel(self.builder, self.unit, (self.steps,), self.terms, halves)
@@ -94,6 +95,7 @@ class AmxProduct(MatMulKernel):
     def flops(self) -> int:
         return 2 * self.matrices * self.a.lines * self.b.lines * self.a.depth
 
+    @estimating
     def estimate(self) -> Estimate:
         """The estimate of all products, with packing of what is neither constant nor read in place."""
         machine, size = self.target.machine, (self.a.lines, self.b.lines, self.a.depth)
@@ -127,7 +129,11 @@ class AmxProduct(MatMulKernel):
         if self.a.name in self.group.constants:
             self._walk(self._constant_panels(self.a, False), b, threads, columns_outside=True)
         elif self._reads_rows():
-            self._walk(self._rows_in_place(), b, threads, columns_outside=a_bytes <= self.near_bytes)
+            with estimate():
+                is_near = a_bytes <= self.near_bytes
+            self._walk(self._rows_in_place(), b, threads, columns_outside=is_near)
+        elif isinstance(self.rows, Size):
+            self._pack_some_or_all(packer, a_bytes, b, threads)
         elif a_bytes <= self.near_bytes or self.matrices * self.rows < 2 * threads:
             self._walk(self._packed_panels(self.a, False), b, threads, columns_outside=True)
         else:
@@ -147,15 +153,23 @@ class AmxProduct(MatMulKernel):
         if self.format.a.dtype == "float32" or a.lines_last or a.name in self.group.constants:
             return False
         pitch_bytes = self.group.types[a.name].bytes_of(a.depth)
-        return a.depth % self.product.depth == 0 and a.lines >= LINES and pitch_bytes % _BAD_STRIDE_BYTES != 0
+        return a.depth % self.product.depth == 0 and least_of(a.lines) >= LINES and pitch_bytes % _BAD_STRIDE_BYTES != 0
 
     def _first_row(self, m: Expr) -> Expr:
         """The first row of A of panel `m` (32 rows). In place the last panel is moved back to end with A, and overlaps."""
         top = m * LINES
-        return tirx.min(top, self.a.lines - (ROWS if self._has_short() else LINES)) if self._reads_rows() else top
+        if not self._reads_rows():
+            return top
+        has_short = self._has_short()
+        last = tirx.Select(has_short, ROWS, LINES) if isinstance(has_short, tirx.Expr) else ROWS if has_short else LINES
+        return tirx.min(top, self.a.lines - last)
 
-    def _has_short(self) -> bool:
-        """Whether the last of several panels of A has at most the 16 rows of one tile."""
+    def _has_short(self) -> Expr:
+        """Whether the last of several panels of A has at most the 16 rows of one tile; of a symbolic A, which may have but one
+        panel, an expression."""
+        if isinstance(self.a.lines, Size) and self.blocks.halves[0] > 1:
+            rest = self.builder.bind(self.a.lines % LINES)
+            return tirx.And(rest > 0, rest <= ROWS)
         return self.rows > 1 and 0 < self.a.lines % LINES <= ROWS
 
     def _rows_in_place(self) -> PanelAt:
@@ -234,6 +248,8 @@ class AmxProduct(MatMulKernel):
 
     def _can_split(self) -> bool:
         """Whether a constant B may lie there as it is: all terms of A fit L2, so that each panel of B is split but once."""
+        if isinstance(self.rows, Size):
+            return False
         is_weight = self.b.name in self.group.constants and self.a.name not in self.group.constants
         is_larger = self.format.a.dtype == "float32" and self.terms == len(PRODUCTS)
         a_bytes = 4 * self.steps * self.terms * TERM_WORDS * self.rows
@@ -263,7 +279,8 @@ class AmxProduct(MatMulKernel):
     def _pack_and_walk(self, packer: StepPacker, b: PanelAt, threads: int) -> None:
         """Each thread packs as many panels of its rows of A as L2 holds and multiplies them by all panels of B, in turn."""
         builder, size = self.builder, packer.panel_elements
-        panels = max(min(self.near_bytes // (4 * packer.panel_words), ceil(self.matrices * self.rows / threads), self.rows), 1)
+        of_thread = hint_of(ceil(self.matrices * self.rows / threads))
+        panels = max(min(self.near_bytes // (4 * packer.panel_words), of_thread, hint_of(self.rows)), 1)
         scratch = builder.workspace(threads * panels * size, self.product.numbers)
         extents = self.matrices, ceil(self.rows / panels)
         with tile_threads(builder, self.unit, threads, BUFFERS) as (thread, sums):
@@ -284,6 +301,16 @@ class AmxProduct(MatMulKernel):
 
                 self._blocks(count * self.columns, place, rows, b, sums)
 
+    def _pack_some_or_all(self, packer: StepPacker, a_bytes: SizeLike, b: PanelAt, threads: int) -> None:
+        """Both ways, where a call decides whether all of A fits L2."""
+        is_near = a_bytes - self.near_bytes
+        if greatest_of(is_near) > 0:
+            with self.builder.when(is_near > tirx.const(0, "int32")):
+                self._pack_and_walk(packer, b, threads)
+        if least_of(is_near) <= 0:
+            with self.builder.when(is_near <= tirx.const(0, "int32")):
+                self._walk(self._packed_panels(self.a, False), b, threads, columns_outside=True)
+
     def _pack_panels(self, packer: StepPacker, to: Buffer, base: Expr, matrix: Expr, first: Expr, count: Expr) -> None:
         builder, size = self.builder, packer.panel_elements // packer.steps
         with builder.loop(count, name="panel") as panel, builder.loop(packer.steps, name="step") as step:
@@ -296,7 +323,7 @@ class AmxProduct(MatMulKernel):
         if self.columns == 1 or self.b.name not in self.group.constants or 4 * size * self.columns < self.near_bytes:
             return None
         ahead = self.builder.bind(tirx.Select(n < self.columns - 1, self.steps, 0))
-        return NextPanel(self.builder.bind(panel.at((ahead,), 0, 0)), m, self.rows)
+        return NextPanel(self.builder.bind(panel.at((ahead,), 0, 0)), m, hint_of(self.rows))
 
     def _blocks(
         self, count: Expr, place: Callable[[Expr], Place], a: PanelAt, b: PanelAt, sums: Scratch, *, prefetches: bool = False
@@ -306,7 +333,9 @@ class AmxProduct(MatMulKernel):
         def multiply(block: Expr, to: Scratch, between: BlockEpilogue | None) -> None:
             batch, m, n = place(block)
             first = self._begin(batch, n, Scratch(sums.buffer, sums.base + BUFFERS * LINES * LINES))
-            is_short = tirx.EQ(m, self.rows - 1) if self._has_short() else None
+            has_short = self._has_short()
+            is_short = None if has_short is False else tirx.EQ(m, self.rows - 1)
+            is_short = tirx.And(is_short, has_short) if isinstance(has_short, tirx.Expr) else is_short
             panel = b(self.b.matrix_of(self.batch, batch), n)
             then = self._next(panel, m, n) if prefetches else None
             self.blocks.multiply(a(batch, m), panel, to, is_short=is_short, then=then, first=first, between=between)

@@ -16,6 +16,7 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.sizes import Size, SizeLike
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..movement.strided_copy import transposed
 from .amx_unit import BF16_TILES, DEPTH, ROWS, TILE_WORDS, WORDS, TileDot
@@ -93,9 +94,9 @@ class StepPacker:
     product: TileDot = BF16_TILES
 
     @property
-    def panels(self) -> int:
-        """Panels of 32 lines, where the number of lines is a constant."""
-        assert isinstance(self.lines, int)
+    def panels(self) -> SizeLike:
+        """Panels of 32 lines, where the number of lines is a constant or a size."""
+        assert isinstance(self.lines, (int, Size))
         return ceil(self.lines / LINES)
 
     @property

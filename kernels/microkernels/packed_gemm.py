@@ -10,6 +10,7 @@ from math import ceil
 from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.sizes import Size, least_of
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..cost.register_tile import MAX_ROWS, Step, tile_cycles
 from ..formats.bfloat16 import instruction_word, neighbour_words
@@ -85,9 +86,12 @@ class PackedPanels:
 
     @property
     def elements(self) -> int:
-        return self.rows * ceil(self.columns / self.tile.lanes) * self.tile.lanes
+        return self.rows * padded_columns(self.columns, self.tile, self.tile.lanes)
 
     def parts(self) -> Iterator[Part]:
+        if isinstance(self.columns, Size):  # of the last panel, columns beyond the last are padding
+            yield Part(0, ceil(self.columns / self.tile.columns), self.tile.columns, self.tile)
+            return
         whole, rest = divmod(self.columns, self.tile.columns)
         if whole:
             yield Part(0, whole, self.tile.columns, self.tile)
@@ -106,9 +110,16 @@ class PackedPanels:
         builder, width, zero = self.builder, part.tile.columns, tirx.const(0, str(to.buffer.dtype))
         base = builder.bind(to.base + first * self.rows + k * width)
         value = self._line(element, k)
-        builder.vector_loop(part.columns, part.tile.lanes, lambda i: builder.store(to.buffer, base + i, value(first + i)))
-        with builder.loop(width - part.columns, name="i") as i:
-            builder.store(to.buffer, base + part.columns + i, zero)
+        columns = self._columns_from(part, first)
+        builder.dynamic_vector_loop(0, columns, part.tile.lanes, lambda i: builder.store(to.buffer, base + i, value(first + i)))
+        with builder.loop(width - columns, name="i") as i:
+            builder.store(to.buffer, base + columns + i, zero)
+
+    def _columns_from(self, part: Part, first: Expr) -> Expr:
+        """The columns of a panel that begins at column `first`."""
+        if isinstance(self.columns, Size):
+            return self.builder.bind(tirx.min(self.columns - first, part.columns))
+        return part.columns
 
     def _line(self, element: Element, k: Expr) -> Callable[[Expr], Expr]:
         """Row k of the panels as a function of the column."""
@@ -131,7 +142,7 @@ class PackedPanels:
         Columns beyond the last repeat it.
         """
         builder, lanes = self.builder, self.tile.lanes
-        side = min(lanes, 1 << self.rows.bit_length() - 1)
+        side = min(lanes, 1 << least_of(self.rows).bit_length() - 1)
         for part in self.parts():
             width = part.tile.columns
             with builder.loop(part.count, name="panel") as panel, builder.loop(width // side, name="square") as square:
@@ -196,7 +207,19 @@ class PackedPanels:
         )
         with builder.loop(builder.bind(tirx.min(rows - start, part.tile.rows)), name="row") as row:
             base = builder.bind(row * width)
-            sweep(builder, part.columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
+            columns = self._columns_from(part, first)
+            if isinstance(columns, int):
+                sweep(builder, columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
+            else:
+                builder.dynamic_vector_loop(0, columns, part.tile.lanes, lambda i: store(start + row, first + i, sums[base + i]))
+
+
+def padded_columns(columns: int, tile: Tile | None, lanes: int) -> int:
+    """Columns that packed panels have room for."""
+    if isinstance(columns, Size):
+        assert tile is not None
+        return ceil(columns / tile.columns) * tile.columns
+    return ceil(columns / lanes) * lanes
 
 
 def _neighbour(element: Element, k: Expr, column: Expr, i: Expr) -> Expr:

@@ -8,6 +8,7 @@ from math import ceil
 
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import Size
 from ..codegen.builder import Expr, KernelBuilder
 from .amx_blocks import AmxMicroKernel, packed_operand
 from .amx_packing import LINES, TERM_ELEMENTS, TERM_WORDS, StepPacker
@@ -66,6 +67,9 @@ class AmxPanels:
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
         """Runs of blocks of equally many columns: (first column, blocks, columns of a block)."""
+        if isinstance(self.columns, Size):  # columns of the last block beyond the last are not stored
+            yield 0, ceil(self.columns / LINES), LINES
+            return
         whole, rest = divmod(self.columns, LINES)
         if whole:
             yield 0, whole, LINES
@@ -85,7 +89,8 @@ class AmxPanels:
         with builder.loop(builder.bind(tirx.min(rows - first, LINES)), name="row") as row:
             base = builder.bind(row * LINES)
             lanes = builder.lanes("float32")
-            builder.vector_loop(width, lanes, lambda i: store(first + row, column + i, sums[base + i]))
+            stored = tirx.min(self.columns - column, width) if isinstance(self.columns, Size) else width
+            builder.dynamic_vector_loop(0, stored, lanes, lambda i: store(first + row, column + i, sums[base + i]))
 
 
 def panel_words(depth: int, columns: int, terms: int) -> int:

@@ -12,7 +12,7 @@ exchange B[k, n] is contiguous along n in the padded input, so that nothing is p
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import permutations
 from itertools import product as nest
@@ -23,6 +23,8 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.hardware.machine import LINE_BYTES, Machine
+from ...runtime.symbolic.shapes import is_one
+from ...runtime.symbolic.sizes import Size, SymbolicSizeError, estimating, hint_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, share, unravel
 from ..cost.register_tile import last_rows, ranked_tiles
 from ..formats.format import Format
@@ -136,6 +138,7 @@ class TileProduct:
         return 2 * self.batch * self.m * min(self.plane.columns, wanted) * prod(self.depth) * self.format.k_pack
 
 
+@estimating
 def tile_options(m: int, columns: int, depth: int, machine: Machine, **how: Any) -> dict[str, Tile]:
     """All legal register tiles by name, those with the fewest estimated cycles first; `how`: keywords of `ranked_tiles`."""
     ranked = ranked_tiles(m, columns, depth, machine, **how)
@@ -153,6 +156,8 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     The outer loop traverses the larger operand (`a_bytes`, `b_bytes`), so that it is read once and the other stays in cache.
     """
     tile, plane = product.tile, product.plane
+    if isinstance(plane.columns, Size) and not product.b_padded:
+        raise SymbolicSizeError(f"{plane.columns} columns may be fewer than a tile's")
     if product.batch * product.m * plane.columns == 0:
         return
     extents = {"batch": product.batch, "m": ceil(product.m / tile.rows), "n": ceil(plane.columns / tile.columns)}
@@ -166,7 +171,7 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
     threads = builder.threads_for(product.flops // WORK_PER_OPERATION)
     split = builder.choose("split", split_options(order, extents, threads))
     # Each panel meets all tiles of rows, on one thread: these may divide among them what is to be done for the next one.
-    parts = extents["m"] if order[-2:] == ["n", "m"] and (threads == 1 or split != "m") else 1
+    parts = hint_of(extents["m"]) if order[-2:] == ["n", "m"] and (threads == 1 or split != "m") else 1
     with ExitStack() as loops:
         thread = loops.enter_context(builder.loop(threads, "parallel", "thread"))
         at: dict[str, Expr] = {}
@@ -179,10 +184,11 @@ def emit(builder: KernelBuilder, product: TileProduct, *, a_bytes: int, b_bytes:
 
 def loop_orders(order: Sequence[str], extents: Mapping[str, int]) -> dict[str, list[str]]:
     """All permutations of the loops of these extents, by name, `order` first; loops of one iteration stay outermost."""
-    once, often = [axis for axis in order if extents[axis] == 1], [axis for axis in order if extents[axis] > 1]
+    once, often = [axis for axis in order if is_one(extents[axis])], [axis for axis in order if not is_one(extents[axis])]
     return {" ".join(some): [*once, *some] for some in permutations(often)}
 
 
+@estimating
 def split_options(order: Sequence[str], extents: Mapping[str, int], threads: int) -> dict[str, str]:
     """The loops that may be dealt to threads, the best balanced first and, of equally balanced ones, the outermost."""
     often = [axis for axis in order if extents[axis] > 1] if threads > 1 else []
@@ -194,11 +200,12 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
     """One register tile of C: the loop over k, then the epilogue. `parts` tiles that follow each other have one panel of B."""
     tile, plane = product.tile, product.plane
     m_begin, n_begin = builder.bind(m_tile * tile.rows), builder.bind(n_tile * tile.columns)
-    rest = tile.rows if product.a_padded or builder.is_grid else last_rows(product.m, tile.rows)
-    is_direct = product.is_short and _is_even(product, rest) and not builder.is_grid
+    is_sized = isinstance(product.m, Size)
+    rest = tile.rows if product.a_padded or builder.is_grid or is_sized else last_rows(product.m, tile.rows)
+    is_direct = product.is_short and not is_sized and _is_even(product, rest) and not builder.is_grid
     # A ragged last tile is moved back to end with C; what it computes twice is stored once. Unless shorter last tiles have a loop
     # over k of their own: both loops share one epilogue, or LLVM would keep an epilogue's constants in registers over a loop.
-    is_whole = product.a_padded or rest < tile.rows or is_direct
+    is_whole = product.a_padded or rest < tile.rows or is_direct or is_sized
     m_start = m_begin if is_whole else builder.bind(tirx.min(m_begin, product.m - tile.rows))
     n_start = n_begin if product.b_padded else builder.bind(tirx.min(n_begin, plane.columns - tile.columns))
     before, first = _panel_prefetch(builder, product, batch, m_tile, n_tile, parts), product.first
@@ -222,15 +229,23 @@ def emit_tile(builder: KernelBuilder, product: TileProduct, batch: Expr, m_tile:
             store_row=store_row if is_direct else None,
         )
 
-    if rest < tile.rows:
-        with builder.when(m_begin + tile.rows <= product.m):
-            add_up(tile)
-        with builder.when(m_begin + tile.rows > product.m):
-            add_up(replace(tile, rows=rest))
-    else:
-        add_up(tile)
+    for condition, rows in _heights(builder, product, m_begin, rest):
+        with nullcontext() if condition is None else builder.when(condition):
+            add_up(replace(tile, rows=rows))
     if finished is not None:
         _emit_epilogue(builder, product, (batch, m_begin, n_begin), m_start, n_start, finished)
+
+
+def _heights(builder: KernelBuilder, product: TileProduct, m_begin: Expr, rest: int) -> list[tuple[Expr | None, int]]:
+    """The rows that tiles may have, each with what must hold for it; None where all have as many."""
+    rows, m = product.tile.rows, product.m
+    if isinstance(m, Size) and not product.a_padded:  # any remainder, each with a loop over k of its own
+        left = builder.bind(tirx.min(m - m_begin, rows))
+        heights = {min(size, rows) for size in m.choices} | ({size % rows for size in m.choices} - {0})
+        return [(tirx.EQ(left, height), height) for height in sorted(heights, reverse=True)]
+    if rest == rows:
+        return [(None, rows)]
+    return [(m_begin + rows <= m, rows), (m_begin + rows > m, rest)]
 
 
 def _panel_prefetch(
@@ -382,7 +397,7 @@ def _outer_loops(depth: tuple[int, ...], longest: int | None) -> int:
     A sum of n products in one chain has an error bound in proportion to n; a blocked one, in proportion to the length of a block
     plus their number (Higham: The accuracy of floating point summation, 1993). Exact sums (`longest` is None) need no blocks.
     """
-    if longest is None:
+    if longest is None or len(depth) == 1:
         return 0
     return max((outer for outer in range(len(depth)) if prod(depth[outer:]) >= _LEAST_BLOCK), default=0)
 

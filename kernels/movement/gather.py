@@ -12,6 +12,8 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.symbolic.shapes import is_one
+from ...runtime.symbolic.sizes import estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major
 from ..cost.estimate import Estimate, with_bytes
@@ -36,10 +38,11 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     if not followers:
         group = as_bits(group, (anchor.inputs[0], anchor.outputs[0]))
     run = group.types[anchor.outputs[0]].shape[-1:] if anchor.op_type == "GatherElements" else (_row_length(group, anchor),)
-    runs = run if run != (1,) else ()  # single elements are gathered by whole vectors
+    runs = run if not is_one(prod(run)) else ()  # single elements are gathered by whole vectors
     return Candidate(_estimate(group, anchor, target), partial(_build, group, anchor, target), stored_runs=runs)
 
 
+@estimating
 def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
     """Of the rows that indices choose, or of elements one by one."""
     data, elements = group.types[anchor.inputs[0]], group.types[anchor.outputs[0]].elements
@@ -68,11 +71,11 @@ def _row_length(group: Group, anchor: Op) -> int:
 def _build(group: Group, anchor: Op, target: Target) -> BuiltKernel:
     builder = new_builder(target)
     elements = group.types[anchor.outputs[0]].elements
-    if elements and group.types[anchor.inputs[0]].elements:
+    if elements != 0 and group.types[anchor.inputs[0]].elements != 0:
         {"Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd}[anchor.op_type](group, anchor, builder)
-    elif elements:
+    elif elements != 0:
         _fill(group, anchor, builder)
-    return finish("gather", builder, group, flops=elements * pointwise_cost(group))
+    return finish("gather", builder, group, flops=hint_of(elements) * pointwise_cost(group))
 
 
 def _fill(group: Group, anchor: Op, builder: KernelBuilder) -> None:
@@ -104,7 +107,7 @@ def _gather_nd(group: Group, anchor: Op, builder: KernelBuilder) -> None:
     out_rank = len(group.types[anchor.outputs[0]].shape)
 
     def origin(outer: Expr, _: Expr) -> Expr:
-        place = tirx.floordiv(outer, rows) if rows != 1 else outer
+        place = tirx.floordiv(outer, rows) if not is_one(rows) else outer
         for part, extent in enumerate(data[batches : batches + depth]):
             place = place * extent + index_at(group, anchor, builder, outer * depth + part, extent)
         return place * inner
@@ -148,7 +151,7 @@ def _copy_rows(
             store_epilogue(merged, builder, anchor, at, source[builder.bind(begin + inner)])
         return
     *middle, last = extents[2]
-    if prod(extents[2]) == 1:
+    if is_one(prod(extents[2])):
         _copy_elements(merged, anchor, builder, [*lead, *extents[2]], first, origin)
         return
     with builder.chunks(prod(lead), 4 * prod(shape)) as chunk:

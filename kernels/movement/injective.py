@@ -14,6 +14,8 @@ from math import prod
 import numpy as np
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.shapes import equal
+from ...runtime.symbolic.sizes import estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import row_major
 from ..cost.estimate import Estimate, with_bytes
@@ -56,6 +58,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     return Candidate(_estimate(group, anchor, regions, target), emit, stored_runs=runs)
 
 
+@estimating
 def _estimate(group: Group, anchor: Op, regions: Regions, target: Target) -> Estimate:
     machine, builder = result_machine(group, target), new_builder(target)
     before, after = anchor_bodies(group, anchor, machine)
@@ -77,7 +80,7 @@ def _build(group: Group, anchor: Op, regions: Regions, target: Target) -> BuiltK
         output = result if result in group.outputs else group.outputs[0]
         copy_regions(group, builder, anchor, output, parts)
     elements = sum(group.types[name].elements for name in group.outputs)
-    return finish("injective", builder, group, flops=elements * pointwise_cost(group))
+    return finish("injective", builder, group, flops=hint_of(elements) * pointwise_cost(group))
 
 
 def moved_values(anchor: Op) -> tuple[str, ...]:
@@ -136,7 +139,7 @@ def _transpose(group: Group, op: Op) -> Regions:
 def _expand(group: Group, op: Op) -> Regions:
     out, source = group.types[op.outputs[0]].shape, group.types[op.inputs[0]].shape
     padded = (1,) * (len(out) - len(source)) + source
-    loops = [[Axis(n, stride if m == n else 0)] for n, m, stride in zip(out, padded, row_strides(padded), strict=True)]
+    loops = [[Axis(n, stride if equal(m, n) else 0)] for n, m, stride in zip(out, padded, row_strides(padded), strict=True)]
     return _whole(group, op, loops)
 
 

@@ -13,6 +13,8 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.shapes import equal, is_one
+from ...runtime.symbolic.sizes import Size, estimating, hint_of, least_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..cost.movement import copied_cycles, repeated_cycles, transposed_cycles
 from ..cost.pointwise import LoopBody
@@ -57,6 +59,7 @@ def copy_regions(group: Group, builder: KernelBuilder, anchor: Op, output: str, 
         copy.emit()
 
 
+@estimating
 def regions_cycles(
     group: Group, builder: KernelBuilder, anchor: Op, output: str, regions: Sequence[Region], machine: Machine, store: LoopBody
 ) -> float:
@@ -64,6 +67,7 @@ def regions_cycles(
     return sum(copy.cycles(machine, store) for copy in _copies(group, builder, anchor, output, regions))
 
 
+@estimating
 def stored_runs(group: Group, builder: KernelBuilder, anchor: Op, output: str, regions: Sequence[Region]) -> tuple[int, ...]:
     """Neighbouring elements that `copy_regions` stores at a time, region by region without those of zeros.
 
@@ -80,13 +84,13 @@ def _copies(group: Group, builder: KernelBuilder, anchor: Op, output: str, regio
     sections: list[list[int]] = []
     for axis, extent in enumerate(shape):
         joins = bool(sections) and (
-            all(region.starts[axis] == 0 and region.shape[axis] == extent for region in regions)
-            or prod(shape[a] for a in sections[-1]) == 1
+            all(equal(region.starts[axis], 0) and equal(region.shape[axis], extent) for region in regions)
+            or is_one(prod(shape[a] for a in sections[-1]))
         )
         sections = [*sections[:-1], [*sections[-1], axis]] if joins else [*sections, [axis]]
     merged, sections_runs = merge_sections(group, shape, sections)
     runs = [run for section in sections_runs for run in section]
-    found = [_merged(region, shape, runs) for region in regions if prod(region.shape)]
+    found = [_merged(region, shape, runs) for region in regions if prod(region.shape) != 0]
     return [_Copy(merged, builder, anchor, output, region) for region in found]
 
 
@@ -94,10 +98,10 @@ def _merged(region: Region, shape: tuple[int, ...], runs: Sequence[Sequence[int]
     """The region over merged dimensions, with loops joined where the source is contiguous across them."""
     starts, axes = [], []
     for run in runs:
-        starts.append(int(row_major([region.starts[a] for a in run], [shape[a] for a in run])))
+        starts.append(row_major([region.starts[a] for a in run], [shape[a] for a in run]))
         loops: list[Axis] = []
-        for axis in (axis for a in run for axis in region.axes[a] if axis.extent != 1):
-            if loops and loops[-1].stride == axis.stride * axis.extent:
+        for axis in (axis for a in run for axis in region.axes[a] if not is_one(axis.extent)):
+            if loops and equal(loops[-1].stride, axis.stride * axis.extent):
                 loops[-1] = Axis(loops[-1].extent * axis.extent, axis.stride)
             else:
                 loops.append(axis)
@@ -159,7 +163,7 @@ class _Copy:
             self._transpose(loops, across, work)
         elif self._repeats(loops):
             self._repeat(loops, lanes, work)
-        elif prod(axis.extent for axis in loops[:-1]) < 8 * self.builder.threads and loops[-1].extent >= 2 * _PIECE:
+        elif self._has_long_rows(loops):
             self._copy_pieces(loops, lanes, work)
         else:
             extents = [axis.extent for axis in loops]
@@ -170,6 +174,11 @@ class _Copy:
                 lambda outer: cover(self.builder, extents[-1], lanes, lambda i: self._move((*outer, i))),
             )
 
+    @estimating
+    def _has_long_rows(self, loops: Sequence[Axis]) -> bool:
+        """Whether rows are few and long."""
+        return prod(axis.extent for axis in loops[:-1]) < 8 * self.builder.threads and loops[-1].extent >= 2 * _PIECE
+
     def _lanes(self) -> int:
         types = self.group.types
         return min(self.builder.lanes(types[name].dtype) for name in (self.output, self.anchor.outputs[0]))
@@ -178,7 +187,7 @@ class _Copy:
         """Few long rows: each is cut into pieces for the threads."""
         extent = loops[-1].extent
         rows = prod(axis.extent for axis in loops[:-1])
-        pieces = min(extent // _PIECE, 4 * self.builder.threads)
+        pieces = min(hint_of(extent) // _PIECE, 4 * self.builder.threads)
         with self.builder.chunks(rows * pieces, work) as chunk:
             *outer, piece = bound_unravel(self.builder, chunk, [*(axis.extent for axis in loops[:-1]), pieces])
             step = -(-extent // pieces)
@@ -190,14 +199,16 @@ class _Copy:
         """The loop along which the source is contiguous, if that is not the last one and a tile of both fits."""
         last = len(loops) - 1
         source = self.region.source
-        if source is None or is_computed(self.group, source) or loops[last].stride in (0, 1) or loops[last].extent < 4:
+        if source is None or is_computed(self.group, source) or is_one(loops[last].stride) or equal(loops[last].stride, 0):
             return None
-        return next((i for i, axis in enumerate(loops[:last]) if axis.stride == 1 and axis.extent >= 4), None)
+        if loops[last].extent < 4:
+            return None
+        return next((i for i, axis in enumerate(loops[:last]) if is_one(axis.stride) and axis.extent >= 4), None)
 
     def _tile_side(self, down: Axis, along: Axis) -> int:
         """A power of two that neither loop is shorter than."""
         side = min(_TILE, self._lanes())
-        while side > min(down.extent, along.extent):
+        while side > min(least_of(down.extent), least_of(along.extent)):
             side //= 2
         return side
 
@@ -228,13 +239,14 @@ class _Copy:
         if len(self.region.axes[-1]) < 2:
             return False
         along, times = loops[-2:]
-        return along.stride == 1 and times.stride == 0 and times.extent <= _MOST_REPEATED
+        is_repeated = is_one(along.stride) and equal(times.stride, 0)
+        return is_repeated and not isinstance(times.extent, Size) and times.extent <= _MOST_REPEATED
 
     def _repeat(self, loops: Sequence[Axis], lanes: int, work: int) -> None:
         """Vectors of the source, their elements repeated in registers. The last vector overlaps the one before it."""
         builder = self.builder
         *outer, along, times = loops
-        while lanes > along.extent:
+        while lanes > least_of(along.extent):
             lanes //= 2
 
         def block(index: Index) -> None:
@@ -271,7 +283,7 @@ class _Copy:
 
     def _source_offset(self, index: Index) -> Expr:
         strides = [axis.stride for axes in self.region.axes for axis in axes]
-        return sum((i * stride for i, stride in zip(index, strides, strict=True) if stride), start=self.region.base)
+        return sum((i * stride for i, stride in zip(index, strides, strict=True) if not equal(stride, 0)), start=self.region.base)
 
     def _store(self, index: Index, value: Expr) -> None:
         """Store at the place of the output that belongs to a loop index."""

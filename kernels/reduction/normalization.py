@@ -15,6 +15,7 @@ from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.sizes import Size, estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major
 from ..cost.estimate import Estimate, with_bytes
@@ -54,10 +55,12 @@ def _anchor_of(group: Group) -> Op | Refusal:
     return anchor if "float" in operand.dtype else Refusal(f"no statistics of {operand.dtype}")
 
 
+@estimating
 def _work(group: Group, anchor: Op) -> int:
-    return group.types[anchor.inputs[0]].elements * (operations_of(anchor.op_type) + pointwise_cost(group))
+    return hint_of(group.types[anchor.inputs[0]].elements) * (operations_of(anchor.op_type) + pointwise_cost(group))
 
 
+@estimating
 def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
     """Of all rows, or of blocks of neighbouring rows where vectors run across them."""
     work, elements = _work(group, anchor), group.types[anchor.inputs[0]].elements
@@ -97,7 +100,7 @@ def build(group: Group, target: Target, emit: EmitRows | None = None) -> BuiltKe
     operand = group.types[anchor.inputs[0]]
     builder = new_builder(target)
     work = _work(group, anchor)
-    if operand.elements:
+    if operand.elements != 0:
         rows = _rows(group, builder, anchor)
         (emit or Rows.emit)(rows, work, rows.softmax if anchor.op_type in _SOFTMAX else rows.normalize)
     return finish("normalization", builder, group, flops=work)
@@ -134,11 +137,11 @@ class Rows:
         """Run `compute(block)` for every row, or for every vector of neighbouring rows."""
         builder, shape = self.builder, self.shape
         side = self.length if self.rowwise else shape[-1]
-        lanes, slots = block_slots(builder.lanes(self.dtype), side)
+        lanes, slots = block_slots(builder.lanes(self.dtype), side, is_row=self.rowwise)
         kept = [d for d in range(len(shape)) if d not in self.row]
         reduced = (Loop(self.length, prod(shape[self.row.stop :])),)
         extents = [shape[d] for d in kept]
-        overlaps = not self.rowwise and side > slots and side % slots != 0
+        overlaps = not self.rowwise and side > slots and (isinstance(side, Size) or side % slots != 0)
         if not self.rowwise:
             extents[-1] = -(-side // slots) - overlaps
 

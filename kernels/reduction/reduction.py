@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import Size, SizeLike, estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, KernelBuilder
 from ..cost.estimate import Estimate, with_bytes
@@ -86,11 +87,13 @@ def _working_type(group: Group, anchor: Op) -> str:
     return "float64" if anchor.op_type == "ReduceLogSumExp" and "float" not in dtype else dtype
 
 
+@estimating
 def _work(group: Group, anchor: Op) -> int:
-    results = group.types[group.outputs[0]].elements
-    return group.types[anchor.inputs[0]].elements * operations_of(anchor.op_type) + results * pointwise_cost(group)
+    results = hint_of(group.types[group.outputs[0]].elements)
+    return hint_of(group.types[anchor.inputs[0]].elements) * operations_of(anchor.op_type) + results * pointwise_cost(group)
 
 
+@estimating
 def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
     machine, work = machine_of(target, _working_type(group, anchor)), _work(group, anchor)
     before, after = anchor_bodies(group, anchor, machine)
@@ -182,15 +185,15 @@ def fold_block(block: Block, source: Buffer, dtype: str, fold: Fold) -> Buffer:
     return total
 
 
-def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: int, dtype: str) -> Expr:
+def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: SizeLike, dtype: str) -> Expr:
     """The operator's output element, of the operand's type."""
     value = total
     match anchor.op_type:
         case "ReduceMean" | "GlobalAveragePool":
             if "float" in str(total.ty):
-                value = total / (tirx.const(count, str(total.ty)) if count else total)  # 0 / 0 is the mean of nothing
+                value = total / (_number(count, str(total.ty)) if count else total)  # 0 / 0 is the mean of nothing
             else:
-                value = tirx.truncdiv(total, tirx.const(max(count, 1), str(total.ty)))
+                value = tirx.truncdiv(total, _number(max(count, 1), str(total.ty)))
         case "ReduceL2":
             value = tirx.sqrt(_real(total))
         case "ReduceLogSum":
@@ -198,6 +201,10 @@ def _result(anchor: Op, builder: KernelBuilder, total: Expr, count: int, dtype: 
     if dtype == "bool":
         return tirx.NE(value, tirx.const(0, "uint8"))
     return value if str(value.ty) == dtype else tirx.Cast(dtype, _held(value, dtype))
+
+
+def _number(count: SizeLike, dtype: str) -> Expr:
+    return tirx.Cast(dtype, count) if isinstance(count, Size) else tirx.const(count, dtype)
 
 
 def _held(value: Expr, dtype: str) -> Expr:

@@ -14,6 +14,8 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.shapes import is_one
+from ...runtime.symbolic.sizes import Size, SizeLike, least_of
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major
 from ..cost.reduction import Reduction
 from ..groups.group import Group, Op
@@ -28,8 +30,8 @@ Combine = Callable[[Expr, Expr], Expr]
 class Loop:
     """`extent` iterations, `stride` elements apart."""
 
-    extent: int
-    stride: int
+    extent: SizeLike
+    stride: SizeLike
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,12 @@ class Block:
         base = self.builder.bind(self.base + offset_of(index, self.reduced))
         self.each_slot(lambda slot: update(slot, base + slot, index[-1] if index else tirx.const(0, "int32")))
 
-    def _row(self, base: Expr, extent: int, update: Update) -> None:
-        """Whole blocks, then whole vectors, then ever shorter ones."""
+    def _row(self, base: Expr, extent: SizeLike, update: Update) -> None:
+        """Whole blocks, then whole vectors, then ever shorter ones; or of a length that a call decides, one by one."""
         builder = self.builder
+        if isinstance(extent, Size):
+            self._dynamic_row(base, extent, update)
+            return
         done = extent // self.slots * self.slots
         with builder.loop(extent // self.slots, name="block") as block:
             self.each_slot(lambda slot: update(slot, base + block * self.slots + slot, block * self.slots + slot))
@@ -113,15 +118,28 @@ class Block:
                 update(slot + lane, base + done + lane, done + lane)
             done, slot = done + lanes, (slot + lanes) % self.slots if lanes == self.lanes else 0
 
+    def _dynamic_row(self, base: Expr, extent: Size, update: Update) -> None:
+        builder, lanes = self.builder, self.lanes
+        blocks = builder.bind(extent // self.slots)
+        with builder.loop(blocks, name="block") as block:
+            self.each_slot(lambda slot: update(slot, base + block * self.slots + slot, block * self.slots + slot))
+        done = builder.bind(blocks * self.slots)
+        vectors = builder.bind(tirx.floordiv(extent - done, lanes))
+        with builder.loop(vectors, name="v") as vector, builder.loop(lanes, "vectorized", "lane") as lane:
+            update(lane, base + done + vector * lanes + lane, done + vector * lanes + lane)
+        done = builder.bind(done + vectors * lanes)
+        with builder.loop(builder.bind(extent - done), name="tail") as i:
+            update(i, base + done + i, done + i)
+
 
 def reduce_blocks(
     group: Group,
     builder: KernelBuilder,
-    shape: tuple[int, ...],
+    shape: tuple[SizeLike, ...],
     axes: Sequence[int],
     result: str,
     lanes: int,
-    work: int,
+    work: SizeLike,
     compute: Callable[[Group, Block], None],
     emit: EmitResults | None = None,
 ) -> None:
@@ -142,7 +160,7 @@ def counted_reduction(group: Group, anchor: Op, axes: Sequence[int], machine: Ma
     operand = group.types[anchor.inputs[0]]
     _, kept, reduced = reduction_form(group, operand.shape or (1,), axes, anchor.outputs[0])
     results, elements = prod(loop.extent for loop in kept), prod(loop.extent for loop in reduced)
-    is_rowwise = bool(reduced) and reduced[-1].stride == 1
+    is_rowwise = bool(reduced) and is_one(reduced[-1].stride)
     side = reduced[-1].extent if is_rowwise else kept[-1].extent
     lanes, slots = block_slots(machine.lanes, side)
     stride_bytes = operand.bytes_of(reduced[-1].stride) if reduced else 0
@@ -150,7 +168,7 @@ def counted_reduction(group: Group, anchor: Op, axes: Sequence[int], machine: Ma
 
 
 def reduction_form(
-    group: Group, shape: tuple[int, ...], axes: Sequence[int], result: str
+    group: Group, shape: tuple[SizeLike, ...], axes: Sequence[int], result: str
 ) -> tuple[Group, tuple[Loop, ...], tuple[Loop, ...]]:
     """The group over merged dimensions, the loops over the results, and those over the elements of each; see `reduce_blocks`."""
     out = group.types[result].shape
@@ -161,11 +179,11 @@ def reduction_form(
     reduced: list[Loop] = []
     open_run = False  # whether the last axis that is longer than 1 was reduced
     for axis, extent in enumerate(shape):
-        if axis in axes and extent != 1:
+        if axis in axes and not is_one(extent):
             merged = reduced.pop().extent if open_run else 1
             reduced.append(Loop(merged * extent, strides[axis]))
             open_run = True
-        elif extent != 1:
+        elif not is_one(extent):
             if open_run and sections[-1]:
                 sections.append([])
             open_run = False
@@ -176,7 +194,7 @@ def reduction_form(
     merged_group, runs = merge_sections(group, out, sections)
     kept = []
     for run in (run for section in runs for run in section):
-        long = [input_axis[axis] for axis in run if out[axis] != 1]
+        long = [input_axis[axis] for axis in run if not is_one(out[axis])]
         kept.append(Loop(prod(out[axis] for axis in run), strides[long[-1]] if long else 0))
     return merged_group, tuple(kept), tuple(reduced)
 
@@ -197,13 +215,13 @@ class Results:
     @property
     def rowwise(self) -> bool:
         """Whether the elements of a result are contiguous."""
-        return bool(self.reduced) and self.reduced[-1].stride == 1
+        return bool(self.reduced) and is_one(self.reduced[-1].stride)
 
-    def emit(self, work: int, compute: Callable[[Block], None]) -> None:
+    def emit(self, work: SizeLike, compute: Callable[[Block], None]) -> None:
         """Run `compute(block)` for every result that vectors run along, or for every block of neighbouring ones."""
         builder, kept, reduced = self.builder, self.kept, self.reduced
         side = reduced[-1].extent if self.rowwise else kept[-1].extent
-        lanes, slots = block_slots(self.lanes, side)
+        lanes, slots = block_slots(self.lanes, side, is_row=self.rowwise)
         if self.rowwise:
             parallel_nest(
                 builder,
@@ -224,8 +242,10 @@ class Results:
 EmitResults = Callable[[Results, int, Callable[[Block], None]], None]
 
 
-def block_slots(lanes: int, side: int) -> tuple[int, int]:
-    """Lanes, and slots of a block, for rows or runs of `side` elements."""
+def block_slots(lanes: int, side: SizeLike, *, is_row: bool = False) -> tuple[int, int]:
+    """Lanes, and slots of a block, for rows or runs of `side` elements, which of rows (`is_row`) a call may make shorter."""
+    if isinstance(side, Size):
+        return block_slots(lanes, least_of(side)) if not is_row else (lanes, lanes * _ACCUMULATORS)
     while lanes > max(side, 1):
         lanes //= 2
     return lanes, lanes * max(min(_ACCUMULATORS, side // lanes), 1)

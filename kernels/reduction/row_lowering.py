@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.shapes import broadcast_shape
 from ..expressions import math
 from ..groups.group import Group, Op
 from ..template.loops import accumulator_type
@@ -67,7 +68,7 @@ class _Writer:
 
     def call(self, op_type: str, *names: str, dtype: str = "", **attributes: Any) -> str:
         """A pointwise operator."""
-        shape = np.broadcast_shapes(*(self.types[name].shape for name in names))
+        shape = broadcast_shape(*(self.types[name].shape for name in names))
         return self._add(op_type, names, TensorType(shape, dtype or self.types[names[-1]].dtype), attributes)
 
     def cast(self, name: str, dtype: str) -> str:

@@ -16,6 +16,8 @@ from math import prod
 import numpy as np
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.shapes import broadcast_shape, equal, is_one
+from ...runtime.symbolic.sizes import SizeLike
 from ..cost.operations import COSTLY
 from ..expressions.pointwise import POINTWISE
 from ..groups.group import Group, Op
@@ -114,7 +116,7 @@ def _rows_of(group: Group, reductions: Sequence[Op]) -> tuple[tuple[int, ...], i
         if operand_shape[len(operand_shape) - count :] != shape[len(shape) - count :]:
             return Refusal(f"{op.op_type} is over rows of another shape")
         try:
-            shape = np.broadcast_shapes(shape, operand_shape)
+            shape = broadcast_shape(shape, operand_shape)
         except ValueError:
             return Refusal("reductions are of shapes that do not broadcast")
     return shape, len(shape) - count
@@ -133,7 +135,7 @@ def row_axes(group: Group, op: Op) -> tuple[int, ...] | None:
 
 def _kinds(group: Group, begin: int, shape: tuple[int, ...]) -> tuple[frozenset[str], frozenset[str]]:
     """Which values that operators make are element values, and which have lost the dimensions of the row."""
-    made, flat, long = set[str](), set[str](), prod(shape[begin:]) != 1
+    made, flat, long = set[str](), set[str](), not is_one(prod(shape[begin:]))
     for op in group.ops:
         (result,) = op.outputs
         if op.op_type in FOLDS:
@@ -152,7 +154,7 @@ def _is_element(group: Group, name: str, count: int, long: bool) -> bool:
     if name in group.producers or _is_number(group, name):
         return False
     shape = group.types[name].shape
-    return not long or prod(shape[max(len(shape) - count, 0) :]) != 1
+    return not long or not is_one(prod(shape[max(len(shape) - count, 0) :]))
 
 
 def _is_number(group: Group, name: str) -> bool:
@@ -185,9 +187,9 @@ def _obstacle(group: Group, shape: tuple[int, ...], begin: int, elements: frozen
     return ""
 
 
-def _broadcasts(source: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def _broadcasts(source: Sequence[SizeLike], shape: Sequence[SizeLike]) -> bool:
     tail = shape[len(shape) - len(source) :] if source else ()
-    return len(source) <= len(shape) and all(a in (1, b) for a, b in zip(source, tail, strict=True))
+    return len(source) <= len(shape) and all(is_one(a) or equal(a, b) for a, b in zip(source, tail, strict=True))
 
 
 def _merged(group: Group, shape: tuple[int, ...], begin: int, elements: frozenset[str], flat: frozenset[str]) -> RowForm:
@@ -216,7 +218,7 @@ def _merged(group: Group, shape: tuple[int, ...], begin: int, elements: frozense
 
 
 def _spans_all_or_none(dims: tuple[int, ...], run: Sequence[int], shape: tuple[int, ...]) -> bool:
-    return len({dims[axis] != 1 for axis in run if axis < len(dims) and shape[axis] != 1}) <= 1
+    return len({is_one(dims[axis]) for axis in run if axis < len(dims) and not is_one(shape[axis])}) <= 1
 
 
 def _levels(group: Group) -> dict[str, int]:
@@ -259,4 +261,4 @@ def _cost(form: RowForm, name: str, kept: dict[str, int], loop: int) -> tuple[in
             weight, operands = weight + more, operands | read
         return weight, operands
     along = form.group.types[name].shape[len(form.outer) :] if name else ()
-    return 0, {name} if name in form.elements or prod(along) > 1 else set()
+    return 0, {name} if name in form.elements or not is_one(prod(along)) else set()

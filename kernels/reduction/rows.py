@@ -14,6 +14,7 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.sizes import Size, SizeLike, estimating, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major, share
 from ..cost.estimate import Estimate, with_bytes
@@ -46,11 +47,12 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     if form.scratch_bytes > SCRATCH_BYTES:
         needs = f"{form.length} elements need {form.scratch_bytes // 1024} KiB of scratch"
         return Refusal(f"rows of {needs}, more than the {SCRATCH_BYTES // 1024} KiB that a thread keeps in cache")
-    work = prod(form.outer) * form.length * (pointwise_cost(form.group) + 2 * len(form.folds))
+    work = hint_of(prod(form.outer) * form.length) * (pointwise_cost(form.group) + 2 * len(form.folds))
     estimate = Estimate(row_form_cycles(form, target), work, unit="vector", is_parallel=work >= parallel_work(target.machine))
     return Candidate(with_bytes(estimate, group), partial(_build, group, form, target, work), stored_runs=form.row[-1:])
 
 
+@estimating
 def row_form_cycles(form: RowForm, target: Target) -> float:
     """Estimated cycles of one core for all rows of a form."""
     machine = target.machine.of_items(max(np.dtype(form.group.types[op.outputs[0]].dtype).itemsize for op in form.folds))
@@ -86,7 +88,7 @@ def _pass(form: RowForm, loop: int, machine: Machine) -> RowPass:
 
 def _build(group: Group, form: RowForm, target: Target, work: int) -> BuiltKernel:
     builder = new_builder(target)
-    if prod(form.outer):
+    if prod(form.outer) != 0:
         _emit(form, builder, work)
     return finish("rows", builder, group, flops=work)
 
@@ -94,7 +96,7 @@ def _build(group: Group, form: RowForm, target: Target, work: int) -> BuiltKerne
 def _emit(form: RowForm, builder: KernelBuilder, work: int) -> None:
     """The rows, dealt to the threads in fixed shares."""
     rows = prod(form.outer)
-    threads = min(builder.threads_for(work), rows)
+    threads = builder.threads_for(work) if isinstance(rows, Size) else min(builder.threads_for(work), rows)
     scratch = row_scratch(form, builder, threads)
     with builder.loop(threads, "parallel", "thread") as thread:
         begin, end = share(thread, threads, rows)
@@ -124,7 +126,7 @@ def emit_row(
     _Row(form, builder, index, places, given or {}).emit()
 
 
-def _padded(form: RowForm, name: str) -> int:
+def _padded(form: RowForm, name: str) -> SizeLike:
     """Elements of a row in scratch, whole cache lines."""
     line = _LINE_BYTES // np.dtype(form.group.types[name].dtype).itemsize
     return -(-form.length // line) * line
@@ -156,7 +158,8 @@ class _Row:
         form, builder = self.form, self.builder
         folds = [op for op in form.folds if form.levels[op.inputs[0]] == loop]
         *outer, last = form.row
-        lanes, slots = block_slots(min(builder.lanes(form.group.types[name].dtype) for name in self._typed(folds, loop)), last)
+        widest = min(builder.lanes(form.group.types[name].dtype) for name in self._typed(folds, loop))
+        lanes, slots = block_slots(widest, last, is_row=True)
         totals = [builder.local(slots, form.group.types[op.outputs[0]].dtype) for op in folds]
 
         def block(inner: Index) -> Block:

@@ -8,6 +8,7 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import estimating
 from ...runtime.target import Target
 from ..codegen.builder import Expr
 from ..cost.estimate import Estimate, with_bytes
@@ -39,6 +40,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     return Candidate(_estimate(group, shape, axis, target), partial(_build, group, shape, axis, target))
 
 
+@estimating
 def _estimate(group: Group, shape: tuple[int, ...], axis: int, target: Target) -> Estimate:
     kind = group.types[group.ops[0].inputs[0]]
     machine = machine_of(target, accumulator_type(kind.dtype))

@@ -9,6 +9,8 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.hardware.machine import Machine
+from ...runtime.symbolic.shapes import same_shape
+from ...runtime.symbolic.sizes import Size, SizeLike, hint_of
 from ...runtime.target import Target
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major, unravel
 from ..codegen.gpu_builder import GpuBuilder
@@ -86,7 +88,9 @@ def _sources(group: Group, name: str) -> set[str]:
     return found
 
 
-def map_elements(builder: KernelBuilder, shape: tuple[int, ...], lanes: int, work: int, element: Callable[[Index], None]) -> None:
+def map_elements(
+    builder: KernelBuilder, shape: tuple[SizeLike, ...], lanes: int, work: SizeLike, element: Callable[[Index], None]
+) -> None:
     """Call `element` once for each index of `shape`, vectorised along the last dimension and dealt to the threads.
 
     `work` is the estimated number of scalar operations of the whole.
@@ -99,13 +103,19 @@ def map_elements(builder: KernelBuilder, shape: tuple[int, ...], lanes: int, wor
         return
     *outer, inner = shape or (1,)
     rows = prod(outer)
-    if rows > 1:
+    if isinstance(rows, Size) or rows > 1:
         with builder.chunks(rows, work) as row:
             index = unravel(row, outer)
             builder.vector_loop(inner, lanes, lambda i: element((*index, i)))
         return
     leading = (0,) * len(outer)
     block = lanes * _BLOCK_VECTORS
+    if isinstance(inner, Size):
+        with builder.chunks(-(-inner // block), work) as b:
+            begin = builder.bind(b * block)
+            end = builder.bind(tirx.min(begin + block, inner))
+            builder.dynamic_vector_loop(begin, end, lanes, lambda i: element((*leading, i)))
+        return
     whole = inner // block
     if whole:
         with builder.chunks(whole, work) as b:
@@ -145,6 +155,7 @@ def finish(
     `inplace` pairs outputs, by their number, with operands whose memory they may take: the kernel reads each element of these
     before it writes it.
     """
+    builder.load_dimensions()
     for name in group.outputs:  # an output that is never stored (it has no elements) is still a parameter
         if name not in builder.parameter_names:
             builder.parameter(name, group.types[name].elements, group.types[name].dtype)
@@ -157,7 +168,7 @@ def finish(
         tuple((packed or {}).get(name, Operand(name)) for name in operands),
         builder.workspace_bytes,
         tuple((output, operands.index(name)) for output, name in inplace if name in operands),
-        flops,
+        hint_of(flops),
         builder.tiles or ("bfloat16" if not builder.is_grid and multiplies_words(function) else "float32"),
         builder.work,
         choices=tuple(builder.choices),
@@ -175,7 +186,7 @@ def same_place_operands(group: Group) -> tuple[tuple[int, str], ...]:
         (number, name)
         for number, output in enumerate(group.outputs)
         for name in free
-        if (types[name].shape, types[name].bits) == (types[output].shape, types[output].bits)
+        if types[name].bits == types[output].bits and same_shape(types[name].shape, types[output].shape)
     )
 
 

@@ -9,6 +9,8 @@ from math import prod
 from tvm import tirx
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.shapes import equal, is_one
+from ...runtime.symbolic.sizes import Size, SizeLike, estimating
 from ..codegen.builder import Expr, Index, KernelBuilder, row_major
 from ..groups.group import Group, Op
 from .values import GroupValues, followers_of
@@ -22,7 +24,7 @@ def accumulator_type(dtype: str) -> str:
 
 
 def merge_sections(
-    group: Group, shape: Sequence[int], sections: Sequence[Sequence[int]], operands: Sequence[str] = ()
+    group: Group, shape: Sequence[SizeLike], sections: Sequence[Sequence[int]], operands: Sequence[str] = ()
 ) -> tuple[Group, list[list[tuple[int, ...]]]]:
     """The group over fewer, longer dimensions: dimensions of one section merge where the epilogue's operands, and those named in
     `operands`, allow it.
@@ -75,11 +77,14 @@ def store_epilogue(
         builder.store(builder.parameter(out, kind.elements, kind.dtype), place, element)
 
 
-def cover(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:
+def cover(builder: KernelBuilder, extent: SizeLike, lanes: int, body: Callable[[Expr], None]) -> None:
     """`body(i)` for i in [0, extent), in whole vectors only: the last one may overlap the one before it.
 
     So `body` must be idempotent.
     """
+    if isinstance(extent, Size):
+        builder.overlapping_vector_loop(0, extent, lanes, body)
+        return
     while lanes > extent > 0:
         lanes //= 2
     whole = extent // lanes
@@ -91,8 +96,11 @@ def cover(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr]
             body(extent - lanes + lane)
 
 
-def sweep(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr], None]) -> None:
+def sweep(builder: KernelBuilder, extent: SizeLike, lanes: int, body: Callable[[Expr], None]) -> None:
     """`body(i)` once for each i in [0, extent): whole vectors, then ever shorter ones for the remainder."""
+    if isinstance(extent, Size):
+        builder.vector_loop(extent, lanes, body)
+        return
     whole = extent // lanes
     with builder.loop(whole, name="v") as block, builder.loop(lanes, "vectorized", "lane") as lane:
         body(block * lanes + lane)
@@ -105,7 +113,7 @@ def sweep(builder: KernelBuilder, extent: int, lanes: int, body: Callable[[Expr]
         done += lanes
 
 
-def nest(builder: KernelBuilder, extents: Sequence[int], body: Callable[[Index], None]) -> None:
+def nest(builder: KernelBuilder, extents: Sequence[SizeLike], body: Callable[[Index], None]) -> None:
     """`body(index)` in nested serial loops."""
     if not extents:
         body(())
@@ -114,11 +122,9 @@ def nest(builder: KernelBuilder, extents: Sequence[int], body: Callable[[Index],
         nest(builder, extents[1:], lambda index: body((i, *index)))
 
 
-def parallel_nest(builder: KernelBuilder, extents: Sequence[int], work: int, body: Callable[[Index], None]) -> None:
+def parallel_nest(builder: KernelBuilder, extents: Sequence[SizeLike], work: SizeLike, body: Callable[[Index], None]) -> None:
     """The same with as many outer loops as balance the threads collapsed into one and dealt to them."""
-    outer = 0
-    while outer < len(extents) and prod(extents[:outer]) < 8 * builder.threads:
-        outer += 1
+    outer = _balancing(builder, extents)
     if builder.threads_for(work) == 1:
         nest(builder, extents, body)
         return
@@ -127,13 +133,22 @@ def parallel_nest(builder: KernelBuilder, extents: Sequence[int], work: int, bod
         nest(builder, extents[outer:], lambda inner: body((*index, *inner)))
 
 
-def bound_unravel(builder: KernelBuilder, offset: Expr, extents: Sequence[int]) -> Index:
+@estimating
+def _balancing(builder: KernelBuilder, extents: Sequence[SizeLike]) -> int:
+    """How many outer loops together have enough iterations for threads of nearly equal work."""
+    outer = 0
+    while outer < len(extents) and prod(extents[:outer]) < 8 * builder.threads:
+        outer += 1
+    return outer
+
+
+def bound_unravel(builder: KernelBuilder, offset: Expr, extents: Sequence[SizeLike]) -> Index:
     """Index of a flat offset, each part named."""
     index: list[Expr] = []
     for position, extent in reversed(list(enumerate(extents))):
-        if extent == 1:
+        if is_one(extent):
             index.append(tirx.const(0, "int32"))
-        elif position == 0 or prod(extents[:position]) == 1:
+        elif position == 0 or is_one(prod(extents[:position])):
             index.append(offset)
         else:
             index.append(builder.bind(tirx.floormod(offset, extent)))
@@ -141,10 +156,10 @@ def bound_unravel(builder: KernelBuilder, offset: Expr, extents: Sequence[int]) 
     return tuple(reversed(index))
 
 
-def _broadcasts(source: tuple[int, ...], shape: Sequence[int]) -> bool:
+def _broadcasts(source: Sequence[SizeLike], shape: Sequence[SizeLike]) -> bool:
     tail = shape[len(shape) - len(source) :] if source else ()
-    return len(source) <= len(shape) and all(a in (1, b) for a, b in zip(source, tail, strict=True))
+    return len(source) <= len(shape) and all(is_one(a) or equal(a, b) for a, b in zip(source, tail, strict=True))
 
 
-def _spans_all_or_none(dims: tuple[int, ...], run: Sequence[int], shape: Sequence[int]) -> bool:
-    return len({dims[axis] != 1 for axis in run if shape[axis] != 1}) <= 1
+def _spans_all_or_none(dims: Sequence[SizeLike], run: Sequence[int], shape: Sequence[SizeLike]) -> bool:
+    return len({is_one(dims[axis]) for axis in run if not is_one(shape[axis])}) <= 1

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from tvm import tirx
 
+from ...runtime.symbolic.sizes import Size
 from ..codegen.builder import Expr, Index, KernelBuilder, broadcast_index, row_major
 from ..expressions import pointwise
 from ..formats.minifloat import is_coded
@@ -135,6 +136,8 @@ def _constant(literal: np.ndarray, dtype: str) -> Expr:
     if is_coded(dtype):
         return tirx.const(literal.view("uint8").item(), "uint8")
     value = literal.item()
+    if isinstance(value, Size):
+        return tirx.Cast(dtype, value)
     if dtype not in _SIGN_BIT or value != 0:
         return tirx.const(value, dtype)
     integer, bit = _SIGN_BIT[dtype]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ...runtime.symbolic.shapes import is_one
 from ..codegen.builder import Expr, Index, broadcast_index, row_major, unravel
 from ..groups.group import Group, Op, literal_ints
 
@@ -38,8 +39,8 @@ def reshape_index(index: Index, shape: Sequence[int], source: Sequence[int]) -> 
     place: list[Expr] = [0] * len(source)
     if prod(source) == 0:
         return tuple(place)
-    ours = [axis for axis, extent in enumerate(shape) if extent != 1]
-    theirs = [axis for axis, extent in enumerate(source) if extent != 1]
+    ours = [axis for axis, extent in enumerate(shape) if not is_one(extent)]
+    theirs = [axis for axis, extent in enumerate(source) if not is_one(extent)]
     while ours:
         run, other = [ours.pop(0)], [theirs.pop(0)]
         while (size := prod(shape[axis] for axis in run)) != (size_there := prod(source[axis] for axis in other)):

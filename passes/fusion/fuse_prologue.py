@@ -129,7 +129,7 @@ class _Moving:
     def _join(self, node: ir.Node, readings: dict[ir.Node, Reading]) -> Join:
         target, made, read = self.context.target, _bytes(node.outputs), _bytes(dict.fromkeys(node.inputs))
         nodes = Body.of(self.model, node).nodes
-        operations = sum(operations_of(one.op_type) * tensor_type(one.outputs[0]).elements for one in nodes)
+        operations = sum(operations_of(one.op_type) * tensor_type(one.outputs[0]).hinted.elements for one in nodes)
         times = sum(reading.times for reading in readings.values())
         again = sum(max(reading.times - 1, 0.0) for reading in readings.values())
         sizes = [len(Body.of(self.model, reader).nodes) + len(nodes) for reader in readings]
@@ -198,4 +198,4 @@ def _copies(model: ir.Model, nodes: tuple[ir.Node, ...], reader: ir.Node) -> tup
 
 
 def _bytes(values: Iterable[ir.Value | None]) -> int:
-    return sum(tensor_type(value).size_bytes for value in values if value is not None)
+    return sum(tensor_type(value).hinted.size_bytes for value in values if value is not None)

@@ -129,7 +129,7 @@ def _through(body: Body, before: set[ir.Node], user: ir.Node, position: int, val
 
 
 def _elements(value: ir.Value) -> int:
-    return tensor_type(value).elements
+    return tensor_type(value).hinted.elements
 
 
 def _anchor_reading(body: Body, anchor: ir.Node, position: int) -> Reading | str:
@@ -138,7 +138,7 @@ def _anchor_reading(body: Body, anchor: ir.Node, position: int) -> Reading | str
         return f"{anchor.op_type} reads that operand from memory"
     source, result = anchor.inputs[position], anchor.outputs[0]
     assert source is not None
-    return reader(body, anchor, tensor_type(source), tensor_type(result))
+    return reader(body, anchor, tensor_type(source).hinted, tensor_type(result).hinted)
 
 
 Reader = Callable[[Body, ir.Node, TensorType, TensorType], Reading | str]

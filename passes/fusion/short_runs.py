@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ...compiler.ir.assignments.kernel_choice import AS_IT_IS, Ask, KernelChoice
 from ...compiler.ir.facts import has_static_type, tensor_type
-from ...compiler.ir.matching import static_shape
+from ...compiler.ir.symbolic.symbols import hinted_shape
 from ...kernels.cost.memory import parallel_work
 from ...kernels.cost.operations import COSTLY, operations_of
 from ...runtime.target import Target
@@ -35,7 +35,7 @@ def short_run_fault(first: ir.Node, followers: Sequence[ir.Node], target: Target
     wasted = _wasted(costly, runs, target.vector_lanes)
     if not wasted:
         return None
-    kind = tensor_type(first.outputs[0])
+    kind = tensor_type(first.outputs[0]).hinted
     operations = kind.elements * sum(operations_of(node.op_type) for node in costly)
     wakes_threads = operations >= parallel_work(target.machine) and target.threads > 1
     join = Join(2 * kind.size_bytes, recomputed_operations=wasted, saved_regions=int(wakes_threads))
@@ -55,7 +55,7 @@ def _wasted(costly: Iterable[ir.Node], runs: Runs, lanes: int) -> float:
     if not runs:
         return 0.0
     vectors = sum(_vectors(run, lanes) for run in runs) / sum(runs)
-    return sum(operations_of(one.op_type) * _empty(tensor_type(one.outputs[0]).elements, vectors, lanes) for one in costly)
+    return sum(operations_of(one.op_type) * _empty(tensor_type(one.outputs[0]).hinted.elements, vectors, lanes) for one in costly)
 
 
 def _vectors(run: int, lanes: int) -> int:
@@ -86,7 +86,7 @@ def _cut(runs: Runs, result: ir.Value, followers: Iterable[ir.Node]) -> Runs:
     if not runs or not prod(out := _shape(result)):
         return ()
     operands = dict.fromkeys(value for node in followers for value in node.inputs if value is not None)
-    most = min((_together(shape, out) for value in operands if (shape := static_shape(value)) is not None), default=prod(out))
+    most = min((_together(shape, out) for value in operands if (shape := hinted_shape(value)) is not None), default=prod(out))
     return tuple(min(run, most) for run in runs)
 
 
@@ -99,6 +99,6 @@ def _together(source: Shape, out: Shape) -> int:
 
 
 def _shape(value: ir.Value) -> Shape:
-    shape = static_shape(value)
+    shape = hinted_shape(value)
     assert shape is not None
     return shape

@@ -19,6 +19,7 @@ from ...compiler.ir.kinds import Kind, kind_of
 from ...compiler.ir.rewriter import Rejection, replace_node
 from ...compiler.ir.scopes import subgraphs_of
 from ...compiler.ir.structure import attributes_key
+from ...compiler.ir.symbolic.symbols import SizeTensor
 from ...compiler.pipeline import Context, Pass
 from .determinism import is_deterministic
 
@@ -119,7 +120,8 @@ def _groups(values: Iterable[ir.Value], key: Callable[[ir.Value], Hashable]) -> 
 
 def _type_key(value: ir.Value) -> Hashable:
     tensor = value.const_value
-    return None if tensor is None or tensor.dtype == ir.DataType.STRING else (tensor.dtype, tuple(tensor.shape))
+    is_array = tensor is not None and tensor.dtype != ir.DataType.STRING and not isinstance(tensor, SizeTensor)
+    return None if tensor is None or not is_array else (tensor.dtype, tuple(tensor.shape))
 
 
 def _sample_key(value: ir.Value) -> Hashable:

@@ -64,8 +64,8 @@ def _costly(site: Site) -> Rejection | None:
     """Where the sums cost more than the copy: each further product reads and stores what those before it have summed."""
     value = site.concat.outputs[0]
     further = sum(begin < end for begin, end in pairwise(site.cuts)) - 1
-    saved = 2 * tensor_type(value).size_bytes
-    cost = sum(2 * further * tensor_type(product.node.outputs[0]).size_bytes for product in site.products)
+    saved = 2 * tensor_type(value).hinted.size_bytes
+    cost = sum(2 * further * tensor_type(product.node.outputs[0]).hinted.size_bytes for product in site.products)
     launches = further * len(site.products)
     if saved + LAUNCH_BYTES > cost + launches * LAUNCH_BYTES:
         return None

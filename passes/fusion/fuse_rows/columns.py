@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.aliases import remove_unread_views, view_root
-from ....compiler.ir.constants import add_constant, constant_tensor
+from ....compiler.ir.constants import add_constant, add_sizes, constant_tensor
 from ....compiler.ir.matching import input_at, static_shape
 from ....compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, operation, replace_node
 from ....compiler.ir.rows import Rows
@@ -76,7 +76,7 @@ def spell_as_sum(model: ir.Model, node: ir.Node) -> None:
         return made[-1].outputs[0]
 
     def ints(*numbers: int) -> ir.Value:
-        return add_constant(model, np.array(numbers, np.int64), f"{name}_shape")
+        return add_sizes(model, numbers, f"{name}_shape")
 
     right_shape, shape = _shape(right), _shape(node.outputs[0])
     depth, batch = _shape(left)[-1], right_shape[:-2]

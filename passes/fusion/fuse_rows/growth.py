@@ -109,7 +109,7 @@ class Growth:
         total = 0
         for member in (*self.members, node):
             of_rows = rows_of(member)
-            kind = tensor_type(member.inputs[0] if of_rows and member.inputs[0] else member.outputs[0])
+            kind = tensor_type(member.inputs[0] if of_rows and member.inputs[0] else member.outputs[0]).hinted
             if of_rows or kind.shape == self.rows.shape:
                 width = max(kind.size_bytes // max(kind.elements, 1), 4)
                 total += self.rows.length * width * (_ROW_OPERATOR_VALUES if of_rows else 1)

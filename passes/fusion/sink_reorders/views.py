@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.aliases import is_view, remove_unread_views, view_root
-from ....compiler.ir.constants import add_constant, constant_tensor, derived_tensor
+from ....compiler.ir.constants import add_constant, add_sizes, constant_tensor, derived_tensor
 from ....compiler.ir.kinds import Kind, is_pointwise, kind_of, takes_followers
 from ....compiler.ir.matching import static_shape
 from ....compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, operation, replace_node
@@ -192,7 +192,7 @@ class ViewSinking:
     def _dims(self, shape: _Shape) -> ir.Value:
         """The second operand of a Reshape to a shape."""
         if shape not in self.shapes:
-            self.shapes[shape] = add_constant(self.model, np.array(shape, np.int64), "shape")
+            self.shapes[shape] = add_sizes(self.model, shape, "shape")
         return self.shapes[shape]
 
     def _leave(self, values: Sequence[ir.Value | None]) -> None:

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from ....compiler.ir.constants import add_constant, constant_array, constant_tensor
+from ....compiler.ir.constants import add_constant, add_sizes, constant_array, constant_tensor
 from ....compiler.ir.facts import infer_node, tensor_type
 from ....compiler.ir.functions import fuse_into_function, inline_function, is_fused
 from ....compiler.ir.kinds import Kind, kind_of
@@ -282,7 +282,7 @@ class LayoutWriter:
         return ir.node("Reshape", [value, self._shape_constant(shape, origin)], literal_shape(shape))
 
     def _shape_constant(self, shape: Sequence[int], origin: ir.Value) -> ir.Value:
-        return add_constant(self.model, np.array(shape, np.int64), f"{origin.name}.shape")
+        return add_sizes(self.model, shape, f"{origin.name}.shape")
 
     def _constant(self, value: ir.Value, rank: int) -> ir.Value:
         """A constant operand of pointwise nodes of a rank with its channels last, and no more dimensions than it needs."""

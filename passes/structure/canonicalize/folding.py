@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 import onnx
@@ -16,6 +17,8 @@ from ....compiler.ir.matching import is_constant, is_read, static_shape
 from ....compiler.ir.rewriter import Rejection
 from ....compiler.ir.scopes import subgraphs_of
 from ....compiler.ir.stored_weights import BITS
+from ....runtime.symbolic.shapes import is_symbolic
+from ....runtime.symbolic.sizes import greatest_of
 from ..determinism import is_deterministic
 from .scope import Replacement, Rule, Scope
 
@@ -48,7 +51,8 @@ def fold_shape(node: ir.Node, scope: Scope) -> Replacement | None:
         return None
     if node.op_type == "Size":
         dims = static_shape(value)
-        return None if dims is None else _as_constant(node, [np.array(int(np.prod(dims, dtype=np.int64)), np.int64)], scope)
+        is_known = dims is not None and not is_symbolic(dims)
+        return _as_constant(node, [np.array(prod(dims or ()), np.int64)], scope) if is_known else None
     start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(value.shape))
     chosen = value.shape.dims[slice(start, end)]
     return _as_constant(node, [np.array(chosen, np.int64)], scope) if all(isinstance(dim, int) for dim in chosen) else None
@@ -115,7 +119,7 @@ def _size_bytes(output: ir.Value) -> int:
     dims = static_shape(output)
     if output.name == "" or dims is None or output.dtype is None or output.dtype == ir.DataType.STRING:
         return 0
-    return int(np.prod(dims, dtype=np.int64)) * int(np.ceil(output.dtype.itemsize))
+    return greatest_of(prod(dims)) * int(np.ceil(output.dtype.itemsize))
 
 
 def is_misread(node: ir.Node, opset: int) -> bool:

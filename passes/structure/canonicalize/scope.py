@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ....compiler.ir.constants import add_constant
+from ....compiler.ir.constants import add_constant, add_sizes
 from ....compiler.ir.matching import is_read
 from ....compiler.ir.rewriter import Rejection
+from ....compiler.ir.symbolic.symbols import SizeTensor
 
 _BUDGETED_FOLDS = 16  # folds of the largest size that one model may have
 
@@ -40,13 +41,13 @@ class Scope:
     def opset(self) -> int:
         return self.model.graph.opset_imports.get("", 1)
 
-    def constant(self, contents: np.ndarray | ir.LazyTensor, hint: str | None) -> ir.Value:
+    def constant(self, contents: np.ndarray | ir.LazyTensor | SizeTensor, hint: str | None) -> ir.Value:
         """A new initializer of the main graph, which subgraphs see too."""
         return add_constant(self.model, contents, hint or "constant")
 
     def ints(self, numbers: Sequence[int], hint: str | None) -> ir.Value:
         """A new int64 vector: a shape, axes, or pads."""
-        return self.constant(np.array(numbers, np.int64), hint)
+        return add_sizes(self.model, numbers, hint or "constant")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ....compiler.ir.matching import input_at, int_constants, producer_of, rank_of, static_shape
 from ....compiler.ir.rewriter import literal_shape, operation
+from ....runtime.symbolic.shapes import broadcast_shape
 from .scope import Replacement, Rule, Scope, spelled
 
 
@@ -111,11 +112,19 @@ def broadcast_implicitly(node: ir.Node, scope: Scope) -> Replacement | None:
         candidate = [*inputs[:index], None if expand is None else expand.inputs[0], *inputs[index + 1 :]]
         shapes = [static_shape(value) for value in candidate]
         known = [shape for shape in shapes if shape is not None]
-        if len(known) == len(shapes) and np.broadcast_shapes(*known) == target:
+        if len(known) == len(shapes) and _broadcast(known) == target:
             inputs = candidate
     if inputs == list(node.inputs):
         return None
     return spelled(ir.Node("", node.op_type, inputs, node.attributes))
+
+
+def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape that these broadcast to; None where that depends on the call."""
+    try:
+        return broadcast_shape(*shapes)
+    except ValueError:
+        return None
 
 
 def _reshape(value: ir.Value | None, target: tuple[int, ...], node: ir.Node, scope: Scope) -> ir.Node:

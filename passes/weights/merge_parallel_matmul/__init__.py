@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ....compiler.ir.constants import add_constant, constant_array, constant_tensor, derived_tensor
+from ....compiler.ir.constants import add_constant, add_sizes, constant_array, constant_tensor, derived_tensor
 from ....compiler.ir.facts import infer_node, tensor_type
 from ....compiler.ir.names import fresh_name, release_name
 from ....compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes, replace_node
@@ -78,7 +78,7 @@ def _by_attention(family: Family, groups: Mapping[ir.Node, int]) -> list[tuple[F
 
 def _worthwhile(family: Family, is_read_through: bool) -> Family | Rejection:
     """The branches that gain from being merged, if all that is not more than offset."""
-    source_bytes, is_contiguous = tensor_type(family.source).size_bytes, family.is_contiguous
+    source_bytes, is_contiguous = tensor_type(family.source).hinted.size_bytes, family.is_contiguous
     gain = source_bytes + LAUNCH_BYTES
     branches = [
         branch
@@ -153,7 +153,7 @@ def _merged_nodes(model: ir.Model, family: Family, joined: dict[tuple[object, ..
 def _split(model: ir.Model, value: ir.Value, sizes: Sequence[int], axis: int) -> ir.Node:
     if model.opset_imports.get("", 1) < _SPLIT_INPUT_OPSET:
         return ir.node("Split", [value], {"axis": axis, "split": list(sizes)}, num_outputs=len(sizes))
-    operand = add_constant(model, np.array(sizes, np.int64), "sizes")
+    operand = add_sizes(model, sizes, "sizes")
     return ir.node("Split", [value, operand], {"axis": axis}, num_outputs=len(sizes))
 
 

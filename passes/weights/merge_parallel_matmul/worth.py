@@ -80,7 +80,7 @@ def branch_bytes(branch: Branch, *, is_read_through: bool, is_contiguous: bool) 
     """Bytes moved because a branch is a part of something: its copy, and storing what its epilogue would have taken over."""
     if is_read_through:
         return 0
-    size_bytes = tensor_type(branch.result).size_bytes
+    size_bytes = tensor_type(branch.result).hinted.size_bytes
     return 2 * size_bytes * ((not is_contiguous) + bool(_followers(branch.result)))
 
 

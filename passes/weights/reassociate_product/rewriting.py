@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from ....compiler.ir.constants import add_constant, constant_array, constant_tensor
+from ....compiler.ir.constants import add_constant, add_sizes, constant_array, constant_tensor
 from ....compiler.ir.facts import infer_node
 from ....compiler.ir.matching import input_at, static_shape
 from ....compiler.ir.names import fresh_name
@@ -152,7 +152,7 @@ class Rewriter:
             return value
         assert prod(static_shape(value) or ()) == prod(shape)
         if shape not in self._shapes:
-            self._shapes[shape] = add_constant(self.model, np.array(shape, np.int64), f"{value.name}_shape")
+            self._shapes[shape] = add_sizes(self.model, shape, f"{value.name}_shape")
         return self._node(place, "Reshape", [value, self._shapes[shape]], **literal_shape(shape))
 
     def _node(self, place: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **attributes: int) -> ir.Value:

@@ -1,0 +1,276 @@
+"""Shapes of results whose operands have sizes that a call decides.
+
+ONNX's inference takes a symbol for a name, not for a number: it computes nothing with it, and takes it for equal to what it is
+added to. So what computes with sizes, or compares them, has a rule here; of a few operators, which do neither, ONNX's is taken.
+What has no rule has no shape, and is not compiled for sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ....runtime.symbolic.shapes import broadcast_shape, equal, same_shape
+from ....runtime.symbolic.sizes import Domain, Size, SizeLike, maximum_of, minimum_of
+
+Sizes: TypeAlias = tuple[Any, ...]  # of SizeLike
+_TRUSTED_OPERATORS = """
+    ArgMax ArgMin AveragePool BatchNormalization Conv ConvTranspose CumSum Dropout GatherElements GlobalAveragePool
+    GlobalMaxPool GroupNormalization Hardmax Identity InstanceNormalization LRN LogSoftmax LpPool MaxPool OneHot ReduceL1
+    ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
+    TopK Transpose Trilu"""
+_TRUSTED = frozenset(_TRUSTED_OPERATORS.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A node as the rules see it: shapes of its operands, and the numbers of those that are constants, as objects."""
+
+    node: ir.Node
+    shapes: tuple[Sizes | None, ...]
+    numbers: Mapping[int, np.ndarray]
+
+    def shape(self, position: int = 0) -> Sizes:
+        """Raises _UnknownError where it is not known."""
+        if position >= len(self.shapes) or (found := self.shapes[position]) is None:
+            raise _UnknownError
+        return found
+
+    def values(self, position: int) -> list[SizeLike] | None:
+        """The numbers of an operand; None where it is absent. Raises _UnknownError where they are not known."""
+        if position >= len(self.node.inputs) or self.node.inputs[position] is None:
+            return None
+        if position not in self.numbers:
+            raise _UnknownError
+        return list(self.numbers[position].reshape(-1))
+
+    def axes(self, position: int, attribute: str = "axes") -> list[int] | None:
+        """Axes that an operand or an attribute names; None where neither is there."""
+        given = self.values(position)
+        if given is None and attribute in self.node.attributes:
+            return list(self.node.attributes[attribute].as_ints())
+        return None if given is None else [int(axis) for axis in given]
+
+
+class _UnknownError(Exception):
+    """A shape does not follow from what is known."""
+
+
+def infer_sizes(
+    question: Question, inferred: Sequence[ir.Shape | None], domain: Domain, *, is_pointwise: bool
+) -> list[list[SizeLike | None] | None]:
+    """The shapes of a node's results, dimension by dimension, None where they are unknown; `inferred` are those by ONNX."""
+    node = question.node
+    rule = _RULES.get(node.op_type) if node.domain == "" else None
+    if is_pointwise:
+        rule = _broadcast
+    if rule is not None:
+        try:
+            return [list(shape) for shape in rule(question)]
+        except (_UnknownError, ValueError):
+            return [None if shape is None else [None] * len(shape) for shape in inferred]
+    is_trusted = node.op_type in _TRUSTED and node.domain == ""
+    return [None if shape is None else [_named(dim, domain, is_trusted) for dim in shape] for shape in inferred]
+
+
+def _named(dim: int | ir.SymbolicDim, domain: Domain, is_trusted: bool) -> SizeLike | None:
+    if not is_trusted:
+        return None
+    return dim if isinstance(dim, int) else domain.known.get(dim.value or "")
+
+
+def _broadcast(question: Question) -> list[Sizes]:
+    if question.node.op_type == "DequantizeLinear":
+        return [question.shape()]
+    shapes = [question.shape(place) for place, value in enumerate(question.node.inputs) if value is not None]
+    if question.node.op_type == "PRelu" and not same_shape(broadcast_shape(*shapes), shapes[0]):
+        raise _UnknownError
+    return [broadcast_shape(*shapes)]
+
+
+def _matmul(question: Question) -> list[Sizes]:
+    a, b = question.shape(0), question.shape(1)
+    left, right = (a if len(a) > 1 else (1, *a)), (b if len(b) > 1 else (*b, 1))
+    if not equal(left[-1], right[-2]):
+        raise _UnknownError
+    rows, columns = left[-2:-1] if len(a) > 1 else (), right[-1:] if len(b) > 1 else ()
+    return [(*broadcast_shape(left[:-2], right[:-2]), *rows, *columns)]
+
+
+def _gemm(question: Question) -> list[Sizes]:
+    a, b = question.shape(0), question.shape(1)
+    a = a[::-1] if question.node.attributes.get_int("transA", 0) else a
+    b = b[::-1] if question.node.attributes.get_int("transB", 0) else b
+    out = (a[0], b[1])
+    bias = question.shape(2) if len(question.node.inputs) > 2 and question.node.inputs[2] is not None else ()
+    if not equal(a[1], b[0]) or not same_shape(broadcast_shape(out, bias), out):
+        raise _UnknownError
+    return [out]
+
+
+def _normalization(question: Question) -> list[Sizes]:
+    """Of rows of a known length, as scale and bias are."""
+    shape, attributes = question.shape(), question.node.attributes
+    axis = attributes.get_int("axis", -1) % len(shape)
+    for position in range(1, len(question.node.inputs)):
+        if question.node.inputs[position] is not None and not same_shape(broadcast_shape(shape, question.shape(position)), shape):
+            raise _UnknownError
+    statistics = (*shape[:axis], *(1,) * (len(shape) - axis))
+    return [shape, *[statistics] * (len(question.node.outputs) - 1)]
+
+
+def _reshape(question: Question) -> list[Sizes]:
+    shape, target = question.shape(), question.values(1) or []
+    keeps_zero = bool(question.node.attributes.get_int("allowzero", 0))
+    zeros = [isinstance(dim, int) and dim == 0 and not keeps_zero for dim in target]
+    dims = [shape[place] if zero else dim for place, (zero, dim) in enumerate(zip(zeros, target, strict=True))]
+    open_places = [place for place, dim in enumerate(dims) if isinstance(dim, int) and dim == -1]
+    if len(open_places) > 1:
+        raise _UnknownError
+    if open_places:
+        others = prod(dim for place, dim in enumerate(dims) if place != open_places[0])
+        dims[open_places[0]] = prod(shape) // others
+    if not equal(prod(dims), prod(shape)):
+        raise _UnknownError
+    return [tuple(dims)]
+
+
+def _flatten(question: Question) -> list[Sizes]:
+    shape, axis = question.shape(), question.node.attributes.get_int("axis", 1)
+    axis += len(shape) if axis < 0 else 0
+    return [(prod(shape[:axis]), prod(shape[axis:]))]
+
+
+def _squeeze(question: Question) -> list[Sizes]:
+    shape, axes = question.shape(), question.axes(1)
+    if axes is None:
+        if any(isinstance(dim, Size) for dim in shape):
+            raise _UnknownError  # which of them are 1, a call decides
+        return [tuple(dim for dim in shape if dim != 1)]
+    gone = {axis % len(shape) for axis in axes}
+    if any(not equal(shape[axis], 1) for axis in gone):
+        raise _UnknownError
+    return [tuple(dim for axis, dim in enumerate(shape) if axis not in gone)]
+
+
+def _unsqueeze(question: Question) -> list[Sizes]:
+    shape, axes = question.shape(), question.axes(1)
+    if axes is None:
+        raise _UnknownError
+    rank = len(shape) + len(axes)
+    new = {axis % rank for axis in axes}
+    rest = iter(shape)
+    return [tuple(1 if axis in new else next(rest) for axis in range(rank))]
+
+
+def _concat(question: Question) -> list[Sizes]:
+    shapes = [question.shape(place) for place in range(len(question.node.inputs))]
+    first = shapes[0]
+    axis = question.node.attributes.get_int("axis", 0) % len(first)
+    for shape in shapes[1:]:
+        if not same_shape((*shape[:axis], *shape[axis + 1 :]), (*first[:axis], *first[axis + 1 :])):
+            raise _UnknownError
+    return [(*first[:axis], sum(shape[axis] for shape in shapes), *first[axis + 1 :])]
+
+
+def _slice(question: Question) -> list[Sizes]:
+    shape = list(question.shape())
+    starts, ends, axes, steps = (question.values(place) for place in range(1, 5))
+    if starts is None or ends is None:
+        raise _UnknownError
+    places = list(range(len(starts))) if axes is None else [int(axis) % len(shape) for axis in axes]
+    for axis, start, end, step in zip(places, starts, ends, steps or [1] * len(starts), strict=True):
+        shape[axis] = _sliced(shape[axis], start, end, int(step))
+    return [tuple(shape)]
+
+
+def _sliced(extent: SizeLike, start: SizeLike, end: SizeLike, step: int) -> SizeLike:
+    """Elements of a Slice along one axis, by ONNX's rules: negative places count from the end, and all are clamped."""
+    if step < 0:
+        if isinstance(extent, Size) or isinstance(start, Size) or isinstance(end, Size):
+            raise _UnknownError
+        return len(range(*slice(start, end if end >= -extent else None, step).indices(extent)))
+    first, last = (minimum_of(maximum_of(place + extent if place < 0 else place, 0), extent) for place in (start, end))
+    return maximum_of(-(-(last - first) // step), 0)
+
+
+def _split(question: Question) -> list[Sizes]:
+    shape, attributes = question.shape(), question.node.attributes
+    axis, count = attributes.get_int("axis", 0) % len(shape), len(question.node.outputs)
+    parts = question.values(1)
+    if parts is None:
+        size = shape[axis]
+        if not isinstance(size, int):
+            raise _UnknownError
+        step = -(-size // count)
+        parts = [min(step, max(size - step * place, 0)) for place in range(count)]
+    if not equal(sum(parts), shape[axis]):
+        raise _UnknownError
+    return [(*shape[:axis], part, *shape[axis + 1 :]) for part in parts]
+
+
+def _expand(question: Question) -> list[Sizes]:
+    return [broadcast_shape(question.shape(), tuple(question.values(1) or ()))]
+
+
+def _constant_of_shape(question: Question) -> list[Sizes]:
+    return [tuple(question.values(0) or ())]
+
+
+def _range(question: Question) -> list[Sizes]:
+    start, limit, delta = ((question.values(place) or [None])[0] for place in range(3))
+    if start is None or limit is None or not isinstance(delta, int) or delta < 1 or isinstance(start, float):
+        raise _UnknownError
+    return [(maximum_of(-(-(limit - start) // delta), 0),)]
+
+
+def _gather(question: Question) -> list[Sizes]:
+    data, indices = question.shape(0), question.shape(1)
+    axis = question.node.attributes.get_int("axis", 0) % len(data)
+    return [(*data[:axis], *indices, *data[axis + 1 :])]
+
+
+def _tile(question: Question) -> list[Sizes]:
+    return [tuple(dim * times for dim, times in zip(question.shape(), question.values(1) or [], strict=True))]
+
+
+def _pad(question: Question) -> list[Sizes]:
+    shape, pads = list(question.shape()), question.values(1) or []
+    axes = question.axes(3) or list(range(len(shape)))
+    for place, axis in enumerate(axes):
+        shape[axis] = shape[axis] + pads[place] + pads[place + len(axes)]
+    return [tuple(shape)]
+
+
+def _shape(question: Question) -> list[Sizes]:
+    rank = len(question.shape())
+    attributes = question.node.attributes
+    return [(len(range(rank)[attributes.get_int("start", 0) : attributes.get_int("end", rank)]),)]
+
+
+_RULES: dict[str, Callable[[Question], list[Sizes]]] = {
+    "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Gather": _gather,
+    "Gemm": _gemm,
+    "LayerNormalization": _normalization,
+    "MatMul": _matmul,
+    "Pad": _pad,
+    "RMSNormalization": _normalization,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Shape": _shape,
+    "Size": lambda question: [()],
+    "Slice": _slice,
+    "Split": _split,
+    "Squeeze": _squeeze,
+    "Tile": _tile,
+    "Unsqueeze": _unsqueeze,
+}

@@ -1,0 +1,1 @@
+"""Sizes that a call decides."""

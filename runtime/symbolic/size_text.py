@@ -1,0 +1,60 @@
+"""The texts of sizes in Plans, as functions of the dimensions that a call gives."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+
+from .dims import Dim
+
+_MOST_POINTS = 4096  # at which all values are computed
+_FUNCTIONS = {"min": min, "max": max}
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.Load)
+
+
+def evaluator(text: str) -> Callable[[Mapping[str, int]], int]:
+    """The function of the dimensions' values that the text of a size is: sums, products, quotients, minima and maxima.
+
+    Raises:
+        ValueError, SyntaxError: it is any other text.
+    """
+    tree = ast.parse(text, mode="eval")
+    if not all(map(_is_legal, ast.walk(tree))):
+        raise ValueError(f"{text!r} is no size")
+    code = compile(tree, "<size>", "eval")
+    names = {"__builtins__": {}, **_FUNCTIONS}
+    return lambda sizes: int(eval(code, names, dict(sizes)))
+
+
+def size_faults(sizes: Iterable[tuple[int, str]], room: Sequence[int], dims: Sequence[Dim]) -> Iterator[str]:
+    """What is wrong with the sizes of some axes, where there is so much room: none may be negative, nor need more.
+
+    They are computed at each point, or of many points at the ends of each dimension.
+    """
+    names, ranges = [dim.name for dim in dims], [list(dim.sizes) for dim in dims]
+    if prod(map(len, ranges)) > _MOST_POINTS:
+        ranges = [[every[0], every[-1]] for every in ranges]
+    for axis, text in sizes:
+        if not 0 <= axis < len(room):
+            yield f"its size {text} is of axis {axis}, it has {len(room)}"
+            continue
+        try:
+            size_at = evaluator(text)
+            found = [size_at(dict(zip(names, point, strict=True))) for point in product(*ranges)]
+        except (NameError, ValueError, ArithmeticError, SyntaxError) as error:
+            yield f"its size {text} cannot be computed: {error}"
+            continue
+        if min(found) < 0 or max(found) > room[axis]:
+            yield f"its size {text} is from {min(found)} to {max(found)}, there is room for {room[axis]}"
+
+
+def _is_legal(node: ast.AST) -> bool:
+    match node:
+        case ast.Call():
+            return isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
+        case ast.Constant():
+            return type(node.value) is int
+        case _:
+            return isinstance(node, (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Name, *_OPERATORS))

@@ -1,0 +1,70 @@
+"""Runs one kernel at many sizes: what a call decides is read from a table, and outputs end where those of a call end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+from unittest import mock
+
+import numpy as np
+from prefuse.kernels.groups.group import Group, Op
+from prefuse.kernels.registry import build_kernel
+from prefuse.kernels.template.contract import BuiltKernel
+from prefuse.runtime.plan import DIMENSIONS, TensorType
+from prefuse.runtime.symbolic.sizes import Dim, Domain, Size
+from prefuse.runtime.target import Target
+
+from .guarded import Guarded
+from .harness import OPSET, POISON, Case, _load, operands_of, operator
+
+Shape: TypeAlias = Sequence[int | str]  # numbers, and names of dimensions
+
+
+def shape_at(shape: Shape, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape with a number for each name."""
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in shape)
+
+
+def sized(case: Case, shapes: Mapping[str, Shape], domain: Domain) -> Group:
+    """The group of a case with named dimensions in the shapes of some values."""
+    types = dict(case.group.types)
+    for name, shape in shapes.items():
+        dims: tuple[Any, ...] = tuple(domain.size(dim) if isinstance(dim, str) else dim for dim in shape)
+        types[name] = TensorType(dims, types[name].dtype)
+    return replace(case.group, types=types)
+
+
+def built_for(group: Group, target: Target) -> BuiltKernel:
+    """The kernel for all sizes of a group, on as many threads as the target has."""
+    with mock.patch("prefuse.kernels.codegen.builder.parallel_work", return_value=0):
+        kernel = build_kernel(group, target)
+    assert isinstance(kernel, BuiltKernel), str(kernel)
+    return kernel
+
+
+def run_at(kernel: BuiltKernel, target: Target, domain: Domain, cases: Mapping[int, tuple[Case, Mapping[str, int]]]) -> None:
+    """Call one kernel for each of the cases, at its sizes; each must give what it expects, and touch nothing else."""
+    (function,), _ = _load([kernel], target)
+    for case, sizes in cases.values():
+        assert domain.serves(sizes), f"{sizes} is cut off: {domain.cuts}"
+        table = np.array([sizes[dim.name] for dim in domain.dims], np.int32)
+        arrays = {**case.arrays, DIMENSIONS: table}
+        for at_end in (True, False):
+            given = operands_of(replace(case, arrays=arrays), kernel)
+            operands = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in given]
+            read = [Guarded(array.nbytes, POISON, at_end=at_end) for array in operands]
+            for one, array in zip(read, operands, strict=True):
+                one.bytes[:] = array
+            written = [Guarded(array.nbytes, POISON, at_end=at_end) for array in case.expected]
+            scratch = [Guarded(kernel.workspace_bytes, POISON, at_end=at_end)] if kernel.workspace_bytes else []
+            function(*(one.address for one in (*read, *written, *scratch)))
+            assert all(one.is_untouched() for one in (*read, *written, *scratch)), f"{case.label}: writes outside"
+            case.got = [
+                np.frombuffer(one.bytes.tobytes(), array.dtype).reshape(array.shape)
+                for one, array in zip(written, case.expected, strict=True)
+            ]
+            case.check()
+
+
+__all__ = ["OPSET", "Dim", "Domain", "Op", "Size", "built_for", "operator", "run_at", "shape_at", "sized"]

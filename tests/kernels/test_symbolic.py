@@ -1,0 +1,84 @@
+"""One kernel for a range of sizes gives at each of them what the operator is, and touches nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from prefuse.kernels.registry import build_kernel
+from prefuse.runtime.symbolic.sizes import Dim, Domain
+from prefuse.tests.sample import every
+
+from .harness import Case, operator, target_of
+from .symbolic import Shape, built_for, run_at, sized
+
+_RANGE = (Dim("T", 1, 512),)
+_POINTS = (1, 2, 7, 16, 17, 32, 47, 128, 129, 384, 512)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Sized:
+    """An operator at any size of T, the shapes of its values by names, and the fewest points that one kernel must serve."""
+
+    make: Callable[[int], Case]
+    shapes: Mapping[str, Shape]
+    level: str = "avx512"
+    serves: int = len(_POINTS)
+    hint: int = 128
+
+
+def close(op_type: str, *inputs: np.ndarray | None, **how: object) -> Case:
+    return operator(op_type, *inputs, rtol=1e-4, atol=1e-4, **how)  # type: ignore[arg-type]
+
+
+_ROWS = {"x0": ("T", 64), "y0": ("T", 64)}
+_CASES = {
+    "elementwise": Sized(lambda t: close("Add", numbers(t, 64), numbers(64)), _ROWS),
+    "flat": Sized(lambda t: close("Mul", numbers(t, 33), numbers(t, 33)), dict.fromkeys(("x0", "x1", "y0"), ("T", 33))),
+    "of-rows": Sized(lambda t: close("Sub", numbers(t, 10), numbers(t, 1)), {"x0": ("T", 10), "x1": ("T", 1), "y0": ("T", 10)}),
+    "layer-norm": Sized(lambda t: close("LayerNormalization", numbers(t, 64), numbers(64), numbers(64)), _ROWS),
+    "softmax": Sized(lambda t: close("Softmax", numbers(3, t, t)), {"x0": (3, "T", "T"), "y0": (3, "T", "T")}),
+    "softmax-across": Sized(lambda t: close("Softmax", numbers(t, 7, 20), axis=1), {"x0": ("T", 7, 20), "y0": ("T", 7, 20)}),
+    "mean-of-rows": Sized(lambda t: close("ReduceMean", numbers(t, 33), np.array([0])), {"x0": ("T", 33)}),
+    "mean-along": Sized(lambda t: close("ReduceMean", numbers(5, t), np.array([1])), {"x0": (5, "T")}),
+    "greatest": Sized(lambda t: close("ReduceMax", numbers(t, 3), np.array([1])), {"x0": ("T", 3), "y0": ("T", 1)}),
+    "heads": Sized(
+        lambda t: close("Transpose", numbers(2, t, 4, 16), perm=(0, 2, 1, 3)), {"x0": (2, "T", 4, 16), "y0": (2, 4, "T", 16)}
+    ),
+    "turned": Sized(lambda t: close("Transpose", numbers(t, 40), perm=(1, 0)), {"x0": ("T", 40), "y0": (40, "T")}, serves=9),
+    "gather": Sized(
+        lambda t: close("Gather", numbers(50, 48), np.arange(t)[None] % 50 - 9, axis=0, variables=(1,)),
+        {"x1": (1, "T"), "y0": (1, "T", 48)},
+    ),
+    "product": Sized(lambda t: close("MatMul", numbers(t, 48), numbers(48, 33)), {"x0": ("T", 48), "y0": ("T", 33)}),
+    "product-batch": Sized(
+        lambda t: close("MatMul", numbers(t, 5, 16), numbers(t, 16, 20)),
+        {"x0": ("T", 5, 16), "x1": ("T", 16, 20), "y0": ("T", 5, 20)},
+    ),
+    "tiles": Sized(lambda t: close("MatMul", numbers(t, 320), numbers(320, 192)), {"x0": ("T", 320), "y0": ("T", 192)}, "amx", 5),
+}
+
+
+@pytest.mark.parametrize("name", every(2, list(_CASES)))
+def test_one_kernel_serves_all_sizes(name: str) -> None:
+    case = _CASES[name]
+    target, domain = target_of(case.level), Domain(_RANGE, {"T": case.hint})
+    kernel = built_for(sized(case.make(case.hint), case.shapes, domain), target)
+    served = [point for point in _POINTS if domain.serves({"T": point})]
+    assert len(served) >= case.serves, domain.cuts
+    run_at(kernel, target, domain, {point: (case.make(point), {"T": point}) for point in served})
+
+
+def test_what_needs_a_number_refuses_and_says_where() -> None:
+    domain = Domain(_RANGE, {"T": 128})
+    case = close("Det", numbers(128, 128))
+    refused = build_kernel(sized(case, {"x0": ("T", "T")}, domain), target_of("avx512"))
+    assert isinstance(refused, tuple)
+    assert any("symbolic: " in reason and "kernels/" in reason for _, reason in refused)
+    assert domain.alive.all()
