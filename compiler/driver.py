@@ -18,7 +18,8 @@ from ..kernels.template.contract import BuiltKernel, Refusal
 from ..runtime.archive import ConstantSource
 from ..runtime.constants.shared import ConstantPool
 from ..runtime.errors import CompileError, UnsupportedModelError
-from ..runtime.plan import DIMENSIONS, STORAGE, Plan, Role
+from ..runtime.hardware.memory_limit import MemoryLimit
+from ..runtime.plan import DIMENSIONS, STORAGE, Plan, Role, planned_bytes
 from ..runtime.precision import Precision
 from ..runtime.profile import ASSUMED_RATE, GroupDescription, describe_groups
 from ..runtime.program_file import SharedSource, write_program
@@ -115,7 +116,9 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
     tell = progress or (lambda text, fraction: None)
     target = options.target
     passes = parse_pipeline(named_pipeline(options.pipeline), PASSES)
-    context = Context(target, precision=options.precision, weights=options.weights, memory_limit=options.memory_limit)
+    known = {} if known is None else known
+    limit = _limit_in_bytes(model, options, known)
+    context = Context(target, precision=options.precision, weights=options.weights, memory_limit=limit)
     tell("inferring shapes", 0.0)
     infer_facts(model)
     check_nodes(model)
@@ -146,6 +149,15 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
         return placed(lowered)
     plain, _ = lower_groups(model, target, options.precision, configurations)
     return _faster(placed, lowered, plain if target.threads == 1 else without_small_regions(plain), context)
+
+
+def _limit_in_bytes(model: ir.Model, options: Options, known: Kernels) -> MemoryLimit | None:
+    """A percentage is of what the program takes without a limit, whose weights are whole: that is planned first."""
+    limit = options.memory_limit
+    if limit is None or limit.percent is None:
+        return limit
+    whole = plan_model(model.clone(), replace(options, memory_limit=None), known=known)
+    return MemoryLimit(size_bytes=limit.of(planned_bytes(whole.plan)))
 
 
 def _faster(

@@ -43,7 +43,7 @@ def test_inside_a_function_that_tvm_calls(handler: object, tmp_path: Path, monke
     assert not list(tmp_path.iterdir())
     assert signal.getsignal(signal.SIGINT) is handler
     prefuse.compile(model, cache=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.glob("*.prefuse"))) == 1
 
 
 @pytest.mark.parametrize("error", [RuntimeError("C++ trace"), None])

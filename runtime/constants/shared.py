@@ -2,7 +2,8 @@
 
 A process has each of them in memory once, as long as somebody holds it: specialisations of a model, a program that was loaded
 twice, and models with weights in common share them. Programs in a cache share them on disk, too: each is a file beside theirs,
-with a `Checksum` at its end.
+with a `Checksum` at its end. Its bytes do not all begin at the start of a page, but at a cache line of it that the content decides:
+weights at equal places in their pages compete for the same sets of L1 (GPT-2 in bfloat16 took 5% longer).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ..files.checksum import Checksum
+from ..plan import PAGE
 from ..streaming.storage import large_pages, read_into
 from .mapping import map_file
 
@@ -94,6 +96,7 @@ def write(folder: Path, content: str, data: memoryview) -> None:
     checksum.update(data)
     try:
         with open(temporary, "xb") as file:
+            file.write(bytes(_lead(content)))
             file.write(data)
             file.write(checksum.hexdigest().encode())
         temporary.replace(path_of(folder, content))
@@ -142,8 +145,8 @@ def _map(folder: Path, content: str, size_bytes: int) -> np.ndarray:
     path = path_of(folder, content)
     try:
         with open(path, "rb") as file:
-            expected = _expected(path, file.fileno(), size_bytes)
-            data = map_file(file.fileno(), size_bytes)
+            expected = _expected(path, file.fileno(), content, size_bytes)
+            data = map_file(file.fileno(), _lead(content) + size_bytes)[_lead(content) :]
     except OSError as error:
         raise ConstantError(str(path), f"a constant of the program cannot be read: {error.strerror or error}") from error
     _check(path, data, expected)
@@ -161,8 +164,8 @@ def _copies(folder: Path, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         path = path_of(folder, content)
         try:
             with open(path, "rb") as file:
-                expected = _expected(path, file.fileno(), size)
-                read_into(memory[start : start + size], file.fileno(), 0)
+                expected = _expected(path, file.fileno(), content, size)
+                read_into(memory[start : start + size], file.fileno(), _lead(content))
         except (OSError, EOFError) as error:
             raise ConstantError(str(path), f"a constant of the program cannot be read: {error}") from error
         found[content] = block[start : start + size]
@@ -170,12 +173,17 @@ def _copies(folder: Path, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     return found
 
 
-def _expected(path: Path, file: int, size_bytes: int) -> str:
+def _lead(content: str) -> int:
+    """Bytes of a constant's file before its own."""
+    return int(content[:4], 16) % (PAGE // _ALIGNMENT) * _ALIGNMENT
+
+
+def _expected(path: Path, file: int, content: str, size_bytes: int) -> str:
     """The checksum at the end of a constant's file. Raises ConstantError if the file has another size, and removes it."""
-    if (found := os.fstat(file).st_size) != size_bytes + _CHECKSUM_BYTES:
+    if (found := os.fstat(file).st_size) != (end := _lead(content) + size_bytes) + _CHECKSUM_BYTES:
         path.unlink(missing_ok=True)
         raise ConstantError(str(path), f"{found} bytes, of a constant of {size_bytes} and its checksum")
-    return os.pread(file, _CHECKSUM_BYTES, size_bytes).decode(errors="replace")
+    return os.pread(file, _CHECKSUM_BYTES, end).decode(errors="replace")
 
 
 def _check(path: Path, data: np.ndarray, expected: str) -> None:

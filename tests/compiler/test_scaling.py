@@ -51,7 +51,7 @@ def _constant(name: str, array: np.ndarray) -> ir.Value:
 
 
 def test_twice_the_nodes_take_twice_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def library(plan: Plan, functions: object, target: Target, *, profile: bool) -> bytes:
+    def library(plan: Plan, functions: object, target: Target, *, profile: bool, objects: object) -> bytes:
         assert plan.steps
         assert not profile
         return b"no native code"

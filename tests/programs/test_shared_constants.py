@@ -66,7 +66,11 @@ def test_weights_of_all_lengths_are_in_memory_once(tmp_path: Path, is_cached: bo
     assert len(held) == 8
     assert len({one.data.ctypes.data for one in held}) == 2
     sizes = [path.stat().st_size for path in constants_of(tmp_path)]
-    assert sizes == ([WEIGHT_BYTES + 64] * 2 if is_cached else [])
+    assert len(sizes) == (2 if is_cached else 0)
+    assert all(WEIGHT_BYTES <= size - 64 < WEIGHT_BYTES + 4096 for size in sizes), "what comes before and a checksum"
+    places = {one.data.ctypes.data % 4096 for one in held}
+    assert all(place % 64 == 0 for place in places)
+    assert len(places) == 2, "constants at equal places of their pages compete for the same sets of L1"
     assert all(path.stat().st_size < WEIGHT_BYTES for path in tmp_path.glob("*.prefuse"))
 
 

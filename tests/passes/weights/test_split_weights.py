@@ -45,7 +45,7 @@ def split(model: ir.Model, percent: float | None, target: str = "cpu") -> tuple[
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-@pytest.mark.parametrize(("rows", "k", "columns"), [(1, 300, 1000), (5, 257, 1300), (130, 96, 1536)])
+@pytest.mark.parametrize(("rows", "k", "columns"), [(1, 300, 1000), (5, 257, 1300), (130, 500, 1536)])
 def test_pieces_give_the_bits_of_the_whole(body: str, rows: int, k: int, columns: int) -> None:
     model = product(body, rows, k, columns)
     changed, context = split(model.clone(), 50)
@@ -57,7 +57,7 @@ def test_pieces_give_the_bits_of_the_whole(body: str, rows: int, k: int, columns
     limited = prefuse.compile(model, threads=2, cache=False, memory_limit="60%")
     assert isinstance(free, CompiledModel)
     assert isinstance(limited, CompiledModel)
-    assert planned_bytes(limited.plan) <= 0.61 * planned_bytes(free.plan), "60% of what the pieces take, which are whole panels"
+    assert planned_bytes(limited.plan) <= 0.6 * planned_bytes(free.plan)
     np.testing.assert_array_equal(limited(x), free(x))
 
 
