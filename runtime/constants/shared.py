@@ -2,7 +2,7 @@
 
 A process has each of them in memory once, as long as somebody holds it: specialisations of a model, a program that was loaded
 twice, and models with weights in common share them. Programs in a cache share them on disk, too: each is a file beside theirs,
-with a `Checksum` at its end. Its bytes do not all begin at the start of a page, but at a cache line of it that the content decides:
+with a `Checksum` at its end. Its bytes do not begin at the start of a page, but at a cache line of it that the content decides:
 weights at equal places in their pages compete for the same sets of L1 (GPT-2 in bfloat16 took 5% longer).
 """
 

@@ -28,7 +28,8 @@ try:
     prefuse.compile(onnx_ir.from_onnx_text(model), cache=sys.argv[1])
 except CompileError as error:
     print("refused:", error)
-print("left:", [name for name in os.listdir(sys.argv[1]) if not name.endswith(".object")], [name for name in os.listdir(os.environ["TMPDIR"]) if name != "ballast"])
+kept = [name for name in os.listdir(sys.argv[1]) if not name.endswith(".object")]
+print("left:", kept, [name for name in os.listdir(os.environ["TMPDIR"]) if name != "ballast"])
 """
 
 
