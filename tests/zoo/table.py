@@ -10,7 +10,7 @@ from prefuse.runtime.precision import PRECISIONS, Precision
 
 from .architecture import Architecture
 from .architectures import ZOO
-from .judge import BOUND, FAST_BOUND, PEER_RATIO, error_bound
+from .judge import BOUND, FAST_BOUND, FAST_RATIO, PEER_RATIO, error_bound
 from .result import Result
 
 _VERSIONS = ("torch", "transformers", "onnx")
@@ -45,8 +45,9 @@ def _head(results: Sequence[Result]) -> list[str]:
         "",
         "*float32* is the largest difference from torch over all tensors of the result, relative to the largest element of",
         f"the tensor (allowed: {BOUND:.0e}); *float32-fast* the norm of the difference, relative to that of the tensor, from",
-        f"torch in float64 where that from float32 is over the {FAST_BOUND:.0e} that are allowed. *bfloat16* and *float16* are",
-        "such norms, too, from float32, with products of any size in that type (`assign-formats{min-operations=0}`): by default",
+        f"torch in float64 where that from float32 is over the {FAST_BOUND:.0e} that are allowed, and {FAST_RATIO} times",
+        "torch's in float32 where that is over it, too. *bfloat16* and *float16* are such norms, too, from float32,",
+        "with products of any size in that type (`assign-formats{min-operations=0}`): by default",
         "those of so small models stay float32. Beside each stands the *peer's* on the same model,",
         f"that of {peers or 'nobody'}. Allowed are {PEER_RATIO} times as much, or what rounding the result would cost;",
         f"{' and '.join(bounds)} where the peer cannot run the model or has no numbers. What is over the peer's has its ratio",
