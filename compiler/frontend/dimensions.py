@@ -11,6 +11,7 @@ from ...runtime.symbolic.sizes import Domain, SizeLike
 from ..ir.facts import data_type, infer_facts
 from ..ir.symbolic.symbols import shape_of_sizes
 
+_LONGEST = 100  # characters of an expression of dimensions
 SIZES_KEY = "prefuse.sizes"  # metadata of a model: for which sizes it was exported, and why, for its report
 
 
@@ -50,7 +51,7 @@ def bind_dimensions(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.
     for node in bound.graph.all_nodes():
         for value in node.outputs:
             if value.shape is not None:
-                value.shape = _forget_unknown(value.shape.evaluate(bindings))
+                value.shape = ir.Shape([_number_of(dim, bindings) for dim in value.shape])
     for value in bound.graph.inputs:
         if value.name in shapes:
             value.shape = ir.Shape(tuple(shapes[str(value.name)]))
@@ -114,6 +115,22 @@ def dimension_bindings(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> 
             if not fits:
                 raise InputError(where, f"shape {list(shape)} for {declared}", f"dimension {axis} must be {expected}")
     return bindings
+
+
+def _number_of(dim: int | ir.SymbolicDim, bindings: Mapping[str, int]) -> int | None:
+    """A dimension that a file records, in numbers; None where symbols in it are not bound, so that inference may replace it.
+
+    Names are any text. What is evaluated is short, and arithmetic that ends: of powers no file says how large they become.
+    """
+    if isinstance(dim, int) or dim.value is None or dim.value in bindings:
+        return dim if isinstance(dim, int) else bindings.get(str(dim.value))
+    if len(dim.value) > _LONGEST or "**" in dim.value:
+        return None
+    try:
+        found = dim.evaluate(bindings)
+    except (ValueError, ArithmeticError):  # it is no expression
+        return None
+    return found if isinstance(found, int) else None
 
 
 def _forget_unknown(shape: ir.Shape) -> ir.Shape:

@@ -27,6 +27,7 @@ _OUR_DOMAIN = "prefuse"
 _FREE_INITIALIZERS_IR = 4  # the first file format whose initializers need not be inputs too; the converter looks there
 _LARGEST_NODES = 1_000_000  # after inlining: a short file may call itself into more than any memory holds
 _LARGEST_KEPT_BYTES = 1024  # constants that ONNX's converter may have to see: axes, shapes, scales
+_ANY_SIZE = ("", "?", "-1", "None", "unknown")  # names of dimensions
 
 
 def normalize(model: ir.Model, where: str) -> ir.Model:
@@ -42,7 +43,7 @@ def normalize(model: ir.Model, where: str) -> ir.Model:
     kept = state_inputs(model)
     for value in [value for value in model.graph.inputs if value.is_initializer() and value.name not in kept]:
         model.graph.inputs.remove(value)
-    _forget_negative_dimensions(model)
+    _forget_unknown_dimensions(model)
     opset = model.graph.opset_imports[""]
     needed = needed_opset(model)
     oldest = max(DIALECT_OPSET, needed or 0)
@@ -88,14 +89,21 @@ def _inline_functions(model: ir.Model, where: str) -> None:
         del model.functions[identifier]
 
 
-def _forget_negative_dimensions(model: ir.Model) -> None:
-    """Make recorded dimensions below zero unknown, which is what exporters mean by them (Paddle's writes -1)."""
+def _forget_unknown_dimensions(model: ir.Model) -> None:
+    """Make dimensions unknown that say no more: those below zero, and names that mean any size (Paddle's exporter writes both).
+
+    Two inputs need not agree on such a name.
+    """
     nodes = list(model.graph.all_nodes())
     results = (value for node in nodes for value in node.outputs)
     parameters = (value for node in nodes for graph in subgraphs_of(node) for value in graph.inputs)
     for value in chain(model.graph.inputs, parameters, results):
-        if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):
-            value.shape = ir.Shape([None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape])
+        if value.shape is not None and any(map(_says_nothing, value.shape)):
+            value.shape = ir.Shape([None if _says_nothing(dim) else dim for dim in value.shape])
+
+
+def _says_nothing(dim: int | ir.SymbolicDim) -> bool:
+    return dim < 0 if isinstance(dim, int) else dim.value is not None and dim.value.strip() in _ANY_SIZE
 
 
 def _upgrade(model: ir.Model, opset: int, where: str) -> ir.Model:

@@ -60,3 +60,22 @@ def test_dimensions_of_minus_one_are_unknown() -> None:
     bound = bind_dimensions(model, {"x": (5, 3), "y": (5, 4), "z": (2,)})
     assert all(value.shape is not None and value.shape.is_static() for node in bound.graph for value in node.outputs)
     assert [list(value.shape) for value in bound.graph.outputs if value.shape is not None] == [[5, 7], [2]]
+
+
+@pytest.mark.parametrize("name", ["?", "a b", "N*", "(", "", "x[0]", "1abc", "N/0", "名", "9**9**9**9", "a" * 5000])
+def test_names_of_dimensions_are_any_text(name: str) -> None:
+    """In files that follow no grammar, names are no expressions; and none of them takes long."""
+    source = parser.parse_model(TEXT.replace("Relu(z)", "Neg(z)\n  e = Relu(d)"))
+    source.graph.value_info.append(onnx.helper.make_tensor_value_info("e", onnx.TensorProto.FLOAT, [name]))
+    for value in (*source.graph.input, *source.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = name
+    bound = bind_dimensions(import_model(source), {"x": (5, 3), "y": (5, 4), "z": (5,)})
+    assert all(value.shape is not None and value.shape.is_static() for node in bound.graph for value in node.outputs)
+
+
+def test_a_question_mark_is_no_name() -> None:
+    source = parser.parse_model(TEXT)
+    x, y, _ = source.graph.input
+    for dim in (x.type.tensor_type.shape.dim[0], *y.type.tensor_type.shape.dim):
+        dim.dim_param = "?"
+    bind_dimensions(import_model(source), {"x": (5, 3), "y": (5, 4), "z": (2,)})
