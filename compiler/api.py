@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache as memoize
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..runtime.errors import OptionError
+from ..runtime.errors import InputError, OptionError
 from ..runtime.executor import CompiledModel
 from ..runtime.files.user_folder import user_folder
 from ..runtime.staged.staged_model import StagedModel
@@ -132,8 +132,27 @@ def _compile_graph(
         if builder.options.states:
             from .ir.states import declare_states
 
+            if inputs is not None:
+                graph, inputs = _with_shapes_of(graph, *inputs), None
             declare_states(graph, dict(builder.options.states))
         return _compile_imported(graph, inputs, builder, memory)
+
+
+def _with_shapes_of(graph: ir.Model, args: Sequence[object], kwargs: Mapping[str, object]) -> ir.Model:
+    """The graph for inputs of the shapes of examples: states among them have one shape, as sessions keep them.
+
+    Raises:
+        InputError: they do not fit the inputs.
+    """
+    from .frontend.dimensions import bind_dimensions
+
+    names = [str(value.name) for value in graph.graph.inputs]
+    if len(args) > len(names):
+        raise InputError("inputs", f"{len(args)} given", f"give at most {len(names)}: {', '.join(names)}")
+    given = dict(zip(names, args, strict=False))
+    if twice := [name for name in kwargs if name in given]:
+        raise InputError(f"input {twice[0]}", "given twice", "give it in order or by name")
+    return bind_dimensions(graph, {name: tuple(getattr(value, "shape", ())) for name, value in {**given, **kwargs}.items()})
 
 
 def _compile_imported(

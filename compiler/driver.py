@@ -122,7 +122,7 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
     tell("inferring shapes", 0.0)
     infer_facts(model)
     check_nodes(model)
-    check_states(model)
+    check_states(model, is_final=False)
     if target.is_gpu:
         refuse_states(model, f"programs for {target} keep no states", 'compile the model for "cpu"')
 
@@ -130,6 +130,7 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
         tell(record.name, 0.05)
 
     run_pipeline(model, passes, context, on_pass=passed)
+    check_states(model)  # the shapes of some are known only now
     tell("choosing kernels", 0.2)
     lowered, aliases = lower_groups(model, target, options.precision, options.configurations, known)
     if target.threads > 1:

@@ -21,7 +21,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ..files.checksum import Checksum
-from ..plan import PAGE
 from ..streaming.storage import large_pages, read_into
 from .mapping import map_file
 
@@ -29,6 +28,7 @@ LEAST_BYTES = 1 << 16  # smaller constants lie side by side in each program
 SUFFIX = ".constant"
 _CONTENT = re.compile(r"[0-9a-f]{64}")
 _ALIGNMENT = 64  # bytes; of the Plan
+_PAGE_BYTES = 4096
 _CHECKSUM_BYTES = 64  # at the end of a file, in hexadecimal
 
 
@@ -154,28 +154,31 @@ def _map(folder: Path, content: str, size_bytes: int) -> np.ndarray:
 
 
 def _copies(folder: Path, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """The checked bytes of constants' files, side by side in one piece of memory."""
+    """The bytes of constants, side by side in one piece of memory: of those in mapped files, else read and checked."""
     ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()))
     memory = large_pages(ends[-1]) if sizes else memoryview(b"")
     block = np.frombuffer(memory, np.uint8)
     block.flags.writeable = False
     found = {}
     for (content, size), start in zip(sizes.items(), [0, *ends], strict=False):
+        found[content], place = block[start : start + size], memory[start : start + size]
+        if (known := alive(content, size)) is not None:  # of a temporary program, perhaps without a file
+            place[:] = known.data.data
+            continue
         path = path_of(folder, content)
         try:
             with open(path, "rb") as file:
                 expected = _expected(path, file.fileno(), content, size)
-                read_into(memory[start : start + size], file.fileno(), _lead(content))
+                read_into(place, file.fileno(), _lead(content))
         except (OSError, EOFError) as error:
             raise ConstantError(str(path), f"a constant of the program cannot be read: {error}") from error
-        found[content] = block[start : start + size]
         _check(path, found[content], expected)
     return found
 
 
 def _lead(content: str) -> int:
     """Bytes of a constant's file before its own."""
-    return int(content[:4], 16) % (PAGE // _ALIGNMENT) * _ALIGNMENT
+    return int(content[:4], 16) % (_PAGE_BYTES // _ALIGNMENT) * _ALIGNMENT
 
 
 def _expected(path: Path, file: int, content: str, size_bytes: int) -> str:

@@ -74,6 +74,21 @@ def test_weights_of_all_lengths_are_in_memory_once(tmp_path: Path, is_cached: bo
     assert all(path.stat().st_size < WEIGHT_BYTES for path in tmp_path.glob("*.prefuse"))
 
 
+def test_weights_of_programs_with_states_are_copies_of_mapped_ones(tmp_path: Path) -> None:
+    """Those of a temporary program have no file of their own where this process has them already."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> main (float[64,{WIDTH}] x, float[64,{WIDTH}] s) =>
+        (float[64,{WIDTH}] y, float[64,{WIDTH}] n) {{ y = MatMul(x, w1) n = Add(s, y) }}"""
+    )
+    model.graph.initializer.append(dynamic_model().graph.initializer[0])
+    x = rows(64)
+    for cache in (False, tmp_path):
+        plain = prefuse.compile(model, target=TARGET, cache=cache)
+        kept = prefuse.compile(model, target=TARGET, cache=cache, states={"n": "s"})
+        for _ in range(2):
+            np.testing.assert_array_equal(kept(x), plain(x, np.zeros_like(x))[0])
+
+
 def test_equal_weights_of_two_models_are_one(tmp_path: Path) -> None:
     first, second = (prefuse.compile(dynamic_model(), target=TARGET, cache=tmp_path) for _ in range(2))
     other = prefuse.compile(dynamic_model(1), target=TARGET, cache=tmp_path)

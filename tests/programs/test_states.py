@@ -242,6 +242,31 @@ def test_specialisations_of_a_graph_share_a_session() -> None:
         net(x, total)
 
 
+def test_example_inputs_give_states_their_shapes() -> None:
+    """Of a state whose shape the model leaves open; what an If in the way hides is known after passes alone."""
+    text = HEAD + (
+        "g (float[N,4] x, float[N,4] a) => (float[N,4] y, float[M,K] b) {"
+        "  many = Shape(x) s = ReduceMin<keepdims = 0>(many) t = Constant<value_int = 4>()"
+        "  is_wide = Less(s, t) b = If (is_wide) <"
+        "    then_branch = g1 () => (p) { p = Add(a, x) }, else_branch = g2 () => (q) { z = Sub(a, x) q = Transpose(z) }>"
+        "  y = Mul(x, a) }"
+    )
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    for examples in ({"args": (x, x)}, {"kwargs": {"a": x, "x": x}}, {"args": x, "kwargs": {"a": x}}):
+        net = prefuse.compile(parser.parse_model(text), states={"b": "a"}, cache=False, **examples)  # type: ignore[arg-type]
+        assert isinstance(net, CompiledModel)
+        for calls in range(3):
+            np.testing.assert_array_equal(net(x), calls * x * x)
+    for examples, message in (
+        ({"args": (x, x, x)}, "at most 2: x, a"),
+        ({"args": (x,), "kwargs": {"x": x}}, "x: given twice"),
+        ({"args": (x,)}, "a: its shape .* is not concrete"),
+        ({"kwargs": {"x": x, "a": x[:1]}}, "dimension 0 must be N = 2"),
+    ):
+        with pytest.raises(InputError, match=message):
+            prefuse.compile(parser.parse_model(text), states={"b": "a"}, cache=False, **examples)  # type: ignore[arg-type]
+
+
 def test_programs_with_states_come_from_the_cache(tmp_path: os.PathLike[str]) -> None:
     """What another pair of states makes of one file is another program."""
     path = os.path.join(tmp_path, "model.onnx")
