@@ -10,6 +10,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import pytest
+from prefuse.tests.cpu_seconds import CpuSeconds
 from prefuse.tests.sample import VARIABLE, sample_number
 from prefuse.tests.translation_table import keep_translation_table
 
@@ -17,9 +18,15 @@ if TYPE_CHECKING:
     from prefuse.tests.models.exports import Exports
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-seconds", type=int, metavar="N", help="Show the N tests and files that take the most CPU seconds.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """All processes of a run have one sample, at midnight too."""
     os.environ[VARIABLE] = str(sample_number())
+    if most := config.getoption("--cpu-seconds"):
+        config.pluginmanager.register(CpuSeconds(most))
 
 
 def pytest_collection_finish() -> None:
