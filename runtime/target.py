@@ -167,7 +167,7 @@ class Target:
     @property
     def has_channels_last(self) -> bool:
         """Whether kernels compute convolutions and poolings of tensors whose channels are neighbours."""
-        return not self.is_gpu or (self.kind == "cuda" and has_half_products(self.level))
+        return not self.is_gpu or has_half_products(self.level) or has_mfma(self.level)
 
     def missing_features(self) -> tuple[str, ...]:
         """CPU features that this target needs and this machine lacks; empty where a program for it can be read.

@@ -1,4 +1,4 @@
-"""Conv on the matrix unit of an NVIDIA GPU, NHWC, as implicit GEMM: positions are rows of the product, output channels columns.
+"""Conv on the matrix unit of a GPU, NHWC, as implicit GEMM: positions are rows of the product, output channels columns.
 
 Windows are read where the image lies, if its channels fill chunks of 16 bytes; else a first grid copies it with padded channels
 and zeros around it, also from an image that lies channels-first. There the taps of a row are neighbours in memory, and one of k:
@@ -13,20 +13,20 @@ from math import ceil, prod
 
 from tvm import tirx
 
-from ...runtime.hardware.gpu import gpu_machine, has_half_products
+from ...runtime.hardware.gpu import gpu_machine
 from ...runtime.target import Target
-from ..codegen import ptx
 from ..codegen.builder import Buffer, Expr, Index, unravel
 from ..codegen.gpu_builder import GpuBuilder
 from ..cost.estimate import Estimate
 from ..cost.gpu_product import ProductSize, TiledProduct, copy_clocks, tiled_products
 from ..groups.group import Group
 from ..microkernels.bf16_split import PRODUCTS
-from ..microkernels.gpu_mma_sync import MmaSync
+from ..microkernels.gpu_matrix_unit import MatrixUnit
 from ..microkernels.gpu_operand_tiles import PackedSource
-from ..microkernels.gpu_part_layout import CHUNK, PackParts, PartLayout
+from ..microkernels.gpu_part_layout import CHUNK_BYTES, PackParts, PartLayout
 from ..microkernels.gpu_pipelined_product import PipelinedProduct, Store, emit_pipelined_product
-from ..microkernels.gpu_window_tiles import MOST_TAPS, AsyncWindows, ConvertedWindows, ImageWindows, PackTaps
+from ..microkernels.gpu_units import chunk_of, missing_unit, multiplied_as, new_unit, number_bytes
+from ..microkernels.gpu_window_tiles import MOST_TAPS, ConvertedWindows, CopiedWindows, ImageWindows, PackTaps
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, new_builder
 from ..template.values import GroupValues
@@ -34,15 +34,14 @@ from .channels_last_form import ChannelsLast, channels_last_form
 from .merged_positions import merge_positions
 from .window import Window, read_window
 
-_KINDS: dict[str, ptx.Half] = {"bfloat16": "bf16", "float16": "f16"}
-_TYPES = ("float32", *_KINDS)
+_TYPES = ("float32", "bfloat16", "float16")
 _NARROW_PITCH = 4  # elements of a pixel with up to four channels
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one Conv of float32, bfloat16 or float16 with constant weights, an epilogue, and a result transposed to NHWC."""
-    if target.kind != "cuda" or not has_half_products(target.level):
-        return Refusal(f"{target} has no mma.sync of 16-bit floats with asynchronous copies")
+    if missing := missing_unit(target):
+        return Refusal(f"{target} has no {missing}")
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
@@ -83,9 +82,10 @@ class MmaConvolution:
         self.image, self.weights = (form.inner.types[name] for name in form.anchor.inputs[:2])
         self.groups = form.anchor.attribute("group", 1)
         self.channels, self.outputs = self.image.shape[1] // self.groups, self.weights.shape[0] // self.groups
-        self.is_half = self.image.dtype in _KINDS
-        self.terms = 1 if self.is_half else form.outer.tolerance.terms
-        self.kind: ptx.Half = _KINDS.get(self.image.dtype, "bf16")
+        self.kind = multiplied_as({self.image.dtype}, target, may_round=form.outer.tolerance.may_round)
+        self.is_wide, self.chunk = self.image.dtype == "float32", chunk_of(self.kind)
+        self.is_split = self.is_wide and self.kind != "f32"
+        self.terms = form.outer.tolerance.terms if self.is_split else 1
         self.machine = gpu_machine(target.level)
 
     # What is read -----------------------------------------------------------------------------------------------------
@@ -96,17 +96,16 @@ class MmaConvolution:
         window, copied = self.window, self.copied
         images = self.image.shape[0]
         if copied is None:
-            rest = self.image.shape[1], self.channels, self.channels, self.channels
+            rest = self.image.shape[1], self.channels, self.channels, self.channels, self.chunk
             return ImageWindows(images, window.inputs, window.outputs, *_steps(window), window.begins, *rest)
         none = (0,) * len(window.kernel)
         if not copied.joins:
-            rest = copied.pitch * self.groups, copied.pitch, copied.pitch, copied.pitch
+            rest = copied.pitch * self.groups, copied.pitch, copied.pitch, copied.pitch, self.chunk
             return ImageWindows(images, copied.extents, window.outputs, *_steps(window), none, *rest)
         valid = copied.pitch * window.kernel[-1]
-        kernel = (*window.kernel[:-1], 1)
-        run = ceil(valid / CHUNK) * CHUNK
-        steps = kernel, window.strides, window.dilations
-        return ImageWindows(images, copied.extents, window.outputs, *steps, none, copied.pitch, run, valid)
+        rest = copied.pitch, ceil(valid / self.chunk) * self.chunk, valid, 0, self.chunk
+        steps = (*window.kernel[:-1], 1), window.strides, window.dilations
+        return ImageWindows(images, copied.extents, window.outputs, *steps, none, *rest)
 
     @cached_property
     def copied(self) -> _Copied | None:
@@ -120,10 +119,10 @@ class MmaConvolution:
         ]
         ends = [max(end - begin, size - 1) for end, begin, size in zip(last, window.begins, window.inputs, strict=True)]
         is_padded = any(window.begins) or any(end >= size for end, size in zip(ends, window.inputs, strict=True))
-        if is_last and self.channels % CHUNK == 0 and (prod(window.kernel) <= MOST_TAPS or not is_padded):
+        if is_last and self.channels % self.chunk == 0 and (prod(window.kernel) <= MOST_TAPS or not is_padded):
             return None
         extents = tuple(begin + end + 1 for begin, end in zip(window.begins, ends, strict=True))
-        lanes = ptx.COPY_BYTES // self._item_bytes
+        lanes = CHUNK_BYTES // self._item_bytes
         if (
             self.groups == 1
             and self.channels <= _NARROW_PITCH
@@ -132,20 +131,21 @@ class MmaConvolution:
         ):
             even = extents[-1] + -extents[-1] % (lanes // _NARROW_PITCH)  # so that each row begins at a multiple of 16 bytes
             return _Copied((*extents[:-1], even), _NARROW_PITCH, joins=True)
-        return _Copied(extents, ceil(self.channels / CHUNK) * CHUNK, joins=False)
+        return _Copied(extents, ceil(self.channels / self.chunk) * self.chunk, joins=False)
 
     # What it takes ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def size(self) -> ProductSize:
         products = len(PRODUCTS[self.terms])
-        conversions = 0 if self.is_half else 3 + 4 * self.terms
-        sizes = self.groups, self.windows.rows, self.outputs, self.windows.k
-        return ProductSize(*sizes, (self.terms, self.terms), products, (conversions, 0), self.windows.elements * self._item_bytes)
+        conversions = 3 + 4 * self.terms if self.is_split else 0
+        sizes, terms = (self.groups, self.windows.rows, self.outputs, self.windows.k), (self.terms, self.terms)
+        moved = self.windows.elements * self._item_bytes
+        return ProductSize(*sizes, terms, products, (conversions, 0), moved, number_bytes(self.kind))
 
     @property
     def _item_bytes(self) -> int:
-        return 2 if self.is_half else 4
+        return 4 if self.is_wide else 2
 
     @cached_property
     def ways(self) -> list[TiledProduct]:
@@ -168,14 +168,14 @@ class MmaConvolution:
         builder = new_builder(self.target, self.form.outer.configuration)
         assert isinstance(builder, GpuBuilder)
         self.form.copy_pieces(builder)
-        unit = MmaSync(builder, self.kind)
         way = builder.choose("tile", {str(one): one for one in self.ways})
         tile, size = way.tile, self.size
-        layout = PartLayout(tile.rows, tile.depth, self.terms, along_k=True)
-        brings = AsyncWindows if self.is_half else ConvertedWindows
+        unit = new_unit(builder, self.target, self.kind, tile.warp_rows, tile.warp_columns)
+        layout = PartLayout(tile.rows, tile.depth, self.terms, along_k=True, chunk=self.chunk)
+        brings = ConvertedWindows if self.is_split else CopiedWindows
         source = brings(unit, layout, tile.threads, self._image(builder), self.windows)
         packed, weights = self._weights(unit, way)
-        store, stores_pairs = self._store(builder)
+        store, stores_neighbours = self._store(builder, unit.neighbours)
         product = PipelinedProduct(
             size.batch,
             size.m,
@@ -188,7 +188,7 @@ class MmaConvolution:
             lambda batch: batch,
             lambda batch: batch,
             store,
-            stores_neighbours=stores_pairs,
+            stores_neighbours=stores_neighbours,
         )
         emit_pipelined_product(builder, product)
         return finish(self.template, builder, self.form.outer, flops=self.flops, packed=packed)
@@ -198,9 +198,10 @@ class MmaConvolution:
         copied, windows = self.copied, self.windows
         if copied is None:
             name = self.form.operands[self.anchor.inputs[0]]
-            return builder.parameter(name, self.image.elements, self.image.dtype if not self.is_half else "uint16")
-        buffer = builder.workspace(windows.elements, self.image.dtype)
-        width = min(copied.pitch, CHUNK)
+            return builder.parameter(name, self.image.elements, "float32" if self.is_wide else "uint16")
+        unread = windows.run - windows.valid  # of the last chunk, which may be copied whole
+        buffer = builder.workspace(windows.elements + unread, self.image.dtype)
+        width = min(copied.pitch, CHUNK_BYTES // self._item_bytes)
         chunks = copied.pitch // width
         shape = (windows.images, self.groups, chunks, *copied.extents)
         with builder.chunks(prod(shape), windows.elements) as thread:
@@ -221,18 +222,13 @@ class MmaConvolution:
                 with builder.when(tirx.all(*exists)):
                     index: Index = (image, group * self.channels + channel, *at)
                     builder.store(values, i, self.form.read_image(builder, index))
-            self._store_pixel(builder, buffer, target, values, width)
+            with builder.vector(width) as lane:
+                builder.store(buffer, target + lane, values[lane])
         return buffer
 
-    def _store_pixel(self, builder: GpuBuilder, buffer: Buffer, target: Expr, values: Buffer, width: int) -> None:
-        lanes = min(width, ptx.COPY_BYTES // self._item_bytes)
-        for first in range(0, width, lanes):
-            with builder.vector(lanes) as lane:
-                builder.store(buffer, target + first + lane, values[first + lane])
-
-    def _weights(self, unit: MmaSync, way: TiledProduct) -> tuple[dict[str, Operand], PackedSource]:
+    def _weights(self, unit: MatrixUnit, way: TiledProduct) -> tuple[dict[str, Operand], PackedSource]:
         name, windows = self.anchor.inputs[1], self.windows
-        layout = PartLayout(way.tile.columns, way.tile.depth, self.terms, along_k=True)
+        layout = PartLayout(way.tile.columns, way.tile.depth, self.terms, along_k=True, chunk=self.chunk)
         joins = self.copied is not None and self.copied.joins
         pitch = windows.run if not joins else _NARROW_PITCH
         pack = PackParts(PackTaps(self.weights.shape, self.groups, pitch, windows.run, joins, way.tile.columns), layout)
@@ -241,8 +237,8 @@ class MmaConvolution:
         source = PackedSource(unit, layout, way.tile.threads, buffer, packed.shape[1], packed.shape[2])
         return {name: Operand(name, pack)}, source
 
-    def _store(self, builder: GpuBuilder) -> tuple[Store, bool]:
-        """The epilogue of a sum, and whether those of neighbouring channels may be stored at once."""
+    def _store(self, builder: GpuBuilder, neighbours: int) -> tuple[Store, bool]:
+        """The epilogue of a sum, and whether those of so many neighbouring channels may be stored at once."""
         merged = merge_positions(self.form)
         form = merged or self.form
         result, extents = form.inner.types[self.anchor.outputs[0]], (0, *self.window.outputs)
@@ -256,8 +252,8 @@ class MmaConvolution:
             form.store_epilogue(builder, (image, channel, *place), tirx.Cast(result.dtype, value))
 
         kinds = {form.outer.types[one.parameter] for one in form.destinations}
-        has_pairs = all(kind.dtype in _TYPES and kind.shape[-1] % 2 == 0 for kind in kinds)
-        return store, has_pairs and self.outputs % 2 == 0 and all(one.first % 2 == 0 for one in form.destinations)
+        rows = [kind.shape[-1] for kind in kinds] + [self.outputs] + [one.first for one in form.destinations]
+        return store, all(kind.dtype in _TYPES for kind in kinds) and all(row % neighbours == 0 for row in rows)
 
 
 def _steps(window: Window) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -14,20 +14,19 @@ from math import prod
 
 from tvm import tirx
 
-from ...runtime.hardware.gpu import gpu_machine, has_half_products, has_mfma
+from ...runtime.hardware.gpu import gpu_machine
 from ...runtime.target import Target
 from ..codegen import amdgcn
 from ..codegen.gpu_builder import GpuBuilder
 from ..cost.estimate import Estimate
-from ..cost.gpu_product import MmaTile, ProductSize, TiledProduct, tiled_products
+from ..cost.gpu_product import ProductSize, TiledProduct, tiled_products
 from ..groups.group import Group
 from ..microkernels.bf16_split import PRODUCTS
 from ..microkernels.gpu_matrix_unit import MatrixUnit
-from ..microkernels.gpu_mfma import MfmaUnit
-from ..microkernels.gpu_mma_sync import MmaSync
 from ..microkernels.gpu_operand_tiles import ConvertedSource, CopiedSource, PackedSource, Source
-from ..microkernels.gpu_part_layout import CHUNK_BYTES, PackParts, PartLayout
+from ..microkernels.gpu_part_layout import PackParts, PartLayout
 from ..microkernels.gpu_pipelined_product import PipelinedProduct, emit_pipelined_product
+from ..microkernels.gpu_units import chunk_of, missing_unit, multiplied_as, new_unit, number_bytes
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish
 from .matmul import MatMulKernel, Side, product_of
@@ -38,9 +37,8 @@ _LANES = 4  # of float32 in 16 bytes
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one MatMul or Gemm of float32, bfloat16 or float16 with float32 sums, and an epilogue of pointwise operators."""
-    if not (has_mfma(target.level) if target.kind == "rocm" else has_half_products(target.level)):
-        instruction = "v_mfma of bfloat16" if target.kind == "rocm" else "mma.sync of 16-bit floats with asynchronous copies"
-        return Refusal(f"{target} has no {instruction}")
+    if missing := missing_unit(target):
+        return Refusal(f"{target} has no {missing}")
     product = product_of(group, target)
     if isinstance(product, Refusal):
         return product
@@ -66,15 +64,11 @@ class MmaProduct:
         products = sum(a < self.terms[0] and b < self.terms[1] for a, b in PRODUCTS[max(self.terms)])
         conversions = self._conversions(product.a), self._conversions(product.b)
         size = prod(product.batch), product.a.lines, product.b.lines, product.a.depth
-        self.size = ProductSize(*size, self.terms, products, conversions, item_bytes=self.size_of_number)
+        self.size = ProductSize(*size, self.terms, products, conversions, item_bytes=number_bytes(self.kind))
 
     def _kind(self) -> amdgcn.Number:
-        """What the unit multiplies: float32 itself where it can and the precision asks for more than bfloat16."""
-        dtypes = [self.group.types[side.name].dtype for side in (self.product.a, self.product.b)]
-        if "float16" in dtypes:
-            return "f16"
-        is_exact = "float32" in dtypes and not self.group.tolerance.may_round
-        return "f32" if is_exact and self.machine.float_flops else "bf16"
+        dtypes = {self.group.types[side.name].dtype for side in (self.product.a, self.product.b)}
+        return multiplied_as(dtypes, self.target, may_round=self.group.tolerance.may_round)
 
     def _terms(self, side: Side) -> int:
         is_split = self.kind == "bf16" and self.group.types[side.name].dtype == "float32"
@@ -91,16 +85,7 @@ class MmaProduct:
     def _is_copied(self, side: Side) -> bool:
         """Whether the operand has the numbers that are multiplied, in rows of whole chunks."""
         is_multiplied = (self.group.types[side.name].dtype == "float32") == (self.kind == "f32")
-        return is_multiplied and self._row(side) % self.chunk == 0
-
-    @property
-    def chunk(self) -> int:
-        """Numbers in 16 bytes."""
-        return CHUNK_BYTES // self.size_of_number
-
-    @property
-    def size_of_number(self) -> int:
-        return 4 if self.kind == "f32" else 2
+        return is_multiplied and self._row(side) % chunk_of(self.kind) == 0
 
     @staticmethod
     def _row(side: Side) -> int:
@@ -120,7 +105,7 @@ class MmaProduct:
         product, builder = self.product, self.product.builder
         assert isinstance(builder, GpuBuilder)
         way = builder.choose("tile", {str(one): one for one in self.ways})
-        unit = self._unit(builder, way.tile)
+        unit = new_unit(builder, self.target, self.kind, way.tile.warp_rows, way.tile.warp_columns)
         store = product.store()
         pipelined = PipelinedProduct(
             self.size.batch,
@@ -138,12 +123,6 @@ class MmaProduct:
         )
         emit_pipelined_product(builder, pipelined)
         return finish(self.template, builder, self.group, flops=self.size.flops, packed=product.packed)
-
-    def _unit(self, builder: GpuBuilder, tile: MmaTile) -> MatrixUnit:
-        if self.target.kind == "rocm":
-            return MfmaUnit(builder, self.kind, 32 if tile.warp_rows % 32 == tile.warp_columns % 32 == 0 else 16)
-        assert self.kind != "f32"
-        return MmaSync(builder, self.kind)
 
     def _stores_neighbours(self, unit: MatrixUnit) -> bool:
         """Whether neighbours of a row may be stored at once: as many bytes as a vector of them has, at multiples of these."""

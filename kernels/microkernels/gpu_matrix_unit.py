@@ -1,6 +1,7 @@
 """The matrix unit of a GPU, as products see it: operands in shared memory, their fragments, and blocks of sums in registers.
 
-Implementations: gpu_mma_sync.py (NVIDIA). A "warp" is what executes the unit's instructions together, a wavefront on AMD's GPUs.
+Implementations: gpu_mma_sync.py (NVIDIA), gpu_mfma.py (AMD). A "warp" is what executes the unit's instructions together, a
+wavefront on AMD's GPUs.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ class Copies(Protocol):
     They are asynchronous, or loaded to registers when they begin and stored when they end.
     """
 
-    def begin(self, turn: int, to: Expr, buffer: Buffer, index: Expr, is_inside: Expr | None = None) -> None:
-        """Copy from the element `index` on, or zeros where it is not `is_inside`."""
+    def begin(
+        self, turn: int, to: Expr, buffer: Buffer, index: Expr, is_inside: Expr | None = None, count: Expr | None = None
+    ) -> None:
+        """Copy from the element `index` on, or zeros where it is not `is_inside`; of the chunk's numbers the first `count`."""
 
     def end(self, turn: int, to: Expr) -> None: ...
 

@@ -21,6 +21,7 @@ from .gpu_matrix_unit import Fragments
 from .gpu_part_layout import CHUNK_BYTES, PartLayout
 
 _NEIGHBOURS = 4
+_WORDS = 4  # of 32 bits in a chunk
 
 
 @dataclass
@@ -133,29 +134,43 @@ class MfmaUnit:
 
 
 class RegisterCopies:
-    """Chunks that wait in registers. Beyond edges another place is read, whose numbers become zeros when they are stored."""
+    """Chunks that wait in registers. Beyond edges another place is read, whose numbers become zeros when they are stored.
+
+    Where a chunk has fewer numbers than 16 bytes those behind them are read, too, and become zeros.
+    """
 
     def __init__(self, unit: MfmaUnit, turns: int) -> None:
         self._unit, builder = unit, unit.builder
         self._waiting = builder.local(turns * unit.chunk, unit.dtype, "waiting")
-        self._inside = builder.local(turns, "bool", "inside")
-        self._has_edge = False
+        self._masks = builder.local(turns, "uint32", "masks")  # of all bits, or of none
+        self._counts = builder.local(turns, "int32", "counts")
+        self._has_edge = self._has_counts = False
 
-    def begin(self, turn: int, to: Expr, buffer: Buffer, index: Expr, is_inside: Expr | None = None) -> None:
+    def begin(
+        self, turn: int, to: Expr, buffer: Buffer, index: Expr, is_inside: Expr | None = None, count: Expr | None = None
+    ) -> None:
         unit = self._unit
         if is_inside is not None:
             self._has_edge = True
-            unit.builder.store(self._inside, turn, is_inside)
+            unit.builder.store(self._masks, turn, tirx.Select(is_inside, _u32(0xFFFFFFFF), _u32(0)))
             index = tirx.Select(is_inside, index, 0)
+        if count is not None:
+            self._has_counts = True
+            unit.builder.store(self._counts, turn, count)
         loaded = buffer[_run(index, unit.chunk)]
+        if str(buffer.dtype) != unit.dtype:  # numbers of 16 bits, whose bits are wanted
+            loaded = tirx.reinterpret(f"{unit.dtype}x{unit.chunk}", loaded)
         unit.builder.emit(tirx.BufferStore(self._waiting, loaded, [_run(turn * unit.chunk, unit.chunk)]))
 
     def end(self, turn: int, to: Expr) -> None:
-        unit = self._unit
-        content = self._waiting[_run(turn * unit.chunk, unit.chunk)]
+        unit, at = self._unit, tirx.const(turn, "int32")
+        content, kind = self._waiting[_run(turn * unit.chunk, unit.chunk)], f"{unit.dtype}x{unit.chunk}"
         if self._has_edge:
-            is_inside = tirx.Broadcast(self._inside[tirx.const(turn, "int32")], unit.chunk)
-            content = tirx.Select(is_inside, content, tirx.Broadcast(tirx.const(0, unit.dtype), unit.chunk))
+            words = tirx.reinterpret(f"uint32x{_WORDS}", content)
+            content = tirx.reinterpret(kind, words & tirx.Broadcast(self._masks[at], _WORDS))
+        if self._has_counts:
+            is_number = _run(0, unit.chunk) < tirx.Broadcast(self._counts[at], unit.chunk)
+            content = tirx.Select(is_number, content, tirx.Broadcast(tirx.const(0, unit.dtype), unit.chunk))
         unit.put_vector(to, content)
 
 
@@ -207,6 +222,10 @@ class LaneFragments:
         count = self.unit.instruction.numbers
         first = self._place(slot, block) + part * count
         return self._registers[tirx.const(first, "int32") if count == 1 else _run(first, count)]
+
+
+def _u32(value: int) -> Expr:
+    return tirx.const(value, "uint32")
 
 
 def _run(first: Expr | int, count: int) -> Expr:

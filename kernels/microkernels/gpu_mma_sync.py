@@ -19,6 +19,7 @@ from .gpu_matrix_unit import Fragments
 from .gpu_part_layout import CHUNK, PartLayout
 
 _LARGEST = float.fromhex("0x1.fep+127")  # of bfloat16
+_ITEM_BYTES = 2
 _A_WORDS, _B_WORDS, _SUMS = 4, 2, 4  # registers of a lane for a block
 
 
@@ -45,11 +46,13 @@ class MmaSync:
     def copies(self, turns: int) -> MmaSync:
         return self
 
-    def begin(self, turn: int, to: Expr, buffer: Buffer, index: Expr, is_inside: Expr | None = None) -> None:
-        valid = None
+    def begin(
+        self, turn: int, to: Expr, buffer: Buffer, index: Expr, is_inside: Expr | None = None, count: Expr | None = None
+    ) -> None:
+        """Of a chunk that is not inside no byte is read, whatever its address is."""
+        valid = None if count is None else _u32(count * _ITEM_BYTES)
         if is_inside is not None:
-            valid = tirx.Select(is_inside, tirx.const(ptx.COPY_BYTES, "uint32"), tirx.const(0, "uint32"))
-            index = tirx.Select(is_inside, index, 0)
+            valid = tirx.Select(is_inside, _u32(ptx.COPY_BYTES) if valid is None else valid, _u32(0))
         self.builder.do(ptx.copy_async(to, buffer[self.builder.bind(index)], valid))
 
     def end(self, turn: int, to: Expr) -> None:

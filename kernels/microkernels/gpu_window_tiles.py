@@ -7,7 +7,7 @@ rows of a thread and tests one bit, as the iterators of CUTLASS's convolutions d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -15,14 +15,12 @@ import numpy as np
 from tvm import tirx
 
 from ...runtime.plan import TensorType
-from ..codegen import ptx
 from ..codegen.builder import Buffer, Expr, row_major, unravel
 from ..codegen.division import divided
 from .gpu_matrix_unit import MatrixUnit
 from .gpu_operand_tiles import Chunks, store_terms
 from .gpu_part_layout import CHUNK, PartLayout
 
-_ITEM_BYTES = 2
 MOST_TAPS = 24  # whose bits a mask has, with those of the chunks beyond k
 _LANES = 4  # of float32 in 16 bytes
 
@@ -31,8 +29,8 @@ _LANES = 4  # of float32 in 16 bytes
 class ImageWindows:
     """The windows of images that lie channels-last, `pitch` elements a pixel, those of a matrix (group) from `group_step` on.
 
-    A tap has `run` numbers of k, a multiple of 8, of which the first `valid` are in memory, from its pixel on. `inputs` and
-    `outputs` are extents of the image in memory and of the result. Where windows overhang (`is_padded`) there are at most
+    A tap has `run` numbers of k, a multiple of a chunk's, of which the first `valid` are in memory, from its pixel on. `inputs`
+    and `outputs` are extents of the image in memory and of the result. Where windows overhang (`is_padded`) there are at most
     `MOST_TAPS` taps.
     """
 
@@ -47,9 +45,10 @@ class ImageWindows:
     run: int
     valid: int
     group_step: int = 0
+    chunk: int = CHUNK
 
     def __post_init__(self) -> None:
-        assert self.run % CHUNK == 0, "chunks of 16 bytes belong to one tap"
+        assert self.run % self.chunk == 0, "chunks of 16 bytes belong to one tap"
         assert not self.is_padded or self.taps <= MOST_TAPS, "a mask has no bits for so many taps"
 
     @property
@@ -78,9 +77,20 @@ class ImageWindows:
         return any(map(self.overhangs, range(len(self.kernel))))
 
 
+@dataclass(frozen=True)
+class _TapPlace:
+    """Where a chunk of k lies: its distance from a row's first element, the bit of its tap in masks, or whether it belongs to a
+    tap at all (None: all do), and how many of its numbers there are (None: all)."""
+
+    distance: Expr
+    bit: Expr | None
+    is_tap: Expr | None
+    count: Expr | None
+
+
 @dataclass
 class _Windows:
-    """What brings parts of windows; `is_half`: elements of 16 bits, copied as they lie, else float32."""
+    """What brings parts of windows."""
 
     unit: MatrixUnit
     layout: PartLayout
@@ -93,6 +103,7 @@ class _Windows:
         builder, windows, layout = self.unit.builder, self.windows, self.layout
         assert layout.along_k
         assert self.threads % layout.row_chunks == 0
+        assert layout.chunk == windows.chunk
         self._thread = thread
         self._chunk = builder.bind(tirx.floormod(thread, layout.row_chunks))
         turns = ceil(layout.term_chunks / self.threads)
@@ -105,7 +116,7 @@ class _Windows:
             image, *place = unravel(row, (windows.images, *windows.outputs))
             corner = [builder.bind(o * s - b) for o, s, b in zip(place, windows.strides, windows.begins, strict=True)]
             pixel = row_major((image, *corner), (windows.images, *windows.inputs))
-            inside = self._chunk * CHUNK if self._is_uniform else 0
+            inside = self._chunk * layout.chunk if self._is_uniform else 0
             builder.store(self._origins, turn, pixel * windows.pitch + matrix * windows.group_step + inside)
             if windows.is_padded:
                 builder.store(self._masks, turn, self._mask(corner))
@@ -132,20 +143,19 @@ class _Windows:
         """Whether all of a part lies in one tap."""
         return self.windows.run % self.layout.depth == 0
 
-    def _place(self, part: Expr) -> tuple[Expr, Expr, Expr | None]:
-        """Of the thread's chunk in a part: the distance from a row's first element, its tap, and how many of its numbers there
-        are; None: all."""
-        builder, windows, depth = self.unit.builder, self.windows, self.layout.depth
-        parts = ceil(windows.k / depth)
+    def _place(self, part: Expr) -> _TapPlace:
+        """Of the thread's chunk in a part."""
+        builder, windows, layout = self.unit.builder, self.windows, self.layout
+        parts = ceil(windows.k / layout.depth)
         if self._is_uniform:
-            a_tap = windows.run // depth
+            a_tap = windows.run // layout.depth
             tap = builder.bind(divided(part, a_tap, parts))
-            inside = builder.bind((part - tap * a_tap) * depth)
+            inside = builder.bind((part - tap * a_tap) * layout.depth)
         else:
-            k = builder.bind(part * depth + self._chunk * CHUNK)
-            tap = builder.bind(divided(k, windows.run, parts * depth))
+            k = builder.bind(part * layout.depth + self._chunk * layout.chunk)
+            tap = builder.bind(divided(k, windows.run, parts * layout.depth))
             inside = builder.bind(k - tap * windows.run)
-        distance, rest, taps = inside, tap, windows.taps + ceil(depth / windows.run)
+        distance, rest, taps = inside, tap, windows.taps + ceil(layout.depth / windows.run)
         for axis in reversed(range(len(windows.kernel))):
             step = windows.dilations[axis] * prod(windows.inputs[axis + 1 :]) * windows.pitch
             outer = builder.bind(divided(rest, windows.kernel[axis], taps)) if axis else 0
@@ -153,36 +163,44 @@ class _Windows:
             rest, taps = outer, ceil(taps / windows.kernel[axis])
         count: Expr | None = None
         if windows.valid < windows.run:
-            first = inside + self._chunk * CHUNK if self._is_uniform else inside
-            count = tirx.max(tirx.min(windows.valid - first, CHUNK), 0)
-        if windows.k % depth:
-            count = tirx.Select(tap < windows.taps, CHUNK if count is None else count, 0)
-        return builder.bind(distance), tap, count if count is None else builder.bind(count)
+            first = inside + self._chunk * layout.chunk if self._is_uniform else inside
+            count = builder.bind(tirx.max(tirx.min(windows.valid - first, layout.chunk), 0))
+        bit = builder.bind(_u32(1) << tirx.Cast("uint32", tap)) if windows.is_padded else None
+        ends_early = windows.k % layout.depth > 0 and bit is None  # else the bit of no tap is set
+        return _TapPlace(builder.bind(distance), bit, builder.bind(tap < windows.taps) if ends_early else None, count)
+
+    def _is_inside(self, place: _TapPlace, turn: int) -> Expr | None:
+        """Whether the tap of one of the thread's rows lies in the image, and its chunk in k; None: all do."""
+        return place.is_tap if place.bit is None else (self._masks[_i32(turn)] & place.bit) != _u32(0)
+
+    def _each(self, body: Callable[[int, Expr], None]) -> None:
+        Chunks(self.unit.builder, self.layout, self.threads).each(self._thread, body, self.layout.term_chunks)
 
 
 @dataclass
-class AsyncWindows(_Windows):
-    """Of 16-bit floats, copied 16 bytes at a time, the padding as zeros. The buffer's elements have 16 bits."""
+class CopiedWindows(_Windows):
+    """Of numbers that the unit multiplies, copied 16 bytes at a time, the padding as zeros."""
+
+    def prepare(self, matrix: Expr, begin: Expr, thread: Expr) -> None:
+        super().prepare(matrix, begin, thread)
+        self._copies = self.unit.copies(ceil(self.layout.term_chunks / self.threads))
 
     def fetch(self, part: Expr, address: Expr) -> None:
-        builder = self.unit.builder
-        distance, tap, count = self._place(part)
-        bit = builder.bind(_u32(1) << tirx.Cast("uint32", tap))
+        place = self._place(part)
 
         def copy(turn: int, number: Expr) -> None:
-            row = tirx.floordiv(number, self.layout.row_chunks)
-            to = address + tirx.Cast("uint32", self.layout.place(row, self._chunk) * ptx.COPY_BYTES)
-            valid = None if count is None else tirx.Cast("uint32", count * _ITEM_BYTES)
-            if self.windows.is_padded:
-                is_inside = (self._masks[_i32(turn)] & bit) != _u32(0)
-                valid = tirx.Select(is_inside, _u32(ptx.COPY_BYTES) if valid is None else valid, _u32(0))
-            source = self.buffer[builder.bind(self._origins[_i32(turn)] + distance)]
-            builder.do(ptx.copy_async(to, source, valid))
+            index = self.unit.builder.bind(self._origins[_i32(turn)] + place.distance)
+            self._copies.begin(turn, self._to(address, number), self.buffer, index, self._is_inside(place, turn), place.count)
 
-        Chunks(builder, self.layout, self.threads).each(self._thread, copy, self.layout.term_chunks)
+        self._each(copy)
 
     def finish(self, address: Expr) -> None:
-        """Nothing waits in registers."""
+        if self.unit.copies_wait_in_registers:
+            self._each(lambda turn, number: self._copies.end(turn, self._to(address, number)))
+
+    def _to(self, address: Expr, number: Expr) -> Expr:
+        row = tirx.floordiv(number, self.layout.row_chunks)
+        return address + self.unit.offset(self.layout.place(row, self._chunk))
 
 
 @dataclass
@@ -195,18 +213,15 @@ class ConvertedWindows(_Windows):
         self._waiting = self.unit.builder.local(turns * CHUNK, "float32", "waiting")
 
     def fetch(self, part: Expr, address: Expr) -> None:
-        builder = self.unit.builder
-        distance, tap, count = self._place(part)
-        bit = builder.bind(_u32(1) << tirx.Cast("uint32", tap))
+        builder, at = self.unit.builder, self._place(part)
 
         def load(turn: int, number: Expr) -> None:
-            origin = builder.bind(self._origins[_i32(turn)] + distance)
+            origin, is_inside = builder.bind(self._origins[_i32(turn)] + at.distance), self._is_inside(at, turn)
             for first in range(0, CHUNK, _LANES):
-                place, conditions = turn * CHUNK + first, []
-                if self.windows.is_padded:
-                    conditions.append((self._masks[_i32(turn)] & bit) != _u32(0))
-                if count is not None:
-                    conditions.append(count > first)
+                place = turn * CHUNK + first
+                conditions = [] if is_inside is None else [is_inside]
+                if at.count is not None:
+                    conditions.append(at.count > first)
                 if not conditions:
                     self._load(place, origin + first)
                     continue
@@ -215,7 +230,7 @@ class ConvertedWindows(_Windows):
                 with builder.when(tirx.all(*conditions)):
                     self._load(place, origin + first)
 
-        Chunks(builder, self.layout, self.threads).each(self._thread, load, self.layout.term_chunks)
+        self._each(load)
 
     def _load(self, place: int, origin: Expr) -> None:
         with self.unit.builder.vector(_LANES) as lane:

@@ -1,4 +1,4 @@
-"""The machine code of AMD's products: matrix unit, accesses of 16 bytes, nothing spilled, loads far from their waits."""
+"""The machine code of AMD's matrix unit: accesses of 16 bytes, nothing spilled, loads far from their waits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from prefuse.compiler.lowering.gpu import rocm_compiler
 from prefuse.compiler.lowering.gpu.rocm_compiler import compile_rocm
 from prefuse.kernels.codegen import amdgcn
 from prefuse.kernels.cost.gpu_product import MmaTile, ProductSize, tiled_products
+from prefuse.kernels.groups.configuration import TEMPLATE
 from prefuse.kernels.groups.group import Group
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.gpu import gpu_machine
 
+from ..kernels.convolution.channels_last_cases import convolution
 from ..kernels.harness import operator
 from ..sample import every
 from .gcn import Code, code_of, read_assembly
@@ -77,6 +79,29 @@ def test_every_tile(dtype: Any, kind: amdgcn.Number, along_k: bool) -> None:
         assert min(loop.load_distances()) == products
         others = sum(number for name, number in loop.kinds().items() if name.startswith("v_") and not name.startswith("v_mfma"))
         assert others < 5 * loop.count("v_mfma") + 20 * parts
+
+
+@pytest.mark.parametrize("narrow", ["", "xwry"])
+def test_every_tile_of_convolutions(narrow: str) -> None:
+    """Padding costs a mask and no branch; taps are found with few operations; loads are begun before all products of a part."""
+    item_bytes = 2 if narrow else 4
+    group = convolution((4, 512, 14, 14), 512, 3, 1, 1, narrow=narrow).group
+    offered = dict(every(3, list(tiles(item_bytes).items())))
+    configured = {TEMPLATE: "gpu_mma_convolution"}
+    groups = {f"k{i}": replace(group, configuration={**configured, "tile": name}) for i, name in enumerate(offered)}
+    for tile, code in zip(offered.values(), codes(groups).values(), strict=True):
+        for fact in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
+            assert code.fact(fact) == 0, (tile, fact)
+        loop, size = code.loop(), 32 if tile.warp_rows % 32 == tile.warp_columns % 32 == 0 else 16
+        k = 64 // size * amdgcn.Mfma("bf16" if narrow else "f32", size).numbers
+        products = tile.warp_rows * tile.warp_columns * tile.depth // (size * size * k)
+        assert loop.count("v_mfma") == products
+        assert min(loop.load_distances()) == products
+        assert loop.count("global_load") == loop.count("global_load_dwordx4") > 0
+        assert loop.count("s_barrier") == 1
+        assert loop.count("v_div") == loop.count("v_mul_hi") == 0
+        others = sum(number for name, number in loop.kinds().items() if name.startswith("v_") and "mfma" not in name)
+        assert others <= products + 32
 
 
 def test_large_products() -> None:
