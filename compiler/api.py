@@ -93,15 +93,19 @@ def compile_model(
         if checked.states:
             fix = "register them as buffers and change these in forward(): the buffers that it changes are states"
             raise OptionError("states", "a module has no names for its outputs", fix)
-        return _specialized(SpecializedModel(ModuleSource(model, builder, build)), inputs)
+        if "dims" not in options:
+            return _specialized(SpecializedModel(ModuleSource(model, builder, build)), inputs)
     if "dims" in options:
-        return _compile_ranges(model, options["dims"], builder)
+        return _compile_ranges(model, inputs, options["dims"], builder)
     return _compile_graph(model, inputs, builder)
 
 
-def _compile_ranges(model: object, dims: object, builder: Builder) -> SpecializedModel:
+def _compile_ranges(
+    model: object, inputs: tuple[tuple[object, ...], dict[str, object]] | None, dims: object, builder: Builder
+) -> SpecializedModel:
     """Few programs for all sizes of some dimensions. Raises OptionError for what has no such programs."""
-    from .programs.symbolic import SymbolicModel, SymbolicSource, parse_dims
+    from .programs.dims_option import parse_axis_dims, parse_dims
+    from .programs.symbolic import SymbolicModel, SymbolicSource
 
     given = builder.options
     unfit = {
@@ -113,11 +117,16 @@ def _compile_ranges(model: object, dims: object, builder: Builder) -> Specialize
     for what, is_given in unfit.items():
         if is_given:
             raise OptionError("dims", f"there are no programs for ranges of sizes with {what}", "leave out dims, or that")
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        from .programs.module_ranges import ModuleRanges
+
+        return _specialized(SymbolicModel(ModuleRanges(model, builder, build, parse_axis_dims(dims))), inputs)
     with builder.reporting():
         graph = _import(model, builder)
         source = SymbolicSource(graph, builder, build, parse_dims(dims, graph))
         source.compile_ahead()
-    return SymbolicModel(source)
+    return _specialized(SymbolicModel(source), inputs)
 
 
 def _compile_graph(

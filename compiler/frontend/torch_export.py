@@ -85,7 +85,7 @@ def export_module(
             results.append(structure)
             return tuple(outputs)
 
-    names = _input_names(module, arguments)
+    names = input_names(module, arguments)
     with _evaluation_mode(module), _quiet():
         program = _trace(FlatModule(), tuple(leaves), free_axes)
         sizes = None if free_axes is None else size_rules(program, names)
@@ -272,7 +272,7 @@ def _user_line(error: BaseException) -> str:
     return own or library or "forward()"
 
 
-def _input_names(module: torch.nn.Module, arguments: Structure) -> list[str]:
+def input_names(module: torch.nn.Module, arguments: Structure) -> list[str]:
     """One name for each tensor: that of the parameter of forward(), and the path inside it."""
     import inspect
 

@@ -74,7 +74,7 @@ def size_rules(program: torch.export.ExportedProgram, names: Sequence[str]) -> S
     given = set(program.graph_signature.user_inputs)
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in given]
     inputs = tuple(
-        (name, tuple(size if isinstance(size, int) else str(size) for size in value.shape))
+        (name, tuple(int(text) if (text := str(size)).isdigit() else text for size in value.shape))
         for name, value in zip(names, values, strict=True)
     )
     ranges = {str(symbol): (_bound(found.lower), _bound(found.upper)) for symbol, found in program.range_constraints.items()}

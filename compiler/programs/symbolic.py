@@ -7,26 +7,29 @@ of its own. Where a graph cannot be compiled for a range, one dimension after th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from math import isqrt, prod
+from math import isqrt
+from typing import Protocol
 
 import onnx_ir as ir
 
-from ...runtime.errors import CompileError, InputError, OptionError
+from ...runtime.errors import CompileError, OptionError
 from ...runtime.executor import CompiledModel
-from ...runtime.symbolic.sizes import MOST_POINTS, Dim, Domain, SymbolicSizeError
-from ..frontend.dimensions import bind_domain, dimension_bindings, is_number_tensor
+from ...runtime.symbolic.sizes import Dim, Domain, SymbolicSizeError
+from ..frontend.dimensions import bind_domain, dimension_bindings
 from ..frontend.pytree import LEAF
+from ..ir.randomness import check_repeatable
+from ..ir.states import state_inputs
 from .builder import Builder, BuildStages
+from .dims_option import Box, require_in_range
 from .sources import GraphSource
-from .specialize import Call, Specialization, SpecializedModel
+from .specialize import Call, Source, Specialization, SpecializedModel
 
 _MOST_PROGRAMS = 12  # that are compiled ahead; sizes beyond them wait for a call
 # The largest sizes of programs of their own: 1 broadcasts, and is a vector; few rows fill one panel of a product.
 _BANDS = (1, 32, 1024)
-Box = tuple[Dim, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,30 @@ class Served:
         return all(sizes[dim.name] in dim.sizes for dim in self.box)
 
 
+class RangesSource(Source, Protocol):
+    """What programs for ranges of sizes are made from."""
+
+    @property
+    def served(self) -> tuple[Served, ...]:
+        """The programs so far."""
+
+    def notes(self) -> Iterator[str]:
+        """What sizes each program serves, and why some have none."""
+
+
 class SymbolicSource(GraphSource):
-    """A graph with named dimensions that have ranges. Other sizes and shapes are compiled one by one, as `GraphSource` does."""
+    """A graph whose dimensions all have names and ranges. Other sizes are compiled one by one, as `GraphSource` does."""
 
     def __init__(self, model: ir.Model, builder: Builder, build: BuildStages, dims: Box) -> None:
+        """Raises OptionError or UnsupportedModelError for a graph that has no programs for ranges of sizes."""
         super().__init__(model, builder, build)
+        if self._shaping:
+            what = f"the contents of {', '.join(sorted(self._shaping))} decide shapes"
+            raise OptionError("dims", what, "compute these shapes from the shapes of inputs, or leave out dims")
+        if state_inputs(model):
+            raise OptionError("dims", "there are no programs for ranges of sizes with states", "leave out dims, or those")
+        if not builder.options.random:
+            check_repeatable(model)
         self._dims = dims
         self._served: list[Served] = []
         self._building = threading.Lock()
@@ -54,7 +76,7 @@ class SymbolicSource(GraphSource):
         call = super().bind(inputs, named)
         sizes = dimension_bindings(self._model, self._shapes(call.types))
         for dim in self._dims:
-            _require_in_range(dim, sizes[dim.name])
+            require_in_range(dim, sizes[dim.name])
         if not all(sizes[dim.name] for dim in self._dims):
             return call  # of nothing there is nothing to compute
         number, found = self._find(sizes)
@@ -154,7 +176,7 @@ class SymbolicSource(GraphSource):
 class SymbolicModel(SpecializedModel):
     """A model compiled for ranges of sizes: no call waits for a compiler, unless the report says so."""
 
-    def __init__(self, source: SymbolicSource) -> None:
+    def __init__(self, source: RangesSource) -> None:
         super().__init__(source)
         self._ranges = source
 
@@ -166,46 +188,7 @@ class SymbolicModel(SpecializedModel):
     def report(self) -> str:
         """What sizes each program serves, and the report of every program."""
         ahead = [served.model.report() for served in self._ranges.served if served.model is not None]
-        return "\n\n".join(["\n".join(self.notes), *(ahead or [super().report()])])
-
-
-def parse_dims(dims: object, model: ir.Model) -> Box:
-    """The ranges that a user gives for names of dimensions of the model's inputs.
-
-    Raises:
-        OptionError: no mapping of names to (least, greatest) or (least, greatest, multiple), or of names that no input has.
-    """
-    fix = 'give {"T": (1, 512)}, or (1, 512, 8) for multiples of 8'
-    if not isinstance(dims, Mapping) or not dims:
-        raise OptionError("dims", f"{dims!r} is no mapping of names to ranges", fix)
-    known = _names(model)
-    for name, found in dims.items():
-        if name not in known:
-            raise OptionError("dims", f"no input has a dimension {name!r}", f"its dimensions are {', '.join(known) or 'numbers'}")
-        numbers = tuple(found) if isinstance(found, Sequence) and not isinstance(found, str) else ()
-        if len(numbers) not in (2, 3) or not all(isinstance(one, int) and not isinstance(one, bool) for one in numbers):
-            raise OptionError("dims", f"{name!r}: {found!r} is no range", fix)
-        if not 0 <= numbers[0] <= numbers[1] or (len(numbers) > 2 and numbers[2] < 1):
-            raise OptionError("dims", f"{name!r}: {found!r} has no sizes", fix)
-    box = tuple(Dim(name, *dims[name]) for name in known if name in dims)
-    if not all(dim.name.isidentifier() and len(dim.sizes) for dim in box):
-        raise OptionError("dims", f"{', '.join(map(str, box))}: no sizes, or names that are no words", fix)
-    if prod(len(dim.sizes) for dim in box) > MOST_POINTS:
-        fix = f"give narrower ranges, or multiples: at most {MOST_POINTS} combinations"
-        raise OptionError("dims", f"{', '.join(map(str, box))}: too many sizes to look at one by one", fix)
-    return box
-
-
-def _names(model: ir.Model) -> list[str]:
-    """The names of dimensions of a model's inputs, in their order."""
-    dims = [dim for value in filter(is_number_tensor, model.graph.inputs) for dim in value.shape or ()]
-    return list(dict.fromkeys(str(dim.value) for dim in dims if not isinstance(dim, int) and dim.value is not None))
-
-
-def _require_in_range(dim: Dim, size: int) -> None:
-    if size not in dim.sizes and size != 0:
-        what = f"{size} is outside of {dim}"
-        raise InputError(f"dimension {dim.name}", what, "compile the model for more sizes, or without dims")
+        return "\n\n".join(filter(None, ["\n".join(self.notes), *(ahead or [super().report()])]))
 
 
 def _band(dim: Dim, size: int) -> Dim:

@@ -13,7 +13,7 @@ import pytest
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 from prefuse.compiler.programs.symbolic import SymbolicModel
-from prefuse.runtime.errors import InputError, OptionError
+from prefuse.runtime.errors import InputError, OptionError, UnsupportedModelError
 
 _OPSET = 'ir_version: 10, opset_import: ["": 20]'
 _MLP = f"""
@@ -151,11 +151,37 @@ def test_a_saved_program_checks_its_sizes(mlp: Compiled, tmp_path: Path) -> None
         ({"N": (8, 1)}, "no sizes"),
         ({"N": (1, 8, 0)}, "no sizes"),
         ({"N": (1, 10**7)}, "too many"),
+        ({"N": (1, 8), 3: (1, 8)}, "no mapping"),
     ],
 )
 def test_other_ranges_are_refused(dims: object, what: str) -> None:
     with pytest.raises(OptionError, match=what):
         compiled(model_of(_MLP, _WEIGHTS), dims=dims)
+
+
+_ADD = f"<{_OPSET}> add (float[%s,%s] x) => (float[%s,%s] y) {{ y = Add(x, x) }}"
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (_ADD % (("N", "M") * 2), "dimension 'M' has no range"),
+        (f"<{_OPSET}> add (float[N,?] x) => (float[N,?] y) {{ y = Add(x, x) }}", "dimensions without a name"),
+        (
+            f"<{_OPSET}> shaped (float[N,4] x, int64[2] s) => (float[A,B] y) {{ y = Reshape(x, s) }}",
+            "contents of s decide shapes",
+        ),
+    ],
+)
+def test_models_whose_other_sizes_are_open_are_refused(model: str, what: str) -> None:
+    with pytest.raises(OptionError, match=what):
+        compiled(model_of(model), dims={"N": (1, 8)})
+
+
+def test_random_numbers_are_asked_for() -> None:
+    model = model_of(f"<{_OPSET}> noise (float[N,4] x) => (float[N,4] y) {{ r = RandomNormalLike(x) y = Add(x, r) }}")
+    with pytest.raises(UnsupportedModelError, match="random=True"):
+        compiled(model, dims={"N": (1, 8)})
 
 
 def test_what_has_no_program_for_a_range_is_specialised_and_says_why() -> None:

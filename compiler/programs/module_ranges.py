@@ -1,0 +1,215 @@
+"""A module compiled for ranges of sizes: exported for any size of some axes, and again where torch makes a size a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
+
+from ...runtime.errors import CompileError, InputError, OptionError
+from ...runtime.symbolic.dims import Dim
+from ..frontend.pytree import Structure, Tensor
+from .dims_option import AxisDims, Box, require_in_range
+from .module_family import LEAST_SIZE
+from .sources import ModuleSource
+from .specialize import Call, Specialization, TensorKey
+from .symbolic import Served, SymbolicSource
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..frontend.torch_sizes import SizeRules
+    from .builder import Builder, BuildStages
+
+_MOST_VARIANTS = 8  # that are exported ahead
+_MOST_CHECKED = 2048  # points at which torch's guards are evaluated ahead; those of a call always are
+Sizes: TypeAlias = Mapping[str, int]  # by the names of dimensions
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """The graph of a module for some sizes, the structure of its result, and what torch assumes of the sizes."""
+
+    source: SymbolicSource
+    result: Structure
+    rules: SizeRules
+
+
+class ModuleRanges(ModuleSource):
+    """An `nn.Module` some of whose inputs' axes have ranges. The weights are those at the first call with inputs of a kind.
+
+    torch makes sizes of 0 and 1 constants: the graph for these is another. Which graph a call needs is decided by its structure,
+    its element types, its sizes along axes without ranges, and which of the other sizes are 0 or 1.
+    """
+
+    def __init__(self, module: torch.nn.Module, builder: Builder, build: BuildStages, dims: AxisDims) -> None:
+        super().__init__(module, builder, build)
+        self._dims = dims
+        self._variants: dict[object, int] = {}  # places in the list of those made
+        self._made: list[_Variant] = []
+        self._names: dict[Structure, Sequence[str]] = {}  # of the tensors in calls of one structure
+
+    def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
+        call = super().bind(inputs, named)
+        names = self._names_of(call.structure)
+        axes = self._dims.names([(name, len(shape)) for name, (shape, _) in zip(names, call.types, strict=True)])
+        sizes = self._sizes(names, call.types, axes)
+        place = self._place(call, axes, sizes)
+        variant = self._made[place]
+        if refusal := variant.rules.refusal([shape for shape, _ in call.types], [dtype for _, dtype in call.types]):
+            raise InputError("dims", refusal, "give other sizes")
+        bound = variant.source.bind(tuple(call.tensors), {})
+        return replace(bound, structure=call.structure, types=(((place,), "graph"), *bound.types))
+
+    def compile(self, call: Call) -> Specialization:
+        variant = self._made[call.types[0][0][0]]
+        found = variant.source.compile(replace(call, types=call.types[1:]))
+        return replace(found, structure=variant.result)
+
+    @property
+    def served(self) -> tuple[Served, ...]:
+        return tuple(served for variant in self._made for served in variant.source.served)
+
+    def notes(self) -> Iterator[str]:
+        for variant in self._made:
+            yield from variant.source.notes()
+
+    def _names_of(self, structure: Structure) -> Sequence[str]:
+        from ..frontend.torch_export import input_names
+
+        if structure not in self._names:
+            self._names[structure] = input_names(self._module, structure)
+        return self._names[structure]
+
+    def _sizes(self, names: Sequence[str], types: Sequence[TensorKey], axes: Sequence[Mapping[int, str]]) -> Sizes:
+        """The sizes that a call gives to names. Raises InputError for one outside of its range, or two of one name."""
+        sizes: dict[str, int] = {}
+        ranges = {dim.name: dim for dim in self._dims.box}
+        for name, (shape, _), dims in zip(names, types, axes, strict=True):
+            for axis, dim in dims.items():
+                if sizes.setdefault(dim, shape[axis]) != shape[axis]:
+                    raise InputError(f"input {name}", f"shape {list(shape)}", f"dimension {axis} must be {dim} = {sizes[dim]}")
+                require_in_range(ranges[dim], shape[axis])
+        return {name: sizes[name] for name in ranges}
+
+    def _place(self, call: Call, axes: Sequence[Mapping[int, str]], sizes: Sizes) -> int:
+        """Where the variant for a call is; the first call of a kind has all made that the ranges need."""
+        types = tuple(
+            (tuple(-1 if axis in dims else size for axis, size in enumerate(shape)), dtype)
+            for (shape, dtype), dims in zip(call.types, axes, strict=True)
+        )
+        kind = (call.structure, types)
+        with self._lock:
+            ours = (kind, tuple(_pins(self._dims.box, sizes).items()))
+            if (place := self._variants.get(ours)) is not None:
+                return place
+            with self._builder.reporting():
+                for wanted in (*self._ahead(sizes), sizes):
+                    pins = _pins(self._dims.box, wanted)
+                    key = (kind, tuple(pins.items()))
+                    if key not in self._variants:
+                        self._made.append(self._variant(call, axes, pins, wanted))
+                        self._variants[key] = len(self._made) - 1
+            return self._variants[ours]
+
+    def _ahead(self, sizes: Sizes) -> Iterator[Sizes]:
+        """A point of each variant that the ranges need, near the sizes of a call, the one for most sizes first; few of them."""
+        classes = []
+        for dim in self._dims.box:
+            free = [size for size in (sizes[dim.name], dim.sizes[-1]) if size >= LEAST_SIZE]
+            classes.append([(dim.name, size) for size in (*free[:1], *(size for size in (1,) if size in dim.sizes))])
+        for place, point in enumerate(product(*classes)):
+            if place < _MOST_VARIANTS:
+                yield dict(point)
+
+    def _variant(self, call: Call, axes: Sequence[Mapping[int, str]], pins: Sizes, sizes: Sizes) -> _Variant:
+        """Export for all sizes but those of `pins`, and compile. Raises CompileError, OptionError where torch knows better."""
+        from ..frontend.importer import prepare_graph
+        from ..frontend.torch_export import export_module
+
+        box = tuple(
+            Dim(dim.name, pins[dim.name], pins[dim.name]) if dim.name in pins else replace(dim, least=max(dim.least, LEAST_SIZE))
+            for dim in self._dims.box
+        )
+        self._builder.report("export", 0.0)
+        leaves = [self._example(_resized(one, dims, sizes)) for one, dims in zip(call.tensors, axes, strict=True)]
+        free = [frozenset(axis for axis, dim in dims.items() if dim not in pins) for dims in axes]
+        try:
+            found = export_module(self._module, call.structure, leaves, free)
+        except CompileError as error:
+            where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+            raise CompileError(error.where, f"{error.what} (exported for {where})", error.fix) from error
+        assert found.sizes is not None
+        dtypes = [dtype for _, dtype in call.types]
+        _check_rules(found.sizes, axes, box, pins, [tuple(leaf.shape) for leaf in leaves], dtypes)
+        graph = prepare_graph(found.model, self._builder.name)
+        for value, dims in zip(graph.graph.inputs, axes, strict=False):
+            assert value.shape is not None
+            value.shape = type(value.shape)([dims.get(axis, dim) for axis, dim in enumerate(value.shape)])
+        source = SymbolicSource(graph, self._builder, self._build, box)
+        if all(sizes.values()):  # of nothing there is nothing to compute
+            source.compile_ahead()
+        return _Variant(source, found.result, found.sizes)
+
+
+def _pins(box: Box, sizes: Sizes) -> dict[str, int]:
+    """The sizes for which torch makes a graph of its own, or the only ones that there may be."""
+    ranges = {dim.name: dim for dim in box}
+    return {name: size for name, size in sizes.items() if size < LEAST_SIZE or len(ranges[name].sizes) == 1}
+
+
+def _resized(tensor: Tensor, dims: Mapping[int, str], sizes: Sizes) -> Tensor:
+    """An example of the sizes to export for: the contents do not matter."""
+    shape = tuple(tensor.shape)
+    wanted = tuple(sizes[dims[axis]] if axis in dims else size for axis, size in enumerate(shape))
+    if wanted == shape:
+        return tensor
+    new = getattr(tensor, "new_zeros", None)
+    return np.zeros(wanted, np.dtype(str(tensor.dtype))) if new is None else cast("Tensor", new(wanted))
+
+
+def _check_rules(
+    rules: SizeRules,
+    axes: Sequence[Mapping[int, str]],
+    box: Box,
+    pins: Sizes,
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[str],
+) -> None:
+    """Raise OptionError, which names the dimension, where torch assumes something of sizes that the ranges do not say."""
+    symbols: dict[str, str] = {}
+    fix = "leave it out of dims, or let the module not depend on it"
+    for (name, found), dims in zip(rules.inputs, axes, strict=True):
+        for axis, dim in dims.items():
+            symbol = found[axis]
+            if dim in pins:
+                continue
+            if isinstance(symbol, int):
+                raise OptionError("dims", f"{dim}: torch made dimension {axis} of {name} the constant {symbol}", fix)
+            if not symbol.isidentifier():
+                raise OptionError("dims", f"{dim}: torch found dimension {axis} of {name} to be {symbol}, of other sizes", fix)
+            if (other := symbols.setdefault(symbol, dim)) != dim:
+                raise OptionError("dims", f"torch found {other} and {dim} to be the same size", "give both axes one name")
+    for sizes in _points(box):
+        at = [
+            tuple(sizes.get(dims.get(axis, ""), size) for axis, size in enumerate(shape))
+            for shape, dims in zip(shapes, axes, strict=True)
+        ]
+        if refusal := rules.refusal(at, dtypes):
+            where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+            raise OptionError("dims", f"{where}: {refusal}", "give ranges for which it holds, or let the module not depend on it")
+
+
+def _points(box: Box) -> Iterator[Sizes]:
+    """The ends of all ranges, and what lies between where these are few."""
+    names = [dim.name for dim in box]
+    ranges = [list(dim.sizes) for dim in box]
+    if prod(map(len, ranges)) > _MOST_CHECKED:
+        ranges = [[*every[:4], *every[:: max(len(every) // 8, 1)], *every[-4:]] for every in ranges]
+    for place, point in enumerate(product(*ranges)):
+        if place < _MOST_CHECKED:
+            yield dict(zip(names, point, strict=True))
