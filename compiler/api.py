@@ -123,8 +123,8 @@ def _compile_ranges(
 
         return _specialized(SymbolicModel(ModuleRanges(model, builder, build, parse_axis_dims(dims))), inputs)
     with builder.reporting():
-        graph = _import(model, builder)
-        source = SymbolicSource(graph, builder, build, parse_dims(dims, graph))
+        graph, ranges = parse_dims(dims, _import(model, builder))
+        source = SymbolicSource(graph, builder, build, ranges)
         source.compile_ahead()
     return _specialized(SymbolicModel(source), inputs)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import keyword
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
@@ -48,45 +50,51 @@ class AxisDims:
         return found
 
 
-def parse_dims(dims: object, model: ir.Model) -> Box:
-    """The ranges that a user gives for names of dimensions of a graph's inputs: one for each of them.
+def parse_dims(dims: object, model: ir.Model) -> tuple[ir.Model, Box]:
+    """The ranges that a user gives for dimensions of a graph's inputs, and the graph (weights shared) with these as their names.
+
+    Dimensions are called as they are in the graph, or by input and axis as those of a module. A name that is no word becomes one.
 
     Raises:
-        OptionError: no mapping of names to (least, greatest) or (least, greatest, multiple), or of names that no input has, or
-            of not all that they have.
+        OptionError: no mapping of names to (least, greatest) or (least, greatest, multiple) and of inputs to these by axis; or it
+            names what no input has, or not all that they have.
     """
-    given, known = _mapping(dims, _RANGES), _names(model)
-    for name in given:
-        if name not in known:
-            raise OptionError("dims", f"no input has a dimension {name!r}", f"its dimensions are {', '.join(known) or 'numbers'}")
-    found = {name: _dim(name, numbers, _RANGES) for name, numbers in given.items()}
-    for name in known:
-        if name not in found:
-            raise OptionError("dims", f"dimension {name!r} has no range", f"give it one, if only of one size: {name!r}: (1, 1)")
-    return _checked(tuple(found[name] for name in known), _RANGES)
+    import onnx_ir as ir
+
+    from ..frontend.dimensions import is_number_tensor
+
+    ranges, axes, used = _parsed(_mapping(dims, _RANGES), _RANGES)
+    named = model.clone()
+    inputs = list(filter(is_number_tensor, named.graph.inputs))
+    by_axis = AxisDims(axes, ()).names([(str(value.name), len(value.shape or ())) for value in inputs])
+    aliases = _aliases(inputs, by_axis)
+    known = [dim.value for value in inputs for dim in value.shape or () if not isinstance(dim, int)]
+    for name in ranges.keys() - used.keys() - set(known):
+        listed = ", ".join(dict.fromkeys(filter(None, known))) or "numbers"
+        raise OptionError("dims", f"no input has a dimension {name!r}", f"its dimensions are {listed}")
+    found: dict[str, Dim] = {}
+    for value, own in zip(inputs, by_axis, strict=True):
+        names = [own.get(axis, aliases.get(dim, dim)) for axis, dim in enumerate(_dimensions_of(value))]
+        if None in names:
+            fix = f'give them by input and axis: {{"{value.name}": {{{names.index(None)}: (1, 8)}}}}'
+            raise OptionError("dims", f"input {value.name} of shape {value.shape} has dimensions without a name", fix)
+        for name in names:
+            if isinstance(name, str) and name not in found:
+                found[name] = _renamed(_range_of(name, {**ranges, **used}), found.values())
+        value.shape = ir.Shape([found[name].name if isinstance(name, str) else name for name in names])
+    return named, _checked(tuple(found.values()), _RANGES)
 
 
 def parse_axis_dims(dims: object) -> AxisDims:
     """The ranges that a user gives for axes of a module's inputs: {input: {axis: range or name}}, and {name: range}.
 
     An input is called as the parameter of `forward()`, with the path inside it: `batch_words` is `batch["words"]`. A range is
-    (least, greatest), (least, greatest, multiple), or a `torch.export.Dim` with both ends.
+    (least, greatest), (least, greatest, multiple), one size, or a `torch.export.Dim` with both ends.
 
     Raises:
         OptionError: it is anything else, or a name without a range or without an axis.
     """
-    given = _mapping(dims, _AXES)
-    ranges = {name: _dim(name, found, _AXES) for name, found in given.items() if not isinstance(found, Mapping)}
-    axes: dict[str, dict[int, str]] = {}
-    used: dict[str, Dim] = {}
-    for name, found in given.items():
-        for axis, what in found.items() if isinstance(found, Mapping) else ():
-            if not isinstance(axis, int) or isinstance(axis, bool):
-                raise OptionError("dims", f"{axis!r} is no axis of {name}", _AXES)
-            dim = _dim_of_axis(f"{name}_{axis}".replace("-", "m"), what, ranges)
-            if used.setdefault(dim.name, dim) != dim:
-                raise OptionError("dims", f"{dim.name} has two ranges: {used[dim.name]} and {dim}", "give it one")
-            axes.setdefault(name, {})[axis] = dim.name
+    ranges, axes, used = _parsed(_mapping(dims, _AXES), _AXES)
     for name in ranges:
         if name not in used:
             raise OptionError("dims", f"{name!r} is the name of no axis: those of a module's inputs have none", _AXES)
@@ -106,6 +114,22 @@ def _mapping(dims: object, fix: str) -> Mapping[str, object]:
     return dims
 
 
+def _parsed(given: Mapping[str, object], fix: str) -> tuple[dict[str, Dim], dict[str, dict[int, str]], dict[str, Dim]]:
+    """Ranges by names, the names of axes by input, and the ranges of those by their names."""
+    ranges = {name: _dim(name, found, fix) for name, found in given.items() if not isinstance(found, Mapping)}
+    axes: dict[str, dict[int, str]] = {}
+    used: dict[str, Dim] = {}
+    for name, found in given.items():
+        for axis, what in found.items() if isinstance(found, Mapping) else ():
+            if not isinstance(axis, int) or isinstance(axis, bool):
+                raise OptionError("dims", f"{axis!r} is no axis of {name}", _AXES)
+            dim = _dim_of_axis(f"{name}_{axis}".replace("-", "m"), what, ranges)
+            if used.setdefault(dim.name, dim) != dim:
+                raise OptionError("dims", f"{dim.name} has two ranges: {used[dim.name]} and {dim}", "give it one")
+            axes.setdefault(name, {})[axis] = dim.name
+    return ranges, axes, used
+
+
 def _dim_of_axis(own_name: str, given: object, ranges: Mapping[str, Dim]) -> Dim:
     if isinstance(given, str):
         if given not in ranges:
@@ -118,6 +142,8 @@ def _dim_of_axis(own_name: str, given: object, ranges: Mapping[str, Dim]) -> Dim
 
 
 def _dim(name: str, found: object, fix: str) -> Dim:
+    if isinstance(found, int) and not isinstance(found, bool):
+        found = found, found
     numbers = tuple(found) if isinstance(found, Sequence) and not isinstance(found, str) else ()
     if len(numbers) not in (2, 3) or not all(isinstance(one, int) and not isinstance(one, bool) for one in numbers):
         _refuse(name, f"{found!r} is no range", fix)
@@ -139,14 +165,38 @@ def _checked(box: Box, fix: str) -> Box:
     return box
 
 
-def _names(model: ir.Model) -> list[str]:
-    """The names of dimensions of a model's inputs, in their order. Raises OptionError for a dimension without a name."""
-    from ..frontend.dimensions import is_number_tensor
+def _aliases(inputs: Sequence[ir.Value], by_axis: Sequence[Mapping[int, str]]) -> dict[int | str | None, str]:
+    """What a user calls axes that have a name in the graph, by that name. Raises OptionError for an axis of one size."""
+    found: dict[int | str | None, str] = {}
+    for value, own in zip(inputs, by_axis, strict=True):
+        for axis, name in own.items():
+            dim = _dimensions_of(value)[axis]
+            if isinstance(dim, int):
+                raise OptionError("dims", f"axis {axis} of input {value.name} is {dim}", "leave it out")
+            if dim is not None and found.setdefault(dim, name) != name:
+                raise OptionError("dims", f"{dim!r} would be {found[dim]!r} and {name!r}", "give axes of one name one range")
+    return found
 
-    names: dict[str, None] = {}
-    for value in filter(is_number_tensor, model.graph.inputs):
-        if value.shape is None or any(not isinstance(dim, int) and dim.value is None for dim in value.shape):
-            what = f"input {value.name} of shape {value.shape or 'unknown'} has dimensions without a name"
-            raise OptionError("dims", what, "give them names in the model, or leave out dims")
-        names |= {str(dim.value): None for dim in value.shape if not isinstance(dim, int)}
-    return list(names)
+
+def _dimensions_of(value: ir.Value) -> list[int | str | None]:
+    """The dimensions of an input. Raises OptionError where not even their number is known."""
+    if value.shape is None:
+        raise OptionError(
+            "dims", f"input {value.name} has a shape of any rank", "give it a shape in the model, or leave out dims"
+        )
+    return [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+
+
+def _range_of(name: str, ranges: Mapping[str, Dim]) -> Dim:
+    if name not in ranges:
+        raise OptionError("dims", f"dimension {name!r} has no range", f"give it one, if only of one size: {name!r}: 1")
+    return ranges[name]
+
+
+def _renamed(dim: Dim, others: Iterable[Dim]) -> Dim:
+    """A dimension whose name is a word, as expressions of sizes have them, and no other's."""
+    name = re.sub(r"\W", "_", dim.name, flags=re.ASCII)
+    name = name if name.isidentifier() and not keyword.iskeyword(name) else f"_{name}"
+    while any(other.name == name for other in others):
+        name += "_"
+    return replace(dim, name=name)

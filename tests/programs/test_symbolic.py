@@ -127,6 +127,24 @@ def test_two_inputs_of_one_name_agree() -> None:
         net(one, other)
 
 
+def test_dimensions_are_called_by_any_name_or_by_axis() -> None:
+    """Names that are no words, as exporters write them, names that are the same as words, and none; and ranges of one size."""
+    model = model_of(
+        f"<{_OPSET}> add (float[N,M,K] x, float[N,M,K] y, float[M] z) => (float[A,B,C] o) {{ s = Add(x, y) o = Add(s, z) }}"
+    )
+    for value in model.graph.input:
+        for dim, name in zip(value.type.tensor_type.shape.dim[-3:], ("a.b-1", "?", "a_b_1"), strict=False):
+            dim.dim_param = name
+    model.graph.input[2].type.tensor_type.shape.dim[0].dim_param = "a_b_1"
+    net = compiled(model, dims={"a.b-1": (1, 4), "x": {1: "lines"}, "y": {-2: "lines", 2: (2, 5)}, "lines": 3})
+    random = np.random.default_rng(0)
+    for first, last in ((1, 2), (4, 5), (2, 3)):
+        x, y = random.standard_normal((2, first, 3, last)).astype(np.float32)
+        assert_right(net, model, {"x": x, "y": y, "z": y[0, 0]})
+    with pytest.raises(InputError, match="y_2 = 5"):
+        net(x[:, :, :1].repeat(5, 2), y[:, :, :1].repeat(5, 2), y[0, 0])
+
+
 def test_a_saved_program_checks_its_sizes(mlp: Compiled, tmp_path: Path) -> None:
     model, _ = mlp
     net = compiled(model, dims={"N": (40, 90)})
@@ -147,7 +165,10 @@ def test_a_saved_program_checks_its_sizes(mlp: Compiled, tmp_path: Path) -> None
         ({}, "no mapping"),
         (3, "no mapping"),
         ({"M": (1, 8)}, "no input has a dimension 'M'"),
-        ({"N": 8}, "no range"),
+        ({"N": "8"}, "no range"),
+        ({"x": {0: (1, 8), 1: 24}}, "axis 1 of input x is 24"),
+        ({"x": {2: (1, 8)}}, "x has no axis 2"),
+        ({"z": {0: (1, 8)}}, "no tensor of the call is 'z'"),
         ({"N": (8, 1)}, "no sizes"),
         ({"N": (1, 8, 0)}, "no sizes"),
         ({"N": (1, 10**7)}, "too many"),
