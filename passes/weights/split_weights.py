@@ -16,11 +16,13 @@ from ...compiler.ir.matching import input_at, is_constant, rank_of, static_shape
 from ...compiler.ir.names import fresh_name
 from ...compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, operation, remove_nodes, replace_node
 from ...compiler.pipeline import Context, Pass
+from ...runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
 
 _LARGE = 4  # a weight of more than the limit over this is cut
 _PIECES = 8  # into pieces of at most the limit over this
 _COLUMNS = 128  # of a piece, a multiple of them: whole panels of every kernel
 _NARROW = ("bfloat16", "float16")  # precisions in which products read half the bytes of float32
+_STORED = {"int8": 1 / 4 + 1 / 32, "int4": 1 / 8 + 1 / 32}  # of the bytes of float32, scales of blocks of 32 among them
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class SplitWeights(Pass):
         if context.memory_limit is None:
             return False
         constants = (constant_tensor(value) for value in model.graph.initializers.values())
-        scale = 0.5 if context.precision in _NARROW else 1.0
+        scale = _STORED.get(context.weights or "", 0.5 if context.precision in _NARROW else 1.0)
         total = int(scale * sum(tensor.nbytes for tensor in constants if tensor is not None))
         limit = context.memory_limit.of(total)
         if total <= limit:
@@ -48,7 +50,7 @@ class SplitWeights(Pass):
         found = [site for node in model.graph if (site := _site(node, scale)) is not None and site.size_bytes > limit // _LARGE]
         cut = False
         for site in found:
-            pieces = _pieces(site.columns, -(-site.size_bytes // max(limit // _PIECES, 1)))
+            pieces = _pieces(site.columns, site.size_bytes, limit // _PIECES)
             if len(pieces) == 1:
                 continue
             if _rewrite(model, site, pieces, context):
@@ -99,9 +101,10 @@ def _site(node: ir.Node, scale: float) -> _Site | None:
     return _Site(node, weight, position, 0 if is_transposed else 1, int(scale * tensor.nbytes))
 
 
-def _pieces(columns: int, wanted: int) -> list[tuple[int, int]]:
-    """Ranges of columns, at most `wanted` of them: whole panels, but for what the last one has more."""
-    size = max(-(-columns // wanted) // _COLUMNS, 1) * _COLUMNS
+def _pieces(columns: int, size_bytes: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of columns of at most `most` bytes, none too small to be copied: whole panels, and what the last one has more."""
+    panel = -(-size_bytes * _COLUMNS // columns)  # bytes
+    size = max(most // panel, -(-LEAST_STREAMED_BYTES // panel), 1) * _COLUMNS
     starts = list(range(0, max(columns - size, 0) + 1, size))
     return list(zip(starts, [*starts[1:], columns], strict=True))
 

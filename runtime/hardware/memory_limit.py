@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+LEAST_STREAMED_BYTES = 1 << 16  # smaller constants stay in memory under any limit: a copy of one would be all latency
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:

@@ -18,6 +18,7 @@ from typing import ClassVar
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import CompileError
 from ....runtime.hardware.machine import COPY_SECONDS
+from ....runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
 from ....runtime.plan import (
     ALIGNMENT,
     ARENA_ROLES,
@@ -63,7 +64,7 @@ class SchedulePrefetch(PlanPass):
 
     name: ClassVar[str] = "schedule-prefetch"
     on_demand: bool = False
-    min_bytes: int = 1 << 16
+    min_bytes: int = LEAST_STREAMED_BYTES
 
     def run(self, plan: Plan, context: Context) -> Plan:
         if context.memory_limit is None:

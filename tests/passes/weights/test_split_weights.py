@@ -61,6 +61,23 @@ def test_pieces_give_the_bits_of_the_whole(body: str, rows: int, k: int, columns
     np.testing.assert_array_equal(limited(x), free(x))
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_pieces_of_stored_weights_are_large_enough_to_be_copied(weights: str) -> None:
+    """Cut by the bytes of float32 they were smaller than what a schedule copies, and all of them stayed."""
+    random = np.random.default_rng(0)
+    arrays = {f"w{number}": random.standard_normal((512, 512), np.float32) / 16 for number in range(4)}
+    body = "a = MatMul(x, w0) b = Tanh(a) c = MatMul(b, w1) d = Tanh(c) e = MatMul(d, w2) f = Tanh(e) y = MatMul(f, w3)"
+    text = f'<ir_version: 8, opset_import: ["": 18]> main (float[16,512] x) => (float[16,512] y) {{ {body} }}'
+    model = ir.from_onnx_text(text, initializers=[ir.tensor(array, name=name) for name, array in arrays.items()])
+    free = prefuse.compile(model, threads=1, cache=False, weights=weights)
+    limited = prefuse.compile(model, threads=1, cache=False, weights=weights, memory_limit="60%")
+    assert isinstance(free, CompiledModel)
+    assert isinstance(limited, CompiledModel)
+    assert planned_bytes(limited.plan) <= 0.6 * planned_bytes(free.plan)
+    x = random.standard_normal((16, 512), np.float32)
+    np.testing.assert_array_equal(limited(x), free(x))
+
+
 def test_tables_are_gathered_by_columns() -> None:
     rng = np.random.default_rng(0)
     text = '<ir_version: 8, opset_import: ["": 18]> main (int64[2,7] x) => (float[2,7,640] y) { y = Gather(table, x) }'
