@@ -5,17 +5,21 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from . import native
 from .constants.mapping import page_in
 from .device import Arena
-from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, ProgramFileError
+from .errors import ArenaMemoryError, CompileError, DeviceError, OptionError, ProgramFileError, ScratchFileError
 from .hardware import tile_state
+from .plan import SCRATCH
 from .program_file import Program
 from .streaming.copier import Copier, CopyTime
+from .streaming.scratch import Scratch, ScratchError
 from .streaming.storage import StorageError
 from .streams import copy_streams
 from .target import Target
@@ -96,7 +100,8 @@ class CpuInvocation:
             try:
                 self.copies = self.copier.run(lambda: self._function(self._argument))
             except StorageError as error:
-                raise ProgramFileError(error.where, error.what, error.fix) from error
+                kind = ScratchFileError if isinstance(error, ScratchError) else ProgramFileError
+                raise kind(error.where, error.what, error.fix) from error
 
 
 class CpuExecutable:
@@ -114,16 +119,24 @@ class CpuExecutable:
         self.threads = target.threads if PARALLEL in program.library else 0  # of the pool; 0: the program needs none
         self._parameters = len(program.plan.parameters)
         self._storage, self._streams = program.storage, copy_streams(program.plan)
+        self._scratch_bytes = sum(space.size_bytes for space in program.plan.spaces if space.name == SCRATCH)
+        self._folder = program.folder
         self._library = load_library(program.library, (MAIN, PROFILE))
         if MAIN not in self._library.functions:
             raise ProgramFileError("library.so", f"it has no function {MAIN}", "compile the model again")
 
     def copier(self, arena: Arena) -> Copier | None:
         """What fills an arena beside its calls; None where nothing is to be copied."""
-        if self._storage is None:
+        if not self._streams.operations:
             return None
         assert isinstance(arena, CpuArena)
-        return Copier(self._streams, self._storage, arena.memory)
+        return Copier(self._streams, self._storage, arena.memory, self._scratch())
+
+    def _scratch(self) -> Scratch | None:
+        """A file for one context, beside the program's, for the temporary folder may be in memory, or else there."""
+        if not self._scratch_bytes:
+            return None
+        return Scratch([*([] if self._folder is None else [self._folder]), Path(tempfile.gettempdir())], self._scratch_bytes)
 
     def bind(self, arena: Arena, states: Arena | None = None) -> CpuInvocation:
         return CpuInvocation(self, self._library.functions[MAIN], arena, states, self._parameters)

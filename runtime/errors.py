@@ -44,5 +44,9 @@ class DeviceError(CompileError, RuntimeError):
     """The device of a program is absent, or failed while it ran."""
 
 
+class ScratchFileError(CompileError, RuntimeError):
+    """The temporary file for activations that leave memory cannot be made, written or read."""
+
+
 class ArenaMemoryError(CompileError, MemoryError):
     """The arena of a call context could not be allocated; `what` names the bytes."""

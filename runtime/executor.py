@@ -17,7 +17,7 @@ from .cpu_device import CpuDevice, CpuExecutable
 from .device import Arena, Device, Executable, Invocation
 from .errors import ArenaMemoryError, InputError, OptionError, ProgramFileError
 from .gpu_device import GpuDevice, SimulatedDevice
-from .plan import ARENA_ROLES, Launch, Plan, Port, step_reads, step_writes
+from .plan import ARENA_ROLES, SCRATCH, Launch, Plan, Port, step_reads, step_writes
 from .profile import GroupDescription, Profile, Recorder, assumed_rate_of, descriptions_of
 from .program_file import Program, read_program, save_program
 from .report import render_report
@@ -372,7 +372,7 @@ def arena_bytes(plan: Plan) -> int:
     Raises:
         ProgramFileError: they are in several spaces, which a device with one memory has not.
     """
-    names = {buffer.space for buffer in plan.buffers if buffer.role in ARENA_ROLES}
+    names = {buffer.space for buffer in plan.buffers if buffer.role in ARENA_ROLES} - {SCRATCH}
     if len(names) > 1:
         raise ProgramFileError(
             "plan", f"activations in {len(names)} memories: {', '.join(sorted(names))}", "compile for this device"

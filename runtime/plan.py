@@ -26,6 +26,7 @@ DIMENSIONS = ".dimensions"  # the caller's buffer of the sizes that a call decid
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
 SHARED = "shared"  # the space of constants at addresses of their own, which other programs may read, too: they have no offsets
 STORAGE = "storage"  # the space of constants that stay in the program's file until a Copy brings them
+SCRATCH = "scratch"  # the space, in a temporary file of each context, of activations that are out of memory for a while
 COMPUTE = 0  # the stream of the kernels
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
 
@@ -307,7 +308,7 @@ class Plan:
     @property
     def memories(self) -> tuple[str, ...]:
         """The spaces whose addresses a program for the CPU takes, in this order, before those of `shared` and `parameters`."""
-        is_streamed = any(space.name == STORAGE for space in self.spaces)
+        is_streamed = any(space.name in (STORAGE, SCRATCH) for space in self.spaces)
         return (ARENA, CONSTANTS, *((STATES,) if self.states else ()), *((EVENTS,) if is_streamed else ()))
 
     @property
@@ -357,7 +358,7 @@ def step_writes(step: Step) -> tuple[Region, ...]:
 def planned_bytes(plan: Plan) -> int:
     """What a program takes with one context: its weights in memory, its states, and all that lies in the arena."""
     places = {buffer.space for buffer in plan.buffers if buffer.role in (Role.CONSTANT, Role.STATE, *ARENA_ROLES)}
-    return sum(space.size_bytes for space in plan.spaces if space.name in places and space.name != STORAGE)
+    return sum(space.size_bytes for space in plan.spaces if space.name in places and space.name not in (STORAGE, SCRATCH))
 
 
 def limit_of(plan: Plan) -> int | None:

@@ -31,7 +31,7 @@ from .plan import (
     step_reads,
     step_writes,
 )
-from .state_checker import slot_faults, state_faults, storage_faults
+from .state_checker import coverage_faults, slot_faults, state_faults, storage_faults
 from .symbolic.size_text import size_faults
 
 _BLOCK_THREADS = 1024  # of any GPU
@@ -296,33 +296,7 @@ def _meet(first: Region, second: Region) -> bool:
 
 def _check_coverage(schedule: _Schedule) -> Iterator[Fault]:
     """Every byte read was written by a step before, and every output is written."""
-    for name, uses in schedule.uses.items():
-        if schedule.buffers[name].role not in (Role.ACTIVATION, Role.OUTPUT) and schedule.buffers[name].renews is None:
-            continue
-        writes = [use for use in uses if use.is_write]
-        for use in uses:
-            if not use.is_write:
-                written = (write.region for write in writes if schedule.is_before(write.step, use.step))
-                missing = _first_missing(use.region, written)
-                if missing is not None:
-                    yield Fault(f"step {use.step}", f"it reads byte {missing} of {name}, which no step before it has written")
-    outputs = {port.buffer: f"output {port.name}" for port in schedule.plan.outputs}
-    renewed = {buffer.name: f"{buffer.role} {buffer.renews}" for buffer in schedule.plan.buffers if buffer.renews is not None}
-    for name, where in {**outputs, **renewed, **{name: f"extent {name}" for name in schedule.plan.counts}}.items():
-        written = (use.region for use in schedule.uses.get(name, ()) if use.is_write)
-        missing = _first_missing(Region(name, 0, schedule.buffers[name].size_bytes), written)
-        if missing is not None:
-            yield Fault(where, f"byte {missing} is never written")
-
-
-def _first_missing(region: Region, written: Iterable[Region]) -> int | None:
-    """The first byte of a region outside all the written ones."""
-    position, end = region.offset, region.offset + region.size_bytes
-    for piece in sorted(written, key=lambda piece: piece.offset):
-        if position >= end or piece.offset > position:
-            break
-        position = max(position, piece.offset + piece.size_bytes)
-    return position if position < end else None
+    yield from (Fault(where, what) for where, what in coverage_faults(schedule.plan, schedule.is_before))
 
 
 def _check_races(schedule: _Schedule) -> Iterator[Fault]:

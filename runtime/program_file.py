@@ -75,7 +75,7 @@ class Program:
     """A compiled program. `constants` is read-only and 64-byte aligned; `constants_header` is their safetensors header.
 
     `storage` holds the constants that stay in the file, where there are such; `storage_header` is theirs. `shared` are those at
-    addresses of their own, by the names of their buffers.
+    addresses of their own, by the names of their buffers. `folder` is that of the file, None where there is none.
     """
 
     plan: Plan
@@ -86,6 +86,7 @@ class Program:
     storage: Storage | None = None
     storage_header: bytes = b"{}"
     shared: Mapping[str, SharedConstant] = field(default_factory=dict)
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,11 +328,12 @@ def _read(section: Section, archive: zipfile.ZipFile, given: Mapping[str, Shared
         raise ProgramFileError(STORED, f"the plan needs {stored_bytes(plan)} bytes of weights in the file", RECOMPILE)
     if SHARED_CONSTANTS in members:
         given = read_shared(section, members[SHARED_CONSTANTS], hashes, is_copied=is_copied)
-    found = _shared(plan, manifest, given, Path(section.name).parent, is_copied=is_copied)
+    folder = Path(section.name).parent
+    found = _shared(plan, manifest, given, folder, is_copied=is_copied)
     if not is_limited:
-        return Program(plan, library, constants, manifest, header, shared=found)
+        return Program(plan, library, constants, manifest, header, shared=found, folder=folder)
     storage_header, storage = _read_storage(section, members[STORED], plan, manifest, hashes)
-    return Program(plan, library, constants, manifest, header, storage, storage_header, found)
+    return Program(plan, library, constants, manifest, header, storage, storage_header, found, folder)
 
 
 def _shared(

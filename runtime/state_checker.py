@@ -1,19 +1,23 @@
-"""Whether a Plan declares rightly what is kept from call to call.
+"""Whether what a Plan's steps find in memory is there: written before by steps of the same call, or kept from call to call.
 
 States are kept where nothing else lies, and renewed by one buffer at most. A slot has the next call's weight as a call ends, and
 shares its bytes with other buffers in between: what one call finds has to be what the one before it has left. As all streams have
 come to their ends between two calls, it is enough that each buffer that a call finds is renewed by one in its bytes, and that
-copies of one constant fill that. What lies in a file is copied from there in whole pages. What is read before what is written,
-and who shares bytes with whom, `plan_checker` decides, which knows the order of the steps.
+copies of one constant fill that. What lies in a file is copied from there in whole pages.
+
+Steps stand in a list in which each comes after what it waits for, so one pass over it tells what has been written. A copy
+from or to a scratch file moves whole pages; what it leaves at its destination is written where its source was, and nowhere else.
+Who is before whom, and who shares bytes with whom, `plan_checker` decides.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 
-from .plan import COMPUTE, PAGE, STORAGE, Buffer, Copy, Plan, Role, step_reads, step_writes
+from .plan import COMPUTE, PAGE, SCRATCH, STORAGE, Buffer, Copy, Plan, Region, Role, Step, step_reads, step_writes
 
 Found = tuple[str, str]  # where, and what is wrong there
 
@@ -106,15 +110,20 @@ def slot_faults(plan: Plan) -> Iterator[Found]:
 
 
 def storage_faults(plan: Plan) -> Iterator[Found]:
-    """What lies in a file is read by copies beside the kernels, in whole pages to whole pages."""
+    """What lies in a file is read, and in a scratch file written, by copies beside the kernels, in whole pages to whole pages."""
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     for buffer in plan.buffers:
         if buffer.space == STORAGE and buffer.role is not Role.CONSTANT:
             yield f"buffer {buffer.name}", f"{buffer.role} in a file, which holds constants"
+        elif buffer.space == SCRATCH and buffer.role is not Role.ACTIVATION:
+            yield f"buffer {buffer.name}", f"{buffer.role} in a scratch file, which holds activations that have left memory"
+    filed = {name for name, buffer in buffers.items() if buffer.space in (STORAGE, SCRATCH)}
     for index, step in enumerate(plan.steps):
-        stored = [region for region in step_reads(step) if region.buffer in buffers and buffers[region.buffer].space == STORAGE]
+        stored = [region for region in step_reads(step) + step_writes(step) if region.buffer in filed]
+        if len(stored) > 1 and isinstance(step, Copy):
+            yield f"step {index}", f"it copies {stored[0].buffer} from file to file"
         if stored and (not isinstance(step, Copy) or step.stream == COMPUTE):
-            what = f"{stored[0].buffer} lies in a file, from where only copies on other streams than the kernels' take it"
+            what = f"{stored[0].buffer} lies in a file, which only copies on other streams than the kernels' read and write"
             yield f"step {index}", what
         elif stored and isinstance(step, Copy):
             for region in (step.source, step.destination):
@@ -122,3 +131,67 @@ def storage_faults(plan: Plan) -> Iterator[Found]:
                 if offset is None or (offset + region.offset) % PAGE or region.size_bytes % PAGE:
                     what = f"{region.buffer} is copied from or to where no page of {PAGE} bytes begins or ends"
                     yield f"step {index}", what
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Bytes that a step has written."""
+
+    step: int
+    region: Region
+
+
+def coverage_faults(plan: Plan, is_before: Callable[[int, int], bool]) -> Iterator[Found]:
+    """What a step reads though no step before it has written it, and what the caller or the next call would.
+
+    `is_before` tells whether a step is complete when another one starts.
+    """
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    tracked = {one.name for one in plan.buffers if one.role in (Role.ACTIVATION, Role.OUTPUT) or one.renews is not None}
+    scratch = {one.name for one in plan.buffers if one.space == SCRATCH}
+    written: dict[str, list[_Written]] = defaultdict(list)
+
+    def before(step: int, name: str) -> Iterator[Region]:
+        return (one.region for one in written[name] if is_before(one.step, step))
+
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Copy) and scratch.intersection((step.source.buffer, step.destination.buffer)):
+            written[step.destination.buffer] += [_Written(index, one) for one in _moved(step, before(index, step.source.buffer))]
+            continue
+        yield from _unwritten_reads(index, step, tracked, before)
+        for region in step_writes(step):
+            written[region.buffer].append(_Written(index, region))
+    outputs = {port.buffer: f"output {port.name}" for port in plan.outputs}
+    renewed = {one.name: f"{one.role} {one.renews}" for one in plan.buffers if one.renews is not None}
+    for name, where in {**outputs, **renewed, **{name: f"extent {name}" for name in plan.counts}}.items():
+        missing = _first_missing(Region(name, 0, buffers[name].size_bytes), (one.region for one in written[name]))
+        if missing is not None:
+            yield where, f"byte {missing} is never written"
+
+
+def _unwritten_reads(
+    index: int, step: Step, tracked: set[str], before: Callable[[int, str], Iterator[Region]]
+) -> Iterator[Found]:
+    for region in step_reads(step):
+        if region.buffer in tracked and (missing := _first_missing(region, before(index, region.buffer))) is not None:
+            yield f"step {index}", f"it reads byte {missing} of {region.buffer}, which no step before it has written"
+
+
+def _moved(step: Copy, written: Iterable[Region]) -> Iterator[Region]:
+    """What a copy leaves at its destination of what has been written of its source."""
+    behind = step.destination.offset - step.source.offset
+    for region in written:
+        start = max(region.offset, step.source.offset)
+        end = min(region.offset + region.size_bytes, step.source.offset + step.source.size_bytes)
+        if start < end:
+            yield Region(step.destination.buffer, start + behind, end - start)
+
+
+def _first_missing(region: Region, written: Iterable[Region]) -> int | None:
+    """The first byte of a region outside all the written ones."""
+    position, end = region.offset, region.offset + region.size_bytes
+    for piece in sorted(written, key=lambda piece: piece.offset):
+        if position >= end or piece.offset > position:
+            break
+        position = max(position, piece.offset + piece.size_bytes)
+    return position if position < end else None

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import ProgramFileError
-from .plan import COMPUTE, STORAGE, Buffer, Copy, Plan, Record, Role, Wait
-from .streaming.copier import Await, CopyStreams, Fetch, Operation, Post
+from .plan import ARENA_ROLES, COMPUTE, SCRATCH, STORAGE, Buffer, Copy, Plan, Record, Role, Wait
+from .streaming.copier import Await, CopyStreams, Fetch, Leave, Move, Operation, Post, Return
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,26 @@ def copy_streams(plan: Plan) -> CopyStreams:
         elif isinstance(step, Record):
             operations.append(Post(tuple(waits.of_event(step.event))))
         else:
-            if not isinstance(step, Copy) or not _is_fetch(step, buffers):
-                what = f"step {index} on stream {step.stream} is no copy from the program's file"
+            move = _move(index, step, buffers) if isinstance(step, Copy) else None
+            if move is None:
+                what = f"step {index} on stream {step.stream} is no copy from the program's file, or from or to a scratch file"
                 raise ProgramFileError("plan", what, "compile the model again")
-            operations.append(_fetch(index, step, buffers))
+            operations.append(move)
     first = tuple(_fetch(plan.steps.index(step), step, buffers) for step in slot_copies(plan))
     return CopyStreams(tuple(map(tuple, streams.values())), len(waits.by_step), first)
 
 
-def _is_fetch(step: Copy, buffers: Mapping[str, Buffer]) -> bool:
+def _move(index: int, step: Copy, buffers: Mapping[str, Buffer]) -> Move | None:
+    """What a thread beside the kernels does for a copy; None for one that it cannot make."""
     source, place = buffers[step.source.buffer], buffers[step.destination.buffer]
-    return source.space == STORAGE and place.role in (Role.ACTIVATION, Role.SLOT)
+    if source.space == STORAGE and place.role in (Role.ACTIVATION, Role.SLOT) and place.space != SCRATCH:
+        return _fetch(index, step, buffers)
+    if source.role not in ARENA_ROLES or place.role not in ARENA_ROLES or (source.space == SCRATCH) is (place.space == SCRATCH):
+        return None
+    begins = (source.offset or 0) + step.source.offset, (place.offset or 0) + step.destination.offset
+    if source.space == SCRATCH:
+        return Return(index, begins[0], begins[1], step.source.size_bytes)
+    return Leave(index, begins[1], begins[0], step.source.size_bytes)
 
 
 def _fetch(index: int, step: Copy, buffers: Mapping[str, Buffer]) -> Fetch:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ...runtime.plan import ARENA_ROLES, COMPUTE, STORAGE, Copy, Launch, Plan, Role, step_reads, step_writes
+from ...runtime.plan import ARENA_ROLES, COMPUTE, SCRATCH, STORAGE, Copy, Launch, Plan, Role, step_reads, step_writes
 from ...runtime.profile import Profile
 from ...runtime.report import size
 from .prediction import Prediction
@@ -56,12 +56,12 @@ class MemoryView:
         """The buffers of a context, in the order of their first steps."""
         spans: dict[str, tuple[int, int]] = {}
         copied: set[str] = set()
+        buffers = {buffer.name: buffer for buffer in self.plan.buffers}
         for index, step in enumerate(self.plan.steps):
             for region in step_reads(step) + step_writes(step):
                 spans[region.buffer] = spans.get(region.buffer, (index, index))[0], index
-            if isinstance(step, Copy) and step.stream != COMPUTE:
+            if isinstance(step, Copy) and buffers[step.source.buffer].space == STORAGE:
                 copied.add(step.destination.buffer)
-        buffers = {buffer.name: buffer for buffer in self.plan.buffers}
         for buffer in (
             buffers[name] for name in spans if buffers[name].role is Role.SLOT
         ):  # from the call before, or to the next
@@ -71,7 +71,7 @@ class MemoryView:
         found, steps = [], self.prediction.steps
         for name, (first, last) in spans.items():
             buffer = buffers[name]
-            if buffer.role in ARENA_ROLES and buffer.offset is not None:
+            if buffer.role in ARENA_ROLES and buffer.offset is not None and buffer.space != SCRATCH:
                 kind: Kind = "weight" if name in copied else "workspace" if buffer.role is Role.WORKSPACE else "activation"
                 begin, end = steps[first].begin_us, steps[last].begin_us + steps[last].time_us
                 found.append(Rectangle(name, kind, buffer.offset, buffer.size_bytes, begin, end, first, last))
@@ -147,6 +147,8 @@ class MemoryView:
         if memory.stored_bytes:
             copied = sum(step.size_bytes for step in self._stored_copies())
             lines.append(f"{size(memory.stored_bytes)} of weights stay in the file; a call copies {size(copied)} of them")
+        if away := self._away_bytes():
+            lines.append(f"a call writes {size(away)} of activations to a scratch file and reads them back later")
         text = f"{found.latency_us / 1e3:.3f} ms are predicted: {found.compute_us / 1e3:.3f} ms of kernels"
         if found.copies_us:
             stalls = sum(step.stall_us for step in found.steps if step.stream == COMPUTE)
@@ -159,6 +161,11 @@ class MemoryView:
             step, there = self.peak
             lines.append(f"most lives at {self.prediction.steps[step].label}: {size(sum(one.size_bytes for one in there))}")
         return lines
+
+    def _away_bytes(self) -> int:
+        """What a call writes to its scratch file."""
+        outside = {buffer.name for buffer in self.plan.buffers if buffer.space == SCRATCH}
+        return sum(region.size_bytes for step in self.plan.steps for region in step_writes(step) if region.buffer in outside)
 
     def _stored_copies(self) -> Sequence[Rectangle]:
         stored = {buffer.name for buffer in self.plan.buffers if buffer.space == STORAGE}

@@ -17,7 +17,7 @@ from ...kernels.problem import problem_of
 from ...runtime.errors import OptionError
 from ...runtime.hardware import machine as machines
 from ...runtime.hardware.machine import COPY_SECONDS
-from ...runtime.plan import ARENA_ROLES, STORAGE, Copy, Launch, Role, Step, step_writes
+from ...runtime.plan import ARENA_ROLES, SCRATCH, STORAGE, Copy, Launch, Role, Step, step_writes
 from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
@@ -221,7 +221,7 @@ class Predictor:
     def _copy(self, step: Step, spaces: Mapping[str, str]) -> PredictedStep:
         """A step that is no launch; those of events take no time."""
         label = " ".join((type(step).__name__.lower(), *(f"to {region.buffer}" for region in step_writes(step))))
-        if isinstance(step, Copy) and spaces[step.source.buffer] == STORAGE:
+        if isinstance(step, Copy) and {spaces[step.source.buffer], spaces[step.destination.buffer]} & {STORAGE, SCRATCH}:
             moved = step.source.size_bytes
             time_us = 1e6 * COPY_SECONDS + moved / self._machine.storage_gbs / 1e3
             return PredictedStep(label, "copy", "", GroupDescription(), moved, 0.0, time_us, "estimate", False)
@@ -287,7 +287,7 @@ class _Launch:
 def memory_of(planned: PlannedModel) -> Memory:
     """What the planner has placed: the compiled program's own numbers."""
     plan = planned.plan
-    arena = {buffer.space for buffer in plan.buffers if buffer.role in ARENA_ROLES}
+    arena = {buffer.space for buffer in plan.buffers if buffer.role in ARENA_ROLES} - {SCRATCH}
     workspaces = [buffer.size_bytes for buffer in plan.buffers if buffer.role is Role.WORKSPACE]
     arena_bytes = sum(plan.space(name).size_bytes for name in arena)
     stored = sum(space.size_bytes for space in plan.spaces if space.name == STORAGE)

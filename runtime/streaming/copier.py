@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .events import Events
+from .scratch import Scratch
 from .storage import Storage
 
 
@@ -37,7 +38,28 @@ class Fetch:
     size_bytes: int
 
 
-Operation: TypeAlias = Await | Post | Fetch
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Write the bytes at `offset` of the arena to the context's scratch file at `stored`; `step` as of Fetch."""
+
+    step: int
+    stored: int
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Read what has been written at `stored` of the scratch file into the arena at `offset`; `step` as of Fetch."""
+
+    step: int
+    stored: int
+    offset: int
+    size_bytes: int
+
+
+Move: TypeAlias = Fetch | Leave | Return
+Operation: TypeAlias = Await | Post | Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +84,15 @@ class CopyStreams:
 
 
 class Copier:
-    """The copies of one context: fills its arena beside each of its calls."""
+    """The copies of one context: fills its arena beside each of its calls.
 
-    def __init__(self, streams: CopyStreams, storage: Storage, arena: memoryview) -> None:
+    `storage` is where weights come from, None where there are none; `scratch` where activations are that leave the arena.
+    """
+
+    def __init__(self, streams: CopyStreams, storage: Storage | None, arena: memoryview, scratch: Scratch | None = None) -> None:
         self._streams = streams
         self._storage = storage
+        self._scratch = scratch
         self._arena = arena
         self.events = Events(streams.events)
         self._is_primed = False  # whether the slots hold what the last call has copied for this one
@@ -78,10 +104,13 @@ class Copier:
         Raises:
             StorageError: a copy failed. The kernels ran to their end on zeros, and what they wrote means nothing. What this call
                 finds in slots, and cannot be trusted after one that failed, is read anew.
+            ScratchError: the same, of a copy from or to the scratch file; or there is no room for it, and nothing ran.
         """
         self._finish()
+        if self._scratch is not None:
+            self._scratch.provide()
         self._prime()
-        call = _Call(self._storage, self._arena, self.events)
+        call = _Call(self._move, self._arena, self.events)
         self._calls.append(call)
         try:
             call.start(self._streams)
@@ -93,15 +122,30 @@ class Copier:
             self._finish()
         if call.failure is not None:
             raise call.failure
-        self._storage.check_unchanged()
+        if self._storage is not None:
+            self._storage.check_unchanged()
         self._is_primed = True
         return sorted(call.times, key=lambda one: one.begin_ns)
+
+    def _move(self, move: Move) -> None:
+        """Raises StorageError."""
+        memory = self._arena[move.offset : move.offset + move.size_bytes]
+        match move:
+            case Fetch():
+                assert self._storage is not None
+                self._storage.read(move.stored, memory)
+            case Leave():
+                assert self._scratch is not None
+                self._scratch.write(move.stored, memory)
+            case Return():
+                assert self._scratch is not None
+                self._scratch.read(move.stored, memory)
 
     def _prime(self) -> None:
         """Fill the slots, unless the last call has; until this one is over nothing is known of them."""
         if not self._is_primed:
             for fetch in self._streams.for_next:
-                self._storage.read(fetch.stored, self._arena[fetch.offset : fetch.offset + fetch.size_bytes])
+                self._move(fetch)
         self._is_primed = False
 
     def _finish(self) -> None:
@@ -118,7 +162,7 @@ class Copier:
 class _Call:
     """The threads of one call, when they copied what, and why they could not."""
 
-    storage: Storage
+    move: Callable[[Move], None]
     arena: memoryview
     events: Events
     threads: list[threading.Thread] = field(default_factory=list)
@@ -148,16 +192,17 @@ class _Call:
                 for event in operation.events:
                     self.events.post(event)
             elif not self.is_stopped:
-                self._fetch(operation)
+                self._carry_out(operation)
 
-    def _fetch(self, operation: Fetch) -> None:
-        memory = self.arena[operation.offset : operation.offset + operation.size_bytes]
+    def _carry_out(self, operation: Move) -> None:
         begin = time.perf_counter_ns()
         if self.failure is None:
             try:
-                self.storage.read(operation.stored, memory)
+                self.move(operation)
             except Exception as error:
                 self.failure = error
-        if self.failure is not None:  # kernels read on: let them find no index that points anywhere else
+        if self.failure is not None and not isinstance(operation, Leave):
+            # Kernels read on: let them find no index that points anywhere else.
+            memory = self.arena[operation.offset : operation.offset + operation.size_bytes]
             ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 0, len(memory))
         self.times.append(CopyTime(operation.step, begin, time.perf_counter_ns()))

@@ -14,6 +14,7 @@ from ....runtime.plan import (
     ALIGNMENT,
     ARENA_ROLES,
     PAGE,
+    SCRATCH,
     SHARED,
     STORAGE,
     Buffer,
@@ -125,10 +126,10 @@ class PlanMemory(PlanPass):
 
 
 def _paged_spaces(plan: Plan) -> set[str]:
-    """Where bytes come from a file, or go to from there: only in whole pages."""
+    """Where bytes come from a file or go to one, and the files: only in whole pages."""
     places = {buffer.name: buffer.space for buffer in plan.buffers}
-    copies = [step for step in plan.steps if isinstance(step, Copy) and places[step.source.buffer] == STORAGE]
-    return {STORAGE, *(places[step.destination.buffer] for step in copies)}
+    pairs = [{places[step.source.buffer], places[step.destination.buffer]} for step in plan.steps if isinstance(step, Copy)]
+    return {STORAGE, SCRATCH}.union(*(pair for pair in pairs if pair & {STORAGE, SCRATCH}))
 
 
 def _place_constants(constants: Sequence[Buffer], lifetimes: Mapping[str, range], offsets: dict[str, int], alignment: int) -> int:

@@ -59,12 +59,14 @@ class Object:
 @dataclass(frozen=True, slots=True)
 class Tier:
     """A memory outside: bytes per second into the fast memory and out of it, seconds that each copy takes beside these, and how
-    many bytes of what is born inside it holds; None: all there are."""
+    many bytes of what is born inside it holds; None: all there are. Where it `takes_turns`, as a disk does, it copies in or out,
+    never both at a time."""
 
     bandwidth_in: float
     bandwidth_out: float
     latency: float = 0.0
     capacity_bytes: int | None = None
+    takes_turns: bool = False
 
     def __post_init__(self) -> None:
         assert self.bandwidth_in > 0, self

@@ -217,7 +217,7 @@ class Simulation:
         """Begin to copy in what is missing next, of each tier."""
         has_begun = False
         for tier, lane in enumerate(self._lanes_in):
-            if lane is None and self._goes_on:
+            if lane is None and self._goes_on and not self._is_busy(tier, self._lanes_out):
                 has_begun |= self._fetch_from(tier)
         return has_begun
 
@@ -327,9 +327,13 @@ class Simulation:
         """Begin to write out what will have to leave."""
         has_begun = False
         for tier, lane in enumerate(self._lanes_out):
-            if lane is None and self._goes_on:
+            if lane is None and self._goes_on and not self._is_busy(tier, self._lanes_in):
                 has_begun |= self._clean_to(tier)
         return has_begun
+
+    def _is_busy(self, tier: int, others: list[tuple[float, int] | None]) -> bool:
+        """Whether a tier copies the other way, and has to end that first."""
+        return self.problem.tiers[tier].takes_turns and others[tier] is not None
 
     def _clean_to(self, tier: int) -> bool:
         j = self._to_clean(tier)

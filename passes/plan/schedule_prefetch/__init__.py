@@ -1,55 +1,47 @@
-"""schedule-prefetch: keep a program within a memory limit, with weights that come from its file when they are due.
+"""schedule-prefetch: keep a program within a memory limit, with weights that come from its file when they are due, and
+activations that leave memory until they are used again.
 
 | file | what |
 |---|---|
 | `../prefetch/` | which weights stay and when the others come, call after call, as a pure function |
-| `stays.py` | which steps read what each copy brings |
-| `residencies.py` | copies, events and buffers that carry it out |
+| `objects.py` | a Plan as a problem of that function |
+| `stays.py` | the copies in the order of one stream, and which steps read what each brings |
+| `residencies.py` | copies, events and buffers that carry it out; `spills.py` is those of activations |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from itertools import product
 from typing import ClassVar
 
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import CompileError
-from ....runtime.hardware.machine import COPY_SECONDS
 from ....runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
-from ....runtime.plan import (
-    ALIGNMENT,
-    ARENA_ROLES,
-    COMPUTE,
-    Buffer,
-    Launch,
-    Plan,
-    Role,
-    Step,
-    planned_bytes,
-    step_reads,
-    step_writes,
-)
+from ....runtime.plan import Plan, planned_bytes
 from ....runtime.report import size
 from ..plan_memory import PlanMemory
 from ..prefetch import problem as prefetch
 from ..prefetch.residents import residents, spare_bytes
 from ..prefetch.scheduler import InfeasibleError, candidates
-from .residencies import Residency, whole_pages, with_residencies
-from .stays import Stays, on_demand, seconds_of, stays_of
+from .objects import Objects, arena_of
+from .residencies import with_residencies
+from .stays import Copies, Leave, copies_of, on_demand, seconds_of
 
 _TRIES = 20  # schedules for limits that fall by what the packing of the one before took too much
 _PACKED = 3  # choices for a limit, of which the fastest that can be packed within it is taken
 # Of the room for weights that never leave, shares that are tried: what is left is for looking ahead, and weights are not divided.
 _SHARES = (1.0, 0.99, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.8, 0.75, 0.6, 0.4, 0.0)
-_BYTES_PER_SECOND = 1e10  # of a step that no kernel's estimate tells the time of
+_SPILLED = 64  # part of the limit: what takes less than that is not worth a copy out and one in
+_STALLED = 1.01  # of the time of kernels: below it, nothing is left to gain by copying activations
 
 
 @dataclass(frozen=True)
 class SchedulePrefetch(PlanPass):
-    """Leave weights in the program's file and copy each into memory before it is read, where a limit asks for it.
+    """Leave weights in the program's file and copy each into memory before it is read, where a limit asks for it; and copy
+    activations that are idle to a scratch file and back, where that fits or is faster.
 
     Before:  launch matmul reads x, w                                     (w in constants)
     After:   copy w to w@0, beside what runs before; wait; launch matmul reads x, w@0    (w in storage, w@0 in the arena)
@@ -74,26 +66,27 @@ class SchedulePrefetch(PlanPass):
         context.limit_bytes, context.call_seconds = limit, sum(context.step_us.values()) / 1e6
         if total <= limit:
             context.remark(self.name, f"{size(total)} are within the limit of {size(limit)}")
-            return _bounded(plan, _arena_of(plan), limit)
-        weights = _Weights(plan, context, self.min_bytes)
+            return _bounded(plan, arena_of(plan), limit)
+        weights = Objects(plan, context, self.min_bytes, None)
+        spilled = Objects(plan, context, self.min_bytes, max(limit // _SPILLED, self.min_bytes))
+        leaving = spilled if spilled.chains and not context.target.is_gpu else None
         budget, cut, before = limit, 0, None
         for _ in range(_TRIES):
-            problem = weights.problem(budget)
-            try:
-                choices = self._fastest(problem)
-            except InfeasibleError:
+            choices = self._fastest(weights, leaving, budget)
+            if not choices:
                 break
             excess = []
-            for stays in choices:
-                placed, _ = PlanMemory().place(with_residencies(plan, weights.residencies(stays), weights.arena))
+            for choice in choices:
+                movements = choice.objects.movements(choice.copies)
+                placed, _ = PlanMemory().place(with_residencies(plan, movements, weights.arena))
                 excess.append(planned_bytes(placed) - limit)
                 if excess[-1] <= 0:
-                    context.call_seconds = seconds_of(problem, stays)
-                    self._report(placed, limit, problem, stays, context)
+                    context.call_seconds = choice.seconds
+                    self._report(placed, limit, choice, context)
                     return _bounded(placed, weights.arena, limit)
             cut = 2 * cut if choices == before else min(excess)  # what changes nothing was too little
             budget, before = budget - cut, choices
-        least, step = weights.least()
+        least, step = (leaving or weights).least()
         label = weights.labels[step] if weights.labels else "no step"
         what = f"this program takes {size(total)}, and at least {size(least)}: {label} needs that at once"
         at = f"{size(least)} would do" if budget == limit else f"{size(least + limit - budget)} may do"
@@ -101,27 +94,62 @@ class SchedulePrefetch(PlanPass):
             "memory_limit", f"{size(limit)} are too little; {what}", f"raise the limit ({at}), or compile smaller inputs"
         )
 
-    def _fastest(self, problem: prefetch.Problem) -> list[Stays]:
-        """The best choices, the fastest first. Raises InfeasibleError."""
-        found = dict.fromkeys(stays_of(problem, schedule) for schedule in candidates(problem, _residents(problem)))
-        fastest = sorted(found, key=partial(seconds_of, problem))[:_PACKED]
-        return [on_demand(problem, stays) for stays in fastest] if self.on_demand else fastest
+    def _fastest(self, weights: Objects, spilled: Objects | None, limit: int) -> list[_Choice]:
+        """The best choices, the fastest first; none where nothing keeps within the limit.
 
-    def _report(self, plan: Plan, limit: int, problem: prefetch.Problem, stays: Stays, context: Context) -> None:
-        copied = sum(problem.objects[stay.weight].size_bytes for stay in stays)
-        seconds = copied / problem.tiers[0].bandwidth_in
-        text = f"{size(planned_bytes(plan))} of {size(limit)}: "
-        text += f"{len(stays)} copies of {size(copied)} a call from the file; "
-        text += f"{1e3 * seconds_of(problem, stays):.2f} ms are predicted, "
+        Activations leave only where all else cannot keep within it, or is not as fast as the kernels.
+        """
+        found = self._choices(weights, limit)
+        if spilled is not None and (not found or found[0].seconds > _STALLED * found[0].problem.compute_seconds):
+            found = sorted([*found, *self._choices(spilled, limit)], key=lambda choice: choice.seconds)
+        return found[:_PACKED]
+
+    def _choices(self, objects: Objects, limit: int) -> list[_Choice]:
+        problem = objects.problem(limit)
+        try:
+            found = dict.fromkeys(copies_of(problem, one) for one in candidates(problem, _residents(problem)))
+        except InfeasibleError:
+            return []
+        late = dict.fromkeys(on_demand(problem, copies) if self.on_demand else copies for copies in found)
+        return sorted((_Choice(objects, problem, copies) for copies in late), key=lambda choice: choice.seconds)
+
+    def _report(self, plan: Plan, limit: int, choice: _Choice, context: Context) -> None:
+        problem, away = choice.problem, {copy.object for copy in choice.copies if isinstance(copy, Leave)}
+        sizes = [problem.objects[copy.object].size_bytes for copy in choice.copies if copy.object not in away]
+        moved = [problem.objects[copy.object].size_bytes for copy in choice.copies if copy.object in away]
+        seconds = (sum(sizes) + sum(moved)) / problem.tiers[0].bandwidth_in
+        text = f"{size(planned_bytes(plan))} of {size(limit)}: {len(sizes)} copies of {size(sum(sizes))} a call from the file"
+        text += f", {len(moved)} of {size(sum(moved))} of activations that leave and come back" if moved else ""
+        text += f"; {1e3 * choice.seconds:.2f} ms are predicted, "
         text += f"{1e3 * problem.compute_seconds:.2f} ms of them for kernels, {1e3 * seconds:.2f} ms for copies"
         context.remark(self.name, text)
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """Copies that keep within a limit, as long as they can be packed."""
+
+    objects: Objects
+    problem: prefetch.Problem
+    copies: Copies
+
+    @cached_property
+    def seconds(self) -> float:
+        """Predicted of a call."""
+        return seconds_of(self.problem, self.copies)
+
+
 def _residents(problem: prefetch.Problem) -> Iterator[frozenset[int]]:
-    """Weights that might never leave, each choice once: as many as there is room for, or less, and first what many steps read."""
-    spare, found = max(spare_bytes(problem), 0), set[frozenset[int]]()
-    for share, most_used in product(_SHARES, (0, len(problem.objects))):
-        chosen = residents(problem, int(share * spare), most_used)
+    """Weights that might never leave, each choice once: as many as there is room for, or less, and first what many steps read.
+
+    There is more room where activations leave.
+    """
+    rooms = [max(spare_bytes(problem), 0)]
+    if any(not item.is_kept for item in problem.objects):
+        rooms.append(max(problem.limit_bytes - max(problem.step_bytes()), 0))
+    found = set[frozenset[int]]()
+    for room, share, most_used in product(rooms, _SHARES, (0, len(problem.objects))):
+        chosen = residents(problem, int(share * room), most_used)
         if chosen not in found:
             found.add(chosen)
             yield chosen
@@ -132,70 +160,3 @@ def _bounded(plan: Plan, arena: str, limit: int) -> Plan:
     room = limit - planned_bytes(plan)
     spaces = (replace(s, capacity_bytes=s.size_bytes + room) if s.name == arena else s for s in plan.spaces)
     return replace(plan, spaces=tuple(spaces))
-
-
-def _arena_of(plan: Plan) -> str:
-    return next((buffer.space for buffer in plan.buffers if buffer.role in ARENA_ROLES), "arena")
-
-
-class _Weights:
-    """A Plan as steps with times, bytes that are live anyway, and weights that every call reads."""
-
-    def __init__(self, plan: Plan, context: Context, min_bytes: int) -> None:
-        self._bandwidth = 1e9 * context.target.machine.storage_gbs
-        assert all(step.stream == COMPUTE for step in plan.steps), "the plan has copies on other streams already"
-        buffers = {buffer.name: buffer for buffer in plan.buffers}
-        self.arena = _arena_of(plan)
-        self.labels = [step.label if isinstance(step, Launch) else f"step {index}" for index, step in enumerate(plan.steps)]
-        kernels = {kernel.symbol: kernel.bytes_moved for kernel in plan.kernels}
-        self._seconds = tuple(_seconds(step, context.step_us, kernels) for step in plan.steps)
-        uses: dict[str, list[int]] = {}
-        for index, step in enumerate(plan.steps):
-            for region in step_reads(step):
-                if buffers[region.buffer].role is Role.CONSTANT:
-                    uses.setdefault(region.buffer, []).append(index)
-        large = {name: tuple(dict.fromkeys(steps)) for name, steps in uses.items() if buffers[name].size_bytes >= min_bytes}
-        self._names = list(large)
-        self._sizes_uses = [(whole_pages(buffers[name].size_bytes), steps) for name, steps in large.items()]
-        small = [b for b in plan.buffers if b.role is Role.STATE or (b.role is Role.CONSTANT and b.name not in large)]
-        self._fixed = sum(-(-buffer.size_bytes // ALIGNMENT) * ALIGNMENT for buffer in small)
-        self._live = _live_bytes(plan, buffers)
-
-    def problem(self, limit: int) -> prefetch.Problem:
-        """What to schedule where so many bytes may be used. What is live at a step is as a workspace of it: it never leaves."""
-        steps = [prefetch.Step(seconds, self._fixed + live) for seconds, live in zip(self._seconds, self._live, strict=True)]
-        tier = prefetch.Tier(self._bandwidth, self._bandwidth, COPY_SECONDS)
-        return prefetch.read_only(steps, self._sizes_uses, limit, tier)
-
-    def least(self) -> tuple[int, int]:
-        """The smallest limit that any schedule can keep, and the step that asks for it: which needs all its weights at once."""
-        needed = self.problem(0).step_bytes()
-        most = max(needed, default=0)
-        return most, needed.index(most) if needed else 0
-
-    def residencies(self, stays: Stays) -> list[Residency]:
-        return [Residency(self._names[one.weight], one.after, one.first, one.last, one.until) for one in stays]
-
-
-def _seconds(step: Step, step_us: Mapping[str, float], kernels: Mapping[str, int]) -> float:
-    if isinstance(step, Launch) and step.label in step_us:
-        return step_us[step.label] / 1e6
-    moved = kernels.get(step.kernel, 0) if isinstance(step, Launch) else sum(region.size_bytes for region in step_writes(step))
-    return moved / _BYTES_PER_SECOND
-
-
-def _live_bytes(plan: Plan, buffers: Mapping[str, Buffer]) -> list[int]:
-    """The bytes of activations and workspaces that lie in the arena at each step, in whole pages."""
-    spans: dict[str, tuple[int, int]] = {}
-    for index, step in enumerate(plan.steps):
-        for region in step_reads(step) + step_writes(step):
-            first, _ = spans.get(region.buffer, (index, index))
-            spans[region.buffer] = (first, index)
-    # Those that share an address in place count once: the highest byte in use, where the plan has placed them, is no less.
-    live: list[set[tuple[int, int]]] = [set() for _ in plan.steps]
-    for name, (first, last) in spans.items():
-        buffer = buffers[name]
-        if buffer.role in ARENA_ROLES and buffer.offset is not None:
-            for index in range(first, last + 1):
-                live[index].add((buffer.offset, buffer.size_bytes))
-    return [sum(whole_pages(size_bytes) for size_bytes in dict(sorted(at)).values()) for at in live]

@@ -1,4 +1,4 @@
-"""A program that keeps to a third of the memory it would take, and what it answers."""
+"""Programs that keep to a part of the memory they would take: one whose weights are most of it, and one whose activations are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import prefuse
 import pytest
 from prefuse.runtime.executor import CompiledModel
 from prefuse.tests.models.chains import chain_input, product_chain
+from prefuse.tests.models.skips import skip_chain
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +17,15 @@ def limited_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = prefuse.compile(product_chain(), threads=2, memory_limit="60%")
     assert isinstance(net, CompiledModel)
     path = tmp_path_factory.mktemp("limited") / "limited.prefuse"
+    net.save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def spilled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    net = prefuse.compile(skip_chain(), threads=2, memory_limit="60%")
+    assert isinstance(net, CompiledModel)
+    path = tmp_path_factory.mktemp("spilled") / "spilled.prefuse"
     net.save(path)
     return path
 

@@ -13,6 +13,7 @@ from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import (
     COMPUTE,
     PAGE,
+    SCRATCH,
     STORAGE,
     Buffer,
     Copy,
@@ -32,6 +33,14 @@ from prefuse.runtime.plan_checker import check_plan
 @pytest.fixture(scope="module")
 def plan(limited_file: Path) -> Plan:
     net = prefuse.load(limited_file)
+    assert isinstance(net, CompiledModel)
+    assert check_plan(net.plan) == ()
+    return net.plan
+
+
+@pytest.fixture(scope="module")
+def spilled_plan(spilled_file: Path) -> Plan:
+    net = prefuse.load(spilled_file)
     assert isinstance(net, CompiledModel)
     assert check_plan(net.plan) == ()
     return net.plan
@@ -168,6 +177,42 @@ def with_shared_seams(plan: Plan) -> Iterator[Plan]:
                 yield _with_buffer(plan, replace(buffer, offset=left.offset))
 
 
+def with_shared_scratch(plan: Plan) -> Iterator[Plan]:
+    """Two activations lie in the same bytes of the scratch file while both are there."""
+    outside = [buffer for buffer in plan.buffers if buffer.space == SCRATCH]
+    uses = {buffer.name: _uses(plan, buffer.name) for buffer in outside}
+    for one, other in combinations(outside, 2):
+        if uses[one.name][0] < uses[other.name][-1] and uses[other.name][0] < uses[one.name][-1]:
+            yield _with_buffer(plan, replace(one, offset=other.offset))
+
+
+def with_kept_bytes(plan: Plan) -> Iterator[Plan]:
+    """What leaves lies where the step that waits for its copy writes, but that does not wait."""
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Wait) and step.stream == COMPUTE:
+            yield with_steps(plan, [*plan.steps[:index], *plan.steps[index + 1 :], step])
+
+
+def with_resident_scratch(plan: Plan) -> Iterator[Plan]:
+    """A kernel uses what is out of memory, or a kernel's own stream copies it, or it is no activation."""
+    for index, step in enumerate(plan.steps):
+        steps = list(plan.steps)
+        if isinstance(step, Copy) and step.stream != COMPUTE:
+            steps[index] = replace(step, stream=COMPUTE)
+            yield with_steps(plan, steps)
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    for buffer in plan.buffers:
+        if buffer.space == SCRATCH:
+            yield _with_buffer(plan, replace(buffer, role=Role.WORKSPACE))
+            source = next(s for s in plan.steps if isinstance(s, Copy) and s.destination.buffer == buffer.name).source.buffer
+            yield _with_buffer(plan, replace(buffers[source], space=SCRATCH))
+
+
+def _uses(plan: Plan, name: str) -> list[int]:
+    """The steps that use a buffer."""
+    return [n for n, step in enumerate(plan.steps) if any(r.buffer == name for r in step_reads(step) + step_writes(step))]
+
+
 def _with_buffer(plan: Plan, changed: Buffer) -> Plan:
     return replace(plan, buffers=tuple(changed if buffer.name == changed.name else buffer for buffer in plan.buffers))
 
@@ -193,4 +238,27 @@ def test_mutants_are_refused(plan: Plan, mutate: object) -> None:
     mutants = list(mutate(plan))
     assert mutants
     unnoticed = [number for number, mutant in enumerate(mutants) if mutant != plan and not check_plan(mutant)]
+    assert unnoticed == []
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        without_events,
+        with_earlier_copies,
+        with_later_copies,
+        with_shifted_slots,
+        with_short_copies,
+        with_less_capacity,
+        with_shared_scratch,
+        with_kept_bytes,
+        with_resident_scratch,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_mutants_of_activations_that_leave_are_refused(spilled_plan: Plan, mutate: object) -> None:
+    assert callable(mutate)
+    mutants = list(mutate(spilled_plan))
+    assert mutants
+    unnoticed = [number for number, mutant in enumerate(mutants) if mutant != spilled_plan and not check_plan(mutant)]
     assert unnoticed == []

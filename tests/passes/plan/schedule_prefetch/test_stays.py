@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prefuse.passes.plan.prefetch.problem import Problem, Step, Tier, read_only
 from prefuse.passes.plan.prefetch.schedule import CopyIn, Schedule
 from prefuse.passes.plan.prefetch.scheduler import schedule
-from prefuse.passes.plan.schedule_prefetch.stays import Stay, on_demand, stays_of
+from prefuse.passes.plan.schedule_prefetch.stays import Copies, Stay, copies_of, on_demand
 
 TIER = Tier(10.0, 10.0, 0.1)
 
@@ -41,11 +41,11 @@ def faults(problem: Problem, residents: frozenset[int], stays: Sequence[Stay]) -
     taken = np.array([step.workspace_bytes + always for step in problem.steps])
     for stay in stays:
         for first, last in intervals(stay, count):
-            taken[first : last + 1] += problem.objects[stay.weight].size_bytes
+            taken[first : last + 1] += problem.objects[stay.object].size_bytes
     found += [f"step {step}: {taken[step]} bytes" for step in np.flatnonzero(taken > problem.limit_bytes)]
     for index, item in enumerate(problem.objects):
         for use in (use.step for use in item.uses):
-            own = [one for one in stays if one.weight == index]
+            own = [one for one in stays if one.object == index]
             at = sum(one.first <= use <= one.last for one in own)
             at += sum(one.until is not None and use <= one.until for one in own)
             if at + (index in residents) != 1:
@@ -57,6 +57,12 @@ def faults(problem: Problem, residents: frozenset[int], stays: Sequence[Stay]) -
     return found
 
 
+def only_stays(copies: Copies) -> list[Stay]:
+    stays = [copy for copy in copies if isinstance(copy, Stay)]
+    assert len(stays) == len(copies), "a weight never goes out"
+    return stays
+
+
 def waits_for_itself(problem: Problem, stays: Sequence[Stay]) -> bool:
     """Whether a reader waits for a copy that is behind one that waits for the reader, or a later step."""
     return any(one.is_read and other.after >= one.first for rank, one in enumerate(stays) for other in stays[:rank])
@@ -66,7 +72,7 @@ def waits_for_itself(problem: Problem, stays: Sequence[Stay]) -> bool:
 @given(problems())
 def test_stays_keep_the_limit_and_bring_all(problem: Problem) -> None:
     chosen = schedule(problem)
-    stays = stays_of(problem, chosen)
+    stays = only_stays(copies_of(problem, chosen))
     assert faults(problem, chosen.residents, stays) == []
     assert not waits_for_itself(problem, stays)
     assert len(stays) == len(chosen.copies_in)
@@ -76,7 +82,7 @@ def test_stays_keep_the_limit_and_bring_all(problem: Problem) -> None:
 @given(problems())
 def test_on_demand_nothing_comes_before_its_reader_is_next(problem: Problem) -> None:
     chosen = schedule(problem)
-    stays = on_demand(problem, stays_of(problem, chosen))
+    stays = only_stays(on_demand(problem, copies_of(problem, chosen)))
     assert faults(problem, chosen.residents, stays) == []
     assert all(stay.after == stay.first - 1 and stay.until is None for stay in stays)
 
@@ -91,19 +97,19 @@ def _copy(weight: int, after: int, before: int) -> CopyIn:
 
 def test_a_copy_for_the_next_call_is_read_by_that_one() -> None:
     problem = read_only([Step(1.0)] * 4, [(10, (0, 1)), (10, (3,))], 10, TIER)
-    stays = stays_of(problem, _schedule([_copy(1, 1, 3), _copy(0, 2, 4)], frozenset([0])))
+    stays = copies_of(problem, _schedule([_copy(1, 1, 3), _copy(0, 2, 4)], frozenset([0])))
     assert stays == (Stay(1, 1, 3, 3), Stay(0, 2, 4, 3, until=1))
 
 
 def test_a_weight_stays_from_the_last_readers_of_a_call_to_the_first_of_the_next() -> None:
     problem = read_only([Step(1.0)] * 4, [(10, (0, 3)), (10, (1,))], 10, TIER)
-    stays = stays_of(problem, _schedule([_copy(1, 0, 1), _copy(0, 1, 3)], frozenset([0])))
+    stays = copies_of(problem, _schedule([_copy(1, 0, 1), _copy(0, 1, 3)], frozenset([0])))
     assert stays == (Stay(1, 0, 1, 1), Stay(0, 1, 3, 3, until=0))
 
 
 def test_a_copy_that_waits_for_the_last_step_is_the_first_of_the_next_call() -> None:
     problem = read_only([Step(1.0)] * 2, [(10, (0,)), (10, (1,))], 10, TIER)
-    stays = stays_of(problem, _schedule([_copy(1, 0, 1), _copy(0, 1, 2)], frozenset([0])))
+    stays = copies_of(problem, _schedule([_copy(1, 0, 1), _copy(0, 1, 2)], frozenset([0])))
     assert stays == (Stay(0, -1, 0, 0), Stay(1, 0, 1, 1))
 
 
@@ -115,6 +121,6 @@ def test_a_chain_is_near_its_ceiling(share: float, per_copy: float) -> None:
     weights = [(1_000_000, (step,)) for step in range(48)]
     problem = read_only(steps, weights, int(share * 48e6) + 10_000, Tier(1e9, 1e9))
     chosen = schedule(problem)
-    copied = sum(problem.objects[stay.weight].size_bytes for stay in stays_of(problem, chosen)) / 1e9
+    copied = sum(problem.objects[stay.object].size_bytes for stay in copies_of(problem, chosen)) / 1e9
     assert copied <= 1.15 * (1 - share) * 48e6 / 1e9, "what fits stays"
     assert chosen.seconds <= 1.06 * max(problem.compute_seconds, (1 - share) * 48e6 / 1e9)
