@@ -197,11 +197,33 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """How copies of tensors (TMA) see the memory of a kernel's pointer number `argument`: cuTensorMapEncodeTiled.
+
+    Elements of `item_bytes`; `extents` from the innermost dimension on, `strides` in bytes of all but that one. A copy brings a
+    `box` to shared memory, zeros for what lies outside, in rows whose 16-byte chunks are exchanged over `swizzle_bytes` (0: not).
+    """
+
+    argument: int
+    item_bytes: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """From the first element to behind the last."""
+        outer = sum((extent - 1) * stride for extent, stride in zip(self.extents[1:], self.strides, strict=True))
+        return outer + self.extents[0] * self.item_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """One launch on a GPU: a function of the device code, `blocks` blocks of `threads` threads, all in one dimension.
 
-    The function takes the kernel's pointers and then `scalars`, each an int32. A block has `shared_bytes` of shared memory beside
-    the function's arrays of fixed size.
+    The function takes the kernel's pointers, then `scalars`, each an int32, then tensor maps. A block has `shared_bytes` of
+    shared memory beside the function's arrays of fixed size.
     """
 
     function: str
@@ -209,6 +231,7 @@ class Grid:
     threads: int
     scalars: tuple[int, ...] = ()
     shared_bytes: int = 0
+    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
+from .grid_checker import grid_faults
 from .plan import (
     ALIGNMENT,
     DIMENSIONS,
     SHARED,
-    VECTOR_ALIGNMENT,
     Buffer,
     Copy,
     Launch,
@@ -34,8 +34,6 @@ from .plan import (
 from .state_checker import slot_faults, state_faults, storage_faults
 from .symbolic.size_text import size_faults
 
-_BLOCK_THREADS = 1024  # of any GPU
-_SHARED_BYTES = 227 * 1024  # of a block, on any GPU
 _COUNT_BYTES = 8  # one int64
 _CALLER_ROLES = (Role.INPUT, Role.OUTPUT)
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE, Role.SLOT)
@@ -180,22 +178,7 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
                 if step.event not in recorded:
                     yield Fault(where, f"it waits for event {step.event}, which no earlier step records")
     yield from _check_workspaces(plan, buffers)
-    yield from _check_alignment(plan)
-    for kernel in plan.kernels:
-        for grid in kernel.grids:
-            if not (0 < grid.blocks < 2**31 and 0 < grid.threads <= _BLOCK_THREADS):
-                yield Fault(f"kernel {kernel.symbol}", f"no device runs {grid.blocks} blocks of {grid.threads} threads")
-            if not 0 <= grid.shared_bytes <= _SHARED_BYTES:
-                yield Fault(f"kernel {kernel.symbol}", f"no device has {grid.shared_bytes} bytes of shared memory for a block")
-
-
-def _check_alignment(plan: Plan) -> Iterator[Fault]:
-    """Kernels of GPUs load vectors of their operands."""
-    of_gpu = {kernel.symbol for kernel in plan.kernels if kernel.grids}
-    for number, step in enumerate(plan.steps):
-        for region in (*step_reads(step), *step_writes(step)) if isinstance(step, Launch) and step.kernel in of_gpu else ():
-            if region.offset % VECTOR_ALIGNMENT:
-                yield Fault(f"step {number}", f"{region} begins at no multiple of {VECTOR_ALIGNMENT} bytes")
+    yield from (Fault(where, what) for where, what in grid_faults(plan))
 
 
 def _check_region(where: str, region: Region, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:

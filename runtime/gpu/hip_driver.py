@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..plan import TensorMap
 from .driver import DriverError, Handle, KernelLaunch, Transfer
 from .entry_points import OF_HIP
 from .library_driver import LibraryDriver
@@ -67,6 +68,10 @@ class HipDriver(LibraryDriver):
 
     def _allow_shared(self, function: Handle, shared_bytes: int) -> None:
         """All that a compute unit has may be asked for."""
+
+    def _encode_map(self, one: TensorMap, address: int, to: int) -> None:
+        """Kernels for AMD have none."""
+        raise DriverError("AMD's GPUs copy no tensors by maps")
 
     def _error_name(self, code: int) -> str:
         function = self._functions["error_name"]
