@@ -14,6 +14,7 @@ from math import prod
 import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
 import numpy as np
 
+from .gpu.tensor_maps import TensorMap
 from .streaming.storage import PAGE as PAGE
 from .symbolic.shapes import hinted
 from .symbolic.sizes import Dim, Size, greatest_of
@@ -194,28 +195,6 @@ class Region:
     buffer: str
     offset: int
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMap:
-    """How copies of tensors (TMA) see the memory of a kernel's pointer number `argument`: cuTensorMapEncodeTiled.
-
-    Elements of `item_bytes`; `extents` from the innermost dimension on, `strides` in bytes of all but that one. A copy brings a
-    `box` to shared memory, zeros for what lies outside, in rows whose 16-byte chunks are exchanged over `swizzle_bytes` (0: not).
-    """
-
-    argument: int
-    item_bytes: int
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle_bytes: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """From the first element to behind the last."""
-        outer = sum((extent - 1) * stride for extent, stride in zip(self.extents[1:], self.strides, strict=True))
-        return outer + self.extents[0] * self.item_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from .errors import ProgramFileError
+from .gpu.tensor_maps import TensorMap
 from .plan import (
     FORMAT_VERSION,
     PACKED_TYPES,
@@ -32,7 +33,6 @@ from .plan import (
     Space,
     State,
     Step,
-    TensorMap,
     TensorType,
     Wait,
 )

@@ -15,8 +15,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from ...runtime.gpu.tensor_maps import TensorMap
 from ...runtime.hardware.machine import gpu_thread
-from ...runtime.plan import TensorMap
 from ..formats.bfloat16 import is_rounding, rounded
 from ..groups.configuration import Configuration
 from .builder import Buffer, Expr, KernelBuilder

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.ir import Range
 from tvm.ir.expr import TensorLoad
 
-from ...runtime.plan import TensorMap
+from ...runtime.gpu.tensor_maps import TensorMap
 
 BLOCK_THREADS = 256  # the most that TVM compiles ROCm kernels for
 _WARP_THREADS = 32

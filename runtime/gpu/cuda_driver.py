@@ -9,10 +9,10 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..plan import TensorMap
 from .driver import DriverError, Handle, KernelLaunch, Transfer
 from .entry_points import OF_CUDA
 from .library_driver import LibraryDriver
+from .tensor_maps import TensorMap
 
 _LIBRARY = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..plan import TensorMap
-from .tensor_maps import Encode, EncodedMaps
+from .tensor_maps import Encode, EncodedMaps, TensorMap
 
 Handle = int
 Cells = ctypes.Array[ctypes.c_uint64]  # arguments of kernels and addresses of copies, eight bytes each

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..plan import TensorMap
 from .driver import DriverError, Handle, KernelLaunch, Transfer
 from .entry_points import OF_HIP
 from .library_driver import LibraryDriver
+from .tensor_maps import TensorMap
 
 _LIBRARIES = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so")
 _FROM_HOST, _ON_DEVICE = 1, 3  # hipMemcpyHostToDevice, hipMemcpyDeviceToDevice

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..plan import TensorMap
 from .driver import DriverError, Handle, KernelLaunch, Transfer, Work, handles
 from .entry_points import ENTRY_POINTS, bound
+from .tensor_maps import TensorMap
 
 _MEMORY_TYPE, _ON_DEVICE = 2, 2  # *_POINTER_ATTRIBUTE_MEMORY_TYPE, and its value for memory of a device
 _WITHOUT_TIME = 2  # CU_EVENT_DISABLE_TIMING, hipEventDisableTiming

@@ -17,9 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from ..plan import TensorMap
 from .driver import WRONG_BINARY, DriverError, Handle, KernelLaunch, Transfer, Work, issue
-from .tensor_maps import MAP_BYTES
+from .tensor_maps import MAP_BYTES, TensorMap
 
 _POISON = 0xAB  # of memory that nobody wrote yet
 _LAUNCH_FAILED = 719  # CUresult

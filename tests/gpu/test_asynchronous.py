@@ -19,7 +19,7 @@ from prefuse.kernels.codegen.gpu_builder import GpuBuilder
 from prefuse.kernels.codegen.ptx_hopper import WARPGROUP, u32
 from prefuse.runtime.gpu.driver import KernelLaunch
 from prefuse.runtime.gpu.simulated_driver import encode_simulated
-from prefuse.runtime.plan import TensorMap
+from prefuse.runtime.gpu.tensor_maps import TensorMap
 from prefuse.runtime.target import Target
 from tvm import tirx
 
@@ -325,7 +325,8 @@ def box_of(content: np.ndarray, seen: TensorMap, place: tuple[int, ...]) -> np.n
     found = np.where(inside, found, np.zeros((), found.dtype))
     chunks = np.ascontiguousarray(found).view(np.uint8).reshape(-1, 16)
     number = np.arange(len(chunks))
-    return chunks[number ^ (number >> 3 & (seen.swizzle_bytes // 16 - 1 if seen.swizzle_bytes else 0))]
+    exchanged: np.ndarray = chunks[number ^ (number >> 3 & (seen.swizzle_bytes // 16 - 1 if seen.swizzle_bytes else 0))]
+    return exchanged
 
 
 def test_boxes_of_tensors(tmp_path: Path) -> None:
@@ -362,10 +363,12 @@ class Stored:
             builder.do(ptx_hopper.meet(1, self.count))
             sums = builder.local(4, "float32", "sums")
             cells = [sums[i32(i)] for i in range(4)]
-            described = [ptx_hopper.descriptor(base + u32(at), leading=128, stride=256, swizzle_bytes=0) for at in (0, 64 * 32)]
+            first, second = (
+                ptx_hopper.descriptor(base + u32(at), leading=128, stride=256, swizzle_bytes=0) for at in (0, 64 * 32)
+            )
             builder.do(ptx_hopper.fence_warpgroup())
             no = tirx.const(False, "bool")
-            builder.do(ptx_hopper.multiply(cells, *described, "f16", no, a_along_k=True, b_along_k=True))
+            builder.do(ptx_hopper.multiply(cells, first, second, "f16", no, a_along_k=True, b_along_k=True))
             builder.do(ptx_hopper.commit_products())
             builder.do(ptx_hopper.wait_for_products(0))
             for i, cell in enumerate(cells):

@@ -12,7 +12,8 @@ import pytest
 from prefuse.kernels.codegen.builder import Buffer
 from prefuse.kernels.codegen.gpu_builder import GpuBuilder
 from prefuse.kernels.codegen.grids import BLOCK_THREADS, GridLaunch, UncutError
-from prefuse.runtime.plan import Grid, Kernel, Launch, TensorMap
+from prefuse.runtime.gpu.tensor_maps import TensorMap
+from prefuse.runtime.plan import Grid, Kernel, Launch
 from prefuse.runtime.plan_checker import check_plan
 from prefuse.runtime.plan_text import parse_plan, print_plan
 from tvm import tirx
