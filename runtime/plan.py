@@ -14,6 +14,7 @@ from math import prod
 import ml_dtypes  # noqa: F401  (registers bfloat16, float8 and int4 with NumPy)
 import numpy as np
 
+from .gpu.tensor_maps import TensorMap
 from .streaming.storage import PAGE as PAGE
 from .symbolic.shapes import hinted
 from .symbolic.sizes import Dim, Size, greatest_of
@@ -201,8 +202,8 @@ class Region:
 class Grid:
     """One launch on a GPU: a function of the device code, `blocks` blocks of `threads` threads, all in one dimension.
 
-    The function takes the kernel's pointers and then `scalars`, each an int32. A block has `shared_bytes` of shared memory beside
-    the function's arrays of fixed size.
+    The function takes the kernel's pointers, then `scalars`, each an int32, then tensor maps. A block has `shared_bytes` of
+    shared memory beside the function's arrays of fixed size.
     """
 
     function: str
@@ -210,6 +211,7 @@ class Grid:
     threads: int
     scalars: tuple[int, ...] = ()
     shared_bytes: int = 0
+    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
+from .gpu.tensor_maps import BLOCK_SHARED_BYTES, tensor_map_fault
 from .plan import (
     ALIGNMENT,
     DIMENSIONS,
@@ -20,6 +21,8 @@ from .plan import (
     VECTOR_ALIGNMENT,
     Buffer,
     Copy,
+    Grid,
+    Kernel,
     Launch,
     Plan,
     Port,
@@ -34,9 +37,8 @@ from .plan import (
 from .state_checker import coverage_faults, slot_faults, state_faults, storage_faults
 from .symbolic.size_text import size_faults
 
-_BLOCK_THREADS = 1024  # of any GPU
-_SHARED_BYTES = 227 * 1024  # of a block, on any GPU
 _COUNT_BYTES = 8  # one int64
+_BLOCK_THREADS = 1024  # of any GPU
 _CALLER_ROLES = (Role.INPUT, Role.OUTPUT)
 _ARENA_ROLES = (Role.ACTIVATION, Role.WORKSPACE, Role.SLOT)
 _KEPT_ROLES = (Role.STATE, Role.SLOT)  # of what one call leaves for the next
@@ -180,22 +182,7 @@ def _check_steps(plan: Plan, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
                 if step.event not in recorded:
                     yield Fault(where, f"it waits for event {step.event}, which no earlier step records")
     yield from _check_workspaces(plan, buffers)
-    yield from _check_alignment(plan)
-    for kernel in plan.kernels:
-        for grid in kernel.grids:
-            if not (0 < grid.blocks < 2**31 and 0 < grid.threads <= _BLOCK_THREADS):
-                yield Fault(f"kernel {kernel.symbol}", f"no device runs {grid.blocks} blocks of {grid.threads} threads")
-            if not 0 <= grid.shared_bytes <= _SHARED_BYTES:
-                yield Fault(f"kernel {kernel.symbol}", f"no device has {grid.shared_bytes} bytes of shared memory for a block")
-
-
-def _check_alignment(plan: Plan) -> Iterator[Fault]:
-    """Kernels of GPUs load vectors of their operands."""
-    of_gpu = {kernel.symbol for kernel in plan.kernels if kernel.grids}
-    for number, step in enumerate(plan.steps):
-        for region in (*step_reads(step), *step_writes(step)) if isinstance(step, Launch) and step.kernel in of_gpu else ():
-            if region.offset % VECTOR_ALIGNMENT:
-                yield Fault(f"step {number}", f"{region} begins at no multiple of {VECTOR_ALIGNMENT} bytes")
+    yield from _check_grids(plan)
 
 
 def _check_region(where: str, region: Region, buffers: Mapping[str, Buffer]) -> Iterator[Fault]:
@@ -205,6 +192,32 @@ def _check_region(where: str, region: Region, buffers: Mapping[str, Buffer]) -> 
     elif region.offset < 0 or region.size_bytes < 0 or region.offset + region.size_bytes > buffer.size_bytes:
         extent = f"[{region.offset}, {region.offset + region.size_bytes})"
         yield Fault(where, f"bytes {extent} are not inside {region.buffer}, which has {buffer.size_bytes}")
+
+
+def _check_grids(plan: Plan) -> Iterator[Fault]:
+    """Launches that no GPU has, operands where vectors do not begin, tensor maps that see more than their operand."""
+    kernels = {kernel.symbol: kernel for kernel in plan.kernels if kernel.grids}
+    grids = [(kernel, grid) for kernel in kernels.values() for grid in kernel.grids]
+    yield from (Fault(f"kernel {kernel.symbol}", what) for kernel, grid in grids for what in _grid_faults(kernel, grid))
+    launches = [(number, step) for number, step in enumerate(plan.steps) if isinstance(step, Launch) and step.kernel in kernels]
+    for number, step in launches:
+        for region in (*step.reads, *step.writes):
+            if region.offset % VECTOR_ALIGNMENT:
+                yield Fault(f"step {number}", f"{region} begins at no multiple of {VECTOR_ALIGNMENT} bytes")
+        regions = (*step.reads, *step.writes, *step.scratch)
+        for one in (one for grid in kernels[step.kernel].grids for one in grid.maps if one.argument < len(regions)):
+            if not tensor_map_fault(one) and one.size_bytes > regions[one.argument].size_bytes:
+                yield Fault(f"step {number}", f"a tensor map sees {one.size_bytes} bytes of {regions[one.argument]}")
+
+
+def _grid_faults(kernel: Kernel, grid: Grid) -> Iterator[str]:
+    if not (0 < grid.blocks < 2**31 and 0 < grid.threads <= _BLOCK_THREADS and 0 <= grid.shared_bytes <= BLOCK_SHARED_BYTES):
+        yield f"no device runs {grid.blocks} blocks of {grid.threads} threads with {grid.shared_bytes} bytes of shared memory"
+    for one in grid.maps:
+        if not 0 <= one.argument < kernel.arguments:
+            yield f"a tensor map is of pointer {one.argument}, of {kernel.arguments}"
+        elif what := tensor_map_fault(one):
+            yield f"the tensor map of pointer {one.argument} {what}"
 
 
 def _check_inplace(where: str, step: Launch) -> Iterator[Fault]:

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from .errors import ProgramFileError
+from .gpu.tensor_maps import TensorMap
 from .plan import (
     FORMAT_VERSION,
     PACKED_TYPES,
@@ -112,7 +113,13 @@ def _grids(kernel: Kernel) -> str:
 def _grid(grid: Grid) -> str:
     scalars = f" scalars ({', '.join(map(str, grid.scalars))})" if grid.scalars else ""
     shared = f" shared {grid.shared_bytes}" if grid.shared_bytes else ""
-    return f"{_name(grid.function)} blocks {grid.blocks} threads {grid.threads}{shared}{scalars}"
+    maps = f" maps ({', '.join(map(_map, grid.maps))})" if grid.maps else ""
+    return f"{_name(grid.function)} blocks {grid.blocks} threads {grid.threads}{shared}{scalars}{maps}"
+
+
+def _map(one: TensorMap) -> str:
+    extents, strides, box = (f"[{','.join(map(str, numbers))}]" for numbers in (one.extents, one.strides, one.box))
+    return f"{one.argument} of {one.item_bytes} {extents} strides {strides} box {box} swizzle {one.swizzle_bytes}"
 
 
 def _extents(port: Port) -> str:
@@ -233,7 +240,19 @@ class _Line:
         threads = self.number()
         shared_bytes = self.number() if self.at("shared") else 0
         scalars = self.items("(", self.number, ")") if self.at("scalars") else ()
-        return Grid(function, blocks, threads, scalars, shared_bytes)
+        maps = self.items("(", self.tensor_map, ")") if self.at("maps") else ()
+        return Grid(function, blocks, threads, scalars, shared_bytes, maps)
+
+    def tensor_map(self) -> TensorMap:
+        argument = self.number()
+        self.take("of")
+        item_bytes, extents = self.number(), self.items("[", self.number, "]")
+        self.take("strides")
+        strides = self.items("[", self.number, "]")
+        self.take("box")
+        box = self.items("[", self.number, "]")
+        self.take("swizzle")
+        return TensorMap(argument, item_bytes, extents, strides, box, self.number())
 
     def tensor_type(self) -> TensorType:
         storage = self.name()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
 from tvm import tirx
 
+from ...runtime.gpu.tensor_maps import TensorMap
 from ...runtime.hardware.machine import gpu_thread
 from ..formats.bfloat16 import is_rounding, rounded
 from ..groups.configuration import Configuration
@@ -44,6 +45,7 @@ class GpuBuilder(KernelBuilder):
     def __init__(self, configuration: Configuration | None = None) -> None:
         super().__init__(gpu_thread(), _RESIDENT_THREADS, configuration=configuration)
         self._deferred: list[Stored] | None = None
+        self._maps: list[tuple[Expr, str, TensorMap]] = []  # variable, name of the parameter, and how it is seen
 
     def lanes(self, dtype: str) -> int:
         return 1
@@ -83,6 +85,12 @@ class GpuBuilder(KernelBuilder):
         buffer = tirx.decl_buffer((elements,), dtype, name=name, scope="shared.dyn", layout=None)
         self.emit(tirx.AllocBuffer(buffer))
         return buffer
+
+    def tensor_map(self, name: str, seen: TensorMap) -> Expr:
+        """The address of a tensor map of the parameter `name`; its number as an argument is settled at the end."""
+        variable = tirx.Var(f"map{len(self._maps)}", tvm.ir.PointerType(tirx.TensorMapType()))
+        self._maps.append((variable, name, seen))
+        return tirx.address_of(variable)
 
     def do(self, call: Expr) -> None:
         """An instruction of TVM's PTX dialect (`tvm.script.tirx.ptx`) as a statement."""
@@ -160,4 +168,6 @@ class GpuBuilder(KernelBuilder):
         Raises:
             UncutError: the loop nest cannot be cut into grids.
         """
-        return cut_into_grids(self._declarations(), self._blocks[0], self._pointers(), noalias=not aliased)
+        names = self.parameter_names
+        maps = [(variable, replace(seen, argument=names.index(name))) for variable, name, seen in self._maps]
+        return cut_into_grids(self._declarations(), self._blocks[0], self._pointers(), noalias=not aliased, maps=maps)

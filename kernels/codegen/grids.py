@@ -18,6 +18,8 @@ from tvm import tirx
 from tvm.ir import Range
 from tvm.ir.expr import TensorLoad
 
+from ...runtime.gpu.tensor_maps import TensorMap
+
 BLOCK_THREADS = 256  # the most that TVM compiles ROCm kernels for
 _WARP_THREADS = 32
 _MAX_LAUNCHES = 4096  # of one kernel: a longer loop is not for the host
@@ -29,19 +31,20 @@ class UncutError(Exception):
 
 @dataclass(frozen=True)
 class GridLaunch:
-    """A grid: the number of its function, its size, the values of the host's loops around it, and the bytes of shared memory
-    that a block asks for beside arrays of fixed size."""
+    """A grid: the number of its function, its size, the values of the host's loops around it, the bytes of shared memory
+    that a block asks for beside arrays of fixed size, and the tensor maps that its function takes."""
 
     function: int
     blocks: int
     threads: int
     scalars: tuple[int, ...] = ()
     shared_bytes: int = 0
+    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True)
 class DeviceFunction:
-    """A kernel as grids that run in order. Each function takes the kernel's pointers, then its int32 scalars."""
+    """A kernel as grids that run in order. Each function takes the kernel's pointers, its int32 scalars, and its tensor maps."""
 
     functions: tuple[Any, ...]  # tirx.PrimFunc
     launches: tuple[GridLaunch, ...]
@@ -73,14 +76,21 @@ def thread_extent(tag: str, variable: Any, extent: int, body: Any) -> Any:
     return tirx.AttrStmt(axis, "thread_extent", tirx.const(extent, "int32"), body)
 
 
-def cut_into_grids(head: Sequence[Any], body: Sequence[Any], pointers: Sequence[Any], *, noalias: bool) -> DeviceFunction:
-    """The grids of the statements `body`, whose buffers the statements `head` declare over `pointers`.
+def cut_into_grids(
+    head: Sequence[Any],
+    body: Sequence[Any],
+    pointers: Sequence[Any],
+    *,
+    noalias: bool,
+    maps: Sequence[tuple[Any, TensorMap]] = (),
+) -> DeviceFunction:
+    """The grids of the statements `body`, whose buffers the statements `head` declare over `pointers`; `maps` have variables.
 
     Raises:
         UncutError: a grid is in a loop whose extent is known at run time only, registers hold what cannot be computed again, or
             the host would launch more than 4096 grids.
     """
-    cutter = _Cutter(list(head), list(pointers), noalias, _written([*body], of_registers=False))
+    cutter = _Cutter(list(head), list(pointers), noalias, _written([*body], of_registers=False), maps)
     launches = tuple(_unrolled(cutter.cut(body, _Around()), ()))
     if len(launches) > _MAX_LAUNCHES:
         raise UncutError(f"it takes {len(launches)} launches, more than {_MAX_LAUNCHES}")
@@ -104,6 +114,7 @@ class _Cutter:
     pointers: list[Any]
     noalias: bool
     memory: frozenset[str]
+    maps: Sequence[tuple[Any, TensorMap]]
     functions: list[Any] = field(default_factory=list)
 
     def cut(self, statements: Sequence[Any], around: _Around) -> tuple[_Item, ...]:
@@ -178,10 +189,18 @@ class _Cutter:
             body = tirx.IfThenElse(condition, body, None)
         body = tirx.SeqStmt([*around.registers, body]) if around.registers else body
         whole = tirx.AttrStmt(grid.node, grid.attr_key, grid.value, tirx.AttrStmt(inner.node, inner.attr_key, inner.value, body))
-        function = tirx.PrimFunc([*self.pointers, *around.variables], tirx.SeqStmt([*self.head, whole]))
+        used = [(variable, one) for variable, one in self.maps if _names(whole, variable)]
+        parameters = [*self.pointers, *around.variables, *(variable for variable, _ in used)]
+        function = tirx.PrimFunc(parameters, tirx.SeqStmt([*self.head, whole]))
         function = function.with_attr("tirx.noalias", self.noalias).with_attr("s_tir", True)
         self.functions.append(tvm_ffi.get_global_func("s_tir.RenewDefs")(function))
-        return GridLaunch(len(self.functions) - 1, blocks, threads, shared_bytes=_dynamic_shared_bytes(body))
+        shared_bytes, maps = _dynamic_shared_bytes(body), tuple(one for _, one in used)
+        return GridLaunch(len(self.functions) - 1, blocks, threads, shared_bytes=shared_bytes, maps=maps)
+
+
+def _names(statement: Any, variable: Any) -> bool:
+    """Whether a statement has a variable."""
+    return any(one.same_as(variable) for one in _collected([statement], tirx.Var))
 
 
 def _one_thread(body: Any) -> Any:

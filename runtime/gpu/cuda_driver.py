@@ -12,12 +12,16 @@ from contextlib import contextmanager
 from .driver import DriverError, Handle, KernelLaunch, Transfer
 from .entry_points import OF_CUDA
 from .library_driver import LibraryDriver
+from .tensor_maps import TensorMap
 
 _LIBRARY = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _HOST, _DEVICE = 1, 2  # CU_MEMORYTYPE_*
 _MAX_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _SHARED_BYTES = 48 << 10  # that every launch may ask for
+_MAP_TYPES = {1: 0, 2: 1, 4: 2, 8: 4}  # CU_TENSOR_MAP_DATA_TYPE_UINT*, by bytes: copies change no numbers
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CU_TENSOR_MAP_SWIZZLE_*
+_INTERLEAVE_NONE, _PROMOTE_TO_256_BYTES, _FILL_ZEROS = 0, 3, 0  # CU_TENSOR_MAP_*
 
 
 class _KernelParameters(ctypes.Structure):
@@ -99,6 +103,13 @@ class CudaDriver(LibraryDriver):
     def _allow_shared(self, function: Handle, shared_bytes: int) -> None:
         if shared_bytes > _SHARED_BYTES:
             self._call("function_attribute", function, _MAX_SHARED_BYTES, shared_bytes)
+
+    def _encode_map(self, one: TensorMap, address: int, to: int) -> None:
+        rank = len(one.extents)
+        extents, strides = (ctypes.c_uint64 * rank)(*one.extents), (ctypes.c_uint64 * rank)(*one.strides)
+        box, steps = (ctypes.c_uint32 * rank)(*one.box), (ctypes.c_uint32 * rank)(*[1] * rank)
+        how = _INTERLEAVE_NONE, _SWIZZLES[one.swizzle_bytes], _PROMOTE_TO_256_BYTES, _FILL_ZEROS
+        self._call("encode_map", to, _MAP_TYPES[one.item_bytes], rank, address, extents, strides, box, steps, *how)
 
     def _error_name(self, code: int) -> str:
         text = ctypes.c_char_p()

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from .tensor_maps import Encode, EncodedMaps, TensorMap
+
 Handle = int
 Cells = ctypes.Array[ctypes.c_uint64]  # arguments of kernels and addresses of copies, eight bytes each
 
@@ -32,7 +34,8 @@ class DriverError(Exception):
 class KernelLaunch:
     """A grid of `blocks` blocks of `threads` threads. A cell is an argument: a pointer, or an int32 in the lower half.
 
-    `places` are the addresses of the cells, as launches take their arguments: made once, as a launch costs a microsecond.
+    `places` are the addresses of the cells and behind them of tensor maps, as launches take their arguments: made once, as a
+    launch costs a microsecond. Drivers encode the maps when they read the cells.
     """
 
     function: Handle
@@ -42,13 +45,21 @@ class KernelLaunch:
     cells: Cells
     places: ctypes.Array[ctypes.c_void_p]
     label: str  # for people
+    maps: EncodedMaps
 
     @classmethod
-    def of(cls, function: Handle, size: tuple[int, int, int], cells: Cells, label: str) -> KernelLaunch:
+    def of(
+        cls, function: Handle, size: tuple[int, int, int], cells: Cells, label: str, maps: tuple[TensorMap, ...] = ()
+    ) -> KernelLaunch:
         """With blocks, threads and bytes of shared memory, and the addresses of its cells."""
         step = ctypes.sizeof(ctypes.c_uint64)
-        places = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cells) + step * at for at in range(len(cells))))
-        return cls(function, *size, cells, places, label)
+        encoded = EncodedMaps(maps)
+        addresses = [*(ctypes.addressof(cells) + step * at for at in range(len(cells))), *encoded.addresses]
+        return cls(function, *size, cells, (ctypes.c_void_p * len(addresses))(*addresses), label, encoded)
+
+    def encode_maps(self, encode: Encode) -> None:
+        """Encode the maps of operands that have moved."""
+        self.maps.encode(self.cells, encode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ OF_CUDA = {
     "retain": ("cuDevicePrimaryCtxRetain", (_P, _I)),
     "push": ("cuCtxPushCurrent_v2", (_P,)),
     "pop": ("cuCtxPopCurrent_v2", (_P,)),
+    "encode_map": ("cuTensorMapEncodeTiled", (_P, _I, _U, _P, _P, _P, _P, _P, *[_I] * 4)),
     "error_name": ("cuGetErrorName", (_I, _P)),
     "add_copy": ("cuGraphAddMemcpyNode", (_P, _P, _P, _Z, _P, _P)),
     "update_copy": ("cuGraphExecMemcpyNodeSetParams", (_P, _P, _P, _P)),

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from .driver import DriverError, Handle, KernelLaunch, Transfer
 from .entry_points import OF_HIP
 from .library_driver import LibraryDriver
+from .tensor_maps import TensorMap
 
 _LIBRARIES = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so")
 _FROM_HOST, _ON_DEVICE = 1, 3  # hipMemcpyHostToDevice, hipMemcpyDeviceToDevice
@@ -67,6 +68,10 @@ class HipDriver(LibraryDriver):
 
     def _allow_shared(self, function: Handle, shared_bytes: int) -> None:
         """All that a compute unit has may be asked for."""
+
+    def _encode_map(self, one: TensorMap, address: int, to: int) -> None:
+        """Kernels for AMD have none."""
+        raise DriverError("AMD's GPUs copy no tensors by maps")
 
     def _error_name(self, code: int) -> str:
         function = self._functions["error_name"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from .driver import DriverError, Handle, KernelLaunch, Transfer, Work, handles
 from .entry_points import ENTRY_POINTS, bound
+from .tensor_maps import TensorMap
 
 _MEMORY_TYPE, _ON_DEVICE = 2, 2  # *_POINTER_ATTRIBUTE_MEMORY_TYPE, and its value for memory of a device
 _WITHOUT_TIME = 2  # CU_EVENT_DISABLE_TIMING, hipEventDisableTiming
@@ -45,6 +46,10 @@ class LibraryDriver(ABC):
     @abstractmethod
     def _allow_shared(self, function: Handle, shared_bytes: int) -> None:
         """Let a function be launched with so many bytes of shared memory. Raises DriverError where the GPU has less."""
+
+    @abstractmethod
+    def _encode_map(self, one: TensorMap, address: int, to: int) -> None:
+        """A tensor map of device memory, to 128 bytes of the host."""
 
     @abstractmethod
     def _error_name(self, code: int) -> str: ...
@@ -135,6 +140,7 @@ class LibraryDriver(ABC):
         self._call("copy", destination, source, size_bytes, stream)
 
     def launch(self, kernel: KernelLaunch, stream: Handle) -> None:
+        kernel.encode_maps(self._encode_map)
         self._call("launch", kernel.function, *_grid(kernel), stream, kernel.places, None)
 
     def synchronize(self, stream: Handle) -> None:
@@ -146,6 +152,7 @@ class LibraryDriver(ABC):
     def add(self, graph: Handle, work: Work, after: Sequence[Handle]) -> Handle:
         before = (handles(after), len(after))
         if isinstance(work, KernelLaunch):
+            work.encode_maps(self._encode_map)
             return self._made("add_kernel", graph, *before, ctypes.byref(self._kernel_parameters(work)))
         return self._made("add_copy", graph, *before, *self._copy_arguments(work))
 
@@ -154,6 +161,7 @@ class LibraryDriver(ABC):
 
     def update(self, instance: Handle, node: Handle, work: Work) -> None:
         if isinstance(work, KernelLaunch):
+            work.encode_maps(self._encode_map)
             self._call("update_kernel", instance, node, ctypes.byref(self._kernel_parameters(work)))
         else:
             self._call("update_copy", instance, node, *self._copy_arguments(work))

@@ -7,6 +7,7 @@ kernel that does what no kernel may, such as a race on shared memory, is an erro
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,13 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from .driver import WRONG_BINARY, DriverError, Handle, KernelLaunch, Transfer, Work, issue
+from .tensor_maps import MAP_BYTES, TensorMap
 
 _POISON = 0xAB  # of memory that nobody wrote yet
 _LAUNCH_FAILED = 719  # CUresult
 _ALIGNMENT = 256  # of device memory
+_MOST_DIMENSIONS = 5  # of a tensor map
+_TENSOR_MAP = struct.Struct(f"=Q{2 * _MOST_DIMENSIONS}Q3I{_MOST_DIMENSIONS}I")
 
 
 class SimulatedDriver:
@@ -143,6 +147,7 @@ class SimulatedDriver:
     def launch(self, kernel: KernelLaunch, stream: Handle) -> None:
         library, run, name = self._functions[kernel.function]
         with self._lock:
+            kernel.encode_maps(encode_simulated)
             if run(kernel.blocks, kernel.threads, kernel.shared_bytes, kernel.places):
                 raise DriverError(f"{name}: {bytes(library.sim_fault()).decode()}", _LAUNCH_FAILED)
 
@@ -184,9 +189,23 @@ def _copied(work: Work) -> Work:
     """The work with cells of its own: later changes do not count."""
     if isinstance(work, Transfer):
         return replace(work, places=type(work.places)(*work.places))
-    return KernelLaunch.of(
-        work.function, (work.blocks, work.threads, work.shared_bytes), type(work.cells)(*work.cells), work.label
+    size = work.blocks, work.threads, work.shared_bytes
+    return KernelLaunch.of(work.function, size, type(work.cells)(*work.cells), work.label, work.maps.maps)
+
+
+def encode_simulated(one: TensorMap, address: int, to: int) -> None:
+    """A tensor map as the simulator has it (asynchronous.h)."""
+    unused = (0,) * (_MOST_DIMENSIONS - len(one.extents))
+    content = _TENSOR_MAP.pack(
+        address,
+        *(*one.extents, *unused),
+        *(*one.strides, 0, *unused),
+        len(one.extents),
+        one.item_bytes,
+        one.swizzle_bytes,
+        *(*one.box, *unused),
     )
+    ctypes.memmove(to, content.ljust(MAP_BYTES, b"\0"), MAP_BYTES)
 
 
 @cache

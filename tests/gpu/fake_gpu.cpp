@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -36,7 +37,8 @@ struct Op {
   std::set<long> before;  // all that happens before it
 };
 typedef int Simulated(unsigned blocks, unsigned threads, unsigned shared, void** arguments);
-struct Kernel { Simulated* function; std::string name; int arguments; unsigned shared; };
+struct Kernel { Simulated* function; std::string name; int arguments, maps; unsigned shared; };
+typedef std::array<uint64_t, 16> Cell;  // an argument: the first 8 bytes, or a tensor map
 struct Stream { long last = -1; };
 struct Event { long op = -1; long long time = 0; };
 struct Node { Op op; };
@@ -171,12 +173,14 @@ static Op copy_op(Address to, Address from, size_t size) {
 static Op kernel_op(Kernel* kernel, unsigned blocks, unsigned threads, unsigned shared, void** arguments) {
   Op op;
   op.what = kernel->name;
-  std::vector<uint64_t> values;
+  std::vector<Cell> values;
   auto known = declared.find(kernel->name);
   size_t pointers = known == declared.end() ? 0 : known->second.size();
   for (size_t i = 0; i < (size_t)kernel->arguments; i++) {
-    values.push_back(*(uint64_t*)arguments[i]);
-    if (i < pointers && known->second[i].size) op.ranges.push_back({values[i], known->second[i].size, known->second[i].writes});
+    Cell value{};
+    memcpy(&value, arguments[i], (int)i < kernel->arguments - kernel->maps ? sizeof(uint64_t) : sizeof(Cell));
+    values.push_back(value);
+    if (i < pointers && known->second[i].size) op.ranges.push_back({value[0], known->second[i].size, known->second[i].writes});
   }
   op.run = [=]() mutable {
     std::vector<void*> places;
@@ -254,6 +258,28 @@ Result cuCtxPopCurrent_v2(void**) { return contexts-- > 0 ? OK : INVALID_CONTEXT
 Result cuFuncSetAttribute(Kernel* kernel, int attribute, int value) {
   return attribute == 8 && value <= 227 << 10 ? (kernel->shared = value, OK) : INVALID_VALUE;
 }
+// What the simulator takes for a tensor map (asynchronous.h), for arguments that the driver would accept.
+struct TensorMap { uint64_t address, extents[5], strides[5]; uint32_t rank, item_bytes, swizzle_bytes, box[5]; uint64_t unused; };
+Result cuTensorMapEncodeTiled(TensorMap* to, int type, uint32_t rank, Address address, const uint64_t* extents, const uint64_t* strides,
+                              const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion, int fill) {
+  static_assert(sizeof(TensorMap) == sizeof(Cell), "a tensor map has 128 bytes");
+  ENTER(cuTensorMapEncodeTiled);
+  static const uint32_t ITEMS[] = {1, 2, 4, 4, 8}, SWIZZLES[] = {0, 32, 64, 128};
+  if ((Address)to % 64 || type < 0 || type > 4 || !rank || rank > 5 || address % 16 || interleave || swizzle < 0 || swizzle > 3 || fill) return INVALID_VALUE;
+  TensorMap map{address, {}, {}, rank, ITEMS[type], SWIZZLES[swizzle], {}, 0};
+  uint64_t size = map.item_bytes * extents[0];
+  for (uint32_t i = 0; i < rank; i++) {
+    if (!extents[i] || !box[i] || box[i] > 256 || steps[i] != 1) return INVALID_VALUE;
+    map.extents[i] = extents[i], map.box[i] = box[i];
+    if (i + 1 == rank) break;
+    if (strides[i] % 16 || strides[i] >= 1ull << 40) return INVALID_VALUE;
+    map.strides[i] = strides[i];
+    size += (extents[i + 1] - 1) * strides[i];
+  }
+  uint64_t row = (uint64_t)box[0] * map.item_bytes;
+  if (row % 16 || (map.swizzle_bytes && row > map.swizzle_bytes) || !block_of(device, address, size)) return INVALID_VALUE;
+  return *to = map, OK;
+}
 Result cuGetErrorName(int, const char** name) { return *name = "CUDA_ERROR_OF_TEST", OK; }
 #endif
 
@@ -294,7 +320,8 @@ Result NAME(cuModuleGetFunction, hipModuleGetFunction)(Kernel** kernel, void* mo
   void* found = dlsym(module, ("sim_" + std::string(name)).c_str());
   int* count = (int*)dlsym(module, ("count_" + std::string(name)).c_str());
   if (!found || !count) return NOT_FOUND;
-  *kernel = new Kernel{(Simulated*)found, name, *count, NAME(48 << 10, 64 << 10)};
+  int* maps = (int*)dlsym(module, ("maps_" + std::string(name)).c_str());
+  *kernel = new Kernel{(Simulated*)found, name, *count, maps ? *maps : 0, NAME(48 << 10, 64 << 10)};
   return kernels.insert(*kernel), OK;
 }
 Result NAME(cuStreamCreate, hipStreamCreateWithFlags)(Stream** stream, unsigned flags) {

@@ -20,8 +20,9 @@ from prefuse.compiler.lowering.gpu.simulator.library import find_compiler, simul
 from prefuse.kernels.codegen.grids import DeviceFunction
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.gpu.cuda_driver import CudaDriver
-from prefuse.runtime.gpu.driver import Driver
+from prefuse.runtime.gpu.driver import Driver, KernelLaunch
 from prefuse.runtime.gpu.hip_driver import HipDriver
+from prefuse.runtime.gpu.simulated_driver import encode_simulated
 from prefuse.runtime.plan import Launch, Plan
 from prefuse.runtime.target import Target
 
@@ -161,10 +162,10 @@ def run_case(library: ctypes.CDLL, symbol: str, case: Case, kernel: BuiltKernel)
     pointers = [array.ctypes.data + _GUARD_BYTES for array in (*inputs, *outputs, *scratch)]
     for grid in kernel.function.launches:
         cells = (ctypes.c_uint64 * (len(pointers) + len(grid.scalars)))(*pointers, *grid.scalars)
-        size = ctypes.sizeof(ctypes.c_uint64)
-        places = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cells) + size * i for i in range(len(cells))))
+        one = KernelLaunch.of(0, (grid.blocks, grid.threads, grid.shared_bytes), cells, case.label, grid.maps)
+        one.encode_maps(encode_simulated)
         launch = getattr(library, f"sim_{function_symbol(symbol, grid.function)}")
-        if launch(grid.blocks, grid.threads, grid.shared_bytes, places):
+        if launch(one.blocks, one.threads, one.shared_bytes, one.places):
             raise SimulatedFaultError(f"{case.label}: {library.sim_fault().decode()}")
     for array in (*inputs, *outputs, *scratch):
         edges = np.concatenate([array[:_GUARD_BYTES], array[array.size - _GUARD_BYTES :]])

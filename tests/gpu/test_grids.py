@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from prefuse.kernels.codegen.builder import Buffer
 from prefuse.kernels.codegen.gpu_builder import GpuBuilder
 from prefuse.kernels.codegen.grids import BLOCK_THREADS, GridLaunch, UncutError
+from prefuse.runtime.gpu.tensor_maps import TensorMap
 from prefuse.runtime.plan import Grid, Kernel, Launch
 from prefuse.runtime.plan_checker import check_plan
 from prefuse.runtime.plan_text import parse_plan, print_plan
@@ -154,6 +156,42 @@ def test_a_plan_tells_its_grids() -> None:
     assert "grids (add_0 blocks 4 threads 256 shared 98304, add_1 blocks 1 threads 32 scalars (3, 0))" in text
     assert parse_plan(text) == plan
     assert check_plan(plan) == ()
+
+
+SEEN = TensorMap(0, 2, (8, 3), (16,), (8, 2), 128)
+
+
+def test_a_plan_tells_its_tensor_maps() -> None:
+    plan = tiny_plan("cuda:sm_90")
+    line = TensorMap(1, 4, (4,), (), (4,))
+    grids = (Grid("add_0", 4, 256, (7,), 98304, (replace(SEEN, extents=(8, 1)), line)),)
+    plan = replace(plan, kernels=(replace(plan.kernels[0], grids=grids), *plan.kernels[1:]))
+    text = print_plan(plan)
+    expected = "maps (0 of 2 [8,1] strides [16] box [8,2] swizzle 128, 1 of 4 [4] strides [] box [4] swizzle 0)"
+    assert f"shared 98304 scalars (7) {expected})" in text
+    assert parse_plan(text) == plan
+
+
+@pytest.mark.parametrize(
+    ("seen", "fault"),
+    [
+        (replace(SEEN, extents=(8, 300)), "sees 4800 bytes of"),
+        (replace(SEEN, argument=9), "is of pointer 9"),
+        (replace(SEEN, strides=(24,)), r"has strides \[24\]"),
+        (replace(SEEN, strides=()), "has 2 dimensions, 0 strides"),
+        (replace(SEEN, extents=(8, 0)), r"has extents \[8, 0\]"),
+        (replace(SEEN, box=(8, 257)), "of more than 256 elements"),
+        (replace(SEEN, box=(4, 1)), "rows of 8 bytes"),
+        (replace(SEEN, box=(64, 1), swizzle_bytes=64), "rows of 128 bytes and a swizzle of 64"),
+        (replace(SEEN, item_bytes=3), "elements of 3 bytes"),
+        (replace(SEEN, box=(64, 256, 16), extents=(64, 9, 9), strides=(128, 256)), "a box of 524288 bytes"),
+    ],
+)
+def test_tensor_maps_that_see_nothing(seen: TensorMap, fault: str) -> None:
+    """Refused by the driver, or beyond the memory of their pointer, which has 4000 bytes."""
+    plan = tiny_plan("cuda:sm_90")
+    plan = replace(plan, kernels=(replace(plan.kernels[0], grids=(Grid("a", 1, 32, maps=(seen,)),)), *plan.kernels[1:]))
+    assert any(re.search(fault, str(one)) for one in check_plan(plan))
 
 
 def test_operands_begin_at_vectors() -> None:

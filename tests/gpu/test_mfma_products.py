@@ -181,7 +181,7 @@ def test_no_bank_is_met_twice(along_k: bool, tmp_path: Path) -> None:
     library.sim_fault.restype = ctypes.c_char_p
     case.got = run_case(library, "k", case, kernel)
     case.check()
-    counts, conflicts = (ctypes.c_double * 5)(), (ctypes.c_double * 5)()
+    counts, conflicts = (ctypes.c_double * 7)(), (ctypes.c_double * 7)()
     library.sim_statistics(counts, conflicts)
     loads, stores, instructions = counts[0], counts[2], counts[3]
     assert (conflicts[0], conflicts[2]) == (1.0, 1.0)

@@ -25,7 +25,7 @@ from .simulator import CUDA, compile_simulation
 
 WARP = 32
 THREADS = 64
-KINDS = ("ldmatrix", "cp.async", "st.shared", "mma", "shuffle")
+KINDS = ("ldmatrix", "cp.async", "st.shared", "mma", "shuffle", "bulk copy", "wgmma")
 
 
 @dataclass

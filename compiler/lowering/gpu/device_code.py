@@ -45,6 +45,6 @@ def grids_of(symbol: str, function: object) -> tuple[Grid, ...]:
     if not isinstance(function, DeviceFunction):
         return ()
     return tuple(
-        Grid(function_symbol(symbol, one.function), one.blocks, one.threads, one.scalars, one.shared_bytes)
+        Grid(function_symbol(symbol, one.function), one.blocks, one.threads, one.scalars, one.shared_bytes, one.maps)
         for one in function.launches
     )

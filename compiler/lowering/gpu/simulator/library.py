@@ -1,6 +1,7 @@
 """CUDA C, or LLVM IR for AMD's GPUs, as TVM writes them, to a shared library of the simulator.
 
-It has a function sim_NAME(blocks, threads, shared bytes, arguments) a kernel, and the number of its arguments, count_NAME.
+It has a function sim_NAME(blocks, threads, shared bytes, arguments) a kernel, the number of its arguments, count_NAME, and
+how many of them, the last, are tensor maps, maps_NAME (CUDA C).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _INCLUDE = Path(__file__).with_name("include")
 _SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\) \{')
 _STATIC = re.compile(r"__shared__ alignas\((\d+)\) (\w+(?: \w+)?) (\w+)\[(\d+)\];")
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];")
+_QUALIFIERS = re.compile(r"__restrict__|__grid_constant__ |const (?=__grid_constant__)")
 _MEETING = re.compile(r"__syncthreads|__syncwarp|__shfl|tvm_builtin_")
 _BYTES = {"char": 1, "uchar": 1, "signed char": 1, "bool": 1, "short": 2, "ushort": 2, "half": 2, "nv_bfloat16": 2}
 _BYTES |= {"int": 4, "uint": 4, "float": 4, "int64_t": 8, "uint64_t": 8, "double": 8, "long long": 8}
@@ -115,9 +117,10 @@ def _function(text: str) -> Iterator[str]:
 
     body = _STATIC.sub(placed, text)
     yield _DYNAMIC.sub(r"uchar* \1 = (uchar*)sim::shared.data();", body)
-    types = [one.strip().rpartition(" ")[0].replace("__restrict__", "") for one in found[2].split(",")]
+    types = [_QUALIFIERS.sub("", one.strip().rpartition(" ")[0]) for one in found[2].split(",")]
     arguments = ", ".join(f"*({kind}*)a[{position}]" for position, kind in enumerate(types))
     meets = str(bool(_MEETING.search(text))).lower()
     call = f"sim::launch(blocks, threads, bytes, {offset}, {meets}, [=] {{ {found[1]}({arguments}); }})"
     yield f'extern "C" int sim_{found[1]}(unsigned blocks, unsigned threads, unsigned bytes, void** a) {{ return {call}; }}'
     yield f'extern "C" const int count_{found[1]} = {len(types)};'
+    yield f'extern "C" const int maps_{found[1]} = {sum("CUtensorMap" in one for one in types)};'

@@ -24,3 +24,23 @@ template <class T> inline T min(T a, T b) { return a < b ? a : b; }
 
 #include "vectors.h"
 #include "warp_instructions.h"
+#include "asynchronous.h"
+#include "warpgroup.h"
+
+namespace sim {
+// Lets bulk copies end: with the others idle, or at times that the order tells. CUDA C asks for it once a library.
+inline bool end_bulk(bool is_idle) {
+  if (bulks.empty() || (!is_idle && order != 1 && (order < 2 || random(4)))) return false;
+  finish_bulk(order < 2 ? 0 : random(bulks.size()));
+  return true;
+}
+static const bool has_async_proxy = [] {
+  begin_block = [] {
+    begin_asynchronous();
+    begin_warpgroups();
+  };
+  is_released = [](const Fiber& fiber) { return has_passed(fiber.mbarrier, fiber.parity); };
+  progress = end_bulk;
+  return true;
+}();
+}  // namespace sim

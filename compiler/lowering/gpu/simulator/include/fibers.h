@@ -42,11 +42,14 @@ static const unsigned WARP = SIM_WARP, STACK = 128 << 10;
 static int order = 0;
 static char fault[256];   // the first one of a launch; empty if there is none
 static unsigned current;  // number of the running thread in its block
+static bool is_left_over = false;  // whether the shadow of shared memory may have marks of the block before
 
 inline void fail(const char* text, unsigned at) {
+  is_left_over = true;
   if (!fault[0]) snprintf(fault, sizeof fault, "%s at shared byte %u, by thread %u of block %u", text, at, current, blockIdx.x);
 }
 inline void fail(const char* text) {
+  is_left_over = true;
   if (!fault[0]) snprintf(fault, sizeof fault, "%s, thread %u of block %u", text, current, blockIdx.x);
 }
 }  // namespace sim
@@ -56,19 +59,22 @@ inline void fail(const char* text) {
 namespace sim {
 // An operation of all lanes of a warp together, on an array of the lanes' operands.
 typedef void (*Collective)(void** operands);
-enum State { READY, AT_BARRIER, AT_COLLECTIVE, DONE };
+enum State { READY, AT_BARRIER, AT_COLLECTIVE, AT_MBARRIER, AT_NAMED_BARRIER, DONE };
 struct Fiber {
   void* stack_pointer = nullptr;
   char* stack = nullptr;
   State state = DONE;
   Collective operation = nullptr;
   void* operands = nullptr;
+  unsigned mbarrier = 0, parity = 0;  // that it waits for
 };
 static std::vector<Fiber> fibers;
 static void* scheduler;
 static std::function<void()> body;
 static unsigned long long seed = 1;
-static void (*begin_block)() = nullptr;  // what else is done before a block
+static void (*begin_block)() = nullptr;           // what else is done before a block
+static bool (*is_released)(const Fiber&) = nullptr;  // whether the mbarrier that a thread waits for has let it pass
+static bool (*progress)(bool is_idle) = nullptr;     // what runs beside threads may end; whether it did
 
 inline unsigned random(unsigned below) {  // xorshift64
   seed ^= seed << 13;
@@ -114,13 +120,18 @@ inline bool run_warp(unsigned begin, unsigned end) {
   bool has_run = false;
   for (unsigned k = begin; k < end; k++) {
     unsigned i = order == 1 ? end - 1 - (k - begin) : k;
+    if (fibers[i].state == AT_MBARRIER && is_released(fibers[i])) fibers[i].state = READY;
     if (fibers[i].state != READY) continue;
     resume(i);
     has_run = true;
   }
-  unsigned waiting = 0;
-  for (unsigned i = begin; i < end; i++) waiting += fibers[i].state == AT_COLLECTIVE;
-  if (!waiting) return has_run;
+  unsigned waiting = 0, coming = 0;  // lanes at the instruction, and those that something else holds up
+  for (unsigned i = begin; i < end; i++) {
+    State state = fibers[i].state;
+    waiting += state == AT_COLLECTIVE;
+    coming += state == READY || state == AT_MBARRIER || state == AT_NAMED_BARRIER;
+  }
+  if (!waiting || coming) return has_run;
   void* operands[WARP];
   Collective operation = nullptr;
   for (unsigned i = begin; i < end; i++) {
@@ -147,13 +158,18 @@ inline bool run_block(unsigned threads) {
       for (unsigned i = turn.size(); i > 1; i--) std::swap(turn[i - 1], turn[random(i)]);
     for (unsigned begin : turn) {
       unsigned steps = order < 2 ? ~0u : 1 + random(40);
-      while (steps-- && run_warp(begin, std::min(begin + WARP, threads))) has_run = true;
+      while (steps-- && run_warp(begin, std::min(begin + WARP, threads))) {
+        has_run = true;
+        if (progress) progress(false);
+      }
       if (fault[0]) return false;
     }
-    if (has_run) continue;
+    if (has_run || (progress && progress(true))) continue;
     unsigned met = 0, done = 0;
     for (unsigned i = 0; i < threads; i++) met += fibers[i].state == AT_BARRIER, done += fibers[i].state == DONE;
     if (done == threads) return true;
+    for (unsigned i = 0; i < threads; i++)
+      if (fibers[i].state == AT_MBARRIER) return current = i, fail("waits for ever at an mbarrier", fibers[i].mbarrier), false;
     if (met != threads) return fail("some threads of a block miss a barrier"), false;
     pass_barrier();
     for (unsigned i = 0; i < threads; i++) fibers[i].state = READY;

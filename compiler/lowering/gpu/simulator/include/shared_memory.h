@@ -1,28 +1,51 @@
-// Shared memory of a block, poisoned when the block begins, with a shadow that knows of each byte which thread wrote it and which
-// read it, in which interval between barriers. So races are found exactly, whatever order the threads run in:
-//   * reading what nobody wrote, or what another thread wrote with no barrier between;
-//   * overwriting what another thread read or wrote with no barrier between;
-//   * reading or overwriting the destination of a copy (cp.async) that its thread has not waited for.
-// What one warp does is ordered by its __syncwarp and by its collective instructions, too.
+// Shared memory of a block, poisoned when the block begins, with a shadow that knows of each byte who wrote it and who read it, and
+// when. So races are found exactly, whatever order the threads run in:
+//   * reading what nobody wrote, or what another thread wrote with nothing that orders the two;
+//   * overwriting what another thread read or wrote with nothing that orders the two;
+//   * reading or overwriting the destination of a copy under way, or overwriting what a copy or the matrix unit still reads.
+//
+// Order is that of vector clocks (Flanagan, Freund: FastTrack: Efficient and Precise Dynamic Race Detection, PLDI 2009). Time is one
+// tick, which every release moves on. An agent is a thread, or an mbarrier as the writer of what copies that complete on it bring.
+// Barriers of the block order all; meetings of a warp (__syncwarp, its collective instructions) its lanes; mbarriers and named
+// barriers, by clocks (asynchronous.h), who arrives before who waits.
 #pragma once
 
 namespace sim {
-struct Access {
-  unsigned epoch = 0, meeting = 0;  // barriers of the block, meetings of the warp, when it was
-  unsigned short thread = 0;
-  bool by_many = false;  // by several threads, of which `thread` is the last, all of one warp; of_many_warps: of several
-  bool of_many_warps = false;
+typedef unsigned long long Lanes;
+struct Write {
+  unsigned tick = 0;
+  unsigned short agent = 0;
+};
+// Lanes of a warp that read at one tick; `others` is a list of those of other warps and ticks, 0 if there are none.
+struct Reads {
+  Lanes lanes = 0;
+  unsigned tick = 0, others = 0;
+  unsigned short warp = 0;
 };
 struct Byte {
-  Access written, read;
-  bool pending = false;  // a copy to it is under way
+  Reads read;
+  Write written;
+  bool pending = false;    // a copy to it is under way
+  bool is_mbarrier = false;
 };
-enum Kind { LDMATRIX, ASYNC_COPY, SHARED_STORE, MMA, SHUFFLE, KINDS };
-static unsigned dynamic_bytes;  // where the arrays of fixed size begin
+// What the async proxy (copies, the matrix unit) reads, 16 bytes at a time.
+struct Chunk {
+  Reads read;
+  unsigned flying = 0;  // operations under way that read it
+};
+typedef std::vector<unsigned> Clock;  // by agent: the tick up to which its accesses are known; and behind those, its fenced writes
+enum Kind { LDMATRIX, ASYNC_COPY, SHARED_STORE, MMA, SHUFFLE, BULK_COPY, WGMMA, KINDS };
+static const unsigned MBARRIERS = 64;  // of a block
+static unsigned dynamic_bytes;         // where the arrays of fixed size begin
 static std::vector<char> shared;
 static std::vector<Byte> shadow;
-static unsigned epoch = 1, first_epoch = 1;
-static std::vector<unsigned> meetings;  // of each warp
+static std::vector<Chunk> chunks;
+static std::vector<std::vector<Reads>> readers;
+static unsigned tick = 1, first_tick, barrier_tick;  // when the block began, and of its last barrier
+static unsigned threads_of_block;
+static std::vector<Clock> known;          // of each warp
+static std::vector<Clock> known_alone;    // of each thread: what it knows beyond its warp; empty if nothing
+static std::vector<unsigned> fenced;      // of each thread: the tick of its last fence.proxy.async
 static long counts[KINDS], phases[KINDS], wavefronts[KINDS];
 struct Copy {
   unsigned to;
@@ -37,32 +60,115 @@ static std::vector<Copies> copies;  // of each thread
 static std::map<std::pair<unsigned, long>, std::vector<unsigned>> phase_of;
 static std::vector<long> accesses[KINDS];  // of each thread, so far
 
+inline unsigned agents() { return threads_of_block + MBARRIERS; }
 inline void begin_shared(unsigned size, unsigned threads) {
-  first_epoch = ++epoch;
+  threads_of_block = threads;
+  first_tick = barrier_tick = tick++;
   shared.assign(size, (char)0xFF);
-  if (shadow.size() < size) shadow.resize(size);
-  for (unsigned i = 0; i < size; i++) shadow[i].pending = false;
-  meetings.assign((threads + WARP - 1) / WARP, 1);
+  for (const Copies& one : copies) is_left_over |= !one.open.empty() || !one.groups.empty();
+  if (is_left_over || shadow.size() < size) {
+    shadow.assign(size, Byte());
+    chunks.assign((size + 15) / 16, Chunk());
+    is_left_over = false;
+  }
+  readers.assign(1, {});
+  known.assign((threads + WARP - 1) / WARP, Clock(2 * agents()));
+  known_alone.assign(threads, Clock());
+  fenced.assign(threads, 0);
   copies.assign(threads, Copies());
   phase_of.clear();
   for (auto& of_threads : accesses) of_threads.assign(threads, 0);
 }
-inline void pass_barrier() { epoch++; }
-// Whether an access is over, and seen, before what the current thread does now.
-inline bool is_before(const Access& one) {
-  if (one.epoch < epoch || (one.thread == current && !one.by_many)) return true;
-  return !one.of_many_warps && one.thread / WARP == current / WARP && one.meeting < meetings[current / WARP];
+inline void join(Clock& clock, const Clock& other) {
+  for (unsigned i = 0; i < other.size(); i++)
+    if (other[i] > clock[i]) clock[i] = other[i];
 }
-inline void note(Access& access) {
-  if (access.epoch == epoch && access.thread != current) {
-    access.by_many = true;
-    access.of_many_warps |= access.thread / WARP != current / WARP;
-  } else if (access.epoch != epoch) {
-    access.by_many = access.of_many_warps = false;
+// A barrier of the block: all know what each knows and did. What copies bring is known to who waited for it, and so to all.
+inline void pass_barrier() {
+  Clock total(2 * agents());
+  for (const Clock& one : known) join(total, one);
+  for (unsigned i = 0; i < threads_of_block; i++) {
+    join(total, known_alone[i]);
+    known_alone[i].clear();
+    total[i] = tick;
+    total[agents() + i] = fenced[i];
   }
-  access.epoch = epoch;
-  access.thread = current;
-  access.meeting = meetings[current / WARP];
+  known.assign(known.size(), total);
+  barrier_tick = tick++;
+}
+// What the current thread knows of an entry of clocks.
+inline unsigned knows(unsigned entry) {
+  unsigned of_warp = known[current / WARP][entry];
+  const Clock& alone = known_alone[current];
+  return alone.empty() ? of_warp : std::max(of_warp, alone[entry]);
+}
+// Give what the current thread knows and did to a clock.
+inline void release(Clock& clock) {
+  join(clock, known[current / WARP]);
+  join(clock, known_alone[current]);
+  clock[current] = tick++;
+  clock[agents() + current] = fenced[current];
+}
+inline void acquire(const Clock& clock) {
+  Clock& alone = known_alone[current];
+  if (alone.empty()) alone.assign(2 * agents(), 0);
+  join(alone, clock);
+}
+// All lanes of the current warp know what each of them knows and did.
+inline void meet_warp() {
+  unsigned warp = current / WARP, end = std::min((warp + 1) * WARP, threads_of_block);
+  for (unsigned i = warp * WARP; i < end; i++) {
+    join(known[warp], known_alone[i]);
+    known_alone[i].clear();
+    known[warp][i] = tick;
+    known[warp][agents() + i] = fenced[i];
+  }
+  tick++;
+}
+// Whether an access is over, and seen, before what the current thread does now.
+inline bool is_before(const Write& one) {
+  bool is_passed = one.tick <= (one.agent < threads_of_block ? barrier_tick : first_tick);
+  return is_passed || one.agent == current || knows(one.agent) >= one.tick;
+}
+inline bool is_before(const Reads& one) {
+  if (one.tick <= barrier_tick) return true;
+  for (Lanes left = one.lanes; left; left &= left - 1) {
+    unsigned thread = one.warp * WARP + __builtin_ctzll(left);
+    if (thread != current && knows(thread) < one.tick) return false;
+  }
+  return true;
+}
+inline bool all_before(const Reads& first) {
+  if (first.tick <= first_tick) return true;
+  if (!is_before(first)) return false;
+  if (first.others)
+    for (const Reads& one : readers[first.others])
+      if (!is_before(one)) return false;
+  return true;
+}
+inline void note(Reads& first, Lanes lanes) {
+  unsigned short warp = current / WARP;
+  if (first.tick <= first_tick) first.others = 0;
+  auto add = [&](Reads& one) {
+    bool is_same = one.warp == warp && one.tick == tick;
+    if (!is_same && !is_before(one)) return false;
+    one.lanes = is_same ? one.lanes | lanes : lanes;
+    one.tick = tick;
+    one.warp = warp;
+    return true;
+  };
+  if (add(first)) return;
+  if (!first.others) {
+    first.others = readers.size();
+    readers.emplace_back();
+  }
+  for (Reads& one : readers[first.others])
+    if (add(one)) return;
+  Reads one;
+  one.lanes = lanes;
+  one.tick = tick;
+  one.warp = warp;
+  readers[first.others].push_back(one);
 }
 inline bool is_inside(unsigned at, unsigned size) {
   if (at <= shared.size() && size <= shared.size() - at) return true;
@@ -73,21 +179,27 @@ inline void reading(unsigned at, unsigned size) {
   for (unsigned i = at; i < at + size; i++) {
     Byte& byte = shadow[i];
     if (byte.pending) fail("reads what a copy under way writes", i);
-    if (byte.written.epoch < first_epoch) fail("reads what nobody wrote", i);
+    if (byte.written.tick <= first_tick) fail("reads what nobody wrote", i);
     if (!is_before(byte.written)) fail("reads what another thread wrote, with no barrier between", i);
-    note(byte.read);
+    if (byte.is_mbarrier) fail("reads an mbarrier", i);
+    note(byte.read, 1ull << current % WARP);
   }
+}
+// What a write of the current thread, or of a copy that it begins, must not meet.
+inline void overwriting(unsigned i) {
+  const Byte& byte = shadow[i];
+  if (byte.pending) fail("overwrites what a copy under way writes", i);
+  if (chunks[i / 16].flying) fail("overwrites what the matrix unit still reads", i);
+  if (byte.is_mbarrier) fail("overwrites an mbarrier", i);
+  if (!all_before(byte.read) || !all_before(chunks[i / 16].read)) fail("overwrites what another thread read, with no barrier between", i);
+  if (!is_before(byte.written)) fail("overwrites what another thread wrote, with no barrier between", i);
 }
 inline void writing(unsigned at, unsigned size, bool pending = false) {
   if (!is_inside(at, size)) return;
   for (unsigned i = at; i < at + size; i++) {
-    Byte& byte = shadow[i];
-    if (byte.pending) fail("overwrites what a copy under way writes", i);
-    if (!is_before(byte.read)) fail("overwrites what another thread read, with no barrier between", i);
-    if (!is_before(byte.written)) fail("overwrites what another thread wrote, with no barrier between", i);
-    byte.written.by_many = false;
-    byte.written = Access{epoch, meetings[current / WARP], (unsigned short)current};
-    byte.pending = pending;
+    overwriting(i);
+    shadow[i].written = {tick, (unsigned short)current};
+    shadow[i].pending = pending;
   }
 }
 // Wavefronts of what `lanes` lanes do at once: how many different words the busiest of the 32 banks gives.
