@@ -47,10 +47,27 @@ class Mfma:
         if self.kind == "f16":
             first, second = (tirx.reinterpret("float16x4", one) for one in (first, second))
         zero = tirx.const(0, "int32")  # no broadcast, no permutation
-        number = tvm.get_global_func("target.llvm_lookup_intrinsic_id")(self.intrinsic)
-        return tirx.call_llvm_pure_intrin(f"float32x{self.sums}", number, first, second, sums, zero, zero, zero)
+        return tirx.call_llvm_pure_intrin(
+            f"float32x{self.sums}", _intrinsic(self.intrinsic), first, second, sums, zero, zero, zero
+        )
 
 
 def pin() -> Expr:
     """LLVM moves no instruction over this place."""
     return tirx.call_llvm_intrin("void", "llvm.amdgcn.sched.barrier", tirx.const(0, "int32"))
+
+
+def exp2(value: Expr) -> Expr:
+    """Two to a float32 by one instruction (v_exp_f32), to one unit in the last place; 0 where that is no normal number."""
+    return tirx.call_llvm_pure_intrin("float32", _intrinsic("llvm.amdgcn.exp2"), value)
+
+
+def maximum(first: Expr, second: Expr) -> Expr:
+    """The larger of two float32, that which is a number where one is none, by half an instruction (v_max3_f32) in a chain."""
+    return tirx.call_llvm_pure_intrin("float32", _intrinsic("llvm.maxnum"), first, second)
+
+
+def _intrinsic(name: str) -> int:
+    """LLVM's number of an intrinsic."""
+    number: int = tvm.get_global_func("target.llvm_lookup_intrinsic_id")(name)
+    return number

@@ -151,10 +151,10 @@ class GpuBuilder(KernelBuilder):
             for first in range(0, count, lanes):
                 self.store_vector(neighbours[first : first + lanes])
 
-    def shuffle(self, value: Expr, lane: Expr) -> Expr:
-        """The value that another lane of the warp has; all lanes must be there."""
+    def shuffle(self, value: Expr, lane: Expr, lanes: int = _WARP) -> Expr:
+        """The value that another lane has of the warp, or of the wavefront's so many lanes; all of them must be there."""
         mask = tirx.const(0xFFFFFFFF, "uint32")
-        width = tirx.const(_WARP, "int32")
+        width = tirx.const(lanes, "int32")
         return self.name(tirx.call_intrin(str(value.ty), "tirx.tvm_warp_shuffle", mask, value, lane, width, width))
 
     def barrier(self) -> None:

@@ -133,7 +133,7 @@ class MmaProduct:
         """What brings parts of an operand: packed constants, asynchronous copies of rows, or loads through registers."""
         product, builder, tile = self.product, self.product.builder, way.tile
         kind = self.group.types[side.name]
-        lines, is_swizzled = tile.rows if is_a else tile.columns, self.target.kind == "cuda" or not side.lines_last
+        lines, is_swizzled = tile.rows if is_a else tile.columns, unit.swizzles_lines or not side.lines_last
         layout = PartLayout(lines, tile.depth, self.terms[not is_a], not side.lines_last, unit.chunk, is_swizzled)
         if side.name in self.group.constants:
             layout = replace(layout, along_k=True, is_swizzled=True)

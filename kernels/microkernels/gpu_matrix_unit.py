@@ -21,6 +21,13 @@ class Fragments(Protocol):
         """All of the warp's lines for a step of k of the part that lies at `address`, to slot 0 or 1."""
 
 
+class SumFragments(Protocol):
+    """Sums of one block of rows, which are fragments of a product behind them as they lie."""
+
+    def take(self, step: int) -> None:
+        """Make fragments, all terms of them, of the sums that are a step of k."""
+
+
 class Copies(Protocol):
     """Chunks of 16 bytes on their way from memory to shared memory, by the number of the thread's turn.
 
@@ -65,8 +72,16 @@ class MatrixUnit(Protocol):
     @property
     def neighbours(self) -> int: ...
     @property
+    def row_lanes(self) -> Sequence[int]:
+        """Bits in which the numbers of lanes differ that have sums of the same rows."""
+
+    @property
     def copies_wait_in_registers(self) -> bool:
         """Whether copies have an end."""
+
+    @property
+    def swizzles_lines(self) -> bool:
+        """Whether parts whose rows run along lines are swizzled."""
 
     def allocate(self, chunks: int) -> Expr:
         """Shared memory of a block; the address of its first chunk."""
@@ -89,10 +104,24 @@ class MatrixUnit(Protocol):
     def pin(self) -> None:
         """The compiler moves no instruction over this place, so that loads stay ahead of what hides their latency."""
 
-    def fragments(self, layout: PartLayout, begin: Expr, lines: int, lane: Expr, *, is_a: bool) -> Fragments:
-        """Those of the lines [begin, begin + lines) of a part."""
+    def fragments(
+        self, layout: PartLayout, begin: Expr, lines: int, lane: Expr, *, is_a: bool, with_sums: bool = False
+    ) -> Fragments:
+        """Those of the lines [begin, begin + lines) of a part; of B also such as are multiplied with `sums_as_fragments`."""
 
-    def multiply(self, sums: Buffer, a: Fragments, b: Fragments, slot: int, terms: tuple[int, int]) -> None:
+    def sums_as_fragments(self, sums: Buffer, terms: int) -> SumFragments:
+        """Of A, `rows` lines of it, whose columns are k of another product: float32 sums as numbers, or terms, of the unit.
+
+        What is NaN may become another number.
+        """
+
+    def maximum(self, first: Expr, second: Expr) -> Expr:
+        """Of two float32, of which NaN is none, or either."""
+
+    def exponential(self, value: Expr) -> Expr:
+        """That of a float32 that is not positive, to a few units of 2^-24."""
+
+    def multiply(self, sums: Buffer, a: Fragments | SumFragments, b: Fragments, slot: int, terms: tuple[int, int]) -> None:
         """Add the products of the fragments in a slot, of one term of A by one of B, to all sums of the warp."""
 
     def place(self, lane: Expr) -> tuple[Expr, Expr]:

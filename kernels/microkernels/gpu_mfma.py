@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product as nest
+from math import log
 
 from tvm import tirx
 
@@ -17,7 +18,7 @@ from ..codegen import amdgcn
 from ..codegen.builder import Buffer, Expr
 from ..codegen.gpu_builder import GpuBuilder
 from .bf16_split import split
-from .gpu_matrix_unit import Fragments
+from .gpu_matrix_unit import Fragments, SumFragments
 from .gpu_part_layout import CHUNK_BYTES, PartLayout
 
 _NEIGHBOURS = 4
@@ -35,6 +36,7 @@ class MfmaUnit:
     lanes = amdgcn.WAVEFRONT
     neighbours = _NEIGHBOURS
     copies_wait_in_registers = True
+    swizzles_lines = False
     stages: Buffer = field(init=False)
 
     @property
@@ -75,6 +77,10 @@ class MfmaUnit:
     def groups(self) -> Sequence[tuple[int, int]]:
         return [(0, first * self.k_groups) for first in range(0, self.sums, _NEIGHBOURS)]
 
+    @property
+    def row_lanes(self) -> Sequence[int]:
+        return [self.size << bit for bit in range((self.lanes // self.size).bit_length() - 1)]
+
     def place(self, lane: Expr) -> tuple[Expr, Expr]:
         return tirx.floormod(lane, self.size), tirx.floordiv(lane, self.size) * _NEIGHBOURS
 
@@ -98,7 +104,8 @@ class MfmaUnit:
             return number
         if self.kind == "f32":
             return tirx.reinterpret("float32", tirx.Cast("uint32", number) << tirx.const(16, "uint32"))
-        assert self.kind == "bf16"
+        if self.kind == "f16":
+            return tirx.reinterpret("uint16", tirx.Cast("float16", number))
         return split(self.builder, number, 1)[0]
 
     def put(self, to: Expr, content: Sequence[Expr]) -> None:
@@ -119,11 +126,25 @@ class MfmaUnit:
     def pin(self) -> None:
         self.builder.do(amdgcn.pin())
 
-    def fragments(self, layout: PartLayout, begin: Expr, lines: int, lane: Expr, *, is_a: bool) -> LaneFragments:
-        return LaneFragments(self, layout, is_a, begin, lines, lane)
+    def fragments(
+        self, layout: PartLayout, begin: Expr, lines: int, lane: Expr, *, is_a: bool, with_sums: bool = False
+    ) -> LaneFragments:
+        run = _NEIGHBOURS if with_sums else self.chunk
+        return LaneFragments(self, layout, is_a, begin, lines, lane, run)
 
-    def multiply(self, sums: Buffer, a: Fragments, b: Fragments, slot: int, terms: tuple[int, int]) -> None:
-        assert isinstance(a, LaneFragments)
+    def sums_as_fragments(self, sums: Buffer, terms: int) -> SumNumbers:
+        assert terms == 1
+        return SumNumbers(self, sums)
+
+    def maximum(self, first: Expr, second: Expr) -> Expr:
+        return amdgcn.maximum(first, second)
+
+    def exponential(self, value: Expr) -> Expr:
+        """What rounding makes of a large exponent is lost in a result that is as small."""
+        return amdgcn.exp2(value * tirx.const(1 / log(2), "float32"))
+
+    def multiply(self, sums: Buffer, a: Fragments | SumFragments, b: Fragments, slot: int, terms: tuple[int, int]) -> None:
+        assert isinstance(a, LaneFragments | SumNumbers)
         assert isinstance(b, LaneFragments)
         row_blocks, column_blocks, instruction = a.lines // self.size, b.lines // self.size, self.instruction
         for part in range(self.chunk // instruction.numbers):
@@ -175,11 +196,16 @@ class RegisterCopies:
 
 
 class LaneFragments:
-    """Lane l has, of every block of SIZE lines, a chunk along k of line l % SIZE: of the step's chunks number l / SIZE."""
+    """Lane l has, of every block of SIZE lines, a chunk along k of line l % SIZE: of the step's chunks number l / SIZE.
 
-    def __init__(self, unit: MfmaUnit, layout: PartLayout, is_a: bool, begin: Expr, lines: int, lane: Expr) -> None:
+    Where rows run along lines the chunk may be made of runs of k, one of each group of lanes after the other.
+    """
+
+    def __init__(self, unit: MfmaUnit, layout: PartLayout, is_a: bool, begin: Expr, lines: int, lane: Expr, run: int) -> None:
         self.unit, self.layout, self.lines, builder = unit, layout, lines, unit.builder
+        self._run = run
         assert layout.is_swizzled == layout.along_k
+        assert run == unit.chunk or not layout.along_k
         group, line = builder.bind(tirx.floordiv(lane, unit.size)), builder.bind(tirx.floormod(lane, unit.size))
         if layout.along_k:
             self._swizzle = builder.bind(layout.swizzle(line))
@@ -187,7 +213,7 @@ class LaneFragments:
             steps = layout.depth // unit.depth
             self._chunks = [self._chunk(step * unit.k_groups + group) for step in range(steps)]
         else:
-            self._first = builder.bind(group * (unit.chunk * layout.lines) + begin + line)
+            self._first = builder.bind(group * (run * layout.lines) + begin + line)
         self._registers = builder.local(2 * lines // unit.size * unit.chunk, unit.dtype, "a" if is_a else "b")
 
     def _chunk(self, number: Expr) -> Expr:
@@ -211,7 +237,8 @@ class LaneFragments:
     def _load_numbers(self, slot: int, address: Expr, step: int, block: int) -> None:
         unit, layout = self.unit, self.layout
         for e in range(unit.chunk):
-            number = self._first + ((step * unit.k_groups * unit.chunk + e) * layout.lines + block * unit.size)
+            k = step * unit.depth + e // self._run * (self._run * unit.k_groups) + e % self._run
+            number = self._first + (k * layout.lines + block * unit.size)
             unit.builder.store(self._registers, self._place(slot, block) + e, unit.stages[address * unit.chunk + number])
 
     def _place(self, slot: int, block: int) -> int:
@@ -222,6 +249,32 @@ class LaneFragments:
         count = self.unit.instruction.numbers
         first = self._place(slot, block) + part * count
         return self._registers[tirx.const(first, "int32") if count == 1 else _run(first, count)]
+
+
+class SumNumbers:
+    """Sums as A's fragments: of each group of neighbours of a row that a lane has, four numbers of k."""
+
+    def __init__(self, unit: MfmaUnit, sums: Buffer) -> None:
+        self.unit, self.lines, self._sums = unit, unit.size, sums
+        self._registers = unit.builder.local(unit.chunk, unit.dtype, "weights")
+
+    def take(self, step: int) -> None:
+        unit = self.unit
+        for i in range(unit.chunk):
+            number = self._sums[tirx.const(step * unit.chunk + i, "int32")]
+            content = self._rounded(number) if unit.kind == "bf16" else unit.convert([number], 1)[0][0]
+            unit.builder.store(self._registers, i, content)
+
+    def _rounded(self, number: Expr) -> Expr:
+        """To bfloat16, to even, without the care for NaN that takes as many instructions again."""
+        bits = self.unit.builder.name(tirx.reinterpret("uint32", number))
+        is_odd = (bits >> _u32(16)) & _u32(1)
+        return tirx.Cast("uint16", (bits + is_odd + _u32(0x7FFF)) >> _u32(16))
+
+    def numbers(self, slot: int, block: int, part: int) -> Expr:
+        """What an instruction takes, `part` telling which of the step's numbers; there is one slot and one block."""
+        count = self.unit.instruction.numbers
+        return self._registers[tirx.const(part, "int32") if count == 1 else _run(part * count, count)]
 
 
 def _u32(value: int) -> Expr:

@@ -15,7 +15,7 @@ from tvm import tirx
 from ..codegen import ptx
 from ..codegen.builder import Buffer, Expr
 from ..codegen.gpu_builder import GpuBuilder
-from .gpu_matrix_unit import Fragments
+from .gpu_matrix_unit import Fragments, SumFragments
 from .gpu_part_layout import CHUNK, PartLayout
 
 _LARGEST = float.fromhex("0x1.fep+127")  # of bfloat16
@@ -35,7 +35,9 @@ class MmaSync:
     rows, columns, depth = 16, 8, 16
     sums, neighbours = _SUMS, 2
     groups = ((0, 0), (8, 0))
+    row_lanes = (1, 2)
     copies_wait_in_registers = False
+    swizzles_lines = True
 
     def allocate(self, chunks: int) -> Expr:
         return ptx.shared_address(self.builder.dynamic_shared(chunks * ptx.COPY_BYTES, "uint8"))
@@ -80,11 +82,16 @@ class MmaSync:
     def pin(self) -> None:
         """ptxas keeps loads early by itself."""
 
-    def fragments(self, layout: PartLayout, begin: Expr, lines: int, lane: Expr, *, is_a: bool) -> FragmentReader:
+    def fragments(
+        self, layout: PartLayout, begin: Expr, lines: int, lane: Expr, *, is_a: bool, with_sums: bool = False
+    ) -> FragmentReader:
         return FragmentReader(self.builder, layout, is_a, begin, lines, lane)
 
-    def multiply(self, sums: Buffer, a: Fragments, b: Fragments, slot: int, terms: tuple[int, int]) -> None:
-        assert isinstance(a, FragmentReader)
+    def sums_as_fragments(self, sums: Buffer, terms: int) -> SumWords:
+        return SumWords(self, sums, terms)
+
+    def multiply(self, sums: Buffer, a: Fragments | SumFragments, b: Fragments, slot: int, terms: tuple[int, int]) -> None:
+        assert isinstance(a, FragmentReader | SumWords)
         assert isinstance(b, FragmentReader)
         row_blocks, column_blocks = a.lines // self.rows, b.lines // self.columns
         a_first, b_first = a.first(slot, terms[0]), b.first(slot, terms[1])
@@ -93,6 +100,12 @@ class MmaSync:
             of_a = [a.registers[_i32(a_first + i * _A_WORDS + r)] for r in range(_A_WORDS)]
             of_b = [b.registers[_i32(b_first + j * _B_WORDS + r)] for r in range(_B_WORDS)]
             self.builder.do(ptx.multiply(cells, of_a, of_b, self.kind))
+
+    def maximum(self, first: Expr, second: Expr) -> Expr:
+        return tirx.max(first, second)
+
+    def exponential(self, value: Expr) -> Expr:
+        return tirx.exp(value)
 
     def place(self, lane: Expr) -> tuple[Expr, Expr]:
         return tirx.floordiv(lane, 4), tirx.floormod(lane, 4) * 2
@@ -167,6 +180,36 @@ class FragmentReader:
             words = [self.registers[tirx.const(place + pair * 4 + i, "int32")] for i in range(4)]
             at = address + self._first + chunk + tirx.const(fixed, "uint32")
             self.builder.do(ptx.load_fragments(words, at, transposed=not layout.along_k))
+
+
+@dataclass
+class SumWords:
+    """The sums of two blocks of 16 x 8 beside each other lie as those of A of 16 x 16: their neighbours become words."""
+
+    unit: MmaSync
+    sums: Buffer
+    terms: int
+
+    lines = 16
+
+    def __post_init__(self) -> None:
+        self.registers = self.unit.builder.local(self.terms * _A_WORDS, "uint32", "weights")
+
+    def first(self, slot: int, term: int) -> int:
+        """Number of the first register of a term; there is one slot."""
+        return term * _A_WORDS
+
+    def take(self, step: int) -> None:
+        builder = self.unit.builder
+        for block, row in nest(range(2), range(2)):
+            cell = (step * 2 + block) * _SUMS + row * 2
+            low, high = self.sums[_i32(cell)], self.sums[_i32(cell + 1)]
+            place = block * 2 + row
+            if self.terms == 1:
+                builder.do(ptx.rounded_pair(self.registers[_i32(place)], low, high, self.unit.kind))
+                continue
+            for term, word in enumerate(split_pair(builder, low, high, self.terms)):
+                builder.store(self.registers, self.first(0, term) + place, word)
 
 
 def _u32(value: Expr | int) -> Expr:

@@ -18,6 +18,7 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.gpu import gpu_machine
 
+from ..kernels.attention.attention_cases import attend
 from ..kernels.convolution.channels_last_cases import convolution
 from ..kernels.harness import operator
 from ..sample import every
@@ -102,6 +103,26 @@ def test_every_tile_of_convolutions(narrow: str) -> None:
         assert loop.count("v_div") == loop.count("v_mul_hi") == 0
         others = sum(number for name, number in loop.kinds().items() if name.startswith("v_") and "mfma" not in name)
         assert others <= products + 32
+
+
+def test_attention() -> None:
+    """Nothing spilled; loads of a part before all of its products; of each score few operations beside these."""
+    sizes = (8, 12, 512, 512, 64, 64)
+    cases = {"half": attend(sizes, "float16"), "exact": attend(sizes), "deep": attend((8, 12, 512, 512, 128, 128))}
+    products = {"half": (32, 32), "exact": (64, 16), "deep": (128, 16)}  # of a part of the keys, and scores of a lane
+    for name, code in codes({name: case.group for name, case in cases.items()}).items():
+        for fact in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
+            assert code.fact(fact) == 0, (name, fact)
+        assert code.count("scratch_") == code.count("flat_") == 0
+        assert code.count("global_load") == code.count("global_load_dwordx4") > 0
+        assert code.count("global_store") == code.count("global_store_dwordx2" if name == "half" else "global_store_dwordx4") > 0
+        loop, (multiplied, scores) = code.loop(), products[name]
+        assert loop.count("v_mfma") == multiplied
+        assert min(loop.load_distances()) == multiplied
+        assert loop.count("s_barrier") == 1
+        assert loop.count("v_exp") == scores + 1
+        others = sum(number for kind, number in loop.kinds().items() if kind.startswith("v_") and "mfma" not in kind)
+        assert others < 12 * scores
 
 
 def test_large_products() -> None:

@@ -82,17 +82,17 @@ def test_threads_that_miss_a_barrier(tmp_path: Path) -> None:
     assert simulate(builder, tmp_path, ROCM)(np.zeros(2 * WAVE, np.float32)).startswith("some threads of a block miss a barrier")
 
 
-@pytest.mark.parametrize("target", [ROCM, RDNA], ids=str)
-def test_lanes_exchange_values(target: Target, tmp_path: Path) -> None:
-    """ds_bpermute: the sum over 32 lanes, of which a wavefront of CDNA has two groups, given to all of them."""
-    builder, lanes = GpuBuilder(), 32
+@pytest.mark.parametrize(("target", "lanes"), [(ROCM, 32), (ROCM, 64), (RDNA, 32)], ids=str)
+def test_lanes_exchange_values(target: Target, lanes: int, tmp_path: Path) -> None:
+    """ds_bpermute: the sum over 32 lanes, of which a wavefront of CDNA has two groups, or over all, given to all of them."""
+    builder = GpuBuilder()
     x, y = (builder.parameter(name, 2 * WAVE, "float32") for name in "xy")
     with builder.blocks(1, 2 * WAVE) as (_, thread):
         lane = builder.bind(tirx.floormod(thread, lanes))
         total = builder.name(x[thread])
         distance = lanes // 2
         while distance:
-            total = builder.name(total + builder.shuffle(total, builder.bind(lane ^ distance)))
+            total = builder.name(total + builder.shuffle(total, builder.bind(lane ^ distance), lanes))
             distance //= 2
         builder.store(y, thread, total)
     run = simulate(builder, tmp_path, target)
@@ -101,7 +101,23 @@ def test_lanes_exchange_values(target: Target, tmp_path: Path) -> None:
         y_values = np.zeros_like(x_values)
         assert run(x_values, y_values, order=order) == ""
         np.testing.assert_array_equal(y_values, np.repeat(x_values.reshape(-1, lanes).sum(1), lanes))
-    assert run.statistics()[0]["shuffle"] == 3 * 5 * 2 * WAVE // wavefront_threads(target)
+    assert run.statistics()[0]["shuffle"] == 3 * (lanes.bit_length() - 1) * 2 * WAVE // wavefront_threads(target)
+
+
+def test_powers_of_two_and_maxima(tmp_path: Path) -> None:
+    """v_exp_f32 has no numbers below the normal ones; the maximum of NaN and a number is the number."""
+    builder = GpuBuilder()
+    x, y, z = (builder.parameter(name, 2 * WAVE, "float32") for name in "xyz")
+    with builder.blocks(1, 2 * WAVE) as (_, thread):
+        builder.store(y, thread, amdgcn.exp2(x[thread]))
+        builder.store(z, thread, amdgcn.maximum(x[thread], tirx.const(-1, "float32")))
+    x_values = np.linspace(-140, 3, 2 * WAVE).astype(np.float32)
+    x_values[:3] = np.nan, -np.inf, -126
+    y_values, z_values = np.empty_like(x_values), np.empty_like(x_values)
+    assert simulate(builder, tmp_path, ROCM)(x_values, y_values, z_values) == ""
+    exact = np.exp2(x_values.astype(np.float64))
+    np.testing.assert_allclose(y_values, np.where(x_values < -126, 0, exact), rtol=2e-7)
+    np.testing.assert_array_equal(z_values, np.fmax(x_values, -1))
 
 
 def one_instruction(instruction: amdgcn.Mfma, threads: int = WAVE) -> GpuBuilder:

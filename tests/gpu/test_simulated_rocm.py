@@ -74,7 +74,7 @@ def test_a_transformer_in_every_precision(precision: str, error: float, tmp_path
     found = float((y.double() - exact).norm() / exact.norm())
     assert found < error
     assert (found > 1e-5) == (precision in ("bfloat16", "float16"))
-    assert {kernel.template for kernel in net.plan.kernels} == {"gpu_mma_matmul", "gpu_attention", "gpu_normalization"}
+    assert {kernel.template for kernel in net.plan.kernels} == {"gpu_mma_matmul", "gpu_mma_attention", "gpu_normalization"}
     path = tmp_path / "net.prefuse"
     net.save(path)
     np.testing.assert_array_equal(np.asarray(prefuse.load(path)(x)), y.numpy())

@@ -33,6 +33,7 @@ _FUNCTIONS = {
     "mbcnt.hi": "lanes_high",
     "ds.bpermute": "permute",
     "sched.barrier": "pin",
+    "exp2.f32": "exp2",
 }
 _MEETING = re.compile(r"@llvm\.amdgcn\.(?:s\.barrier|ds\.bpermute|mfma)|prefuse_block_barrier")
 _DECLARED = """
