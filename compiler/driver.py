@@ -41,6 +41,7 @@ from .lowering.kernel_objects import KernelObjects
 from .lowering.plain_weights import with_plain_weights
 from .lowering.planning import LoweredGroup, PlanDraft, aliases_of, draft_plan, launch_label
 from .lowering.program import build_library
+from .lowering.result_copies import copy_shown_results
 from .lowering.short_programs import without_small_regions
 from .lowering.tvm_importer import TEMPLATE, import_kernel
 from .pipeline import Context, PassRecord, parse_pipeline, run_pipeline, run_plan_pipeline
@@ -131,6 +132,7 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
 
     run_pipeline(model, passes, context, on_pass=passed)
     check_states(model)  # the shapes of some are known only now
+    copy_shown_results(model)
     tell("choosing kernels", 0.2)
     lowered, aliases = lower_groups(model, target, options.precision, options.configurations, known)
     if target.threads > 1:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil, gcd, log2, prod
 
 from ...runtime.hardware.machine import LINE_BYTES, Machine
-from ...runtime.symbolic.sizes import estimating
+from ...runtime.symbolic.sizes import estimating, hint_of
 from .pointwise import LoopBody, covering_steps, vector_steps
 
 _ROW_CYCLES = 4.0  # of a row's address and its loop
@@ -21,7 +21,8 @@ _LINES_ASKED = 32  # that a core waits for at once
 def copied_cycles(extents: Sequence[int], stride: int, lanes: int, body: LoopBody, machine: Machine) -> float:
     """Of a nest of loops whose last one stores vectors, and reads elements `stride` apart: neighbours, one for all, picked from
     as many vectors, or one by one."""
-    *outer, last = extents
+    *outer, last = map(hint_of, extents)
+    stride = hint_of(stride)
     lanes = min(lanes, 1 << max(last.bit_length() - 1, 0))
     apart = abs(stride) if 0 < stride <= _PICKED_STRIDE else lanes
     read = LoopBody(2 * (apart - 1), loads=apart) if stride else LoopBody()

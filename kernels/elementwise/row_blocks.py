@@ -15,6 +15,7 @@ from math import ceil, gcd, prod
 from tvm import tirx
 
 from ...runtime.plan import TensorType
+from ...runtime.symbolic.sizes import Size
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, broadcast_index, row_major, share, unravel
 from ..cost.operations import operations_of
 from ..formats.minifloat import is_coded
@@ -188,6 +189,8 @@ def choose_blocks(group: Group, steps: Steps) -> RowBlocks | None:
 def _cut(group: Group, axis: int, lanes: int) -> RowBlocks | None:
     """Blocks of whole vectors along a dimension, or of all of it, or of what fits the buffers; None if that is no row."""
     row = RowBlocks(group, axis, 1)
+    if isinstance(row.width, Size):  # buffers on the stack are of a known size
+        return None
     row_bytes = sum(group.types[name].bytes_of(row.width) for name in row.spread)
     fitting = _BUFFER_BYTES // row_bytes if row_bytes else row.shape[axis]
     step = lanes // gcd(row.width, lanes)

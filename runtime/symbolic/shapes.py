@@ -46,6 +46,14 @@ def broadcast_shape(*shapes: Sequence[SizeLike]) -> tuple[Any, ...]:
     return tuple(reversed(found))
 
 
+def broadcasts_to(shape: Sequence[SizeLike], target: Sequence[SizeLike]) -> bool:
+    """Whether broadcasting with a shape leaves `target` as it is, at every point. Nothing is cut."""
+    try:
+        return same_shape(broadcast_shape(shape, target), target)
+    except ValueError:
+        return False
+
+
 def hinted(shape: Sequence[SizeLike]) -> tuple[int, ...]:
     """The shape where the hint is."""
     return tuple(map(hint_of, shape))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from ....compiler.ir.aliases import remove_unread_views, view_root
@@ -10,6 +9,7 @@ from ....compiler.ir.constants import add_constant, add_sizes, constant_tensor
 from ....compiler.ir.matching import input_at, static_shape
 from ....compiler.ir.rewriter import Rejection, drop_unused_constants, literal_shape, operation, replace_node
 from ....compiler.ir.rows import Rows
+from ....runtime.symbolic.shapes import broadcasts_to
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)  # narrower ones would round every product
 
@@ -44,7 +44,7 @@ def _fault(node: ir.Node) -> str:
     if attributes.get_int("transA", 0) or attributes.get_float("alpha", 1.0) != 1.0 or attributes.get_float("beta", 1.0) != 1.0:
         return "it is not in canonical form"
     batch, own = (static_shape(right) or ())[:-2], (static_shape(left) or ())[:-2]
-    if np.broadcast_shapes(batch, own) != own:
+    if not broadcasts_to(batch, own):
         return f"its left operand is of shape {left.shape}, and there are columns for {list(batch)}"
     return ""
 
