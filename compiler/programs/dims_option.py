@@ -78,10 +78,10 @@ def parse_dims(dims: object, model: ir.Model) -> tuple[ir.Model, Box]:
         if None in names:
             fix = f'give them by input and axis: {{"{value.name}": {{{names.index(None)}: (1, 8)}}}}'
             raise OptionError("dims", f"input {value.name} of shape {value.shape} has dimensions without a name", fix)
-        for name in names:
-            if isinstance(name, str) and name not in found:
-                found[name] = _renamed(_range_of(name, {**ranges, **used}), found.values())
-        value.shape = ir.Shape([found[name].name if isinstance(name, str) else name for name in names])
+        for one in names:
+            if isinstance(one, str) and one not in found:
+                found[one] = _renamed(_range_of(one, {**ranges, **used}), found.values())
+        value.shape = ir.Shape([found[one].name if isinstance(one, str) else one for one in names])
     return named, _checked(tuple(found.values()), _RANGES)
 
 

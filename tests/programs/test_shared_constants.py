@@ -86,7 +86,7 @@ def test_weights_of_programs_with_states_are_copies_of_mapped_ones(tmp_path: Pat
         plain = prefuse.compile(model, target=TARGET, cache=cache)
         kept = prefuse.compile(model, target=TARGET, cache=cache, states={"n": "s"})
         for _ in range(2):
-            np.testing.assert_array_equal(kept(x), plain(x, np.zeros_like(x))[0])
+            np.testing.assert_array_equal(kept(x), plain(x, np.zeros_like(x))[0])  # type: ignore[index]
 
 
 def test_equal_weights_of_two_models_are_one(tmp_path: Path) -> None:

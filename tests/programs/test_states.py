@@ -252,19 +252,22 @@ def test_example_inputs_give_states_their_shapes() -> None:
         "  y = Mul(x, a) }"
     )
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
-    for examples in ({"args": (x, x)}, {"kwargs": {"a": x, "x": x}}, {"args": x, "kwargs": {"a": x}}):
-        net = prefuse.compile(parser.parse_model(text), states={"b": "a"}, cache=False, **examples)  # type: ignore[arg-type]
+
+    def compiled(args: object, kwargs: dict[str, object]) -> object:
+        return prefuse.compile(parser.parse_model(text), args, kwargs, states={"b": "a"}, cache=False)
+
+    for net in (compiled((x, x), {}), compiled(None, {"a": x, "x": x}), compiled(x, {"a": x})):
         assert isinstance(net, CompiledModel)
         for calls in range(3):
             np.testing.assert_array_equal(net(x), calls * x * x)
-    for examples, message in (
-        ({"args": (x, x, x)}, "at most 2: x, a"),
-        ({"args": (x,), "kwargs": {"x": x}}, "x: given twice"),
-        ({"args": (x,)}, "a: its shape .* is not concrete"),
-        ({"kwargs": {"x": x, "a": x[:1]}}, "dimension 0 must be N = 2"),
+    for args, kwargs, message in (
+        ((x, x, x), {}, "at most 2: x, a"),
+        ((x,), {"x": x}, "x: given twice"),
+        ((x,), {}, "a: its shape .* is not concrete"),
+        ((), {"x": x, "a": x[:1]}, "dimension 0 must be N = 2"),
     ):
         with pytest.raises(InputError, match=message):
-            prefuse.compile(parser.parse_model(text), states={"b": "a"}, cache=False, **examples)  # type: ignore[arg-type]
+            compiled(args, kwargs)  # type: ignore[arg-type]
 
 
 def test_programs_with_states_come_from_the_cache(tmp_path: os.PathLike[str]) -> None:
