@@ -62,15 +62,16 @@ def compile_model(
     progress: bool | Progress | None = None,
     options: Mapping[str, object],
     driver: CompileModel = drive,
+    shares_weights: bool = False,
 ) -> CompiledModel | StagedModel | SpecializedModel:
-    """Compile a model of any kind; `prefuse.compile` says what the arguments mean.
+    """Compile a model of any kind; `prefuse.compile` says what the arguments mean, and `Options` what `shares_weights` does.
 
     Raises:
         CompileError: the model, an option or an input cannot be taken.
     """
     mixed = {name: value for name, value in options.items() if name in MIXED_OPTIONS}
     checked = parse_options(target, precision, {name: options[name] for name in options.keys() - mixed}, quantizes=True)
-    checked = replace(checked, states=parse_states(states))
+    checked = replace(checked, states=parse_states(states), shares_weights=shares_weights)
     if checked.states and checked.quantization:
         fix = 'use precision="bfloat16", or weights="int8"'
         raise OptionError("states", f"precision {precision!r} has none: its ranges are found without a past", fix)

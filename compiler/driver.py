@@ -33,6 +33,7 @@ from .ir.assignments.node_precision import CHOICES_KEY
 from .ir.bounds import bounded_of, trim_of
 from .ir.facts import has_static_type, infer_facts, source_of, tensor_type
 from .ir.functions import computing_names, inline_function, is_fused, original_names
+from .ir.shared_weights import declare_shared_weights
 from .ir.states import check_states, refuse_states
 from .ir.validity import check_nodes
 from .lowering.gpu.device_code import few_threads
@@ -121,6 +122,8 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
     limit = _limit_in_bytes(model, options, known)
     context = Context(target, precision=options.precision, weights=options.weights, memory_limit=limit)
     tell("inferring shapes", 0.0)
+    if options.shares_weights:
+        declare_shared_weights(model)
     infer_facts(model)
     check_nodes(model)
     check_states(model, is_final=False)

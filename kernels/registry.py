@@ -76,7 +76,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template("elementwise", elementwise.plan),
     Template("injective", injective.plan, injective.OPERATORS, has_prologue=True),
     Template("trilu", at_floors(trilu.build), trilu.OPERATORS),
-    Template("gather", gather.plan, gather.OPERATORS, has_prologue=True),
+    Template("gather", gather.plan, gather.OPERATORS, has_prologue=True, reads_weights=True),
     Template("scan", scan.plan, scan.OPERATORS),
     Template("reduction", reduction.plan, reduction.OPERATORS, has_prologue=True),
     Template("arg_reduction", arg_reduction.plan, arg_reduction.OPERATORS),

@@ -54,7 +54,16 @@ def compile_generation(
     step = CausalStep(model, sequences, most).eval()
     check_step(step)
     named = name or type(model).__name__
-    net = compile_model(step, target=target, precision=precision, name=named, cache=cache, progress=progress, options=options)
+    net = compile_model(
+        step,
+        target=target,
+        precision=precision,
+        name=named,
+        cache=cache,
+        progress=progress,
+        options=options,
+        shares_weights=True,
+    )
     assert isinstance(net, SpecializedModel)
     programs: dict[int, CompiledModel] = {}
     for count in counts:

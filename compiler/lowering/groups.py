@@ -18,6 +18,7 @@ from ..ir.constants import constant_tensor
 from ..ir.facts import tensor_type
 from ..ir.functions import body_of, is_fused, metadata_of
 from ..ir.kinds import Kind, kind_of
+from ..ir.shared_weights import PANELS, has_shared_weights
 from ..ir.stored_weights import ROW_BITS
 from ..ir.symbolic.symbols import constant_sizes
 from .product_chains import precise_products
@@ -52,7 +53,9 @@ class GroupReader:
             InvalidModelError: a value has no static type.
         """
         precision = _precision_of(self.model, node, self.precise.get(node, self.precision))
-        return replace(group_of(self.model, node), precision=precision, is_on_branch=node in self.on_branches)
+        found = group_of(self.model, node)
+        shares_weights = has_shared_weights(self.model)
+        return replace(found, precision=precision, is_on_branch=node in self.on_branches, shares_weights=shares_weights)
 
 
 def _precision_of(model: ir.Model, node: ir.Node, program: Precision) -> Precision:
@@ -127,7 +130,7 @@ def _group(model: ir.Model, nodes: tuple[ir.Node, ...], call: ir.Node, names: di
             continue
         inputs = tuple(name(value) for value in node.inputs)
         outputs = tuple(name(value) for value in node.outputs)
-        attributes = dict(_attributes(node)) | _row_bits(metadata)
+        attributes = dict(_attributes(node)) | _row_bits(metadata) | _panels(node, metadata)
         ops.append(Op(node.op_type, inputs, outputs, attributes, _version(model, node)))
     inputs = tuple(dict.fromkeys(str(v.name) for v in call.inputs if v is not None))
     return Group(tuple(ops), inputs, tuple(str(v.name) for v in call.outputs if v.name), types, constants, literals)
@@ -136,6 +139,11 @@ def _group(model: ir.Model, nodes: tuple[ir.Node, ...], call: ir.Node, names: di
 def _row_bits(metadata: Mapping[str, str]) -> dict[str, int]:
     """The attribute that tells kernels how far they may round the rows of a product, where a user allowed it."""
     return {ROW_BITS: int(metadata[ROW_BITS])} if metadata.get(ROW_BITS, "").isdecimal() else {}
+
+
+def _panels(node: ir.Node, metadata: Mapping[str, str]) -> dict[str, int]:
+    """The attribute that tells kernels that a table lies in panels."""
+    return {PANELS: int(metadata[PANELS])} if node.op_type == "Gather" and PANELS in metadata else {}
 
 
 def _literals(call: ir.Node) -> tuple[dict[str, np.ndarray], frozenset[str]]:

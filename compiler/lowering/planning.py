@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...kernels.groups.group import Group
 from ...kernels.template.contract import BuiltKernel, Pack
-from ...runtime.constants.shared import LEAST_BYTES
+from ...runtime.constants.shared import LEAST_BYTES, LEAST_SHARED_BYTES
 from ...runtime.plan import (
     ARENA,
     CALLER,
@@ -41,6 +41,7 @@ from ..ir.bounds import Trim, trim_of
 from ..ir.constants import constant_array
 from ..ir.facts import source_of, tensor_type
 from ..ir.functions import fused_names
+from ..ir.shared_weights import has_shared_weights
 from ..ir.states import states_of
 from ..ir.symbolic.symbols import domain_of_model
 from .gpu.device_code import grids_of
@@ -95,6 +96,7 @@ def draft_plan(
 class _Drafting:
     def __init__(self, model: ir.Model, target: Target, aliases: Aliases, *, shares: bool) -> None:
         self.shares = shares
+        self.least_bytes = LEAST_SHARED_BYTES if has_shared_weights(model) else LEAST_BYTES
         self.graph = model.graph
         self.target = target
         self.aliases = aliases
@@ -236,7 +238,7 @@ class _Drafting:
         kind = pack.packed_type(source) if pack else source
         name = f"{value.name}:{pack}" if pack else str(value.name)
         if name not in self.buffers:
-            is_shared = self.shares and kind.size_bytes >= LEAST_BYTES
+            is_shared = self.shares and kind.size_bytes >= self.least_bytes
             self.buffers[name] = Buffer(name, Role.CONSTANT, kind.size_bytes, SHARED if is_shared else CONSTANTS)
             self.constants[name] = (kind, lambda: _load(value, pack))
             self.parameters[name] = value, pack

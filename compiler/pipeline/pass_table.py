@@ -28,6 +28,7 @@ PASSES: dict[str, str] = {
     "assign-formats": "prefuse.passes.precision.assign_formats:AssignFormats",
     "sink-scales": "prefuse.passes.precision.sink_scales:SinkScales",
     "keep-weights": "prefuse.passes.precision.keep_weights:KeepWeights",
+    "share-tables": "prefuse.passes.weights.share_tables:ShareTables",
     "quantize-weights": "prefuse.passes.precision.quantize_weights:QuantizeWeights",
     "place-casts": "prefuse.passes.precision.place_casts:PlaceCasts",
     "choose-layout": "prefuse.passes.layout.choose_layout:ChooseLayout",
@@ -47,7 +48,7 @@ DEFAULT_PIPELINE = (
     "fuse-norm,fuse-recurrent,reassociate-product,"
     "fold-batchnorm,canonicalize,eliminate-dead,order-concats,concat-to-split-weight,merge-parallel-matmul,"
     "fold-batchnorm,canonicalize,eliminate-dead,split-weights,"
-    "fuse-attention,sink-reorders,fuse-gather,quantize-weights,assign-formats,place-casts,"
+    "fuse-attention,sink-reorders,fuse-gather,share-tables,quantize-weights,assign-formats,place-casts,"
     "fuse-rows,fuse-epilogue,merge-groups,choose-layout,canonicalize,merge-equal,eliminate-dead,fuse-epilogue,fuse-prologue,"
     "order-nodes,plan-memory,schedule-prefetch"
 )

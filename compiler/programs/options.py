@@ -29,7 +29,8 @@ class Options:
     what is known to be best for some problems. `weights`: what large weights of products are stored as, if not as they come.
     `quantization`, where it is not empty, tells how the model is quantized before anything else is done with it; `precision` is
     then that of what is not quantized. `memory_limit` is what weights and activations of one context may take together.
-    `states` are the outputs that the user says renew inputs, and those inputs.
+    `states` are the outputs that the user says renew inputs, and those inputs. `shares_weights`: programs for other sizes of the
+    model read its weights, so that these are packed in a form that does not depend on sizes.
     """
 
     target: Target
@@ -42,6 +43,7 @@ class Options:
     quantization: str = ""
     memory_limit: MemoryLimit | None = None
     states: tuple[tuple[str, str], ...] = ()
+    shares_weights: bool = False
 
     def __str__(self) -> str:
         flags = " random" * self.random + " profile" * self.profile + (f" weights={self.weights}" if self.weights else "")
@@ -49,6 +51,7 @@ class Options:
         flags += f" quantization={self.quantization}" if self.quantization else ""
         flags += f" memory_limit={self.memory_limit}" if self.memory_limit else ""
         flags += f" states={self.states}" if self.states else ""
+        flags += " shares_weights" * self.shares_weights
         return (
             f"target={self.target} {self.target.machine} precision={self.precision} pipeline={self.pipeline or 'default'}{flags}"
         )

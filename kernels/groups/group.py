@@ -39,7 +39,8 @@ class Group:
     the legal ones. With `is_on_branch` the result is added to a residual stream, so that its errors are a part of the sum only.
     `formats`: the storage of operands with scales, which their types do not tell. `zero_points`: the names of
     the scalars that anchors are to subtract from operands of 8 bits, by the names of those. `weights`: the DequantizeLinear of
-    constant operands that anchors read as integers, by the names of these.
+    constant operands that anchors read as integers, by the names of these. With `shares_weights` kernels for other sizes read the
+    constant operands of products, too, so that their packing must not depend on sizes.
     """
 
     ops: tuple[Op, ...]
@@ -54,6 +55,7 @@ class Group:
     formats: Mapping[str, Storage] = field(default_factory=dict)
     zero_points: Mapping[str, str] = field(default_factory=dict)
     weights: Mapping[str, Op] = field(default_factory=dict)
+    shares_weights: bool = False
 
     @cached_property
     def producers(self) -> dict[str, Op]:
@@ -99,7 +101,7 @@ class Group:
             for name in numbers
             if name
         ]
-        return repr((ops, outputs, sorted(zeros), facts, self.precision, self.is_on_branch))
+        return repr((ops, outputs, sorted(zeros), facts, self.precision, self.is_on_branch, self.shares_weights))
 
     def value_order(self) -> dict[str, int]:
         """Names to the numbers that `key` gave them, so that a kernel built for an equal group can be bound to this one."""

@@ -64,9 +64,9 @@ class _DequantizedKernel(WeightsKernel):
     def build(self) -> BuiltKernel:
         builder, machine, rows = self.builder, machine_of(self.target, "float32"), self.a.lines
         how = {"shifted_loads": False, "b_padded": True, "streams_b": rows > _FEW_ROWS}
-        tile = builder.choose("tile", tile_options(rows, self.b.lines, _LONGEST_BLOCK, machine, **how))
+        tile = builder.choose("tile", self.as_shared(tile_options(rows, self.b.lines, _LONGEST_BLOCK, machine, **how)))
         sections = self.sections(_LONGEST_SECTION, tile.columns)
-        if self.weights.block:
+        if self.weights.block and not self.shares_weights:
             sections = replace(sections, length=self.weights.block)
         words, a, flops = self.words(sections), self.rows_of_a(), 2 * rows * self.b.lines * self.a.depth
         in_block = max(self._block_limit(tile) // sections.length, 1)

@@ -19,7 +19,7 @@ from ..microkernels.weight_packing import Sections
 from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import finish
 from ..template.values import anchor_of
-from .stored_weights import WeightsKernel, stored_weights
+from .stored_weights import BlockReader, WeightsKernel, stored_weights
 
 ROW_BITS = "prefuse.row_bits"  # attribute of a product: 8 where its rows may be rounded to int8 by blocks
 _DIGITS_OF_PRECISION = {"float32": 3}  # others: two, whose error is 2^-16
@@ -53,7 +53,8 @@ class _FixedPointKernel(WeightsKernel):
     def _tiles(self) -> dict[str, Tile]:
         """Register tiles, those with the fewest cycles first."""
         found = fixed_point_tiles(self.a.lines, self._sections(LANES), self.digits, self.target.machine)
-        return {str(tile): tile for tile in (Tile(rows, vectors, LANES) for rows, vectors in found)}
+        tiles = {str(tile): tile for tile in (Tile(rows, vectors, LANES) for rows, vectors in found)}
+        return {name: tile for name, tile in tiles.items() if self._sections(tile.columns).tile % tile.columns == 0}
 
     def estimate(self) -> Estimate:
         machine, tile = self.target.machine, next(iter(self._tiles().values()))
@@ -78,19 +79,26 @@ class _FixedPointKernel(WeightsKernel):
             begin, end = share(thread, threads, sections.panels)
             with builder.loop(end - begin, name="panel") as number:
                 panel = builder.bind(begin + number)
-                base = builder.bind(panel * (sections.count * sections.words * tile.columns))
-                blocks, column_scale = self._scales(sections, panel)
+                base = builder.bind(panel * (sections.count * sections.words * sections.tile))
                 with builder.loop(-(-rows // tile.rows), name="tile") as i:
                     first = builder.bind(i * tile.rows)
                     places = [builder.bind(tirx.min(first + r, rows - 1)) for r in range(tile.rows)]
-                    totals = multiply_sections(builder, tile, fixed, places, (words, base), blocks)
-                    self._store_tile(tile, panel, first, totals, column_scale, store)
+                    with builder.loop(sections.tile // tile.columns, name="part") as part:
+                        left = builder.bind(part * tile.columns)
+                        blocks, column_scale = self._scales(sections, panel, left)
+                        totals = multiply_sections(builder, tile, fixed, places, (words, builder.bind(base + left)), blocks)
+                        self._store_tile(tile, builder.bind(panel * sections.tile + left), first, totals, column_scale, store)
         return finish(self.template, builder, self.group, flops=flops, packed=self.packed)
 
-    def _scales(self, sections: Sections, panel: Expr) -> tuple[BlockScales, Callable[[Expr], Expr] | None]:
-        """What multiplies sections, and what multiplies columns at the end."""
+    def _scales(self, sections: Sections, panel: Expr, left: Expr) -> tuple[BlockScales, Callable[[Expr], Expr] | None]:
+        """What multiplies sections, and what multiplies columns at the end, of columns from `left` of the panel on."""
         weights = self.weights
-        zero = self.reader(weights.zero, sections, panel) if weights.zero else None
+
+        def reader(name: str) -> BlockReader:
+            whole = self.reader(name, sections, panel)
+            return lambda section, column: whole(section, left + column)
+
+        zero = reader(weights.zero) if weights.zero else None
         above = None
         if zero is not None:
             middle = tirx.const(float(weights.usual_zero), "float32")
@@ -98,7 +106,7 @@ class _FixedPointKernel(WeightsKernel):
             def above(section: Expr, column: Expr) -> Expr:
                 return tirx.Cast("float32", zero(section, column)) - middle
 
-        scale = self.reader(weights.scale, sections, panel)
+        scale = reader(weights.scale)
         if weights.block:
             return BlockScales(scale, above), None
         return BlockScales(None, above), partial(scale, 0)
@@ -106,14 +114,15 @@ class _FixedPointKernel(WeightsKernel):
     def _store_tile(
         self,
         tile: Tile,
-        panel: Expr,
+        begin: Expr,
         first: Expr,
         totals: Buffer,
         column_scale: Callable[[Expr], Expr] | None,
         store: Callable[[Expr, Expr, Expr, Expr, Expr], None],
     ) -> None:
-        """The rows of a tile from `first` on: totals, times the scales of their columns, through the epilogue."""
-        builder, begin = self.builder, self.builder.bind(panel * tile.columns)
+        """The rows of a tile from `first` on, columns from `begin` on: totals, times the scales of their columns, through the
+        epilogue."""
+        builder = self.builder
         end = builder.bind(tirx.min(begin + tile.columns, self.b.lines))
         with builder.loop(builder.bind(tirx.min(self.a.lines - first, tile.rows)), name="row") as row:
             line = builder.bind(row * tile.columns)

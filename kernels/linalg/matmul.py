@@ -25,8 +25,8 @@ from ..cost.register_tile import share_sets
 from ..formats.format import Format, format_for, formats_for
 from ..formats.multiply_add import joined
 from ..groups.group import Group, Op
-from ..microkernels.packing import PackPanels, PackSums
-from ..microkernels.register_tile import Panel, Plane, TileProduct, emit, tile_options
+from ..microkernels.packing import SHARED_VECTORS, PackPanels, PackSums
+from ..microkernels.register_tile import Panel, Plane, Tile, TileProduct, emit, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, has_short_epilogue, machine_of, new_builder
 from ..template.loops import store_epilogue
@@ -159,7 +159,7 @@ class MatMulKernel:
             row_bytes=0 if packs_a or a.lines_last or copies_a else self.group.types[a.name].bytes_of(a.depth),
             cuts_last=not packs_a,
         )
-        tile = self.builder.choose("tile", tiles)
+        tile = self.builder.choose("tile", self.as_shared(tiles))
         rows = self._panels(a, tile.rows, self._constant(a, tile.rows)) if packs_a else self._rows(copies_a)
         panels = self._constant(b, tile.columns) if packs_b else self._staged(tile.columns) if stages_b else None
         product = TileProduct(
@@ -183,6 +183,16 @@ class MatMulKernel:
         emit(self.builder, product, a_bytes=sizes[0], b_bytes=sizes[1])
         flops = hint_of(product.flops) // max(k_pack * self.k_steps, 1) * a.depth
         return finish(self.template, self.builder, self.group, flops=flops, packed=self.packed)
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether kernels for other numbers of rows read the packed B, too."""
+        return self.group.shares_weights and self.b.name in self.group.constants and self.a.name not in self.group.constants
+
+    def as_shared(self, tiles: dict[str, Tile]) -> dict[str, Tile]:
+        """The register tiles that are as wide as panels of shared weights; all where weights are not shared."""
+        wide = {name: tile for name, tile in tiles.items() if tile.vectors == SHARED_VECTORS}
+        return wide if self.shares_weights and wide else tiles
 
     @estimating
     def has_set_conflicts(self) -> bool:

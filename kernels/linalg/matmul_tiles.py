@@ -6,6 +6,8 @@ rows and multiplies each by all panels of B. Rows of bfloat16 or bytes that fill
 
 A float32 weight of three terms takes 6 bytes as tiles. Where memory is short it stays as it is (`WEIGHTS`: `PLAIN`): each thread
 then splits a panel of it into the same tiles before all rows are multiplied by that, and the bits of the result are the same.
+So it is where kernels for other numbers of rows read the weights, too, which lie in panels of 32 columns then: these are split,
+or of bfloat16 read as tiles where they lie.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from ..microkernels.amx_blocks import (
     tile_threads,
 )
 from ..microkernels.amx_packing import LINES, TERM_WORDS, PackTiles, StepPacker
-from ..microkernels.amx_unit import ROWS, tile_dot_of, tile_unit
+from ..microkernels.amx_unit import BF16_TILES, ROWS, WORDS, tile_dot_of, tile_unit
 from ..microkernels.bf16_split import PRODUCTS
 from ..microkernels.packed_gemm import Scratch
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
@@ -66,6 +68,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     product = AmxProduct(group, anchor, target)
     if not product.flops:
         return Refusal("has nothing to multiply")
+    if reason := product.shared_obstacle():
+        return Refusal(reason)
     return Candidate(product.estimate(), product.build, stored_runs=(product.b.lines,))
 
 
@@ -89,7 +93,19 @@ class AmxProduct(MatMulKernel):
         self.near_bytes = target.machine.l2.part_bytes(_NEAR_SHARE)
         self.blocks = AmxMicroKernel(self.builder, self.unit, (self.steps,), self.terms, halves)
         forms = [TILES, *([PLAIN] if self._can_split() else [])]
+        if self.shares_weights:
+            forms = [PLAIN if self.format.a.dtype == "float32" else TILES]
         self.splits_b = self.builder.choose(WEIGHTS, {form: form == PLAIN for form in forms})
+
+    def shared_obstacle(self) -> str:
+        """Why weights cannot be read as kernels for other numbers of rows read them; empty if they can, or need not."""
+        if not self.shares_weights:
+            return ""
+        if self.splits_b and (self.matrices > 1 or isinstance(self.rows, Size)):
+            return "splits weights that other kernels read for one matrix of a known number of rows only"
+        if not self.splits_b and (self.product is not BF16_TILES or self.a.depth % self.product.depth):
+            return "reads weights that other kernels read as bfloat16 in whole steps only"
+        return ""
 
     @property
     def flops(self) -> int:
@@ -183,10 +199,43 @@ class AmxProduct(MatMulKernel):
 
     def _constant_panels(self, side: Side, words: bool) -> PanelAt:
         """The panels of a constant operand, packed at compile time."""
+        if self.shares_weights and words:
+            return self._shared_panels(side)
         pack = PackTiles(side.pack(LINES), self.terms, words, product=self.product)
         self.packed[side.name] = Operand(side.name, pack)
         elements = pack.packed_type(self.group.types[side.name]).elements
         return self._lines(side, self.builder.parameter(side.name, *self._stored(elements // self.product.k_pack, words)), words)
+
+    def _shared_panels(self, side: Side) -> PanelAt:
+        """Panels of bfloat16 as other kernels read them, too: [matrices, panels, words along k, 32 columns]."""
+        buffer, panels = self._shared_buffer(side, self.product.k_pack), ceil(side.lines / LINES)
+        panel_words = self.steps * WORDS * LINES
+
+        def lines(matrix: Expr, panel: Expr) -> TileOperand:
+            base = self.builder.bind((matrix * panels + panel) * panel_words)
+            return TileOperand(buffer, LINES, lambda ks, _, half: base + ks[0] * (WORDS * LINES) + half * ROWS)
+
+        return lines
+
+    def _shared_buffer(self, side: Side, k_pack: int) -> Buffer:
+        """Weights packed as kernels for other numbers of rows read them, too: words of bfloat16, or float32."""
+        pack = side.pack(LINES, k_pack)
+        self.packed[side.name] = Operand(side.name, pack)
+        elements = pack.packed_type(self.group.types[side.name]).elements // k_pack
+        return self.builder.parameter(side.name, elements, "uint32" if k_pack > 1 else "float32")
+
+    def _splitter(self, side: Side, panel: Expr) -> StepPacker:
+        """What makes tiles of a panel of float32 weights."""
+        if not self.shares_weights:
+            return self._packer(side, True)
+        source, depth = self._shared_buffer(side, 1), side.depth
+        start = self.builder.bind(panel * ((depth - 1) * LINES))  # less what the panel's number adds to that of its lines
+
+        def element(matrix: Expr, line: Expr, k: Expr) -> Expr:
+            return source[start + k * LINES + line]
+
+        padded = ceil(side.lines / LINES) * LINES
+        return StepPacker(self.builder, element, padded, depth, self.terms, True, product=self.product)
 
     def _stored(self, count: int, words: bool) -> tuple[int, str]:
         """Elements of a buffer of so many words, and their type."""
@@ -257,16 +306,16 @@ class AmxProduct(MatMulKernel):
 
     def _split_and_walk(self) -> None:
         """Each thread splits its panels of B, one by one, and multiplies all of A by each."""
-        builder, packer = self.builder, self._packer(self.b, True)
+        builder, panel_words = self.builder, self.steps * self.terms * TERM_WORDS
         threads = builder.threads_for(self.rows * self.columns * self.steps * 4 * _WORK_PER_DOT)
         a = self._packed_panels(self.a, False)
-        scratch = builder.workspace(threads * packer.panel_words, "uint32")
+        scratch = builder.workspace(threads * panel_words, "uint32")
         with tile_threads(builder, self.unit, threads, BUFFERS) as (thread, sums):
-            near = builder.bind(thread * packer.panel_words)
+            near = builder.bind(thread * panel_words)
             begin, end = share(thread, threads, self.columns)
             with builder.loop(end - begin, name="columns") as i:
                 n = builder.bind(begin + i)
-                self._pack_panels(packer, scratch, near, self.b.matrix_of(self.batch, 0), n, 1)
+                self._pack_panels(self._splitter(self.b, n), scratch, near, self.b.matrix_of(self.batch, 0), n, 1)
 
                 def place(block: Expr, n: Expr = n) -> Place:
                     return 0, block, n

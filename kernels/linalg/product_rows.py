@@ -161,7 +161,7 @@ class _ProductRows(MatMulKernel):
             row_bytes=0 if self.has_set_conflicts() else self.group.types[self.a.name].bytes_of(self.a.depth),
             cuts_last=True,
         )
-        tile = self.builder.choose("tile", options)
+        tile = self.builder.choose("tile", self.as_shared(options))
         tiles = ceil(self.rows / tile.rows)
         most = max(product_block_bytes(self.target.machine) // (4 * self.pitch * tile.rows), 1)
         threads = min(threads, tiles)

@@ -11,7 +11,7 @@ from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr
 from ..formats.format import F32, Format
 from ..groups.group import Group, Op
-from ..microkernels.weight_packing import PackBlocks, PackSections, Sections, bits_of, middle_of
+from ..microkernels.weight_packing import PackBlocks, PackSections, Sections, bits_of, cut_sections, middle_of, shared_sections
 from ..template.contract import Operand, Refusal
 from ..template.values import anchor_of
 from .matmul import MatMulKernel
@@ -99,16 +99,12 @@ class WeightsKernel(MatMulKernel):
         return self.a.depth * self.b.lines * self.weights.bits // 8 + scales * (5 if self.weights.zero else 4)
 
     def sections(self, longest: int, tile: int) -> Sections:
-        """Sections of k of at most `longest` elements, each within a block."""
-        per_word, depth = PER_WORD[self.weights.bits], self.a.depth
-        if not self.weights.block:
-            count = -(-depth // longest)
-            length = -(-depth // max(count, 1) // per_word) * per_word
-            return Sections(depth, self.b.lines, self.weights.bits, max(length, per_word), tile)
-        length = self.weights.block
-        while length > longest and length % (2 * per_word) == 0:
-            length //= 2
-        return Sections(depth, self.b.lines, self.weights.bits, length, tile)
+        """Sections of k of at most `longest` elements, each within a block, in panels of `tile` columns; of weights that kernels
+        for other numbers of rows read, too, as many for all of these."""
+        size = self.a.depth, self.b.lines, self.weights.bits, self.weights.block
+        return (
+            shared_sections(*size, self.builder.lanes("float32")) if self.shares_weights else cut_sections(*size, longest, tile)
+        )
 
     def words(self, sections: Sections) -> Buffer:
         """The packed integers."""

@@ -20,6 +20,8 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     a, b, store = product.a, product.b, product.store()
     if b.name not in group.constants or a.name in group.constants:
         return Refusal("is not of activations by constant weights")
+    if product.shares_weights:
+        return Refusal("would pack sums of weights that kernels for other sizes read as they are")
     if product.batch or a.lines_last:
         return Refusal("its left operand is not one matrix that lies row after row")
 

@@ -236,7 +236,7 @@ def _section_sums(
     buffer, base = panel
     dots = s.words * s.fields * tile.rows * tile.vectors * digits
     with builder.loop(s.words, "unrolled" if dots <= _UNROLLED else "serial", name="word") as word:
-        origin = builder.bind(base + (section * s.words + word) * tile.columns)
+        origin = builder.bind(base + (section * s.words + word) * s.tile)
         for line in range(0, tile.columns, LINE_BYTES // 4):
             builder.prefetch(buffer[origin + (_AHEAD_BYTES // 4 + line)])
         for v in range(tile.vectors):

@@ -11,6 +11,8 @@ from tvm import tirx
 from ...runtime.plan import TensorType
 from ..codegen.builder import Buffer, Expr, KernelBuilder, row_major, unravel
 
+SHARED_VECTORS = 2  # of float32, a panel of B that kernels for any number of rows read: two tiles of AMX
+
 
 @dataclass(frozen=True)
 class PackPanels:

@@ -14,8 +14,10 @@ from math import ceil
 import numpy as np
 
 from ...runtime.plan import TensorType
+from .packing import SHARED_VECTORS
 
 _BYTES = 4  # of a word
+_SHARED_SECTION = 128  # elements of a section, at most, of weights that kernels for any number of rows read
 _ITEM_BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 
 
@@ -65,6 +67,23 @@ class Sections:
     @property
     def size_bytes(self) -> int:
         return _BYTES * self.panels * self.count * self.words * self.tile
+
+
+def cut_sections(depth: int, columns: int, bits: int, block: int, longest: int, tile: int) -> Sections:
+    """Sections of k of at most `longest` elements, each within a block of scales (0: one block), equally long and whole words."""
+    per_word = _BYTES * 8 // bits
+    if not block:
+        length = -(-depth // max(-(-depth // longest), 1) // per_word) * per_word
+        return Sections(depth, columns, bits, max(length, per_word), tile)
+    length = block
+    while length > longest and length % (2 * per_word) == 0:
+        length //= 2
+    return Sections(depth, columns, bits, length, tile)
+
+
+def shared_sections(depth: int, columns: int, bits: int, block: int, lanes: int) -> Sections:
+    """The sections of weights that kernels for any number of rows read; vectors have `lanes` float32."""
+    return cut_sections(depth, columns, bits, block, _SHARED_SECTION, SHARED_VECTORS * lanes)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ Reader = Callable[[Index], Expr]
 
 _NARROW_FLOATS, _BYTES = ("bfloat16", "float16"), ("uint8", "int8")
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+PANELS = "prefuse.panels"  # attribute of a Gather whose table lies in the panels that kernels of products read
 # The operands that may be constant integers with scales, by operators whose kernels read such.
-_WEIGHTS = {"Gemm": (1,), "MatMul": (1,), "GRU": (1, 2), "LSTM": (1, 2), "RNN": (1, 2)}
+_WEIGHTS = {"Gather": (0,), "Gemm": (1,), "MatMul": (1,), "GRU": (1, 2), "LSTM": (1, 2), "RNN": (1, 2)}
 # By floating point type, the integer of its width whose sign bit alone is -0.0.
 _SIGN_BIT = {
     "float64": ("int64", -(2**63)),
@@ -186,12 +187,14 @@ def read_narrow(group: Group) -> Group:
 
 
 def read_weights(group: Group) -> Group:
-    """The group without the DequantizeLinear of a product's constant right operand, or of the constant weights of a recurrence,
-    whose kernel loads integers and scales as they lie: `weights` of the group tells it."""
+    """The group without the DequantizeLinear of constants that its kernel loads as they lie, integers and scales: a right operand
+    of a product, the weights of a recurrence, or a Gather's table in panels. `weights` of the group tells it."""
     anchors = anchors_of(group)
     if len(anchors) != 1:
         return group
     (anchor,) = anchors
+    if anchor.op_type == "Gather" and PANELS not in anchor.attributes:
+        return group
     read = [anchor.inputs[position] for position in _WEIGHTS.get(anchor.op_type, ()) if position < len(anchor.inputs)]
     found = {name: op for name in read if (op := group.producers.get(name)) is not None and _is_dequantized(group, name, op)}
     if not found:

@@ -17,6 +17,7 @@ from ...compiler.ir.kinds import Kind, is_pointwise, kind_of
 from ...compiler.ir.matching import static_shape
 from ...compiler.ir.opset_raise import OLDEST
 from ...compiler.ir.rewriter import Rejection
+from ...compiler.ir.shared_weights import has_shared_weights
 from ...compiler.ir.stored_weights import RECURRENT, reads_integers, reads_stored_weights
 from ...compiler.pipeline import Context, Pass
 from ..fusion.fuse_rows.columns import column_fault, is_by_column
@@ -43,7 +44,8 @@ class AssignFormats(Pass):
     do all products where the target multiplies the type no faster than float32. On NVIDIA's GPUs from sm_80 on, the matrix
     unit takes both operands of products and convolutions narrow; recurrences stay. Recurrent operators of CPUs get narrow
     weights: their kernel rounds what it multiplies by them where that is faster. Weights that Winograd's convolution
-    transforms stay as they are, and so do those of depthwise convolutions, whose time is that of their images.
+    transforms stay as they are, and so do those of depthwise convolutions, whose time is that of their images. Weights of matrix
+    products that programs for other sizes read, too, are narrow by their own size alone.
     """
 
     name: ClassVar[str] = "assign-formats"
@@ -159,7 +161,7 @@ class _Policy:
             return f"%{other.name} is of type {other.dtype}"
         if depth_of(node) is None:
             return "its shapes are not static"
-        if fault := self._size_fault(multiply_adds(node)):
+        if fault := self._size_fault(self._multiply_adds(node)):
             return fault
         if node.op_type in CONVOLUTIONS:
             return self._image_fault(node)
@@ -169,9 +171,18 @@ class _Policy:
         """Why a matrix product stays as it is, for what its operands are like; empty if it need not."""
         if self._is_weights_only() and not is_constant(node.inputs[1]):
             return f"{self.context.target} multiplies {self.precision} no faster"
-        if self._is_weights_only() or self._reads_rows_wide(node):
+        if self._is_weights_only() or self._reads_rows_wide(node) or self._shares_weights(node):
             return ""
         return self.predictions.matrix_fault(node, [one for one in (0, 1) if not is_narrow(node.inputs[one])])
+
+    def _multiply_adds(self, node: ir.Node) -> int:
+        """Those that decide whether a product is worth rounding for: its own, or of shared weights those of few rows."""
+        weights = static_shape(node.inputs[1]) if node.inputs[1] is not None else None
+        return prod(weights or ()) * self.limits.few_rows if self._shares_weights(node) else multiply_adds(node)
+
+    def _shares_weights(self, node: ir.Node) -> bool:
+        """Whether a matrix product reads weights that programs for other sizes read, too."""
+        return has_shared_weights(self.model) and node.op_type not in CONVOLUTIONS and is_constant(node.inputs[1])
 
     def _image_fault(self, node: ir.Node) -> str:
         """Why a convolution stays as it is; empty if it need not."""

@@ -16,6 +16,7 @@ from ...compiler.ir.matching import static_shape
 from ...compiler.ir.stored_weights import RECURRENT, reads_integers
 from ...compiler.pipeline import Context, Pass
 from .moves import IMAGE_RANKS, is_image_reader, is_pool
+from .narrow_tables import read_tables
 from .narrowing import Narrowing
 
 
@@ -52,6 +53,7 @@ class PlaceCasts(Pass):
         for node, positions in joined.items():
             if positions:
                 _join_casts(model, node, positions)
+        _read_tables_narrow(narrowing)
         _read_images_narrow(narrowing)
         _store_attention_narrow(narrowing)
         drop_uncalled_groups(model)
@@ -72,6 +74,12 @@ def _roundings(narrowing: Narrowing) -> Iterator[tuple[ir.Value, ir.Value, ir.No
         rounding = narrow.producer()
         if rounding is not None and rounding.inputs[0] is value and times[value] == 1 and not value.is_graph_output():
             yield value, narrow, rounding
+
+
+def _read_tables_narrow(narrowing: Narrowing) -> None:
+    """Let what gathers rows of a product's weights read them narrow, too."""
+    for (value, _), narrow in tuple(narrowing.narrow.items()):
+        read_tables(narrowing.model, value, narrow)
 
 
 def _read_images_narrow(narrowing: Narrowing) -> None:

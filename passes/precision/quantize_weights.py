@@ -21,6 +21,7 @@ from ...compiler.ir.stored_weights import PRODUCTS, k_axis_of, product_fault
 from ...compiler.pipeline import Context, Pass
 from ...compiler.quantization.formats import group_scales, quantize_channels, quantize_groups
 from ...runtime.precision import Weights
+from .narrow_tables import read_tables
 
 _BITS: dict[Weights, Literal[4, 8]] = {"int4": 4, "int8": 8}
 _TYPES: dict[Weights, ir.DataType] = {"int4": ir.DataType.INT4, "int8": ir.DataType.INT8}
@@ -104,6 +105,8 @@ class QuantizeWeights(Pass):
         graph_of(node).insert_before(node, made)
         infer_node(made, model)
         node.replace_input_with(1, made.outputs[0])
+        if k_axis == 1:
+            read_tables(model, value, numbers, made)
         drop_unused_constants(model, [value])
 
 

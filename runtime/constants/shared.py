@@ -25,6 +25,7 @@ from ..streaming.storage import large_pages, read_into
 from .mapping import map_file
 
 LEAST_BYTES = 1 << 16  # smaller constants lie side by side in each program
+LEAST_SHARED_BYTES = 1 << 12  # the same where it is known that other programs read them
 SUFFIX = ".constant"
 _CONTENT = re.compile(r"[0-9a-f]{64}")
 _ALIGNMENT = 64  # bytes; of the Plan

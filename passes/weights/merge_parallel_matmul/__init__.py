@@ -14,6 +14,7 @@ from ....compiler.ir.constants import add_constant, add_sizes, constant_array, c
 from ....compiler.ir.facts import infer_node, tensor_type
 from ....compiler.ir.names import fresh_name, release_name
 from ....compiler.ir.rewriter import Rejection, copy_source, drop_unused_constants, graph_of, remove_nodes, replace_node
+from ....compiler.ir.shared_weights import has_shared_weights
 from ....compiler.pipeline import Context, Pass
 from .families import Branch, Family, find_families, with_followers
 from .worth import LAUNCH_BYTES, attention_groups, balance_of, branch_bytes, reading_attention
@@ -37,6 +38,9 @@ class MergeParallelMatmul(Pass):
     name: ClassVar[str] = "merge-parallel-matmul"
 
     def run(self, model: ir.Model, context: Context) -> bool:
+        if has_shared_weights(model):
+            context.remark(self.name, "nothing merged: programs for other sizes read the weights, and might not merge them")
+            return False
         families, rejections = find_families(model.graph)
         opset = model.opset_imports.get("", 1)
         groups = attention_groups(model.graph, opset) if families else {}
