@@ -36,6 +36,7 @@ from .linalg import (
     matmul,
     matmul_mma_gpu,
     matmul_tiles,
+    matmul_wgmma_gpu,
     product_rows,
     strassen_matmul,
 )
@@ -136,6 +137,7 @@ TILE_TEMPLATES: tuple[Template, ...] = (
 GPU_TEMPLATES: tuple[Template, ...] = (
     Template("gpu_mma_attention", attention_mma_gpu.plan, attention.ANCHORS, has_surroundings=True),
     Template("gpu_attention", attention_gpu.plan, attention.ANCHORS, has_surroundings=True),
+    Template("gpu_wgmma_matmul", matmul_wgmma_gpu.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
     Template("gpu_mma_matmul", matmul_mma_gpu.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
     Template("gpu_matmul", gpu_matmul.plan, frozenset(["MatMul", "Gemm"])),
     Template("gpu_reduction", at_floors(gpu_reduction.build), reduction.OPERATORS),

@@ -13,9 +13,9 @@ from math import ceil
 from ...runtime.hardware.gpu import GpuMachine
 
 _MOST_SPLITS = 32
-_SECOND_GRID = 1.05
-_FIRST_CLOCKS = 1500  # of a block: indices, the first stages' latency
-_ITEMS_A_CLOCK = 8  # of results that a block's epilogue stores
+SECOND_GRID = 1.05
+FIRST_CLOCKS = 1500  # of a block: indices, the first stages' latency
+EPILOGUE_ITEMS_A_CLOCK = 8  # of results that a block's epilogue stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,9 @@ def tiled_products(size: ProductSize, machine: GpuMachine) -> list[TiledProduct]
     shapes = _SHAPES if machine.lanes == 32 else _WAVEFRONT_SHAPES
     found = [_tile(shape, size, machine, most) for shape in shapes for most in machine.stages]
     tiles = dict.fromkeys(tile for tile in found if tile is not None)
-    ways = [_cut(size, tile, splits, machine) for tile in tiles for splits in _splits(size, tile, machine)]
-    return sorted(ways, key=lambda way: way.clocks * (_SECOND_GRID if way.splits > 1 else 1.0))
+    counts = {tile: piece_counts(_blocks(size, tile), size.k, tile.depth, machine) for tile in tiles}
+    ways = [_cut(size, tile, splits, machine) for tile in tiles for splits in counts[tile]]
+    return sorted(ways, key=lambda way: way.clocks * (SECOND_GRID if way.splits > 1 else 1.0))
 
 
 def copy_clocks(moved_bytes: int, machine: GpuMachine) -> float:
@@ -147,9 +148,9 @@ def _tile(shape: tuple[int, int, int, int], size: ProductSize, machine: GpuMachi
     return None
 
 
-def _splits(size: ProductSize, tile: MmaTile, machine: GpuMachine) -> list[int]:
-    """Into how many pieces k may be cut: one, and what gives every multiprocessor one block or two."""
-    blocks, parts = _blocks(size, tile), ceil(size.k / tile.depth)
+def piece_counts(blocks: int, k: int, depth: int, machine: GpuMachine) -> list[int]:
+    """Into how many pieces k may be cut, of parts of `depth`: one, and what gives every multiprocessor one block or two."""
+    parts = ceil(k / depth)
     most = min(_MOST_SPLITS, max(parts // 2, 1))
     wanted = {1, *(min(turns * machine.multiprocessors // blocks, most) for turns in (1, 2))}
     return sorted({ceil(parts / ceil(parts / n)) if parts else 1 for n in wanted if n})
@@ -165,8 +166,8 @@ def _cut(size: ProductSize, tile: MmaTile, splits: int, machine: GpuMachine) -> 
     turns = ceil(blocks * splits / machine.multiprocessors)
     at_once = min(resident, turns)
     limit = max(_part_clocks(tile, size, machine), machine.memory_latency / ((tile.stages - 1) * at_once))
-    epilogue = tile.rows * tile.columns / _ITEMS_A_CLOCK
-    first = _FIRST_CLOCKS * ceil(turns / resident)
+    epilogue = tile.rows * tile.columns / EPILOGUE_ITEMS_A_CLOCK
+    first = FIRST_CLOCKS * ceil(turns / resident)
     inside = turns * (parts * limit + epilogue) + first
     results = size.batch * size.m * size.n
     a_bytes = size.item_bytes * size.batch * size.m * size.terms[0] * size.k if size.a_bytes is None else size.a_bytes

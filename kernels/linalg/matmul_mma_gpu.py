@@ -39,6 +39,12 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one MatMul or Gemm of float32, bfloat16 or float16 with float32 sums, and an epilogue of pointwise operators."""
     if missing := missing_unit(target):
         return Refusal(f"{target} has no {missing}")
+    kernel = mma_product_of(group, target)
+    return kernel if isinstance(kernel, Refusal) else Candidate(kernel.estimate(), kernel.build)
+
+
+def mma_product_of(group: Group, target: Target) -> MmaProduct | Refusal:
+    """The group's product on a matrix unit before code is written, or why there is none."""
     product = product_of(group, target)
     if isinstance(product, Refusal):
         return product
@@ -47,8 +53,7 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         return Refusal(f"the matrix unit does not multiply {' by '.join(sorted(types))}")
     if 0 in (product.a.lines, product.b.lines, product.a.depth, prod(product.batch)):
         return Refusal("has nothing to multiply")
-    kernel = MmaProduct(product, target)
-    return Candidate(kernel.estimate(), kernel.build)
+    return MmaProduct(product, target)
 
 
 class MmaProduct:
@@ -76,13 +81,13 @@ class MmaProduct:
 
     def _conversions(self, side: Side) -> int:
         """Operations that an element passes through registers with, as the assembly has them; none where copies bring it."""
-        if side.name in self.group.constants or self._is_copied(side):
+        if side.name in self.group.constants or self.is_copied(side):
             return 0
         if self.group.types[side.name].dtype == "float32":
             return 3 + 4 * self._terms(side) if self.kind == "bf16" else 1
         return 4
 
-    def _is_copied(self, side: Side) -> bool:
+    def is_copied(self, side: Side) -> bool:
         """Whether the operand has the numbers that are multiplied, in rows of whole chunks."""
         is_multiplied = (self.group.types[side.name].dtype == "float32") == (self.kind == "f32")
         return is_multiplied and self._row(side) % chunk_of(self.kind) == 0
@@ -119,15 +124,15 @@ class MmaProduct:
             lambda batch: product.a.matrix_of(product.batch, batch),
             lambda batch: product.b.matrix_of(product.batch, batch),
             lambda batch, m, n, value: store(batch, m, tirx.const(0, "int32"), n, value),
-            stores_neighbours=self._stores_neighbours(unit),
+            stores_neighbours=self.stores_neighbours(unit.neighbours),
         )
         emit_pipelined_product(builder, pipelined)
         return finish(self.template, builder, self.group, flops=self.size.flops, packed=product.packed)
 
-    def _stores_neighbours(self, unit: MatrixUnit) -> bool:
-        """Whether neighbours of a row may be stored at once: as many bytes as a vector of them has, at multiples of these."""
+    def stores_neighbours(self, count: int) -> bool:
+        """Whether so many neighbours of a row may be stored at once: as many bytes as a vector has, at multiples of these."""
         kinds = {self.group.types[name].dtype for name in self.group.outputs}
-        return self.size.n % unit.neighbours == 0 and kinds <= set(_TYPES)
+        return self.size.n % count == 0 and kinds <= set(_TYPES)
 
     def _source(self, unit: MatrixUnit, side: Side, way: TiledProduct, *, is_a: bool) -> Source:
         """What brings parts of an operand: packed constants, asynchronous copies of rows, or loads through registers."""
@@ -144,7 +149,7 @@ class MmaProduct:
             return PackedSource(unit, layout, tile.threads, buffer, packed.shape[1], packed.shape[2])
         buffer = builder.parameter(side.name, kind.elements, kind.dtype if kind.dtype == "float32" else "uint16")
         rest = unit, layout, tile.threads, buffer, side.offset, side.lines, side.depth
-        if self._is_copied(side):
+        if self.is_copied(side):
             return CopiedSource(*rest)
         is_whole = kind.dtype == "float32" and self._row(side) % _LANES == 0
         return ConvertedSource(*rest, vector_lanes=_LANES if is_whole else 1)

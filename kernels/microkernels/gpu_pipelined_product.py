@@ -27,6 +27,7 @@ from .gpu_operand_tiles import Source
 
 _BAND = 8  # rows of tiles that run side by side, so that they share columns of B in L2
 Store = Callable[[Expr, Expr, Expr, Expr], None]  # of batch, m, n, and the sum
+MatrixOf = Callable[[Expr], Expr]  # of an operand, by that of the batch
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class PipelinedProduct:
     way: TiledProduct
     a: Source
     b: Source
-    matrix_of_a: Callable[[Expr], Expr]
-    matrix_of_b: Callable[[Expr], Expr]
+    matrix_of_a: MatrixOf
+    matrix_of_b: MatrixOf
     store: Store
     stores_neighbours: bool
 
@@ -76,12 +77,26 @@ def emit_pipelined_product(builder: GpuBuilder, product: PipelinedProduct) -> No
     sums = builder.workspace(product.way.splits * results, "float32")
     with builder.blocks(blocks, product.way.tile.threads) as (block, thread):
         _Block(builder, product, thread, sums).emit(block)
-    with builder.chunks(results, product.way.splits * results) as i:
+    emit_sums_of_splits(builder, (product.batch, product.m, product.n), product.way.splits, sums, product.store)
+
+
+def emit_sums_of_splits(builder: GpuBuilder, shape: tuple[int, int, int], splits: int, sums: Buffer, store: Store) -> None:
+    """Write the grid that adds the sums of each piece of k, [splits, batch, m, n], in order, and stores them."""
+    batch, m, n = shape
+    results = batch * m * n
+    with builder.chunks(results, splits * results) as i:
         total = builder.name(sums[i])
-        for split in range(1, product.way.splits):
+        for split in range(1, splits):
             total = builder.name(total + sums[i + split * results])
-        line, n = builder.bind(tirx.floordiv(i, product.n)), builder.bind(tirx.floormod(i, product.n))
-        product.store(builder.bind(tirx.floordiv(line, product.m)), builder.bind(tirx.floormod(line, product.m)), n, total)
+        line, column = builder.bind(tirx.floordiv(i, n)), builder.bind(tirx.floormod(i, n))
+        store(builder.bind(tirx.floordiv(line, m)), builder.bind(tirx.floormod(line, m)), column, total)
+
+
+def place_of_tile(builder: GpuBuilder, number: Expr, down: int, across: int) -> tuple[Expr, Expr]:
+    """Row and column of a tile by its number: down a band of rows of tiles before across."""
+    band, inside = tirx.floordiv(number, _BAND * across), tirx.floormod(number, _BAND * across)
+    height = builder.bind(tirx.min(_BAND, down - band * _BAND))
+    return band * _BAND + tirx.floormod(inside, height), tirx.floordiv(inside, height)
 
 
 class _Block:
@@ -115,17 +130,15 @@ class _Block:
         self._store()
 
     def _place(self, block: Expr) -> None:
-        """The block's matrix of the batch, its piece of k, and its tile: down a band of rows of tiles before across."""
+        """The block's matrix of the batch, its piece of k, and its tile."""
         builder, product = self.builder, self.product
         tiles = product.down * product.across
         number = builder.bind(tirx.floormod(block, tiles))
         outer = builder.bind(tirx.floordiv(block, tiles))
         self.batch = builder.bind(tirx.floordiv(outer, product.way.splits))
         self.split = builder.bind(tirx.floormod(outer, product.way.splits))
-        band, inside = tirx.floordiv(number, _BAND * product.across), tirx.floormod(number, _BAND * product.across)
-        height = builder.bind(tirx.min(_BAND, product.down - band * _BAND))
-        self.top = builder.bind((band * _BAND + tirx.floormod(inside, height)) * self.tile.rows)
-        self.left = builder.bind(tirx.floordiv(inside, height) * self.tile.columns)
+        row, column = place_of_tile(builder, number, product.down, product.across)
+        self.top, self.left = builder.bind(row * self.tile.rows), builder.bind(column * self.tile.columns)
         whole = ceil(product.k / self.tile.depth)
         self.first = builder.bind(self.split * product.parts)
         self.parts = (

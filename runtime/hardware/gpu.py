@@ -10,12 +10,13 @@ from dataclasses import dataclass
 class GpuMachine:
     """A GPU by its multiprocessors (AMD: compute units), each of which does so much a clock.
 
-    `half_flops` are those of dense 16-bit floats by the matrix unit with operands in registers (mma.sync, MFMA), `fma_flops` of
-    float32 without it, `float_flops` by it (0: it has none). `l2_bytes` come from L2, which has `l2_size_bytes`,
-    `shared_bytes_a_clock` from and to shared memory. A block has `block_bytes` of shared memory at most, a multiprocessor
-    `shared_bytes` for all that it runs. `memory_latency` is in clocks, from a load to its data in DRAM; `launch_us` of a kernel
-    behind another one. Warps have `lanes` threads; `lanes_a_clock` begin an instruction. `stages` of a software pipeline are the
-    most that are of use: more hide more latency, and leave room for fewer blocks; two, where registers hold what is on its way.
+    `half_flops` are those of dense 16-bit floats by the matrix unit with operands in registers (mma.sync, MFMA),
+    `warpgroup_flops` with operands in shared memory (wgmma), `float_flops` of float32 (0: it has none), `fma_flops` without it.
+    `l2_bytes` come from L2, which has `l2_size_bytes`, `shared_bytes_a_clock` from and to shared memory. A block has
+    `block_bytes` of shared memory at most, a multiprocessor `shared_bytes` for all that it runs. `memory_latency` is in clocks,
+    from a load to its data in DRAM; `launch_us` of a kernel behind another one. Warps have `lanes` threads; `lanes_a_clock` begin
+    an instruction. `stages` of a software pipeline are the most that are of use: more hide more latency, and leave room for fewer
+    blocks; two, where registers hold what is on its way.
     """
 
     name: str
@@ -35,6 +36,7 @@ class GpuMachine:
     lanes: int = 32
     lanes_a_clock: int = 128
     stages: tuple[int, ...] = (4, 6)
+    warpgroup_flops: int = 0
 
     @property
     def memory_bytes(self) -> float:
@@ -50,7 +52,7 @@ class GpuMachine:
 # the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024); the memory's rate there is that of a measured copy.
 _ROWS = {
     "sm_80": GpuMachine("sm_80", 108, 1.41, 2048, 128, 1935, 163 << 10, 164 << 10, l2_size_bytes=40 << 20, memory_latency=600),
-    "sm_90": GpuMachine("sm_90", 132, 1.755, 2576, 256, 4300, 227 << 10, 228 << 10),
+    "sm_90": GpuMachine("sm_90", 132, 1.755, 2576, 256, 4300, 227 << 10, 228 << 10, warpgroup_flops=4096),
     "gfx942": GpuMachine(
         "gfx942",
         304,
@@ -81,6 +83,11 @@ def has_half_products(level: str) -> bool:
     """Whether an architecture of NVIDIA has asynchronous copies and products of 16-bit floats (m16n8k16): from sm_80 on."""
     found = re.fullmatch(r"sm_(\d+)[af]?", level)
     return found is not None and int(found[1]) >= 80
+
+
+def has_warpgroup_products(level: str) -> bool:
+    """Whether an architecture of NVIDIA has products of warpgroups (wgmma): Hopper, and none before or after it."""
+    return level in ("sm_90", "sm_90a")
 
 
 def has_mfma(level: str) -> bool:

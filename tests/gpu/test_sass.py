@@ -9,9 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from prefuse.compiler.lowering.gpu.cuda_compiler import compile_cuda, find_nvcc
+from prefuse.compiler.lowering.gpu.cuda_compiler import architecture_for, compile_cuda, find_nvcc
 from prefuse.compiler.lowering.gpu.device_module import cuda_source
 from prefuse.kernels.cost.gpu_product import ProductSize, tiled_products
+from prefuse.kernels.cost.gpu_warpgroup_product import part_clocks, warpgroup_ways
 from prefuse.kernels.groups.group import Group
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
@@ -38,7 +39,8 @@ def codes(groups: dict[str, Group], folder: Path, target: Target = TARGET) -> di
         pytest.skip("nvcc is not here")
     built = {name: build_kernel(group, target) for name, group in groups.items()}
     functions = {name: kernel.function for name, kernel in built.items() if isinstance(kernel, BuiltKernel)}
-    found = disassemble(compile_cuda(cuda_source(functions, target), target.level), folder)
+    source = cuda_source(functions, target)
+    found = disassemble(compile_cuda(source, architecture_for(source, target.level)), folder)
     return {name: found[f"{name}_0"] for name in groups}
 
 
@@ -65,6 +67,34 @@ def test_products(tmp_path: Path) -> None:
     assert found["exact"].count("LDG.E.128") > 0
     assert found["exact"].count("LDG.E.128") == found["exact"].count("LDG.E.") - found["exact"].count("LDG.E.SYS")
     assert found["exact"].count("STG.E.64") == found["exact"].count("STG")
+
+
+def test_products_of_warpgroups(tmp_path: Path) -> None:
+    """The main loop of a consumer is the products of one part, one after the other; all sums stay in registers, of which the roles
+    have different numbers."""
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    sizes = {"square": (4096, 4096, 4096), "bert": (8192, 768, 768)}
+    groups = {
+        name: replace(products_of(bfloat16, *size, constant=name == "bert"), configuration={"template": "gpu_wgmma_matmul"})
+        for name, size in sizes.items()
+    }
+    found = codes(groups, tmp_path, Target("cuda", "sm_90"))
+    machine = gpu_machine("sm_90")
+    for name, code in found.items():
+        tile = warpgroup_ways(ProductSize(1, *sizes[name]), machine)[0].tile
+        assert tile.columns >= 192
+        clocks = part_clocks(tile, machine)
+        assert clocks["matrix unit"] >= 0.9 * max(clocks.values())
+        loop = code.loop()
+        assert loop.text.count(f"HGMMA.64x{tile.columns}x16.F32.BF16") == code.count("HGMMA") == 4
+        assert code.count("LDL") == code.count("STL") == code.count("HMMA") == 0
+        assert code.count("USETMAXREG") == 2
+        assert loop.count("WARPGROUP.DEPBAR") == 1
+        assert loop.count("LDS") == loop.count("STS") == loop.count("BAR") == 0
+        assert len(loop.instructions) < 0.25 * clocks["matrix unit"]  # of four warps each, which begin one a clock
+        assert code.count("STG") == tile.columns // 4
+    assert found["square"].count("UTMALDG.2D") == found["square"].count("UTMALDG") > 0
+    assert found["bert"].count("UBLKCP") > 0
 
 
 _INTEGERS = (

@@ -17,6 +17,11 @@ _FIX = "install a CUDA toolkit, or pip install prefuse[cuda]"
 _OPTIONS = ("-std=c++17", "-w")  # fast-math stays off: NaN, infinities and denormals are what ONNX says
 
 
+def architecture_for(source: str, level: str) -> str:
+    """What CUDA C is compiled for: a level, or where the source names such instructions its variant that no later GPU runs."""
+    return f"{level}a" if level == "sm_90" and ("wgmma." in source or "setmaxnreg." in source) else level
+
+
 def compile_cuda(source: str, architecture: str) -> bytes:
     """The cubin of CUDA C for an architecture such as "sm_90".
 

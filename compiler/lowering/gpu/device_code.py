@@ -8,7 +8,7 @@ from ....kernels.codegen.grids import DeviceFunction
 from ....kernels.template.contract import BuiltKernel
 from ....runtime.plan import Grid
 from ....runtime.target import Target
-from .cuda_compiler import compile_cuda
+from .cuda_compiler import architecture_for, compile_cuda
 from .device_module import cuda_source, function_symbol, wavefront_threads
 from .rocm_compiler import compile_rocm, rocm_ir
 from .simulator.library import simulated_library, simulated_rocm_library
@@ -24,7 +24,7 @@ def build_device_code(kernels: Mapping[str, DeviceFunction], target: Target) -> 
     """
     if target.kind == "cuda":
         source = cuda_source(kernels, target)
-        return simulated_library(source) if target.is_simulated else compile_cuda(source, target.level)
+        return simulated_library(source) if target.is_simulated else compile_cuda(source, architecture_for(source, target.level))
     if target.is_simulated:
         return simulated_rocm_library(rocm_ir(kernels, target), wavefront_threads(target))
     return compile_rocm(kernels, target).code_object
