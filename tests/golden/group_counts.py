@@ -23,14 +23,14 @@ from prefuse.runtime.target import Target
 from torch import Tensor, nn
 
 FOLDER = Path(__file__).parent / "groups"
-# Whatever machine this runs on; the files of others than the first lie in a folder of the name.
-TARGETS = {"cpu": Target.parse("cpu:avx512,threads=2"), "cuda": Target.parse("cuda:sm_90")}
+# Whatever machine this runs on. Those of GPUs are the same, and lie in a folder of their own.
+TARGETS = {"cpu": Target.parse("cpu:avx512,threads=2"), "cuda": Target.parse("cuda:sm_90"), "rocm": Target.parse("rocm:gfx942")}
 _ROW = 4096  # random numbers that all elements of a large parameter are copies of
 
 
 def golden_file(name: str, kind: str = "cpu") -> Path:
     """Where the text of a model is kept, for a kind of target."""
-    return (FOLDER if kind == "cpu" else FOLDER / kind) / f"{name}.txt"
+    return (FOLDER / "gpu" if TARGETS[kind].is_gpu else FOLDER) / f"{name}.txt"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Whole programs for "cuda-sim": compiled, written, read and run without a GPU and without its tools."""
+"""Whole programs for "cuda-sim" and "rocm-sim": compiled, written, read and run without a GPU and without its tools."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import prefuse
 import pytest
 import torch
+from prefuse.compiler.lowering.gpu import rocm_compiler
 from prefuse.compiler.lowering.gpu.simulator import library
 from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.kernels.codegen.gpu_builder import GpuBuilder
@@ -18,6 +20,8 @@ from prefuse.runtime.target import Target
 
 from .simulator import need_compiler
 from .test_device import expected, inputs, run, small_model
+
+TARGETS = ("cuda-sim", "rocm-sim")
 
 
 def convolutional() -> torch.nn.Module:
@@ -58,11 +62,12 @@ def compiled(model: object, target: str = "cuda-sim") -> CompiledModel:
     return net
 
 
-def test_a_network(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_network(target: str, tmp_path: Path) -> None:
     """The products go by the matrix unit; a program's file runs as the program did, to the bit."""
     module, x = convolutional(), torch.randn(2, 1, 14, 14, generator=torch.Generator().manual_seed(1))
     need_compiler()
-    net = prefuse.compile(module, (x,), target="cuda-sim", cache=False)
+    net = prefuse.compile(module, (x,), target=target, cache=False)
     assert isinstance(net, SpecializedModel)
     y = net(x)
     assert isinstance(y, torch.Tensor)
@@ -79,14 +84,24 @@ def test_a_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "error"), [("float32", 2e-6), ("float32-fast", 2e-5), ("bfloat16", 1e-2), ("float16", 2e-3)]
+    ("target", "precision", "error"),
+    [
+        ("cuda-sim", "float32", 2e-6),
+        ("cuda-sim", "float32-fast", 2e-5),
+        ("cuda-sim", "bfloat16", 1e-2),
+        ("cuda-sim", "float16", 2e-3),
+        ("rocm-sim", "float32", 2e-6),
+        ("rocm-sim", "float32-fast", 2e-6),
+        ("rocm-sim", "bfloat16", 1e-2),
+        ("rocm-sim", "float16", 2e-3),
+    ],
 )
-def test_a_transformer_in_every_precision(precision: str, error: float) -> None:
+def test_a_transformer_in_every_precision(target: str, precision: str, error: float) -> None:
     """Its products go by the matrix unit, narrow where they may be; its attention is one kernel, and no head is copied."""
     torch.manual_seed(2)
     module, x = Block().eval(), torch.randn(1, 33, 64)
     need_compiler()
-    net = prefuse.compile(module, (x,), target="cuda-sim", precision=precision, cache=False)
+    net = prefuse.compile(module, (x,), target=target, precision=precision, cache=False)
     assert isinstance(net, SpecializedModel)
     y = net(x)
     assert isinstance(y, torch.Tensor)
@@ -99,34 +114,65 @@ def test_a_transformer_in_every_precision(precision: str, error: float) -> None:
     assert len(net.plan.steps) == 5
 
 
-def test_architectures_round_trip() -> None:
-    assert str(Target.parse("cuda-sim")) == "cuda-sim:sm_90"
-    assert str(Target.parse("cuda-sim:sm_80")) == "cuda-sim:sm_80"
-    assert Target.parse(str(Target.parse("cuda-sim"))) == Target.parse("cuda-sim") != Target.parse("cuda:sm_90")
-    for text in ("cuda-sim:gfx942", "rocm-sim:sm_90", "cpu-sim"):
-        with pytest.raises(OptionError):
-            Target.parse(text)
+@pytest.mark.parametrize(
+    ("name", "architecture", "another"),
+    [("cuda-sim", "sm_90", "sm_80"), ("rocm-sim", "gfx942", "gfx1100")],
+)
+def test_architectures_round_trip(name: str, architecture: str, another: str) -> None:
+    assert str(Target.parse(name)) == f"{name}:{architecture}"
+    assert str(Target.parse(f"{name}:{another}")) == f"{name}:{another}"
+    assert (
+        Target.parse(str(Target.parse(name))) == Target.parse(name) != Target.parse(f"{name.removesuffix('-sim')}:{architecture}")
+    )
 
 
-def test_an_older_gpu_has_no_matrix_unit() -> None:
-    net = compiled(small_model(), "cuda-sim:sm_75")
-    assert all(kernel.template != "gpu_mma_matmul" for kernel in net.plan.kernels)
+@pytest.mark.parametrize("text", ["cuda-sim:gfx942", "rocm-sim:sm_90", "cpu-sim"])
+def test_there_is_no_such_architecture(text: str) -> None:
+    with pytest.raises(OptionError):
+        Target.parse(text)
+
+
+@pytest.mark.parametrize("target", ["cuda-sim:sm_75", "rocm-sim:gfx1100", "rocm-sim:gfx942"])
+def test_gpus_with_and_without_a_matrix_unit(target: str) -> None:
+    net = compiled(small_model(), target)
+    if not target.endswith("gfx942"):
+        assert all(kernel.template != "gpu_mma_matmul" for kernel in net.plan.kernels)
     for got, want in zip(run(net, inputs()), expected(small_model(), inputs()), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-def test_a_race_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GpuBuilder, "barrier", lambda self: None)
-    net = compiled(small_model())
-    with pytest.raises(DeviceError, match=r"what another thread|what a copy|what nobody wrote"):
+
+
+def lost_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rocm_compiler, "_with_waiting_barriers", lambda module: module)
+
+
+@pytest.mark.parametrize(
+    ("target", "mutate", "fault"),
+    [
+        ("cuda-sim", no_barrier, r"what another thread|what a copy|what nobody wrote"),
+        ("rocm-sim", no_barrier, r"what another thread|what nobody wrote"),
+        ("rocm-sim", lost_wait, "a barrier that does not wait"),
+    ],
+)
+def test_races_and_lost_waits_are_errors(
+    target: str, mutate: Callable[[pytest.MonkeyPatch], None], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    net = compiled(small_model(), target)
+    with pytest.raises(DeviceError, match=fault):
         net(inputs())
 
 
-def test_it_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_needs_a_compiler(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "find_compiler", lambda: "")
     model = small_model()
     onnx.helper.set_model_props(model, {"of": "this test"})
     model.graph.initializer[0].raw_data = b"\1" + model.graph.initializer[0].raw_data[1:]
     library.simulated_library.cache_clear()
+    library.simulated_rocm_library.cache_clear()
     with pytest.raises(CompileError, match=r"simulator: it needs g\+\+, which this machine lacks; apt-get install g\+\+"):
-        prefuse.compile(model, target="cuda-sim", cache=False)
+        prefuse.compile(model, target=target, cache=False)
