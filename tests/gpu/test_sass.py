@@ -70,7 +70,7 @@ def test_products(tmp_path: Path) -> None:
 
 
 def test_products_of_warpgroups(tmp_path: Path) -> None:
-    """The main loop of a consumer is the products of one part, one after the other; all sums stay in registers, of which the roles
+    """The main loop of a consumer is the products of one part, one after the other; sums stay in registers, of which the roles
     have different numbers."""
     bfloat16 = np.dtype(ml_dtypes.bfloat16)
     sizes = {"square": (4096, 4096, 4096), "bert": (8192, 768, 768)}
