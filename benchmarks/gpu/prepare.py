@@ -43,7 +43,7 @@ def prepare(
         given |= {f"result{i}": y.numpy() for i, y in enumerate(results)}
         np.savez(folder / "small" / f"{name}.npz", **given)
         for precision in precisions:
-            _compiled(name, inputs, module, target, precision).save(folder / "small" / f"{name}-{precision}.prefuse")
+            compiled(name, inputs, module, target, precision).save(folder / "small" / f"{name}-{precision}.prefuse")
     for name in full:
         module, inputs = MODELS[name].build()
         for batch in batches:
@@ -52,12 +52,13 @@ def prepare(
                 print(f"{name} {precision} batch {batch}", flush=True)
                 with TemporaryDirectory() as temporary:
                     path = Path(temporary, "whole.prefuse")
-                    _compiled(name, repeated, module, target, precision).save(path)
+                    compiled(name, repeated, module, target, precision).save(path)
                     strip_program(read_program(path), folder / "full" / f"{name}-{precision}-b{batch}.zip")
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _compiled(name: str, inputs: tuple[torch.Tensor, ...], module: torch.nn.Module, target: str, precision: str) -> CompiledModel:
+def compiled(name: str, inputs: tuple[torch.Tensor, ...], module: torch.nn.Module, target: str, precision: str) -> CompiledModel:
+    """The program of an example model for inputs of these shapes, with what profiles need."""
     how: dict[str, Any] = {"target": target, "precision": precision, "name": name, "profile": True, "cache": False}
     specialized = compile_program(module, inputs, **how)
     assert isinstance(specialized, SpecializedModel)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import prefuse
 import pytest
+from prefuse.benchmarks.gpu.predict import predictions
 from prefuse.benchmarks.gpu.prepare import prepare
 from prefuse.benchmarks.gpu.run import Run, programs, small_models
 from prefuse.benchmarks.gpu.stripped import fill_program, strip_program
@@ -27,6 +28,16 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     size_bytes = prepare(folder, "cuda-sim", ("lenet5",), ("lenet5",), (1,), ("float32",))
     assert 0 < size_bytes == sum(path.stat().st_size for path in folder.rglob("*.*"))
     return folder
+
+
+def test_predictions_of_a_program() -> None:
+    """Every launch is counted once, with what the model says of it."""
+    need_compiler()
+    (row,) = predictions("cuda-sim", ("lenet5",), (2,), ("float32",))
+    assert (row["model"], row["batch"], row["precision"]) == ("lenet5", 2, "float32")
+    assert row["grids"] >= row["launches"] == sum(one["launches"] for one in row["templates"].values()) > 4
+    assert 0 < sum(one["us"] for one in row["templates"].values()) == pytest.approx(row["predicted_us"], abs=1)
+    assert 0 < row["products_share_of_peak"] < 1
 
 
 def test_all_phases_are_kept(carried: Path, tmp_path: Path) -> None:
