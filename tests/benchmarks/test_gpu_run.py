@@ -37,7 +37,7 @@ def test_predictions_of_a_program() -> None:
     assert (row["model"], row["batch"], row["precision"]) == ("lenet5", 2, "float32")
     assert row["grids"] >= row["launches"] == sum(one["launches"] for one in row["templates"].values()) > 4
     assert 0 < sum(one["us"] for one in row["templates"].values()) == pytest.approx(row["predicted_us"], abs=1)
-    assert 0 < row["products_share_of_peak"] < 1
+    assert row["products_tflops"] > 0 <= row["products_share_of_peak"] < 1
 
 
 def test_all_phases_are_kept(carried: Path, tmp_path: Path) -> None:
