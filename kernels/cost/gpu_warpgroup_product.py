@@ -19,7 +19,7 @@ GROUP_THREADS = 128
 _ITEM_BYTES = 2
 _RESERVED_BYTES = 2048  # of shared memory: mbarriers, and what the first stage is moved to begin at a multiple of 1024
 _LEAST_STAGES, _MOST_STAGES = 2, 8
-_TILES = ((128, 256), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64))
+_TILES = ((128, 256), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64), (64, 32), (64, 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class WarpgroupWay:
         return str(self.tile) + f" in {self.splits}" * (self.splits > 1)
 
 
-def warpgroup_ways(size: ProductSize, machine: GpuMachine) -> list[WarpgroupWay]:
-    """The ways to compute a product, the fastest first."""
+def warpgroup_ways(size: ProductSize, machine: GpuMachine, least_columns: int = 1) -> list[WarpgroupWay]:
+    """The ways to compute a product by tiles of at least so many columns, the fastest first."""
     ways = []
-    for rows, columns in _TILES:
+    for rows, columns in (shape for shape in _TILES if shape[1] >= least_columns):
         stage = WarpgroupTile(rows, columns, 1).stage_bytes
         tile = WarpgroupTile(rows, columns, min((machine.block_bytes - _RESERVED_BYTES) // stage, _MOST_STAGES))
         if tile.stages < _LEAST_STAGES:

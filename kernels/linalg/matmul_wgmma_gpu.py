@@ -18,7 +18,7 @@ from ..cost.estimate import Estimate
 from ..cost.gpu_warpgroup_product import DEPTH, warpgroup_ways
 from ..groups.group import Group
 from ..microkernels.gpu_part_layout import PackParts, PartLayout
-from ..microkernels.gpu_tile_copies import MappedTiles, PackedTiles, Tile, TileCopies, map_of_matrices
+from ..microkernels.gpu_tile_copies import ROW_ITEMS, MappedTiles, PackedTiles, Tile, TileCopies, map_of_matrices
 from ..microkernels.gpu_warpgroup_product import WarpgroupProduct, emit_warpgroup_product
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish
@@ -52,7 +52,9 @@ class WgmmaProduct:
     def __init__(self, found: MmaProduct, target: Target) -> None:
         self.found, self.product, self.group, self.machine = found, found.product, found.group, found.machine
         self.size = found.size
-        self.ways = warpgroup_ways(self.size, self.machine)
+        b = self.product.b
+        lies_along_lines = b.lines_last and b.name not in self.group.constants
+        self.ways = warpgroup_ways(self.size, self.machine, ROW_ITEMS if lies_along_lines else 1)
 
     def estimate(self) -> Estimate:
         """That of the fastest way, in clocks of the whole GPU, with all bytes."""

@@ -20,7 +20,7 @@ from ..codegen.ptx_hopper import STEP_DEPTH, SWIZZLE_BYTES, SWIZZLE_ROWS, u32
 from ..cost.gpu_warpgroup_product import DEPTH
 
 _ITEM_BYTES = 2
-_ROW_ITEMS = SWIZZLE_BYTES // _ITEM_BYTES
+ROW_ITEMS = SWIZZLE_BYTES // _ITEM_BYTES  # numbers of a row of shared memory
 _ATOM_BYTES = SWIZZLE_ROWS * SWIZZLE_BYTES
 _BOX_BYTES = DEPTH * SWIZZLE_BYTES  # of 64 lines by 64 of k, where rows lie along lines
 _UNUSED = 16  # a distance that the layout does not have
@@ -44,7 +44,7 @@ class Tile:
 
     def offset(self, line: int) -> int:
         """Bytes before a line that is a multiple of 64."""
-        assert line % _ROW_ITEMS == 0
+        assert line % ROW_ITEMS == 0
         return line * SWIZZLE_BYTES
 
     def step(self, number: int) -> Expr:
@@ -101,7 +101,7 @@ class MappedTiles:
         if self.tile.along_k:
             self._box(to, part * DEPTH, self._begin, mbarrier)
             return
-        for line in range(0, self.tile.lines, _ROW_ITEMS):
+        for line in range(0, self.tile.lines, ROW_ITEMS):
             self._box(to + u32(self.tile.offset(line)), self._begin + line, part * DEPTH, mbarrier)
 
     def _box(self, to: Expr, inner: Expr, outer: Expr, mbarrier: Expr) -> None:
@@ -114,7 +114,7 @@ def map_of_matrices(tile: Tile, matrices: int, lines: int, depth: int) -> Tensor
     inner, outer = (depth, lines) if tile.along_k else (lines, depth)
     rows = tile.lines if tile.along_k else DEPTH
     row_bytes = inner * _ITEM_BYTES
-    extents, strides, box = (inner, outer), (row_bytes,), (_ROW_ITEMS, rows)
+    extents, strides, box = (inner, outer), (row_bytes,), (ROW_ITEMS, rows)
     if matrices > 1:
         extents, strides, box = (*extents, matrices), (*strides, row_bytes * outer), (*box, 1)
     return TensorMap(0, _ITEM_BYTES, extents, strides, box, SWIZZLE_BYTES)

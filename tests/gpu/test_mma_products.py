@@ -52,10 +52,11 @@ def product(
         wide = [array.T if gemm.get(name) else array for array, name in zip(wide, ("transA", "transB"), strict=True)]
     expected, size = wide[0] @ wide[1], np.abs(wide[0]) @ np.abs(wide[1])
     error = error or {"float32": 4e-7, "bfloat16": 4e-3, "float16": 5e-4}[str(a.dtype)]
-    how: dict[str, Any] = {"rtol": error, "atol": float(error * np.median(size)), "template": "gpu_mma_matmul"}
-    case = operator("Gemm" if gemm else "MatMul", a, b, expected=[expected.astype(a.dtype)], **how, **gemm)
+    promised: dict[str, Any] = {"rtol": error, "atol": float(error * np.median(size)), "template": "gpu_mma_matmul"}
+    case = operator("Gemm" if gemm else "MatMul", a, b, expected=[expected.astype(a.dtype)], **promised, **gemm)
     constants = frozenset(["x1"]) if constant else frozenset()
-    return replace(case, group=replace(case.group, constants=constants, precision=precision))
+    how = {"template": "gpu_mma_matmul"}
+    return replace(case, group=replace(case.group, constants=constants, precision=precision, configuration=how))
 
 
 def of_any_size() -> list[Case]:
@@ -131,7 +132,7 @@ def test_large_and_small_numbers(small_tiles: None, tmp_path: Path) -> None:
     assert np.isnan(case.got[0][2]).all()
 
 
-BLOCK = {"tile": "16x64x64/16x16*4"}
+BLOCK = {"template": "gpu_mma_matmul", "tile": "16x64x64/16x16*4"}
 
 
 def deep(dtype: str = "bfloat16") -> Case:

@@ -72,7 +72,7 @@ def batched() -> list[Case]:
 def of_all_tiles() -> list[Case]:
     """Both consumers, every width, and k in pieces; what follows the product, where sums are stored in pairs and one by one."""
     operands = numbers(130, 264, dtype="bfloat16"), numbers(264, 200, dtype="bfloat16")
-    tiles = ("128x64x64*2", "64x128x64*2", "64x64x64*3 in 2")
+    tiles = ("128x64x64*2", "64x128x64*2", "64x16x64*4", "64x64x64*3 in 2", "64x32x64*4 in 3")
     return [by_warpgroups(product(*operands, constant=number % 2 == 0), tile) for number, tile in enumerate(tiles)]
 
 
@@ -193,6 +193,15 @@ def test_predicted_share_of_the_peak(size: ProductSize, share: float) -> None:
     best = warpgroup_ways(size, machine)[0]
     assert size.flops / best.clocks / (machine.warpgroup_flops * machine.multiprocessors) > share
     assert best.clocks < tiled_products(size, machine)[0].clocks
+
+
+@pytest.mark.parametrize(("n", "k"), [(768, 768), (2304, 768), (3072, 768), (768, 3072)])
+def test_few_rows_need_no_second_grid(n: int, k: int) -> None:
+    """Those of a BERT of 128 tokens: narrow tiles are as fast as pieces of k, and one launch. Where the second operand lies along
+    lines there are none."""
+    size, machine = ProductSize(1, 128, n, k), gpu_machine("sm_90")
+    assert warpgroup_ways(size, machine)[0].splits == 1
+    assert all(way.tile.columns >= 64 for way in warpgroup_ways(size, machine, 64))
 
 
 def test_units_of_the_widest_tile() -> None:
