@@ -114,7 +114,8 @@ def map_of_matrices(tile: Tile, matrices: int, lines: int, depth: int) -> Tensor
     inner, outer = (depth, lines) if tile.along_k else (lines, depth)
     rows = tile.lines if tile.along_k else DEPTH
     row_bytes = inner * _ITEM_BYTES
-    extents, strides, box = (inner, outer), (row_bytes,), (ROW_ITEMS, rows)
-    if matrices > 1:
-        extents, strides, box = (*extents, matrices), (*strides, row_bytes * outer), (*box, 1)
+    more = [(matrices, row_bytes * outer, 1)] if matrices > 1 else []
+    extents = (inner, outer, *(extent for extent, _, _ in more))
+    strides = (row_bytes, *(stride for _, stride, _ in more))
+    box = (ROW_ITEMS, rows, *(one for _, _, one in more))
     return TensorMap(0, _ITEM_BYTES, extents, strides, box, SWIZZLE_BYTES)

@@ -82,8 +82,8 @@ def followed_by_more() -> list[Case]:
     for n in (34, 33):
         a, b, c = numbers(19, 40, dtype="float16"), numbers(n, 40, dtype="float16"), numbers(n, dtype="float16")
         expected = 0.5 * a.astype(np.float64) @ b.T.astype(np.float64) + 2 * c.astype(np.float64)
-        how = {"expected": [expected.astype(np.float16)], "rtol": 2e-3, "atol": 4e-3}
-        case = operator("Gemm", a, b, c, transB=1, alpha=0.5, beta=2.0, **how)
+        rounded = [expected.astype(np.float16)]
+        case = operator("Gemm", a, b, c, expected=rounded, transB=1, alpha=0.5, beta=2.0, rtol=2e-3, atol=4e-3)
         cases.append(by_warpgroups(replace(case, group=replace(case.group, constants=frozenset(["x1"])))))
     return cases
 
