@@ -23,7 +23,7 @@ from prefuse.runtime.gpu.tensor_maps import TensorMap
 from prefuse.runtime.target import Target
 from tvm import tirx
 
-from .simulator import compile_simulation
+from ..simulator import compile_simulation
 
 TARGET = Target("cuda", "sm_90")
 RNG = np.random.default_rng(3)

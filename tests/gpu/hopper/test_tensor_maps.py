@@ -19,7 +19,7 @@ from prefuse.runtime.gpu_device import GpuDevice
 from prefuse.runtime.plan import Launch
 from prefuse.runtime.plan_checker import check_plan
 
-from .simulator import FakeGpu, need_compiler
+from ..simulator import FakeGpu, need_compiler
 
 ENCODE = "cuTensorMapEncodeTiled"
 TEXT = """

@@ -18,9 +18,9 @@ from prefuse.runtime.hardware.gpu import GpuMachine, gpu_machine
 from prefuse.runtime.target import Target
 from tvm import tirx
 
-from ..kernels.harness import Case, operator
-from .simulator import CUDA, SimulatedFaultError, check
-from .test_mma_products import numbers, product
+from ...kernels.harness import Case, operator
+from ..simulator import CUDA, SimulatedFaultError, check
+from ..test_mma_products import numbers, product
 
 SMALL = "64x64x64*3"
 TEMPLATE = "gpu_wgmma_matmul"
