@@ -27,10 +27,10 @@ from prefuse.runtime.plan import TensorType
 from prefuse.runtime.precision import Precision
 from prefuse.runtime.target import Target
 
-from ..kernels.harness import Case, build
-from ..sample import dealt, every
-from .simulator import ROCM, SimulatedFaultError, check, compile_simulation, run_case
-from .test_mma_products import batched, followed_by_more, numbers, of_any_size, product, transposed
+from ...kernels.harness import Case, build
+from ...sample import dealt, every
+from ..simulator import ROCM, SimulatedFaultError, check, compile_simulation, run_case
+from ..test_mma_products import batched, followed_by_more, numbers, of_any_size, product, transposed
 
 FAMILIES = (of_any_size, transposed, batched, followed_by_more)
 BY_16, BY_32 = (32, 64, 16, 32), (64, 64, 32, 32)  # tiles whose warps have sums in blocks of 16 x 16, and of 32 x 32

@@ -18,12 +18,12 @@ from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
 from prefuse.runtime.hardware.gpu import gpu_machine
 
-from ..kernels.attention.attention_cases import attend
-from ..kernels.convolution.channels_last_cases import convolution
-from ..kernels.harness import operator
-from ..sample import every
+from ...kernels.attention.attention_cases import attend
+from ...kernels.convolution.channels_last_cases import convolution
+from ...kernels.harness import operator
+from ...sample import every
+from ..simulator import ROCM
 from .gcn import Code, code_of, read_assembly
-from .simulator import ROCM
 
 SIZE = ProductSize(1, 2048, 2048, 8192)  # so many parts of k that a loop is left of them
 FEW = 12  # matrix instructions that hide a load
