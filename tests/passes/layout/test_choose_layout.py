@@ -206,9 +206,15 @@ def form_of(model: ir.Model, node: ir.Node, target: Target, precision: Precision
     return flexible_form(model, node, target, Context(target, precision=precision).kernels_of(model))
 
 
-def test_gpus_have_no_kernel() -> None:
-    _, context = lowered(NETWORK, "rocm:gfx942")
-    assert any("no kernel computes Conv channels-last on rocm" in str(remark) for remark in context.remarks)
+def test_gpus_without_a_matrix_unit_have_no_kernel() -> None:
+    for target in ("rocm:gfx1100", "cuda:sm_75"):
+        _, context = lowered(NETWORK, target)
+        assert any(
+            f"no kernel computes Conv channels-last on {target.partition(':')[0]}" in str(remark) for remark in context.remarks
+        )
+    for target in ("rocm:gfx942", "cuda:sm_90"):
+        _, context = lowered(NETWORK, target)
+        assert not any("no kernel computes Conv channels-last" in str(remark) for remark in context.remarks)
 
 
 def test_a_convolution_beside_other_operators_is_refused() -> None:
