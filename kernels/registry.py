@@ -25,6 +25,7 @@ from .convolution import (
 )
 from .convolution import convolution_gpu as gpu_convolution
 from .convolution import convolution_mma_gpu as gpu_mma_convolution
+from .convolution import transposed_convolution_mma_gpu as gpu_mma_transposed
 from .elementwise import arange, elementwise, one_hot, random_numbers, trilu
 from .groups.configuration import TEMPLATE, Configuration, ignored
 from .groups.group import Group
@@ -143,6 +144,7 @@ GPU_TEMPLATES: tuple[Template, ...] = (
     Template("gpu_reduction", at_floors(gpu_reduction.build), reduction.OPERATORS),
     Template("gpu_normalization", at_floors(gpu_normalization.build), normalization.OPERATORS),
     _channels_last("gpu_mma_convolution", gpu_mma_convolution.plan, {"Conv"}),
+    _channels_last("gpu_mma_transposed", gpu_mma_transposed.plan, {"ConvTranspose"}),
     _channels_last("gpu_depthwise", depthwise_gpu.plan, {"Conv"}),
     Template("gpu_convolution", gpu_convolution.plan, gpu_convolution.OPERATORS),
 )

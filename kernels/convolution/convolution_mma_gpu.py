@@ -13,51 +13,36 @@ from math import ceil, prod
 
 from tvm import tirx
 
-from ...runtime.hardware.gpu import gpu_machine
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, unravel
 from ..codegen.gpu_builder import GpuBuilder
 from ..cost.estimate import Estimate
 from ..cost.gpu_product import ProductSize, TiledProduct, copy_clocks, tiled_products
 from ..groups.group import Group
-from ..microkernels.bf16_split import PRODUCTS
 from ..microkernels.gpu_matrix_unit import MatrixUnit
 from ..microkernels.gpu_operand_tiles import PackedSource
-from ..microkernels.gpu_part_layout import CHUNK_BYTES, PackParts, PartLayout
+from ..microkernels.gpu_part_layout import CHUNK_BYTES
 from ..microkernels.gpu_pipelined_product import PipelinedProduct, Store, emit_pipelined_product
-from ..microkernels.gpu_units import chunk_of, missing_unit, multiplied_as, new_unit, number_bytes
-from ..microkernels.gpu_window_tiles import MOST_TAPS, ConvertedWindows, CopiedWindows, ImageWindows, PackTaps
+from ..microkernels.gpu_window_tiles import MOST_TAPS, ImageWindows, PackTaps
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, new_builder
-from ..template.values import GroupValues
 from .channels_last_form import ChannelsLast, channels_last_form
 from .merged_positions import merge_positions
-from .window import Window, read_window
+from .mma_image_product import MmaImageProduct, obstacle
+from .window import Window
 
-_TYPES = ("float32", "bfloat16", "float16")
 _NARROW_PITCH = 4  # elements of a pixel with up to four channels
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one Conv of float32, bfloat16 or float16 with constant weights, an epilogue, and a result transposed to NHWC."""
-    if missing := missing_unit(target):
-        return Refusal(f"{target} has no {missing}")
     form = channels_last_form(group, may_join=True)
     if isinstance(form, Refusal):
         return form
     if form.anchor.op_type != "Conv":
         return Refusal("has no convolution")
-    image, weights = form.anchor.inputs[:2]
-    types = {form.inner.types[name].dtype for name in (image, weights)}
-    if len(types) > 1 or not types <= set(_TYPES) or form.inner.types[form.anchor.outputs[0]].dtype not in _TYPES:
-        return Refusal(f"the matrix unit does not multiply {' by '.join(sorted(types))}")
-    if weights not in form.outer.constants:
-        return Refusal("its weights are not constant")
-    if 0 in (form.inner.types[name].elements for name in (image, weights, form.anchor.outputs[0])):
-        return Refusal("has nothing to multiply")
-    groups, channels = form.anchor.attribute("group", 1), form.inner.types[image].shape[1]
-    if groups == channels > 1:
-        return Refusal("has one channel a group, which no product of matrices sums over")
+    if reason := obstacle(form, target):
+        return Refusal(reason)
     kernel = MmaConvolution(form, target)
     return Candidate(kernel.estimate(), kernel.build)
 
@@ -71,22 +56,13 @@ class _Copied:
     joins: bool
 
 
-class MmaConvolution:
+class MmaConvolution(MmaImageProduct):
     """The kernel of a Conv being built."""
 
     template = "gpu_mma_convolution"
 
     def __init__(self, form: ChannelsLast, target: Target) -> None:
-        self.form, self.target, self.anchor = form, target, form.anchor
-        self.window = read_window(form.inner, form.anchor)
-        self.image, self.weights = (form.inner.types[name] for name in form.anchor.inputs[:2])
-        self.groups = form.anchor.attribute("group", 1)
-        self.channels, self.outputs = self.image.shape[1] // self.groups, self.weights.shape[0] // self.groups
-        self.kind = multiplied_as({self.image.dtype}, target, may_round=form.outer.tolerance.may_round)
-        self.is_wide, self.chunk = self.image.dtype == "float32", chunk_of(self.kind)
-        self.is_split = self.is_wide and self.kind != "f32"
-        self.terms = form.outer.tolerance.terms if self.is_split else 1
-        self.machine = gpu_machine(target.level)
+        super().__init__(form, target, form.inner.types[form.anchor.inputs[1]].shape[0])
 
     # What is read -----------------------------------------------------------------------------------------------------
 
@@ -111,18 +87,16 @@ class MmaConvolution:
     def copied(self) -> _Copied | None:
         """How the image is copied first; None where it is read in place."""
         window = self.window
-        name = self.anchor.inputs[0]
-        is_last = name in self.form.operands and not self.form.is_computed()
         last = [
             (out - 1) * stride + (taps - 1) * dilation
             for out, stride, taps, dilation in zip(window.outputs, window.strides, window.kernel, window.dilations, strict=True)
         ]
         ends = [max(end - begin, size - 1) for end, begin, size in zip(last, window.begins, window.inputs, strict=True)]
         is_padded = any(window.begins) or any(end >= size for end, size in zip(ends, window.inputs, strict=True))
-        if is_last and self.channels % self.chunk == 0 and (prod(window.kernel) <= MOST_TAPS or not is_padded):
+        if self.lies_in_chunks and (prod(window.kernel) <= MOST_TAPS or not is_padded):
             return None
         extents = tuple(begin + end + 1 for begin, end in zip(window.begins, ends, strict=True))
-        lanes = CHUNK_BYTES // self._item_bytes
+        lanes = CHUNK_BYTES // self.item_bytes
         if (
             self.groups == 1
             and self.channels <= _NARROW_PITCH
@@ -137,15 +111,7 @@ class MmaConvolution:
 
     @cached_property
     def size(self) -> ProductSize:
-        products = len(PRODUCTS[self.terms])
-        conversions = 3 + 4 * self.terms if self.is_split else 0
-        sizes, terms = (self.groups, self.windows.rows, self.outputs, self.windows.k), (self.terms, self.terms)
-        moved = self.windows.elements * self._item_bytes
-        return ProductSize(*sizes, terms, products, (conversions, 0), moved, number_bytes(self.kind))
-
-    @property
-    def _item_bytes(self) -> int:
-        return 4 if self.is_wide else 2
+        return self.size_of(self.groups, self.windows)
 
     @cached_property
     def ways(self) -> list[TiledProduct]:
@@ -153,13 +119,13 @@ class MmaConvolution:
 
     @property
     def flops(self) -> int:
-        return int(2 * self.groups * self.windows.rows * self.outputs * self.channels * prod(self.window.kernel))
+        return self.flops_of(self.windows.rows)
 
     def estimate(self) -> Estimate:
         """That of the fastest way, in clocks of the whole GPU, with all bytes; and of the copy before it."""
         clocks = self.ways[0].clocks - self.machine.launch_cycles
         if self.copied is not None:
-            clocks += copy_clocks(self.image.size_bytes + self.windows.elements * self._item_bytes, self.machine)
+            clocks += copy_clocks(self.image.size_bytes + self.windows.elements * self.item_bytes, self.machine)
         return Estimate(clocks, self.flops, unit="tile", is_parallel=False)
 
     # What is written --------------------------------------------------------------------------------------------------
@@ -170,10 +136,8 @@ class MmaConvolution:
         self.form.copy_pieces(builder)
         way = builder.choose("tile", {str(one): one for one in self.ways})
         tile, size = way.tile, self.size
-        unit = new_unit(builder, self.target, self.kind, tile.warp_rows, tile.warp_columns)
-        layout = PartLayout(tile.rows, tile.depth, self.terms, along_k=True, chunk=self.chunk)
-        brings = ConvertedWindows if self.is_split else CopiedWindows
-        source = brings(unit, layout, tile.threads, self._image(builder), self.windows)
+        unit = self.unit_of(builder, tile)
+        source = self.windows_source(unit, tile, self._image(builder), self.windows)
         packed, weights = self._weights(unit, way)
         store, stores_neighbours = self._store(builder, unit.neighbours)
         product = PipelinedProduct(
@@ -197,11 +161,10 @@ class MmaConvolution:
         """The image, or its copy, which is written first: a thread for each chunk of a pixel."""
         copied, windows = self.copied, self.windows
         if copied is None:
-            name = self.form.operands[self.anchor.inputs[0]]
-            return builder.parameter(name, self.image.elements, "float32" if self.is_wide else "uint16")
+            return self.image_in_place(builder)
         unread = windows.run - windows.valid  # of the last chunk, which may be copied whole
         buffer = builder.workspace(windows.elements + unread, self.image.dtype)
-        width = min(copied.pitch, CHUNK_BYTES // self._item_bytes)
+        width = min(copied.pitch, CHUNK_BYTES // self.item_bytes)
         chunks = copied.pitch // width
         shape = (windows.images, self.groups, chunks, *copied.extents)
         with builder.chunks(prod(shape), windows.elements) as thread:
@@ -228,32 +191,23 @@ class MmaConvolution:
 
     def _weights(self, unit: MatrixUnit, way: TiledProduct) -> tuple[dict[str, Operand], PackedSource]:
         name, windows = self.anchor.inputs[1], self.windows
-        layout = PartLayout(way.tile.columns, way.tile.depth, self.terms, along_k=True, chunk=self.chunk)
         joins = self.copied is not None and self.copied.joins
         pitch = windows.run if not joins else _NARROW_PITCH
-        pack = PackParts(PackTaps(self.weights.shape, self.groups, pitch, windows.run, joins, way.tile.columns), layout)
-        packed = pack.packed_type(self.weights)
-        buffer = unit.builder.parameter(name, packed.elements, packed.dtype)
-        source = PackedSource(unit, layout, way.tile.threads, buffer, packed.shape[1], packed.shape[2])
+        panels = PackTaps(self.weights.shape, self.groups, pitch, windows.run, joins, way.tile.columns)
+        pack, source = self.weights_source(unit, way, panels, name)
         return {name: Operand(name, pack)}, source
 
     def _store(self, builder: GpuBuilder, neighbours: int) -> tuple[Store, bool]:
         """The epilogue of a sum, and whether those of so many neighbouring channels may be stored at once."""
         merged = merge_positions(self.form)
         form = merged or self.form
-        result, extents = form.inner.types[self.anchor.outputs[0]], (0, *self.window.outputs)
+        extents = (0, *self.window.outputs)
 
         def store(batch: Expr, m: Expr, n: Expr, value: Expr) -> None:
             channel = builder.bind(batch * self.outputs + n) if self.groups > 1 else n
-            if len(self.anchor.inputs) > 2 and self.anchor.inputs[2]:
-                bias = GroupValues(form.inner, builder).read(self.anchor.inputs[2], (channel,))
-                value = value + tirx.Cast("float32", bias)
-            image, *place = (0, m) if merged is not None else unravel(m, extents)
-            form.store_epilogue(builder, (image, channel, *place), tirx.Cast(result.dtype, value))
+            self.store_one(builder, form, channel, (0, m) if merged is not None else unravel(m, extents), value)
 
-        kinds = {form.outer.types[one.parameter] for one in form.destinations}
-        rows = [kind.shape[-1] for kind in kinds] + [self.outputs] + [one.first for one in form.destinations]
-        return store, all(kind.dtype in _TYPES for kind in kinds) and all(row % neighbours == 0 for row in rows)
+        return store, self.stores_neighbours(form, neighbours)
 
 
 def _steps(window: Window) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -7,7 +7,7 @@ latency of memory divided by the parts that are on their way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from ...runtime.hardware.gpu import GpuMachine
@@ -116,6 +116,8 @@ def tiled_products(size: ProductSize, machine: GpuMachine) -> list[TiledProduct]
     shapes = _SHAPES if machine.lanes == 32 else _WAVEFRONT_SHAPES
     found = [_tile(shape, size, machine, most) for shape in shapes for most in machine.stages]
     tiles = dict.fromkeys(tile for tile in found if tile is not None)
+    if machine.stages == (2,):
+        tiles |= dict.fromkeys(deeper for tile in tiles if (deeper := _deeper(tile, size, machine)) is not None)
     counts = {tile: piece_counts(_blocks(size, tile), size.k, tile.depth, machine) for tile in tiles}
     ways = [_cut(size, tile, splits, machine) for tile in tiles for splits in counts[tile]]
     return sorted(ways, key=lambda way: way.clocks * (SECOND_GRID if way.splits > 1 else 1.0))
@@ -146,6 +148,14 @@ def _tile(shape: tuple[int, int, int, int], size: ProductSize, machine: GpuMachi
             if used <= machine.block_bytes and (stages > 2 or most == 2 or depth == flat):
                 return tile
     return None
+
+
+def _deeper(tile: MmaTile, size: ProductSize, machine: GpuMachine) -> MmaTile | None:
+    """A small tile by parts of twice the depth, whose products hide twice as much of a load's latency where a block is alone;
+    None where shared memory has no room for one."""
+    deeper = replace(tile, depth=2 * tile.depth)
+    is_small = tile.warp_rows * tile.warp_columns <= _SUMS_OF_TERMS
+    return deeper if is_small and deeper.stages * stage_bytes(deeper, size) <= machine.block_bytes else None
 
 
 def piece_counts(blocks: int, k: int, depth: int, machine: GpuMachine) -> list[int]:

@@ -69,8 +69,9 @@ class ImageWindows:
 
     def overhangs(self, axis: int) -> bool:
         """Whether some window reads beyond the image in a dimension."""
-        last = (self.outputs[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilations[axis] - self.begins[axis]
-        return self.begins[axis] > 0 or last >= self.inputs[axis]
+        reach = 0, (self.kernel[axis] - 1) * self.dilations[axis]  # which goes backwards where the dilation is negative
+        last = (self.outputs[axis] - 1) * self.strides[axis] + max(reach) - self.begins[axis]
+        return min(reach) < self.begins[axis] or last >= self.inputs[axis]
 
     @property
     def is_padded(self) -> bool:

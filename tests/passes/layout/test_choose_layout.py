@@ -206,9 +206,13 @@ def form_of(model: ir.Model, node: ir.Node, target: Target, precision: Precision
     return flexible_form(model, node, target, Context(target, precision=precision).kernels_of(model))
 
 
-def test_gpus_have_no_kernel() -> None:
-    _, context = lowered(NETWORK, "rocm:gfx942")
-    assert any("no kernel computes Conv channels-last on rocm" in str(remark) for remark in context.remarks)
+@pytest.mark.parametrize(
+    ("target", "refused"), [("rocm:gfx1100", True), ("cuda:sm_75", True), ("rocm:gfx942", False), ("cuda:sm_90", False)]
+)
+def test_gpus_without_a_matrix_unit_have_no_kernel(target: str, refused: bool) -> None:
+    _, context = lowered(NETWORK, target)
+    reason = f"no kernel computes Conv channels-last on {target.partition(':')[0]}"
+    assert any(reason in str(remark) for remark in context.remarks) == refused
 
 
 def test_a_convolution_beside_other_operators_is_refused() -> None:

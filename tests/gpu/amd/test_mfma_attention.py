@@ -14,11 +14,11 @@ from prefuse.kernels.microkernels.gpu_mfma import MfmaUnit
 from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.target import Target
 
-from ..kernels.attention.attention_cases import attend
-from ..kernels.harness import Case, build
-from ..sample import dealt
-from .simulator import ROCM, SimulatedFaultError, check
-from .test_attention import of_halves, of_tiles, with_hidden_keys, with_scales
+from ...kernels.attention.attention_cases import attend
+from ...kernels.harness import Case, build
+from ...sample import dealt
+from ..simulator import ROCM, SimulatedFaultError, check
+from ..test_attention import of_halves, of_tiles, with_hidden_keys, with_scales
 from .test_mfma_products import lost_wait, no_barrier, rows_not_swizzled, wrong_fragments
 
 FAMILIES = (of_tiles, of_halves, with_scales, with_hidden_keys)

@@ -23,8 +23,8 @@ from prefuse.runtime.errors import CompileError
 from prefuse.runtime.target import Target
 from tvm import tirx
 
-from .simulator import RDNA, ROCM
-from .test_simulator import THREADS, Simulated, simulate, turned
+from ..simulator import RDNA, ROCM
+from ..test_simulator import THREADS, Simulated, simulate, turned
 
 WAVE = 64
 

@@ -15,11 +15,10 @@ from prefuse.kernels.microkernels.gpu_mfma import RegisterCopies
 from prefuse.kernels.template.contract import Refusal
 from prefuse.runtime.target import Target
 
-from ..kernels.harness import Case
-from ..sample import dealt, every
-from .simulator import ROCM, SimulatedFaultError, check
-from .test_mfma_products import BY_16, BY_32, lost_wait, no_barrier, rows_not_swizzled, stage_freed_early, wrong_fragments
-from .test_mma_convolutions import (
+from ...kernels.harness import Case
+from ...sample import dealt, every
+from ..simulator import ROCM, SimulatedFaultError, check
+from ..test_mma_convolutions import (
     case,
     copied_first,
     depthwise,
@@ -29,6 +28,7 @@ from .test_mma_convolutions import (
     of_other_forms,
     taps_of_another_order,
 )
+from .test_mfma_products import BY_16, BY_32, lost_wait, no_barrier, rows_not_swizzled, stage_freed_early, wrong_fragments
 
 FAMILIES = (in_place, narrow, copied_first, of_other_forms)
 
