@@ -111,7 +111,10 @@ class SymbolicSource(GraphSource):
 
     def notes(self) -> Iterator[str]:
         """What sizes each program serves, and why some have none."""
-        yield from map(str, self._served)
+        told: set[str] = set()
+        for served in self._served:
+            yield str(replace(served, reason="above") if served.reason in told else served)
+            told |= {served.reason} - {""}
 
     def _find(self, sizes: Mapping[str, int]) -> tuple[int, Served]:
         with self._building:

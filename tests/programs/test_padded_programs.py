@@ -138,6 +138,8 @@ def test_steps_and_batches_of_a_recurrence_are_padded() -> None:
     assert sorted(note.split(": padded to ")[1].split(",")[0:2][0] for note in net.notes) == ["T=4", "T=4", "T=6", "T=6"]
     assert len(net.notes) == 4
     assert all("which no result shows: one program; none for a range, as " in note for note in net.notes)
+    assert "GRU at y" in net.notes[0]
+    assert net.notes[1].endswith(", as above")
     right(net, _GRU, (3, 2, 8), (4, 3, 8), (5, 4, 8), (6, 3, 8))
     x = torch.randn(5, 3, 8)
     found = net(x)
