@@ -272,6 +272,8 @@ def _resized(q: Question) -> list[Carries]:
     scales, axes = q.numbers(2), q.node.attributes.get_ints("axes")
     if scales is None or not scales.size:
         raise MixedError("has no constant scales")
+    if q.node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize":
+        raise MixedError("crops")
     places = [axis % len(q.shape()) for axis in axes or range(len(q.shape()))]
     q.require_apart(q.carries(), {axis for axis, scale in zip(places, scales, strict=True) if scale != 1}, "resizes")
     return [q.carries()]

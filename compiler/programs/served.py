@@ -56,9 +56,9 @@ class Served:
 
 
 def bucket(dim: Dim, size: int) -> int:
-    """The size that one is padded to: the next power of two, or the greatest that there may be."""
+    """The size that one is padded to: the greatest one up to the next power of two. Itself is padded to none."""
     power = 1 << (size - 1).bit_length()
-    return next((one for one in dim.sizes if one >= power), dim.sizes[-1])
+    return min(power // dim.multiple * dim.multiple, dim.sizes[-1])
 
 
 def bucket_range(dim: Dim, size: int) -> Dim:

@@ -170,8 +170,9 @@ def test_what_is_not_harmless_is_specialised_and_says_why() -> None:
 
 def test_sizes_of_buckets() -> None:
     dim = Dim("N", 3, 50, 5)
-    assert [bucket(dim, size) for size in dim.sizes] == [10, 20, 20, 35, 35, 35, 50, 50, 50, 50]
-    assert [bucket_range(dim, size).sizes for size in (5, 30)] == [range(5, 6, 5), range(20, 31, 5)]
+    assert [bucket(dim, size) for size in dim.sizes] == [5, 15, 15, 30, 30, 30, 50, 50, 50, 50]
+    assert all(bucket(dim, bucket(dim, size)) == bucket(dim, size) >= size for size in dim.sizes)
+    assert [bucket_range(dim, size).sizes for size in (5, 25)] == [range(5, 6, 5), range(20, 31, 5)]
 
 
 def main(first: int, count: int) -> None:

@@ -270,6 +270,16 @@ def _recurrent(question: Question) -> list[Sizes]:
     return [every, last, last][: len(question.node.outputs)]
 
 
+def _resized(question: Question) -> list[Sizes]:
+    """By scales of all axes; of what a call decides, by whole ones."""
+    scales, shape = question.values(2), question.shape()
+    if not scales or len(scales) != len(shape):
+        raise _UnknownError
+    if any(isinstance(dim, Size) and scale != int(scale) for dim, scale in zip(shape, scales, strict=True)):
+        raise _UnknownError
+    return [tuple(dim * int(s) if s == int(s) else int(dim * s) for dim, s in zip(shape, scales, strict=True))]
+
+
 def _shape(question: Question) -> list[Sizes]:
     rank = len(question.shape())
     attributes = question.node.attributes
@@ -291,6 +301,7 @@ _RULES: dict[str, Callable[[Question], list[Sizes]]] = {
     "RMSNormalization": _normalization,
     "Range": _range,
     "Reshape": _reshape,
+    "Resize": _resized,
     "Shape": _shape,
     "Size": lambda question: [()],
     "Slice": _slice,

@@ -49,6 +49,7 @@ def text(carries: Carries) -> str:
          " r = Range(k, z, o) p = Gather(table, r) y = Add(x, p)", "NT", "N0 T1"),
         ("y = CumSum(x, c1)", "NT", "N0 T1"),
         ("y = Concat<axis=2>(x, x)", "NT", "N0 T1"),
+        ("k = Constant<value_floats=[1., 1., 2.]>() y = Resize(x, , k)", "NT", "N0 T1"),
         ("y = LayerNormalization(x, s, s) ", "NT", "N0 T1"),
         ("k = Constant<value_ints=[2]>() y, i = TopK(x, k)", "NT", "N0 T1"),
         ("s = Shape(x) z = ConstantOfShape(s) y = Sub(x, z)", "NT", "N0 T1"),
@@ -79,6 +80,9 @@ def test_what_is_carried(body: str, names: str, expected: str) -> None:
         ("k = Constant<value_ints=[-1]>() t = Transpose<perm=[0,2,1]>(x) r = Reshape(t, k) y = Relu(r)", "NT", "along axis 0"),
         ("a = Slice(x, c1, m1, c1) b = Relu(a) y = Abs(b)", "T", "Slice cuts along T"),
         ("y = Einsum<equation=\"ntc->n\">(x)", "N", "no rule|unknown|MatMul|Reduce"),
+        ("k = Constant<value_floats=[1., 2., 1.]>() y = Resize(x, , k)", "T", "Resize resizes along T"),
+        ("k = Constant<value_floats=[1., 1., 2.]>() r = Constant<value_floats=[0., 0., 0., 1., 1., 1.]>()"
+         " y = Resize<coordinate_transformation_mode=\"tf_crop_and_resize\">(x, r, k)", "N", "Resize crops"),
         ("r = RandomNormalLike(x) y = Add(x, r)", "N", "RandomNormalLike has no rule"),
         ("i = Cast<to=7>(x) y = Div(i, i)", "N", "Div of integers"),
         ("y = NonZero(x)", "N", "NonZero has no rule"),
