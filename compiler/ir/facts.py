@@ -203,7 +203,13 @@ class _Inference:
             if (sizes := constant_sizes(source)) is not None:
                 numbers[place] = sizes
                 domain = next((size.domain for size in sizes.flat if not isinstance(size, int)), domain)
-            elif value is not None and (tensor := known.get(str(value.name))) is not None and tensor.dtype.is_integer():
+            elif (
+                value is not None
+                and (tensor := known.get(str(value.name))) is not None
+                and (
+                    tensor.dtype.is_integer() or node.op_type == "Resize"  # by scales
+                )
+            ):
                 found = as_sizes(tensor.numpy())
                 numbers |= {} if found is None else {place: found}
         if domain is None:

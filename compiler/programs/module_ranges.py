@@ -15,9 +15,10 @@ from ...runtime.symbolic.dims import Dim
 from ..frontend.pytree import Structure, Tensor
 from .dims_option import AxisDims, Box, require_in_range
 from .module_family import LEAST_SIZE
+from .served import Served
 from .sources import ModuleSource
 from .specialize import Call, Specialization, TensorKey
-from .symbolic import Served, SymbolicSource
+from .symbolic import SymbolicSource
 
 if TYPE_CHECKING:
     import torch

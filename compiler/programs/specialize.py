@@ -60,7 +60,10 @@ class Specialization:
 
     def run(self, callee: Callable[..., object], tensors: Sequence[object]) -> object:
         """Call the model or a context of it, and give the result its structure."""
-        result = callee(*tensors)
+        return self.shaped(callee(*tensors), tensors)
+
+    def shaped(self, result: object, tensors: Sequence[object]) -> object:
+        """What a call of the model with these tensors gives, in the structure of the result."""
         if self._build is None:
             return result
         row = result if isinstance(result, tuple) else (result,)

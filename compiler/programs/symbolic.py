@@ -7,8 +7,8 @@ of its own. Where a graph cannot be compiled for a range, one dimension after th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from math import isqrt
 from typing import Protocol
@@ -24,24 +24,14 @@ from ..ir.randomness import check_repeatable
 from ..ir.states import state_inputs
 from .builder import Builder, BuildStages
 from .dims_option import Box, require_in_range
+from .padded import Padding, find_padding
+from .served import Served, bucket_range
 from .sources import GraphSource
-from .specialize import Call, Source, Specialization, SpecializedModel
+from .specialize import Call, Source, Specialization, SpecializedModel, TensorKey
 
 _MOST_PROGRAMS = 12  # that are compiled ahead; sizes beyond them wait for a call
 # The largest sizes of programs of their own: 1 broadcasts, and is a vector; few rows fill one panel of a product.
 _BANDS = (1, 32, 1024)
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A program and the sizes that it is for, or why there is none for these."""
-
-    box: Box
-    model: CompiledModel | None
-    reason: str = ""
-
-    def serves(self, sizes: Mapping[str, int]) -> bool:
-        return all(sizes[dim.name] in dim.sizes for dim in self.box)
 
 
 class RangesSource(Source, Protocol):
@@ -70,6 +60,7 @@ class SymbolicSource(GraphSource):
             check_repeatable(model)
         self._dims = dims
         self._served: list[Served] = []
+        self._paddings: dict[tuple[Box, tuple[str, ...]], Padding | str] = {}
         self._building = threading.Lock()
 
     def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
@@ -80,14 +71,30 @@ class SymbolicSource(GraphSource):
         if not all(sizes[dim.name] for dim in self._dims):
             return call  # of nothing there is nothing to compute
         number, found = self._find(sizes)
-        return call if found.model is None else replace(call, structure=LEAF, types=(((number,), "sizes"),))
+        if found.model is not None:
+            return replace(call, structure=LEAF, types=(((number,), "sizes"),))
+        if found.padding is None:
+            return call
+        return replace(call, types=(((number,), "padded"), *self._types(found.sizes_of_program(sizes), call.types)))
 
     def compile(self, call: Call) -> Specialization:
-        if call.types and call.types[0][1] == "sizes":
-            model = self._served[call.types[0][0][0]].model
-            assert model is not None
-            return Specialization(model)
+        (number, *_), how = call.types[0] if call.types and call.types[0][0] else ((0,), "")
+        if how == "sizes":
+            found = self._served[number]
+            assert found.model is not None
+            return found.specialization(found.model, {dim.name: dim.sizes[-1] for dim in found.box})
+        if how == "padded":
+            own = replace(call, types=call.types[1:])
+            sizes = dimension_bindings(self._model, self._shapes(own.types))
+            return self._served[number].specialization(super().compile(own).model, sizes)
         return super().compile(call)
+
+    def _types(self, sizes: Mapping[str, int], types: Sequence[TensorKey]) -> Iterator[TensorKey]:
+        """The types of a call of other sizes."""
+        declared = {value.name: value.shape for value in self._model.graph.inputs}
+        for name, (_, dtype) in zip(self._names, types, strict=True):
+            dims = declared[name] or ()
+            yield tuple(dim if isinstance(dim, int) else sizes[str(dim.value)] for dim in dims), dtype
 
     def compile_ahead(self) -> None:
         """Compile the programs for all sizes, or for as many as a few programs serve. Raises CompileError where none can be."""
@@ -104,9 +111,10 @@ class SymbolicSource(GraphSource):
 
     def notes(self) -> Iterator[str]:
         """What sizes each program serves, and why some have none."""
+        told: set[str] = set()
         for served in self._served:
-            box = ", ".join(map(str, served.box))
-            yield f"sizes {box}: {'one program' if served.model else f'specialised, as {served.reason}'}"
+            yield str(replace(served, reason="above") if served.reason in told else served)
+            told |= {served.reason} - {""}
 
     def _find(self, sizes: Mapping[str, int]) -> tuple[int, Served]:
         with self._building:
@@ -117,36 +125,55 @@ class SymbolicSource(GraphSource):
             return len(self._served) - 1, self._served[-1]
 
     def _made(self, sizes: Mapping[str, int]) -> Served:
-        """A program for as many sizes around these as it can be for."""
+        """A program for as many sizes around these as it can be for: any along all dimensions, or along all but one, or none.
+
+        Where there is none along a dimension, the program is for one size, to which others are padded if that is harmless.
+        """
         box = self._around(sizes)
-        reasons: list[str] = []
-        free = [dim.name for dim in box if len(dim.sizes) > 1]
-        for fixed in ((), *((name,) for name in free if len(free) > 1)):
-            narrowed = tuple(Dim(d.name, sizes[d.name], sizes[d.name]) if d.name in fixed else d for d in box)
+        free = tuple(dim.name for dim in box if len(dim.sizes) > 1)
+        reason, refusals = "", list[str]()
+        for fixed in dict.fromkeys(((), *((name,) for name in free), free)):
+            padding = self._padding(box, fixed) if fixed else None
+            if isinstance(padding, str):
+                refusals.append(padding)
+                padding = None
+            if padding is None and fixed == free != ():
+                continue  # a program for one call alone, which that waits for
+            ends = {d.name: bucket_range(d, sizes[d.name]) if padding else Dim(d.name, *[sizes[d.name]] * 2) for d in box}
+            chosen = {name: ends[name].sizes[-1] for name in fixed}
+            narrowed = tuple(Dim(d.name, *[chosen[d.name]] * 2) if d.name in chosen else d for d in box)
             try:
-                model = self._program(narrowed, sizes)
+                model = self._program(narrowed)
             except (SymbolicSizeError, CompileError) as error:
-                reasons.append(str(error))
+                reason = reason or str(error)
                 continue
-            ranges = {dim.name: dim for dim in model.plan.dims}
-            return Served(tuple(ranges.get(dim.name, dim) for dim in narrowed), model)
-        return Served(box, None, reasons[0])
+            ranges = {dim.name: dim for dim in model.plan.dims} | {name: ends[name] for name in fixed}
+            served = tuple(ranges.get(dim.name, dim) for dim in narrowed)
+            return Served(served, model, reason, padding, fixed if padding else ())
+        for fixed in (free, *((name,) for name in free)):
+            if fixed and isinstance(padding := self._padding(box, fixed), Padding):
+                return Served(box, None, reason, padding, fixed)
+        return Served(box, None, reason, refusal=" and ".join(dict.fromkeys(refusals)))
 
-    def _program(self, box: Box, sizes: Mapping[str, int]) -> CompiledModel:
+    def _padding(self, box: Box, names: tuple[str, ...]) -> Padding | str:
+        """How inputs may be padded along these dimensions; or why not."""
+        if (box, names) not in self._paddings:
+            self._paddings[box, names] = find_padding(self._bound_to(box), names, self._builder.options)
+        return self._paddings[box, names]
+
+    def _program(self, box: Box) -> CompiledModel:
         """Raises SymbolicSizeError or CompileError where there is none."""
-        free = [dim for dim in box if len(dim.sizes) > 1]
-        fixed = {dim.name: dim.sizes[0] for dim in box if len(dim.sizes) == 1}
-        fixed |= {name: size for name, size in sizes.items() if name not in {dim.name for dim in box}}
-        hint = {dim.name: _hint(dim) for dim in free}
-
-        def bound() -> ir.Model:
-            if self._prepared is None:
-                self._prepared = self._builder.prepared(self._model)
-            return bind_domain(self._prepared, Domain(free, hint) if free else None, fixed)
-
-        key = self._builder.key("sizes", self._digest, repr(free), repr(fixed), repr(hint))
+        key = self._builder.key("sizes", self._digest, repr(box), repr([_hint(dim) for dim in box]))
         self._builder.check_target()
-        return self._builder.recall(key) or self._builder.build_program(key, bound)
+        return self._builder.recall(key) or self._builder.build_program(key, lambda: self._bound_to(box))
+
+    def _bound_to(self, box: Box) -> ir.Model:
+        """The graph for all sizes of a box."""
+        free = [dim for dim in box if len(dim.sizes) > 1]
+        if self._prepared is None:
+            self._prepared = self._builder.prepared(self._model)
+        domain = Domain(free, {dim.name: _hint(dim) for dim in free}) if free else None
+        return bind_domain(self._prepared, domain, {dim.name: dim.sizes[0] for dim in box if len(dim.sizes) == 1})
 
     def _around(self, sizes: Mapping[str, int]) -> Box:
         """A box of sizes around a point that no program serves yet."""

@@ -23,7 +23,7 @@ _TRUSTED_OPERATORS = """
     ArgMax ArgMin AveragePool BatchNormalization Conv ConvTranspose CumSum Dropout GatherElements GlobalAveragePool
     GlobalMaxPool GroupNormalization Hardmax Identity InstanceNormalization LRN LogSoftmax LpPool MaxPool OneHot ReduceL1
     ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax
-    TopK Transpose Trilu"""
+    Transpose Trilu"""
 _TRUSTED = frozenset(_TRUSTED_OPERATORS.split())
 
 
@@ -247,6 +247,39 @@ def _pad(question: Question) -> list[Sizes]:
     return [tuple(shape)]
 
 
+def _top(question: Question) -> list[Sizes]:
+    shape, count = list(question.shape()), question.values(1)
+    if count is None:
+        raise _UnknownError
+    shape[question.node.attributes.get_int("axis", -1)] = count[0]
+    return [tuple(shape)] * 2
+
+
+def _determinant(question: Question) -> list[Sizes]:
+    return [question.shape()[:-2]]
+
+
+def _recurrent(question: Question) -> list[Sizes]:
+    """Of sequences, their last states, and those of the cells of an LSTM."""
+    attributes = question.node.attributes
+    x, directions, states = question.shape(), question.shape(1)[0], question.shape(2)[2]
+    if attributes.get_int("layout", 0):
+        every, last = (x[0], x[1], directions, states), (x[0], directions, states)
+    else:
+        every, last = (x[0], directions, x[1], states), (directions, x[1], states)
+    return [every, last, last][: len(question.node.outputs)]
+
+
+def _resized(question: Question) -> list[Sizes]:
+    """By scales of all axes; of what a call decides, by whole ones."""
+    scales, shape = question.values(2), question.shape()
+    if not scales or len(scales) != len(shape):
+        raise _UnknownError
+    if any(isinstance(dim, Size) and scale != int(scale) for dim, scale in zip(shape, scales, strict=True)):
+        raise _UnknownError
+    return [tuple(dim * int(s) if s == int(s) else int(dim * s) for dim, s in zip(shape, scales, strict=True))]
+
+
 def _shape(question: Question) -> list[Sizes]:
     rank = len(question.shape())
     attributes = question.node.attributes
@@ -256,6 +289,8 @@ def _shape(question: Question) -> list[Sizes]:
 _RULES: dict[str, Callable[[Question], list[Sizes]]] = {
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
+    "Det": _determinant,
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
@@ -266,11 +301,13 @@ _RULES: dict[str, Callable[[Question], list[Sizes]]] = {
     "RMSNormalization": _normalization,
     "Range": _range,
     "Reshape": _reshape,
+    "Resize": _resized,
     "Shape": _shape,
     "Size": lambda question: [()],
     "Slice": _slice,
     "Split": _split,
     "Squeeze": _squeeze,
     "Tile": _tile,
+    "TopK": _top,
     "Unsqueeze": _unsqueeze,
 }

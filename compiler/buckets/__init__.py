@@ -1,0 +1,1 @@
+"""Programs for inputs that are padded to a few sizes, where that changes nothing."""
