@@ -26,7 +26,13 @@ _COLUMNS = ("lower", "upper", "size")
 @click.option(
     "--alignment", default=1, show_default=True, type=click.IntRange(min=1), help="Offsets are multiples of so many bytes."
 )
-@click.option("--effort", default="max", show_default=True, type=click.Choice(list(EFFORTS)), help="About a second, or a minute.")
+@click.option(
+    "--effort",
+    default="max",
+    show_default=True,
+    type=click.Choice(list(EFFORTS)),
+    help="No exact search, one of about a second, or of a minute.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the blocks with their offsets to this CSV file.")
 @JSON
 def command(file: Path, capacity: int | None, alignment: int, effort: str, output: Path | None, as_json: bool) -> None:

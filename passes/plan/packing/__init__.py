@@ -22,9 +22,9 @@ from .instance import MOST_BYTES, Block, Instance, Packing, lower_bound
 
 __all__ = ["EFFORTS", "Block", "Effort", "Packing", "lower_bound", "pack"]
 
-Effort: TypeAlias = Literal["default", "max"]
+Effort: TypeAlias = Literal["quick", "default", "max"]
 # What the exact search may take: nodes times blocks, of which a core visits some six million in a second, or less.
-EFFORTS: dict[Effort, int] = {"default": 4_000_000, "max": 300_000_000}
+EFFORTS: dict[Effort, int] = {"quick": 0, "default": 4_000_000, "max": 300_000_000}
 _NODE_COST = 300  # of a node beside its blocks, in blocks
 _MOST_PAIRS = 4_000_000  # of blocks that meet, which the exact search lists
 _FIRST_SHARE = 0.25  # of the nodes, for a search at the bound before blocks are ordered in other ways

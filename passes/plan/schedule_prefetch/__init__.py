@@ -20,7 +20,7 @@ from typing import ClassVar
 from ....compiler.pipeline import Context, PlanPass
 from ....runtime.errors import CompileError
 from ....runtime.hardware.memory_limit import LEAST_STREAMED_BYTES
-from ....runtime.plan import Plan, planned_bytes
+from ....runtime.plan import ALIGNMENT, STORAGE, Plan, Role, planned_bytes
 from ....runtime.report import size
 from ..plan_memory import PlanMemory
 from ..prefetch import problem as prefetch
@@ -78,8 +78,8 @@ class SchedulePrefetch(PlanPass):
             excess = []
             for choice in choices:
                 movements = choice.objects.movements(choice.copies)
-                placed, _ = PlanMemory().place(with_residencies(plan, movements, weights.arena))
-                excess.append(planned_bytes(placed) - limit)
+                placed, above = _placed(with_residencies(plan, movements, weights.arena), weights.arena, limit)
+                excess.append(above)
                 if excess[-1] <= 0:
                     context.call_seconds = choice.seconds
                     self._report(placed, limit, choice, context)
@@ -157,6 +157,25 @@ def _residents(problem: prefetch.Problem) -> Iterator[frozenset[int]]:
 
 def _bounded(plan: Plan, arena: str, limit: int) -> Plan:
     """The Plan with what is left of the limit as the capacity of its arena."""
-    room = limit - planned_bytes(plan)
-    spaces = (replace(s, capacity_bytes=s.size_bytes + room) if s.name == arena else s for s in plan.spaces)
-    return replace(plan, spaces=tuple(spaces))
+    return _with_room(plan, arena, plan.space(arena).size_bytes + limit - planned_bytes(plan))
+
+
+def _with_room(plan: Plan, arena: str, room: int | None) -> Plan:
+    """The Plan whose arena may take so many bytes."""
+    return replace(plan, spaces=tuple(replace(s, capacity_bytes=room) if s.name == arena else s for s in plan.spaces))
+
+
+def _placed(plan: Plan, arena: str, limit: int) -> tuple[Plan, int]:
+    """The Plan with every buffer in its place, and by how much it is above the limit, at least; below 0, within it.
+
+    Packings are searched for long only where one may fit.
+    """
+    kept = (one for one in plan.buffers if one.role in (Role.CONSTANT, Role.STATE) and one.renews is None)
+    room = limit - sum(-(-one.size_bytes // ALIGNMENT) * ALIGNMENT for one in kept if one.space != STORAGE)
+    quick, packings = PlanMemory(effort="quick").place(_with_room(plan, arena, room))
+    if planned_bytes(quick) <= limit or arena not in packings:
+        return quick, planned_bytes(quick) - limit
+    if (bound := packings[arena].bound_bytes) > room:
+        return quick, bound - room
+    placed, _ = PlanMemory().place(plan)
+    return placed, planned_bytes(placed) - limit
