@@ -26,6 +26,7 @@ from ..runtime.program_file import SharedSource, write_program
 from ..runtime.report import size
 from ..runtime.target import Target
 from .estimates.launches import predicted_us
+from .estimates.tile_unit import target_without
 from .frontend.dimensions import SIZES_KEY
 from .interrupts import surfacing_interrupts
 from .ir.aliases import Aliases, is_view, may_be_alias
@@ -54,6 +55,7 @@ from .programs.options import Options
 from .programs.tuning_database import Configurations
 
 _REMARKS = 1000  # lines kept of each list of the report
+_WORTH_VECTORS = 0.95  # of the time of a program by tiles: below it vectors are taken
 _FORMS = 10  # weights of several forms that the report names, the largest
 # By the keys of groups: a kernel's symbol, itself, and the names of its operands by their numbers; or why there is none.
 Kernels: TypeAlias = dict[str, tuple[str, BuiltKernel, dict[int, str]] | str]
@@ -137,7 +139,7 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
     check_states(model)  # the shapes of some are known only now
     copy_shown_results(model)
     tell("choosing kernels", 0.2)
-    lowered, aliases = lower_groups(model, target, options.precision, options.configurations, known)
+    lowered, aliases = _lowered(model, options, known)
     if target.threads > 1:
         lowered = without_small_regions(lowered)
     _remark_lowering(context, lowered, aliases)
@@ -155,6 +157,17 @@ def plan_model(model: ir.Model, options: Options, progress: Progress | None = No
         return placed(lowered)
     plain, _ = lower_groups(model, target, options.precision, configurations)
     return _faster(placed, lowered, plain if target.threads == 1 else without_small_regions(plain), context)
+
+
+def _lowered(model: ir.Model, options: Options, known: Kernels) -> tuple[list[LoweredGroup], Aliases]:
+    """The groups with their kernels; those of a program that would hardly use the tile unit by vectors, if that saves time."""
+    target = options.target
+    found = lower_groups(model, target, options.precision, options.configurations, known)
+    if (vectors := target_without(found[0], target)) is None:
+        return found
+    other = lower_groups(model, vectors, options.precision, options.configurations)
+    by_tiles, by_vectors = (sum(predicted_us(lowered, target).values()) for lowered, _ in (found, other))
+    return other if by_vectors < _WORTH_VECTORS * by_tiles else found
 
 
 def _limit_in_bytes(model: ir.Model, options: Options, known: Kernels) -> MemoryLimit | None:

@@ -19,6 +19,7 @@ from tvm import tirx
 from ...kernels.cost.estimate import bytes_of_values
 from ...runtime.target import Target
 from ..lowering.planning import LoweredGroup, launch_label
+from .tile_unit import waiting_us
 
 _WORKSPACE = "/workspace"  # no value of a graph is called so
 
@@ -40,7 +41,7 @@ def predicted_us(lowered: Sequence[LoweredGroup], target: Target) -> dict[str, f
     if target.is_gpu:
         estimates = {launch_label(item): item.kernel.estimate for item in lowered}
         return {label: _us(one.wall_cycles(target.machine), target) for label, one in estimates.items() if one is not None}
-    found = {}
+    found: dict[str, float] = {}
     parallel = {item.symbol: has_parallel_loop(item.kernel.function) for item in lowered} if target.threads > 1 else {}
     for item, since in zip(lowered, reuse_distances(lowered), strict=True):
         if (estimate := item.kernel.estimate) is None:
@@ -48,6 +49,10 @@ def predicted_us(lowered: Sequence[LoweredGroup], target: Target) -> dict[str, f
         threads = target.threads if parallel.get(item.symbol) else 1
         cycles = estimate.wall_cycles(target.machine, threads, since.constants, since.activations)
         found[launch_label(item)] = _us(cycles, target)
+    times = [(item.kernel, found.get(launch_label(item), 0.0)) for item in lowered]
+    for item, wait_us in zip(lowered, waiting_us(times, target), strict=True):
+        if wait_us and (label := launch_label(item)) in found:
+            found[label] += wait_us
     return found
 
 

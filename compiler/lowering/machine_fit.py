@@ -20,7 +20,7 @@ from ...runtime.fit_file import Fit
 from ...runtime.hardware.machine import Machine, host_machine
 from ...runtime.streaming.rate import read_rates
 from ...runtime.target import Target, host_cpu_model
-from .machine_kernels import NEAR_SHARE, Probe, l3_reads, probe_program
+from .machine_kernels import LATE_PRODUCTS, NEAR_SHARE, Probe, l3_reads, probe_program
 
 _SECONDS = 10.0  # after which no batch begins
 _RUNS = 12  # of a batch: a third of a second
@@ -46,11 +46,13 @@ _PLAUSIBLE = {
     "tile_dot_cycles": (4.0, 200.0),
     "tile_l1_cycles": (4.0, 400.0),
     "tile_l2_cycles": (4.0, 1000.0),
+    "tile_wake_cycles": (20.0, 200_000.0),
     "storage_gbs": (0.01, 200.0),
 }
 _BY_DISTANCE = ("l1_bytes_per_cycle", "l2_bytes_per_cycle", "l3_bytes_per_cycle", "memory_bytes")
 _PROBES = {"loads": "l1_bytes_per_cycle", "l3_size_bytes": "l3_bytes_per_cycle"}  # of numbers that have none of their own name
-_OF_TIME = ("launch_cycles", "tile_dot_cycles", "tile_l1_cycles", "tile_l2_cycles")  # in cycles; others are made in a cycle
+# In cycles; others are made in a cycle.
+_OF_TIME = ("launch_cycles", "tile_dot_cycles", "tile_l1_cycles", "tile_l2_cycles", "tile_wake_cycles")
 _TILES = ("tile_dot_cycles", "tile_l1_cycles", "tile_l2_cycles")  # the nearer the operands, the fewer
 
 Times = Mapping[str, float]  # ns of a launch, by probe
@@ -129,12 +131,13 @@ def _batches(target: Target, progress: Callable[[str, float], None], seconds: fl
 
 
 def _times(stamps_ns: np.ndarray, probes: Sequence[Probe]) -> Times:
-    """The mean of the launches in one call, as counters are coarse, without those that warm up; of the calls the least."""
+    """The mean of the launches in one call, as counters are coarse, without those that warm up; of the calls the least. Of those
+    behind others, which may find them done or not, the median."""
     steps, found, at = np.diff(stamps_ns, axis=1), {}, 0
     for probe in probes:
-        counted = steps[:, at + probe.warming : at + probe.launches]
-        found[probe.name] = float(counted.mean(axis=1).min()) / probe.amount
-        at += probe.launches
+        launched = steps[:, at : at + len(probe.sequence)][:, probe.counted]
+        found[probe.name] = float(np.median(launched) if probe.behind else launched.mean(axis=1).min()) / probe.amount
+        at += len(probe.sequence)
     return found
 
 
@@ -157,6 +160,8 @@ def _numbers(times: Times, row: Machine) -> dict[str, float]:
     numbers = {name: time if name in _OF_TIME else 1 / time for name, time in cycles.items()} | {"ghz": ghz}
     numbers["loads"] = numbers["l1_bytes_per_cycle"] / row.vector_bytes
     numbers["l3_size_bytes"] = l3_size_bytes(times, row)
+    if "tile_wake_cycles" in numbers:
+        numbers["tile_wake_cycles"] -= LATE_PRODUCTS * numbers["tile_dot_cycles"]
     if "wake_cycles" in times:
         numbers["wake_cycles"] = (times["wake_cycles"] - times["launch_cycles"]) * ghz
     return numbers

@@ -23,6 +23,8 @@ from .roofline import ROUNDS, SUMS, TILE_ROUNDS, TILE_SUMS, multiply_add_kernel,
 LAUNCHES = 64  # of what is too short for one
 _CHAIN = 64  # pairs of an addition and an exclusive or in a round: its loop hides behind them
 _CHAIN_ROUNDS = 2000
+LATE_PRODUCTS = 1200  # a multiple of the sums in registers
+_PAUSE, _PAUSE_ROUNDS = "pause", 8000  # a third of a millisecond, in which tile units turn themselves off
 _ACCUMULATORS = 8  # of what is read
 _READ_BYTES = 4 << 20  # of a cache, in all rounds: tens of microseconds at least
 _WARMING, _READS = 4, 9  # launches: a cache of what others evict has all of it only after some of them
@@ -45,7 +47,8 @@ _BLOCK_TILES = len(_BLOCK)
 class Probe:
     """A kernel of no operands but memory that it reads or writes, and how often it does what is counted: instructions or bytes.
 
-    `launches` in a row are one measurement, of which the first `warming` do not count.
+    `launches` in a row are one measurement, of which the first `warming` do not count. Where `behind` names another probe, each
+    comes behind a launch of that one, and what is usual counts.
     """
 
     name: str
@@ -53,6 +56,18 @@ class Probe:
     amount: float
     launches: int = 1
     warming: int = 0
+    behind: str = ""
+
+    @property
+    def sequence(self) -> tuple[str, ...]:
+        """All its launches, by the names of probes."""
+        return self.launches * ((self.behind, self.name) if self.behind else (self.name,))
+
+    @property
+    def counted(self) -> slice:
+        """Those of the sequence that count."""
+        apart = 2 if self.behind else 1
+        return slice(apart * (self.warming + 1) - 1, None, apart)
 
 
 def probe_program(target: Target) -> tuple[CompiledModel, tuple[Probe, ...]]:
@@ -90,7 +105,7 @@ def _probes(target: Target, elements: int) -> tuple[Probe, ...]:
     products = {"multiply_adds": F32} | ({"dots": BF16_DOT} if BF16_DOT.runs_on(target) else {})
     return (
         all_threads.fill(),
-        one.chain(),
+        one.chain("ghz", _CHAIN_ROUNDS),
         *(Probe(name, multiply_add_kernel(one.target, form), SUMS * ROUNDS) for name, form in products.items()),
         *(one.read(f"{name}_bytes_per_cycle", size, _READS, _WARMING) for name, size in levels.items()),
         *(one.tile_probes(levels) if target.has_tiles else ()),
@@ -100,6 +115,7 @@ def _probes(target: Target, elements: int) -> tuple[Probe, ...]:
         one.store(),
         one.nothing("launch_cycles"),
         *((all_threads.nothing("wake_cycles"),) if target.threads > 1 else ()),
+        *((one.chain(_PAUSE, _PAUSE_ROUNDS), one.multiply_late()) if target.has_tiles else ()),
     )
 
 
@@ -119,17 +135,17 @@ class _Writer:
                     builder.store(memory, i * block + at + lane, tirx.const(0x3F800000, "int32"))
         return Probe("fill", builder.function(), 4 * self.elements)
 
-    def chain(self) -> Probe:
+    def chain(self, name: str, rounds: int) -> Probe:
         """Operations of one cycle, each of which waits for the one before it; they cannot be joined."""
         builder, memory, result = self._kernel()
         value = builder.local(1, "int32")
         added, flipped = builder.name(memory[0]), builder.name(memory[1])
         builder.store(value, 0, memory[2])
-        with builder.loop(_CHAIN_ROUNDS, name="round"):
+        with builder.loop(rounds, name="round"):
             for _ in range(_CHAIN):
                 builder.store(value, 0, (value[0] + added) ^ flipped)
         builder.store(result, 0, value[0])
-        return Probe("ghz", builder.function(), 2 * _CHAIN * _CHAIN_ROUNDS)
+        return Probe(name, builder.function(), 2 * _CHAIN * rounds)
 
     def read(self, name: str, size_bytes: int, launches: int = 1, warming: int = 0) -> Probe:
         """So many bytes from the beginning of memory in order, each thread its share, again and again where they are few."""
@@ -149,7 +165,26 @@ class _Writer:
         """Products of tiles in registers, once the clock has fallen to theirs; and of tiles that are loaded before, from so many
         bytes of a cache."""
         registers = Probe("tile_dot_cycles", multiply_tiles_kernel(self.target), TILE_SUMS * TILE_ROUNDS, launches=4, warming=2)
-        return registers, *(self.multiply_loaded(f"tile_{name}_cycles", levels[name]) for name in ("l1", "l2"))
+        loaded = (self.multiply_loaded(f"tile_{name}_cycles", levels[name]) for name in ("l1", "l2"))
+        return registers, *loaded
+
+    def multiply_late(self) -> Probe:
+        """`LATE_PRODUCTS` from registers, behind a chain of additions that is so long that the unit is off: a few products do not
+        turn it on."""
+        builder, memory, result = self._kernel()
+        unit = tile_unit(builder, self.target)
+        with builder.chunks(1, _EVERY_THREAD):
+            unit.configure()
+            for tile in range(TILE_SUMS):
+                unit.zero(tile)
+            for operand in (TILE_SUMS, TILE_SUMS + 1):
+                unit.load(operand, memory, 0, WORDS)
+            with builder.loop(LATE_PRODUCTS // TILE_SUMS, name="round"):
+                for tile in range(TILE_SUMS):
+                    unit.dot(tile, TILE_SUMS, TILE_SUMS + 1)
+            unit.store(0, result, 0, COLUMNS)
+            unit.release()
+        return Probe("tile_wake_cycles", builder.function(), 1, launches=6, warming=2, behind=_PAUSE)
 
     def multiply_loaded(self, name: str, size_bytes: int) -> Probe:
         """Blocks of 2x2 tiles, as kernels multiply them (`amx_blocks.py`): four loads, each with a product behind it."""
@@ -213,7 +248,5 @@ def _plan(target: Target, probes: Sequence[Probe], elements: int) -> Plan:
             Buffer("memory", Role.ACTIVATION, size_bytes, ARENA, 0),
         ),
         kernels=tuple(Kernel(probe.name, probe.name, 2, 0, 0) for probe in probes),
-        steps=tuple(
-            Launch(probe.name, (memory,), (result,), label=probe.name) for probe in probes for _ in range(probe.launches)
-        ),
+        steps=tuple(Launch(name, (memory,), (result,), label=name) for probe in probes for name in probe.sequence),
     )

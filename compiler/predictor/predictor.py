@@ -23,6 +23,7 @@ from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
 from ..driver import Kernels, PlannedModel
 from ..estimates.launches import Distances, has_parallel_loop, reuse_distances
+from ..estimates.tile_unit import uses_tiles, waiting_us
 from ..ir.facts import source_of
 from ..ir.functions import computing_names, original_names
 from ..lowering.planning import LoweredGroup
@@ -154,13 +155,14 @@ class Predictor:
     def witness(self, planned: PlannedModel, time_us: float) -> Witness:
         """A program that took `time_us`, beside its launches as they are known."""
         near = more = 0.0
-        for one in self._launches(planned.lowered):
-            run = self._known.runs.get(one.key)
-            if run is None:
-                near += self._estimated_us(one)
-            else:
-                near += run.near_us
+        launches, times = self._launches(planned.lowered), list[float]()
+        for one in launches:
+            run = self._run(one)
+            times.append(self._estimated_us(one) if run is None else run.near_us)
+            near += times[-1]
+            if run is not None:
                 more += self._farness(one) * (run.between(1.0) - run.near_us)
+        near += sum(waiting_us(((one.item.kernel, time) for one, time in zip(launches, times, strict=True)), self.target))
         return Witness(time_us, near, more)
 
     def key_of(self, item: LoweredGroup) -> str:
@@ -193,17 +195,13 @@ class Predictor:
     def _steps(self, planned: PlannedModel) -> Iterator[PredictedStep]:
         """The launches of a plan in order; when they begin is not known yet."""
         scales = self._scales()
-        launches = [step for step in planned.plan.steps if isinstance(step, Launch)]
-        for step, one in zip(launches, self._launches(planned.lowered), strict=True):
-            item, run = one.item, self._known.runs.get(one.key)
+        steps = [step for step in planned.plan.steps if isinstance(step, Launch)]
+        launches = self._launches(planned.lowered)
+        times = [self._time(one, scales) for one in launches]
+        waits = waiting_us([(one.item.kernel, time_us) for one, (time_us, _) in zip(launches, times, strict=True)], self.target)
+        for step, one, (time_us, source), wait_us in zip(steps, launches, times, waits, strict=True):
+            item, run = one.item, self._run(one)
             assert step.kernel == item.symbol, f"{step.label} launches {step.kernel} in the place of {item.symbol}"
-            source: Source = "estimate"
-            if run is not None:
-                source, time_us = "measured", run.between(self.coldness * self._farness(one))
-            else:
-                time_us = self._estimated_us(one)
-                if item.kernel.template in scales:
-                    source, time_us = "scaled", time_us * scales[item.kernel.template]
             yield PredictedStep(
                 label=step.label,
                 template=item.kernel.template,
@@ -211,12 +209,26 @@ class Predictor:
                 group=_description(planned, item),
                 bytes_moved=sum(region.size_bytes for region in (*step.reads, *step.writes)),
                 begin_us=0.0,
-                time_us=time_us,
+                time_us=time_us + wait_us,
                 source=source,
                 is_critical=False,
                 near_us=run.near_us if run else 0.0,
                 far_us=run.far_us if run else 0.0,
             )
+
+    def _time(self, one: _Launch, scales: Mapping[str, float]) -> tuple[float, Source]:
+        """Of a launch whose tile unit is on."""
+        if (run := self._run(one)) is not None:
+            return run.between(self.coldness * self._farness(one)), "measured"
+        time_us, template = self._estimated_us(one), one.item.kernel.template
+        return (time_us * scales[template], "scaled") if template in scales else (time_us, "estimate")
+
+    def _run(self, one: _Launch) -> Run | None:
+        """What was measured of a kernel alone, without the wait for the tile unit behind what made its operands far."""
+        run = self._known.runs.get(one.key)
+        if run is None or not uses_tiles(one.item.kernel):
+            return run
+        return replace(run, far_us=max(run.far_us - self._us(self._machine.tile_wake_cycles), run.near_us))
 
     def _copy(self, step: Step, spaces: Mapping[str, str]) -> PredictedStep:
         """A step that is no launch; those of events take no time."""

@@ -11,14 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from tvm import tirx
 
 from ...runtime.target import Target
 from ..codegen.builder import Buffer, Expr, Index, KernelBuilder, row_major, share, unravel
-from ..cost.convolution import channels_last_cycles, channels_last_tiles, in_words_of_taps, pays_to_fill_pairs
+from ..cost.convolution import (
+    channels_last_cycles,
+    channels_last_tiles,
+    in_words,
+    in_words_of_taps,
+    loop_order,
+    pays_to_fill_pairs,
+    prefetches_next,
+    weights_overlap,
+)
 from ..formats import bfloat16, int8
 from ..formats.format import BF16_DOT, F32, Format, format_for
 from ..formats.multiply_add import factor
@@ -35,14 +44,10 @@ from .padded_input import BITS, Image, padded_image
 from .window import Window, clipped_taps, read_window, share_of_padding
 
 _WORK_PER_OPERATION = 16
-_SHORT_DEPTH = 256
-# Bytes, not shares of L2: best on cores of 1 MiB (Zen 4, Zen 5) and of 512 KiB, where half as much of each made layers of VGG-16
-# and ResNet-18 9 to 25% slower.
+# Bytes, no share of L2: best on cores of 1 MiB (Zen 4, Zen 5) and of 512 KiB, where half as much made layers of VGG-16 and
+# ResNet-18 9 to 25% slower.
 _FAR_BYTES = 3 * 512 * 1024  # of weights beyond which they are prefetched within a panel
 _LEAST_PRODUCTS, _LEAST_PADDING = 32, 0.02  # multiply-adds of a tap, and share of padding taps, from which these are skipped
-_PREFETCHED_BYTES = 256 * 1024  # of weights above which each tile prefetches its share of the next panel
-_PANEL_BYTES = 384 * 1024  # of a panel that stays in L2 while the next one is prefetched there
-_NEAR_BYTES = 512 * 1024  # of weights that stay near from one output row to the next
 _EPILOGUE_SHARE = 0.25  # of L3, of results and epilogue operands above which tiles prefetch theirs during the sum
 _LEAST_ROUNDED = 1 << 20  # multiply-adds that are worth a copy of their image in bfloat16
 _BYTES, _EACH_BYTE = 4, 0x01010101  # of a word
@@ -68,10 +73,12 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         words, machine = in_words_of_taps(extents_of(form), taps.k_pack), taps.machine(machine_of(target, taps.sums))
         cycles, unit = channels_last_cycles(words, machine), "dot"
     else:
+        words = in_words(extents_of(form), number_format.k_pack)
+        machine = number_format.machine(machine_of(target, number_format.sums))
         cycles, unit = vector_cycles(form, target, number_format), "dot" if number_format.k_pack > 1 else "fma"
     if is_depthwise(form) and sums_bytes(form):
         cycles = vector_cycles(form, target, F32)
-    estimate = convolution_estimate(form, cycles, target, unit=unit)
+    estimate = replace(convolution_estimate(form, cycles, target, unit=unit), overlap=weights_overlap(words, machine))
     if is_depthwise(form):
         if "int" in number_format.sums and not sums_bytes(form):
             return Refusal("has integers of one channel a group, which no dot product multiplies")
@@ -225,7 +232,7 @@ class _Convolution:
         size_bytes = self.form.inner.types[self.anchor.inputs[1]].size_bytes
         is_line = extents["image"] * extents["line"] == 1
         is_by_panel = order == _ORDERS["by panel"] or (is_line and order == _ORDERS["by line"])  # all positions by one panel
-        if is_by_panel and size_bytes > _PREFETCHED_BYTES and 4 * panel <= _PANEL_BYTES:
+        if is_by_panel and prefetches_next(size_bytes, _BYTES * panel, self.target.machine):
             return "next"
         return "soon" if size_bytes > _FAR_BYTES else ""
 
@@ -319,15 +326,8 @@ class _Convolution:
         return tirx.Select(number == taps // 2, word & tirx.const(0xFFFF, "int32"), word) if taps % 2 else word
 
     def _orders(self, depth: int, outputs: int) -> dict[str, tuple[str, ...]]:
-        """The orders of the loops around a tile by name, the best first.
-
-        "by panel": weights exceed L2, so all positions are multiplied by one panel before the next. "by line": weights stay in
-        L2, and a line's input near for all panels. "by position": short sums with many outputs, so that stores are contiguous.
-        """
-        weights = self.form.inner.types[self.anchor.inputs[1]].size_bytes
-        own = "by panel" if weights > _NEAR_BYTES else "by line"
-        if depth <= _SHORT_DEPTH and outputs > depth:
-            own = "by position"
+        """The orders of the loops around a tile by name, the best first."""
+        own = loop_order(self.form.inner.types[self.anchor.inputs[1]].size_bytes, depth, outputs)
         return {name: _ORDERS[name] for name in dict.fromkeys((own, *_ORDERS))}
 
     def _is_flat(self) -> bool:

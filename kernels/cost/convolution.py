@@ -32,6 +32,10 @@ _FAR_VOLUMES = 0.25  # as _FAR_PLANES, where a kernel spans planes of a volume: 
 _FAR_IMAGE_BYTES = 6 * 1024 * 1024  # images beyond which NCHW is as slow: each panel of weights reads the image from L3 again
 _FEW_CHANNELS = 8  # input channels below which LLVM keeps the scalars that neighbouring windows share in registers,
 _FEW_ROWS = 5  # so that a tile has no more rows, and accumulators in half of the registers
+_NEAR_BYTES = 512 * 1024  # of weights that stay near from one output row to the next
+_SHORT_SUMS = 256  # multiply-adds of a sum of whose results stores are worth being contiguous
+_PREFETCHED_BYTES = 256 * 1024  # of weights above which each tile prefetches its share of the next panel
+_PANEL_SHARE, _LEAST_PANEL_BYTES = 0.375, 384 * 1024  # of L2: a panel that stays there while the next one is prefetched beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +280,40 @@ def _tile_of(one: Convolution, machine: Machine) -> tuple[int, int]:
     pitch *= 1 if one.is_pointwise else one.strides[1]
     (_, positions), outputs = _stretches(one), one.outputs // one.phases
     return channels_last_tile(positions, outputs, one.depth, one.inputs, machine, pitch=pitch, k_pack=one.k_pack)
+
+
+def loop_order(weight_bytes: int, depth: int, outputs: int) -> str:
+    """The best order of the loops around an NHWC register tile, for sums of `depth` multiply-adds.
+
+    "by panel": weights exceed L2, so all positions are multiplied by one panel before the next. "by line": weights stay in L2,
+    and a line's input near for all panels. "by position": short sums with many outputs, so that stores are contiguous.
+    """
+    if depth <= _SHORT_SUMS and outputs > depth:
+        return "by position"
+    return "by panel" if weight_bytes > _NEAR_BYTES else "by line"
+
+
+def prefetches_next(weight_bytes: int, panel_bytes: int, machine: Machine) -> bool:
+    """Whether tiles that go by panel prefetch the next one into L2: where both have room there."""
+    most = max(machine.l2.part_bytes(_PANEL_SHARE), _LEAST_PANEL_BYTES)
+    return weight_bytes > _PREFETCHED_BYTES and panel_bytes <= most
+
+
+@estimating
+def weights_overlap(one: Convolution, machine: Machine) -> float:
+    """The part of an NHWC convolution's tiles behind which weights arrive: those that meet each panel first, or all where each
+    panel is prefetched while the one before it is multiplied."""
+    if one.is_depthwise or not one.rows * one.columns * one.images:
+        return 1.0
+    (stretches, positions), (rows, vectors) = _stretches(one), _tile_of(one, machine)
+    depth, outputs = one.depth, one.outputs // one.phases
+    weight_bytes = one.groups * one.outputs * depth * one.element_bytes
+    order, tiles = loop_order(weight_bytes, depth, outputs), ceil(positions / rows)
+    if order == "by line" and stretches > 1:
+        return 1 / stretches
+    if order != "by position" and prefetches_next(weight_bytes, depth * vectors * machine.vector_bytes, machine):
+        return 1.0
+    return 1 / (stretches * tiles)
 
 
 @estimating

@@ -7,7 +7,7 @@ the padding; then each output combines its columns of that row. No step has a bo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import product
 from math import prod
@@ -53,12 +53,20 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
 def _estimate(group: Group, anchor: Op, window: Window, work: int, target: Target) -> Estimate:
     kind = group.types[anchor.inputs[0]]
     *outer, columns = window.outputs
-    machine = machine_of(target, accumulator_type(kind.dtype))
+    machine = combining_machine(group, anchor, accumulator_type(kind.dtype), target)
     run = min(columns, _RUN)
     lines = prod(kind.shape[:2]) * prod(outer) * -(-columns // max(run, 1))
     shape = window.kernel, window.strides[-1], window.dilations[-1], run
     cycles = pooling_cycles(lines, *shape, _MAX_PHASES, pooling_bodies(group, anchor, machine), machine)
     return with_bytes(Estimate(cycles, work, unit="vector", is_parallel=work >= parallel_work(target.machine)), group)
+
+
+def combining_machine(group: Group, anchor: Op, dtype: str, target: Target) -> Machine:
+    """The core as it combines windows of a type: the greatest of bytes are compared as many at once as fill a vector, where
+    nothing is computed around them."""
+    if anchor.op_type == "MaxPool" and len(group.ops) == 1 and "int" in dtype:
+        return replace(target.machine, item_bytes=np.dtype(dtype).itemsize)
+    return machine_of(target, dtype)
 
 
 def pooling_bodies(group: Group, anchor: Op, machine: Machine) -> tuple[LoopBody, LoopBody, LoopBody]:
@@ -69,7 +77,8 @@ def pooling_bodies(group: Group, anchor: Op, machine: Machine) -> tuple[LoopBody
         after += LoopBody(divisions=1)
     if anchor.op_type == "AveragePool":
         after += LoopBody(divisions=1)
-    return before, LoopBody(MAX_INSTRUCTIONS if anchor.op_type == "MaxPool" else 1), after
+    may_be_nan = anchor.op_type == "MaxPool" and "float" in group.types[anchor.inputs[0]].dtype
+    return before, LoopBody(MAX_INSTRUCTIONS if may_be_nan else 1), after
 
 
 def _build(group: Group, anchor: Op, window: Window, work: int, target: Target) -> BuiltKernel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -21,14 +21,16 @@ from ..cost.movement import copied_cycles
 from ..cost.pointwise import LoopBody
 from ..cost.pooling import channels_last_pooling_cycles
 from ..formats.bfloat16 import decoded, ordered_code
-from ..groups.group import Group
+from ..groups.group import Group, Op
 from ..template.contract import BuiltKernel, Candidate, Refusal
-from ..template.kernel import finish, machine_of, new_builder, pointwise_cost
+from ..template.kernel import finish, new_builder, pointwise_cost
 from ..template.loops import accumulator_type, parallel_nest
 from ..template.values import Reader
-from .pooling import OPERATORS, Pooling, pooling_bodies
+from .pooling import OPERATORS, Pooling, combining_machine, pooling_bodies
 
 _MAX_UNROLLED = 64  # elements of a window whose combination is one expression
+# Of a vector of codes: shifted, masked, exclusive or and an addition; compared; and back.
+_CODE_BODIES = LoopBody(4, loads=1), LoopBody(1), LoopBody(4, stores=1)
 
 
 def plan(group: Group, target: Target) -> Candidate | Refusal:
@@ -50,9 +52,12 @@ def _estimate(group: Group, form: ChannelsLast, window: Window, work: int, targe
     """Of all windows, and of what comes from elsewhere into the results."""
     anchor = form.anchor
     images, channels = form.inner.types[anchor.inputs[0]].shape[:2]
-    machine = machine_of(target, accumulator_type(form.inner.types[anchor.inputs[0]].dtype))
+    dtype = form.inner.types[anchor.inputs[0]].dtype
+    machine = combining_machine(form.inner, anchor, accumulator_type(dtype), target)
     is_counted = anchor.op_type == "AveragePool" and any(window.begins)
     bodies = pooling_bodies(form.inner, anchor, machine)
+    if _has_codes(anchor, dtype, target) and len(form.inner.ops) == 1:
+        machine, bodies = replace(target.machine, item_bytes=2), _CODE_BODIES
     positions, taps = images * prod(window.outputs), prod(window.kernel)
     cycles = channels_last_pooling_cycles(positions, channels, taps, bodies, machine, is_counted=is_counted)
     copied = sum(copied_cycles(one.shape, one.places[-1][1], machine.lanes, LoopBody(stores=1), machine) for one in form.pieces)
@@ -60,10 +65,15 @@ def _estimate(group: Group, form: ChannelsLast, window: Window, work: int, targe
     return with_bytes(estimate, group)
 
 
+def _has_codes(anchor: Op, dtype: str, target: Target) -> bool:
+    """Whether elements are compared by their codes."""
+    return anchor.op_type == "MaxPool" and dtype == "bfloat16" and not target.is_gpu
+
+
 def _build(group: Group, form: ChannelsLast, window: Window, work: int, target: Target) -> BuiltKernel:
     builder, anchor = new_builder(target), form.anchor
     dtype = form.inner.types[anchor.inputs[0]].dtype
-    if anchor.op_type == "MaxPool" and dtype == "bfloat16" and not target.is_gpu:
+    if _has_codes(anchor, dtype, target):
         pooling: Pooling = _MaxOfCodes(form.inner, builder, anchor, window, "uint16")
     else:
         pooling = Pooling(form.inner, builder, anchor, window, accumulator_type(dtype))

@@ -50,7 +50,8 @@ class Machine:
     of pairs of bfloat16, 0 where there are none. A sum waits `*_latency` cycles for the one before it. `memory_bytes` come from
     memory to one core in a cycle, `shared_memory_bytes` to all cores together. Waking threads for a parallel region takes
     `wake_cycles`, calling a kernel `launch_cycles`. A tile unit multiplies two tiles in `tile_dot_cycles`; with a load for each
-    product, from L1 or L2, both take `tile_l1_cycles` or `tile_l2_cycles` together. 0 where there is none.
+    product, from L1 or L2, both take `tile_l1_cycles` or `tile_l2_cycles` together. Where it was not used for a while it turns
+    itself off, and the next product waits for `tile_wake_cycles`. 0 where there is none.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Machine:
     tile_dot_cycles: float = 0.0
     tile_l1_cycles: float = 0.0
     tile_l2_cycles: float = 0.0
+    tile_wake_cycles: float = 0.0
     storage_gbs: float = 2.0  # 10^9 bytes a second from the file system that holds programs, past the page cache
     item_bytes: int = 4  # of the numbers that are counted
     resident: int = 1  # cores that parallel work is dealt to without waking any: of a GPU, lanes
@@ -136,6 +138,7 @@ _FITTED = (
     "tile_dot_cycles",
     "tile_l1_cycles",
     "tile_l2_cycles",
+    "tile_wake_cycles",
     "storage_gbs",
 )
 
@@ -156,7 +159,7 @@ def _core(
     latencies: tuple[float, float],
     caches: tuple[Cache, Cache, Cache],
     memory: tuple[float, float],
-    tile: tuple[float, float, float] = (0.0, 0.0, 0.0),
+    tile: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
 ) -> dict[int, Machine]:
     """One core by the lanes of its vectors: multiply-adds, dot products, loads and stores a cycle for each width it has."""
     return {
@@ -172,6 +175,7 @@ def _core(
             tile_dot_cycles=tile[0],
             tile_l1_cycles=tile[1],
             tile_l2_cycles=tile[2],
+            tile_wake_cycles=tile[3],
         )
         for lanes, rates in vectors.items()
     }
@@ -187,7 +191,7 @@ _ROWS: dict[str, dict[int, Machine]] = {
         (4, 6),
         _caches((32, 8, 64), (1024, 8, 26), (16, 16, 16)),
         (5, 10),
-        (16, 16, 22),
+        (16, 16, 22, 7500),
     ),
     "zen2": _core("zen2", 3.2, {8: (2, 0, 2, 1)}, (5, 5), _caches((32, 8, 64), (512, 8, 26), (16, 16, 14)), (6, 12)),
     "zen3": _core("zen3", 3.4, {8: (2, 0, 2, 1)}, (4, 4), _caches((32, 8, 64), (512, 8, 26), (32, 16, 14)), (6, 12)),
@@ -212,7 +216,7 @@ _ROWS: dict[str, dict[int, Machine]] = {
         (4, 6),
         _caches((48, 12, 128), (2048, 16, 48), (32, 15, 8)),
         (5, 20),
-        (16, 16, 22),
+        (16, 16, 22, 7500),
     ),
 }
 # By maker and family, the model numbers of each core.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from prefuse.compiler.lowering import machine_fit
 from prefuse.compiler.lowering.machine_fit import fit_host, l3_size_bytes, refusals
-from prefuse.compiler.lowering.machine_kernels import l3_reads
+from prefuse.compiler.lowering.machine_kernels import LATE_PRODUCTS, l3_reads
 from prefuse.runtime.errors import OptionError
 from prefuse.runtime.hardware.machine import host_machine, row
 from prefuse.runtime.target import Target, host_cpu_model
@@ -29,7 +29,7 @@ def test_this_machine_is_measured(threads: int, monkeypatch: pytest.MonkeyPatch)
     measured = {**fit.numbers, **dict.fromkeys(fit.refused, 0.0)}
     machine = host_machine(host_cpu_model(), Target.parse("cpu").vector_lanes)
     unmeasured = {"dots"} | ({"wake_cycles", "shared_memory_bytes"} if threads == 1 else set())
-    unmeasured |= set() if Target.parse("cpu").has_tiles else TILES
+    unmeasured |= set() if Target.parse("cpu").has_tiles else {*TILES, "tile_wake_cycles"}
     expected = set(machine.as_fit()) - unmeasured
     assert expected <= set(measured) <= set(machine.as_fit())
     assert machine.as_fit().keys() == machine.fitted(fit.numbers).as_fit().keys()
@@ -90,5 +90,12 @@ def test_tiles_of_a_nearer_cache_take_no_longer() -> None:
 
 
 def test_a_machine_takes_what_was_measured_of_its_tiles() -> None:
-    fitted = RAPIDS.fitted({"tile_dot_cycles": 17.9, "tile_l1_cycles": 18.5, "tile_l2_cycles": 24.0})
-    assert (fitted.tile_dot_cycles, fitted.tile_l1_cycles, fitted.tile_l2_cycles) == (17.9, 18.5, 24.0)
+    numbers = {"tile_dot_cycles": 17.9, "tile_l1_cycles": 18.5, "tile_l2_cycles": 24.0, "tile_wake_cycles": 9000.0}
+    assert numbers.items() <= RAPIDS.fitted(numbers).as_fit().items()
+
+
+def test_how_long_tiles_wait_is_beside_their_products() -> None:
+    """Those of a launch that turns the unit on take as long as any others."""
+    ns = dict.fromkeys((*RAPIDS.as_fit(), *l3_reads(RAPIDS)), 1.0) | {"ghz": 0.25, "tile_dot_cycles": 4.5}
+    numbers = machine_fit._numbers(ns | {"tile_wake_cycles": 4.5 * LATE_PRODUCTS + 2000.0}, RAPIDS)
+    assert numbers["tile_wake_cycles"] == pytest.approx(8000)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from prefuse.kernels.convolution import convolution_channels_last
+from prefuse.kernels.cost import convolution as cost
 from prefuse.kernels.groups.group import Group
 from prefuse.kernels.registry import build_kernel
 from prefuse.kernels.template.contract import BuiltKernel
@@ -150,9 +151,9 @@ def test_depthwise_convolutions_of_bfloat16(level: str, threads: int) -> None:
 @pytest.mark.parametrize("level", ["avx2", "avx512bf16"])
 def test_weights_that_are_asked_for_ahead(level: str, is_by_panel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows that follow; or the next panel, where all positions meet one before they do the next."""
-    monkeypatch.setattr(convolution_channels_last, "_NEAR_BYTES", 0 if is_by_panel else 1 << 20)
+    monkeypatch.setattr(cost, "_NEAR_BYTES", 0 if is_by_panel else 1 << 20)
     monkeypatch.setattr(convolution_channels_last, "_FAR_BYTES", 0)
-    monkeypatch.setattr(convolution_channels_last, "_PREFETCHED_BYTES", 0)
+    monkeypatch.setattr(cost, "_PREFETCHED_BYTES", 0)
     cases = [convolution((1, 18, 7, 7), 33, 3, 1, 1), convolution((1, 18, 7, 7), 33, 3, 2, 1, narrow="xw")]
     check_in_turn([*cases, convolution((2, 34, 5, 5), 70, 1, narrow="xw")], level, ("avx2", "avx512bf16"))
 
