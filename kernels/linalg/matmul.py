@@ -166,7 +166,7 @@ class MatMulKernel:
         width = self.panel_columns(tile)
         panels = self._constant(b, width) if packs_b else self._staged(tile.columns) if stages_b else None
         is_wide = panels is not None and width != tile.columns
-        wide = SharedPanels(self.builder, panels, ceil(b.lines / width), self.k_steps, width, tile.columns) if is_wide else None
+        wide = SharedPanels(panels, ceil(b.lines / width), self.k_steps, width, tile.columns) if is_wide else None
         product = TileProduct(
             prod(self.batch),
             a.lines,
@@ -180,7 +180,7 @@ class MatMulKernel:
             a_padded=packs_a,
             b_padded=padded,
             shares_b=self.shares_b,
-            panel=self.panel_of_b(panels, self.k_steps, tile.columns, wide) if packs_b or k_pack > 1 else None,
+            panel=self.panel_of_b(panels, self.k_steps, tile.columns) if wide is None and (packs_b or k_pack > 1) else None,
             first=self._first_sums(tile.columns),
             is_short=has_short_epilogue(self.group, self.format),
         )
@@ -361,16 +361,12 @@ class MatMulKernel:
 
         return load
 
-    def panel_of_b(
-        self, buffer: Buffer, depth: int, tile: int, wide: SharedPanels | None = None
-    ) -> Callable[[Expr, Expr], Panel]:
-        """The place of each packed panel of B in a buffer; a panel has `depth` rows of `tile` columns. Or the `wide` panels."""
+    def panel_of_b(self, buffer: Buffer, depth: int, tile: int) -> Callable[[Expr, Expr], Panel]:
+        """The place of each packed panel of B in a buffer; a panel has `depth` rows of `tile` columns."""
         panels = ceil(self.b.lines / tile)
 
         def panel(batch: Expr, number: Expr) -> Panel:
             matrix = self.b.matrix_of(self.batch, batch)
-            if wide is not None:
-                return wide.row(matrix, number)
             return Panel(buffer, self.builder.bind((matrix * panels + number) * (depth * tile)), tile)
 
         return panel
