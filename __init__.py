@@ -107,8 +107,9 @@ def compile_generation(
     """Compile a language model into something that continues texts (docs/generation.md).
 
     Args:
-        model: a causal language model of transformers, such as `GPT2LMHeadModel`, in which attention alone looks back. The
-            weights are read now: later changes do not count.
+        model: a causal language model of transformers, such as `GPT2LMHeadModel`, in which attention alone looks back; or an
+            ONNX decoder (path, bytes, `ModelProto`) with inputs input_ids, attention_mask, position_ids and past_key_values.N.key
+            and .value, and outputs logits and present.N.key and .value. The weights are read now: later changes do not count.
         max_tokens: that a sequence may have, prompt and new ones; memory for their keys and values is taken by each session.
         prefill: how many tokens of a prompt are read at once: a program each. A rest is filled up to the next of them.
         batch: sequences of a call, of any lengths each.

@@ -38,6 +38,7 @@ from .linalg import (
     matmul_mma_gpu,
     matmul_tiles,
     matmul_wgmma_gpu,
+    panel_gather,
     product_rows,
     strassen_matmul,
 )
@@ -78,7 +79,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template("elementwise", elementwise.plan),
     Template("injective", injective.plan, injective.OPERATORS, has_prologue=True),
     Template("trilu", at_floors(trilu.build), trilu.OPERATORS),
-    Template("gather", gather.plan, gather.OPERATORS, has_prologue=True, reads_weights=True),
+    Template("gather", gather.plan, gather.OPERATORS, has_prologue=True),
     Template("scan", scan.plan, scan.OPERATORS),
     Template("reduction", reduction.plan, reduction.OPERATORS, has_prologue=True),
     Template("arg_reduction", arg_reduction.plan, arg_reduction.OPERATORS),
@@ -106,6 +107,7 @@ TEMPLATES: tuple[Template, ...] = (
     Template("matmul", matmul.plan, frozenset(["MatMul", "Gemm"]), reads_narrow=True),
     Template("fixed_point_matmul", fixed_point_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_weights=True),
     Template("dequantized_matmul", dequantized_matmul.plan, frozenset(["MatMul", "Gemm"]), reads_weights=True),
+    Template("panel_gather", panel_gather.plan, frozenset(["Gather"]), reads_weights=True),
     Template("product_rows", product_rows.plan, product_rows.OPERATORS, has_surroundings=True),
     Template(
         "gathered_matmul",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...runtime.errors import OptionError, UnsupportedModelError
 from ...runtime.executor import CompiledModel
@@ -16,6 +19,11 @@ from ...runtime.target import Target
 from ..api import compile_model
 from ..programs.builder import Progress
 from ..programs.specialize import SpecializedModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...runtime.staged.staged_model import StagedModel
 
 _MOST_TOKENS = 1 << 24  # of a sequence
 
@@ -45,34 +53,88 @@ def compile_generation(
         raise OptionError("memory_limit", "a step of generation reads all weights", "leave it out, or use weights='int8'")
     if Target.parse(target).is_gpu:
         raise OptionError("target", f"programs for {target} keep no states", 'compile for "cpu"')
+    given = _Request(sequences, most, counts, target, precision, name or _name_of(model), cache, progress, options)
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(model, torch.nn.Module):
-        fix = "give a causal language model of transformers"
-        raise UnsupportedModelError(type(model).__name__, "no text is generated with this kind of model yet", fix)
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return assembled(_programs_of_module(model, given), most, given.name)
+    return assembled(_programs_of_onnx(model, given), most, given.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What programs are wanted, checked, and how they are compiled."""
+
+    batch: int
+    max_tokens: int
+    counts: list[int]
+    target: str
+    precision: str
+    name: str
+    cache: bool | str | os.PathLike[str]
+    progress: bool | Progress | None
+    options: Mapping[str, object]
+
+    def compile(self, model: object, states: Mapping[str, str] | None = None) -> CompiledModel | StagedModel | SpecializedModel:
+        """Compile one form of the model, whose weights all programs share."""
+        return compile_model(
+            model,
+            target=self.target,
+            precision=self.precision,
+            states=states,
+            name=self.name,
+            cache=self.cache,
+            progress=self.progress,
+            options=self.options,
+            shares_weights=True,
+        )
+
+    def single(self, program: CompiledModel | StagedModel | SpecializedModel) -> CompiledModel:
+        """What was compiled, which must be one program."""
+        if not isinstance(program, CompiledModel):
+            raise UnsupportedModelError(self.name, "its control flow depends on the data of a run", "trace it without branches")
+        return program
+
+
+def _programs_of_module(model: torch.nn.Module, given: _Request) -> dict[int, CompiledModel]:
+    import torch
+
     from .causal_step import CausalStep, check_step
 
-    step = CausalStep(model, sequences, most).eval()
+    step = CausalStep(model, given.batch, given.max_tokens).eval()
     check_step(step)
-    named = name or type(model).__name__
-    net = compile_model(
-        step,
-        target=target,
-        precision=precision,
-        name=named,
-        cache=cache,
-        progress=progress,
-        options=options,
-        shares_weights=True,
-    )
+    net = given.compile(step)
     assert isinstance(net, SpecializedModel)
-    programs: dict[int, CompiledModel] = {}
-    for count in counts:
-        arguments = torch.zeros(sequences, count, dtype=torch.int64), torch.zeros(sequences, dtype=torch.int64)
-        program = net.specialize(*arguments)
-        if not isinstance(program, CompiledModel):
-            raise UnsupportedModelError(named, "its control flow depends on the data of a run", "trace it without branches")
-        programs[count] = program
-    return assembled(programs, most, named)
+    examples = {
+        count: (torch.zeros(given.batch, count, dtype=torch.int64), torch.zeros(given.batch, dtype=torch.int64))
+        for count in given.counts
+    }
+    return {count: given.single(net.specialize(*arguments)) for count, arguments in examples.items()}
+
+
+def _programs_of_onnx(model: object, given: _Request) -> dict[int, CompiledModel]:
+    from ..frontend.importer import import_model
+    from .check import check_programs
+    from .onnx_step import find_decoder, step_model, whole_model
+
+    decoder = find_decoder(import_model(model))
+    if len(given.counts) == 1 and not decoder.has_positions:
+        what = "the file has no position_ids, so that a step and a prompt must be compared"
+        raise OptionError("prefill", what, "give at least one length above 1")
+    programs = {}
+    for count in given.counts:
+        step = step_model(decoder, Target.parse(given.target), given.batch, count, given.max_tokens, given.counts[-1])
+        programs[count] = given.single(given.compile(step.model, step.states))
+    whole = None
+    if not decoder.has_positions:  # which the file counts by the mask, or wrongly by the length of its past
+        count = given.counts[1]
+        whole = given.single(given.compile(whole_model(decoder, Target.parse(given.target), given.batch, count)))
+    check_programs(programs, given.max_tokens, whole)
+    return programs
+
+
+def _name_of(model: object) -> str:
+    """What a generator is called whose user does not say: the stem of the file, or the model's class."""
+    return Path(model).stem if isinstance(model, (str, os.PathLike)) else type(model).__name__
 
 
 def assembled(programs: Mapping[int, CompiledModel], max_tokens: int, name: str) -> Generator:

@@ -31,8 +31,10 @@ from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
 from ..template.kernel import finish, has_short_epilogue, machine_of, new_builder
 from ..template.loops import store_epilogue
 from ..template.values import GroupValues, anchor_of
+from .shared_panels import SharedPanels, tiles_over_panels
 
 _SPREAD_LINES = 64  # rows and columns from which copying A costs less than the set conflicts of its rows
+_WIDE_ROWS = 2  # of register tiles that may be wider than panels of shared weights
 _SPREAD_BYTES = 64 * 1024 * 1024  # of A, beyond which the copy would be too large a part of a program's memory
 Load = Callable[[Expr, Expr, Expr, Expr, Index], Any]  # of TileProduct.a and .b: batch, panel, start, line, ks
 
@@ -159,9 +161,12 @@ class MatMulKernel:
             row_bytes=0 if packs_a or a.lines_last or copies_a else self.group.types[a.name].bytes_of(a.depth),
             cuts_last=not packs_a,
         )
-        tile = self.builder.choose("tile", self.as_shared(tiles))
+        tile = self.builder.choose("tile", self.as_shared(tiles, _WIDE_ROWS))
         rows = self._panels(a, tile.rows, self._constant(a, tile.rows)) if packs_a else self._rows(copies_a)
-        panels = self._constant(b, tile.columns) if packs_b else self._staged(tile.columns) if stages_b else None
+        width = self.panel_columns(tile)
+        panels = self._constant(b, width) if packs_b else self._staged(tile.columns) if stages_b else None
+        is_wide = panels is not None and width != tile.columns
+        wide = SharedPanels(panels, ceil(b.lines / width), self.k_steps, width, tile.columns) if is_wide else None
         product = TileProduct(
             prod(self.batch),
             a.lines,
@@ -170,12 +175,12 @@ class MatMulKernel:
             tile,
             self.format,
             rows,
-            self._in_place(b) if panels is None else self._panels(b, tile.columns, panels),
+            self._in_place(b) if panels is None else self._wide(wide) if wide else self._panels(b, tile.columns, panels),
             self.store(is_corrected=True),
             a_padded=packs_a,
             b_padded=padded,
             shares_b=self.shares_b,
-            panel=self.panel_of_b(panels, self.k_steps, tile.columns) if packs_b or k_pack > 1 else None,
+            panel=self.panel_of_b(panels, self.k_steps, tile.columns) if wide is None and (packs_b or k_pack > 1) else None,
             first=self._first_sums(tile.columns),
             is_short=has_short_epilogue(self.group, self.format),
         )
@@ -189,10 +194,13 @@ class MatMulKernel:
         """Whether kernels for other numbers of rows read the packed B, too."""
         return self.group.shares_weights and self.b.name in self.group.constants and self.a.name not in self.group.constants
 
-    def as_shared(self, tiles: dict[str, Tile]) -> dict[str, Tile]:
-        """The register tiles that are as wide as panels of shared weights; all where weights are not shared."""
-        wide = {name: tile for name, tile in tiles.items() if tile.vectors == SHARED_VECTORS}
-        return wide if self.shares_weights and wide else tiles
+    def as_shared(self, tiles: dict[str, Tile], few_rows: int = 0) -> dict[str, Tile]:
+        """The register tiles that fit shared weights, as `tiles_over_panels` says; all where weights are not shared."""
+        return tiles_over_panels(tiles, few_rows) if self.shares_weights else tiles
+
+    def panel_columns(self, tile: Tile) -> int:
+        """Columns of a panel of B."""
+        return SHARED_VECTORS * tile.lanes if self.shares_weights else tile.columns
 
     @estimating
     def has_set_conflicts(self) -> bool:
@@ -341,6 +349,15 @@ class MatMulKernel:
             matrix = side.matrix_of(self.batch, batch)
             element = buffer[((matrix * panels + panel) * self.k_steps + ks[0]) * tile + line]
             return element if self.format.k_pack > 1 or side.name not in self.packed else self._number(side, element)
+
+        return load
+
+    def _wide(self, panels: SharedPanels) -> Load:
+        """The loads of shared weights by tiles of several panels."""
+
+        def load(batch: Expr, panel: Expr, start: Expr, line: Expr, ks: Index) -> Expr:
+            element = panels.element(self.b.matrix_of(self.batch, batch), panel, line, ks[0])
+            return element if self.format.k_pack > 1 else self._number(self.b, element)
 
         return load
 

@@ -20,13 +20,12 @@ from ..cost.estimate import Estimate, with_bytes
 from ..cost.memory import parallel_work
 from ..cost.movement import arrival_cycles, chosen_elements_cycles, chosen_rows_cycles
 from ..groups.group import Group, Op
-from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.contract import BuiltKernel, Candidate, Refusal
 from ..template.kernel import anchor_bodies, finish, map_elements, narrowest_lanes, new_builder, pointwise_cost, result_machine
 from ..template.loops import bound_unravel, merge_sections, nest, store_epilogue
 from ..template.prologue import flat_obstacle, source_of
 from ..template.values import PANELS, anchor_of, followers_of
 from .injective import as_bits
-from .panel_table import panel_table
 
 OPERATORS = frozenset(["Gather", "GatherElements", "GatherND"])
 
@@ -34,17 +33,19 @@ OPERATORS = frozenset(["Gather", "GatherElements", "GatherND"])
 def plan(group: Group, target: Target) -> Candidate | Refusal:
     """Takes one gathering operator with its epilogue."""
     anchor, followers = anchor_of(group), followers_of(group)
+    if PANELS in anchor.attributes and anchor.inputs[0] in group.constants:
+        return Refusal("its table lies in panels of a product's weights")
     if reason := flat_obstacle(group, anchor.inputs[0]):
         return Refusal(reason)
-    if not followers and PANELS not in anchor.attributes:
+    if not followers:
         group = as_bits(group, (anchor.inputs[0], anchor.outputs[0]))
     run = group.types[anchor.outputs[0]].shape[-1:] if anchor.op_type == "GatherElements" else (_row_length(group, anchor),)
     runs = run if not is_one(prod(run)) else ()  # single elements are gathered by whole vectors
-    return Candidate(_estimate(group, anchor, target), partial(_build, group, anchor, target), stored_runs=runs)
+    return Candidate(gather_estimate(group, anchor, target), partial(_build, group, anchor, target), stored_runs=runs)
 
 
 @estimating
-def _estimate(group: Group, anchor: Op, target: Target) -> Estimate:
+def gather_estimate(group: Group, anchor: Op, target: Target) -> Estimate:
     """Of the rows that indices choose, or of elements one by one."""
     data, elements = group.types[anchor.inputs[0]], group.types[anchor.outputs[0]].elements
     machine, length = result_machine(group, target), _row_length(group, anchor)
@@ -71,14 +72,12 @@ def _row_length(group: Group, anchor: Op) -> int:
 
 def _build(group: Group, anchor: Op, target: Target) -> BuiltKernel:
     builder = new_builder(target)
-    elements, packed = group.types[anchor.outputs[0]].elements, dict[str, Operand]()
-    if elements and PANELS in anchor.attributes and anchor.inputs[0] in group.constants:
-        packed = _gather_from_panels(group, anchor, builder)
-    elif elements != 0 and group.types[anchor.inputs[0]].elements != 0:
+    elements = group.types[anchor.outputs[0]].elements
+    if elements != 0 and group.types[anchor.inputs[0]].elements != 0:
         {"Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd}[anchor.op_type](group, anchor, builder)
     elif elements != 0:
         _fill(group, anchor, builder)
-    return finish("gather", builder, group, flops=hint_of(elements) * pointwise_cost(group), packed=packed)
+    return finish("gather", builder, group, flops=hint_of(elements) * pointwise_cost(group))
 
 
 def _fill(group: Group, anchor: Op, builder: KernelBuilder) -> None:
@@ -100,21 +99,6 @@ def _gather(group: Group, anchor: Op, builder: KernelBuilder) -> None:
 
     sections = (range(axis), range(axis, last), range(last, rank))
     _copy_rows(group, anchor, builder, sections, origin)
-
-
-def _gather_from_panels(group: Group, anchor: Op, builder: KernelBuilder) -> dict[str, Operand]:
-    """Rows of a constant table that lies in panels; the operands that are packed, by name."""
-    shape, (rows, depth) = group.types[anchor.outputs[0]].shape, group.types[anchor.inputs[0]].shape
-    operands, row = panel_table(group, builder, anchor.inputs[0])
-    last = len(shape) - 1
-    merged, runs = merge_sections(group, shape, (range(last), range(last, last + 1)))
-    lead = [prod(shape[axis] for axis in run) for run in runs[0]]
-    with builder.chunks(prod(lead), 4 * prod(shape)) as chunk:
-        at = bound_unravel(builder, chunk, lead)
-        element = row(builder.bind(index_at(group, anchor, builder, chunk, rows)))
-        lanes = narrowest_lanes(builder, group)
-        builder.vector_loop(depth, lanes, lambda k: store_epilogue(merged, builder, anchor, (*at, k), element(k)))
-    return {operand.name: operand for operand in operands}
 
 
 def _gather_nd(group: Group, anchor: Op, builder: KernelBuilder) -> None:

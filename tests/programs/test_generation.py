@@ -312,7 +312,10 @@ def neo() -> Any:
     return language_model("GPTNeoForCausalLM", attention_types=[[["local"], 1]], **sizes)
 
 
-@pytest.mark.parametrize("model", [lambda: torch.nn.Linear(2, 2), lambda: 3, neo])
-def test_models_that_generate_no_text(model: Callable[[], object]) -> None:
-    with pytest.raises(UnsupportedModelError):
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [(lambda: torch.nn.Linear(2, 2), UnsupportedModelError), (lambda: 3, OptionError), (neo, UnsupportedModelError)],
+)
+def test_models_that_generate_no_text(model: Callable[[], object], kind: type[Exception]) -> None:
+    with pytest.raises(kind):
         prefuse.compile_generation(model(), max_tokens=8)

@@ -95,7 +95,7 @@ def embedding(table: dict[str, np.ndarray], expected: np.ndarray, tokens: np.nda
     types |= kinds | {"one": type_of(one)}
     literals = {"one": one}
     group = Group(whole, (*arrays, "one"), ("y",), types, frozenset([*table, "one"]), literals, shares_weights=True)
-    return Case(group, {**arrays, "one": one}, [result], 1e-6, 1e-6, str(table["w"].dtype), "gather")
+    return Case(group, {**arrays, "one": one}, [result], 1e-6, 1e-6, str(table["w"].dtype), "panel_gather")
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -7,18 +7,53 @@ some thousand elements that way, beside megabytes of weights; the table does not
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
+from functools import partial
+from math import ceil, prod
 
 from tvm import tirx
 
+from ...runtime.target import Target
 from ..codegen.builder import Expr, KernelBuilder
-from ..groups.group import Group
+from ..groups.group import Group, Op
 from ..microkernels.packing import SHARED_VECTORS, PackPanels
 from ..microkernels.weight_packing import PackBlocks, PackSections, bits_of, middle_of, shared_sections
-from ..template.contract import Operand
+from ..movement.gather import gather_estimate, index_at
+from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
+from ..template.kernel import finish, narrowest_lanes, new_builder, pointwise_cost
+from ..template.loops import bound_unravel, merge_sections, store_epilogue
+from ..template.values import PANELS, anchor_of
 
 Row = Callable[[Expr], Expr]  # an element of a row, by its place
 _WORD_BYTES = 4
+
+
+def plan(group: Group, target: Target) -> Candidate | Refusal:
+    """Takes a Gather of rows of a constant table that lies in panels, with its epilogue."""
+    anchor = anchor_of(group)
+    table = anchor.inputs[0]
+    if PANELS not in anchor.attributes or table not in group.constants or target.is_gpu:
+        return Refusal("its table lies as it is")
+    if table in group.weights and len(group.weights[table].inputs) > 2:
+        return Refusal("its integers have zero points")
+    if not group.types[table].elements or not group.types[anchor.outputs[0]].elements:
+        return Refusal("is empty")
+    return Candidate(gather_estimate(group, anchor, target), partial(_build, group, anchor, target))
+
+
+def _build(group: Group, anchor: Op, target: Target) -> BuiltKernel:
+    builder = new_builder(target)
+    shape, (rows, depth) = group.types[anchor.outputs[0]].shape, group.types[anchor.inputs[0]].shape
+    operands, row = panel_table(group, builder, anchor.inputs[0])
+    last = len(shape) - 1
+    merged, runs = merge_sections(group, shape, (range(last), range(last, last + 1)))
+    lead = [prod(shape[axis] for axis in run) for run in runs[0]]
+    with builder.chunks(prod(lead), 4 * prod(shape)) as chunk:
+        at = bound_unravel(builder, chunk, lead)
+        element = row(builder.bind(index_at(group, anchor, builder, chunk, rows)))
+        lanes = narrowest_lanes(builder, group)
+        builder.vector_loop(depth, lanes, lambda k: store_epilogue(merged, builder, anchor, (*at, k), element(k)))
+    flops = prod(shape) * pointwise_cost(group)
+    return finish("panel_gather", builder, group, flops=flops, packed={one.name: one for one in operands})
 
 
 def panel_table(group: Group, builder: KernelBuilder, name: str) -> tuple[tuple[Operand, ...], Callable[[Expr], Row]]:

@@ -1,0 +1,40 @@
+"""Whether the programs of a generator agree: a prompt in one piece, and in two, one of them a token; and with the file itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...runtime.errors import UnsupportedModelError
+from ...runtime.executor import CompiledModel
+
+_TOKENS = 7
+_TOLERANCE = 0.05  # of the norm of logits: of programs that round to bfloat16, too
+_FIX = "export the model with the input position_ids"
+
+
+def check_programs(programs: Mapping[int, CompiledModel], max_tokens: int, whole: CompiledModel | None = None) -> None:
+    """Compare the logits after all of some tokens with those of all but the last, and then that: nothing without two programs.
+    And with those that `whole` has of tokens without a past [batch, count, vocabulary], for the least count above 1.
+
+    Raises:
+        UnsupportedModelError: they differ: the model counts places by the length of its past.
+    """
+    count = next((one for one in sorted(programs) if one > 1), 0)
+    tokens = min(count, _TOKENS, max_tokens)
+    if tokens < 2:
+        return
+    prompt, step = programs[count], programs[1]
+    batch, vocabulary = step.outputs[0].type.shape
+    row = np.zeros((batch, count), np.int64)
+    row[:, :tokens] = (7 + 5 * np.arange(tokens)) % vocabulary
+    first = np.array(prompt.context()(row, np.full(batch, tokens)))
+    context = prompt.context()
+    context(row, np.full(batch, tokens - 1))
+    last = np.array(step.context_of(context.states)(row[:, tokens - 1 : tokens], np.ones(batch, np.int64)))
+    others = [last] if whole is None else [last, np.asarray(whole(row), np.float32)[:, tokens - 1]]
+    error = max(float(np.linalg.norm(one - first, axis=-1).max()) for one in others) / max(float(np.linalg.norm(first)), 1e-30)
+    if not error <= _TOLERANCE:
+        what = f"its logits differ by {error:.1g} of their norm with where the past ends"
+        raise UnsupportedModelError("model", f"{what}: places are counted by the length of the past, which is fixed here", _FIX)
