@@ -19,7 +19,7 @@ from prefuse.tests.scaling import assert_scales
 
 _IDLE = {  # these only look through the model
     "assign-formats", "bound-shapes", "fuse-gather", "fuse-prologue", "keep-weights", "merge-parallel-matmul",
-    "order-concats", "place-casts", "quantize-weights", "reassociate-product", "sink-scales", "split-weights",
+    "order-concats", "place-casts", "quantize-weights", "reassociate-product", "share-tables", "sink-scales", "split-weights",
 }  # fmt: skip
 _BLOCKS = 8
 _LIMIT = 3.0  # the most that twice the blocks may cost: the passes are short, so that other work on the machine shows

@@ -124,7 +124,7 @@ def test_a_dimension_that_torch_made_a_constant(exports: list[bool]) -> None:
     for rows in (9, 12, 20):
         check(net, module, torch.randn(rows, 5))
     assert isinstance(net, SpecializedModel)
-    assert "for these sizes alone: torch has traced what holds only where x.shape[0] == 12" in net.report()
+    assert "for these sizes alone: torch made dimension 0 of x the constant 12" in net.report()
 
 
 def test_sizes_of_one_and_none(exports: list[bool]) -> None:

@@ -427,7 +427,7 @@ def test_odd_channels_of_narrow_images_count_by_pairs() -> None:
         assert isinstance(form, Flexible)
         cycles[level, channels] = form.last_cycles
     even, odd, wide = cycles["avx512bf16", 38], cycles["avx512bf16", 37], cycles["avx512", 37]
-    assert odd == pytest.approx(even, rel=0.001)  # whose bytes are one channel's more
+    assert odd == pytest.approx(even, rel=0.01)  # whose bytes are one channel's more
     assert odd < 0.7 * wide
 
 
