@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .compiler.tuning.tuner import Tuned
     from .runtime.executor import CompiledModel
     from .runtime.generation.generator import Generator
+    from .runtime.loading.load import Loaded
     from .runtime.staged.staged_model import StagedModel
 
 __version__ = "0.1.0"
@@ -234,7 +235,7 @@ def predict(
     )
 
 
-def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
+def load(path: str | os.PathLike[str]) -> Loaded:
     """Load a `.prefuse` file, without torch or a compiler.
 
     It holds native code that runs with your rights: load only files that you trust, and exchange ONNX with strangers.
@@ -246,7 +247,7 @@ def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
         CompileError: no such file, a corrupt one, or one for another CPU or version; or a package that programs need is missing.
     """
     try:
-        from .runtime.staged.staged_model import load
+        from .runtime.loading.load import load
     except ModuleNotFoundError as error:
         what = f"the package {error.name} is not installed"
         raise CompileError("load", what, "programs need numpy, ml_dtypes and apache-tvm, for TVM's runtime library") from error

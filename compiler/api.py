@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ..runtime.constants.shared import ConstantPool
     from .bits.mixed.quantizer import MixedQuantizer
+    from .programs.symbolic import SymbolicModel
     from .quantization.uniform import UniformQuantizer
     from .quantization.units import UnitFormat
 
@@ -97,13 +98,13 @@ def compile_model(
         if "dims" not in options:
             return _specialized(SpecializedModel(ModuleSource(model, builder, build)), inputs)
     if "dims" in options:
-        return _compile_ranges(model, inputs, options["dims"], builder)
+        return compile_ranges(model, inputs, options["dims"], builder)
     return _compile_graph(model, inputs, builder)
 
 
-def _compile_ranges(
+def compile_ranges(
     model: object, inputs: tuple[tuple[object, ...], dict[str, object]] | None, dims: object, builder: Builder
-) -> SpecializedModel:
+) -> SymbolicModel:
     """Few programs for all sizes of some dimensions. Raises OptionError for what has no such programs."""
     from .programs.dims_option import parse_axis_dims, parse_dims
     from .programs.symbolic import SymbolicModel, SymbolicSource
@@ -122,12 +123,16 @@ def _compile_ranges(
     if torch is not None and isinstance(model, torch.nn.Module):
         from .programs.module_ranges import ModuleRanges
 
-        return _specialized(SymbolicModel(ModuleRanges(model, builder, build, parse_axis_dims(dims))), inputs)
+        found = SymbolicModel(ModuleRanges(model, builder, build, parse_axis_dims(dims)))
+        _specialized(found, inputs)
+        return found
     with builder.reporting():
         graph, ranges = parse_dims(dims, _import(model, builder))
         source = SymbolicSource(graph, builder, build, ranges)
         source.compile_ahead()
-    return _specialized(SymbolicModel(source), inputs)
+    found = SymbolicModel(source)
+    _specialized(found, inputs)
+    return found
 
 
 def _compile_graph(

@@ -37,6 +37,11 @@ def main() -> None:
             assert isinstance(scores, np.ndarray)
             print(f"{count} queries: scores {scores.shape}, nearest keys {scores.argmax(axis=1).tolist()}")
             assert scores.argmax(axis=1).tolist() == list(range(count))
+        net.save(Path(folder, "similarity.prefuse"))  # the programs of both sizes
+        found = prefuse.load(Path(folder, "similarity.prefuse"))(query, keys)
+        assert isinstance(found, np.ndarray)
+        assert isinstance(scores, np.ndarray)
+        assert np.array_equal(found, scores)
         try:
             net(query=query, key=keys)
         except prefuse.CompileError as error:

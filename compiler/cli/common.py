@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ...runtime.errors import InputError, InvalidModelError, OptionError
 from ...runtime.precision import PRECISIONS, WEIGHTS
-from ..api import build_graph, drive, open_cache, quantizing
+from ..api import build_graph, compile_ranges, drive, open_cache, quantizing
 from ..pipeline.progress import ConsoleProgress
 from ..programs.builder import Builder
 from ..programs.options import QUANTIZED, Options, parse_options
@@ -28,15 +28,18 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ...runtime.executor import CompiledModel
+    from ...runtime.loading.load import Loaded
     from ...runtime.plan import Port
     from ...runtime.staged.staged import StagedPort
     from ...runtime.staged.staged_model import StagedModel
     from ..debugging.compilation import Compilation
+    from ..programs.symbolic import SymbolicModel
 
 _MOST_MESSAGE_BYTES = 1_900_000_000  # protobuf holds less than 2 GiB
 _FILE_COLUMNS = 200  # of tables that no terminal shows
 
 Shapes = dict[str, tuple[int, ...]]
+Dims = dict[str, tuple[int, ...]]  # least, greatest and multiple of sizes by the name of a dimension
 
 
 def _parse_shapes(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> Shapes:
@@ -50,6 +53,17 @@ def _parse_shapes(context: click.Context, parameter: click.Parameter, texts: tup
     return shapes
 
 
+def _parse_dims(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> Dims:
+    dims: Dims = {}
+    for text in texts:
+        name, _, numbers = text.rpartition("=")
+        parts = numbers.split(":")
+        if not name or not 1 <= len(parts) <= 3 or not all(part.isdigit() for part in parts):
+            raise click.BadParameter(f"{text!r} is not NAME=LEAST:GREATEST or NAME=LEAST:GREATEST:MULTIPLE")
+        dims[name] = (int(parts[0]), int(parts[-1])) if len(parts) < 3 else tuple(map(int, parts))
+    return dims
+
+
 MODEL = click.argument("model", type=click.Path(path_type=Path))
 INPUTS = click.option(
     "--inputs", "inputs_path", type=click.Path(path_type=Path), help="An .npz file with one array for each input."
@@ -59,6 +73,13 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 SHAPES = click.option(
     "--shape", "shapes", multiple=True, callback=_parse_shapes, metavar="NAME=SIZES",
     help="Concrete shape of an input with symbolic dimensions, such as x=1,3,224,224. May be repeated.",
+)  # fmt: skip
+
+
+DIMS = click.option(
+    "--dims", "dims", multiple=True, callback=_parse_dims, metavar="NAME=LEAST:GREATEST",
+    help="Sizes that a symbolic dimension may have, such as T=1:512, or T=8:512:8 for multiples of 8: few programs serve them all. "
+    "May be repeated.",
 )  # fmt: skip
 
 
@@ -218,6 +239,12 @@ def compile_graph(
         return build_graph(graph, builder)
 
 
+def compile_dims(path: Path, dims: Dims, name: str, arguments: CompileArguments, *, profile: bool = False) -> SymbolicModel:
+    """Compile an ONNX file for ranges of sizes as the command line asks, with a progress bar."""
+    builder = Builder(arguments.options(profile=profile), name, drive, open_cache(not arguments.no_cache), ConsoleProgress())
+    return compile_ranges(path, None, dims, builder)
+
+
 def read_inputs(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, by the names of the model's inputs.
 
@@ -239,7 +266,7 @@ def read_inputs(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def random_arrays(net: CompiledModel | StagedModel, graph: ir.Model | None, seed: int) -> dict[str, np.ndarray]:
+def random_arrays(net: Loaded, graph: ir.Model | None, seed: int) -> dict[str, np.ndarray]:
     """Normal floats; integers that are safe as indices: those that the graph allows, or 0 where only the program is there."""
     import numpy as np
 

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import click
 
+from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
 from .common import (
+    DIMS,
     JSON,
     MODEL,
     SHAPES,
     CompileArguments,
+    Dims,
     Shapes,
     check_output,
+    compile_dims,
     compile_graph,
     concrete_model,
     refuse_program,
@@ -31,6 +35,7 @@ from .common import (
 @click.option("--profile", is_flag=True, help="Give the program the counters that prefuse profile reads.")
 @click.option("--remarks", is_flag=True, help="Print all that the passes say: what they did not do, and why.")
 @SHAPES
+@DIMS
 @with_compile_arguments
 @JSON
 def command(
@@ -40,6 +45,7 @@ def command(
     profile: bool,
     remarks: bool,
     shapes: Shapes,
+    dims: Dims,
     arguments: CompileArguments,
     as_json: bool,
 ) -> None:
@@ -48,7 +54,14 @@ def command(
     path = output or Path(model.with_suffix(".prefuse").name)
     check_output(path)
     begin = time.perf_counter()
-    compiled = compile_graph(concrete_model(model, shapes), name or model.stem, arguments, profile=profile)
+    if shapes and dims:
+        raise OptionError("--shape", "given with --dims", 'give one size as a range: --dims "N=8:8"')
+    title = name or model.stem
+    compiled = (
+        compile_dims(model, dims, title, arguments, profile=profile)
+        if dims
+        else compile_graph(concrete_model(model, shapes), title, arguments, profile=profile)
+    )
     compiled.save(path)
     seconds, size_bytes = time.perf_counter() - begin, path.stat().st_size
     plan = compiled.plan if isinstance(compiled, CompiledModel) else None  # a model in stages has one in each

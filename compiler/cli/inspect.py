@@ -12,7 +12,7 @@ import click
 import onnx_ir as ir
 
 from ...runtime.errors import CompileError, UnsupportedModelError
-from ...runtime.staged.staged_model import load
+from ...runtime.loading.load import load
 from ...runtime.target import Target
 from ..estimates.cost import bytes_of, flops_of
 from ..frontend.dimensions import is_dynamic

@@ -10,8 +10,10 @@ from rich.table import Table
 
 from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel
+from ...runtime.loading.load import Loaded, load
 from ...runtime.profile import Limits, Profile, StepProfile, profile_in_turns
-from ...runtime.staged.staged_model import StagedModel, load
+from ...runtime.program_set.program_set import ProgramSet
+from ...runtime.staged.staged_model import StagedModel
 from ...runtime.target import Target
 from ..debugging.comparison import Match, match_steps
 from .common import (
@@ -100,7 +102,10 @@ def measure(net: CompiledModel) -> Limits:
     return measure_limits(Target.parse(net.plan.target))
 
 
-def _whole(net: CompiledModel | StagedModel) -> CompiledModel:
+def _whole(net: Loaded) -> CompiledModel:
+    if isinstance(net, ProgramSet):
+        fix = "give the ONNX file and --shape, or save one program of it: net.specialize(...).save(path)"
+        raise OptionError("profile", f"the file holds {len(net.members)} programs for several sizes", fix)
     if isinstance(net, StagedModel):
         raise OptionError("profile", "the model runs in stages, in several programs", "give concrete shapes, or profile a part")
     return net

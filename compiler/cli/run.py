@@ -12,8 +12,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from ...runtime.executor import CompiledModel
-from ...runtime.staged.staged_model import StagedModel, load
+from ...runtime.loading.load import Loaded, load
 from .common import (
     INPUTS,
     JSON,
@@ -65,7 +64,7 @@ def command(
         refuse_program(model, f"--compare {compare}")
     if is_program(model):
         graph = None
-        net: CompiledModel | StagedModel = load(model)
+        net: Loaded = load(model)
     else:
         graph = concrete_model(model, shapes)
         net = compile_graph(graph, model.stem, arguments)
@@ -82,7 +81,7 @@ def command(
         sys.exit(1)
 
 
-def _call(net: CompiledModel | StagedModel, inputs: Arrays) -> Arrays:
+def _call(net: Loaded, inputs: Arrays) -> Arrays:
     found = net(**inputs)
     row = found if isinstance(found, tuple) else (found,)
     return _arrays(zip(net.output_names, row, strict=True))
@@ -101,7 +100,7 @@ def _arrays(values: Iterable[tuple[str, object]]) -> Arrays:
 
 
 def _compare(
-    path: Path, inputs: Arrays, results: Arrays, net: CompiledModel | StagedModel, threads: int, repeat: int
+    path: Path, inputs: Arrays, results: Arrays, net: Loaded, threads: int, repeat: int
 ) -> tuple[dict[str, float], Latency]:
     """Relative error of each output, and ONNX Runtime's latency with as many threads, on the file itself."""
     import onnxruntime

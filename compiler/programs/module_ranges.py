@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -17,7 +17,7 @@ from .dims_option import AxisDims, Box, require_in_range
 from .module_family import LEAST_SIZE
 from .served import Served
 from .sources import ModuleSource
-from .specialize import Call, Specialization, TensorKey
+from .specialize import DIFFERENT_CALLS, Call, Specialization, TensorKey
 from .symbolic import SymbolicSource
 
 if TYPE_CHECKING:
@@ -32,12 +32,38 @@ Sizes: TypeAlias = Mapping[str, int]  # by the names of dimensions
 
 
 @dataclass(frozen=True, slots=True)
+class _Assumed:
+    """What torch assumes of the sizes of a graph: `axes` are the names of dimensions by the axes of each input, `shapes` and
+    `dtypes` those of the example that it was exported with.
+    """
+
+    rules: SizeRules
+    axes: Sequence[Mapping[int, str]]
+    box: Box
+    shapes: Sequence[tuple[int, ...]]
+    dtypes: Sequence[str]
+
+    def check(self, points: Iterable[Sizes]) -> None:
+        """Raise OptionError for sizes of the box for which the graph does not hold."""
+        for sizes in points:
+            at = [
+                tuple(sizes.get(dims.get(axis, ""), size) for axis, size in enumerate(shape))
+                for shape, dims in zip(self.shapes, self.axes, strict=True)
+            ]
+            if refusal := self.rules.refusal(at, self.dtypes):
+                where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+                fix = "give ranges for which it holds, or let the module not depend on it"
+                raise OptionError("dims", f"{where}: {refusal}", fix)
+
+
+@dataclass(frozen=True, slots=True)
 class _Variant:
-    """The graph of a module for some sizes, the structure of its result, and what torch assumes of the sizes."""
+    """The graph of a module for calls of one structure and some sizes, the structure of its result, and what torch assumes."""
 
     source: SymbolicSource
+    call: Structure
     result: Structure
-    rules: SizeRules
+    assumed: _Assumed
 
 
 class ModuleRanges(ModuleSource):
@@ -61,7 +87,7 @@ class ModuleRanges(ModuleSource):
         sizes = self._sizes(names, call.types, axes)
         place = self._place(call, axes, sizes)
         variant = self._made[place]
-        if refusal := variant.rules.refusal([shape for shape, _ in call.types], [dtype for _, dtype in call.types]):
+        if refusal := variant.assumed.rules.refusal([shape for shape, _ in call.types], [dtype for _, dtype in call.types]):
             raise InputError("dims", refusal, "give other sizes")
         bound = variant.source.bind(tuple(call.tensors), {})
         return replace(bound, structure=call.structure, types=(((place,), "graph"), *bound.types))
@@ -78,6 +104,12 @@ class ModuleRanges(ModuleSource):
     def notes(self) -> Iterator[str]:
         for variant in self._made:
             yield from variant.source.notes()
+
+    def require_one_graph(self) -> None:
+        if len({variant.call for variant in self._made}) > 1:
+            raise OptionError("save", DIFFERENT_CALLS, "compile the model for each kind of call, and save each")
+        for variant in self._made:  # where a file is loaded, nobody can ask torch
+            variant.assumed.check(_all_points(variant.assumed.box))
 
     def _names_of(self, structure: Structure) -> Sequence[str]:
         from ..frontend.torch_export import input_names
@@ -145,8 +177,10 @@ class ModuleRanges(ModuleSource):
             where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
             raise CompileError(error.where, f"{error.what} (exported for {where})", error.fix) from error
         assert found.sizes is not None
-        dtypes = [dtype for _, dtype in call.types]
-        _check_rules(found.sizes, axes, box, pins, [tuple(leaf.shape) for leaf in leaves], dtypes)
+        shapes, dtypes = [tuple(leaf.shape) for leaf in leaves], [dtype for _, dtype in call.types]
+        _check_names(found.sizes, axes, pins)
+        assumed = _Assumed(found.sizes, axes, box, shapes, dtypes)
+        assumed.check(_points(box))
         graph = prepare_graph(found.model, self._builder.name)
         for value, dims in zip(graph.graph.inputs, axes, strict=False):
             assert value.shape is not None
@@ -154,7 +188,7 @@ class ModuleRanges(ModuleSource):
         source = SymbolicSource(graph, self._builder, self._build, box)
         if all(sizes.values()):  # of nothing there is nothing to compute
             source.compile_ahead()
-        return _Variant(source, found.result, found.sizes)
+        return _Variant(source, call.structure, found.result, assumed)
 
 
 def _pins(box: Box, sizes: Sizes) -> dict[str, int]:
@@ -173,15 +207,8 @@ def _resized(tensor: Tensor, dims: Mapping[int, str], sizes: Sizes) -> Tensor:
     return np.zeros(wanted, np.dtype(str(tensor.dtype))) if new is None else cast("Tensor", new(wanted))
 
 
-def _check_rules(
-    rules: SizeRules,
-    axes: Sequence[Mapping[int, str]],
-    box: Box,
-    pins: Sizes,
-    shapes: Sequence[tuple[int, ...]],
-    dtypes: Sequence[str],
-) -> None:
-    """Raise OptionError, which names the dimension, where torch assumes something of sizes that the ranges do not say."""
+def _check_names(rules: SizeRules, axes: Sequence[Mapping[int, str]], pins: Sizes) -> None:
+    """Raise OptionError, which names the dimension, where torch found sizes to be others than their names say."""
     symbols: dict[str, str] = {}
     fix = "leave it out of dims, or let the module not depend on it"
     for (name, found), dims in zip(rules.inputs, axes, strict=True):
@@ -195,14 +222,11 @@ def _check_rules(
                 raise OptionError("dims", f"{dim}: torch found dimension {axis} of {name} to be {symbol}, of other sizes", fix)
             if (other := symbols.setdefault(symbol, dim)) != dim:
                 raise OptionError("dims", f"torch found {other} and {dim} to be the same size", "give both axes one name")
-    for sizes in _points(box):
-        at = [
-            tuple(sizes.get(dims.get(axis, ""), size) for axis, size in enumerate(shape))
-            for shape, dims in zip(shapes, axes, strict=True)
-        ]
-        if refusal := rules.refusal(at, dtypes):
-            where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-            raise OptionError("dims", f"{where}: {refusal}", "give ranges for which it holds, or let the module not depend on it")
+
+
+def _all_points(box: Box) -> Iterator[Sizes]:
+    names = [dim.name for dim in box]
+    return (dict(zip(names, point, strict=True)) for point in product(*(dim.sizes for dim in box)))
 
 
 def _points(box: Box) -> Iterator[Sizes]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...runtime.executor import CompiledModel
+from ...runtime.program_set.padding import Padding
 from ...runtime.staged.staged_model import StagedModel
 from ...runtime.symbolic.dims import Dim
 from .dims_option import Box
-from .padded import PaddedSpecialization, Padding
+from .padded import PaddedSpecialization
 from .specialize import Specialization
 
 
@@ -36,11 +37,16 @@ class Served:
         ranges = {dim.name: dim for dim in self.box}
         return {name: bucket(ranges[name], size) if name in self.padded else size for name, size in sizes.items()}
 
+    def whole(self) -> Specialization | None:
+        """The program for all of the box and how it is called, if there is one."""
+        return None if self.model is None else self.specialization(self.model, {dim.name: dim.sizes[-1] for dim in self.box})
+
     def specialization(self, model: CompiledModel | StagedModel, sizes: Mapping[str, int]) -> Specialization:
         """How a program for these sizes is called."""
         if self.padding is None:
             return Specialization(model)
-        return PaddedSpecialization(model, padding=self.padding, padded=tuple((name, sizes[name]) for name in self.padded))
+        padded = [Dim(d.name, max(d.least, 1), sizes[d.name], d.multiple) for d in self.box if d.name in self.padded]
+        return PaddedSpecialization(model, padding=self.padding, padded=tuple(padded))
 
     def __str__(self) -> str:
         padded = ", ".join(f"{dim.name}={dim.sizes[-1]}" for dim in self.box if dim.name in self.padded)

@@ -43,6 +43,10 @@ class ModuleSource:
         self._families: dict[object, ModuleFamily] = {}
         self._lock = threading.Lock()  # of the families, while one of them is exported
 
+    @property
+    def name(self) -> str:
+        return self._builder.name
+
     def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
         try:
             bound = self._parameters.bind(*inputs, **named)
@@ -197,6 +201,10 @@ class GraphSource:
             if is_number_tensor(value) and value.name not in kept
         }
         self._digest = "" if builder.cache is None else model_digest(model)
+
+    @property
+    def name(self) -> str:
+        return self._builder.name
 
     def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
         given = dict(zip(self._names, in_order(self._names, inputs, named), strict=True))

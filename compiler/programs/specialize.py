@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Protocol
 
@@ -15,12 +15,15 @@ from ...runtime.errors import OptionError
 from ...runtime.executor import CompiledModel, Context, Shared, session_states
 from ...runtime.plan import Plan, Port
 from ...runtime.profile import Profile
+from ...runtime.program_set.member import Member, differences
+from ...runtime.program_set.program_set_file import save_set
 from ...runtime.staged.staged import StagedPort
 from ...runtime.staged.staged_model import StagedModel
 from ...runtime.states import States
 from ..frontend.pytree import LEAF, Structure, Tensor, is_tensor, unflattener
 
 _CAPACITY = 16  # specialisations kept in memory
+DIFFERENT_CALLS = "its calls differ in more than sizes: in the inputs that they give, or in values that programs are made for"
 
 
 TensorKey = tuple[tuple[int, ...], str]  # shape and element type
@@ -58,6 +61,13 @@ class Specialization:
         if self.structure is not None and self.structure is not LEAF:
             object.__setattr__(self, "_build", unflattener(self.structure))
 
+    def member(self) -> Member:
+        """The program and its sizes, without the structure of the result. Raises OptionError for a model in stages."""
+        if isinstance(self.model, StagedModel):
+            what = "a specialisation runs in stages, of which a file holds those of one model"
+            raise OptionError("save", what, "save each for itself: net.specialize(...).save(path)")
+        return Member(self.model)
+
     def run(self, callee: Callable[..., object], tensors: Sequence[object]) -> object:
         """Call the model or a context of it, and give the result its structure."""
         return self.shaped(callee(*tensors), tensors)
@@ -76,6 +86,7 @@ class _Entry:
 
     future: Future[Specialization]
     used: int
+    call: Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,10 @@ class _Shortcut:
 
 class Source(Protocol):
     """What specialisations are made from."""
+
+    @property
+    def name(self) -> str:
+        """What reports call the model."""
 
     def bind(self, inputs: tuple[object, ...], named: dict[str, object]) -> Call:
         """Sort and check the inputs of a call. Raises InputError."""
@@ -166,13 +181,32 @@ class SpecializedModel(Shared):
         return "\n\n".join(one.model.report() for one in self._ready()) or "not compiled yet: it is at its first call"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the only specialisation to a `.prefuse` file. What is loaded from it takes and returns tensors in a row.
+        """Write all specialisations in memory to one `.prefuse` file. What is loaded from it runs the program for the sizes of a
+        call, and takes and returns tensors in a row; sizes that no call has had yet have none.
 
         Raises:
-            OptionError: there is none yet, or more than one, or it is in stages that no file can hold.
+            OptionError: there is none yet, or they differ in more than sizes, keep states, or are in stages.
             ProgramFileError: the file cannot be written.
         """
-        self._only("save").save(path)
+        found = self._to_save()
+        if not found:
+            fix = "call it, or give example inputs: prefuse.compile(model, (x,))"
+            raise OptionError("save", "the model is not compiled yet", fix)
+        if len(found) == 1 and type(found[0]) is Specialization:
+            found[0].model.save(path)
+            return
+        members = [one.member() for one in found]
+        if fault := differences(members):
+            raise OptionError("save", f"its programs are no set: {fault}", "save each for itself: net.specialize(...).save(path)")
+        save_set(path, self._source.name, members)
+
+    def _to_save(self) -> list[Specialization]:
+        """What a file of the model holds. Raises OptionError where calls differ in more than their sizes."""
+        with self._lock:
+            calls = [entry.call for entry in self._entries.values()]
+        if len({call.structure for call in calls}) > 1 or len({call.values for call in calls}) > 1:
+            raise OptionError("save", DIFFERENT_CALLS, "save each program for itself: net.specialize(...).save(path)")
+        return self._ready()
 
     def _find(self, inputs: tuple[object, ...], named: dict[str, object]) -> tuple[Specialization, Sequence[object]]:
         """The specialisation for a call, and the tensors to call it with."""
@@ -198,7 +232,7 @@ class SpecializedModel(Shared):
             entry = self._entries.get(call.signature)
             is_mine = entry is None
             if entry is None:
-                entry = self._entries[call.signature] = _Entry(Future(), 0)
+                entry = self._entries[call.signature] = _Entry(Future(), 0, replace(call, tensors=()))
             entry.used = next(self._calls)
         if is_mine:
             self._compile(call, entry.future)

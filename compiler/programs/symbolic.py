@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from ...runtime.errors import CompileError, OptionError
 from ...runtime.executor import CompiledModel
+from ...runtime.program_set.padding import Padding
 from ...runtime.symbolic.sizes import Dim, Domain, SymbolicSizeError
 from ..frontend.dimensions import bind_domain, dimension_bindings
 from ..frontend.pytree import LEAF
@@ -24,7 +25,7 @@ from ..ir.randomness import check_repeatable
 from ..ir.states import state_inputs
 from .builder import Builder, BuildStages
 from .dims_option import Box, require_in_range
-from .padded import Padding, find_padding
+from .padded import find_padding
 from .served import Served, bucket_range
 from .sources import GraphSource
 from .specialize import Call, Source, Specialization, SpecializedModel, TensorKey
@@ -43,6 +44,9 @@ class RangesSource(Source, Protocol):
 
     def notes(self) -> Iterator[str]:
         """What sizes each program serves, and why some have none."""
+
+    def require_one_graph(self) -> None:
+        """Check that sizes alone decide which program a call needs. Raises OptionError."""
 
 
 class SymbolicSource(GraphSource):
@@ -81,8 +85,9 @@ class SymbolicSource(GraphSource):
         (number, *_), how = call.types[0] if call.types and call.types[0][0] else ((0,), "")
         if how == "sizes":
             found = self._served[number]
-            assert found.model is not None
-            return found.specialization(found.model, {dim.name: dim.sizes[-1] for dim in found.box})
+            whole = found.whole()
+            assert whole is not None
+            return whole
         if how == "padded":
             own = replace(call, types=call.types[1:])
             sizes = dimension_bindings(self._model, self._shapes(own.types))
@@ -115,6 +120,9 @@ class SymbolicSource(GraphSource):
         for served in self._served:
             yield str(replace(served, reason="above") if served.reason in told else served)
             told |= {served.reason} - {""}
+
+    def require_one_graph(self) -> None:
+        """It is one."""
 
     def _find(self, sizes: Mapping[str, int]) -> tuple[int, Served]:
         with self._building:
@@ -211,6 +219,18 @@ class SymbolicModel(SpecializedModel):
     def notes(self) -> tuple[str, ...]:
         """What sizes each program serves, and why some have none."""
         return tuple(self._ranges.notes())
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the passes said while compiling the programs, each line once."""
+        ahead = [served.model for served in self._ranges.served if served.model is not None]
+        return tuple(dict.fromkeys(remark for model in (*ahead, *self.programs) for remark in model.remarks))
+
+    def _to_save(self) -> list[Specialization]:
+        self._ranges.require_one_graph()
+        ahead = [served.whole() for served in self._ranges.served]
+        found = {id(one.model): one for one in (*filter(None, ahead), *self._ready())}
+        return list(found.values())
 
     def report(self) -> str:
         """What sizes each program serves, and the report of every program."""

@@ -47,11 +47,9 @@ from ..archive import (
 from ..constants.shared import SharedConstant
 from ..errors import OptionError, ProgramFileError
 from ..executor import CompiledModel
-from ..generation.generator_file import GENERATOR
 from ..plan import ALIGNMENT, TensorType
 from ..program_file import (
     SHARED_CONSTANTS,
-    Program,
     read_section,
     read_shared,
     write_program_members,
@@ -91,22 +89,6 @@ def save_staged(path: str | os.PathLike[str], program: StagedProgram) -> None:
                 hashes[_stage(number)] = write_program_members(inner, one, has_shared=False)
         manifest = {"format": FORMAT, "name": program.name, "prefuse": version("prefuse"), "sha256": hashes}
         write_member(archive, MANIFEST, manifest_text(manifest))
-
-
-def read_any(path: str | os.PathLike[str]) -> Program | StagedProgram:
-    """Read and check a `.prefuse` file of one program or of several, and map its weights. The native code of stages is loaded.
-
-    Raises:
-        ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
-    """
-    with reading(path), open(path, "rb") as file:
-        section = Section.whole(file)
-        with zipfile.ZipFile(section) as archive:
-            if STAGES in archive.namelist():
-                return _read(section, archive)
-            if GENERATOR in archive.namelist():
-                raise ProgramFileError("archive", "it holds a text generator", "use prefuse.load_generator")
-        return read_section(section)
 
 
 def _obstacles(procedure: Procedure, depth: int) -> Iterator[str]:
@@ -163,7 +145,10 @@ def _constant(data: object, mapped: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _read(section: Section, archive: zipfile.ZipFile) -> StagedProgram:
+def read_stages(section: Section, archive: zipfile.ZipFile) -> StagedProgram:
+    """Read and check a program in stages, map its weights and load its native code. Its faults are errors of all kinds, which
+    `reading` translates.
+    """
     members = {info.filename: info for info in archive.infolist()}
     fixed = {STAGES, CONSTANTS, MANIFEST, *([SHARED_CONSTANTS] if SHARED_CONSTANTS in members else [])}
     count = len(archive.infolist()) - len(fixed)

@@ -1,4 +1,4 @@
-"""Models that run in stages, as the user calls them, and the files of models of either kind."""
+"""Models that run in stages, as the user calls them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import NoReturn
 
 import numpy as np
 
-from ..archive import reading
 from ..errors import OptionError
 from ..executor import CompiledModel, Shared
 from ..interchange import all_as_tensors, as_array, is_torch, number_array
@@ -16,7 +15,7 @@ from ..signature import in_order
 from .host_operators import Value
 from .procedure import ProgramStep
 from .staged import StagedPort, StagedProgram
-from .staged_file import read_any, save_staged
+from .staged_file import save_staged
 
 
 class StagedModel(Shared):
@@ -106,17 +105,6 @@ class StagedModel(Shared):
             ProgramFileError: the file cannot be written.
         """
         save_staged(path, self._program)
-
-
-def load(path: str | os.PathLike[str]) -> CompiledModel | StagedModel:
-    """Load a `.prefuse` file of one program or of several. They hold native code that runs with your rights.
-
-    Raises:
-        ProgramFileError: no such file, a corrupt one, or one for another CPU or version.
-    """
-    with reading(path):
-        program = read_any(path)
-        return StagedModel(program) if isinstance(program, StagedProgram) else CompiledModel(program)
 
 
 def _value(value: object, port: StagedPort) -> Value:

@@ -19,8 +19,8 @@ from prefuse.compiler.programs.options import Options
 from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.examples.models import MODELS
 from prefuse.runtime.executor import CompiledModel, Context
+from prefuse.runtime.loading.load import Loaded
 from prefuse.runtime.plan_checker import check_plan
-from prefuse.runtime.staged.staged_model import StagedModel
 from prefuse.runtime.target import Target
 
 _TOLERANCE = 1e-5  # relative, of the 2-norm
@@ -62,7 +62,7 @@ def _row(result: object) -> tuple[Any, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def call(net: CompiledModel | Context | StagedModel, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+def call(net: Loaded | Context, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     return _row(net(*inputs))
 
 

@@ -19,9 +19,10 @@ from onnx import numpy_helper, parser
 from prefuse.compiler.frontend.dimensions import bind_domain
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.programs.options import parse_options
-from prefuse.compiler.programs.padded import Padding, find_padding
+from prefuse.compiler.programs.padded import find_padding
 from prefuse.compiler.programs.served import bucket, bucket_range
 from prefuse.compiler.programs.symbolic import SymbolicModel
+from prefuse.runtime.program_set.padding import Padding
 from prefuse.runtime.symbolic.sizes import Dim, Domain
 from prefuse.tests.models.sized_models import sized_model
 from prefuse.tests.sample import sample_number

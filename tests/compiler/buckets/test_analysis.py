@@ -6,11 +6,11 @@ import re
 
 import pytest
 from onnx import parser
-from prefuse.compiler.buckets.carry import Carries
 from prefuse.compiler.frontend.dimensions import bind_domain
 from prefuse.compiler.frontend.importer import import_model
 from prefuse.compiler.programs.options import parse_options
-from prefuse.compiler.programs.padded import Padding, find_padding
+from prefuse.compiler.programs.padded import find_padding
+from prefuse.runtime.program_set.padding import Cut, Padding
 from prefuse.runtime.symbolic.sizes import Dim, Domain
 
 _DIMS = (Dim("N", 2, 9), Dim("T", 3, 17))
@@ -25,9 +25,9 @@ def found(body: str, names: str) -> Padding | str:
     return find_padding(bind_domain(model, domain, {}), tuple(names), parse_options("cpu", "float32", {}))
 
 
-def text(carries: Carries) -> str:
+def text(cuts: frozenset[Cut]) -> str:
     """N0 lies in axis 0; N1*T in axis 1, with T elements for each part."""
-    return " ".join(sorted(f"{one.name}{one.axis}" + (f"*{one.inner}" if str(one.inner) != "1" else "") for one in carries))
+    return " ".join(sorted(f"{one.name}{one.axis}" + (f"*{one.inner}" if one.inner != "1" else "") for one in cuts))
 
 
 @pytest.mark.parametrize(

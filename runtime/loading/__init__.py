@@ -1,0 +1,1 @@
+"""Files of any kind, by what they hold."""

@@ -1,0 +1,1 @@
+"""Several programs of one model, for different sizes of its inputs, that are called as one."""

@@ -1,0 +1,99 @@
+"""One program of a set: which calls are its own, and how it is called with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from ..executor import CompiledModel
+from ..symbolic.dims import Dim
+from .padding import Padding
+
+
+@dataclass(frozen=True)
+class Member:
+    """A program and the sizes that it serves: those of its plan; of the dimensions `padded` all sizes of these ranges, whose
+    greatest one is the program's, for which `padding` makes inputs longer.
+    """
+
+    model: CompiledModel
+    padded: tuple[Dim, ...] = ()
+    padding: Padding | None = None
+
+    def __post_init__(self) -> None:
+        assert bool(self.padded) is (self.padding is not None), "sizes are padded by a Padding"
+
+    @cached_property
+    def dims(self) -> tuple[Dim, ...]:
+        """The dimensions whose sizes a call decides."""
+        return (*self.model.plan.dims, *self.padded)
+
+    @cached_property
+    def axes(self) -> tuple[dict[int, str], ...]:
+        """The names of such dimensions by the axes of each input."""
+        names = {dim.name for dim in self.padded}
+        found = []
+        for position, port in enumerate(self.model.inputs):
+            axes = {sized.axis: sized.text for sized in port.sizes}
+            given = {} if self.padding is None else self.padding.inputs[position]
+            found.append({**axes, **{axis: name for axis, name in given.items() if name in names}})
+        return tuple(found)
+
+    @property
+    def reach(self) -> tuple[bool, int]:
+        """How little it is made for a call: exact programs come first, then those for ranges of sizes, then longer inputs."""
+        return bool(self.padded), prod(dim.greatest - dim.least + 1 for dim in self.dims)
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """The types of the inputs for people; a range stands for a padded size."""
+        ranges = {dim.name: f"{dim.least}..{dim.greatest}" for dim in self.dims}
+        found = []
+        for port, axes in zip(self.model.inputs, self.axes, strict=True):
+            shape = [ranges[axes[axis]] if axis in axes else str(size) for axis, size in enumerate(port.type.shape)]
+            found.append(f"{port.name} {port.type.storage}[{','.join(shape)}]")
+        return tuple(found)
+
+    def serves(self, shapes: Sequence[Sequence[int]]) -> bool:
+        """Whether calls with inputs of these shapes are its own."""
+        ranges = {dim.name: dim for dim in self.dims}
+        sizes: dict[str, int] = {}
+        for port, axes, shape in zip(self.model.inputs, self.axes, shapes, strict=True):
+            if len(shape) != len(port.type.shape):
+                return False
+            for axis, (size, own) in enumerate(zip(shape, port.type.shape, strict=True)):
+                if axis not in axes:
+                    if size != own:
+                        return False
+                elif size not in ranges[axes[axis]].sizes or sizes.setdefault(axes[axis], size) != size:
+                    return False
+        return True
+
+    def serves_exactly(self, shapes: Sequence[Sequence[int]]) -> bool:
+        """Whether such calls, which it serves, run as they are."""
+        sizes = {} if self.padding is None else self.padding.sizes(shapes)
+        return all(sizes[dim.name] == dim.sizes[-1] for dim in self.padded)
+
+    def run(self, callee: Callable[..., object], tensors: Sequence[object]) -> object:
+        """Call the model or a context of it with inputs that it serves: one array or tensor, or a tuple of them."""
+        if self.padding is None:
+            return callee(*tensors)
+        return self.padding.run(callee, tensors, {dim.name: dim.sizes[-1] for dim in self.padded})
+
+
+def differences(members: Sequence[Member]) -> str:
+    """Why programs are no set: how their inputs or outputs differ, or that one keeps states; empty if they are one."""
+    kinds = []
+    for member in members:
+        plan = member.model.plan
+        if plan.states:
+            return "a program keeps states"
+        kinds.append([[(port.name, port.type.dtype) for port in ports] for ports in (plan.inputs, plan.outputs)])
+    for other in kinds[1:]:
+        for what, ours, theirs in zip(("takes", "gives"), kinds[0], other, strict=True):
+            if ours != theirs:
+                texts = [", ".join(f"{name} {dtype}" for name, dtype in ports) for ports in (ours, theirs)]
+                return f"one program {what} {texts[0]}, another {texts[1]}"
+    return ""
