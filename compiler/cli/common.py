@@ -78,8 +78,8 @@ SHAPES = click.option(
 
 DIMS = click.option(
     "--dims", "dims", multiple=True, callback=_parse_dims, metavar="NAME=LEAST:GREATEST",
-    help="Sizes that a symbolic dimension may have, such as T=1:512, or T=8:512:8 for multiples of 8: few programs serve them all. "
-    "May be repeated.",
+    help="Sizes that a symbolic dimension may have, such as T=1:512, or T=8:512:8 for multiples of 8: few programs serve them "
+    "all. May be repeated.",
 )  # fmt: skip
 
 

@@ -153,6 +153,8 @@ def test_calls_that_differ_in_more_than_sizes(tmp_path: Path, dims: object, seco
 
 def test_states_are_refused(tmp_path: Path) -> None:
     class Sum(torch.nn.Module):
+        total: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("total", torch.zeros(8))
