@@ -2,8 +2,9 @@
 
 A kernel's code depends on its loops, the target and prefuse itself, of which its key is a digest; so it is compiled apart from
 the program's host function, which calls it as any C function. What a program lacks is compiled into one object, since each costs
-LLVM 10 ms beside its kernels; a later program takes an object of whose kernels it needs half at least. Objects are kept in
-memory, and beside the programs of a cache, where they are found by the set of their kernels.
+LLVM 10 ms beside its kernels, or into two, where some kernels may write what they read; a later program takes an object of whose
+kernels it needs half at least. Objects are kept in memory, and beside the programs of a cache, where they are found by the set of
+their kernels.
 """
 
 from __future__ import annotations
@@ -61,13 +62,17 @@ class KernelObjects:
         Each takes the addresses of its PrimFunc, and returns an int32 that says nothing.
         """
         keys = {symbol: self._key(symbol, functions[symbol], target) for symbol in self.keys}
-        chosen = self._choose(frozenset(keys.values()))
-        missing = frozenset(keys.values()) - frozenset(key for one in chosen for key in one.keys)
-        if missing:
-            name = object_name(missing)
-            new = {symbol_in(name, key): functions[symbol] for symbol, key in keys.items() if key in missing}
-            chosen.append(KernelObject(missing, compile_functions(new, target)))
-            self._write(chosen[-1])
+        # TVM tells LLVM of all functions of a module what it should tell of the last one: that pointers are apart, or may not be.
+        # So kernels of the two kinds are in modules of their own.
+        apart = frozenset(key for symbol, key in keys.items() if functions[symbol].attrs["tirx.noalias"])
+        chosen: list[KernelObject] = []
+        for needed in filter(None, (apart, frozenset(keys.values()) - apart)):
+            chosen += self._choose(needed)
+            if missing := needed - frozenset(key for one in chosen for key in one.keys):
+                name = object_name(missing)
+                new = {symbol_in(name, key): functions[symbol] for symbol, key in keys.items() if key in missing}
+                chosen.append(KernelObject(missing, compile_functions(new, target)))
+                self._write(chosen[-1])
         for one in chosen:
             _keep(one)
         owners = {key: one for one in reversed(chosen) for key in one.keys}

@@ -43,6 +43,8 @@ class Rewriter:
         parts = self._parts(family[0])
         replaced = [family[0].weight, *(input_at(reader.node, _BIAS) for reader in family if reader.is_recurrent)]
         for reader in family:
+            if reader.is_stale:  # its weights were the product of the reader before: the next round finds what they are now
+                continue
             weights = self._reshaped(reader.node, reader.source.weights, (reader.source.rows, reader.source.terms))
             if reader.is_recurrent:
                 self._rewrite_recurrent(reader, weights, parts)
@@ -131,16 +133,22 @@ class Rewriter:
         concat, source = reader.concat, reader.node.inputs[0]
         assert concat is not None
         assert source is not None
-        key = (concat, reader.begin)
-        if key not in self._joined:
-            ends = np.cumsum([(static_shape(piece) or (0,))[-1] for piece in concat.inputs]).tolist()
-            pieces = [piece for piece, end in zip(concat.inputs, ends, strict=True) if not reader.begin < end <= reader.end]
-            rank = len(static_shape(concat.outputs[0]) or ())
-            joined = pieces[0] if len(pieces) == 1 else self._node(concat, "Concat", pieces, axis=rank - 1)
-            assert joined is not None
-            self._joined[key] = joined
+        ends = np.cumsum([(static_shape(piece) or (0,))[-1] for piece in concat.inputs]).tolist()
+        pieces = [piece for piece, end in zip(concat.inputs, ends, strict=True) if not reader.begin < end <= reader.end]
+        joined = self._together(concat, reader.begin, pieces)
         *lines, width = static_shape(source) or ()
-        return self._reshaped(reader.node, self._joined[key], (*lines, width - (reader.end - reader.begin)))
+        return self._reshaped(reader.node, joined, (*lines, width - (reader.end - reader.begin)))
+
+    def _together(self, concat: ir.Node, begin: int, pieces: Sequence[ir.Value | None]) -> ir.Value:
+        """What a Concat joins without the piece that begins in column `begin`. One piece alone is looked up each time: another
+        rewrite may put another value in its place."""
+        if len(pieces) == 1:
+            assert pieces[0] is not None
+            return pieces[0]
+        if (concat, begin) not in self._joined:
+            rank = len(static_shape(concat.outputs[0]) or ())
+            self._joined[concat, begin] = self._node(concat, "Concat", pieces, axis=rank - 1)
+        return self._joined[concat, begin]
 
     def _product(self, place: ir.Node, weights: ir.Value, rows: ir.Value, bias: ir.Value | None) -> ir.Value:
         if bias is None:

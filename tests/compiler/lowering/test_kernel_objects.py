@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,33 @@ def test_memory_is_bounded(compiled: list[int], monkeypatch: pytest.MonkeyPatch)
         build(operators)
     assert compiled == [1, 1, 1]
     assert len(kernel_objects._kept) == 1
+
+
+def test_what_may_be_written_in_place_is_said_of_each_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all kernels in a module LLVM is told the same: an update in place then always copied what it updates, if it came before
+    a kernel that has nothing in place, by the order of their names."""
+    texts: list[str] = []
+    compile_module = native.compile_module
+
+    def seen(module: Any, target: Any) -> Any:
+        result = compile_module(module, target)
+        texts.append(str(result.inspect_source("ll")))
+        return result
+
+    monkeypatch.setattr(native, "compile_module", seen)
+    monkeypatch.setattr(kernel_objects, "_kept", {})
+    body = "m = MatMul(x, w) one = ScatterND(m, places, rows) y = MatMul(one, w) s = Softmax(y)"
+    text = f"main (float[40,64] x, int64[2,1] places, float[2,64] rows) => (float[40,64] s) {{ {body} }}"
+    source = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    source.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    net = prefuse.compile(source, cache=False, target="cpu:avx2", threads=2)
+    assert isinstance(net, CompiledModel)
+    heads = [re.findall(r"^define dllexport .*@prefuse_\w{32}_\w{32}\(.*$", text, re.MULTILINE) for text in texts]
+    heads = [some for some in heads if some]
+    assert sorted(len(some) for some in heads) == [1, 2]  # the update; the product and the Softmax
+    for some in heads:
+        assert {"noalias" in head for head in some} == {len(some) == 2}
+    kept = sum(len(one.keys) for one in kernel_objects._kept.values())
+    prefuse.compile(source, cache=False, target="cpu:avx2", threads=2)
+    assert kept == sum(len(one.keys) for one in kernel_objects._kept.values()) == 3

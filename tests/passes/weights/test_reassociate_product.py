@@ -1,0 +1,68 @@
+"""Chains in which one product reads another: what a rewrite takes away, no later one reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+from prefuse.compiler.frontend.importer import import_model
+from prefuse.compiler.pipeline import Context, run_pipeline
+from prefuse.passes.weights.reassociate_product import ReassociateProduct
+from prefuse.runtime.target import Target
+
+random = np.random.default_rng(3)
+
+
+def model(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
+    found = parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {text}')
+    for name, shape in weights.items():
+        found.graph.initializer.append(numpy_helper.from_array((random.standard_normal(shape) / 4).astype(np.float32), name))
+    return found
+
+
+def check(source: onnx.ModelProto) -> bool:
+    """Run the pass, after which the IR's verifier looks at the graph; compare with the graph as it was. Whether it changed."""
+    graph = import_model(source)
+    before = len(list(graph.graph)), str(graph)
+    run_pipeline(graph, [ReassociateProduct(launch_bytes=0)], Context(Target.parse("cpu")))
+    inputs = {
+        value.name: random.standard_normal([dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
+        for value in source.graph.input
+    }
+    proto = ir.to_proto(graph)
+    onnx.checker.check_model(proto)
+    expected, found = (ReferenceEvaluator(one).run(None, inputs) for one in (source, proto))
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
+    return (len(list(graph.graph)), str(graph)) != before
+
+
+def test_a_sum_whose_weights_are_a_product_of_the_same_family() -> None:
+    """Both products read sums of v by w, and the second's weights are what the first one gave: a dangling value."""
+    body = "c = MatMul(p, v) d = MatMul(c, w) e = MatMul(d, v) f = MatMul(e, w)"
+    assert check(model(f"g (float[64,6] p, float[6,8] v) => (float[64,6] f) {{ {body} }}", w=(8, 6)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_chains(seed: int) -> None:
+    """Products of a few square matrices, computed and constant, joined and read again at random, some of them outputs."""
+    choose = np.random.default_rng(seed)
+    rows, width = int(choose.choice([1, 4, 48])), 6
+    lines, values = ["v1 = MatMul(p, v)"], ["p", "v1"]
+    for number in range(2, 11):
+        name, left = f"v{number}", values[-int(choose.integers(1, min(len(values), 4) + 1))]
+        kind = choose.integers(4)
+        if kind == 0:
+            lines.append(f"j{number} = Concat<axis=1>({left}, {values[-1]}) {name} = MatMul(j{number}, w2)")
+        elif kind == 1:
+            lines.append(f"{name} = Gemm({left}, w, b)")
+        else:
+            lines.append(f"{name} = MatMul({left}, {choose.choice(['v', 'w', 'u'])})")
+        values.append(name)
+    outputs = [name for name in values[1:] if name == values[-1] or choose.random() < 0.2]
+    results = ", ".join(f"float[{rows},{width}] {name}" for name in outputs)
+    head = f"g (float[{rows},{width}] p, float[{width},{width}] v) => ({results})"
+    check(model(f"{head} {{ {' '.join(lines)} }}", w=(width, width), u=(width, width), w2=(2 * width, width), b=(width,)))
