@@ -169,6 +169,7 @@ def read_narrow(group: Group) -> Group:
         if op.op_type in ("Cast", "DequantizeLinear")
         and group.types[op.inputs[0]].dtype in (*_NARROW_FLOATS, *_BYTES)
         and group.types[op.outputs[0]].dtype == "float32"
+        and _is_unscaled(group, op)
         and group.reader_counts.get(op.outputs[0]) == read_by_anchors.count(op.outputs[0])
     }
     bytes_of = {name for name, op in widened.items() if group.types[op.inputs[0]].dtype in _BYTES}
@@ -184,6 +185,14 @@ def read_narrow(group: Group) -> Group:
     )
     zeros = {op.inputs[0]: op.inputs[2] for op in widened.values() if len(op.inputs) > 2 and op.inputs[2]}
     return replace(group, ops=ops, zero_points={**group.zero_points, **zeros})
+
+
+def _is_unscaled(group: Group, op: Op) -> bool:
+    """Whether what an operator makes are the numbers that it reads, but for their zero point."""
+    if op.op_type != "DequantizeLinear":
+        return True
+    scale = group.literals.get(op.inputs[1])
+    return scale is not None and bool((scale == 1).all())
 
 
 def read_weights(group: Group) -> Group:

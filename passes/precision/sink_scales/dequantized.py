@@ -15,6 +15,7 @@ from ....compiler.ir.rewriter import Rejection, operation, replace_node
 from .operands import BYTES, Operands, channel_shape, known_floats, placed_constant
 
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
+_ROUNDING = 2.0**-22  # of two products
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Dequantized:
         if node.domain != "" or node.op_type not in _PRODUCTS:
             return None
         a, b = (producer_of(node.inputs[position], "DequantizeLinear") for position in (0, 1))
-        if a is None or b is None or scalar_constant(a.inputs[1]) == 1.0:
+        if a is None or b is None or scalar_constant(a.inputs[1]) == scalar_constant(b.inputs[1]) == 1.0:
             return None
         (x, s, x_zero), (w, t, w_zero) = ((*one.inputs, None)[:3] for one in (a, b))
         if x is None or s is None or w is None or t is None or x.dtype not in BYTES:
@@ -36,7 +37,7 @@ class Dequantized:
             why = "no kernel makes words of what a run computes along rows"
             return Rejection(f"{node.op_type} of two dequantized activations stays in floating point: {why}", (node,))
         found = Operands(node.op_type, node, x, w, x_zero, w_zero)
-        reason = found.fault() or _scale_fault(found, b, s, t)
+        reason = found.fault() or _scale_fault(found, b, s, t) or _product_fault(node, s, t)
         if reason:
             return Rejection(f"{node.op_type} of dequantized operands stays in floating point: {reason}", (node,))
         return _Scaled(found, s, t)
@@ -51,6 +52,25 @@ def _scale_fault(found: Operands, b: ir.Node, s: ir.Value, t: ir.Value) -> str:
     rank = len(static_shape(found.w) or ())
     is_by_channel = rank > 0 and b.attributes.get_int("axis", 1) % rank == found.channel_axis
     return "" if scales.size == 1 or is_by_channel else "scales of weights do not belong to columns"
+
+
+def _product_fault(node: ir.Node, s: ir.Value, t: ir.Value) -> str:
+    """Whether float32 holds the products of constant scales, by which sums are multiplied, as exactly as the scales."""
+    known = [constant_array(one) for one in (s, t)]
+    if known[0] is None or known[1] is None:
+        return ""
+    products, exact = (
+        _products(node, *[one.astype(kind) for one in known if one is not None]) for kind in ("float32", "float64")
+    )
+    is_exact = np.isfinite(products) & (np.abs(products - exact) <= _ROUNDING * np.abs(exact))
+    return "" if is_exact.all() else "products of their scales are out of float32's range"
+
+
+def _products(node: ir.Node, s: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """The scales of a product's sums, in the type of these."""
+    with np.errstate(over="ignore", under="ignore"):
+        alpha = t.dtype.type(node.attributes.get_float("alpha", 1.0) if node.op_type == "Gemm" else 1.0)
+        return np.asarray(t * alpha * s.reshape(()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +96,12 @@ class _Scaled:
 
     def _scales(self, model: ir.Model) -> tuple[ir.Value, list[ir.Node]]:
         """The product of the scales, shaped to broadcast over the result, and what computes it where a run does."""
-        node, t, s = self.found.product, constant_array(self.t), constant_array(self.s)
+        s, t = constant_array(self.s), constant_array(self.t)
         assert t is not None
-        alpha = np.float32(node.attributes.get_float("alpha", 1.0) if node.op_type == "Gemm" else 1.0)
-        scales = t.astype(np.float32) * alpha
+        known = np.ones((), np.float32) if s is None else s.astype(np.float32)
+        scales = _products(self.found.product, known, t.astype(np.float32))
         if s is not None:
-            return placed_constant(model, self.found, scales * s.astype(np.float32).reshape(()), f"{self.s.name}_product"), []
+            return placed_constant(model, self.found, scales, f"{self.s.name}_product"), []
         factor = operation("Mul", [self.s, placed_constant(model, self.found, scales, f"{self.t.name}_placed")])
         return factor.outputs[0], [factor]
 

@@ -14,6 +14,7 @@ from .operands import BYTES, known_floats
 
 _LARGEST_CONSTANT = 1 << 16  # elements of constants that are divided
 _LONGEST_CHAIN = 16  # of nodes between a division and the constants
+_MOST = 2.0**64  # of a quotient: times the largest sum of 8-bit products it is far from what float32 holds
 _LINEAR = ("Add", "Relu", "Sub")  # whose result is divided where all operands are
 _OF_FIRST = ("Conv", "MatMul")  # without bias: where the first operand is
 
@@ -32,7 +33,7 @@ class Requantized:
             return None
         if node.attributes.get_int("precision", 0) not in (0, int(ir.DataType.FLOAT)):
             return None
-        is_divided = _is_divisible(node.inputs[0], _LONGEST_CHAIN) and _has_product(node.inputs[0])
+        is_divided = _is_divisible(node.inputs[0], quotient, _LONGEST_CHAIN) and _has_product(node.inputs[0])
         return _Divided(node, scale) if is_divided else None
 
 
@@ -45,30 +46,38 @@ def _has_product(value: ir.Value | None) -> bool:
     return node.op_type == "Mul" or node.op_type in _OF_FIRST or any(map(_has_product, node.inputs))
 
 
-def _is_divisible(value: ir.Value | None, steps: int) -> bool:
-    """Whether constants make all of a value that a division by a scale reaches."""
+def _is_divisible(value: ir.Value | None, scale: float, steps: int) -> bool:
+    """Whether constants make all of a value that a division by a scale reaches, and their quotients are in range."""
     if value is None or value.dtype != ir.DataType.FLOAT:
         return False
-    if _known(value) is not None:
-        return True
+    if (known := _known(value)) is not None:
+        return _is_in_range(known, scale)
     node = value.producer()
     if node is None or node.domain != "" or steps == 0:
         return False
     if node.op_type == "DequantizeLinear":
-        return _is_scaled(node)
+        return _is_scaled(node, scale)
     if value.is_graph_output() or len(value.consumers()) > 1:
         return False
     if node.op_type == "Mul":
-        return any(_known(factor) is not None for factor in node.inputs)
+        factor = next((known for one in node.inputs if (known := _known(one)) is not None), None)
+        return factor is not None and _is_in_range(factor, scale)
     if node.op_type in _OF_FIRST and len(node.inputs) == 2:
-        return _is_divisible(node.inputs[0], steps - 1)
-    return node.op_type in _LINEAR and all(_is_divisible(operand, steps - 1) for operand in node.inputs)
+        return _is_divisible(node.inputs[0], scale, steps - 1)
+    return node.op_type in _LINEAR and all(_is_divisible(operand, scale, steps - 1) for operand in node.inputs)
 
 
-def _is_scaled(node: ir.Node) -> bool:
+def _is_in_range(known: np.ndarray, scale: float) -> bool:
+    """Whether no quotient is too large. One that is too small makes less than half a step, whatever it is multiplied by."""
+    return bool((np.abs(known.astype(np.float64)) <= _MOST * scale).all())
+
+
+def _is_scaled(node: ir.Node, quotient: float) -> bool:
     """Whether a DequantizeLinear multiplies 8-bit numbers by constants, which are not those of a product of integers."""
     x, scale = node.inputs[0], constant_array(node.inputs[1])
-    return x is not None and x.dtype in BYTES and scale is not None and scale.dtype == np.float32
+    if x is None or x.dtype not in BYTES or scale is None or scale.dtype != np.float32:
+        return False
+    return _is_in_range(scale, quotient)
 
 
 def _known(value: ir.Value | None) -> np.ndarray | None:
