@@ -21,7 +21,7 @@ def model(end: str, s: float, t: float, r: float) -> onnx.ModelProto:
     body = f"xq = QuantizeLinear(x, s, z) a = DequantizeLinear(xq, s, z) b = DequantizeLinear<axis=1>(w, t) {ENDS[end]}"
     text = f'<ir_version: 10, opset_import: ["": 21]> g (float[{ROWS},{DEPTH}] x) => (float[{ROWS},{COLUMNS}] y) {{ {body} }}'
     found, random = parser.parse_model(text), np.random.default_rng(4)
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "w": random.integers(-127, 128, (DEPTH, COLUMNS)).astype(np.int8),
         "s": np.array(s, np.float32),
         "z": np.array(131, np.uint8),
@@ -75,7 +75,7 @@ def test_convolutions_of_pixels(s: float) -> None:
     )
     source, random = parser.parse_model(text), np.random.default_rng(6)
     w, t = random.integers(-127, 128, (32, 16, 3, 3)).astype(np.int8), random.random(32).astype(np.float32)
-    arrays = {"s": np.array(s, np.float32), "z": np.array(0, np.uint8), "w": w, "t": t}
+    arrays: dict[str, np.ndarray] = {"s": np.array(s, np.float32), "z": np.array(0, np.uint8), "w": w, "t": t}
     source.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
     x = random.integers(0, 256, (1, 16, 9, 9)).astype(np.uint8)
     net = prefuse.compile(source, cache=False, threads=1)
