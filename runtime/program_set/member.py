@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+import numpy as np
+
 from ..executor import CompiledModel
 from ..symbolic.dims import Dim
+from ..symbolic.size_text import evaluator
 from .padding import Padding
 
 
@@ -58,18 +61,36 @@ class Member:
 
     def serves(self, shapes: Sequence[Sequence[int]]) -> bool:
         """Whether calls with inputs of these shapes are its own."""
-        ranges = {dim.name: dim for dim in self.dims}
+        sizes = self._sizes(shapes)
+        return sizes is not None and all(sizes[dim.name] in dim.sizes for dim in self.dims)
+
+    def nothing(self, shapes: Sequence[Sequence[int]]) -> list[np.ndarray] | None:
+        """The results of a call in which a size of its plan is 0, if none has an element; None where some have, or it serves no
+        such sizes otherwise."""
+        sizes = self._sizes(shapes)
+        ranges = {dim.name: dim.sizes for dim in self.dims}
+        if sizes is None or 0 not in sizes.values() or any(size and size not in ranges[name] for name, size in sizes.items()):
+            return None
+        results = []
+        for port in self.model.outputs:
+            shape = list(port.type.shape)
+            for sized in port.sizes:
+                shape[sized.axis] = evaluator(sized.text)(sizes)
+            if 0 not in shape:
+                return None
+            results.append(np.empty([max(size, 0) for size in shape], port.type.dtype))
+        return results
+
+    def _sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
+        """The sizes of its dimensions in a call, in range or not; None where the shapes are others in more than these."""
         sizes: dict[str, int] = {}
         for port, axes, shape in zip(self.model.inputs, self.axes, shapes, strict=True):
             if len(shape) != len(port.type.shape):
-                return False
+                return None
             for axis, (size, own) in enumerate(zip(shape, port.type.shape, strict=True)):
-                if axis not in axes:
-                    if size != own:
-                        return False
-                elif size not in ranges[axes[axis]].sizes or sizes.setdefault(axes[axis], size) != size:
-                    return False
-        return True
+                if (size != own) if axis not in axes else (sizes.setdefault(axes[axis], size) != size):
+                    return None
+        return sizes
 
     def serves_exactly(self, shapes: Sequence[Sequence[int]]) -> bool:
         """Whether such calls, which it serves, run as they are."""

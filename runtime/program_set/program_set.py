@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 
 from ..errors import InputError, OptionError
 from ..executor import CompiledModel, Context, Shared
-from ..interchange import as_array, is_torch, number_array
+from ..interchange import all_as_tensors, as_array, is_torch, number_array
 from ..plan import Plan, Port
 from ..profile import Profile
 from ..signature import in_order
 from .member import Member, differences
 from .program_set_file import save_set
 
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 _MOST_KNOWN = 1024  # shapes of calls whose member is remembered
 _MOST_NAMED = 6  # programs in an error
 
@@ -42,22 +43,50 @@ class ProgramSet(Shared):
             InputError: the inputs are not those of the model, or no program is for their sizes.
             ArenaMemoryError: there is no memory for the activations.
         """
-        member, tensors = self.find(inputs, named)
-        return member.run(member.model, tensors)
+        return self.run(lambda model: model, inputs, named)
+
+    def run(
+        self, callee_of: Callable[[CompiledModel], Callable[..., object]], inputs: Sequence[object], named: dict[str, object]
+    ) -> object:
+        """Call the program for the sizes of these inputs, or a context of it; of nothing there is nothing to compute.
+
+        Raises:
+            InputError: as a call.
+        """
+        tensors, shapes = self._ordered(inputs, named)
+        member = self._member(shapes)
+        if member is not None:
+            return member.run(callee_of(member.model), tensors)
+        empty = next((found for one in self._members if (found := one.nothing(shapes)) is not None), None)
+        if empty is None:
+            raise self._refusal(shapes)
+        results: Sequence[object] = all_as_tensors(empty) if is_torch(tensors) else empty
+        return results[0] if len(results) == 1 else tuple(results)
 
     def find(self, inputs: Sequence[object], named: dict[str, object]) -> tuple[Member, Sequence[object]]:
         """The program for a call, and its inputs in order. Raises InputError."""
-        given = [self._tensor(*one) for one in zip(self.inputs, in_order(self.input_names, inputs, named), strict=True)]
-        shapes = tuple(tuple(getattr(value, "shape", ())) for value in given)
+        tensors, shapes = self._ordered(inputs, named)
+        member = self._member(shapes)
+        if member is None:
+            raise self._refusal(shapes)
+        return member, tensors
+
+    def _ordered(self, inputs: Sequence[object], named: dict[str, object]) -> tuple[list[object], Shapes]:
+        """The inputs of a call in order, and their shapes. Raises InputError."""
+        given = in_order(self.input_names, inputs, named)
+        tensors = [self._tensor(*one) for one in zip(self.inputs, given, strict=True)]
+        return tensors, tuple(tuple(getattr(value, "shape", ())) for value in tensors)
+
+    def _member(self, shapes: Shapes) -> Member | None:
+        """The program for inputs of these shapes, if there is one."""
         found = self._known.get(shapes)
         if found is None:
             found = next((member for member in self._members if member.serves(shapes)), None)
-            if found is None:
-                raise self._refusal(shapes)
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[shapes] = found
-        return found, given
+            if found is not None:
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[shapes] = found
+        return found
 
     def specialize(self, *inputs: object, **named: object) -> CompiledModel:
         """The program for inputs like these; of longer ones, if theirs are padded."""
@@ -150,10 +179,12 @@ class ProgramSetContext:
 
     def __call__(self, *inputs: object, **named: object) -> object:
         """Run the program for the sizes of these inputs, as `ProgramSet` does."""
-        member, tensors = self._programs.find(inputs, named)
-        if member.model not in self._contexts:
-            self._contexts[member.model] = member.model.context()
-        return member.run(self._contexts[member.model], tensors)
+        return self._programs.run(self._context, inputs, named)
+
+    def _context(self, model: CompiledModel) -> Context:
+        if model not in self._contexts:
+            self._contexts[model] = model.context()
+        return self._contexts[model]
 
     @property
     def states(self) -> NoReturn:

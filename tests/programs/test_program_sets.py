@@ -92,6 +92,21 @@ def test_inputs_without_a_program(similarity: SpecializedModel, tmp_path: Path, 
         reloaded(similarity, tmp_path)(*inputs)
 
 
+def test_nothing(similarity: SpecializedModel, tmp_path: Path) -> None:
+    loaded = reloaded(similarity, tmp_path)
+    empty = loaded(floats(0, 32), floats(7, 32))
+    assert isinstance(empty, np.ndarray)
+    assert empty.shape == (0, 7)
+    assert same(loaded.context()(floats(3, 32), floats(0, 32)), np.empty((3, 0), np.float32))
+    assert tuple(loaded(torch.empty(0, 32), torch.ones(7, 32)).shape) == (0, 7)  # type: ignore[attr-defined]
+    with pytest.raises(prefuse.CompileError, match="no program"):
+        loaded(floats(0, 32), floats(51, 32))
+    total = parser.parse_model(_HEAD + "total (float[N,8] x) => (float[1,8] y) { y = ReduceSum<keepdims=1>(x, a) }")
+    total.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "a"))
+    with pytest.raises(prefuse.CompileError, match="no program"):  # a sum of nothing is a number
+        reloaded(compiled(total, dims={"N": (1, 40)}), tmp_path)(floats(0, 8))
+
+
 def test_padded_sizes(tmp_path: Path) -> None:
     """Recurrences have no program for a range: few steps are padded to those of a program, of which results are cut out."""
     net = compiled(RECURRENT, dims={"T": (1, 12), "N": (2, 3)})
