@@ -105,16 +105,17 @@ class Member:
 
 
 def differences(members: Sequence[Member]) -> str:
-    """Why programs are no set: how their inputs or outputs differ, or that one keeps states; empty if they are one."""
+    """Why programs are no set: how their inputs or outputs differ, or that one keeps states; empty if they are one. Outputs of a
+    module may have other names in each export: those are made up."""
     kinds = []
     for member in members:
         plan = member.model.plan
         if plan.states:
             return "a program keeps states"
-        kinds.append([[(port.name, port.type.dtype) for port in ports] for ports in (plan.inputs, plan.outputs)])
+        inputs = ", ".join(f"{port.name} {port.type.dtype}" for port in plan.inputs)
+        kinds.append((f"takes {inputs}", f"gives {', '.join(port.type.dtype for port in plan.outputs)}"))
     for other in kinds[1:]:
-        for what, ours, theirs in zip(("takes", "gives"), kinds[0], other, strict=True):
+        for ours, theirs in zip(kinds[0], other, strict=True):
             if ours != theirs:
-                texts = [", ".join(f"{name} {dtype}" for name, dtype in ports) for ports in (ours, theirs)]
-                return f"one program {what} {texts[0]}, another {texts[1]}"
+                return f"one program {ours}, another {theirs}"
     return ""

@@ -132,6 +132,24 @@ def test_calls_of_several_sizes_share_their_weights(tmp_path: Path) -> None:
         loaded(floats(41, 64))
 
 
+class _Pair(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        grown = x.expand(3, *x.shape[1:]) * 2 if x.shape[0] == 1 else x + x.mean(0)
+        return {"sum": grown + 1, "mean": grown.mean(1)}
+
+
+def test_results_of_other_names(tmp_path: Path) -> None:
+    """torch names the results of each export as it likes: those for one row are others."""
+    net = compiled(_Pair().eval(), dims={"x": {0: (1, 9)}})
+    for rows in (1, 4, 9):
+        x = torch.from_numpy(floats(rows, 6))
+        expected = net(x)
+        assert isinstance(expected, dict)
+        found = reloaded(net, tmp_path)(x)
+        assert isinstance(found, tuple)
+        assert all(torch.equal(a, b) for a, b in zip(expected.values(), found, strict=True))
+
+
 class _Even(torch.nn.Module):
     """Holds for even numbers of rows from a size on that no check of a few points sees."""
 
