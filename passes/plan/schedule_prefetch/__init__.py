@@ -88,8 +88,12 @@ class SchedulePrefetch(PlanPass):
             budget, before = budget - cut, choices
         least, step = (leaving or weights).least()
         label = weights.labels[step] if weights.labels else "no step"
-        what = f"this program takes {size(total)}, and at least {size(least)}: {label} needs that at once"
-        at = f"{size(least)} would do" if budget == limit else f"{size(least + limit - budget)} may do"
+        if least + limit - budget >= total:  # what is copied is copied in whole pages
+            what = f"this program takes {size(total)}, and no less by copies: {label} would need {size(least)} with them"
+            at = f"{size(total)} would do"
+        else:
+            what = f"this program takes {size(total)}, and at least {size(least)}: {label} needs that at once"
+            at = f"{size(least)} would do" if budget == limit else f"{size(least + limit - budget)} may do"
         raise CompileError(
             "memory_limit", f"{size(limit)} are too little; {what}", f"raise the limit ({at}), or compile smaller inputs"
         )

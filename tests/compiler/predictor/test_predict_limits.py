@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import prefuse
 import pytest
 from prefuse.runtime.errors import CompileError
@@ -49,3 +51,17 @@ def test_without_a_limit_nothing_waits() -> None:
 def test_limits_that_cannot_be(limit: object, what: str) -> None:
     with pytest.raises(CompileError, match=what):
         prefuse.predict(product_chain(), threads=2, memory_limit=limit)
+
+
+def test_a_limit_for_a_program_of_few_bytes() -> None:
+    """Copies are of whole pages: within a limit it would take more than without, which was given as what it needs at least."""
+    body = "h = MatMul(x, v) r = Relu(h) y = MatMul(r, w)"
+    text = f"g (float[4,64] x) => (float[4,64] y) {{ {body} }}"
+    model, random = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}'), np.random.default_rng(0)
+    for name in "vw":
+        weight = random.standard_normal((64, 64)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    whole = prefuse.predict(model, threads=1).memory.total_bytes
+    with pytest.raises(CompileError, match=r"no less by copies: .* would need") as error:
+        prefuse.compile(model, threads=1, memory_limit="50%", cache=False)
+    assert f"{whole / 1024:.2f} KiB would do" in str(error.value)
