@@ -41,20 +41,21 @@ class Generator(Shared):
         top_k: int | Sequence[int] = 0,
         top_p: float | Sequence[float] = 1.0,
         seed: int | None = None,
-        stop: int | Sequence[int] = (),
+        stop: int | Sequence[int] | None = (),
         pad: int | None = None,
         stream: Stream | None = None,
     ) -> np.ndarray:
         """Continue texts from their beginning on.
 
         Args:
-            tokens: the prompts: for a batch of 1 a row of token numbers, else a row each, of any lengths.
+            tokens: the prompts: for a batch of 1 a row of token numbers, else a row each, of any lengths; an array without rows
+                gives a result without rows.
             n: new tokens of each sequence, at most.
             temperature: 0 takes the likeliest token, else a token is drawn from logits divided by it; one for all, or one each.
             top_k: draw from the k likeliest only; 0 from all.
             top_p: draw from the fewest likeliest whose probabilities sum to this; 1 from all.
             seed: of the random numbers: equal ones draw equal tokens; None is another one each time.
-            stop: tokens that end a sequence, at most 16; the token itself is its last.
+            stop: tokens that end a sequence, at most 16; the token itself is its last. None: as ().
             pad: what a sequence gets that has ended; by default the first stop token.
             stream: called with the new tokens int64 [batch] after each step; where it returns False, generation ends there.
 

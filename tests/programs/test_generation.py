@@ -262,6 +262,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "one sequence": ({"tokens": [1, 2]}, "1 sequences given"),
     "no whole numbers": ({"tokens": [[1.5], [2]]}, "whole numbers"),
     "text": ({"tokens": "ab"}, "whole numbers"),
+    "a number": ({"tokens": 5}, "no row of token numbers"),
+    "nothing": ({"tokens": None}, "no row of token numbers"),
     "no such token": ({"tokens": [[1], [96]]}, "there is no token 96"),
     "a negative token": ({"tokens": np.array([[1], [-1]])}, "there is no token -1"),
     "fewer than none": ({"n": -1}, "-1 new tokens"),
@@ -276,6 +278,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a large seed": ({"seed": 2**64}, "seed"),
     "many stops": ({"stop": range(17)}, "17 tokens given"),
     "a stop that is no token": ({"stop": 96}, "stop: there is no token 96"),
+    "stops in lists": ({"stop": [[4, 5]]}, "there is no token"),
+    "half a stop": ({"stop": 1.5}, "stop: 1.5 given"),
+    "a stop that is true": ({"stop": True}, "there is no token"),
     "a pad that is no token": ({"pad": -1}, "pad: there is no token -1"),
     "no function": ({"stream": 3}, "cannot be called"),
 }
@@ -289,10 +294,26 @@ def test_what_a_call_may_not_ask(name: str, generator: Generator, texts: np.ndar
     np.testing.assert_array_equal(generator.generate(PROMPTS, 3), texts[:, :3])
 
 
+@pytest.mark.parametrize("nothing", [np.zeros((0, 5), np.int64), torch.zeros(0, 5, dtype=torch.int64), []])
+def test_no_rows_of_prompts_give_no_rows(nothing: Any, generator: Generator) -> None:
+    session = generator.session()
+    session.generate(PROMPTS, 2)
+    length = session.length
+    assert session.generate(nothing, 3).shape == (0, 3)
+    np.testing.assert_array_equal(session.length, length)
+
+
+@pytest.mark.parametrize("stop", [np.int64(3), torch.tensor(3), np.array([3]), torch.tensor([3, 3]), (3,)])
+def test_stops_of_any_kind(stop: Any, generator: Generator) -> None:
+    np.testing.assert_array_equal(generator.generate(PROMPTS, 5, stop=stop), generator.generate(PROMPTS, 5, stop=3))
+    np.testing.assert_array_equal(generator.generate(PROMPTS, 5, stop=None), generator.generate(PROMPTS, 5))
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
         ({"max_tokens": 0}, OptionError, "max_tokens: 0 given"),
+        ({"max_tokens": 65}, OptionError, "the model has no position 64; give at most 64"),
         ({"batch": 1.5}, OptionError, "batch: 1.5 given"),
         ({"prefill": 16}, OptionError, "prefill: 16 given"),
         ({"prefill": (0,)}, OptionError, "prefill: 0 given"),
