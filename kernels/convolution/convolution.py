@@ -314,8 +314,8 @@ class _Convolution:
             if self.transposed:
                 position = tuple(u * s + f for u, s, f in zip(position, window.strides, phase, strict=True))
             index = (image, channel, *position)
-            values = GroupValues(group, builder)
-            total = value + tirx.Cast(self.accumulator, values.read(bias, (channel,))) if bias else value
+            added = GroupValues(self.group, builder).read(bias, (channel,)) if bias else None
+            total = value if added is None else value + tirx.Cast(self.accumulator, added)
             store_epilogue(group, builder, self.anchor, index, tirx.Cast(group.types[self.anchor.outputs[0]].dtype, total))
 
         return store
@@ -337,12 +337,13 @@ def _spatially_uniform(group: Group, rank: int) -> bool:
 
 
 def _with_flat_space(group: Group, rank: int) -> Group:
-    """The group with the spatial dimensions of all its values merged into one; the convolution's own inputs stay as they are."""
-    anchor = anchor_of(group)
+    """The group with the spatial dimensions of all its values merged into one; what the anchor alone reads stays as it is."""
+    beside = {name for op in followers_of(group) for name in op.inputs}  # its input may be among them, as in x + conv(x)
+    kept = set(anchor_of(group).inputs) - beside
     out_rank = rank + 2
     types = {
         name: kind
-        if name in anchor.inputs
+        if name in kept
         else TensorType((*((1,) * out_rank + kind.shape)[-out_rank:-rank], prod(((1,) * rank + kind.shape)[-rank:])), kind.dtype)
         for name, kind in group.types.items()
     }
