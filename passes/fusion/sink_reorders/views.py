@@ -137,11 +137,17 @@ def _is_anchored(node: ir.Node, value: ir.Value) -> bool:
         if value.is_graph_output() or value.consumers() != (node,) or producer.inputs[0] is None:
             return False
         node, value = producer, producer.inputs[0]
-    maker = _only_for(node, value)
-    if maker is None or not is_pointwise(maker):
-        return maker is not None
-    shape = static_shape(value)
-    return any(_is_anchored(maker, each) for each in maker.inputs if each is not None and static_shape(each) == shape)
+    shape, waiting, pulled = static_shape(value), [(node, value)], 0
+    while waiting:
+        reader, value = waiting.pop()
+        maker = _only_for(reader, value)
+        if maker is None:
+            continue
+        if not is_pointwise(maker) or pulled == _MAX_PULLED:
+            return True
+        pulled += 1
+        waiting += [(maker, each) for each in maker.inputs if each is not None and static_shape(each) == shape]
+    return False
 
 
 @dataclass(slots=True)
