@@ -261,7 +261,9 @@ def test_the_table_tells_what_became_of_architectures_for_gpus() -> None:
         ]
     )
     assert "## Compiled for `cuda:sm_90`\n\n- float32: **1 of 2** (1 compiles, 1 refused)\n" in page
-    assert "| architecture | result | float32 | seconds | beside |\n|---|---|---|---|---|\n| bert | compiles | 31 | 4 |  |\n" in page
+    assert (
+        "| architecture | result | float32 | seconds | beside |\n|---|---|---|---|---|\n| bert | compiles | 31 | 4 |  |\n" in page
+    )
     assert "| llama | **refused**: too large |  |  |  |" in page
 
 
