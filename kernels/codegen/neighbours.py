@@ -1,8 +1,8 @@
 """Neighbouring elements that one thread of a GPU computes, one after the other, and loads and stores as vectors of 16 bytes.
 
-A template writes the body of one element, number `lane` of `count`. What it loads from memory `lane` elements behind a place where
-whole vectors begin is loaded before all bodies, and what it stores so is stored behind them. All else stays as it is written:
-loads under a condition or in a loop, loads at places that loads tell, and what lies elsewhere.
+A template writes the body of one element, number `lane` of `count`. What it loads from memory `lane` elements behind a place
+where whole vectors begin is loaded before all bodies, and what it stores so is stored behind them. All else stays as it is
+written: loads under a condition or in a loop, loads at places that loads tell, and what lies elsewhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """MatMul and Gemm on the matrix unit of a GPU, batched and broadcast, of any size, with a pointwise epilogue.
 
 Operands of bfloat16 or float16 are multiplied as they are, and so are bytes by constant signed ones, whose sums are int32.
-Those of float32 are, on NVIDIA's unit, sums of bfloat16 numbers, as many as the precision asks for (bf16_split.py); AMD's multiplies
-float32 itself, or what is rounded to bfloat16. Constants are packed at compile time as stages of shared memory hold them; rows of
-numbers that are multiplied are copied there as they lie, all else passes through registers.
+Those of float32 are, on NVIDIA's unit, sums of bfloat16 numbers, as many as the precision asks for (bf16_split.py); AMD's
+multiplies float32 itself, or what is rounded to bfloat16. Constants are packed at compile time as stages of shared memory hold
+them; rows of numbers that are multiplied are copied there as they lie, all else passes through registers.
 """
 
 from __future__ import annotations
