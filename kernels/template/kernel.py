@@ -93,15 +93,18 @@ def map_elements(
 ) -> None:
     """Call `element` once for each index of `shape`, vectorised along the last dimension and dealt to the threads.
 
-    `work` is the estimated number of scalar operations of the whole.
+    On a GPU `lanes` divide that dimension: neighbours that a thread takes. `work` is the estimated number of scalar operations of
+    the whole.
     """
     if prod(shape) == 0:
         return
-    if builder.is_grid:
-        with builder.chunks(prod(shape), work) as i:
-            element(unravel(i, shape))
-        return
     *outer, inner = shape or (1,)
+    if isinstance(builder, GpuBuilder):
+        with builder.chunks(prod(shape) // lanes, work) as i:
+            index = unravel(i, (*outer, inner // lanes))
+            with builder.neighbours(lanes) as e:
+                element((*index[:-1], index[-1] * lanes + e) if lanes > 1 else index)
+        return
     rows = prod(outer)
     if isinstance(rows, Size) or rows > 1:
         with builder.chunks(rows, work) as row:
