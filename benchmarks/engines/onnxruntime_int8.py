@@ -67,7 +67,9 @@ def _folded(task: Task) -> Path:
         for value in model.graph.initializers.values():  # the tools move files that they cannot read then
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value = ir.tensor(value.const_value.numpy().copy(), name=value.name)
-        path.write_bytes(ir.to_proto(model).SerializeToString())
+        proto = ir.to_proto(model)
+        del proto.graph.value_info[:]  # the dynamic tool transposes weights of Gemm, and not what is said of their shapes
+        path.write_bytes(proto.SerializeToString())
     return path
 
 
