@@ -48,7 +48,13 @@ def plan(group: Group, target: Target) -> Candidate | Refusal:
         needs = f"{form.length} elements need {form.scratch_bytes // 1024} KiB of scratch"
         return Refusal(f"rows of {needs}, more than the {SCRATCH_BYTES // 1024} KiB that a thread keeps in cache")
     work = hint_of(prod(form.outer) * form.length) * (pointwise_cost(form.group) + 2 * len(form.folds))
-    estimate = Estimate(row_form_cycles(form, target), work, unit="vector", is_parallel=work >= parallel_work(target.machine))
+    estimate = Estimate(
+        row_form_cycles(form, target),
+        work,
+        unit="vector",
+        is_parallel=work >= parallel_work(target.machine),
+        streamed_overlap=1 / max(form.loops, 1),
+    )
     return Candidate(with_bytes(estimate, group), partial(_build, group, form, target, work), stored_runs=form.row[-1:])
 
 
