@@ -26,7 +26,7 @@ from ..groups.group import Group, Op
 from ..microkernels.packing import PackPanels, pack_in_kernel
 from ..microkernels.register_tile import Plane, TileProduct, emit, tile_options
 from ..template.contract import BuiltKernel, Candidate, Operand, Refusal
-from ..template.kernel import finish, machine_of, minimum, new_builder
+from ..template.kernel import epilogue_operands, finish, machine_of, minimum, new_builder
 from ..template.loops import store_epilogue
 from ..template.prologue import is_computed
 from ..template.values import GroupValues, anchor_of, followers_of
@@ -107,6 +107,7 @@ class _Convolution:
         self.out_channels = group.types[anchor.outputs[0]].shape[1]
         self.source = group.types[anchor.inputs[0]]
         self.format, self.accumulator = number_format, number_format.sums
+        self.inplace = epilogue_operands(self.builder, group, anchor)
         self.packed: dict[str, Operand] = {}
 
     def build(self) -> BuiltKernel:
@@ -130,7 +131,7 @@ class _Convolution:
                 weights = self.group.types[self.anchor.inputs[1]].size_bytes
                 emit(self.builder, product, a_bytes=weights, b_bytes=self.source.size_bytes // max(self.images, 1))
                 flops += product.flops
-        return finish("convolution", self.builder, self.group, flops=flops, packed=self.packed)
+        return finish("convolution", self.builder, self.group, flops=flops, packed=self.packed, inplace=self.inplace)
 
     # Geometry ---------------------------------------------------------------------------------------------------------
 
@@ -270,7 +271,7 @@ class _Convolution:
             self._store(phase, planes, flat),
             a_padded=True,
             b_padded=not direct,
-            overlaps=not self.transposed,  # which store with strides
+            overlaps=not self.transposed and not self.inplace,  # which store with strides, or what they have read
         )
 
     def _plane(self, outputs: tuple[int, ...], planes: _Planes, columns: int) -> Plane:
