@@ -329,8 +329,8 @@ def _columns(outputs: tuple[int, ...], extents: tuple[int, ...]) -> int:
 
 
 def _spatially_uniform(group: Group, rank: int) -> bool:
-    """Whether each operand of the epilogue spans all spatial dimensions or none, so that these can be merged into one, which those
-    of the convolution's own operands cannot."""
+    """Whether each operand of the epilogue spans all spatial dimensions or none, so that these can be merged into one. Those of
+    what the convolution reads itself cannot."""
     anchor, followers = anchor_of(group), followers_of(group)
     if any(name in anchor.inputs for op in followers for name in op.inputs if name):
         return False
