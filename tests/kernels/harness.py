@@ -168,6 +168,7 @@ def followed(case: Case, *, keep_result: bool = False) -> Case:
         case.group.constants | {"rest"},
         dict(case.group.literals) | {"rest": rest},
         configuration={TEMPLATE: case.template} if case.template else {},  # another one may take as long
+        updates_state=True,
     )
     x = np.asarray(case.expected[0], np.float64)
     with np.errstate(all="ignore"):
