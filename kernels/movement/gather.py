@@ -12,6 +12,7 @@ from math import prod
 
 from tvm import tirx
 
+from ...runtime.hardware.machine import PAGE_BYTES
 from ...runtime.symbolic.shapes import is_one
 from ...runtime.symbolic.sizes import estimating, hint_of
 from ...runtime.target import Target
@@ -58,7 +59,9 @@ def gather_estimate(group: Group, anchor: Op, target: Target) -> Estimate:
         cycles = chosen_rows_cycles(rows, length, machine.lanes, before + after, machine)
     cycles += arrival_cycles(rows, data.size_bytes, machine)
     is_parallel = 4 * elements >= parallel_work(target.machine)
-    return with_bytes(Estimate(cycles, elements * pointwise_cost(group), unit="vector", is_parallel=is_parallel), group)
+    places = min(rows, data.size_bytes // PAGE_BYTES) if anchor.inputs[0] in group.constants else 0
+    estimate = Estimate(cycles, elements * pointwise_cost(group), unit="vector", is_parallel=is_parallel, places=places)
+    return with_bytes(estimate, group)
 
 
 def _row_length(group: Group, anchor: Op) -> int:

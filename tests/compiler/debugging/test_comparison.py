@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import prefuse
-import pytest
 from prefuse.compiler.debugging.comparison import match_steps
 from prefuse.compiler.lowering.roofline import measure_limits
 from prefuse.compiler.pipeline.pass_table import DEFAULT_PIPELINE, named_pipeline, without_fusion
-from prefuse.runtime.errors import OptionError
 from prefuse.runtime.executor import CompiledModel
 from prefuse.runtime.plan import Kernel, Launch, Plan, Region
 from prefuse.runtime.profile import GroupDescription, Profile, profile_in_turns
