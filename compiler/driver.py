@@ -362,7 +362,8 @@ def _descriptions(model: ir.Model, planned: PlannedModel, target: Target, *, has
     found: dict[str, object] = {"report": report}
     if has_groups:
         times = predicted_us(lowered, target)
-        found[ASSUMED_RATE] = target.machine.flops_per_second * target.threads
+        if not target.is_gpu:  # whose limits nobody measures
+            found[ASSUMED_RATE] = target.machine.flops_per_second * target.threads
         found["groups"] = describe_groups(
             {
                 label: _description(model, item, alone, times.get(label, 0.0))

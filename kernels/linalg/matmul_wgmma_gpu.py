@@ -67,6 +67,7 @@ class WgmmaProduct:
         product, builder, size = self.product, self.product.builder, self.size
         assert isinstance(builder, GpuBuilder)
         assert self.found.kind != "f32"
+        assert self.found.kind != "i8"
         way = builder.choose("tile", {str(one): one for one in self.ways})
         store = product.store()
         emitted = WarpgroupProduct(

@@ -154,11 +154,11 @@ def _copy_rows(
         kinds = [group.types[name].dtype for name in (anchor.inputs[0], *group.outputs)]
         count = builder.vector_count(kinds, last) if extents[2] else 1
         with builder.chunks(prod(shape) // count, 4 * prod(shape)) as i:
-            *at, run = bound_unravel(builder, i, [*outer, last // count])
-            chosen = row_major([*at, run][first : len(lead)], lead[first:])
-            place = builder.bind(origin(row_major(at[:first], lead[:first]), chosen))
+            *before, run = bound_unravel(builder, i, [*outer, last // count])
+            chosen = row_major([*before, run][first : len(lead)], lead[first:])
+            place = builder.bind(origin(row_major(before[:first], lead[:first]), chosen))
             with builder.neighbours(count) as e:
-                index = (*at, run * count + e if count > 1 else run)
+                index = (*before, run * count + e if count > 1 else run)
                 inner = row_major(index[len(lead) :], extents[2])
                 store_epilogue(merged, builder, anchor, index, source[builder.bind(place + inner)])
         return

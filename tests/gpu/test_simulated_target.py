@@ -12,6 +12,7 @@ import pytest
 import torch
 from prefuse.compiler.lowering.gpu import rocm_compiler
 from prefuse.compiler.lowering.gpu.simulator import library
+from prefuse.compiler.lowering.roofline import measure_limits
 from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.kernels.codegen.gpu_builder import GpuBuilder
 from prefuse.runtime.errors import CompileError, DeviceError, OptionError, ProgramFileError
@@ -178,3 +179,16 @@ def test_it_needs_a_compiler(target: str, monkeypatch: pytest.MonkeyPatch) -> No
     library.simulated_rocm_library.cache_clear()
     with pytest.raises(CompileError, match=r"simulator: it needs g\+\+, which this machine lacks; apt-get install g\+\+"):
         prefuse.compile(model, target=target, cache=False)
+
+
+def test_a_profile_has_the_model_beside_it() -> None:
+    """Each step's time and what was predicted of it, under limits that are assumed."""
+    need_compiler()
+    x = torch.randn(3, 32)
+    net = prefuse.compile(torch.nn.Linear(32, 16), (x,), target="cuda-sim", cache=False, profile=True)
+    assert isinstance(net, SpecializedModel)
+    profile = net.profile(x, runs=2).with_limits(measure_limits(Target.parse("cuda-sim")))
+    assert [step.template for step in profile.steps] == ["gpu_mma_matmul"]
+    assert profile.time_us > 0
+    assert 1 < profile.predicted_us < 20
+    assert profile.speed == 1
