@@ -52,7 +52,7 @@ def compile_generation(
     if options.get("memory_limit") is not None:
         raise OptionError("memory_limit", "a step of generation reads all weights", "leave it out, or use weights='int8'")
     if Target.parse(target).is_gpu:
-        raise OptionError("target", f"programs for {target} keep no states", 'compile for "cpu"')
+        raise OptionError("target", f"no program for {target} chooses tokens", 'compile for "cpu"')
     given = _Request(sequences, most, counts, target, precision, name or _name_of(model), cache, progress, options)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):

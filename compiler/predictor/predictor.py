@@ -22,7 +22,7 @@ from ...runtime.precision import Precision
 from ...runtime.profile import GroupDescription
 from ...runtime.target import Target
 from ..driver import Kernels, PlannedModel
-from ..estimates.launches import Distances, has_parallel_loop, reuse_distances
+from ..estimates.launches import Distances, faulting_us, has_parallel_loop, reuse_distances
 from ..estimates.tile_unit import uses_tiles, waiting_us
 from ..ir.facts import source_of
 from ..ir.functions import computing_names, original_names
@@ -162,6 +162,7 @@ class Predictor:
             near += times[-1]
             if run is not None:
                 more += self._farness(one) * (run.between(1.0) - run.near_us)
+        near += sum(faulting_us(one.item, self.target) for one in launches)
         near += sum(waiting_us(((one.item.kernel, time) for one, time in zip(launches, times, strict=True)), self.target))
         return Witness(time_us, near, more)
 
@@ -209,7 +210,7 @@ class Predictor:
                 group=_description(planned, item),
                 bytes_moved=sum(region.size_bytes for region in (*step.reads, *step.writes)),
                 begin_us=0.0,
-                time_us=time_us + wait_us,
+                time_us=time_us + wait_us + faulting_us(item, self.target),
                 source=source,
                 is_critical=False,
                 near_us=run.near_us if run else 0.0,

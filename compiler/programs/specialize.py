@@ -128,7 +128,7 @@ class SpecializedModel(Shared):
         self._shortcuts: dict[Hashable, _Shortcut] = {}  # by what a call shows without being bound to parameters
         self._session = SpecializedContext(self)  # of calls of the model itself, if it has states
 
-    def __call__(self, *inputs: object, **named: object) -> object:
+    def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the model, compiled for these inputs.
 
         Raises:
@@ -139,11 +139,11 @@ class SpecializedModel(Shared):
         found, tensors = self._find(inputs, named)
         return self._session.run(found, tensors) if found.has_states else found.run(found.model, tensors)
 
-    def specialize(self, *inputs: object, **named: object) -> CompiledModel | StagedModel:
+    def specialize(self, /, *inputs: object, **named: object) -> CompiledModel | StagedModel:
         """The program for inputs like these, as a model of its own: it takes and returns their tensors in a row."""
         return self._find(inputs, named)[0].model
 
-    def profile(self, *inputs: object, runs: int = 20, **named: object) -> Profile:
+    def profile(self, /, *inputs: object, runs: int = 20, **named: object) -> Profile:
         """The times of each step in `runs` calls with these inputs. Raises as `CompiledModel.profile`, and CompileError."""
         found, tensors = self._find(inputs, named)
         return found.model.profile(*tensors, runs=runs)
@@ -287,7 +287,7 @@ class SpecializedContext:
         self._states: States | None = None
         self._lock = threading.Lock()  # of the contexts
 
-    def __call__(self, *inputs: object, **named: object) -> object:
+    def __call__(self, /, *inputs: object, **named: object) -> object:
         """Run the model, as `SpecializedModel` does."""
         return self.run(*self._model._find(inputs, named))
 

@@ -15,6 +15,7 @@ import prefuse
 import pytest
 import torch
 from onnx import parser
+from prefuse.compiler.programs.options import parse_options
 from prefuse.compiler.programs.specialize import SpecializedModel
 from prefuse.runtime.errors import CompileError, InputError, InvalidModelError, OptionError
 from prefuse.runtime.executor import CompiledModel
@@ -258,6 +259,13 @@ def test_a_failed_compilation_can_be_tried_again(cache: Path) -> None:
 def test_options_are_checked(options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         prefuse.compile(parser.parse_model(STATIC), **options)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_threads_may_be_an_integer_of_numpy() -> None:
+    assert parse_options("cpu", "float32", {"threads": np.int64(2)}) == parse_options("cpu", "float32", {"threads": 2})
+    for threads in (np.True_, np.float64(2), np.array([2])):
+        with pytest.raises(OptionError, match="whole number"):
+            parse_options("cpu", "float32", {"threads": threads})
 
 
 def test_models_that_cannot_be_read(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_what_a_call_may_not_ask(name: str, generator: Generator, texts: np.ndar
         ({"prefill": 16}, OptionError, "prefill: 16 given"),
         ({"prefill": (0,)}, OptionError, "prefill: 0 given"),
         ({"memory_limit": "50%"}, OptionError, "memory_limit"),
-        ({"target": "cuda-sim"}, OptionError, "keep no states"),
+        ({"target": "cuda-sim"}, OptionError, "chooses tokens"),
         ({"weihgts": "int8"}, OptionError, "did you mean 'weights'"),
     ],
 )

@@ -113,6 +113,34 @@ template <float (*NUMBER)(uint16_t)> void mma_m16n8k16(void** lanes) {
   counts[MMA]++;
 }
 
+// mma.sync.m16n8k32 of bytes, those of A signed or not (PTX ISA, "Matrix fragments for mma.m16n8k32"): a_i is in row g (+ 8 for i in
+// 4..7 and 12..15) and column 4t + i % 4 (+ 16 for i >= 8); b_i in row 4t + i % 4 (+ 16 for i >= 4) and column g; c_i as above.
+struct ByteMma {
+  uint32_t* d[4];
+  uint32_t a[4], b[2];
+  uint32_t c[4];
+};
+template <bool UNSIGNED> void mma_m16n8k32(void** lanes) {
+  int a[16][32], b[32][8];
+  for (int l = 0; l < 32; l++) {
+    ByteMma& one = *(ByteMma*)lanes[l];
+    for (int i = 0; i < 16; i++) {
+      uint8_t bits = one.a[i / 4] >> i % 4 * 8;
+      a[l / 4 + (i & 4 ? 8 : 0)][l % 4 * 4 + i % 4 + (i >= 8 ? 16 : 0)] = UNSIGNED ? (int)bits : (int)(int8_t)bits;
+    }
+    for (int i = 0; i < 8; i++) b[l % 4 * 4 + i % 4 + (i >= 4 ? 16 : 0)][l / 4] = (int8_t)(one.b[i / 4] >> i % 4 * 8);
+  }
+  for (int l = 0; l < 32; l++) {
+    ByteMma& one = *(ByteMma*)lanes[l];
+    for (int i = 0; i < 4; i++) {
+      uint32_t sum = one.c[i];  // which wraps around
+      for (int k = 0; k < 32; k++) sum += (uint32_t)(a[l / 4 + (i >= 2 ? 8 : 0)][k] * b[k][l % 4 * 2 + i % 2]);
+      *one.d[i] = sum;
+    }
+  }
+  counts[MMA]++;
+}
+
 // cp.async: the destination is poisoned at once and written when its thread waits for the group, by what memory holds then.
 SIM_FUNCTION void async_copy(unsigned to, const void* from, unsigned size, unsigned valid) {
   if (to % size || (uintptr_t)from % size) return fail("cp.async at an address that its size does not divide", to);
