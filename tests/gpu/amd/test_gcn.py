@@ -106,7 +106,7 @@ def test_every_tile_of_convolutions(narrow: str) -> None:
 
 
 def test_attention() -> None:
-    """Nothing spilled; loads of a part before all of its products; of each score few operations beside these. Another tomorrow."""
+    """Nothing spilled; loads of a part before all of its products; of each score few operations beside these. One case a day."""
     sizes = (8, 12, 512, 512, 64, 64)
     cases = {"half": attend(sizes, "float16"), "exact": attend(sizes), "deep": attend((8, 12, 512, 512, 128, 128))}
     products = {"half": (32, 32), "exact": (64, 16), "deep": (128, 16)}  # of a part of the keys, and scores of a lane
