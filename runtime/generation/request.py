@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ..errors import InputError
-from ..interchange import is_torch
+from ..interchange import is_integer
 
 if TYPE_CHECKING:
     import torch
@@ -32,21 +31,20 @@ class Choice:
 
 def prompts_of(tokens: Tokens, batch: int, vocabulary: int) -> list[list[int]]:
     """The prompts of each sequence. Raises InputError where they are not token numbers, or not as many as the batch."""
-    where, how = "tokens", "give a row of token numbers for each sequence"
-    try:
-        rows = _listed(tokens)
-    except TypeError:
-        raise InputError(where, f"{tokens!r} is no row of token numbers", how) from None
-    if all(isinstance(row, int) for row in rows) and (rows or batch == 1):
-        rows = [rows]
-    if not all(isinstance(row, (list, tuple)) and all(type(token) is int for token in row) for row in rows):
-        raise InputError(where, "not all of them are whole numbers", how)
+    where = "tokens"
+    rows = tokens.tolist() if hasattr(tokens, "tolist") else _listed(tokens)
+    if isinstance(rows, list):
+        rows = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
+        if all(isinstance(row, int) for row in rows) and (rows or batch == 1):
+            rows = [rows]
+    if not isinstance(rows, list) or not all(isinstance(row, (list, tuple)) and all(map(is_integer, row)) for row in rows):
+        raise InputError(where, "not all of them are whole numbers", "give a row of token numbers for each sequence")
     if len(rows) != batch:
         raise InputError(where, f"{len(rows)} sequences given, the generator takes {batch}", "compile it with batch=...")
     for row in rows:
         if outside := [token for token in row if not 0 <= token < vocabulary]:
             raise InputError(where, f"there is no token {outside[0]}", f"the model has tokens 0 to {vocabulary - 1}")
-    return [list(row) for row in rows]
+    return [list(map(int, row)) for row in rows]
 
 
 def has_no_rows(tokens: Tokens, batch: int) -> bool:
@@ -57,14 +55,6 @@ def has_no_rows(tokens: Tokens, batch: int) -> bool:
     return batch > 1 and isinstance(tokens, (list, tuple)) and not tokens
 
 
-def _listed(tokens: Tokens) -> list[Any]:
-    """What is given as a list of numbers or of lists. Raises TypeError for what has no elements."""
-    if is_torch(tokens):
-        return [row.tolist() for row in tokens] if isinstance(tokens, (list, tuple)) else list(tokens.tolist())  # type: ignore[union-attr]
-    rows = list(tokens.tolist()) if isinstance(tokens, np.ndarray) else list(tokens)
-    return [row.tolist() if isinstance(row, (np.ndarray, np.generic)) else row for row in rows]
-
-
 def choice_of(
     batch: int,
     vocabulary: int,
@@ -72,7 +62,7 @@ def choice_of(
     top_k: int | Sequence[int],
     top_p: float | Sequence[float],
     seed: int | None,
-    stop: int | Sequence[int] | None,
+    stop: int | Sequence[int],
     pad: int | None,
 ) -> Choice:
     """Check the settings of a call. Raises InputError."""
@@ -81,31 +71,26 @@ def choice_of(
     counts = _numbers("top_k", top_k, batch, lambda x: x >= 0 and x == int(x), "a whole number from 0 on")
     settings[:, 1] = np.minimum(counts, vocabulary)
     settings[:, 2] = _numbers("top_p", top_p, batch, lambda x: 0 < x <= 1, "a number above 0, up to 1")
-    if isinstance(seed, np.integer):
-        seed = int(seed)
-    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**64):
+    if seed is not None and (not is_integer(seed) or not 0 <= seed < 2**64):
         raise InputError("seed", f"{seed!r} is no whole number of 64 bits", "give a number from 0 on, or None")
-    number = secrets.randbits(64) if seed is None else seed
-    stops = _stops(stop)
+    number = secrets.randbits(64) if seed is None else int(seed)
+    stops = _listed(stop)
     if len(stops) > STOPS:
         raise InputError("stop", f"{len(stops)} tokens given", f"give at most {STOPS}")
     for name, token in (*(("stop", one) for one in stops), *(() if pad is None else (("pad", pad),))):
-        if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < vocabulary:
+        if not is_integer(token) or not 0 <= token < vocabulary:
             raise InputError(name, f"there is no token {token!r}", f"the model has tokens 0 to {vocabulary - 1}")
     last = pad if pad is not None else stops[0] if stops else 0
     ends = np.array([*stops, *[-1] * (STOPS - len(stops)), last], np.int64)
     return Choice(settings, np.array([number & 0xFFFFFFFF, number >> 32], np.uint32), ends)
 
 
-def _stops(given: int | Sequence[int] | None) -> list[Any]:
-    """The tokens of `stop`; None, which models without such a token have, are none. Raises InputError."""
-    if given is None:
-        return []
-    held = given.tolist() if hasattr(given, "tolist") else given  # arrays, tensors, and their single numbers
+def _listed(given: Any) -> list[Any]:
+    """What is given one by one; by itself where it is one thing only."""
     try:
-        return list(held) if isinstance(held, Iterable) else [operator.index(held)]
+        return list(given)
     except TypeError:
-        raise InputError("stop", f"{given!r} given", "give a token, or several") from None
+        return [given]
 
 
 def _numbers(name: str, given: object, batch: int, is_legal: Callable[[float], bool], wanted: str) -> np.ndarray:

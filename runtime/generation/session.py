@@ -81,7 +81,7 @@ class Session:
         top_k: int | Sequence[int] = 0,
         top_p: float | Sequence[float] = 1.0,
         seed: int | None = None,
-        stop: int | Sequence[int] | None = (),
+        stop: int | Sequence[int] = (),
         pad: int | None = None,
         stream: Stream | None = None,
     ) -> np.ndarray:
